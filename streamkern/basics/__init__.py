@@ -1,1 +1,1 @@
-"""Basics for all packages: errors, random numbers, threads, the machine, formatted text."""
+"""Utilities that all subpackages use: errors, random numbers, signals, the machine, text."""

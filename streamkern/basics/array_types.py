@@ -1,4 +1,4 @@
-"""Types of NumPy arrays for annotations."""
+"""NumPy array types for annotations."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 HostArray = npt.NDArray[Any]
-"""An array in the memory of the host, of any dtype."""
+"""An array in host memory, of any dtype."""

@@ -2,30 +2,30 @@
 
     StreamkernError
     ├── ConfigError            (ValueError)         a setting is wrong; nothing was started
-    │   └── MemoryBudgetError  (also MemoryError)   a setting does not fit the memory given
-    ├── DataError              (ValueError)         the data is not what was promised
+    │   └── MemoryBudgetError  (also MemoryError)   the settings need more memory than allowed
+    ├── DataError              (ValueError)         the data differs from its description
     │   ├── StoreNotFoundError (also FileNotFoundError)
     │   ├── CorruptChunkError                       a chunk is missing, truncated or altered
-    │   ├── NotNumbersError    (also TypeError)     words, dates or nothing where numbers must be
+    │   ├── NotNumbersError    (also TypeError)     words, dates or gaps in place of numbers
     │   └── NonFiniteError                          NaN or infinity in the data
     ├── RunError               (RuntimeError)       a run directory cannot be used
+    │   ├── RankLostError                           another rank of the run has ended
     │   ├── ResumeMismatchError                     data or settings differ from the run's
-    │   ├── RunLockedError                          another process writes to it
-    │   │   └── RunLostError                        taken over, moved or deleted in mid-run
+    │   ├── RunLockedError                          another process writes to the run directory
+    │   │   └── RunLostError                        taken over, moved or deleted during the run
     │   └── CheckpointError    (also OSError)       a checkpoint cannot be written or read
     ├── StorageError           (OSError)            storage failed until the deadline for retries
-    │   └── StorageAccessError                      no permission, no such place, no credentials
+    │   └── StorageAccessError                      no permission, no such bucket, no credentials
     ├── ClusterError           (OSError)            the Dask cluster is gone, or cannot do the work
-    ├── TrainingInterrupted    (RuntimeError)       stopped by a signal; the same call goes on
-    ├── DivergenceError        (ArithmeticError)    diverged, and smaller steps did not help
-    ├── BackendError           (RuntimeError)       the device asked for cannot be used
-    │   └── DeviceMemoryError  (also MemoryError)   its memory is full
-    └── MissingDependencyError (ImportError)        an optional package is needed
+    ├── TrainingInterrupted    (RuntimeError)       stopped by a signal; the same call continues
+    ├── DivergenceError        (ArithmeticError)    the loss diverged, also with smaller steps
+    ├── BackendError           (RuntimeError)       the requested device cannot be used
+    │   └── DeviceMemoryError  (also MemoryError)   the memory of the device is full
+    └── MissingDependencyError (ImportError)        an optional package is not installed
 
-A message names the setting, its value, the rule it breaks and the remedy, in one sentence; each is
-a field of the error, see `StreamkernError`. `exit_code` is the exit code of a command that fails
-with it: 2 wrong usage or input found before anything was written, 3 the run failed and can be
-resumed.
+A message names the setting, its value, the rule that it breaks and the remedy, in one sentence;
+each is an attribute of the error, see `StreamkernError`. The attribute `exit_code` is the exit code
+of a command that ends with the error, one of the constants `EXIT_*`.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from __future__ import annotations
 from streamkern.basics.message import Mention, Vocabulary, mentions, render_message
 
 EXIT_DONE = 0
-EXIT_USAGE = 2
-EXIT_FAILED = 3
-EXIT_TRY_AGAIN = 75
+EXIT_USAGE = 2  # a wrong argument or wrong data, found before anything was written
+EXIT_FAILED = 3  # a failure during the work; a run can be resumed
+EXIT_TRY_AGAIN = 75  # stopped and saved; the same command continues
 
 
 class StreamkernError(Exception):
     """Base of all errors raised on purpose.
 
     message : rule and remedy, with mentions of settings (see `basics.message`)
-    rule : what is wrong
-    remedy : what the reader can do about it; None where nothing is to be done
-    setting, value : of the first setting that the message mentions; None without one
-    vocabulary : the words of `str(error)` for settings; the estimators set theirs
+    rule : description of the mistake or failure
+    remedy : advice to the reader; None if the rule needs none
+    setting, value : name and value of the first setting that the message mentions, or None
+    vocabulary : names of settings in `str(error)`; an estimator sets the names of its parameters
     """
 
     exit_code = EXIT_USAGE
 
     def __init__(self, rule: str = "", remedy: str | None = None, *, message: str = "") -> None:
-        # PyTorch raises the error of a worker anew, with `message` alone.
+        # PyTorch re-raises the error of a worker process as `kind(message=text)`.
         self.rule, self.remedy = rule or message, remedy
         self.vocabulary: Vocabulary = str
         super().__init__(render_message(self.message))
@@ -79,8 +79,8 @@ class StreamkernError(Exception):
         else:
             self.remedy += text
 
-    # OSError formats its arguments; ours is always one sentence. Two settings may have one word,
-    # and their lines become equal.
+    # OSError would format its arguments in its own way. Two settings may have the same name in a
+    # vocabulary, which makes lines equal: each distinct line is shown once.
     def __str__(self) -> str:
         return "\n".join(dict.fromkeys(render_message(self.message, self.vocabulary).splitlines()))
 
@@ -90,7 +90,7 @@ class ConfigError(StreamkernError, ValueError):
 
 
 class MemoryBudgetError(ConfigError, MemoryError):
-    """The settings need more memory than they were given. needed : bytes that would do, or 0."""
+    """The settings need more memory than allowed. needed : bytes that they need; 0 if unknown."""
 
     def __init__(self, rule: str = "", remedy: str | None = None, *, needed: int = 0) -> None:
         super().__init__(rule, remedy)
@@ -98,11 +98,11 @@ class MemoryBudgetError(ConfigError, MemoryError):
 
 
 class DataError(StreamkernError, ValueError):
-    """The data is not what the store, the file or the caller promised."""
+    """The data differs from the description in the store or the file, or by the caller."""
 
 
 class NotNumbersError(DataError, TypeError):
-    """A feature that is not a number; an encoder of the table could make features of it."""
+    """A feature is not a number. In a table, an encoder could convert it."""
 
 
 class StoreNotFoundError(DataError, FileNotFoundError):
@@ -110,25 +110,25 @@ class StoreNotFoundError(DataError, FileNotFoundError):
 
 
 class CorruptChunkError(DataError):
-    """A chunk is missing, truncated, or its checksum does not match. Names the chunk's key."""
+    """A chunk is missing, truncated or altered; the message names the key of the chunk."""
 
     exit_code = EXIT_FAILED
 
 
 class NonFiniteError(DataError):
-    """NaN or infinity in the data. Names where: file or chunk, row, column."""
+    """The data holds NaN or infinity; the message names the file or chunk, the row and column."""
 
 
 class RunError(StreamkernError, RuntimeError):
-    """A run directory cannot be used as asked."""
+    """A run directory cannot be used in the requested way."""
 
 
 class RankLostError(RunError):
-    """Another rank of the run is gone. The run can be resumed from its last checkpoint."""
+    """Another rank of the run has ended. The run can be resumed from its newest checkpoint."""
 
 
 class ResumeMismatchError(RunError):
-    """Data or settings differ from those the run was started with; names the difference."""
+    """Data or settings differ from those of the run; the message names the differences."""
 
 
 class RunLockedError(RunError):
@@ -136,7 +136,7 @@ class RunLockedError(RunError):
 
 
 class RunLostError(RunLockedError):
-    """The run directory was taken over by another process, moved or deleted in mid-run."""
+    """The run directory was taken over by another process, moved or deleted during the run."""
 
     exit_code = EXIT_FAILED
 
@@ -148,37 +148,37 @@ class CheckpointError(RunError, OSError):
 
 
 class StorageError(StreamkernError, OSError):
-    """Reading or writing an object failed until the deadline. Names URL and key."""
+    """An object could not be read or written until the deadline; the message names it."""
 
     exit_code = EXIT_FAILED
 
 
 class StorageAccessError(StorageError):
-    """The storage refuses: no permission, no such bucket, no or expired credentials."""
+    """The storage refuses access: no permission, no such bucket, no or expired credentials."""
 
     exit_code = EXIT_USAGE
 
 
 class ClusterError(StreamkernError, OSError):
-    """The Dask cluster is gone, or its workers cannot do the work. Names its address."""
+    """The Dask cluster is gone, or cannot do the work; the message names its address."""
 
     exit_code = EXIT_FAILED
 
 
 class TrainingInterrupted(StreamkernError, RuntimeError):
-    """The work was asked to stop, and saved; the same command again continues it."""
+    """The work was stopped and saved; the same command continues it."""
 
     exit_code = EXIT_TRY_AGAIN
 
 
 class DivergenceError(StreamkernError, ArithmeticError):
-    """Training diverged, and backing the step size off did not help."""
+    """Training diverged, also with smaller steps."""
 
     exit_code = EXIT_FAILED
 
 
 class BackendError(StreamkernError, RuntimeError):
-    """The device asked for cannot be used."""
+    """The requested device cannot be used."""
 
 
 class DeviceMemoryError(BackendError, MemoryError):
@@ -186,4 +186,4 @@ class DeviceMemoryError(BackendError, MemoryError):
 
 
 class MissingDependencyError(StreamkernError, ImportError):
-    """An optional package is needed; the message says how to install it."""
+    """An optional package is not installed; the message says how to install it."""

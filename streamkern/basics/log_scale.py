@@ -1,4 +1,4 @@
-"""The logarithm of a log scale of targets, and its inverse: see `stream.target_scale`."""
+"""The symmetric logarithm of targets on a log scale, and its inverse; see `stream.target_scale`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 LARGEST_LOGARITHM = 500.0
-"""Largest |log(1 + y / unit)| whose inverse is not cut off."""
+"""Largest |log(1 + y / unit)| that is inverted exactly; larger values are clipped to it."""
 
 
 def loss_note(meta: Mapping[str, Any]) -> str:
-    """Return the text behind the training losses of a run: " (log scale)", or "" for other targets.
+    """Return the text that follows the training losses of a run: " (log scale)" or "".
 
-    meta : of its setup
+    meta : metadata of the setup of the run
     """
     return " (log scale)" if "target_transform" in meta.get("setup", {}) else ""
 
 
 def symmetric_log(xp: Any, Y: Any, unit: Any) -> Any:
-    """Return log(1 + y / unit), and -log(1 - y / unit) for y below 0. Y : (m, c); unit : (c,)."""
+    """Return log(1 + y / unit), and -log(1 - y / unit) for y below 0.
+
+    xp : numpy or cupy
+    Y : (m, c) targets
+    unit : (c,) units of the outputs, above 0
+    """
     return xp.copysign(xp.log1p(xp.abs(Y) / unit), Y)
 
 
 def symmetric_exp(xp: Any, Z: Any, unit: Any) -> Any:
-    """Return the inverse of `symmetric_log`, without overflow."""
+    """Return the inverse of `symmetric_log`, without overflow. Z : (m, c) values on a log scale."""
     return xp.copysign(unit * xp.expm1(xp.minimum(xp.abs(Z), LARGEST_LOGARITHM)), Z)

@@ -1,4 +1,4 @@
-"""Processors, memory and threads of this process, and whether another one is alive."""
+"""Processors, memory and thread pools of this process, and whether another process is alive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def available_cpus() -> int:
 
 
 def available_memory() -> int:
-    """Return the available bytes of host memory, by the kernel and the control group's limit."""
+    """Return the bytes of host memory that this process can still allocate.
+
+    It is the least that the kernel, the control group and the process limits allow.
+    """
     page = os.sysconf("SC_PAGE_SIZE")
     free = os.sysconf("SC_PHYS_PAGES") * page
     try:
@@ -30,36 +33,37 @@ def available_memory() -> int:
         pass
     try:
         group = "/sys/fs/cgroup/memory"
-        with open(f"{group}.max") as limit, open(f"{group}.current") as now:
-            unused = int(limit.read()) - int(now.read())
+        with open(f"{group}.max") as limit, open(f"{group}.current") as used:
+            unused = int(limit.read()) - int(used.read())
         # Pages of files read long ago count as used, but are freed on demand.
         with open(f"{group}.stat") as lines:
             cached = next((int(x.split()[1]) for x in lines if x.startswith("inactive_file ")), 0)
         free = min(free, unused + cached)
-    except (OSError, ValueError):  # no control group, or "max"
+    except (OSError, ValueError):  # no control group, or "max" for no limit
         pass
-    return int(max(min(free, _limited()), 0))
+    return int(max(min(free, _address_space_left()), 0))
 
 
 class MemoryMeter:
-    """Memory that this process allocates from now on; known on Linux only."""
+    """Measures the memory that this process allocates after its construction; on Linux only."""
 
     def __init__(self) -> None:
-        self._before = _resident()
+        self._start = _resident_bytes()
 
     def peak(self) -> int | None:
-        """Return the most bytes held at once beyond those at first; None if unknown.
+        """Return the largest number of bytes held at once, minus the bytes held at the start.
 
-        It is unknown also if this process had held more before.
+        It is None if unknown: on other systems than Linux, and if the process had held more memory
+        before the start, because the system records only the maximum over the whole process.
         """
-        now, before = _resident(), self._before
-        if now is None or before is None or now[1] <= before[1]:
+        now, start = _resident_bytes(), self._start
+        if now is None or start is None or now[1] <= start[1]:
             return None
-        return now[1] - before[0]
+        return now[1] - start[0]
 
 
-def _resident() -> tuple[int, int] | None:
-    """Return the bytes of memory this process holds, and the most it ever held."""
+def _resident_bytes() -> tuple[int, int] | None:
+    """Return the bytes of memory this process holds, and the most it ever held; None if unknown."""
     try:
         with open("/proc/self/status") as lines:
             fields = {line.partition(":")[0]: line.split()[1:2] for line in lines}
@@ -69,7 +73,7 @@ def _resident() -> tuple[int, int] | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process with this id exists. Not for Windows: there, signal 0 is Ctrl-C."""
+    """Return whether a process with this id exists. Not for Windows, where signal 0 is Ctrl-C."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -80,7 +84,7 @@ def is_alive(pid: int) -> bool:
 
 
 def boot_id() -> str | None:
-    """Return an id of this boot of this machine, the same in all containers; None if unknown."""
+    """Return the kernel's id of this boot, the same in all containers; None if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -88,13 +92,13 @@ def boot_id() -> str | None:
 
 
 # Address space that a thread reserves without using it: its stack, and an arena of glibc.
-_PER_THREAD = (8 + 64) << 20
+_BYTES_PER_THREAD = (8 + 64) << 20
 
 
-def _limited() -> float:
-    """Return the bytes that RLIMIT_AS and RLIMIT_DATA (``ulimit -v``, ``-d``) leave; inf without.
+def _address_space_left() -> float:
+    """Return the bytes left within RLIMIT_AS and RLIMIT_DATA (``ulimit -v``, ``-d``), or inf.
 
-    Beyond them, allocations in libraries fail in ways of their own: OpenBLAS retries forever.
+    If an allocation exceeds them, some libraries do not raise an error: OpenBLAS retries forever.
     """
     try:
         import resource  # not on Windows
@@ -103,11 +107,11 @@ def _limited() -> float:
             pages = [int(n) for n in file.read().split()]
     except (ImportError, OSError):
         return math.inf
-    threads = _PER_THREAD * (available_cpus() + 1)
-    used = {resource.RLIMIT_AS: pages[0], resource.RLIMIT_DATA: pages[5]}
+    threads = _BYTES_PER_THREAD * (available_cpus() + 1)
+    used_pages = {resource.RLIMIT_AS: pages[0], resource.RLIMIT_DATA: pages[5]}
     page, remaining = os.sysconf("SC_PAGE_SIZE"), math.inf
-    for which, n_pages in used.items():
-        limit = resource.getrlimit(which)[0]
+    for kind, n_pages in used_pages.items():
+        limit = resource.getrlimit(kind)[0]
         if limit != resource.RLIM_INFINITY:
             remaining = min(remaining, limit - n_pages * page - threads)
     return remaining
@@ -119,20 +123,22 @@ _T = TypeVar("_T")
 def ordered_map(
     pool: ThreadPoolExecutor, calls: Iterable[Callable[[], _T]], n_ahead: int
 ) -> Generator[_T, None, None]:
-    """Yield the results of `calls` in their order, with up to `n_ahead` in flight after the next.
+    """Run `calls` on a pool and yield their results in order.
+
+    n_ahead : number of calls that may run, or be finished, ahead of the next result
 
     Closing the generator, or an error in a call, cancels calls that have not begun and waits for
-    the rest.
+    the others.
     """
-    waiting: deque[Future[_T]] = deque()
+    pending: deque[Future[_T]] = deque()
     try:
         for call in calls:
-            waiting.append(pool.submit(call))
-            if len(waiting) > n_ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(pool.submit(call))
+            if len(pending) > n_ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
-        for future in waiting:
+        for future in pending:
             future.cancel()
-        wait(waiting)
+        wait(pending)

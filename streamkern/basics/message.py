@@ -1,9 +1,9 @@
-"""Messages that mention settings, put into words where a message is shown.
+"""Messages in which the interface that shows them chooses the names of settings.
 
-An error is raised where a rule is broken; the word that its reader has for a setting is known only
-at the edge: a parameter of an estimator, an entry of a run file, an option of a command. A message
-therefore holds mentions of settings, and `render_message` replaces each by the words of the place
-that shows the message:
+A setting is a parameter of an estimator, an entry of a run file, or an option of a command. The
+code that finds a mistake cannot tell which of these its user has set. A message therefore holds
+mentions of settings, and the interface replaces each by its own name for the setting, with
+`render_message`:
 
     f"{mention('solver.block_size', 40)} is more than the 30 centers"
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-# Invisible operators of Unicode, which texts of users do not hold: a message that is never rendered
-# still reads as by default.
+# Invisible Unicode operators, which enclose a mention. Texts of users do not hold them, and a
+# message that is printed without rendering reads as with the default names.
 _OPEN, _CLOSE = "\u2062", "\u2064"
 _NO_VALUE: Final = object()
 
@@ -25,8 +25,9 @@ _NO_VALUE: Final = object()
 class Mention(NamedTuple):
     """A setting in a message.
 
-    name : the name of an argument, or the path of a setting of a run, "solver.block_size"
-    value : its value as text, in quotes if it is a text; "" in "name=", None without a value
+    name : name of an argument, or path of a setting of a run, such as "solver.block_size"
+    value : its value as text, with quotes around a string; "" if the mention is "name=", and None
+        if it is the name alone
     """
 
     name: str
@@ -43,15 +44,15 @@ Vocabulary = Callable[[Mention], str]
 def mention(name: str, value: object = _NO_VALUE) -> str:
     """Return the mention of a setting, to be part of a message.
 
-    name : with an equals sign behind it, "y=", for an argument without a value, or with its value
-        as text, "memory=1 MiB"
-    value : shown by `repr` if it is text or a container, else by `str`
+    name : name or path of the setting; without `value` also "y=", for an argument whose value is
+        not shown, or a name with its value as text, "memory=1 MiB"
+    value : shown by `repr` if it is a string or a container, else by `str`
     """
     text = name
     if value is not _NO_VALUE:
-        as_code = isinstance(value, str | bytes | list | tuple | dict | set)
+        quoted = isinstance(value, str | bytes | list | tuple | dict | set)
         number = f"{value:.12g}" if isinstance(value, float) else value
-        text = f"{name}={value!r}" if as_code else f"{name}={number}"
+        text = f"{name}={value!r}" if quoted else f"{name}={number}"
     return f"{_OPEN}{text.replace(_OPEN, '').replace(_CLOSE, '')}{_CLOSE}"
 
 
@@ -61,15 +62,16 @@ def mentions(message: str) -> list[Mention]:
 
 
 def render_message(message: str, vocabulary: Vocabulary = str) -> str:
-    """Return the message as a reader sees it, with its mentions in the words of `vocabulary`."""
-    first, *others = message.split(_OPEN)
-    pieces = [first]
-    for part in others:
+    """Return the message for a reader, with each mention replaced by its text in `vocabulary`."""
+    before, *parts = message.split(_OPEN)
+    pieces = [before]
+    for part in parts:
         mentioned, _, after = part.partition(_CLOSE)
         pieces += [vocabulary(_parsed(mentioned)), after]
     return "".join(pieces)
 
 
 def _parsed(text: str) -> Mention:
+    """Return the mention between the two marks: "name", "name=" or "name=value"."""
     name, equals, value = text.partition("=")
     return Mention(name, value if equals else None)

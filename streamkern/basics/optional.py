@@ -1,4 +1,4 @@
-"""Imports of packages that only some users need, or that take long to import."""
+"""Import packages that only some users need, or that take long to import."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from streamkern.basics.errors import MissingDependencyError
 
 
 def import_optional(module: str, what: str = "reading this format", extra: str = "files") -> Any:
-    """Import a module, or raise an error that explains how to install its package.
+    """Import a module and return it.
 
-    what : subject of the message "`what` needs numpy".
-    extra : the extra of streamkern that installs it.
+    what : the feature that needs the module, as the subject of the message
+    extra : the extra of streamkern that installs the package
+
+    Raises MissingDependencyError, with the command that installs the package.
     """
     try:
         return importlib.import_module(module)
@@ -29,9 +31,9 @@ def import_optional(module: str, what: str = "reading this format", extra: str =
 
 @cache
 def install(extra: str) -> str:
-    """Return the command that installs an extra, from the origin of this installation.
+    """Return the pip command that installs an extra from where streamkern was installed.
 
-    That is an index, a folder, a repository, or the checkout that it runs in.
+    This is a package index, a folder, a repository, or the checkout that holds this file.
     """
     checkout = Path(__file__).parents[2]
     if (checkout / "pyproject.toml").is_file():
@@ -39,14 +41,14 @@ def install(extra: str) -> str:
     origin: dict[str, Any] = {}
     with suppress(PackageNotFoundError, ValueError):
         origin = json.loads(distribution("streamkern").read_text("direct_url.json") or "{}")
-    where = ""
+    url = ""
     if "vcs_info" in origin:
-        where = f" @ {origin['vcs_info']['vcs']}+{origin['url']}"
+        url = f" @ {origin['vcs_info']['vcs']}+{origin['url']}"
     elif "dir_info" in origin:
-        where = f" @ {origin['url']}"
-    return f'pip install "streamkern[{extra}]{where}"'
+        url = f" @ {origin['url']}"
+    return f'pip install "streamkern[{extra}]{url}"'
 
 
 def on_demand(module: str) -> Any:
-    """Import a module at its first use, as it takes long. Raises the errors of the import."""
+    """Import a required module at its first use, because its import takes long."""
     return importlib.import_module(module)

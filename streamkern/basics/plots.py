@@ -1,4 +1,4 @@
-"""Parts of plots that several rooms draw by Matplotlib, which the extra `report` installs."""
+"""Create Matplotlib figures, and convert them to PNG. The extra `report` installs Matplotlib."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from streamkern.basics.optional import import_optional
 
 
 def new_figure(width: float, height: float, what: str = "the plot") -> Any:
-    """Return a figure of this size in inches; MissingDependencyError without Matplotlib."""
+    """Return a new figure. Raises MissingDependencyError without Matplotlib.
+
+    width, height : in inches
+    what : name of the plot, for the message
+    """
     figure = import_optional("matplotlib.figure", what, "report").Figure
     return figure(figsize=(width, height), layout="constrained")
 
 
 def png(figure: Any) -> bytes:
-    """Return a figure as PNG."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=160)
-    return picture.getvalue()
+    """Return a figure as the bytes of a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=160)
+    return file.getvalue()
 
 
 def log_axis(axes: Any, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A progress line: on a terminal, in a notebook, or into a pipe."""
+"""A progress line on a terminal, in a notebook, in a pipe, or relayed to another process."""
 
 from __future__ import annotations
 
@@ -14,68 +14,70 @@ from typing import Any, ClassVar, Final, Self, TextIO
 Progress = Callable[[str, int, int | None], None]
 """Called with the action ("read", "write"), the rows done, and their total number, if known."""
 
-WIPE = "\r\x1b[K"
+WIPE = "\r\x1b[K"  # terminal escape: to the start of the line, and erase it
 TERMINAL: Final = "terminal"
 NOTEBOOK: Final = "notebook"
 PIPE: Final = "pipe"
-RELAYED: Final = "told"
+RELAYED: Final = "relayed"
 
 
 class Relay:
     """Replacement for a stream, for a line that another process draws.
 
-    `tell` is called with the text of the line about once a second, and with "" to wipe it.
+    send : called with the text of the line about once a second, and with "" to erase it
     """
 
-    def __init__(self, tell: Callable[[str], Any]) -> None:
-        self.write = tell
+    def __init__(self, send: Callable[[str], Any]) -> None:
+        self.write = send
 
     def flush(self) -> None:
         """Do nothing: no text is buffered."""
 
 
 ProgressSetting = bool | str | Relay
-"""True and False: draw a line or not; "auto": draw one if the work takes more than 3 s; a relay:
-draw there."""
+"""True or False: draw a line or not; "auto": draw one if the work takes more than 3 s; a `Relay`:
+send the line to it."""
 
 
 class Line:
-    """One line, redrawn on a terminal or in a notebook; into a pipe, a new line now and then.
+    """One line, redrawn on a terminal or in a notebook; in a pipe, a new line from time to time.
 
-    It draws when it is called, and has a thread in `ticking` only. A failing stream disables it
-    instead of ending the work. In a notebook it is one output that is updated, which a program that
-    runs the notebook keeps as one output, too.
+    It is drawn by the calls of its methods; only `ticking` uses a thread. If the stream fails, no
+    line is drawn any more, and the work continues. In a notebook the line is a single output that
+    is updated, and a program that runs the notebook saves only its last text.
+
+    shown : whether `show` was called
     """
 
     PERIODS_S: ClassVar = {TERMINAL: 0.1, NOTEBOOK: 1.0, PIPE: 30.0, RELAYED: 1.0}
     PATIENCE_S = 3.0
 
-    def __init__(self, stream: TextIO | None = None, *, asked: ProgressSetting = True) -> None:
-        """Begin a line, not drawn yet. Into a pipe the first line comes after its period.
+    def __init__(self, stream: TextIO | None = None, *, setting: ProgressSetting = True) -> None:
+        """Create a line without drawing it. In a pipe, the first text comes after a full period.
 
-        asked : see `ProgressSetting`.
+        stream : where to draw; default: standard error
         """
-        into = asked if isinstance(asked, Relay) else sys.stderr if stream is None else stream
-        self._stream: TextIO | Relay | None = None
+        target = setting if isinstance(setting, Relay) else sys.stderr if stream is None else stream
+        self._stream: TextIO | Relay | None = None  # None: nothing is drawn
         self._width = 0  # of the text drawn last
         self._began = time.monotonic()
-        self.shown = False  # whether there was any work
+        self.shown = False
         self._drawn = False
         self._display: Any = None
         with contextlib.suppress(Exception):
-            if asked:
-                self._asked = asked
-                self._kind = _kind(into)
-                patience = self.PATIENCE_S if asked == "auto" else 0.0
+            if setting:
+                self._setting = setting
+                self._kind = _kind(target)
+                patience = self.PATIENCE_S if setting == "auto" else 0.0
                 period = self.PERIODS_S[self._kind]
                 self._due = time.monotonic() + max(patience, period * (self._kind == PIPE))
-                self._stream = into
+                self._stream = target
 
     def show(self, what: str, done: int, total: int | None) -> None:
-        """Draw that `done` of `total` rows were read or written."""
+        """Draw the number of rows done. Called as a `Progress`."""
         self.shown = True
-        of = "" if total is None else f" of {total:,}"
-        self.draw(f"{what} {done:,}{of} rows")
+        of_total = "" if total is None else f" of {total:,}"
+        self.draw(f"{what} {done:,}{of_total} rows")
 
     @property
     def due(self) -> bool:
@@ -100,16 +102,16 @@ class Line:
             self._write(f"streamkern: {text}\n", 0)
 
     def finish(self, text: str, *, always: bool = True) -> None:
-        """Leave `text` as the last line after work of more than 3 s; nothing is drawn later.
+        """Write `text` as the last line, which stays; nothing is drawn later.
 
-        A pipe has seen no other line by then. After shorter work it is left if anything was drawn.
+        It is written only if a line was drawn before, or the work took more than 3 s.
 
-        always : leave it also after short work if a line was requested by True.
+        always : whether to write it also after shorter work if the setting is True
         """
         if self._stream is None or self._kind == RELAYED:
             return
         long = time.monotonic() - self._began >= self.PATIENCE_S
-        if not (self._drawn or long or (always and self._asked is True)):
+        if not (self._drawn or long or (always and self._setting is True)):
             return
         if self._kind == NOTEBOOK:
             self._write(f"streamkern: {text}", 0)
@@ -119,19 +121,19 @@ class Line:
         self._stream = None
 
     def close(self) -> None:
-        """Wipe the line; the next call of `draw` draws it again."""
+        """Erase the line; the next call of `draw` draws it again."""
         if self._width:
             self._write(WIPE if self._kind == TERMINAL else "", 0)
 
     @contextlib.contextmanager
     def ticking(self, text: Callable[[], str]) -> Iterator[None]:
-        """Draw the result of `text` once a period during a `with` block, for work in a single call.
+        """Draw the result of `text` every period during a `with` block, for work in a single call.
 
-        A thread draws, and nothing else may draw meanwhile.
+        A thread draws; the block must not call the other methods.
         """
-        over = threading.Event()
+        finished = threading.Event()
         thread = threading.Thread(
-            target=self._tick, args=(text, over), name="streamkern-line", daemon=True
+            target=self._tick, args=(text, finished), name="streamkern-line", daemon=True
         )
         if self._stream is not None:
             with contextlib.suppress(RuntimeError):  # no thread can be started: the work goes on
@@ -139,16 +141,20 @@ class Line:
         try:
             yield
         finally:
-            over.set()
+            finished.set()
             if thread.ident is not None:
                 thread.join()
             self.close()
 
-    def _tick(self, text: Callable[[], str], over: threading.Event) -> None:
-        while not over.wait(max(0.0, self._due - time.monotonic())) and self._stream is not None:
+    def _tick(self, text: Callable[[], str], finished: threading.Event) -> None:
+        """Draw until the event is set, or the stream has failed."""
+        while self._stream is not None:
+            if finished.wait(max(0.0, self._due - time.monotonic())):
+                return
             self.draw(text())
 
     def _write(self, text: str, width: int) -> None:
+        """Write text to the stream. width : number of characters that a later text must replace"""
         self._width = width
         if self._stream is not None:
             try:
@@ -162,12 +168,12 @@ class Line:
 
     def _show(self, text: str) -> None:
         """Show the text in one output of the notebook's cell, which is updated."""
-        shown = {"text/plain": text}
+        bundle = {"text/plain": text}
         if self._display is None:
             display = sys.modules["IPython.display"].display
-            self._display = display(shown, raw=True, display_id=True)
+            self._display = display(bundle, raw=True, display_id=True)
         else:
-            self._display.update(shown, raw=True)
+            self._display.update(bundle, raw=True)
 
     def __enter__(self) -> Self:
         return self
@@ -182,12 +188,12 @@ def _kind(stream: TextIO | Relay) -> str:
         return RELAYED
     if stream.isatty():
         return TERMINAL
-    of_kernel = any(each.__module__.startswith("ipykernel") for each in type(stream).__mro__)
-    return NOTEBOOK if of_kernel and "IPython.display" in sys.modules else PIPE
+    in_notebook = any(base.__module__.startswith("ipykernel") for base in type(stream).__mro__)
+    return NOTEBOOK if in_notebook and "IPython.display" in sys.modules else PIPE
 
 
 def _columns(stream: TextIO | Relay | None) -> int:
-    """Return the width of the terminal that `stream` is; standard output may be another file."""
+    """Return the width of a terminal, which need not be that of standard output."""
     with contextlib.suppress(Exception):
         if "COLUMNS" not in os.environ and stream is not None and not isinstance(stream, Relay):
             return os.get_terminal_size(stream.fileno()).columns or 80
@@ -195,7 +201,7 @@ def _columns(stream: TextIO | Relay | None) -> int:
 
 
 def fitting_text(text: str, width: int) -> str:
-    """Return as many parts of `text`, separated by two spaces, as fit into a width."""
+    """Return the first parts of `text`, separated by two spaces, that fit into a width."""
     parts = text.split("  ")
     while len(parts) > 1 and len("  ".join(parts)) > width:
         parts.pop()

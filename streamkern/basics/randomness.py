@@ -1,11 +1,10 @@
 """Random numbers that are a pure function of (seed, epoch, stage, row): Philox4x32-10.
 
 A counter-based generator (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy
-as 1, 2, 3", SC 2011) has no state: word w of row r is looked up, not drawn. Threads, the
-grouping of rows into batches and resumed runs therefore produce the same numbers, and NumPy and
-CuPy run the same code.
+as 1, 2, 3", SC 2011) has no state: word w of row r is a function of the key, r and w. Threads, any
+grouping of rows into batches, and resumed runs therefore produce the same numbers.
 
-    key      64 bits hashed from (seed, epoch, stage...), so that no two stages can meet
+    key      64 bits hashed from (seed, epoch, stage...), so that stages have different keys
     counter  (row mod 2^32, row div 2^32, block, 0); a block gives words 4·block … 4·block + 3
 """
 
@@ -31,29 +30,29 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _LOW = 0xFFFFFFFF
 
-# Counters per tile on the host: ten uint64 temporaries of 2 x 16 384 stay inside a 2 MB L2;
-# below 8 192 the call overhead of 60 ufuncs shows (12 ns a word at 4 096, 6.5 at 16 384).
+# Counters per tile on the host. Ten uint64 temporaries of 2 x 16 384 fit into an L2 cache of 2 MB;
+# in much smaller tiles, the call overhead of 60 ufuncs dominates.
 _HOST_TILE = 16_384
 DEVICE_TILE = 1 << 22
 COUNTER_BYTES = 72
-"""Bytes per counter of a tile while numbers are drawn: three pairs of 64-bit words in the
-rounds; two, and copies of one in three widths, when normals are made of them."""
+"""Largest number of bytes per counter of a tile while numbers are drawn: three pairs of 64-bit
+words in the rounds; for normals, two pairs and copies of one in three widths."""
 
 
 def one_by_one(function: Callable[[slice], None], parts: Iterable[slice]) -> None:
-    """Call `function` on every part, on this thread."""
+    """Call `function` on every part, on this thread; a `RunSlices`."""
     for part in parts:
         function(part)
 
 
 class Fills(NamedTuple):
-    """Accelerated functions of (rows, round_keys, first_block, out), called on tiles of rows.
+    """Compiled functions (rows, round_keys, first_block, out) that fill `out` for a tile of rows.
 
-    rows : (k,) int64; round_keys : (10, 2) uint32; out : (k, 4 · n_blocks) C-ordered, written
-    with blocks first_block, first_block + 1, … of each row.
+    rows : (k,) int64; round_keys : (10, 2) uint32; first_block : the first of n_blocks blocks of
+    each row; out : (k, 4 · n_blocks), C-ordered
 
-    words : out uint32, bit for bit those of `philox4x32`
-    normals : out float32, the pairs of `RowRandom.normal` to rounding
+    words : writes the words of `philox4x32` into uint32 `out`
+    normals : writes the numbers of `RowRandom.normal`, up to rounding, into float32 `out`
     """
 
     words: Callable[..., None]
@@ -73,7 +72,7 @@ class Stage(IntEnum):
 
 
 def philox_key(*parts: int) -> tuple[int, int]:
-    """Hash any integers to two 32-bit key words; (1, 2) and (2, 1) are unrelated."""
+    """Hash integers, whose order matters, to two 32-bit key words."""
     text = ",".join(str(int(part)) for part in parts)
     digest = blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
@@ -96,14 +95,17 @@ def philox4x32(
         (c0, c1, c2, c3) <- (hi(M1 c2) ^ c1 ^ k0, lo(M1 c2), hi(M0 c0) ^ c3 ^ k1, lo(M0 c0))
         (k0, k1) <- (k0 + W0, k1 + W1)  mod 2^32
 
+    where hi and lo are the halves of a 64-bit product; M and W are constants of the paper.
+
     Parameters
     ----------
-    even, odd : (2, ...) uint64 holding 32-bit values
-        (c0, c2) and (c1, c3). Both are overwritten.
+    xp : numpy or cupy
+    even, odd : (2, ...) uint64 holding 32-bit values, (c0, c2) and (c1, c3); both are overwritten
+    key : (k0, k1)
 
     Returns
     -------
-    (even, odd) : words (0, 2) and words (1, 3), uint64 holding 32-bit values.
+    (even, odd) : words (0, 2) and words (1, 3), (2, ...) uint64 holding 32-bit values
     """
     column = (2,) + (1,) * (even.ndim - 1)
     multipliers = xp.asarray(_MULTIPLIERS, dtype=np.uint64).reshape(column)
@@ -114,7 +116,7 @@ def philox4x32(
         xp.multiply(even, multipliers, out=product)
         crossed = product[::-1]
         xp.right_shift(crossed, shift, out=even)
-        even ^= odd  # odd still carries its high half; one mask below clears both
+        even ^= odd  # odd may have bits above 32, which the mask below clears
         even ^= keys[r]
         even &= low
         product, odd = odd, crossed
@@ -125,7 +127,12 @@ def philox4x32(
 def _by_tiles(
     xp: Any, run: RunSlices, fill: Callable[[slice, AnyArray], None], out: AnyArray, per_block: int
 ) -> None:
-    """Fill (k, n) `out`: ``fill(part, tile)`` writes whole blocks of the rows of a tile."""
+    """Fill `out`, (k, n), with tiles of rows.
+
+    run : calls a function for each slice of the rows
+    fill : writes all blocks of a slice of the rows into an array (rows, n_blocks · per_block)
+    per_block : numbers that a block gives; if n is not a multiple, the last ones are dropped
+    """
     k, n = out.shape
     n_blocks = -(-n // per_block)
 
@@ -172,8 +179,9 @@ def words(
     key : integers, usually (seed, epoch, stage)
     rows : (k,) int64, any order, repeats allowed
     first_block : the words start at word index 4 · first_block
-    run : calls a function on every tile; `Backend.run` does so on several threads
-    fills : compiled code to use; the words are the same
+    xp : numpy or cupy
+    run : calls a function for each slice of the rows; `Backend.run` does so on several threads
+    fills : compiled functions, which give the same words
 
     Returns
     -------
@@ -197,26 +205,25 @@ def words(
 
 
 class RowRandom:
-    """Random numbers of rows, for functions that generate or transform rows.
+    """Random numbers for functions that generate or transform rows.
 
-    The numbers of row i depend on (seed, epoch, stage), on ``rows[i]`` and on the number of words
-    that earlier calls drew, never on the other rows: blocks of any size, threads and resumed runs
-    get the same numbers. Each call draws new ones. Results are arrays of `xp` with a first axis of
-    length k, the number of rows.
+    The numbers of row i depend on (seed, epoch, stage), ``rows[i]`` and the number of words drawn
+    before, not on the other rows: blocks of any size, threads and resumed runs get the same ones.
+    Each call draws new numbers. Results are arrays of `xp` with a first axis of k rows.
 
     Parameters
     ----------
     xp : numpy, or cupy for results on the GPU
     seed, epoch : integers, as a generator receives them; another seed or epoch gives other numbers
-    stage : an integer or several, of your choice; the same rows get other numbers for each stage,
-        so that two functions of one run are independent
-    rows : (k,) int64 row numbers, on the host or on the device; of a generator those from `start`
-        to `stop`
+    stage : any integer, or a tuple of integers; functions with different stages get independent
+        numbers for the same rows
+    rows : (k,) int64 row numbers, on the host or on the device; for a generator, from its `start`
+        to its `stop`
     dtype : dtype of `uniform` and `normal`: float32 (uniforms of 24 bits) or float64 (53 bits)
     run : calls a function for each slice of the rows, on threads or one after the other
-    fills : compiled functions that draw the same words and normals
-    empty : (shape, dtype) -> array, allocates results of `normal` and of transforms; a feed reuses
-        its arrays for the next batch
+    fills : compiled functions that give the same words, and the same normals up to rounding
+    empty : (shape, dtype) -> array, allocates the results of `normal` and of transforms, so that
+        arrays can be reused for the next batch
 
     Raises
     ------
@@ -250,7 +257,8 @@ class RowRandom:
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise ConfigError(
-                f"{mention('dtype', self.dtype)} of random numbers: use float32 or float64"
+                f"{mention('dtype', self.dtype)} is not a dtype of random numbers",
+                "use float32 or float64",
             )
         stages = stage if isinstance(stage, tuple) else (stage,)
         self._key = (seed, epoch, *stages)
@@ -278,7 +286,8 @@ class RowRandom:
 
         Returns
         -------
-        z : (k, *shape) in the dtype of this object; abs(z) is at most 5.8 (float32) or 8.6
+        z : (k, *shape) in the dtype of this object; abs(z) is at most 5.8 in float32, and 8.6 in
+            float64
         """
         n = math.prod(shape)
         per_block = 4 if self.dtype == np.float32 else 2
@@ -298,9 +307,9 @@ class RowRandom:
         return out.reshape(len(self.rows), *shape)
 
     def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> AnyArray:
-        """Draw integers from low to high - 1, by multiply and shift.
+        """Draw integers from low to high - 1, by multiplication of a 32-bit word and a shift.
 
-        No value's probability is off by more than 2^-32.
+        The probability of a value differs from 1 / (high - low) by at most 2^-32.
 
         Returns
         -------
@@ -314,7 +323,8 @@ class RowRandom:
         span = high - low
         if not 1 <= span <= 1 << 32:
             raise ConfigError(
-                f"integers({low}, {high}) spans {span} values", "give 1 to 2**32 of them"
+                f"integers({low}, {high}) spans {span} values",
+                "give low and high that span 1 to 2**32 values",
             )
         scaled = self._words(math.prod(shape)).astype(np.uint64)
         scaled *= np.uint64(span)
@@ -326,8 +336,8 @@ class RowRandom:
     def permutation(self) -> AnyArray:
         """Draw a random order of the k rows, all orders equally likely.
 
-        Sorts one 64-bit word per row. This is the only draw that depends on which rows share the
-        batch, so a generator must not use it: it has to return the same row i in any block.
+        It sorts one 64-bit word per row. This is the only draw that depends on the other rows of
+        the batch, so a generator, whose row i must be the same in any block, must not use it.
 
         Returns
         -------
@@ -337,6 +347,7 @@ class RowRandom:
         return self.xp.argsort((pair[:, 0] << np.uint64(32)) | pair[:, 1], kind="stable")
 
     def _words(self, n_words: int) -> AnyArray:
+        """Draw (k, n_words) uint32 from the next blocks."""
         first = self._next_block
         self._next_block += -(-n_words // 4)
         return words(
@@ -350,12 +361,16 @@ class RowRandom:
         )
 
     def _box_muller(self, even: AnyArray, odd: AnyArray, out: AnyArray) -> None:
-        """Turn pairs of uniforms into pairs of normals, block after block in each row of `out`."""
+        """Convert pairs of uniform numbers to pairs of normal ones, and write them to `out`.
+
+        even, odd : words (0, 2) and words (1, 3) of the blocks, (2, k, n_blocks); overwritten
+        out : (k, 4 · n_blocks) float32 or (k, 2 · n_blocks) float64
+        """
         xp = self.xp
-        if self.dtype == np.float32:  # a word each: blocks give the pairs (c0, c1), (c2, c3)
+        if self.dtype == np.float32:  # a uniform takes one word: two pairs per block
             radius, angle = _unit24(even), _unit24(odd)
-            radius += np.float32(2.0**-24)  # exact, and keeps the logarithm off zero
-        else:  # two words each: blocks give one pair
+            radius += np.float32(2.0**-24)  # is exact, and avoids the logarithm of 0
+        else:  # a uniform takes two words: one pair per block
             radius, angle = _unit53(even[:1], odd[:1]), _unit53(even[1:], odd[1:])
             radius += 2.0**-53
         xp.log(radius, out=radius)
@@ -369,14 +384,15 @@ class RowRandom:
 
 
 def _unit24(bits: AnyArray) -> AnyArray:
-    """Return the top 24 of 32 bits as float32 in [0, 1). Via int32: 5x the speed of uint64."""
+    """Return the top 24 of 32 bits as float32 in [0, 1)."""
+    # A conversion from int32 is several times as fast as one from uint64.
     unit = (bits >> bits.dtype.type(8)).astype(np.int32).astype(np.float32)
     unit *= np.float32(2.0**-24)
     return unit
 
 
 def _unit53(high: AnyArray, low: AnyArray) -> AnyArray:
-    """Return the top 53 of 64 bits as float64 in [0, 1)."""
+    """Return the top 53 of the 64 bits (high, low) as float64 in [0, 1)."""
     bits = (high << np.uint64(21)) | (low >> np.uint64(11))
     unit = bits.astype(np.float64)
     unit *= 2.0**-53

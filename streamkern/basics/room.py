@@ -1,4 +1,7 @@
-"""The package's folders that are named like functions: a call names the function that is meant."""
+"""Subpackages that are named like functions, such as `streamkern.train`.
+
+Users may call one of them in place of the function. The call then raises an error that names it.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ INSTEAD = {
     "predict": "load(run_dir).predict(X), or with out= to write to a file",
     "train": 'train_model("run.toml"), or with a RunConfig',
 }
-"""Folder that is named like a function -> the call that users intend."""
+"""Name of a subpackage -> the call that users intend."""
 
 
 class RoomCallError(ConfigError, TypeError):
-    """A folder of the package was called as a function."""
+    """A subpackage was called as a function."""
 
 
 class Room(ModuleType):
-    """A folder whose call raises an error that names the intended function."""
+    """A subpackage whose call raises an error that names the intended function."""
 
     def __call__(self, *_args: Any, **_values: Any) -> NoReturn:
         package, _, name = self.__name__.rpartition(".")
@@ -30,7 +33,7 @@ class Room(ModuleType):
 
 
 class Package(ModuleType):
-    """A package whose folders in `INSTEAD` become `Room` modules when they are imported."""
+    """A package whose subpackages in `INSTEAD` become `Room` modules when they are imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in INSTEAD and isinstance(value, ModuleType):

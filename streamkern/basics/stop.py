@@ -1,12 +1,12 @@
-"""Requests to stop, by signals: they raise an exception at once, or are recorded until later.
+"""Stop requests by signals, which raise an exception at once, or are recorded until it is safe.
 
-All files that streamkern writes survive a kill at any instant. So an exception may be raised
-between any two bytecodes; it then interrupts every loop and wait, also those in libraries, without
-checks in the loops. The only work that is finished first is a step of a run that saves its steps.
+All files that streamkern writes survive a kill at any instant. The exception may therefore be
+raised between any two bytecodes, and it interrupts every loop and wait, also those in libraries,
+without checks in the loops. Only a training step is finished first, so that it can be saved.
 
-The exception is raised when the interpreter runs the signal handler, and one call of a library may
-delay that by minutes. In that case `watched`, which the command line uses, ends the process, unless
-it has something to save.
+The exception is raised when the interpreter runs the signal handler, and a single call of a library
+may delay this by minutes. In that case `watched`, which the command line uses, ends the process,
+unless it has something to save.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SIGNALS = tuple(
 # Signals whose repetition ends the process without saving. SIGHUP is not among them: a closed
 # terminal sends it more than once, and a service manager may send it after SIGTERM.
 _FORCING = tuple(number for number in SIGNALS if number.name != "SIGHUP")
-_GRACE_S = 5.0
-_OVERDUE_S, _N_CHECKS = 0.7, 7  # time that a handler has to run, and checks in this time
+_GRACE_S = 5.0  # from the second signal until the process is ended
+_OVERDUE_S, _N_CHECKS = 0.7, 7  # time in which a handler must run, and checks in this time
 
 
 class Stopped(BaseException):
@@ -40,34 +40,36 @@ class Stopped(BaseException):
 class StopRequest:
     """Handle SIGTERM, SIGINT and SIGHUP by raising `Stopped` in the main thread, at once or later.
 
-    A second SIGTERM or SIGINT has its usual effect; repeated SIGHUPs are one request. Ignored
-    signals (nohup) stay ignored. Outside the main thread, or with install=False, no handler is
-    installed.
+    A second SIGTERM or SIGINT has the effect that it had before; repeated SIGHUPs are one request.
+    Ignored signals (nohup) stay ignored. Outside the main thread, or with install=False, no handler
+    is installed.
+
+    requested : name of the first signal that was handled; None before it
     """
 
     def __init__(self, *, install: bool) -> None:
         self.requested: str | None = None
         self._install = install and threading.current_thread() is threading.main_thread()
-        self._before: dict[int, Any] = {}
+        self._old_handlers: dict[int, Any] = {}
         self._at_once, self._saves = self._install, False
         self._outcomes: list[Callable[[Stopped], BaseException]] = []
         self._request_lock = threading.RLock()
 
     def check(self) -> None:
-        """Raise Stopped if a signal was received."""
+        """Raise Stopped if a signal was handled."""
         if self.requested:
             raise Stopped(f"stopped by {self.requested}")
 
     def later(self) -> contextlib.AbstractContextManager[None]:
-        """Record signals during a `with` block; `check` and `at_once` raise for them later."""
+        """Only record signals during a `with` block; `check` and `at_once` raise Stopped later."""
         return self._mode(at_once=False, saves=False)
 
     @contextlib.contextmanager
     def at_once(self, *, saves: bool = False) -> Iterator[None]:
-        """Raise for signals at once during a `with` block, also for one recorded before it.
+        """Raise Stopped on a signal during a `with` block, or at its start if one was recorded.
 
-        saves : whether the caller saves its work when it catches Stopped. If so, `watched` leaves
-            the first signal to it.
+        saves : whether the caller saves its work when it catches Stopped; if so, `watched` does not
+            end the process after the first signal
         """
         with self._mode(at_once=True, saves=saves):
             self.check()
@@ -76,16 +78,19 @@ class StopRequest:
     @contextlib.contextmanager
     def _mode(self, *, at_once: bool, saves: bool) -> Iterator[None]:
         """Set how signals are handled during a `with` block."""
-        before = self._at_once, self._saves
+        outer = self._at_once, self._saves
         self._at_once, self._saves = at_once, saves
         try:
             yield
         finally:
-            self._at_once, self._saves = before
+            self._at_once, self._saves = outer
 
     @contextlib.contextmanager
     def becoming(self, outcome: Callable[[Stopped], BaseException]) -> Iterator[None]:
-        """Register, during a `with` block, the error into which an outer block turns Stopped."""
+        """Register, during a `with` block, the function by which an outer block converts Stopped.
+
+        `taken` returns the same error if the exception itself cannot be raised.
+        """
         self._outcomes.append(outcome)
         try:
             yield
@@ -94,21 +99,21 @@ class StopRequest:
 
     @property
     def at_no_loss(self) -> bool:
-        """True if the work may end at this instant, with nothing to save."""
+        """True if the process may end at this instant, because it has nothing to save."""
         return self._at_once and not self._saves
 
     def overdue(self) -> bool:
-        """Return whether a signal that has arrived, and would raise at once, is not handled yet.
+        """Return whether the handler of a signal, which would raise Stopped, has not run yet.
 
-        The caller knows that one has arrived.
+        The caller has to ensure that a signal has arrived.
         """
-        return self.requested is None and bool(self._before) and self.at_no_loss
+        return self.requested is None and bool(self._old_handlers) and self.at_no_loss
 
     def taken(self, number: int) -> BaseException | None:
-        """Return the error that ends the process if signal `number` is overdue; otherwise None.
+        """Return the error with which to end the process if signal `number` is overdue, else None.
 
-        Called on another thread. After it has returned an error, the main thread cannot leave its
-        signal handler, which waits for a lock that this method has taken.
+        Called on another thread than the main one. If it returns an error, it keeps the lock that
+        the signal handler needs, so that the main thread cannot raise Stopped as well.
         """
         self._request_lock.acquire()
         if not self.overdue():
@@ -121,10 +126,11 @@ class StopRequest:
         if self._install:
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._handle)
+                    self._old_handlers[number] = signal.signal(number, self._handle)
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Record a signal, and raise Stopped for the first one if the mode says at once."""
         with self._request_lock:
             first = self.requested is None
             self.requested = self.requested or signal.Signals(number).name
@@ -134,9 +140,10 @@ class StopRequest:
             self.check()
 
     def _restore(self, numbers: tuple[signal.Signals, ...]) -> None:
+        """Install the handlers that these signals had before."""
         for number in numbers:
-            if number in self._before:
-                signal.signal(number, self._before.pop(number))
+            if number in self._old_handlers:
+                signal.signal(number, self._old_handlers.pop(number))
 
     def __exit__(self, *exc: object) -> None:
         self._restore(SIGNALS)
@@ -146,16 +153,17 @@ class StopRequest:
 def resumable(
     stop: StopRequest | None, *, kept: bool, where: Callable[[], str] = lambda: ""
 ) -> Iterator[StopRequest]:
-    """Yield `stop`, or a new request, for work that can be stopped.
+    """Yield `stop`, or a new request if it is None, for work that a signal may stop.
 
-    If the work is `kept`, the same call can resume it: a signal ends it with TrainingInterrupted,
-    whose message includes `where`. Otherwise the caller's request ends it with Stopped, and without
-    one no handler is installed.
+    kept : whether the work is saved, so that the same call resumes it. If so, a signal ends it with
+        TrainingInterrupted. Otherwise a signal ends it with Stopped if `stop` is given, and no
+        handler is installed if it is not.
+    where : returns the place of the interruption, for the message
     """
 
     def outcome(stopped: Stopped) -> BaseException:
-        at = f"{stopped} {where()}".rstrip()
-        return TrainingInterrupted(f"{at}", "run the same command again to go on")
+        sentence = f"{stopped} {where()}".rstrip()
+        return TrainingInterrupted(f"{sentence}", "run the same command again to go on")
 
     new_request = StopRequest(install=kept)
     try:
@@ -172,27 +180,28 @@ def resumable(
 
 @contextlib.contextmanager
 def watched(stop: StopRequest, explain: Callable[[BaseException], int]) -> Iterator[None]:
-    """End the process on signals during a `with` block even if their handlers cannot run.
+    """End the process on a signal during a `with` block even if the handler cannot run.
 
-    The interpreter runs no handler while the main thread is in one call of a library:
-    factorizations take minutes, and OpenBLAS waits forever for address space that a limit denies.
-    If the first signal should raise at once and nothing is to be saved, another thread ends the
-    process in the same way: `explain` reports the error and returns the exit code. A second SIGTERM
-    or SIGINT always ends the process, after `_GRACE_S` seconds.
+    The interpreter runs no handler while the main thread is in a call of a library: factorizations
+    take minutes, and OpenBLAS waits forever for address space that a limit denies. If the first
+    signal would raise Stopped and nothing is to be saved, another thread ends the process instead.
+    A second SIGTERM or SIGINT always ends the process, after `_GRACE_S` seconds.
 
-    Only for a process that belongs to streamkern. Outside the main thread, the only one with signal
-    handlers, nothing changes.
+    Only for the process of a command. Outside the main thread, the only one with signal handlers,
+    the block runs unchanged.
+
+    explain : reports an error to the user and returns the exit code
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    old_descriptor = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def watch() -> None:
         first = n_forcing = 0
-        while number := os.read(reading, 1):
+        while number := os.read(reading, 1):  # the interpreter writes the number of each signal
             n_forcing += number[0] in _FORCING
             if n_forcing == 2:
                 time.sleep(_GRACE_S)
@@ -206,7 +215,7 @@ def watched(stop: StopRequest, explain: Callable[[BaseException], int]) -> Itera
         with _silenced_finalizers(stop):
             yield
     finally:
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(old_descriptor)
         os.close(writing)
         watcher.join(timeout=_GRACE_S)
         if not watcher.is_alive():
@@ -215,21 +224,21 @@ def watched(stop: StopRequest, explain: Callable[[BaseException], int]) -> Itera
 
 @contextlib.contextmanager
 def _silenced_finalizers(stop: StopRequest) -> Iterator[None]:
-    """Hide errors of finalizers during a `with` block after a signal.
+    """Hide errors of finalizers that follow a signal during a `with` block.
 
-    The exception may leave an object of a library half created, which its finalizer cannot release.
+    Stopped may leave an object of a library half created, which its finalizer cannot release.
     """
-    before = sys.unraisablehook
+    old_hook = sys.unraisablehook
 
-    def show(failure: Any) -> None:
+    def report(failure: Any) -> None:
         if stop.requested is None:
-            before(failure)
+            old_hook(failure)
 
-    sys.unraisablehook = show
+    sys.unraisablehook = report
     try:
         yield
     finally:
-        sys.unraisablehook = before
+        sys.unraisablehook = old_hook
 
 
 def _start_thread(work: Callable[..., None], *arguments: Any) -> threading.Thread:

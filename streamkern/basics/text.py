@@ -1,7 +1,7 @@
-"""Formatting of names, sizes, times and tables, and `redact`.
+"""Format names, sizes, times and tables, and remove secrets from URLs.
 
-All text passes `redact` before it is written: user names, passwords, signatures and tokens in URLs
-never reach a log.
+All text passes `redact` before it is written, so that user names, passwords, signatures and tokens
+in URLs never reach a log.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-_SHOWN = 12  # names in a message
+_MAX_NAMES = 12  # in a message
 SCHEDULER_ADDRESS = r"^(tcp|tls|ws|wss|ucx)://[^/@\s]+:\d{1,5}$"
 """Pattern of the address of a Dask scheduler."""
 
 
 def some(names: Sequence[str]) -> str:
     """Format the names, or the first of many, for a message."""
-    return ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
+    return ", ".join(map(repr, names[:_MAX_NAMES])) + (", ..." if len(names) > _MAX_NAMES else "")
 
 
-_ONE = re.compile(
+_PLURAL_OF_ONE = re.compile(
     r"(?<![\d.,:])1 (row|value|chunk|column|feature|output|center|word|epoch|file|step)s\b"
 )
 
 
 def singular(text: str) -> str:
     """Return the text with "1 row" for "1 rows" and the like."""
-    return _ONE.sub(r"1 \1", text)
+    return _PLURAL_OF_ONE.sub(r"1 \1", text)
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters, which names of classes may hold, as escapes."""
+    """Return the text with control characters, which class names may hold, as escape sequences."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -45,16 +45,16 @@ def utc_now() -> str:
 
 
 def seconds_since(time: str) -> float:
-    """Return the seconds since a time of `utc_now`, by the clock of this machine; at least 0."""
+    """Return the seconds since a time from `utc_now`, by the clock of this machine; at least 0."""
     return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
 
 
-_MOST = 2**1000  # damaged headers may declare more than a float can hold
+_MAX_BYTES = 2**1000  # damaged headers may declare more than a float can hold
 
 
 def size_text(n_bytes: int) -> str:
     """Format bytes as "90 KiB" or "8 MiB", to three digits."""
-    size, unit = float(min(n_bytes, _MOST)), "bytes"
+    size, unit = float(min(n_bytes, _MAX_BYTES)), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1000:
             break
@@ -80,12 +80,12 @@ def text_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> 
     """Format a plain text table: one line per row, numbers right-aligned, floats to four digits."""
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
     widths = [max([len(name), *(len(line[j]) for line in cells)]) for j, name in enumerate(columns)]
-    right = [any(isinstance(row.get(name), numbers.Real) for row in rows) for name in columns]
+    numeric = [any(isinstance(row.get(name), numbers.Real) for row in rows) for name in columns]
 
     def line(texts: Sequence[str]) -> str:
         padded = (
-            text.rjust(w) if r else text.ljust(w)
-            for text, w, r in zip(texts, widths, right, strict=True)
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(texts, widths, numeric, strict=True)
         )
         return "  ".join(padded).rstrip()
 
@@ -93,17 +93,18 @@ def text_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> 
 
 
 def html_table_of(facts: Iterable[tuple[str, str]]) -> str:
-    """Return names and texts as an HTML table for a notebook, without colours; all is escaped."""
+    """Return names and texts as an HTML table for a notebook, escaped and without colours."""
     left = 'style="text-align: left"'
-    shown = ((printable(name), printable(singular(text))) for name, text in facts)
+    printed = ((printable(name), printable(singular(text))) for name, text in facts)
     rows = (
         f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(text)}</td></tr>"
-        for name, text in shown
+        for name, text in printed
     )
     return f"<table><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _cell(value: object) -> str:
+    """Return a value as one line of redacted text; "" for None."""
     if value is None:
         return ""
     if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
@@ -111,9 +112,9 @@ def _cell(value: object) -> str:
     return " ".join(redact(str(value)).split())
 
 
-# One letter and one slash are a Windows drive.
+# A scheme may be followed by one slash, but a single letter with one slash is a Windows drive.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*(?:://|(?<=[A-Za-z0-9+.-]{2}):/))(\S+)")
-# Without a scheme, as libraries name a bucket: key and secret, or a part of a query.
+# "key:secret@bucket" without a scheme, as libraries name a bucket.
 _PAIR = re.compile(r"""[^\s/'"(\[{<=,:]+:(?!/)[^\s'":]*[^\s'":/]@(?=[\w*])""")
 SIGNED_QUERY = re.compile(
     r"(?i)((?:x-amz-[\w-]+|awsaccesskeyid|signature|sig|token|secret|password|access_?key)=)[^\s&'\"]+"
@@ -128,16 +129,17 @@ def redact(text: str | os.PathLike[str]) -> str:
     """Remove user info, query and fragment from every URL in a text.
 
     A raw AWS secret may contain a slash, so everything before the *last* ``@`` is removed if it
-    contains a colon. A path that contains both is shortened too much; the alternative leaks.
+    contains a colon. A path that contains both characters loses a part that is not secret.
     """
     shortened = _URL.sub(lambda m: m[1] + _without_secrets(m[2]), os.fspath(text))
     return SIGNED_QUERY.sub(r"\1***", _PAIR.sub("***@", shortened))
 
 
 def _without_secrets(rest: str) -> str:
-    head, at, tail = rest.rpartition("@")
-    if at and re.search(r"[?#]", head):
-        return "***"  # of a password, or before a query that contains an @
-    if at and (":" in head or not re.search(r"[/?#]", head)):
+    """Return the part of a URL after its scheme, without user info, query and fragment."""
+    head, separator, tail = rest.rpartition("@")
+    if separator and re.search(r"[?#]", head):
+        return "***"  # the ? or # may belong to a password, or the @ to a query
+    if separator and (":" in head or not re.search(r"[/?#]", head)):
         rest = tail
     return re.split(r"[?#]", rest, maxsplit=1)[0]

@@ -1,4 +1,4 @@
-"""Values of settings and JSON: Python's own numbers, sizes, times, parsing and digests."""
+"""Convert, check and parse values of settings, and parse and digest JSON."""
 
 from __future__ import annotations
 
@@ -38,22 +38,23 @@ def checked_int(name: str, value: Any, least: int = 1) -> int:
     except TypeError:
         number = None
     if number is None or number < least:
-        shown = mention(f"{name}={value!r}") if isinstance(value, float) else mention(name, value)
-        raise ConfigError(f"{shown} must be a whole number, at least {least}")
+        # `repr` shows that 2.0 is a float.
+        setting = mention(f"{name}={value!r}") if isinstance(value, float) else mention(name, value)
+        raise ConfigError(f"{setting} must be a whole number, at least {least}")
     return number
 
 
 def checked_list(name: str, value: Any) -> tuple[Any, ...]:
-    """Return a list of objects as a tuple. Raises ConfigError for an object that is not a list."""
+    """Return a list as a tuple. Raises ConfigError for a string, a mapping or a single object."""
     if not isinstance(value, Iterable) or isinstance(value, str | Mapping):
-        raise ConfigError(f"{mention(name, value)} must be a list", "give [it]")
+        raise ConfigError(f"{mention(name, value)} must be a list", "put it into brackets: [...]")
     return tuple(value)
 
 
 def parsed_json(data: bytes | bytearray | memoryview, *, finite: bool = False) -> Any:
     """Parse JSON. Raises ValueError with the reason if the bytes are not JSON.
 
-    finite : refuse NaN and infinity, which are not JSON, although some programs write them
+    finite : whether to refuse NaN and infinity, which some programs write although JSON has neither
     """
     try:
         return json.loads(bytes(data), parse_constant=_refuse if finite else None)
@@ -61,12 +62,12 @@ def parsed_json(data: bytes | bytearray | memoryview, *, finite: bool = False) -
         raise ValueError("it is nested too deeply") from None
 
 
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"it holds {name}, which is not JSON")
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"it holds {constant}, which is not JSON")
 
 
 def json_digest(value: object, *tail: bytes) -> str:
-    """Return the SHA-256 of JSON values, as sorted text without white space, and of other bytes."""
+    """Return the SHA-256 of JSON values, as text with sorted keys and no spaces, then of `tail`."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(b"\n".join([text.encode(), *tail])).hexdigest()
 
@@ -85,6 +86,7 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)(e\+?\d{1,2})?\s*([a-zA-Z]*)\s*
 
 
 def _quantity(text: str, units: Mapping[str, float]) -> float:
+    """Return a number with a unit in the base unit; 0 if the text is not such a quantity."""
     match = _QUANTITY.fullmatch(text)
     return float(match[1] + (match[2] or "")) * units.get(match[3].lower(), 0.0) if match else 0.0
 
@@ -93,9 +95,11 @@ def parse_bytes(size: Any, name: str = "size") -> int:
     """Return the bytes in "512 MiB", "1.5GB", 1000 or 1e9; KiB is 1024 bytes and kB is 1000.
 
     name : name of the parameter, for the message
+
+    Raises ConfigError unless the size is a number of bytes from 1 to 2^63 - 1.
     """
-    number = isinstance(size, Real) and not isinstance(size, bool)
-    n_bytes = _quantity(size, BYTE_UNITS) if isinstance(size, str) else size if number else 0
+    is_number = isinstance(size, Real) and not isinstance(size, bool)
+    n_bytes = _quantity(size, BYTE_UNITS) if isinstance(size, str) else size if is_number else 0
     if not 1 <= n_bytes < 2**63:
         raise ConfigError(
             f"{mention(name, size)} must be at least one byte, in bytes or with a unit",
@@ -105,7 +109,7 @@ def parse_bytes(size: Any, name: str = "size") -> int:
 
 
 def parse_seconds(time: str) -> float:
-    """Return the seconds in "30 s", "5 min" or "1.5 h"."""
+    """Return the seconds in "30 s", "5 min" or "1.5 h"; ConfigError for other text."""
     seconds = _quantity(time, SECOND_UNITS)
     if not seconds:
         raise ConfigError(

@@ -1,3 +1,3 @@
-"""The version: defined here alone, recorded with every run, the same on every worker."""
+"""The version of streamkern, defined only here and recorded with every run."""
 
 __version__ = "0.1.0"

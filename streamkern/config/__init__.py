@@ -1,1 +1,1 @@
-"""Settings of a run file, and the error message for every mistake in it."""
+"""The settings of a run: their types, meanings, checks and error messages."""

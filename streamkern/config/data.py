@@ -37,11 +37,17 @@ from streamkern.config.rules import (
 
 
 class _Transform(BaseModel):
+    """A transform in a run file; `stream.sources.transforms` implements it."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class ScaleConfig(_Transform):
-    """Centre and scale by the store's statistics: over all entries, per feature, or not at all."""
+    """Standardise rows by the statistics of the store.
+
+    mode : "global": one mean and standard deviation for all features; "feature": one for each;
+        "none": no scaling.
+    """
 
     kind: Literal["scale"] = "scale"
     mode: Literal["global", "feature", "none"] = "global"
@@ -58,14 +64,14 @@ class NoiseConfig(_Transform):
     round: bool = False
 
     @model_serializer(mode="wrap")
-    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `round` unless it is set, so that runs from before it can be resumed."""
+    def _without_default_round(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `round` if false, so that runs of versions without it can be resumed."""
         table: dict[str, Any] = dump(self)
         return table if self.round else {k: v for k, v in table.items() if k != "round"}
 
 
 class MixUpConfig(_Transform):
-    """Mix pairs of rows and their targets with Beta(alpha, alpha) weights."""
+    """Mix pairs of rows, and their targets, with weights drawn from Beta(alpha, alpha)."""
 
     kind: Literal["mixup"] = "mixup"
     alpha: Positive
@@ -104,28 +110,28 @@ class DataConfig(Table):
     train : a store, or a list of stores, which are read one after another, or mixed by `weights`.
     weights : share of the rows that each store in `train` provides; without them the stores are
         read one after another.
-    test : store that is evaluated during training, and never trained on. Its sample weights count
-        if streamkern ingested them; class weights do not count.
+    test : store on which the model is evaluated during training, and never trained. Its sample
+        weights are used if streamkern ingested them; class weights are not.
     x : name of the array of rows in a foreign store.
     y : name of the array of targets in a foreign store.
     sample_weight : name of the array of sample weights in a foreign store. Stores of streamkern
         have their own.
-    foreign : whether a store of streamkern is read as if another program had written it. The store
-        may then be damaged; its classes, weights and checksums are ignored.
-    class_weight : weights of the classes, on top of the sample weights. "balanced" gives every
-        class the same total weight: n / (classes * rows of the class) for each row. A table gives
-        weights by class; a class that it leaves out has weight 1.
+    foreign : whether a store of streamkern is read as if another program had written it. Its
+        classes, weights and checksums are then ignored, and damage is not detected.
+    class_weight : weights of the classes, by which sample weights are multiplied. "balanced" gives
+        every class the same total weight: n / (classes * rows of the class) for each row. A table
+        gives weights by class; a class that it leaves out has weight 1.
     class_sampling : shares of the classes in the rows of an epoch. "balanced" reads equally many
         rows of every class; a table gives a share for every class. An epoch has as many rows as the
         data: rows of rare classes are repeated, and rows of frequent classes are read in some
         epochs only. Over the epochs, all rows of a class are read equally often. Scaling, held-out
         rows and evaluations use the data as it is. Sample and class weights may be used as well.
-    copies : number of times that each row is used in an epoch, each time changed anew by the
-        transforms.
-    transforms : transforms of training rows, in order, before they are scaled. They see rows in the
-        units in which they are stored, unless the first transform is a scale. Random transforms are
-        augmentation.
-    scale : scaling of the features, as a part of the model; "auto": by the kind of the data.
+    copies : number of times that each row is used in an epoch, each time with new random numbers
+        in the transforms.
+    transforms : transforms of training rows, in order, before they are scaled. They receive rows in
+        the units in which they are stored, unless the first transform is a scale. Random transforms
+        are augmentation.
+    scale : scaling of the features, as a part of the model; "auto": depends on the data.
         "feature" standardises each feature by its own mean and standard deviation. "quantiles" does
         the same, and adds quantile scores for the features that are far from normally distributed.
         "global" uses one mean and one standard deviation for all features. "none" does not scale.
@@ -174,7 +180,8 @@ class DataConfig(Table):
     storage_options: SecretsSetting = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _a_weight_each(self) -> DataConfig:
+    def _check_weights(self) -> DataConfig:
+        """Require one weight for each store of a list of stores."""
         if self.weights is None:
             return self
         if self.train is None or isinstance(self.train, str):
@@ -186,19 +193,19 @@ class DataConfig(Table):
             raise ConfigError(
                 f"{mention('data.weights')} has {len(self.weights)} numbers for {len(self.train)} "
                 f"stores in {mention('data.train')}",
-                "give one for each",
+                "give one number for each store",
             )
         return self
 
     @property
     def passes(self) -> int:
-        """`epochs` of an opened run, in which "auto" is a number (`training_data.with_epochs`)."""
+        """`epochs` as a number, after `training_data.with_epochs` has replaced "auto"."""
         assert not isinstance(self.epochs, str)
         return self.epochs
 
     @property
     def train_urls(self) -> tuple[str, ...]:
-        """`train` as a tuple, also for one store and for none."""
+        """The stores in `train` as a tuple, which may be empty."""
         return (self.train,) if isinstance(self.train, str) else self.train or ()
 
     @property

@@ -1,6 +1,7 @@
-"""The two Python names of a setting: a parameter of an estimator, a place in a `RunConfig`.
+"""The two Python names of a setting: the parameter of an estimator, and the path in a `RunConfig`.
 
-Messages mention a setting by either (see `basics.message`); these are the words of the estimators.
+Messages mention a setting by either name (see `basics.message`); `parameter_words` is the
+vocabulary of the estimators.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ PARAMETER_SETTINGS: Final = {
     "n_iter_no_change": "run.n_iter_no_change",
     "calibrate": "run.calibrate",
 }
-"""Parameters of the estimators -> their places in a `RunConfig`."""
+"""Parameters of the estimators -> their paths in a `RunConfig`."""
 OTHER_PARAMETERS: Final = {
     "foreign": "data.foreign",
     "device_memory": "run.device_memory",
@@ -65,10 +66,10 @@ OTHER_PARAMETERS: Final = {
     "target_transform": "model.target_transform",
     "copies": "data.copies",
 }
-"""Other settings that are a parameter of some function."""
+"""Parameters of other functions, or of one of the estimators only -> their paths."""
 PARAMETER_PATHS: Final = PARAMETER_SETTINGS | OTHER_PARAMETERS
-"""Parameters of all functions -> their places in a `RunConfig`."""
-_PARAMETERS: Final = {path: name for name, path in PARAMETER_SETTINGS.items()} | {
+"""Parameters of all functions -> their paths in a `RunConfig`."""
+_PARAMETER_OF_PATH: Final = {path: name for name, path in PARAMETER_SETTINGS.items()} | {
     "run.device_memory": "memory",
     "data.class_weight": "class_weight",
     "data.class_sampling": "class_sampling",
@@ -79,5 +80,5 @@ _PARAMETERS: Final = {path: name for name, path in PARAMETER_SETTINGS.items()} |
 
 
 def parameter_words(mention: Mention) -> str:
-    """Return a setting as a parameter of an estimator; a `Vocabulary`."""
-    return str(mention._replace(name=_PARAMETERS.get(mention.name, mention.name)))
+    """Return a mention with the name of the estimators' parameter; a `Vocabulary`."""
+    return str(mention._replace(name=_PARAMETER_OF_PATH.get(mention.name, mention.name)))

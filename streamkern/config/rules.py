@@ -1,12 +1,10 @@
-"""Self-checking tables of settings: rules in words, and one sentence per mistake.
+"""Types of settings with their rules, and `Table`, which reports mistakes in one sentence each.
 
-`run_config` defines the settings; this module defines their checks and the report of mistakes. A
-field's type carries its `Rule`, the text of its allowed values, so that the message
+The type of a setting carries its `Rule`, a description of the allowed values. From the rule and the
+default this module writes the message, whatever pydantic's own error was:
 
     data.batch_size=0 must be "auto" or a whole number, at least 1; correct it or leave it out
     for the default "auto"
-
-is made in one place, whatever pydantic's own error was.
 """
 
 from __future__ import annotations
@@ -30,38 +28,35 @@ from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.basics.values import parse_bytes, parse_seconds, to_builtin
 from streamkern.config.names import PARAMETER_PATHS
 
-FOREIGN_KERNEL_NAMES = {
+FOREIGN_WORDS = {
     "rbf": "gaussian", "squared_exponential": "gaussian", "exponential": "laplace",
     "matern": "matern52", "poly": "polynomial", "ntk": "relu_ntk", "eigenpro": "eigenpro4",
     "krr": "direct", "kernel_ridge": "direct", "exact": "direct", "cuda": "gpu", "rff": "fourier",
 }  # fmt: skip
-"""Words of other libraries and papers -> ours for the same."""
-_NO_DIGIT = re.compile(r"\D")
+"""Names of kernels, solvers and devices in other libraries and papers -> our names."""
+_NOT_DIGITS = re.compile(r"\D")
 _QUOTED = re.compile(r'"([a-z][\w-]*)"')
 
 
 def nearest_word(value: object, rule: str) -> str | None:
-    """Return the quoted word of a rule that is nearest to a value, or is our name for it.
-
-    None if none is near.
-    """
+    """Return our name for a wrong value, or the most similar quoted word of a rule, if any."""
     words = _QUOTED.findall(rule)
     if not isinstance(value, str) or not words:
         return None
     word = value.lower().replace("-", "_").replace(" ", "_")
-    if FOREIGN_KERNEL_NAMES.get(word) in words:
-        return FOREIGN_KERNEL_NAMES[word]
-    # A word that a rule uses for something else, such as the kind in a table, is not a remedy.
-    close = difflib.get_close_matches(word, [w for w in words if w != value], n=1)
-    digits = _NO_DIGIT.sub("", word)  # float16 does not mean float64
-    return close[0] if close and digits in ("", _NO_DIGIT.sub("", close[0])) else None
+    if FOREIGN_WORDS.get(word) in words:
+        return FOREIGN_WORDS[word]
+    # The value itself may be among the words, as the kind of a table; it is not a correction.
+    similar = difflib.get_close_matches(word, [w for w in words if w != value], n=1)
+    digits = _NOT_DIGITS.sub("", word)  # float16 does not mean float64
+    return similar[0] if similar and digits in ("", _NOT_DIGITS.sub("", similar[0])) else None
 
 
-# user:password@ after the scheme. The password may hold a slash (AWS keys do); host:9000/ is not
-# a user, even if an @ follows further on.
+# user:password@ after the scheme. A password may hold a slash; host:9000/a@b has no password.
 _PASSWORD = re.compile(r"(?<=://)[^/@:]*:(?!\d+/)[^@]*@")
 
 
+# Validators: each returns the value of the setting. A ValueError leads to the message of the rule.
 def _memory(value: object) -> object:
     return value if value == "auto" else parse_bytes(value)
 
@@ -103,14 +98,15 @@ def _urls(value: object) -> object:
     return urls
 
 
-def _is_number(value: object) -> bool:
+def _is_weight(value: object) -> bool:
+    """Return whether a value is a finite number, 0 or above."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def _weights(value: object) -> object:
     if value is None:
         return None
-    if not isinstance(value, list | tuple) or not all(_is_number(w) and w for w in value):
+    if not isinstance(value, list | tuple) or not all(_is_weight(w) and w for w in value):
         raise ValueError("not a list of weights")
     return tuple(float(w) for w in value)
 
@@ -121,20 +117,20 @@ def _quantiles(value: object) -> object:
     levels = to_builtin(value)
     levels = list(levels) if isinstance(levels, list | tuple) else None
     if not levels or not all(isinstance(q, float) for q in levels) or levels != sorted({*levels}):
-        raise ValueError("not rising quantiles")
+        raise ValueError("not increasing quantiles")
     return tuple(levels)
 
 
 def _class_weights(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
-    if not value or not all(map(_is_number, value.values())):
+    if not value or not all(map(_is_weight, value.values())):
         raise ValueError("not a table of weights")
     return {str(name): float(w) for name, w in value.items()}
 
 
 class Rule(NamedTuple):
-    """The allowed values of a field, in words."""
+    """Description of the allowed values of a setting, which follows "must be" in messages."""
 
     text: str
 
@@ -163,7 +159,7 @@ OptionalPart: TypeAlias = Annotated[Below1 | None, Rule("a number above 0 and be
 Quantiles: TypeAlias = Annotated[
     Below1 | tuple[Below1, ...] | None,
     BeforeValidator(_quantiles),
-    Rule("a number above 0 and below 1, or a list of such numbers that rise"),
+    Rule("a number above 0 and below 1, or an increasing list of such numbers"),
 ]
 NotNegative: TypeAlias = Annotated[
     float, Field(strict=True, ge=0, allow_inf_nan=False), Rule("a number, 0 or above")
@@ -206,7 +202,7 @@ Device: TypeAlias = Annotated[
 ]
 NameSetting: TypeAlias = Annotated[Text, Rule("the name of an array in the store")]
 OptionalName: TypeAlias = Annotated[Text | None, Rule("the name of an array in the store")]
-_NO_PASSWORD = "without a password in it (those go to the environment or data.storage_options)"
+_NO_PASSWORD = "without a password in it (set those in the environment or data.storage_options)"
 OptionalUrl: TypeAlias = Annotated[
     Text | None, BeforeValidator(_url), Rule(f"a path or URL {_NO_PASSWORD}")
 ]
@@ -235,8 +231,8 @@ CentersSetting: TypeAlias = Annotated[
     Text,
     BeforeValidator(_url),
     Rule(
-        '"random" or the name of another way to choose, "all", or the path or URL of an array or '
-        f"a store, {_NO_PASSWORD}"
+        '"random", "all" or the name of another selection, or the path or URL of an array or a '
+        f"store, {_NO_PASSWORD}"
     ),
 ]
 MetricSetting: TypeAlias = Annotated[
@@ -254,11 +250,15 @@ SecretsSetting: TypeAlias = Annotated[
 
 
 class Table(BaseModel):
-    """A frozen table of settings whose mistakes are `ConfigError`s, one sentence a line."""
+    """A frozen table of settings. Its constructor raises ConfigError with one line per mistake.
+
+    table : name of the section in a run file; empty for the whole file
+    kinds : the models of the tables in a list, such as data.transforms, by their "kind"
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-    table: ClassVar[str] = ""  # its name in a run file; empty for the whole file
-    kinds: ClassVar[Mapping[str, type[BaseModel]]] = {}  # models of its lists, by their "kind"
+    table: ClassVar[str] = ""
+    kinds: ClassVar[Mapping[str, type[BaseModel]]] = {}
 
     def __init__(self, /, *tables: Any, **values: Any) -> None:
         if tables:
@@ -267,14 +267,15 @@ class Table(BaseModel):
             if not self.table:
                 remedy = f"{name}.from_tables(tables), or load_run_file(path) for a run file"
             raise ConfigError(
-                f"{name}({reprlib.repr(tables[0])}): settings go by name here", f"give {remedy}"
+                f"{name}({reprlib.repr(tables[0])}): settings are keyword arguments",
+                f"give {remedy}",
             )
         details: list[Any] = []  # `pydantic_core.ErrorDetails`
         try:
             super().__init__(**values)
         except ValidationError as error:
             details = error.errors(include_url=False)
-        # Raised outside the except clause: a chained pydantic error would carry the secrets.
+        # Raised outside the except clause: a chained pydantic error would show secrets.
         if details:
             raise ConfigError("\n".join(dict.fromkeys(_sentence(type(self), d) for d in details)))
 
@@ -282,7 +283,7 @@ class Table(BaseModel):
     def meanings(cls) -> dict[str, str]:
         """Return the meaning of each setting, from the entries `name : meaning` of the docstring.
 
-        The first sentence is complete without the others.
+        The first sentence of a meaning is complete in itself.
         """
         names = "|".join(cls.model_fields)
         parts = re.split(rf"^({names}) : ", inspect.getdoc(cls) or "", flags=re.MULTILINE)
@@ -297,11 +298,11 @@ class Table(BaseModel):
 
 
 def _sentence(model: type[Table], detail: Mapping[str, Any]) -> str:
-    """Return one sentence for one pydantic error raised while building `model`."""
+    """Return the message for one mistake in a table. detail : pydantic's `ErrorDetails` of it"""
     location, kind = detail["loc"], detail["type"]
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError) and (not model.table or not location):
-        return cause.message  # from a table inside this one, or a check over several fields
+        return cause.message  # from a table inside this one, or a check of several settings
     if not model.table:
         return (
             unknown_key(model, str(location[0]))
@@ -314,25 +315,28 @@ def _sentence(model: type[Table], detail: Mapping[str, Any]) -> str:
     field = owner.model_fields[key]
     rule, default = allowed_values(field), field.get_default(call_default_factory=True)
     if kind == "missing":
-        place = "the same table" if "[" in path else f"[{model.table}]"
-        return f"{mention(path)} is missing: it must be {rule}; set it in {place}"
-    shown = mention(path if field.exclude else f"{path}={_shown(detail['input'])}")
-    meant = None if field.exclude else nearest_word(detail["input"], rule)
-    if meant is not None:
-        return f"{shown} must be {rule}; did you mean {json.dumps(meant)}?"
+        table = "the same table" if "[" in path else f"[{model.table}]"
+        return f"{mention(path)} is missing: it must be {rule}; set it in {table}"
+    setting = mention(path if field.exclude else f"{path}={_input_text(detail['input'])}")
+    word = None if field.exclude else nearest_word(detail["input"], rule)
+    if word is not None:
+        return f"{setting} must be {rule}; did you mean {json.dumps(word)}?"
     remedy = "correct it"
     if path.endswith("]"):
         rule = f"a table with kind = one of {_choices(model.kinds)}"
     elif not field.is_required():
         remedy += " or leave it out"
         remedy += f" for the default {json.dumps(default)}" if default not in (None, (), {}) else ""
-    return f"{shown} must be {rule}; {remedy}"
+    return f"{setting} must be {rule}; {remedy}"
 
 
 def _locate(
     model: type[Table], location: tuple[int | str, ...]
 ) -> tuple[str, type[BaseModel], str]:
-    """Return (path, model, field) of a pydantic location, ("transforms", 1, "noise", "sigma")."""
+    """Return the path of a setting, such as "data.transforms[1].sigma", its model and its name.
+
+    location : of pydantic, here ("transforms", 1, "noise", "sigma")
+    """
     key = str(location[0])
     path = f"{model.table}.{key}"
     if len(location) > 1 and isinstance(location[1], int):
@@ -344,7 +348,7 @@ def _locate(
 
 
 def allowed_values(field: FieldInfo) -> str:
-    """Return the values that a field takes, in words."""
+    """Return the description of the allowed values of a setting."""
     for item in field.metadata:
         if isinstance(item, Rule):
             return item.text
@@ -357,36 +361,38 @@ def _choices(values: Iterable[object]) -> str:
     return ", ".join(json.dumps(value) for value in values)
 
 
-def _shown(value: object) -> str:
-    def safe(part: object) -> object:
-        if not isinstance(part, str):
-            return part
-        shown = redact(part)  # before it is shortened, which may remove the marks of a secret
-        return shown.replace("://", "://***@", 1) if _PASSWORD.search(part) else shown
+def _input_text(value: object) -> str:
+    """Return a wrong value as short text without secrets."""
+
+    def redacted(item: object) -> object:
+        if not isinstance(item, str):
+            return item
+        text = redact(item)  # not after shortening, which may cut the "@" behind a secret
+        return text.replace("://", "://***@", 1) if _PASSWORD.search(item) else text
 
     if isinstance(value, list | tuple):
-        value = [safe(part) for part in value]
-    return reprlib.repr(safe(value))
+        value = [redacted(item) for item in value]
+    return reprlib.repr(redacted(value))
 
 
 def unknown_key(model: type[BaseModel], key: str, path: str = "") -> str:
-    """Return the message for a key that `model` does not have, with the closest one it has."""
+    """Return the message for a key that `model` does not have. path : of the key, if longer"""
     path, key = path.rstrip(".") or key.rstrip("."), key.rstrip(".")
     parent = path[: len(path) - len(key)]
-    close = difflib.get_close_matches(key.lower(), model.model_fields, n=1)
-    meant = PARAMETER_PATHS.get(key) or next(
+    similar = difflib.get_close_matches(key.lower(), model.model_fields, n=1)
+    elsewhere = PARAMETER_PATHS.get(key) or next(
         (f"{t.table}.{key}" for t in Table.__subclasses__() if t.table and key in t.model_fields),
         None,
     )
-    if meant is not None:
-        remedy = f"did you mean {mention(meant)}?"
-    elif close and close[0] == path:  # the name of a section
+    if elsewhere is not None:
+        remedy = f"did you mean {mention(elsewhere)}?"
+    elif similar and similar[0] == path:  # the name of a section
         settings = ", ".join(f"{t.table}.{name}" for t in Table.__subclasses__()
                              if t.table == path for name in t.model_fields)  # fmt: skip
-        return f"{path} is a section of settings; name one of them: {settings}"
-    elif close:
-        remedy = f"did you mean {mention(parent + close[0])}?"
+        return f"{path} is a section of settings; name one of its settings: {settings}"
+    elif similar:
+        remedy = f"did you mean {mention(parent + similar[0])}?"
     else:
-        of = f"of {parent.rstrip('.')}" if parent else "here"
-        remedy = f"known {of} are {', '.join(model.model_fields)}"
+        owner = f"of {parent.rstrip('.')} " if parent else ""
+        remedy = f"the settings {owner}are {', '.join(model.model_fields)}"
     return f"{mention(path)} is not a setting; {remedy}"

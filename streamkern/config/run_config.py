@@ -1,6 +1,6 @@
-"""The settings of a run: one frozen, self-checking model per stage, and `RunConfig` over them.
+"""The settings of a run: a frozen table of checked settings for each section, and `RunConfig`.
 
-A run file is TOML with one table per stage; only `data.train` has to be there::
+A run file is TOML with one table per section; only `data.train` is required::
 
     [data]
     train = "s3://bucket/train.zarr"
@@ -19,8 +19,8 @@ A run file is TOML with one table per stage; only `data.train` has to be there::
     memory = "8 GiB"
     checkpoint_every = "5 min"
 
-A bad setting is a `ConfigError` that names the key, its value, the rule and the remedy; several
-bad settings are reported together, one sentence a line. Relative paths are relative to the
+A wrong setting raises a `ConfigError` that names the key, its value, the rule and the remedy;
+several mistakes are reported together, one sentence a line. Relative paths are relative to the
 current directory. Credentials belong in the environment or in `data.storage_options`, which no
 repr, dump, log or message shows.
 """
@@ -63,8 +63,9 @@ from streamkern.config.solver import SolverConfig, check_solver_features
 from streamkern.config.toml import TOML_BYTES, corrected_line, parse_toml
 from streamkern.losses.losses import SQUARES, loss_class
 
-# Settings that a resumed run may change: they alter no sample, draw or weight, or (memory, device)
-# the trainer records their effect once they are resolved to batch size and backend.
+# Settings that a resumed run may change. They have no effect on samples, random numbers and
+# weights, except that memory and device determine the batch size and the backend, which are
+# recorded instead.
 FREE_AT_RESUME: Final = frozenset((
     "data.test", "data.prefetch_threads", "data.dask", "data.cache", "data.cache_size",
     "data.storage_options", "run.run_dir", "run.device", "run.accelerator", "run.memory",
@@ -73,27 +74,27 @@ FREE_AT_RESUME: Final = frozenset((
     "run.evaluate_at", "run.log", "run.tensorboard", "run.mlflow",
 ))  # fmt: skip
 
-OF_VALIDATION: Final = frozenset(
+VALIDATION_SETTINGS: Final = frozenset(
     {"run.early_stopping", "run.validation_fraction", "run.n_iter_no_change"}
 )
-"""Settings without effect if no rows are set aside."""
+"""Settings without effect if `run.early_stopping` is false."""
 
 
-ADDED: Final[Mapping[str, Any]] = MappingProxyType({
+NEUTRAL_VALUES: Final[Mapping[str, Any]] = MappingProxyType({
     "run.calibrate": False, "solver.posterior": False, "model.loss": SQUARES,
     "model.effort": "default", "model.target_transform": "auto", "model.patch_features": 0,
     "model.patch_size": "auto", "model.patch_grid": 2, "solver.projection_epochs": 1,
     "solver.projection_nystrom": "auto", "solver.projection_level": "auto",
     "solver.projection_batch": "auto",
 })  # fmt: skip
-"""Settings that came after 0.1.0 -> the value with which a run is that of a version without them.
+"""Settings added after 0.1.0 -> the value with which a run equals one of a version without them.
 
-It is not recorded, so that runs of such versions can be resumed.
+This value is not recorded, so that runs of those versions can be resumed.
 """
 
 
 class Every(NamedTuple):
-    """Interval of an action: a number of steps, or seconds; both None is "auto"."""
+    """Interval of an action, as a number of steps or of seconds; both are None for "auto"."""
 
     steps: int | None
     seconds: float | None
@@ -104,10 +105,10 @@ class ExecutionConfig(Table):
 
     run_dir : folder or URL of the checkpoints and the log, from which the same call resumes.
         Without it nothing is saved.
-    precision : precision of the arithmetic; "auto": the fastest that is as good as float32, and
+    precision : precision of the arithmetic; "auto": the fastest that is as accurate as float32, and
         float64 for values if all rows are centers and there are fewer than 4096 rows, or up to 16
-        384 rows with so little noise that the rounding of float32 would show. "exact" is float32,
-        "float64" is float64; "high", "integer" and "fast" are modes of a GPU.
+        384 rows with so little noise that the rounding of float32 would increase the error. "exact"
+        is float32, "float64" is float64; "high", "integer" and "fast" are modes of a GPU.
     device : device of the computation; "auto": a GPU that CuPy can use, else the CPU.
     accelerator : accelerator of the CPU; "auto": Numba if it is installed and the work outweighs
         its compilation.
@@ -125,33 +126,34 @@ class ExecutionConfig(Table):
         divide `ranks`. The setup then partitions centers and weights over all ranks. A step takes
         longer than with 1.
     cluster : address of a Dask scheduler whose workers run the ranks, one on each.
-    random_state : seed that fixes every draw.
-    checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times as long
-        as the last checkpoint stopped the training.
+    random_state : seed of all random numbers.
+    checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times the time
+        for which the last checkpoint interrupted the training if that is longer.
     keep_checkpoints : number of newest checkpoints that are kept.
     evaluate_every : steps between two evaluations on `data.test`; "auto": one after each pass.
     evaluate_at : numbers of samples after each of which the model is evaluated.
     log : whether the run log is written.
-    tensorboard : folder for TensorBoard, which receives losses and figures as they are logged.
-    mlflow : tracking URI of MLflow, which receives the settings and the same numbers.
+    tensorboard : folder for TensorBoard, to which losses and figures are written as they are
+        logged.
+    mlflow : tracking URI of MLflow, to which the settings, losses and figures are sent.
     early_stopping : whether the run stops once the score on validation rows no longer improves. A
         share of the rows is set aside as validation rows, and the model is scored on them after
         every pass: by accuracy or R2, or by the loss if it is not the squared error. The run stops
         after `n_iter_no_change` passes in a row without a better score. The model has the weights
         of the best pass, even if `data.epochs` ends the run. Neither validation rows nor copies of
-        them are trained on. Not for "direct", for warm starts, and for rows that a function makes.
+        them are trained on. Not for "direct", for warm starts, or for rows that a function makes.
     validation_fraction : share of the stored rows that is set aside for early stopping. From arrays
         in memory, the same share of each class is taken.
     n_iter_no_change : number of passes in a row without a better score after which the run ends.
     calibrate : whether rows are set aside for probabilities and intervals; "auto": for classes with
         many rows. After training, these rows determine the probabilities of classes, or the widths
         of intervals with the requested coverage. true sets aside a tenth of the rows, at most 2000,
-        which are never trained on; not for warm starts, and for rows that a function makes. "auto"
-        sets aside a fiftieth, at most 2000, if there are at least 5000 rows with one class each,
-        and 500 for each class; it sets none aside for values and for weighted rows. With fewer rows
-        of classes, weighted or not, each row is predicted by a model of the others instead, for the
-        solvers "direct", "block" and "falkon"; not with copies, random transforms, class_sampling,
-        several ranks, or more Fourier features than rows.
+        which are never trained on; not for warm starts, and not for rows that a function makes.
+        "auto" sets aside a fiftieth, at most 2000, if there are at least 5000 rows with one class
+        each, and 500 for each class; it sets none aside for values and for weighted rows. With
+        fewer rows of classes, weighted or not, each row is predicted by a model of the others
+        instead, for the solvers "direct", "block" and "falkon"; not with copies, random transforms,
+        class_sampling, several ranks, or more Fourier features than rows.
     """
 
     table = "run"
@@ -181,7 +183,7 @@ class ExecutionConfig(Table):
 
     @property
     def n_ranks(self) -> int:
-        """`ranks`, once "gpus" is a number; see `over_ranks.with_rank_count`."""
+        """`ranks` as a number, after `over_ranks.with_rank_count` has replaced "gpus"."""
         assert isinstance(self.ranks, int), "ranks have not been counted"
         return self.ranks
 
@@ -199,7 +201,10 @@ LOG_LINK_SOLVERS: Final = ("auto", "block", "direct")
 
 
 class RunConfig(Table):
-    """Every setting of a run. Build it from tables, a run file, or the stage models."""
+    """All settings of a run, in four sections.
+
+    It is made from the sections, `from_tables`, or a run file (`load_run_file`).
+    """
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -207,34 +212,39 @@ class RunConfig(Table):
     run: ExecutionConfig = ExecutionConfig()
 
     @model_validator(mode="after")
-    def _solver_trains_the_features(self) -> RunConfig:
+    def _check_features(self) -> RunConfig:
+        """Require a solver that trains the features."""
         check_solver_features(self.solver.name, self.model.features)
         return self
 
     @model_validator(mode="after")
-    def _loss_can_be_minimised(self) -> RunConfig:
-        loss, others = self.model.loss, []
+    def _check_loss(self) -> RunConfig:
+        """Require settings with which the loss can be minimised."""
+        loss, obstacles = self.model.loss, []
         log_link = loss != SQUARES and loss_class(loss).log_link
         if log_link and self.solver.name not in LOG_LINK_SOLVERS:
-            others.append(mention("solver.name", self.solver.name))
-        others += [mention("solver.posterior", True)] if self.solver.posterior else []
+            obstacles.append(mention("solver.name", self.solver.name))
+        obstacles += [mention("solver.posterior", True)] if self.solver.posterior else []
         if log_link and self.solver.name == "direct" and not self.model.fit_intercept:
             # Newton steps would take |log mean| passes from f = 0 to the mean.
-            others.append(f"{mention('solver.name', 'direct')} and no intercept")
-        if loss != SQUARES and others:
+            obstacles.append(f"{mention('solver.name', 'direct')} and no intercept")
+        if loss != SQUARES and obstacles:
             raise ConfigError(
-                f"{mention('model.loss', loss)} cannot be minimised with {others[0]}",
+                f"{mention('model.loss', loss)} cannot be minimised with {obstacles[0]}",
                 f"leave one of them out, or give {mention('model.loss', SQUARES)}",
             )
         return self
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, Any]) -> RunConfig:
-        """Return the configuration in nested tables, as TOML gives them."""
+        """Return the configuration from nested tables: section -> setting -> value."""
         return cls(**{str(key): value for key, value in tables.items()})
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> RunConfig:
-        """Return a checked copy with some settings replaced, such as `{"solver.name": "block"}`."""
+        """Return a checked copy with some settings replaced, such as `{"solver.name": "block"}`.
+
+        Raises ConfigError for an unknown or wrong setting.
+        """
         tables: dict[str, Any] = {name: dict(table) for name, table in self}
         for key, value in overrides.items():
             section, _, field = key.partition(".")
@@ -245,19 +255,24 @@ class RunConfig(Table):
 
     def identity(self) -> dict[str, dict[str, Any]]:
         """Return, as JSON values, the settings that must not change when a run is resumed."""
-        left_out = FREE_AT_RESUME if self.run.early_stopping else FREE_AT_RESUME | OF_VALIDATION
+        left_out = FREE_AT_RESUME | (
+            frozenset() if self.run.early_stopping else VALIDATION_SETTINGS
+        )
 
-        def counts(path: str, value: Any) -> bool:
-            return value is not None and path not in left_out and ADDED.get(path, ...) != value
+        def is_recorded(path: str, value: Any) -> bool:
+            neutral = NEUTRAL_VALUES.get(path, ...)
+            return value is not None and path not in left_out and value != neutral
 
         return {
-            name: {k: v for k, v in table.items() if counts(f"{name}.{k}", v)}
+            name: {k: v for k, v in table.items() if is_recorded(f"{name}.{k}", v)}
             for name, table in self.model_dump(mode="json").items()
         }
 
 
 def as_config(config: Any) -> RunConfig:
-    """Return settings given as a `RunConfig`, as the tables of one, or as the path of a run file.
+    """Return the configuration of any form that users pass.
+
+    config : a `RunConfig`, nested tables, or the path of a run file
 
     Raises ConfigError for anything else.
     """
@@ -270,15 +285,18 @@ def as_config(config: Any) -> RunConfig:
     raise ConfigError(
         f"{mention('config', config)} must be a RunConfig, the path of a run file, or the tables "
         f"of one",
-        f"data come by {mention('data.train')}, or by source=",
+        f"to give data, set {mention('data.train')}, or pass source=",
     )
 
 
 def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
-    """Return the configuration in a TOML run file; a `ConfigError` names the file and the key."""
+    """Return the configuration in a TOML run file.
+
+    Raises ConfigError, which names the file and the key, if it cannot be read or has a mistake.
+    """
     path, text = Path(path), ""
     try:
-        with path.open("rb") as file:  # not all of a large file of data, given by mistake
+        with path.open("rb") as file:  # limited, in case it is a large file of data
             text = file.read(TOML_BYTES + 1).decode(errors="strict")
         tables = parse_toml(text)
     except OSError as error:
@@ -287,12 +305,10 @@ def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
             "give the path of a TOML file",
         ) from None
     except ValueError as error:  # TOML syntax or text that is not UTF-8
-        hint = corrected_line(text, str(error))
+        remedy = f"correct it there{corrected_line(text, str(error))}"
         if path.suffix.lower() != ".toml":
-            hint += ", or give a run file, which names the store of the data: train under [data]"
-        raise ConfigError(
-            f"run file {str(path)!r} is not valid TOML ({error})", f"correct it there{hint}"
-        ) from None
+            remedy += ", or give a run file, in which train under [data] names the store"
+        raise ConfigError(f"run file {str(path)!r} is not valid TOML ({error})", remedy) from None
     try:
         return RunConfig.from_tables(tables)
     except ConfigError as error:

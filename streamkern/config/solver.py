@@ -1,4 +1,4 @@
-"""[solver] of a run file: the method, and its options."""
+"""Section [solver] of a run file: the training method and its options."""
 
 from __future__ import annotations
 
@@ -24,83 +24,94 @@ from streamkern.config.rules import (
     Table,
 )
 
-_STEPS, _LOW_RANK = ("average", "step_scale"), ("n_nystrom", "level")
-_INNER = ("projection_epochs", "projection_nystrom", "projection_level", "projection_batch")
-_PROJECTED = ("projection", *_INNER)
+_OF_STEPS, _OF_LOW_RANK = ("average", "step_scale"), ("n_nystrom", "level")
+_OF_INNER_EIGENPRO = (
+    "projection_epochs", "projection_nystrom", "projection_level", "projection_batch",
+)  # fmt: skip
+_OF_PROJECTION = ("projection", *_OF_INNER_EIGENPRO)
 SOLVER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "block": ("block_size", "ridge", "damping", *_STEPS, "warm_start"),
-        "sgd": ("ridge", *_STEPS),
-        "eigenpro1": (*_LOW_RANK, "ridge", "damping", *_STEPS),
-        "eigenpro2": (*_LOW_RANK, *_STEPS),
-        "eigenpro3": (*_LOW_RANK, "period", *_PROJECTED, *_STEPS, "warm_start"),
-        "eigenpro4": (*_LOW_RANK, "period", *_PROJECTED, *_STEPS, "warm_start"),
+        "block": ("block_size", "ridge", "damping", *_OF_STEPS, "warm_start"),
+        "sgd": ("ridge", *_OF_STEPS),
+        "eigenpro1": (*_OF_LOW_RANK, "ridge", "damping", *_OF_STEPS),
+        "eigenpro2": (*_OF_LOW_RANK, *_OF_STEPS),
+        "eigenpro3": (*_OF_LOW_RANK, "period", *_OF_PROJECTION, *_OF_STEPS, "warm_start"),
+        "eigenpro4": (*_OF_LOW_RANK, "period", *_OF_PROJECTION, *_OF_STEPS, "warm_start"),
         "direct": ("ridge", "posterior"),
         "falkon": ("ridge", "tolerance", "warm_start"),
     }
 )
-"""Solver -> settings of [solver] that it takes."""
+"""Solver -> the settings of [solver] that are defined for it."""
 KERNEL_ONLY: Final = ("eigenpro2", "eigenpro3", "eigenpro4", "falkon")
-"""Solvers that do not train random features."""
+"""Solvers that do not train explicit features."""
 SIZE_OPTIONS: Final = (
     "block_size", "n_nystrom", "level", "projection_nystrom", "projection_level",
     "projection_batch",
 )  # fmt: skip
-"""Settings that have no meaning for a run of another size."""
+"""Settings whose values suit only one number of centers and rows."""
 SOLVERS = ("auto", *SOLVER_OPTIONS)
 """Values of solver.name."""
 _Number = TypeVar("_Number", int, float)
 
 
 def options_of(name: str) -> tuple[str, ...]:
-    """Return the settings of [solver] that a solver takes; "auto" takes those of two solvers."""
+    """Return the settings of [solver] that are defined for a solver.
+
+    "auto" has those of "block" and "direct", the solvers that it chooses between.
+    """
     if name != "auto":
         return SOLVER_OPTIONS[name]
     return tuple(dict.fromkeys((*SOLVER_OPTIONS["block"], *SOLVER_OPTIONS["direct"])))
 
 
 def check_solver_features(name: str, features: str) -> None:
-    """Raise ConfigError unless a solver trains such features."""
+    """Raise ConfigError unless a solver trains these features.
+
+    name, features : values of solver.name and model.features
+    """
     if features != "kernel" and name in KERNEL_ONLY:
-        others = ", ".join(each for each in SOLVER_OPTIONS if each not in KERNEL_ONLY)
+        suitable = ", ".join(solver for solver in SOLVER_OPTIONS if solver not in KERNEL_ONLY)
         raise ConfigError(
             f"{mention('model.features', features)} cannot be trained by "
             f"{mention('solver.name', name)}",
-            f"use one of {others}",
+            f"use one of {suitable}",
         )
 
 
 def set_value(setting: _Number | Literal["auto"]) -> _Number | None:
-    """Return the number that a setting has; None for "auto"."""
+    """Return the value of a setting if the user has set a number, and None if it is "auto"."""
     return None if setting == "auto" else setting
 
 
-def _name(value: object) -> object:
+def _checked_name(value: object) -> object:
+    """Return the name of a solver; ValueError for others."""
     if value in SOLVERS:
         return value
     raise ValueError("not a solver")
 
 
 SolverName = Annotated[
-    str, BeforeValidator(_name), Rule(f"one of {', '.join(json.dumps(name) for name in SOLVERS)}")
+    str,
+    BeforeValidator(_checked_name),
+    Rule(f"one of {', '.join(json.dumps(name) for name in SOLVERS)}"),
 ]
 
 
 class SolverConfig(Table):
-    """[solver]: the method, and its options that are fixed by hand.
+    """[solver]: the training method and its options.
 
     name : training method; "auto": "block", or "direct" if that is expected to finish sooner.
         "sgd", "eigenpro1" and "eigenpro2" take all rows as centers, unless features are explicit.
     block_size : centers in a block of the preconditioner, for "block"; "auto": as many as the
         memory and the length of the run justify.
-    ridge : weight of the squared norm of f in the objective; "auto": estimated from the data. It is
-        the coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error, with
+    ridge : weight of the squared norm of f in the objective; "auto": estimated from the data. The
+        objective is half the mean squared error plus ridge * tr(alpha^T K(Z, Z) alpha) / 2, with
         |w|^2 in place of the trace for Fourier features; 0 means no ridge. "direct" estimates it on
         held-out rows, for values separately for each output; otherwise it follows from the noise of
         the targets (`solver.precondition.noise`). For "block", "sgd", "direct", "falkon", and
         "eigenpro1" with explicit features; solvers without a ridge ignore "auto".
     n_nystrom : rows of the sample from which EigenPro's preconditioner is made.
-    level : directions that EigenPro's preconditioner damps.
+    level : number of eigenvectors that EigenPro's preconditioner damps.
     period : steps between two projections, for "eigenpro4".
     projection : projection onto the span of the centers, for "eigenpro3" and "eigenpro4". "exact"
         uses a factor of K(Z, Z); "resident" uses an inner EigenPro, and keeps K(Z, Z) in memory;
@@ -109,17 +120,18 @@ class SolverConfig(Table):
         projection "resident" and "inexact".
     projection_nystrom : centers of the sample from which the inner EigenPro's preconditioner is
         made; "auto": 2000, or all if there are fewer.
-    projection_level : directions that the inner EigenPro's preconditioner damps; "auto": a tenth of
-        the sample.
+    projection_level : number of eigenvectors that the inner EigenPro's preconditioner damps;
+        "auto": a tenth of the sample.
     projection_batch : centers in a step of the inner EigenPro; "auto": its critical batch, and at
         most the batch of the steps. Above the critical batch, a pass makes less progress.
-    average : whether the model has the running average of the weights, or the last ones.
-    damping : damping of the preconditioner; "auto": by the noise of the targets. For "block" it is
-        mu divided by the top eigenvalue of the first block's covariance; for "eigenpro1" it is the
-        factor tau in (0, 1].
-    step_scale : factor on the step size that was measured to be safe.
-    tolerance : residual, relative to that of the zero function, at which conjugate gradients stop,
-        for "falkon". It is measured in the norm of the preconditioner; left out it is 1e-4.
+    average : whether the model has the running average of the weights, or the last weights.
+    damping : damping of the preconditioner; "auto": chosen by the noise of the targets. For "block"
+        it is mu divided by the top eigenvalue of the first block's covariance; for "eigenpro1" it
+        is the factor tau in (0, 1].
+    step_scale : factor by which the measured stable step size is multiplied.
+    tolerance : residual, relative to the residual of the zero function, at which conjugate
+        gradients stop, for "falkon". It is measured in the norm of the preconditioner; left out it
+        is 1e-4.
     posterior : whether the model stores the posterior, from which it predicts standard deviations.
         The posterior takes p^2 numbers in float64. It needs the solver "direct" (which "auto" then
         means) and rows without copies.
@@ -149,38 +161,41 @@ class SolverConfig(Table):
 
     @property
     def changed(self) -> dict[str, Any]:
-        """The settings that are not at their defaults, with these defaults."""
-        usual = {name: field.default for name, field in SolverConfig.model_fields.items()}
-        return {name: default for name, default in usual.items() if getattr(self, name) != default}
+        """The settings that are not at their defaults -> their defaults."""
+        defaults = {name: field.default for name, field in SolverConfig.model_fields.items()}
+        return {name: value for name, value in defaults.items() if getattr(self, name) != value}
 
     @model_validator(mode="after")
-    def _defined_for_the_solver(self) -> SolverConfig:
+    def _check_defined(self) -> SolverConfig:
+        """Require that every changed setting is defined for the solver."""
         allowed = options_of(self.name)
         for name, default in self.changed.items():
             value = getattr(self, name)
-            none = name == "ridge" and value == 0
-            if name != "name" and name not in allowed and not none:
-                shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # hides a URL
-                others = [
-                    mention("solver.name", each)
-                    for each, taken in SOLVER_OPTIONS.items() if name in taken
+            no_ridge = name == "ridge" and value == 0
+            if name != "name" and name not in allowed and not no_ridge:
+                value_text = "" if name == "warm_start" else f"={json.dumps(value)}"  # hides a URL
+                solvers = [
+                    mention("solver.name", solver)
+                    for solver, options in SOLVER_OPTIONS.items() if name in options
                 ]  # fmt: skip
                 remedies = [f"leave it {'out' if default is None else 'at ' + json.dumps(default)}"]
-                remedies += [f"give {' or '.join(others)}"] if others else []
+                remedies += [f"give {' or '.join(solvers)}"] if solvers else []
                 raise ConfigError(
-                    f"{mention(f'solver.{name}{shown}')} is not defined for solver {self.name!r}",
+                    f"{mention(f'solver.{name}{value_text}')} is not defined for solver "
+                    f"{self.name!r}",
                     f"{', or '.join(remedies)}",
                 )
         return self
 
     @model_validator(mode="after")
-    def _consistent(self) -> SolverConfig:
+    def _check_values(self) -> SolverConfig:
+        """Require values that fit each other."""
         s, level = self.n_nystrom, self.level
         if s != "auto" and level != "auto" and level >= s:
             raise ConfigError(
                 f"{mention('solver.level', level)} must lie between 1 and "
-                f"{mention('solver.n_nystrom')} - 1 = {s - 1}, as its eigenvectors come from so "
-                "many rows",
+                f"{mention('solver.n_nystrom')} - 1 = {s - 1}, because the eigenvectors are those "
+                f"of {s} rows",
                 "lower level or raise n_nystrom",
             )
         if self.name == "eigenpro3" and self.period not in ("auto", 1):
@@ -189,10 +204,10 @@ class SolverConfig(Table):
                 f"{mention('solver.name', self.name)}, which projects after every step",
                 'set name = "eigenpro4" to delay the projection',
             )
-        given = self.first_set(_INNER)
-        if given is not None and self.projection not in ("resident", "inexact"):
+        option = self.first_set(_OF_INNER_EIGENPRO)
+        if option is not None and self.projection not in ("resident", "inexact"):
             raise ConfigError(
-                f"{mention(f'solver.{given}', getattr(self, given))} is not defined for "
+                f"{mention(f'solver.{option}', getattr(self, option))} is not defined for "
                 f"{mention('solver.projection', self.projection)}",
                 f"give {mention('solver.projection', 'resident')} or "
                 f"{mention('solver.projection', 'inexact')}",
@@ -207,7 +222,7 @@ class SolverConfig(Table):
 
     @property
     def fixed_ridge(self) -> float:
-        """The ridge; 0 while it is "auto"."""
+        """The ridge if it is a number, and 0 if it is "auto"."""
         return 0.0 if self.ridge == "auto" else self.ridge
 
     def first_set(self, names: Sequence[str]) -> str | None:
@@ -215,5 +230,5 @@ class SolverConfig(Table):
         return next((name for name in names if name in self.changed), None)
 
     def with_ridge(self, ridge: float | Literal["auto"]) -> SolverConfig:
-        """Return a copy with this ridge, which was found from the data."""
+        """Return a copy with this ridge."""
         return self.model_copy(update={"ridge": ridge})

@@ -1,4 +1,4 @@
-"""The text of a run file: parsing, and writing of settings."""
+"""Parse the text of a run file, and write settings as such a text."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-_BYTES = ("cache_size", "memory", "device_memory")
+_SIZE_SETTINGS = ("cache_size", "memory", "device_memory")
 
 
 def run_file_text(config: BaseModel) -> str:
-    """Return a run file with every setting that differs from its default.
+    """Return the text of a run file with every setting of a `RunConfig` that is not at its default.
 
-    Without data.storage_options, which may hold credentials.
+    data.storage_options are left out, because they may hold credentials.
     """
     tables: dict[str, dict[str, Any]] = {}
     for name, section in config:
         values = section.model_dump(mode="json")
-        usual = type(section).model_construct().model_dump(mode="json", warnings=False)
+        defaults = type(section).model_construct().model_dump(mode="json", warnings=False)
         changed = {
-            k: _bytes_text(v) if k in _BYTES else v
+            k: _size_value(v) if k in _SIZE_SETTINGS else v
             for k, v in values.items()
-            if v is not None and v != usual.get(k)
+            if v is not None and v != defaults.get(k)
         }
         tables |= {name: changed} if changed else {}
     return toml(tables)
 
 
-def _bytes_text(size: int) -> int | str:
-    """Return a size in the largest unit of which it is a multiple, as a user would write it."""
+def _size_value(size: int) -> int | str:
+    """Return a number of bytes in the largest unit that divides it, such as "8 GiB"."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size % 1024**power == 0:
             return f"{size // 1024**power} {unit}"
@@ -40,7 +40,7 @@ def _bytes_text(size: int) -> int | str:
 
 
 def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the tables, of JSON values without None, as TOML with a section for each."""
+    """Return tables of JSON values, without None, as TOML text with a section for each table."""
     sections = (
         "\n".join([f"[{name}]", *(f"{_key(k)} = {_value(v)}" for k, v in table.items())])
         for name, table in tables.items()
@@ -49,33 +49,40 @@ def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _value(value: Any) -> str:
+    """Return a JSON value as TOML text."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, str):
-        # A JSON string is a TOML string, except for a character that TOML requires to be escaped.
+        # A JSON string is a TOML string, but TOML requires DEL to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value)
 
 
 def _key(name: str) -> str:
-    plain = name.isascii() and name.replace("_", "a").replace("-", "a").isalnum()
-    return name if plain else _value(name)
+    """Return a key as TOML text, in quotes unless it is a bare key."""
+    bare = name.isascii() and name.replace("_", "a").replace("-", "a").isalnum()
+    return name if bare else _value(name)
 
 
-_TOML_CHARACTERS = 1 << 24  # a matrix of a metric has some millions
+_TOML_CHARACTERS = 1 << 24  # allowed; the matrix of a metric takes some millions
 TOML_BYTES: Final = 4 * _TOML_CHARACTERS
-_KEY_PARTS = 32
+"""Largest size of a run file: a character takes at most 4 bytes of UTF-8."""
+_KEY_PARTS = 32  # allowed in a dotted key
 # The lookbehind and the possessive + keep the search linear in the text.
 _PART = r"""(?:(?<![\w-])[A-Za-z0-9_-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""
 _LONG_KEY = re.compile(f"(?:{_PART}){{{_KEY_PARTS}}}")
 
 
 def corrected_line(text: str, message: str) -> str:
-    """Return a hint at the line of a TOML text that the parser's message names; "" for none.
+    """Return the correction of the line that the parser's message names, such as ", as x = true".
 
-    The usual mistakes are text without quotes, and a truth value written as in Python.
+    It corrects the usual mistakes: text without quotes, a colon, and a truth value written as in
+    Python. For other mistakes it returns "".
+
+    text : the TOML text
+    message : error message of `parse_toml`
     """
     number = re.search(r"at line (\d+)", message)
     line = text.split("\n")[int(number[1]) - 1] if number else ""
@@ -85,14 +92,15 @@ def corrected_line(text: str, message: str) -> str:
     key, value = match[1], match[2].strip("\"'")
     if value in ("True", "False"):
         return f", as {key} = {value.lower()}"
-    written = match[2] if re.fullmatch(r"[+-]?[\d.]+|true|false", value) else json.dumps(value)
-    return f", as {key} = {written}" + (", with text in quotes" if written != match[2] else "")
+    corrected = match[2] if re.fullmatch(r"[+-]?[\d.]+|true|false", value) else json.dumps(value)
+    return f", as {key} = {corrected}" + (", with text in quotes" if corrected != match[2] else "")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the tables of a TOML text; ValueError also for a text too expensive to parse.
+    """Return the tables of a TOML text.
 
-    Time and memory of a dotted key grow with the square of its parts, and nesting is recursion.
+    Raises ValueError for text that is not TOML, or would take too long to parse: time and memory of
+    a dotted key grow with the square of the number of its parts, and nesting is recursion.
     """
     if len(text) > _TOML_CHARACTERS:
         raise ValueError(f"it has {len(text)} characters, {_TOML_CHARACTERS} are allowed")

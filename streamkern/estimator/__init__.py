@@ -1,1 +1,1 @@
-"""scikit-learn's interface."""
+"""Estimators with scikit-learn's interface."""

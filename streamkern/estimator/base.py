@@ -1,8 +1,8 @@
 """Fitting, common to both estimators.
 
-`fit` and `partial_fit` work on a snapshot of the estimator and return one record of all their
-results (`fitted.py`), which the estimator takes in one assignment: after an error or an interrupt
-it is as it was before.
+`fit` and `partial_fit` work on a snapshot of the estimator and store all results in one record
+(`fitted.py`), which is assigned to the estimator at the end. An error or an interrupt therefore
+leaves the estimator unchanged.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_result
 from streamkern.train.train import Result, train
 
-_TURNS: MutableMapping[KernelEstimator, threading.RLock] = weakref.WeakKeyDictionary()
-"""Locks by which calls of `partial_fit` on one estimator wait for each other: no block is lost."""
+_PARTIAL_FIT_LOCKS: MutableMapping[KernelEstimator, threading.RLock] = weakref.WeakKeyDictionary()
+"""One lock per estimator, so that concurrent calls of `partial_fit` run one after the other."""
 
 
 class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator):  # type: ignore[misc]
@@ -70,25 +70,25 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
 
         Parameters
         ----------
-        X : (n, d) or (n, h, w, channels) array, or a sparse one; a data frame of any library, whose
-            words, dates and gaps are encoded; arrays and frames read in pieces, of zarr, Dask and
-            xarray; paths of files; or a store or source, which bring their targets along.
+        X : (n, d) or (n, h, w, channels) array, dense or sparse; a data frame of any library, whose
+            words, dates and gaps are encoded; arrays and frames of zarr, Dask and xarray, which are
+            read in pieces; paths of files; or a store or source, which includes the targets.
         y : (n,) or (n, c) values; for a classifier (n,) labels, numbers or words, or (n, L), at
             least two columns of 0 or 1, one for each of the labels that a row may have; or the
-            name of a column of X; None if X brings it along.
-        sample_weight : (n,) finite numbers, 0 or above, for arrays; a store brings its own.
+            name of a column of X; None if X includes the targets.
+        sample_weight : (n,) finite numbers, 0 or above, for arrays; a store includes its weights.
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
         test : held-out data evaluated during training: (X, y), or anything that X may be.
         client : a `distributed.Client`, whose workers run the `ranks`, or read the rows if there is
-            one rank; it stays open, and is not part of the estimator.
+            one rank; it stays open, and is not stored in the estimator.
 
         Returns
         -------
-        self : the fitted estimator. With `run_dir`, the same call resumes an interrupted one, and
-            returns at once after it has finished.
+        self : the fitted estimator. With `run_dir`, the same call resumes an interrupted fit, and
+            returns the result of a finished one.
 
-        After an error or an interrupt the estimator is as it was before; with `run_dir`, an
-        interrupt leaves it with the model that was saved there, if one was, as `load` returns it.
+        An error or an interrupt leaves the estimator unchanged. With `run_dir`, an interrupt gives
+        it the model that was saved there, if there is one, as `load` returns it.
         """
         self._fitted_ = self._snapshot()._trained(self, X, y, sample_weight, test, client)
         return self
@@ -97,24 +97,24 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
     def _trained(
         self, owner: KernelEstimator, X: Any, y: Any, sample_weight: Any, test: Any, client: Any
     ) -> FittedModel:
-        """Return the result of `fit`. owner : the estimator that this one is a snapshot of"""
+        """Return the result of `fit`. owner : the estimator of which this one is a snapshot"""
         self._check_saved("centers", "loss", "metric", "transforms")
         last = self._last_fit()
-        # A fit that starts from another one has its features, and the encoder of its table.
+        # With warm_start=True, the features and the encoder are those of the last fit.
         like = None if last is None else last.schema
         source, schema = self._source(X, y, sample_weight, like=like)
         held_out = None
         if test is not None:
             held_out, _ = self._source(*files.test_pair(test, y), like=schema)
-        centers, metric = self._given_centers(), self._given_metric()
+        centers, metric = self._array_of_centers(), self._array_of_metric()
         if is_sparse(self.centers) and self.centers.shape[1] != schema.n_features:
             raise DataError(
-                f"centers have {self.centers.shape[1]:,} features, and X has {schema.n_features:,}",
-                "give rows with the same features",
+                f"centers have {self.centers.shape[1]:,} features, but X has {schema.n_features:,}",
+                "give rows and centers with the same features",
             )
         with own_names():
             config = self._config(self.epochs)
-            # Weights are only valid in the scale they were fitted in.
+            # The weights of the last fit are valid only for features that are scaled as in it.
             scaling = last.scaling if last is not None and config.data.scale == "auto" else []
             stream = self._transformed(source, [*self._transforms(source), *scaling])
             callbacks, tasks = list(check_callbacks(self.callbacks)), None
@@ -154,58 +154,58 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         return None
 
     def _partial_fit(self, X: Any, y: Any, labels: Labels | None = None) -> Self:
-        """Train on one more block. labels : all labels of the data, in the first call"""
-        with _TURNS.setdefault(self, threading.RLock()):  # each call continues the one before
+        """Train on one more block. labels : all labels of the data, if the caller gave them"""
+        with _PARTIAL_FIT_LOCKS.setdefault(self, threading.RLock()):
             self._fitted_ = self._snapshot()._advanced(X, y, labels)
         return self
 
     @files.temporary_stores()
     def _advanced(self, X: Any, y: Any, labels: Labels | None) -> FittedModel:
-        """Return the fitted state after one more block."""
-        now = self._fitted_
-        before = None if now is None or now.online is None else now
+        """Return the fit after training on one more block; see `_partial_fit`."""
+        fitted = self._fitted_
+        before = None if fitted is None or fitted.online is None else fitted
         self._check_saved(*(("centers", "metric") if before is None else ()), "loss", "transforms")
         if before is not None and before.schema.labels is not None and labels is not None:
-            known = before.schema.labels.classes
-            if not np.array_equal(labels.classes, known):
+            first_classes = before.schema.labels.classes
+            if not np.array_equal(labels.classes, first_classes):
                 raise ConfigError(
-                    f"classes={labels.classes.tolist()} differ from those of the first call, "
-                    f"{known.tolist()}",
-                    "name all of them there",
+                    f"classes={labels.classes.tolist()} differ from the classes of the first call, "
+                    f"{first_classes.tolist()}",
+                    "give all classes in the first call",
                 )
         self._check_unchanged(None if before is None else before.begun)
         like = None if before is None else before.schema
         source, schema = self._source(X, y, like=like, labels=labels)
-        if now is not None and before is None:
-            _check_discarded(now, source.n_rows)
+        if fitted is not None and before is None:
+            _check_discarded(fitted, source.n_rows)
         with own_names():
             if before is None or before.online is None:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
-                centers, metric = self._given_centers(), self._given_metric()
+                centers, metric = self._array_of_centers(), self._array_of_metric()
                 run_inputs = RunInputs(centers=centers, metric=metric, facts=self._facts(schema))
                 online: Online | SavedRun = Online(config, run_inputs)
-                bound, scaling = self._transforms(source), []
+                transforms, scaling = self._transforms(source), []
             else:
-                online, bound = before.online
+                online, transforms = before.online
                 scaling = list(before.scaling)
                 check_same_rows(source, schema, "X has")
                 if schema.labels is None:
                     check_outputs(source, before.n_targets)
             if isinstance(online, SavedRun):
                 online = online.open(self._execution())
-            # `advance` changes it; the settings of execution are those of this call.
+            # A copy, because `advance` changes it; the settings of execution are those of this call
             online = replace(online, config=online.config.with_overrides(self._execution()))
-            stream = self._transformed(source, bound)
+            stream = self._transformed(source, transforms)
             result = online.advance(stream, self._progress())
-            new = found_scaling(result, stream)
+            new_scaling = found_scaling(result, stream)
             return self._record_of(
-                result, schema, X, scaling=[*scaling, *new],
-                settings=online.inputs.recorded(online.config), online=(online, [*bound, *new]),
-                begun=self._model_parameters(),
+                result, schema, X, scaling=[*scaling, *new_scaling],
+                settings=online.inputs.recorded(online.config),
+                online=(online, [*transforms, *new_scaling]), begun=self._model_parameters(),
             )  # fmt: skip
 
     def _record_of(self, result: Result, schema: Schema, X: Any, **others: Any) -> FittedModel:
-        """Return the record of a result, and release its device."""
+        """Return the record of a result, and close the backend of its model."""
         notes: dict[str, Any] = inputs.sparse_note(X)
         if encoder := column_notes(schema.encoder, "the model"):
             notes["encoder"] = encoder
@@ -213,7 +213,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             return FittedModel.of_result(result, schema, notes=notes, **others)
 
     def _execution(self) -> dict[str, Any]:
-        """Return the settings of execution, which may change when a run is resumed."""
+        """Return the settings of execution, which may differ between calls of `partial_fit`."""
         config = self._config(1 if self.epochs == "auto" else self.epochs)
         names = ("device", "accelerator", "memory", "device_memory", "threads")
         return {f"run.{name}": getattr(config.run, name) for name in names} | {
@@ -227,8 +227,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
     ) -> tuple[BaseSource, Schema]:  # fmt: skip
         """Return checked training data and their schema.
 
-        like : the schema of earlier data, which these have to match
-        labels : of a classifier, if they are known before its data are read
+        like : schema of earlier data, which the new data must match
+        labels : labels of a classifier, if they are known before its data are read
         """
         data = files.given_data(X, y, sample_weight, like)
         X, y, sample_weight, names = data.X, data.y, data.sample_weight, data.names
@@ -264,7 +264,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         return source, schema
 
     def _evaluated(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
-        """Return the figures of rows with targets: see `KernelModel.evaluate`."""
+        """Return the figures of rows with targets, by name; see `KernelModel.evaluate`."""
         fitted = self._state
         if files.is_files(X):
             opened = files.rows_of_files(X, fitted.schema, y, sample_weight, targets=True)
@@ -277,7 +277,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             return with_defined_r2(model.evaluate(source), source.n_rows)
 
     def _ingested(self, X: Any, y: Any, sample_weight: Any, like: Schema | None) -> BaseSource:
-        """Return a source of the rows of files. like : as in `_source`"""
+        """Return a source of the rows of files, in a temporary store. like : as in `_source`"""
         classes = is_classifier(self) and not files.are_several_labels(y, like)
         return files.ingested(
             X, y, sample_weight, targets="classes" if classes else "values",
@@ -285,7 +285,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         )  # fmt: skip
 
     def _first_rows(self, X: Any, y: Any) -> tuple[Any, Schema]:
-        """Return the rows that determine the features, encoded if necessary, and their schema."""
+        """Return checked rows, encoded if necessary, and the schema that they determine."""
         numbers = numbers_of(X, "X") if is_frame(X) else None
         if not is_frame(X) or numbers is not None or not inputs.check_text_names(X):
             holder = self._for_checks()
@@ -311,60 +311,68 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             )
         if self.run_dir is not None:
             raise ConfigError(
-                f"{mention('warm_start', True)} cannot be used with run_dir, which does not keep "
-                f"the start",
-                "give warm_start the run_dir of the fit to start from",
+                f"{mention('warm_start', True)} cannot be used with run_dir, which does not store "
+                f"the weights to start from",
+                "set warm_start to the run_dir of the fit to start from",
             )
         return self._fitted_
 
     def _stream(
         self, X: Any, y: Any, sample_weight: Any, labels: Labels | None
     ) -> tuple[BaseSource, Labels | None]:
-        """Return the source of streamed data, and the labels of a classifier. labels : if known"""
+        """Return the source of streamed data, and the labels of a classifier.
+
+        labels : labels of the classifier, if they are known; None for a regression
+        """
         raise NotImplementedError
 
     def _array_source(
         self, X: Any, y: Any, w: Any, labels: Labels | None
     ) -> tuple[ArraySource, Labels | None]:
-        """Return the source of checked rows in memory, and the labels of a classifier."""
+        """Return the source of checked rows in memory, and the labels of a classifier.
+
+        w : sample weights or None; labels : as in `_stream`
+        """
         raise NotImplementedError
 
     def _built_transforms(self) -> list[Any]:
-        given = checked_list("transforms", self.transforms)
-        return [from_config([t])[0] if isinstance(t, Mapping) else t for t in given]
+        """Return the parameter `transforms` as functions and transform objects."""
+        transforms = checked_list("transforms", self.transforms)
+        return [from_config([t])[0] if isinstance(t, Mapping) else t for t in transforms]
 
     def _transforms(self, source: BaseSource) -> list[Any]:
-        """Return the transforms, with scaling bound to the statistics of this source."""
+        """Return the transforms; a scaling among them uses the statistics of this source."""
         return [bind_transform(t, source) for t in self._built_transforms()]
 
     @staticmethod
     def _transformed(source: BaseSource, transforms: list[Any]) -> BaseSource:
+        """Return a source that applies the transforms to the rows of `source`."""
         return AugmentedSource(source, 1, transforms) if transforms else source
 
 
 def _check_discarded(fitted: FittedModel, n_rows: int) -> None:
-    """Warn that a first call of `partial_fit` discards a fit; refuse to discard a compressed model.
+    """Warn that `partial_fit` discards a fit, or raise ConfigError if it is a compressed model.
 
     n_rows : number of rows of the block
     """
     report, n_centers = fitted.attributes["report_"], fitted.attributes["n_centers_"]
     if "compressed" in report:
         raise ConfigError(
-            "a compressed model has no state of the solver, which partial_fit would continue from",
+            "partial_fit cannot continue a compressed model, which has no state of the solver",
             "use partial_fit before compress, or start a new model with partial_fit of a clone "
             "(sklearn.base.clone)",
         )
     warn(
-        f"partial_fit does not continue from fit: it discards that model of {n_centers:,} centers "
-        f"and begins a new one from this block of {n_rows:,} rows; to train on in blocks, use "
+        f"partial_fit does not continue from fit: it discards the model of {n_centers:,} centers "
+        f"and starts a new one from this block of {n_rows:,} rows; to train in blocks, use "
         "partial_fit from the start, with a large first block"
     )
 
 
 def check_outputs(source: BaseSource, expected: int) -> None:
-    """Raise DataError unless the targets have as many columns as those trained on."""
+    """Raise DataError unless the targets have the number of columns that the model expects."""
     if source.n_outputs != expected:
         raise DataError(
-            f"y has {source.n_outputs} outputs, the model was trained on {expected}",
-            "give as many",
+            f"y has {source.n_outputs} outputs, but the model was trained on {expected}",
+            "give as many outputs as in training",
         )

@@ -1,7 +1,7 @@
-"""The callbacks of scikit-learn 1.9 and newer, given by `set_callbacks`, as a `Callback` of ours.
+"""Support for the callbacks of scikit-learn 1.9 and newer, which `set_callbacks` sets.
 
-A `fit` is a task, and each of its passes a subtask. Without scikit-learn's module there is no
-`set_callbacks`, and only `callbacks` exist.
+A `Callback` of streamkern calls them. In their terms a `fit` is a task, and each pass a subtask.
+With older versions of scikit-learn there is no `set_callbacks`, only the parameter `callbacks`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["CallbackSupport", "ScikitLearnCallbacks", "with_callbacks"]
 
 
 class ScikitLearnCallbacks(Callback):
-    """Calls scikit-learn's callbacks in a `fit` of this estimator, and stops it if they ask for it.
+    """Calls the scikit-learn callbacks of an estimator in its `fit`, and ends it if one asks to.
 
-    schema : of the training data
-    data : arguments of the hooks, by name: X, y and metadata
+    schema : schema of the training data
+    data : arguments of the callbacks' methods by name: X, y and metadata
     """
 
     def __init__(self, estimator: Any, schema: Schema, **data: Any) -> None:
@@ -41,11 +41,11 @@ class ScikitLearnCallbacks(Callback):
 
     @staticmethod
     def are_set(estimator: Any) -> bool:
-        """Return whether the estimator has such callbacks."""
+        """Return whether the estimator has callbacks of scikit-learn."""
         return hasattr(estimator, "_skl_callbacks") or hasattr(estimator, "_parent_callback_ctx")
 
     def begin(self, run: TrainStart) -> None:
-        """Begin the task of the full fit, and that of the first remaining pass."""
+        """Begin the task of the fit, and the task of the first remaining pass."""
         passes = max(0, run.epochs - run.epoch)
         self._fit = self._estimator._init_callback_context(max_subtasks=passes)
         self._fit.call_on_fit_task_begin(estimator=self._estimator, **self._data)
@@ -57,7 +57,7 @@ class ScikitLearnCallbacks(Callback):
         self._pass.call_on_fit_task_begin(estimator=self._estimator, **self._data)
 
     def pass_ended(self, passed: EpochEnd) -> bool:
-        """End the task of a pass; return whether a callback asks for the end of the fit."""
+        """End the task of a pass, and return whether a callback asks to end the fit."""
         stop = self._pass.call_on_fit_task_end(
             estimator=self._estimator,
             **self._data,
@@ -71,8 +71,8 @@ class ScikitLearnCallbacks(Callback):
         return bool(stop)
 
     def fitted(self, fitted: FittedModel) -> None:
-        """End the task of the fit, and pass on the attributes that the estimator will have."""
-        if self._pass is not None:  # begun, but not needed
+        """End the task of the fit. fitted : what the estimator will have as its fit"""
+        if self._pass is not None:  # begun for a pass that did not take place
             self._pass.call_on_fit_task_end(estimator=self._estimator)
         self._fit.call_on_fit_task_end(
             estimator=self._estimator, **self._data, reconstruction_attributes={"_fitted_": fitted}

@@ -17,7 +17,7 @@ from streamkern.basics.array_types import Floats
 from streamkern.basics.optional import on_demand
 
 PENALTIES = tuple(10.0**k for k in range(-13, -2, 2))
-"""Penalties to try, relative to the mean of the diagonal of k^T k."""
+"""Penalties that are tried, relative to the mean of the diagonal of k^T k."""
 
 
 class CenterSums:
@@ -50,12 +50,12 @@ class CenterEquations:
     """The least-squares problem of all candidate centers.
 
     fit : sums over the rows to which the weights are fitted
-    held : sums over the held-out rows, on which fits are compared
+    held_out : sums over the held-out rows, on which fits are compared
     spread : standard deviation of the outputs F
     """
 
     fit: CenterSums
-    held: CenterSums
+    held_out: CenterSums
     spread: float
 
     def weights(self, q: int, penalty: float) -> Floats | None:
@@ -69,10 +69,10 @@ class CenterEquations:
         try:
             # A.T has the memory order of LAPACK, which then overwrites it without a copy.
             factor = linalg.cho_factor(A.T, lower=True, overwrite_a=True)
-            found: Floats = linalg.cho_solve(factor, B)
+            weights: Floats = linalg.cho_solve(factor, B)
         except linalg.LinAlgError:
             return None
-        return found
+        return weights
 
     def difference(self, w: Floats | None) -> float:
         """Return the RMSE of k w against F on the held-out rows, divided by `spread`.
@@ -81,6 +81,7 @@ class CenterEquations:
         """
         if w is None:
             return math.inf
-        q, held = len(w), self.held
-        total = np.vdot(w, held.A[:q, :q] @ w) - 2 * np.vdot(w, held.B[:q]) + held.squares
-        return math.sqrt(max(float(total), 0.0) / (held.n * w.shape[1])) / self.spread
+        q, sums = len(w), self.held_out
+        # The sum of the squares of k w - F, expanded
+        total = np.vdot(w, sums.A[:q, :q] @ w) - 2 * np.vdot(w, sums.B[:q]) + sums.squares
+        return math.sqrt(max(float(total), 0.0) / (sums.n * w.shape[1])) / self.spread

@@ -1,4 +1,4 @@
-"""Predictions of a classifier other than labels: values, decisions, probabilities, sets."""
+"""Predictions of a classifier: labels, values, decision functions, probabilities and sets."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from streamkern.predict.probabilities import Probabilities, Softmax
 
 
 class _WithProbabilities:
-    """A method that an estimator has only if it has probabilities, or is certain to have them.
+    """Decorator of a method that exists only if the estimator has probabilities, or will have them.
 
-    Otherwise an AttributeError gives the reason in its own message, not in its cause as
-    scikit-learn's `available_if` does: users read the end of a traceback.
+    Otherwise an AttributeError gives the reason. Unlike in scikit-learn's `available_if`, the
+    reason is in the message of the error itself and not in its cause, because users read the end of
+    a traceback.
     """
 
     def __init__(self, method: Callable[..., Any]) -> None:
@@ -50,11 +51,11 @@ def _probabilities_of(estimator: Any) -> Probabilities:
             "predict_proba is for rows of one class each, and this model was trained on several "
             "labels for a row; use predict_values"
         )
-    known = fitted.calibration
-    if known is None or known.probabilities is None:
+    calibration = fitted.calibration
+    if calibration is None or calibration.probabilities is None:
         raise AttributeError(f"predict_proba needs {render_message(estimator._lacking)}")
-    made: Probabilities = known.probabilities
-    return made
+    probabilities: Probabilities = calibration.probabilities
+    return probabilities
 
 
 class ClassAnswers(Predicting):
@@ -63,44 +64,48 @@ class ClassAnswers(Predicting):
     classes_ = FittedAttribute()
 
     @property
-    def _known_labels(self) -> Labels:
+    def _trained_labels(self) -> Labels:
+        """The labels of the training data."""
         labels = self._state.schema.labels
         assert labels is not None
         return labels
 
     def _check_sets(self, interval: float, out: Any) -> None:
-        what = None if out is None else "out, as a file has no room for them"
-        if self._known_labels.indicator is not None:
-            what = "several labels for a row"
-        if what is not None:
+        """Raise ConfigError if sets of classes cannot be returned."""
+        obstacle = None if out is None else "out, because the files cannot hold them"
+        if self._trained_labels.indicator is not None:
+            obstacle = "several labels for a row"
+        if obstacle is not None:
             raise ConfigError(
-                f"{mention('interval', interval)} gives sets of classes, which are not known with "
-                f"{what}",
+                f"{mention('interval', interval)} gives sets of classes, which are not available "
+                f"with {obstacle}",
                 "leave interval out",
             )
 
     def _with_sets(self, X: Any, interval: float) -> tuple[Any, Any]:
-        """Return labels at once, and the sets of classes."""
+        """Return labels, (n,), and sets of classes, (n, c) bool, for rows that are not lazy."""
         check_level(interval)
         request = f"interval={interval!r}"
-        X = self._at_once(X, request)
-        known = self._state.calibration
-        by_rows = known if known is not None and known.n_rows else None
-        calibration = needed_calibration(by_rows, request, self._lacking)
-        calibration.intervals.reach(interval)  # raises for a level out of reach
+        X = self._not_lazy(X, request)
+        fitted = self._state.calibration
+        with_rows = fitted if fitted is not None and fitted.n_rows else None
+        calibration = needed_calibration(with_rows, request, self._lacking)
+        calibration.intervals.reach(interval)  # raises if there are too few rows for the level
         F = self._values(X)
-        sets = self._known_labels.sorted(calibration.intervals.sets(F, interval))
-        return self._formed(self._labels(F), X, "_labels"), self._formed(sets, X, "_sets")
+        sets = self._trained_labels.sorted(calibration.intervals.sets(F, interval))
+        labels = self._in_container(self._labels(F), X, "_labels")
+        return labels, self._in_container(sets, X, "_sets")
 
     @_WithProbabilities
     @from_one_fit
     def predict_proba(
         self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
     ) -> Any:
-        """Return probabilities of the classes; see `calibrate` for the rows they are fitted to.
+        """Return probabilities of the classes.
 
-        A fit with default settings has them; `calibrate` documents which others do. The most
-        probable class need not be the one that `predict` returns: see docs/howto/probabilities.md.
+        They are fitted to rows that `calibrate` sets aside; that parameter documents which fits
+        have them. The most probable class may differ from the result of `predict`, see
+        docs/howto/probabilities.md.
 
         Parameters
         ----------
@@ -109,6 +114,11 @@ class ClassAnswers(Predicting):
         Returns
         -------
         p : (n, c) float64, rows sum to 1; None with `out`. Lazy if `predict` is.
+
+        Raises
+        ------
+        AttributeError
+            The estimator has no probabilities.
         """
         if out is not None:
             options = {"overwrite": overwrite, "order": order, "values": True}
@@ -121,52 +131,55 @@ class ClassAnswers(Predicting):
         """Return the logarithm of `predict_proba`."""
         return self._answer(X, "_log_probabilities")
 
+    # Methods of F, (n, c) the outputs of the model, which `_answer` calls by name
+
     def _probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        return self._known_labels.sorted(_probabilities_of(self)(F))
+        return self._trained_labels.sorted(_probabilities_of(self)(F))
 
     def _log_probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        known = _probabilities_of(self)
-        if isinstance(known, Softmax):
-            return self._known_labels.sorted(known.log(F))
-        with np.errstate(divide="ignore"):  # probability 0: a class of no calibration row
+        probabilities = _probabilities_of(self)
+        if isinstance(probabilities, Softmax):
+            return self._trained_labels.sorted(probabilities.log(F))
+        with np.errstate(divide="ignore"):  # a class without calibration rows has probability 0
             return np.log(self._probabilities(F))
 
     @from_one_fit
     def predict_values(self, X: Any) -> Any:
-        """Return f(X), (n, c): about 1 for the class of a row, or its labels, and 0 for the others.
+        """Return f(X), (n, c), which approximates 1 for the class or labels of a row, and 0 else.
 
-        Lazy if `predict` is.
+        The columns are in the order of `classes_`. Lazy if `predict` is.
         """
-        return self._answer(X, "_as_they_are")
+        return self._answer(X, "_sorted_values")
 
     @from_one_fit
     def decision_function(self, X: Any) -> Any:
-        """Return f(X), (n, c), or the difference of the two values, (n,), for two classes.
+        """Return f(X), (n, c); for two classes the second value minus the first one, (n,).
 
-        For several labels f(X) - 1/2, (n, L), which is above 0 for the labels of a row. Lazy if
-        `predict` is.
+        With several labels for a row it is f(X) - 1/2, (n, L), which is above 0 for the labels that
+        `predict` returns. Lazy if `predict` is.
         """
         return self._answer(X, "_decisions")
 
     def _labels(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        known = self._known_labels
-        if known.indicator is not None:
-            return (F > HALF).astype(known.indicator)
-        labels: npt.NDArray[Any] = known.classes[known.sorted(F).argmax(axis=1)]
+        trained = self._trained_labels
+        if trained.indicator is not None:
+            return (F > HALF).astype(trained.indicator)
+        labels: npt.NDArray[Any] = trained.classes[trained.sorted(F).argmax(axis=1)]
         return labels
 
-    def _as_they_are(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self._known_labels.sorted(F)
+    def _sorted_values(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._trained_labels.sorted(F)
 
     def _decisions(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if self._known_labels.indicator is not None:
+        if self._trained_labels.indicator is not None:
             return F - HALF
-        F = self._as_they_are(F)
+        F = self._sorted_values(F)
         return F[:, 1] - F[:, 0] if F.shape[1] == 2 else F
 
     def _names_of(self, method: str) -> Sequence[Any] | None:
-        known = self._known_labels
-        if method == "_labels" or known.indicator is not None:
+        """Return the names of the columns that `method` returns: the classes, except of labels."""
+        trained = self._trained_labels
+        if method == "_labels" or trained.indicator is not None:
             return super()._names_of(method)
-        classes = list(known.classes)
+        classes = list(trained.classes)
         return classes[1:] if method == "_decisions" and len(classes) == 2 else classes

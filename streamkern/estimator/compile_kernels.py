@@ -1,7 +1,7 @@
-"""Small fits that compile the kernels of a GPU, so that the first run need not.
+"""Compile the CUDA kernels of streamkern by small fits, so that later runs find them in the cache.
 
-CuPy compiles a CUDA kernel at its first call, for the dtypes of its arguments, and caches it on the
-disk; the sizes of arrays do not matter.
+CuPy compiles a CUDA kernel at its first call for given dtypes, for arrays of any size, and caches
+it on disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.stream.sources.random_transforms import GaussianNoise
 from streamkern.stream.sources.transforms import RandomFlip
 
-MADE_ROWS, MADE_FEATURES, MADE_CENTERS = 600, 9, 60
+GENERATED_ROWS, GENERATED_FEATURES, GENERATED_CENTERS = 600, 9, 60
+"""Sizes of the generated data, and of the models."""
 
 
 class Compiled(NamedTuple):
@@ -40,10 +41,10 @@ class Compiled(NamedTuple):
 
 
 def compile_kernels(device: str = "gpu", jobs: int = 1) -> Compiled:
-    """Fit small made data on a GPU by several solvers and losses, in some processes at once.
+    """Compile kernels by fits of small generated data on a GPU, with several solvers and losses.
 
     device : "gpu" or "gpu:N"
-    jobs : number of processes
+    jobs : number of processes that run the fits in parallel
 
     Raises
     ------
@@ -56,10 +57,10 @@ def compile_kernels(device: str = "gpu", jobs: int = 1) -> Compiled:
         raise ConfigError(f"{mention('jobs', jobs)} must be a whole number, at least 1")
     if device.partition(":")[0] != "gpu":
         raise ConfigError(
-            f"{mention('device', device)} is not a GPU, and only a GPU's kernels are compiled here",
+            f"{mention('device', device)} is not a GPU, and only kernels of GPUs are compiled",
             "give 'gpu' or 'gpu:N'",
         )
-    began, before = time.perf_counter(), _cached()
+    start, n_before = time.perf_counter(), _n_cached()
     if jobs == 1:
         for name in FITS:
             _fit(name, device)
@@ -72,24 +73,25 @@ def compile_kernels(device: str = "gpu", jobs: int = 1) -> Compiled:
             raise BackendError(
                 f"a process that compiled for {mention('device', device)} was killed, perhaps "
                 "because the memory was full",
-                f"give fewer {mention('jobs')}",
+                f"lower {mention('jobs')}",
             ) from None
-    return Compiled(_cached() - before, time.perf_counter() - began, _folder())
+    return Compiled(_n_cached() - n_before, time.perf_counter() - start, _cache_folder())
 
 
 def _fit(name: str, device: str) -> None:
-    kind, options = FITS[name]
+    """Fit a model of `FITS` to generated data, and predict."""
+    estimator, parameters = FITS[name]
     rng = np.random.default_rng(0)
-    if "transforms" in options:  # of images
-        X: Any = rng.integers(0, 256, (MADE_ROWS, 8, 8, 1), np.uint8)
+    if "transforms" in parameters:  # those in FITS transform images
+        X: Any = rng.integers(0, 256, (GENERATED_ROWS, 8, 8, 1), np.uint8)
     else:
-        X = rng.standard_normal((MADE_ROWS, MADE_FEATURES), np.float32)
-    y = X.reshape(MADE_ROWS, -1)[:, :2].astype(np.float64).sum(axis=1)
-    targets = y > y.mean() if kind is KernelClassifier else np.exp(y / np.ptp(y))
-    kind(device=device, verbose=0, **options).fit(X, targets).predict(X)
+        X = rng.standard_normal((GENERATED_ROWS, GENERATED_FEATURES), np.float32)
+    y = X.reshape(GENERATED_ROWS, -1)[:, :2].astype(np.float64).sum(axis=1)
+    targets = y > y.mean() if estimator is KernelClassifier else np.exp(y / np.ptp(y))
+    estimator(device=device, verbose=0, **parameters).fit(X, targets).predict(X)
 
 
-_FEW: Final[dict[str, Any]] = {"n_centers": MADE_CENTERS, "epochs": 2}
+_FEW: Final[dict[str, Any]] = {"n_centers": GENERATED_CENTERS, "epochs": 2}
 _PLAIN: Final[dict[str, Any]] = _FEW | {"kernel": "laplace", "bandwidth": 3.0, "metric": "none"}
 FITS: Final[Mapping[str, tuple[type[Any], dict[str, Any]]]] = {
     "all rows": (KernelRegressor, {}),
@@ -101,7 +103,7 @@ FITS: Final[Mapping[str, tuple[type[Any], dict[str, Any]]]] = {
     "outliers": (KernelRegressor, _FEW | {"loss": "huber"}),
     "blocks": (
         KernelRegressor,
-        _PLAIN | {"solver": "block", "block_size": MADE_CENTERS // 2, "ridge": 1e-4},
+        _PLAIN | {"solver": "block", "block_size": GENERATED_CENTERS // 2, "ridge": 1e-4},
     ),
     "eigenpro3": (KernelRegressor, _PLAIN | {"solver": "eigenpro3"}),
     "eigenpro4": (KernelRegressor, _PLAIN | {"solver": "eigenpro4"}),
@@ -109,14 +111,14 @@ FITS: Final[Mapping[str, tuple[type[Any], dict[str, Any]]]] = {
     "float64": (KernelRegressor, _PLAIN | {"solver": "block", "precision": "float64"}),
     "inner products": (KernelRegressor, _FEW | {"kernel": "polynomial"}),
 }
-"""Estimators and their parameters, by what they are for."""
+"""Name of a fit -> its estimator and parameters; together the fits use all kernels."""
 
 
-def _folder() -> Path:
+def _cache_folder() -> Path:
     return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
 
 
-def _cached() -> int:
+def _n_cached() -> int:
     """Return the number of compiled kernels in the cache."""
-    folder = _folder()
+    folder = _cache_folder()
     return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0

@@ -1,7 +1,7 @@
 """Reduce the number of centers of a model, with nearly the same predictions.
 
-Randomly pivoted Cholesky selects q of the p centers of a model f, so that their kernel functions
-nearly span those of all centers. Their weights w are fitted to f on the caller's rows x:
+Randomly pivoted Cholesky selects q of the p centers of a model f, whose kernel functions nearly
+span the kernel functions of all centers. Their weights w are fitted to f on the caller's rows x:
 
     minimise  sum over x of |f(x) - sum_j w_j k(x, z_j)|^2 + penalty |w|^2.
 
@@ -40,11 +40,11 @@ _Model = TypeVar("_Model", bound=Predicting)
 DEFAULT_TOLERANCE = 0.05
 """Largest difference by default, in standard deviations of the outputs."""
 MAX_KEPT_CENTERS = 4000
-"""Largest number of centers that a tolerance keeps; their equations take 400 MB."""
+"""Largest number of centers that are kept for a tolerance."""
 MIN_KEPT_CENTERS = 8
 """Smallest of the halved numbers of centers that are tried first."""
 HOLD_OUT_EVERY = 4
-"""One of so many rows is held out."""
+"""Every fourth row is held out."""
 
 
 def compress(
@@ -55,26 +55,28 @@ def compress(
     Parameters
     ----------
     model : a fitted `KernelClassifier` or `KernelRegressor`; it is not changed.
-    X : rows like those that will be predicted, in any form that `predict` takes, and at least twice
-        as many as centers are kept. They are read once, and need no targets. Rows that the model
+    X : rows like those to be predicted later, in any form that `predict` takes, at least twice as
+        many as the centers to keep. They are read once, and need no targets. Rows that the model
         was not trained on are best: at a training row a rough kernel has a peak, which a model
         without that center cannot reproduce.
     n_centers : number of centers to keep, fewer than the model has.
-    tolerance : keep the fewest centers, at most 4000 and as many as the memory allows, with which
-        the root mean squared difference of the outputs on the held-out rows is at most `tolerance`
-        times the standard deviation of the outputs (default 0.05). The outputs of a classifier are
-        the scores, and the variance is the mean over the classes.
+    tolerance : largest root mean squared difference of the outputs on the held-out rows, in
+        standard deviations of the outputs (default 0.05); the fewest centers within it are kept, at
+        most 4000, and at most as many as the memory allows. The outputs of a classifier are f(x),
+        and their variance is the mean over the classes.
 
     Returns
     -------
-    The estimator with q of the p centers. `report_["compressed"]` holds the original number of
-    centers, the difference, and the curve: pairs of a number of centers and its difference.
-    Probabilities and intervals keep their calibration. Standard deviations are lost, and so is the
-    state of the solver, so that `partial_fit` cannot continue the model.
+    compressed : the estimator with q of the p centers. `report_["compressed"]` holds the original
+        number of centers, the difference, and the curve: pairs of a number of centers and its
+        difference. Probabilities and intervals keep their calibration. Standard deviations are
+        lost, and so is the state of the solver, so that `partial_fit` cannot continue the model.
 
-    The selection takes time p q^2 and memory for p q numbers. Then n rows with d features and c
-    outputs take time n q (d + q + c), and the equations 25 q^2 bytes. The memory stays within the
-    estimator's parameter `memory`.
+    Notes
+    -----
+    The selection takes O(p q^2) operations, and memory for p q numbers. Then n rows with d features
+    and c outputs take O(n q (d + q + c)) operations, and the equations 25 q^2 bytes. The parameter
+    `memory` of the estimator limits the memory.
 
     Raises
     ------
@@ -89,7 +91,7 @@ def compress(
     if not isinstance(model, Predicting):
         raise ConfigError(
             f"model is a {type(model).__name__}, not an estimator of streamkern",
-            "give a fitted KernelClassifier or KernelRegressor, or what streamkern.load returns",
+            "give a fitted KernelClassifier or KernelRegressor, or the result of streamkern.load",
         )
     with contextlib.ExitStack() as stack:
         rows = model._source_of(X, stack)
@@ -109,17 +111,18 @@ def compressed(
     fitted = model._state
     if fitted.attributes["kernel_"].explicit:
         raise ConfigError(
-            f"the model has {mention('features', 'fourier')}, and therefore no centers",
-            "train one with fewer features",
+            f"the model has no centers, because it was trained with "
+            f"{mention('features', 'fourier')}",
+            "train a model with a smaller n_features instead",
         )
     with kernel_model.backend.active():
-        most = _max_centers(kernel_model, len(fitted.order), n_centers, tolerance, model.memory)
-        chosen = _pivots(kernel_model, fitted.centers, most)
-        equations = _equations(kernel_model, fitted.centers[chosen], rows)
+        q = _max_centers(kernel_model, len(fitted.order), n_centers, tolerance, model.memory)
+        candidates = _pivots(kernel_model, fitted.centers, q)
+        equations = _equations(kernel_model, fitted.centers[candidates], rows)
     tolerance = DEFAULT_TOLERANCE if tolerance is None else tolerance
     weights, curve = _select_size(equations, n_centers, tolerance)
     smaller = model._snapshot()
-    smaller._fitted_ = _with_centers(fitted, chosen[: len(weights)], weights, curve)
+    smaller._fitted_ = _with_centers(fitted, candidates[: len(weights)], weights, curve)
     return smaller
 
 
@@ -132,40 +135,42 @@ def _max_centers(
 
     Raises ConfigError or MemoryBudgetError, see `compress`.
     """
-    most = _requested_max(p, n_centers, tolerance)
+    requested = _requested_max(p, n_centers, tolerance)
     if memory == "auto":
         free = min(available_memory(), model.backend.memory_available())
         budget = default_budget(free)
     else:
         budget = parse_bytes(memory, "memory")
-    fit = bisect.bisect_right(
-        range(1, most + 1), budget, key=lambda q: _peak_bytes(q, p, model.op.dtype.itemsize)
+    affordable = bisect.bisect_right(
+        range(1, requested + 1), budget, key=lambda q: _peak_bytes(q, p, model.op.dtype.itemsize)
     )
-    if fit < (n_centers or min(most, MIN_KEPT_CENTERS)):
-        wanted = n_centers or MIN_KEPT_CENTERS
-        needed = _peak_bytes(wanted, p, model.op.dtype.itemsize)
-        fewer = f"lower n_centers to {fit}, or " if fit else ""
+    if affordable < (n_centers or min(requested, MIN_KEPT_CENTERS)):
+        q = n_centers or MIN_KEPT_CENTERS
+        needed = _peak_bytes(q, p, model.op.dtype.itemsize)
+        lower = f"lower n_centers to {affordable}, or " if affordable else ""
         raise MemoryBudgetError(
-            f"selecting {wanted} of {p} centers takes {size_text(needed)}, and "
-            f"the memory allows {size_text(budget)}",
-            f"{fewer}raise {mention('memory=')}",
+            f"the selection of {q} of {p} centers needs {size_text(needed)}, which is more than "
+            f"the {size_text(budget)} of memory allowed",
+            f"{lower}raise {mention('memory=')}",
             needed=needed,
         )
-    return fit
+    return affordable
 
 
 def _peak_bytes(q: int, p: int, itemsize: int) -> int:
     """Return the largest number of bytes held at a time to select q of p centers and fit weights.
 
-    `rpcholesky` and `CenterEquations` run one after the other. The equations are two matrices, and
-    a product or a factor of them with the mask of its check.
+    itemsize : bytes of a kernel value in the selection
+
+    `rpcholesky` runs before the equations are summed. The equations are two matrices, and a product
+    or factor of one of them, whose check for finite values takes a mask.
     """
     selecting = p * itemsize * (q + 4 * PIVOT_BLOCK)
     return max(selecting, (3 * 8 + 1) * q**2 + 4 * 8 * q * EVALUATED_ROWS)
 
 
 def _requested_max(p: int, n_centers: int | None, tolerance: object) -> int:
-    """Return the largest number of centers that the arguments allow; the memory may allow fewer.
+    """Return the largest number of centers that the arguments permit.
 
     Raises ConfigError if an argument is out of range, or if both are given.
     """
@@ -178,8 +183,9 @@ def _requested_max(p: int, n_centers: int | None, tolerance: object) -> int:
         n_centers = checked_int("n_centers", n_centers, 1)
         if n_centers >= p:
             raise ConfigError(
-                f"{mention('n_centers', n_centers)} must be below the model's {p} centers",
-                "give fewer",
+                f"{mention('n_centers', n_centers)} must be smaller than the number of centers of "
+                f"the model, {p}",
+                "lower it",
             )
         return n_centers
     if tolerance is not None and not (
@@ -193,10 +199,7 @@ def _requested_max(p: int, n_centers: int | None, tolerance: object) -> int:
 
 
 def _pivots(model: KernelModel, centers: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
-    """Return the rows of n pivots among the centers (p, d), the most important first.
-
-    Their kernel functions nearly span those of all centers.
-    """
+    """Return the rows of n pivots of the kernel matrix of the centers (p, d), in pivot order."""
     Z = model.backend.asarray(centers, model.op.dtype)
     return rpcholesky(model.op, Z, n, 0).rows
 
@@ -213,35 +216,35 @@ def _equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> Cent
     to_host = backend.to_host
     Z = op.points(backend.asarray(centers, op.dtype), right=True)
     q, c = len(centers), model.n_outputs
-    fit, held = CenterSums(q, c), CenterSums(q, c)
+    fit, held_out = CenterSums(q, c), CenterSums(q, c)
     outputs = ColumnMoments(c)
     for X in _prepared(model, rows):
         points = op.points(X, left=True)
         F = np.asarray(to_host(op.product(points, model.Z, model.weights)), np.float64)
         k = np.asarray(to_host(op.matrix(points, Z)), np.float64)
         outputs.add(F)
-        held_out = np.arange(len(F)) % HOLD_OUT_EVERY == 0
-        fit.add(k[~held_out], F[~held_out])
-        held.add(k[held_out], F[held_out])
-    n = fit.n + held.n
+        is_held_out = np.arange(len(F)) % HOLD_OUT_EVERY == 0
+        fit.add(k[~is_held_out], F[~is_held_out])
+        held_out.add(k[is_held_out], F[is_held_out])
+    n = fit.n + held_out.n
     spread = math.sqrt(outputs.variance().mean()) if n else 0.0
-    least = 2 * HOLD_OUT_EVERY
-    if n < least or not spread:
+    n_required = 2 * HOLD_OUT_EVERY
+    if n < n_required or not spread:
         count = "1 row" if n == 1 else f"{n} rows"
         raise DataError(
-            f"X has {count}, and at least {least} are needed"
-            if n < least
+            f"X has {count}, but at least {n_required} are required"
+            if n < n_required
             else "the model's outputs are the same for all rows of X",
             "give more rows, like those that will be predicted",
         )
-    return CenterEquations(fit, held, spread)
+    return CenterEquations(fit, held_out, spread)
 
 
 def _prepared(model: KernelModel, rows: Any) -> Iterator[Any]:
-    """Yield tiles of the rows in the form that the kernel takes."""
+    """Yield tiles of the rows on the device, transformed and scaled as in training."""
     for block in model.checked(rows).blocks():
-        for part in model._tiles(len(block.row_ids)):
-            yield model.prepared(block.take(part))
+        for tile in model._tiles(len(block.row_ids)):
+            yield model.prepared(block.take(tile))
 
 
 def _select_size(
@@ -254,69 +257,72 @@ def _select_size(
 
     Raises ConfigError if no size is within the tolerance, and DataError if there are too few rows.
     """
-    most = min(len(equations.fit.A), equations.fit.n)
-    if n_centers is not None and most < n_centers:
+    largest = min(len(equations.fit.A), equations.fit.n)
+    if n_centers is not None and largest < n_centers:
         raise DataError(
-            f"X has {equations.fit.n} rows that are not held out, and {n_centers} centers are kept",
+            f"X has {equations.fit.n} rows that are not held out, which are too few for "
+            f"{n_centers} centers",
             "give at least twice as many rows as centers",
         )
-    tried: dict[int, tuple[Floats | None, float]] = {}
+    best_fits: dict[int, tuple[Floats | None, float]] = {}  # size -> weights, difference
 
     def difference(n: int) -> float:
-        if n not in tried:
+        if n not in best_fits:
             fits = [equations.weights(n, penalty) for penalty in PENALTIES]
             differences = [equations.difference(w) for w in fits]
             best = int(np.argmin(differences))
-            tried[n] = fits[best], differences[best]
-        return tried[n][1]
+            best_fits[n] = fits[best], differences[best]
+        return best_fits[n][1]
 
-    sizes = sorted({most, *(most >> k for k in range(1, 12) if most >> k >= MIN_KEPT_CENTERS)})
+    halved = (largest >> k for k in range(1, 12) if largest >> k >= MIN_KEPT_CENTERS)
+    sizes = sorted({largest, *halved})
     for n in sizes:
         difference(n)
-    keep = most
+    size = largest
     if n_centers is None:
-        keep = next((n for n in sizes if difference(n) <= tolerance), 0)
-        if not keep:
-            few_rows = most < len(equations.fit.A)
+        size = next((n for n in sizes if difference(n) <= tolerance), 0)
+        if not size:
+            few_rows = largest < len(equations.fit.A)
             raise ConfigError(
-                f"with {most} centers"
+                f"with {largest} centers"
                 + (", as many as X has rows that are not held out," if few_rows else "")
-                + f" the difference is {difference(most):.2g}, above "
+                + f" the difference is {difference(largest):.2g}, above "
                 f"{mention('tolerance', tolerance)}",
                 ("give more rows, " if few_rows else "")
                 + f"raise {mention('tolerance=')}, pass {mention('n_centers=')}, or pass rows that "
                 "the model was not trained on",
             )
-        low = max((n for n in sizes if n < keep), default=0)
-        while keep - low > max(1, keep // 20):
-            middle = (low + keep) // 2
-            low, keep = (low, middle) if difference(middle) <= tolerance else (middle, keep)
-    difference(keep)
-    weights = tried[keep][0]
-    assert weights is not None  # the largest penalty makes the equations positive
-    return weights, [[n, tried[n][1]] for n in sorted(tried)]
+        low = max((n for n in sizes if n < size), default=0)
+        while size - low > max(1, size // 20):
+            middle = (low + size) // 2
+            low, size = (low, middle) if difference(middle) <= tolerance else (middle, size)
+    difference(size)
+    weights = best_fits[size][0]
+    assert weights is not None  # the largest penalty makes the matrix positive definite
+    return weights, [[n, best_fits[n][1]] for n in sorted(best_fits)]
 
 
 def _with_centers(
-    fitted: FittedModel, chosen: npt.NDArray[np.int64], weights: Floats, curve: list[list[float]]
+    fitted: FittedModel, kept: npt.NDArray[np.int64], weights: Floats, curve: list[list[float]]
 ) -> FittedModel:
-    """Return the fitted model of the chosen centers.
+    """Return the fitted model with some of its centers.
 
-    chosen : (q,) rows of the kept centers, in the order of the run
-    weights : (q, c), for targets that are scaled
+    kept : (q,) rows of the kept centers, in the order of the run
+    weights : (q, c) weights of the kept centers, for scaled targets
+    curve : pairs of a number of centers and its difference
     """
-    before: Mapping[str, Any] = fitted.attributes
-    scale, alpha = fitted.targets.scale, before["dual_coef_"]
-    difference = next(error for n, error in curve if n == len(chosen))
+    original: Mapping[str, Any] = fitted.attributes
+    scale, alpha = fitted.targets.scale, original["dual_coef_"]
+    difference = next(error for n, error in curve if n == len(kept))
     summary = {"n_centers": len(fitted.order), "difference": difference, "curve": curve}
-    report = {name: value for name, value in before["report_"].items() if name != "posterior"}
-    attributes = dict(before) | {
-        "centers_": before["centers_"][fitted.order[chosen]],
+    report = {name: value for name, value in original["report_"].items() if name != "posterior"}
+    attributes = dict(original) | {
+        "centers_": original["centers_"][fitted.order[kept]],
         "dual_coef_": (weights * scale).astype(alpha.dtype),
-        "n_centers_": len(chosen),
+        "n_centers_": len(kept),
         "report_": report | {"compressed": summary},
     }
     return replace(
-        fitted, attributes=attributes, order=np.arange(len(chosen)), posterior=None, warm=None,
+        fitted, attributes=attributes, order=np.arange(len(kept)), posterior=None, warm=None,
         online=None, begun=None,
     )  # fmt: skip

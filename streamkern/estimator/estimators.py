@@ -1,7 +1,4 @@
-"""Kernel regression and classification behind scikit-learn's interface.
-
-Data are arrays, or anything streamed: a store, its URL, a source, zarr and Dask arrays.
-"""
+"""Kernel regression and classification with scikit-learn's interface."""
 
 from __future__ import annotations
 
@@ -75,11 +72,17 @@ True
 
         The first call chooses centers, bandwidth, scaling, intercept and preconditioner from its
         block, so it should be large and representative. Every call makes `epochs` ("auto": one)
-        passes over its block with the same solver state and running average. The sample weights of
-        a block are divided by their mean in it. An earlier `fit` is discarded, with a warning, and
-        `fit` starts again; a model of `compress` is refused. A ridge that is left open, "auto", is
-        none here, as the number of rows to come is unknown. `run_dir` is not used: `save` keeps the
-        state.
+        passes over its block with the same solver state and running average. The first call
+        discards an earlier `fit`, with a warning, and raises ConfigError for a model from
+        `compress`; a later `fit` starts anew. A ridge of "auto" means no ridge, because the number
+        of rows to come is unknown. `run_dir` is not used; `save` stores the state. Returns the
+        fitted estimator.
+
+        Parameters
+        ----------
+        X : a block of rows, as in `fit`. Sample weights of a source are divided by their mean over
+            the block.
+        y : (n,) or (n, c) values; None if X brings them along.
         """
         return self._partial_fit(X, y)
 
@@ -95,38 +98,45 @@ True
         ----------
         X : rows, as in `fit`. For a store, row k of the result belongs to row k of the files or
             arrays that were ingested.
-        return_std : whether to return standard deviations as well, those of f(x) as a Gaussian
-            process, without the noise of a target. They need `posterior=True` in `fit`.
-        interval : between 0 and 1: the probability with which the intervals, returned as well, are
-            to hold the target. It needs `calibrate=True` in `fit`, or a model of several quantiles,
-            with both ends among them: for 0.9 they are 0.05 and 0.95.
+        return_std : whether to return standard deviations as well. They describe f(x) as a Gaussian
+            process, without the noise of the targets, and need a fit with `posterior=True`.
+        interval : level between 0 and 1, the probability with which an interval contains the
+            target; the intervals are returned as well. It needs a fit with `calibrate=True`, or a
+            model of several quantiles that has both ends: for 0.9 they are 0.05 and 0.95.
         normalised : whether intervals are wider for rows with larger expected residuals, and
             narrower for others, rather than equally wide for all.
-        quantiles : those to return, of a model of several; left out, all of them.
-        out : a place to write to instead, .zarr, .npy, .csv or .parquet; nothing of the size of the
-            data is then held in memory.
+        quantiles : the quantiles to return, of a model of several; default: all of them.
+        out : path or URL of a file to write instead, .zarr, .npy, .csv or .parquet. Arrays of the
+            size of the data are then not held in memory.
         overwrite : whether predictions of streamkern at `out` are replaced.
-        order : "source", or "store": in the order of reading, with the numbers of the rows.
+        order : order of the rows in `out`: "source", or "store" for the order in which the store is
+            read, with the numbers of the rows.
 
         Returns
         -------
         y : float64, (n,) if y was (n,) or a store has one target, else (n, c); None with `out`.
-            For a Dask array or data frame a Dask array, of which nothing is computed yet. See
-            `set_output`. Of several quantiles (n, q), in rising order.
-        intervals : with `interval` alone, as (y, intervals): (n, 2) lower and upper ends, or
-            (n, c, 2).
-        std : with `return_std` alone, as (y, std): of the shape of y.
+            (n, q) for several quantiles, in increasing order. A Dask array or data frame gives a
+            lazy result. See `set_output` for the container.
+        intervals : with `interval`, as (y, intervals): (n, 2) lower and upper ends, or (n, c, 2).
+        std : with `return_std`, as (y, std): standard deviations in the shape of y.
+
+        Raises
+        ------
+        ConfigError
+            The fit cannot give the requested results, or they cannot be combined.
+        DataError
+            The rows do not match the training rows.
         """
         if return_std and interval is not None:
             raise ConfigError(
-                f"return_std=True and interval={interval!r} are two answers",
-                "ask for one at a time",
+                f"return_std=True and interval={interval!r} cannot be combined",
+                "call predict once for each",
             )
         check_normalised(interval, normalised)
         if quantiles is not None:
             if return_std or interval is not None or out is not None:
                 raise ConfigError(
-                    f"{mention('quantiles=')} is for values alone, in memory",
+                    f"{mention('quantiles=')} cannot be combined with return_std, interval and out",
                     "leave it out, or leave return_std, interval and out out",
                 )
             return self._at_quantiles(X, quantiles)
@@ -143,19 +153,20 @@ True
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return R2, the plain mean over the outputs; y is None if X brings it along.
+        """Return R2, the unweighted mean over the outputs; y is None if X brings it along.
 
-        It is R2 whatever the loss, as scikit-learn has it. It is low by design for a quantile or an
-        expectile, which are not means, and small errors decide less than outliers do. `evaluate`
-        returns the figure of the loss, and scikit-learn's scorers have one as well:
-        `make_scorer(mean_pinball_loss, alpha=0.9, greater_is_better=False)`,
-        "neg_mean_absolute_error". A model of several quantiles has no R2: evaluate it by
+        It is R2 for every loss, as in scikit-learn. For a quantile or an expectile, which are not
+        means, even a perfect model has a low R2. `evaluate` returns the figure of the loss, and so
+        do scorers of scikit-learn, such as "neg_mean_absolute_error" and
+        `make_scorer(mean_pinball_loss, alpha=0.9, greater_is_better=False)`.
+
+        Raises ConfigError for a model of several quantiles, which has no R2; evaluate it with
         `sklearn.metrics.d2_pinball_score`.
         """
         if self._state.levels is not None:
             raise ConfigError(
-                "score is R2, which several quantiles of one target have none of",
-                "give scoring=, or take mean_pinball_loss or d2_pinball_score of scikit-learn for "
+                "score is R2, which is not defined for several quantiles of one target",
+                "pass scoring=, or use mean_pinball_loss or d2_pinball_score of scikit-learn for "
                 "each quantile",
             )
         data = given_data(X, y, sample_weight, self._state.schema)
@@ -173,7 +184,7 @@ True
         source = inputs.open_stream(X, targets.floating(y), sample_weight)
         if source.classes is not None:
             raise DataError(
-                f"the data has {source.n_outputs} classes",
+                f"the targets of the data are {source.n_outputs} classes, not values",
                 "use KernelClassifier, or ingest it with targets='values'",
             )
         return source, None
@@ -188,11 +199,11 @@ True
 @dataclass(kw_only=True, eq=False, repr=False)
 class KernelClassifier(ClassifierMixin, ClassAnswers, KernelEstimator):  # type: ignore[misc]
     __doc__ = docstring(
-        """Least-squares classification: regression on one-hot targets, prediction by the largest.
+        """Least-squares classification: regression on one-hot targets, the largest output wins.
 
 f(x) = shares of the classes + sum_j alpha_j k(x, z_j), trained by streaming: X may be an array, a
-DataFrame, or a store, which is read in pieces. Features are scaled, see `scale`. Where y has a
-column of 0 or 1 for each of several labels, a row has those whose f(x) is above a half.
+DataFrame, or a store, which is read in pieces. Features are scaled, see `scale`. If y has a column
+of 0 or 1 for each of several labels, `predict` returns the labels whose f(x) is above a half.
 """,
         """\
 >>> from sklearn.datasets import load_iris
@@ -219,31 +230,28 @@ True
 
         The first call chooses centers, bandwidth, scaling, intercept and preconditioner from its
         block, so it should be large and representative. Every call makes `epochs` ("auto": one)
-        passes over its block with the same solver state and running average. An earlier `fit` is
-        discarded, with a warning, and `fit` starts again; a model of `compress` is refused. A ridge
-        that is left open, "auto", is none here. `run_dir` is not used: `save` keeps the state.
+        passes over its block with the same solver state and running average. The first call
+        discards an earlier `fit`, with a warning, and raises ConfigError for a model from
+        `compress`; a later `fit` starts anew. A ridge of "auto" means no ridge. `run_dir` is not
+        used; `save` stores the state. Returns the fitted estimator.
 
         Parameters
         ----------
         X : a block of rows, as in `fit`.
         y : (n,) labels; None if X brings them along.
-        classes : all labels of the data; needed in the first call unless its block has all.
-
-        Returns
-        -------
-        self : the fitted estimator.
+        classes : all labels of the data; required in the first call unless its block has all.
         """
         for name in ("class_weight", "class_sampling"):
             if getattr(self, name) is not None:
                 raise ConfigError(
-                    f"{name} cannot be used with partial_fit, which does not know how many rows "
-                    "of each class there will be",
-                    "use fit",
+                    f"{name} cannot be used with partial_fit, because the number of rows of each "
+                    "class is not known in advance",
+                    f"use fit, or leave {name} out",
                 )
         if classes is None:
             return self._partial_fit(X, y)
-        known = checked_labels(classes, len(classes), "classes")
-        return self._partial_fit(X, y, Labels.of_targets(known))
+        labels = checked_labels(classes, len(classes), "classes")
+        return self._partial_fit(X, y, Labels.of_targets(labels))
 
     @from_one_fit
     def predict(
@@ -256,27 +264,32 @@ True
         ----------
         X : rows, as in `fit`. For a store, row k of the result belongs to row k of the files or
             arrays that were ingested.
-        interval : between 0 and 1: the probability with which the sets, returned as well, are to
-            hold the class.
-        out : a place to write to instead, .zarr, .npy, .csv or .parquet; nothing of the size of the
-            data is then held in memory.
-        overwrite : whether predictions of streamkern at `out` are replaced.
-        order : "source", or "store": in the order of reading, with the numbers of the rows.
+        interval : level between 0 and 1, the probability with which a set of classes contains the
+            class; the sets are returned as well. It needs calibration rows, see `calibrate`.
+        out, overwrite, order : as in `KernelRegressor.predict`.
 
         Returns
         -------
-        y : (n,) labels, of the kind that was trained on, or (n, L) of 0 and 1 for such targets;
-            None with `out`. For a Dask array or data frame a Dask array, of which nothing is
-            computed yet. See `set_output`.
-        sets : with `interval` alone, as (y, sets): (n, c) bool, the classes in the set of a row.
+        y : (n,) labels with the dtype of the training labels, or (n, L) of 0 and 1 if y had a
+            column for each label; None with `out`. A Dask array or data frame gives a lazy result.
+            See `set_output` for the container.
+        sets : with `interval`, as (y, sets): (n, c) bool, the classes in the set of each row, in
+            the order of `classes_`.
+
+        Raises
+        ------
+        ConfigError
+            The fit has no calibration rows for sets, or `interval` and `out` are combined.
+        DataError
+            The rows do not match the training rows.
         """
         if interval is not None:
             self._check_sets(interval, out)
             return self._with_sets(X, interval)
         if out is not None:
-            if self._known_labels.indicator is not None:
+            if self._trained_labels.indicator is not None:
                 raise ConfigError(
-                    f"out={out!r} is for one class of a row, and y had several labels",
+                    f"out={out!r} cannot be used for several labels of a row",
                     "leave it out, and give X as a Dask array, whose predictions can be stored in "
                     "pieces",
                 )
@@ -285,27 +298,27 @@ True
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the accuracy, whatever the loss; y is None if X brings it along.
+        """Return the accuracy, for every loss; y is None if X brings it along.
 
-        With several labels, it is the share of rows that get all of their labels and no other.
+        With several labels for a row, it is the share of rows with exactly the right labels.
         """
-        known = self._known_labels
+        trained = self._trained_labels
         data = given_data(X, y, sample_weight, self._state.schema)
         if not inputs.is_stream(data.X):
             y = data.y
             if y is None:
                 raise no_targets(type(self).__name__, self._state.schema)
-            if self._takes_indicator(y, known) and not is_sparse(y):
+            if self._takes_indicator(y, trained) and not is_sparse(y):
                 y = checked_indicator(y, len(y))
-            if known.indicator is None:
-                y = known.alike(checked_labels(y, shape_of(y)[0]))
+            if trained.indicator is None:
+                y = trained.alike(checked_labels(y, shape_of(y)[0]))
             weights = targets.checked_weights(data.sample_weight, y)
             return float(super().score(data.X, y, weights))
-        if known.indicator is None:
+        if trained.indicator is None:
             return self._evaluated(X, y, sample_weight)["accuracy"]
         if sample_weight is not None:
             raise ConfigError(
-                "sample_weight is not known to score on stores where rows have several labels",
+                "score cannot use sample_weight on streamed data with several labels for a row",
                 "leave it out",
             )
         with temporary_stores(), self._model() as model:
@@ -313,25 +326,30 @@ True
             return subset_accuracy(model, source)
 
     def _takes_indicator(self, y: Any, labels: Labels | None) -> bool:
-        """Return whether y has a column for each label; DataError if it had another form before."""
-        several = is_indicator(y)
+        """Return whether y has a column of 0 or 1 for each label.
+
+        labels : labels of earlier data; DataError if y has another form than these
+
+        Raises ConfigError for parameters that cannot be used with such columns.
+        """
+        indicator = is_indicator(y)
         if labels is not None:
             check_alike(y, labels)
-        elif several:
-            self._check_several()
-        return several
+        elif indicator:
+            self._check_indicator_parameters()
+        return indicator
 
-    def _check_several(self) -> None:
-        """Raise ConfigError for settings that are not defined for several labels of a row."""
+    def _check_indicator_parameters(self) -> None:
+        """Raise ConfigError for parameters that are not defined for several labels of a row."""
         for name in ("class_weight", "class_sampling"):
             if getattr(self, name) is not None:
                 raise ConfigError(
-                    f"{name} is for rows of one class each, and y has a column for each label",
+                    f"{name} is for rows of one class each, but y has a column for each label",
                     "leave it out, or give sample_weight",
                 )
         if self.calibrate is True:
             raise ConfigError(
-                "calibrate=True is for rows of one class each, and y has a column for each label",
+                "calibrate=True is for rows of one class each, but y has a column for each label",
                 "leave it out",
             )
 
@@ -347,13 +365,13 @@ True
         source = inputs.open_stream(X, y, sample_weight)
         if source.classes is None and source.n_outputs > 1:
             if labels is None:
-                self._check_several()
+                self._check_indicator_parameters()
                 labels = indicator_labels(source.n_outputs)
             check_outputs_alike(source.n_outputs, labels)
             return SeveralLabels(source), labels
         if source.classes is None:
             raise DataError(
-                "the data has values as targets, not classes",
+                "the targets of the data are values, not classes",
                 "use KernelRegressor, or ingest it with targets='classes'",
             )
         if labels is None:

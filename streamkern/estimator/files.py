@@ -1,4 +1,7 @@
-"""Files in the place of arrays: trained on through a temporary store, predicted directly."""
+"""Files and stores given in place of arrays.
+
+Files are ingested into a temporary store for training, and read directly for predictions.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ from streamkern.stream.sources.user import is_source
 
 
 def is_files(X: Any) -> bool:
-    """Return whether X is the path of a file, of a folder of files, or a pattern, and no store."""
+    """Return whether X is the path of a file or a folder of files, or a pattern, not of a store."""
     if not are_paths(X) or is_icechunk(X):
         return False
     urls = expand_paths(list(X) if isinstance(X, tuple) else X)
@@ -59,42 +62,52 @@ def is_files(X: Any) -> bool:
 INGEST_OPTIONS = frozenset(inspect.signature(ingest).parameters) - {
     "inputs", "out_url", "y", "sample_weight", "memory", "seed",
 }  # fmt: skip
-"""Parameters of ingest that `fit` and `predict` do not have, and that its errors mention."""
+"""Parameters of `ingest` that its errors mention, but that `fit` and `predict` do not have."""
 
 
 @contextmanager
 def _explaining_ingest_options() -> Iterator[None]:
-    """Say in errors and warnings which function has the options of `ingest` that they mention."""
+    """Explain options of `ingest` that errors and warnings of a block mention."""
     try:
-        with warnings_completed(_hint):
+        with warnings_completed(_option_hint):
             yield
     except (ConfigError, DataError) as error:
-        error.append(_hint(error.message))
+        error.append(_option_hint(error.message))
         raise
 
 
-def _hint(message: str) -> str:
+def _option_hint(message: str) -> str:
     """Return the text that explains the first option of `ingest` in a message, or ""."""
     names = (mention.name for mention in mentions(message) if mention.value is not None)
     option = next((name for name in names if name in INGEST_OPTIONS), None)
     if option is None or "ingest_store" in message:
         return ""
     return (
-        f" ({option} is an option of streamkern.ingest_store: make a store of the file with it and "
-        "give that, or read the file into a data frame and give this)"
+        f" ({option} is an option of streamkern.ingest_store: convert the file to a store with it "
+        "and give the store, or read the file into a data frame and give the frame)"
     )
 
 
 def given_data(
     X: Any, y: Any = None, sample_weight: Any = None, like: Schema | None = None
 ) -> Received:
-    """Return the data as `received_data` does; for a store with names its source, without them.
+    """Return rows, targets and weights of data in any form.
 
-    like : the schema of earlier data, whose columns of targets and weights are taken from a table
-        that has them
+    X, y, sample_weight : as for `fit`; y and sample_weight may name columns or arrays of X
+    like : schema of earlier data, whose columns of targets and weights are taken from a table that
+        has them
+
+    Returns
+    -------
+    data : as from `received_data`; for a store whose arrays are named, its source as X
+
+    Raises
+    ------
+    ConfigError
+        Targets or weights are given beside a store or source that has its own.
     """
     others = [array for array in (y, sample_weight) if array is not None]
-    if others and _is_open(X):
+    if others and _has_targets(X):
         raise brings_its_own("sample_weight" if y is None else "y")
     if not _is_store(X):
         arrays = USUAL if like is None else like.named_arrays
@@ -108,67 +121,67 @@ def given_data(
         return data._replace(sample_weight=_weights_in(data.X, like))
     if not all(isinstance(array, str) for array in others):
         raise brings_its_own("sample_weight" if y is None or isinstance(y, str) else "y")
-    group, x = _foreign(X), None
+    group, x = _foreign_group(X), None
     if group is not None:
         if like is not None:
             request = ReadRequest(None, y, sample_weight)
             request = like.named_arrays.filled(request, partial(has_array, group))
             x, y, sample_weight = request.x, request.y, request.w
-        column = sample_weight
-        read = arrays_with_text(group, x or "X", "y" if y is None else y, column)
-        if read is not None:
+        weight_column = sample_weight
+        arrays_in_memory = arrays_with_text(group, x or "X", "y" if y is None else y, weight_column)
+        if arrays_in_memory is not None:
             names = None if y is None else (y,)
-            data = received_data(*read)
-            return data._replace(names=names, of_columns=y is not None, weight_column=column)
+            data = received_data(*arrays_in_memory)
+            return data._replace(names=names, of_columns=y is not None, weight_column=weight_column)
     if x is None and y is None and sample_weight is None:
         return Received(X, None, None)
     return Received(_store_by_names(X, y, sample_weight, x or "X"), None, None)
 
 
 def _hub_data(X: Any, y: Any, sample_weight: Any, like: Schema) -> tuple[Any, Any, Any]:
-    """Return a data set of Hugging Face, its targets and weights, by the names of earlier data.
+    """Return a Hugging Face data set, and its targets and weights by the names of earlier data.
 
-    Columns that held these before, and are given as arrays now, are left out.
+    Columns of targets or weights are left out if arrays are given in place of them.
     """
-    targets, others = _targets_in(X, like), []
+    targets, unused = _targets_in(X, like), []
     if y is None:
         y = targets
     elif targets is not None and not are_names(y, X):
-        others = as_list(targets)
+        unused = as_list(targets)
     weights = like.weight_column
     if weights in hub_names(X) and weights not in (like.given_columns or ()):
         if sample_weight is None:
             sample_weight = weights
         elif not isinstance(sample_weight, str):
-            others = [*others, weights]
-    return X.remove_columns(others) if others else X, y, sample_weight
+            unused = [*unused, weights]
+    return X.remove_columns(unused) if unused else X, y, sample_weight
 
 
 def _targets_in(X: Any, like: Schema) -> Any:
-    """Return the name or names of the columns of a table that held the targets in training.
+    """Return the name or names of the columns of a table that were the targets in training.
 
-    None unless the table has them all.
+    None unless the table has all of them.
     """
     names = [*(like.target_columns or like.output_names or ())]
-    held = X.columns if is_frame(X) else hub_names(X) if is_hub_dataset(X) else ()
+    columns = X.columns if is_frame(X) else hub_names(X) if is_hub_dataset(X) else ()
     if not names or set(names) & set(like.given_columns or ()):
         return None
-    if not all(isinstance(name, str) and name in held for name in names):
+    if not all(isinstance(name, str) and name in columns for name in names):
         return None
     return names[0] if len(names) == 1 else names
 
 
 def _weights_in(X: Any, like: Schema) -> Any:
-    """Return the column of a table that held the weights in training; None without one."""
+    """Return the column of a table that was the sample weights in training; None without one."""
     name = like.weight_column
     if name is None or name in (like.given_columns or ()) or not (is_frame(X) or is_dask_table(X)):
         return None
     return received(X[name], "sample_weight") if name in X.columns else None
 
 
-def _is_open(X: Any) -> bool:
-    """Return whether X is a source or an open store, which have their targets with them."""
-    # Delayed objects of Dask have every attribute.
+def _has_targets(X: Any) -> bool:
+    """Return whether X is a source or an open store, which include their targets."""
+    # `is_source` looks for attributes, and Delayed objects of Dask have every attribute.
     return isinstance(X, Store) or (is_source(X) and not hasattr(X, "__dask_graph__"))
 
 
@@ -177,14 +190,14 @@ def _is_store(X: Any) -> bool:
     return isinstance(X, zarr.Group) or is_icechunk(X) or (are_paths(X) and not is_files(X))
 
 
-def _foreign(X: Any) -> zarr.Group | None:
-    """Return the group of a store that another program wrote; else None."""
+def _foreign_group(X: Any) -> zarr.Group | None:
+    """Return the group of a store that another program wrote; None for other data."""
     return None if not _is_store(X) or is_icechunk(X) else foreign_group(X)
 
 
 def rows_without_targets(X: Any, schema: Schema) -> BaseSource:
     """Return a source of the rows of a store, or of other streamed data, without targets."""
-    group = _foreign(X)
+    group = _foreign_group(X)
     if group is not None:
         request = schema.named_arrays.filled(ReadRequest(targets=False), partial(has_array, group))
         if request.x is not None:
@@ -193,9 +206,10 @@ def rows_without_targets(X: Any, schema: Schema) -> BaseSource:
 
 
 def _store_by_names(X: Any, y: str | None, w: str | None, x: str = "X") -> ZarrSource:
-    """Return the source of a store whose arrays of targets and weights have these names.
+    """Return the source of a store in which the rows, targets and weights have these names.
 
-    A store of streamkern has names of columns instead, which must match the given ones.
+    In a store of streamkern the arrays have fixed names; y and w must be the names of the columns
+    that it was made from. Raises ConfigError otherwise.
     """
     if not _is_own(X):
         source = ZarrSource(X, x=x, y="y" if y is None else y, w=w)
@@ -205,14 +219,14 @@ def _store_by_names(X: Any, y: str | None, w: str | None, x: str = "X") -> ZarrS
     targets = source.target_columns or ()
     if y is not None and y != "y" and targets != (y,):
         raise ConfigError(
-            f"{mention('y', y)} is not the target of this store of streamkern's"
+            f"{mention('y', y)} is not the target of this store of streamkern"
             f"{', which is ' + some(targets) if targets else ''}",
             "leave y out",
         )
     if w is not None and (not source.weighted or w not in ("w", source.weight_column)):
-        held = "other" if source.weighted else "no"
+        weights = "other" if source.weighted else "no"
         raise ConfigError(
-            f"{mention('sample_weight', w)} is given, and this store of streamkern's has {held} "
+            f"{mention('sample_weight', w)} is given, but this store of streamkern has {weights} "
             f"weights",
             "leave sample_weight out",
         )
@@ -229,18 +243,18 @@ def _is_own(X: Any) -> bool:
         return own_state(X, FileOpener({}, files)) is not None
 
 
-_stores: ContextVar[ExitStack | None] = ContextVar("stores of this call", default=None)
+_block_stores: ContextVar[ExitStack | None] = ContextVar("_block_stores", default=None)
 
 
 @contextmanager
 def temporary_stores() -> Iterator[None]:
-    """Remove at the end of a block the stores that `ingested` makes in it."""
+    """Remove the stores that `ingested` creates during a block at its end."""
     with ExitStack() as stores:
-        token = _stores.set(stores)
+        token = _block_stores.set(stores)
         try:
             yield
         finally:
-            _stores.reset(token)
+            _block_stores.reset(token)
 
 
 def ingested(
@@ -252,16 +266,16 @@ def ingested(
     The store is removed when the source is no longer referenced, or at the end of the block of
     `temporary_stores`.
 
-    y, sample_weight : as `ingest` takes them
-    like : the schema of an earlier table, whose columns of targets and weights are the default
+    y, sample_weight, targets, seed, memory : as `ingest` takes them; memory may be "auto"
+    like : schema of an earlier table, whose columns of targets and weights are the default
     """
     folder, lock = locked_folder(FIT_PREFIX)
     try:
-        most = DEFAULT_MEMORY if memory == "auto" else parse_bytes(memory, "memory")
+        budget = DEFAULT_MEMORY if memory == "auto" else parse_bytes(memory, "memory")
         with _explaining_ingest_options():
             ingest(
                 X, folder / "rows.zarr", y=y, sample_weight=sample_weight, targets=targets,
-                seed=seed, memory=most,
+                seed=seed, memory=budget,
                 like=None if like is None else like.of_tables(),  # type: ignore[arg-type]
             )  # fmt: skip
         source = ZarrSource(folder / "rows.zarr")
@@ -269,16 +283,17 @@ def ingested(
     except BaseException:
         remove_locked(folder, lock)
         raise
-    removed = weakref.finalize(source, remove_locked, folder, lock)
-    if (stores := _stores.get()) is not None:
-        stores.callback(removed)
+    remove = weakref.finalize(source, remove_locked, folder, lock)
+    if (stores := _block_stores.get()) is not None:
+        stores.callback(remove)
     return source
 
 
 def are_several_labels(y: Any, like: Schema | None) -> bool:
-    """Return whether a classifier's rows in files have a column for each of several labels.
+    """Return whether the rows of files have a column for each of several labels.
 
-    like : the schema of an earlier table, whose targets are meant if y is None
+    y : as for `fit` of a classifier
+    like : schema of an earlier table, whose targets are meant if y is None
     """
     if y is None and like is not None and like.labels is not None:
         return like.labels.indicator is not None
@@ -293,12 +308,12 @@ def _refuse_continuous(source: ZarrSource) -> None:
         raise DataError(
             f"y holds {', '.join(k for k in names if not np.isfinite(float(k)))} among numbers, "
             "which is not a class",
-            "fill in or drop such rows",
+            "correct such rows, or leave them out",
         )
     for name in names:
         if is_number(name) and np.isfinite(float(name)) and not float(name).is_integer():
             raise DataError(
-                f"y holds numbers with fractions, such as {name}, which are values and not classes",
+                f"y holds numbers with fractions, such as {name}, which are values, not classes",
                 f"use KernelRegressor, or ingest the rows with {mention('targets', 'classes')} "
                 f"and fit the store",
             )
@@ -309,9 +324,10 @@ def _refuse_continuous(source: ZarrSource) -> None:
 def rows_of_files(
     X: Any, schema: Schema, y: Any = None, sample_weight: Any = None, *, targets: bool
 ) -> Iterator[FileRows]:
-    """Open the rows of files in the form of the training data, within a block.
+    """Open the rows of files, in the form of the training data, during a block.
 
-    targets : whether to read targets, from the columns y, by default those of the training
+    y, sample_weight : names of columns; default: those of the training data
+    targets : whether to read targets
     """
     with ExitStack() as files, _explaining_ingest_options():
         paths = [os.fspath(path) for path in (X if isinstance(X, list | tuple) else [X])]
@@ -321,11 +337,14 @@ def rows_of_files(
 
 
 def test_pair(test: Any, y: Any) -> tuple[Any, Any]:
-    """Return rows and targets of `test`. y : of the rows trained on, which may name columns"""
+    """Return rows and targets of the argument `test` of `fit`.
+
+    y : targets of the training data; if it is the name of a column, that column of `test` is used
+    """
     if not isinstance(test, tuple):
-        # Targets of a store of streamkern are found by their position.
+        # A store of streamkern has its targets, whatever the name of the column was.
         named = isinstance(y, str) and not (_is_store(test) and _is_own(test))
-        return test, y if named and not _is_open(test) else None
+        return test, y if named and not _has_targets(test) else None
     if len(test) != 2:
         raise ConfigError(
             f"test is a tuple of {len(test)}", f"give {mention('test=')}(X, y), or a store"
@@ -334,14 +353,18 @@ def test_pair(test: Any, y: Any) -> tuple[Any, Any]:
 
 
 def no_targets(name: str, like: Schema | None) -> DataError:
-    """Return the error for rows without targets. like : of the rows trained on, if these differ"""
+    """Return the error for rows without targets.
+
+    name : class of the estimator
+    like : schema of the training data, if the rows are for a fitted estimator
+    """
     if like is not None:
         return DataError(
             "rows to continue training, to test or to score with have no targets y",
-            f"give them as partial_fit(X, y), fit(..., {mention('test=')}(X, y)), score(X, y) or "
-            "evaluate(model, X, y)",
+            f"give targets as in partial_fit(X, y), fit(..., {mention('test=')}(X, y)), "
+            "score(X, y) or evaluate(model, X, y)",
         )
     return DataError(
         f"{name} requires y to be passed, but the target y is None",
-        "give targets, or a store that holds them",
+        "give targets, or a store that includes them",
     )

@@ -1,7 +1,7 @@
-"""The result of a fit, and the form of its data, in one record that an estimator replaces at once.
+"""The result of a fit and the schema of its data, in one record that an estimator replaces at once.
 
-It holds host arrays and plain values only, so that estimators can be pickled, copied and sent to
-other processes. Code that predicts from a record, or trains further from it, reads it once.
+The record holds only host arrays and plain values, so that estimators can be pickled, copied and
+sent to other processes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from streamkern.train.restart.scaling import save_scaling
 
 
 class FittedAttribute:
-    """A public attribute of an estimator that exists after the first fit.
+    """Descriptor of a public attribute that an estimator has after its first fit.
 
     Arrays are read-only, because predictions use copies on the device that a write would not reach.
     """
@@ -68,12 +68,12 @@ class FittedAttribute:
 
 @dataclass(frozen=True)
 class Schema:
-    """The form of the rows and targets that a model was trained on, which later rows must have.
+    """The form of the rows and targets of the training data, which later data must have.
 
     row_shape : shape of an encoded row, (d,) or (h, w, channels); (2, k) for packed sparse rows.
     given_columns : names of the columns before encoding, if all are text; None without names.
     encoder, weight_column, file_form : as in `StoreSpec`.
-    named_by_store : whether the names come from a store, so that arrays need none.
+    named_by_store : whether the names come from a store; arrays are then accepted without names.
     target_columns : names of the targets in a store; None without names.
     output_names : names of the columns of y, a data frame or a series; None without names.
     flat : whether y was (n,), not (n, n_targets).
@@ -97,7 +97,7 @@ class Schema:
     def of_source(
         cls, source: BaseSource | KernelModel, where: str = "the store", **others: Any
     ) -> Self:
-        """Return the schema of a source or model, with `others` as fields.
+        """Return the schema of a source or model, with `others` as further fields.
 
         where : name of the source, for errors.
         """
@@ -130,10 +130,7 @@ class Schema:
         )  # fmt: skip
 
     def of_columns(self, source: BaseSource, data: Received) -> Self:
-        """Return the schema with the names of the columns that held the targets and weights.
-
-        `source` gets these names, too.
-        """
+        """Add the names of the columns of targets and weights in `data`, also to `source`."""
         if data.of_columns:
             source.target_columns = tuple(map(str, data.names or ()))
         elif data.weight_column is None:
@@ -144,7 +141,7 @@ class Schema:
 
     @property
     def named_arrays(self) -> RecordedArrays:
-        """Names of the arrays and columns that are read from later data."""
+        """Names of the arrays and columns to read from later data."""
         return self.arrays.with_columns(self.target_columns, self.weight_column)
 
     def of_tables(self) -> Like:
@@ -166,7 +163,7 @@ class Schema:
 
     @property
     def sparse(self) -> bool:
-        """True if rows are packed sparse rows; the shape (2, k) alone does not tell."""
+        """True if rows are packed sparse rows; an image may also have the shape (2, k)."""
         return sparse_features(self.file_form) is not None
 
     @property
@@ -208,22 +205,22 @@ class Schema:
 class FittedModel:
     """A trained model, and the state from which training can continue.
 
-    schema : form of the training data.
-    attributes : the public attributes of the estimator, by name; centers in the order of choice.
-    targets : mean and scale (c,) by which outputs are transformed to the units of the user.
+    schema : schema of the training data.
+    attributes : the public attributes of the estimator, by name; centers as they were selected.
+    targets : mean and scale, (c,), that convert outputs to the units of the user.
     warm : centers and weights for `warm_start=True`.
-    precision, grid : of products with kernel matrices; `grid` is None unless features are integers.
-    fixed : transforms that are applied to every row, including the scaling, in this order.
+    precision, grid : as in `KernelOperator`; `grid` is None unless features are integers.
+    fixed : transforms that are applied to every row, in this order, including the scaling.
     meta : metadata of the setup, JSON.
     calibration, posterior : for intervals, probabilities and standard deviations, or None.
-    order : (p,) int64. Center i of the run is row order[i] of `centers_`. Predictions sum over the
-        centers in the order of the run, and therefore have the same bits.
+    order : (p,) int64: center i of the run is row order[i] of `centers_`. Predictions sum over the
+        centers in the order of the run, and are therefore bit-identical to those of the run.
     shift : (d,) on the host, subtracted from all points; None for kernels without a shift.
-    scaling : the transforms that the run chose itself, a part of `fixed`.
+    scaling : the transforms in `fixed` that the run has determined, such as a scaling.
     settings : settings of the run, by table and name.
-    online : the state that `partial_fit` continues, with transforms of rows; None after `fit`.
-    wide : whether predictions are summed in float64, see `wide_sum`.
+    online : the state and the transforms with which `partial_fit` continues; None after `fit`.
     begun : the parameters at the first `partial_fit`, see `Parameters._model_parameters`.
+    wide : whether predictions are summed in float64, see `wide_sum`.
     """
 
     schema: Schema
@@ -246,7 +243,7 @@ class FittedModel:
 
     @functools.cached_property
     def prepared(self) -> dict[tuple[Any, ...], Any]:
-        """Prepared centers for calls with few rows, by device; see `Predicting`."""
+        """Cache of prepared centers for calls with few rows; see `OpeningModel._cached_centers`."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -281,18 +278,18 @@ class FittedModel:
     def of_result(
         cls, result: Result, schema: Schema, *, notes: Mapping[str, Any] = {}, **others: Any
     ) -> Self:
-        """Return the record of a run, with copies of its arrays, because the run may continue.
+        """Return the record of a result, with copies of its arrays, because training may continue.
 
-        notes : additional entries of `report_`. others : fields that the result does not have.
+        notes : additional entries of `report_`; others : further fields of the record
         """
         model, meta = result.model, result.meta
-        chosen = np.argsort(result.order)
-        centers, kernel = np.asarray(result.Z)[chosen], model.op.kernel
-        alpha, scale = model.backend.to_host(model.weights)[chosen], model.targets.scale
+        selection = np.argsort(result.order)  # the centers in the order of their selection
+        centers, kernel = np.asarray(result.Z)[selection], model.op.kernel
+        alpha, scale = model.backend.to_host(model.weights)[selection], model.targets.scale
         # Fourier features have the bandwidth of the kernel that they approximate.
-        described = kernel.of if isinstance(kernel, FourierFeatures) else {}
+        approximated = kernel.of if isinstance(kernel, FourierFeatures) else {}
         ridge = others.get("settings", {}).get("solver", {}).get("ridge")
-        if ridge in (None, "auto"):  # it was found, or the solver takes none
+        if ridge in (None, "auto"):  # it was estimated, or the solver has none
             ridge = result.ridge
         arrays = model.targets.arrays() | save_scaling(model.fixed)[0]
         if kernel.metric is not None:
@@ -301,12 +298,12 @@ class FittedModel:
         warm = ParentRun("True", setup, None, centers, alpha, samples=result.samples)
         attributes = schema.attributes | {
             "centers_": as_csr(centers, schema.n_features) if schema.sparse else centers,
-            # Powers of two: nothing is rounded, and float64 holds values that float32 may not.
+            # Scales are powers of two, so nothing is rounded; the product may overflow float32.
             "dual_coef_": alpha * (scale.astype(alpha.dtype) if model.classes else scale),
             "intercept_": _intercept(model),
             "kernel_": kernel,
-            "bandwidth_": described.get("bandwidth", kernel.bandwidth),
-            "n_centers_": 0 if described else len(centers),
+            "bandwidth_": approximated.get("bandwidth", kernel.bandwidth),
+            "n_centers_": 0 if approximated else len(centers),
             "ridge_": ridge,
             "solver_": meta["sizes"]["solver"],
             **({} if result.ridges is None else {"ridge_": np.asarray(result.ridges)}),
@@ -332,17 +329,18 @@ class FittedModel:
     ) -> Self:
         """Return the record of a run directory, from which `partial_fit` can continue.
 
-        transforms : the parameter, as objects; None if the run does not record it.
+        transforms : the parameter `transforms`, as objects; None if the run does not record it.
         options : storage options of the run directory.
         """
         model = result.model
-        built, fixed = list(transforms or ()), list(model.fixed)
-        # What the run found by itself; a scaling that was given is among the transforms.
-        has_scale = any(isinstance(t, Scale) for t in built)
+        parameter, fixed = list(transforms or ()), list(model.fixed)
+        # A scaling is one that the run has determined unless it is among the transforms.
+        has_scale = any(isinstance(t, Scale) for t in parameter)
         scaling: list[Transform] = [t for t in fixed if isinstance(t, Scale) and not has_scale]
         scaling += [t for t in fixed if isinstance(t, PatchFeatures)]
-        # For later rows: the model's own transforms unchanged, the others between them.
-        bound = [fixed.pop(0) if is_deterministic(t) else t for t in built]
+        # Later rows pass the transforms in order: deterministic ones as the model has them, with
+        # their statistics; then those that the run has determined.
+        bound = [fixed.pop(0) if is_deterministic(t) else t for t in parameter]
         bound = [] if transforms is None else [*bound, *fixed]
         return cls.of_result(
             result, Schema.of_model(model, run.facts, run.place), scaling=scaling,
@@ -351,14 +349,14 @@ class FittedModel:
         )  # fmt: skip
 
     def to_predict(self) -> Self:
-        """Return the record without the state that only further training needs."""
-        history = ("history_", "loss_curve_")
-        attributes = {k: v for k, v in self.attributes.items() if k not in history}
+        """Return a copy without the state that only further training needs."""
+        left_out = ("history_", "loss_curve_")
+        attributes = {k: v for k, v in self.attributes.items() if k not in left_out}
         return replace(self, attributes=attributes, warm=None, scaling=(), online=None)
 
 
 def _intercept(model: KernelModel) -> npt.NDArray[np.float64]:
-    """Return the intercept (c,), in units of the user: the mean, and the shifts of quantiles."""
+    """Return the intercept (c,), in units of the user: the mean plus the shifts of quantiles."""
     calibration, mean = model.calibration, model.targets.mean
     if calibration is None or calibration.shifts is None:
         return mean
@@ -367,13 +365,13 @@ def _intercept(model: KernelModel) -> npt.NDArray[np.float64]:
 
 
 def found_scaling(result: Result, stream: BaseSource) -> list[Transform]:
-    """Return the transforms, such as a scaling, that a run appended to those of its source."""
+    """Return the transforms, such as a scaling, that a run added to those of its source."""
     return list(result.model.fixed[sum(map(is_deterministic, stream.feed_transforms)) :])
 
 
 def _report(result: Result) -> dict[str, Any]:
-    """Return choices, measurements and results in one flat table."""
-    report = _of_setup(result.meta) | {"samples": result.samples} | result.metrics
+    """Return the attribute `report_`: choices, measurements and results, by name."""
+    report = _setup_report(result.meta) | {"samples": result.samples} | result.metrics
     if result.model.calibration is not None and result.model.calibration.n_rows:
         report["calibration"] = result.model.calibration.describe()
     if result.model.posterior is not None:
@@ -387,7 +385,8 @@ def _report(result: Result) -> dict[str, Any]:
     return report
 
 
-def _of_setup(meta: Mapping[str, Any]) -> dict[str, Any]:
+def _setup_report(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of `report_` that the setup determines."""
     setup, sizes = meta["setup"], meta["sizes"]
     rules = [StepRule(**rule) for rule in setup["rules"]]
     return {

@@ -59,7 +59,7 @@ class FeatureImportances(Predicting):
         return self._metric_shares("metric_importances_")
 
     def _metric_shares(self, name: str) -> npt.NDArray[np.float64]:
-        """Return the (d,) shares. name : the attribute that asks, for the error message"""
+        """Return the (d,) shares. name : the public attribute, for the error message"""
         kernel = self._state.attributes["kernel_"]
         if kernel.metric is None:
             raise AttributeError(
@@ -101,9 +101,10 @@ class FeatureImportances(Predicting):
 
         Returns
         -------
-        found : a `Bunch` of scikit-learn with `importances_mean` and `importances_std`, (k,)
-            decreases of the accuracy or R2; `feature_names`, (k,) names of the columns of X; and
-            `score`, the score on the unshuffled rows.
+        importances : a `Bunch` of scikit-learn with `importances_mean` and `importances_std`, (k,)
+            the mean and the standard deviation of the decreases of the accuracy or R2;
+            `feature_names`, (k,) names of the columns of X; and `score`, the score on the
+            unshuffled rows.
 
         Raises
         ------
@@ -112,12 +113,12 @@ class FeatureImportances(Predicting):
         """
         with temporary_stores(), self._model() as model:
             source, _ = self._source(X, y, sample_weight, like=self._state.schema)
-            found = permutation_importances(
+            result = permutation_importances(
                 model, source, n_rows=n_rows, n_repeats=n_repeats, seed=random_state
             )
         return Bunch(
-            importances_mean=found.mean, importances_std=found.std,
-            feature_names=np.array(found.names, dtype=object), score=found.score,
+            importances_mean=result.mean, importances_std=result.std,
+            feature_names=np.array(result.names, dtype=object), score=result.score,
         )  # fmt: skip
 
     def _source(

@@ -1,4 +1,4 @@
-"""The data that estimators take: arrays as scikit-learn checks them, and everything streamed."""
+"""Check and open the data of estimators: arrays, data frames, and everything that is streamed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import as_source, is_source
 
-_ROWS = 1 << 16  # encoded at once
-# Dtypes that are stored unchanged; all others become float64.
+_ENCODED_ROWS = 1 << 16  # encoded at a time
+# Dtypes in which rows are kept; all others are converted to float64.
 DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.uint16]
 
 
@@ -59,8 +59,10 @@ def open_stream(
 ) -> BaseSource:  # fmt: skip
     """Return the source of data that `is_stream` accepts.
 
-    classes : names, if y holds indices of them
-    targets : whether to read y of a store
+    classes : names of the classes, if y holds their ids
+    targets : whether to read the targets of a store
+
+    Raises ConfigError if targets or weights are given beside a store or a source.
     """
     for name, array in (("X", X), ("y", y), ("sample_weight", sample_weight)):
         refuse_packed(array, name)
@@ -82,16 +84,16 @@ def open_stream(
 
 
 def brings_its_own(name: str) -> ConfigError:
-    """Return the error for targets or weights given beside a store or a source."""
+    """Return the error for targets or weights (`name`) that are given beside a store or source."""
     return ConfigError(
-        f"{name} is given, and X is a store or a source, which has its own targets and weights",
-        f"leave {name} out, or give a string with the name of an array beside the path of a Zarr "
-        "group",
+        f"{name} cannot be given with a store or a source as X, which has its own targets and "
+        "weights",
+        f"leave {name} out; for a Zarr group, {name} may be the name of one of its arrays",
     )
 
 
 def _lazy_rows(X: Any) -> Any:
-    """Return lazy rows in a supported dtype: as for arrays in memory, others become float64."""
+    """Return lazy rows in a dtype that stores support; other numbers are converted to float64."""
     dtype = np.dtype(X.dtype)
     if dtype in X_DTYPES or dtype.kind not in "biuf":
         return X
@@ -99,7 +101,7 @@ def _lazy_rows(X: Any) -> Any:
 
 
 def as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.float64]:
-    """Return numbers as float64, with a warning for whole numbers that it rounds."""
+    """Return numbers as float64, with a warning if whole numbers are rounded."""
     if array_is_rounded(values):
         warn_of_rounded(name)
     return values.astype(np.float64)
@@ -108,7 +110,12 @@ def as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.float
 def columns_in_order(
     names: Sequence[str] | None, expected: Sequence[str] | None, where: str
 ) -> list[str] | None:
-    """Return the expected names, or DataError if `names` differ; None if either has no names."""
+    """Return the names in the expected order; None if either list is missing.
+
+    where : name of the data, for the error message
+
+    Raises DataError if a name is missing, or is not expected.
+    """
     if names is None or expected is None:
         return None
     missing = [name for name in expected if name not in names]
@@ -124,35 +131,45 @@ def columns_in_order(
 
 
 def check_features(estimator: Any, X: Any) -> None:
-    """Raise DataError unless lazy X has the number of features trained on, or leaves it open."""
+    """Raise DataError if lazy X has another number of features or row shape than in training.
+
+    An unknown number, NaN in Dask, is checked when the blocks are computed.
+    """
     n_features = math.prod(X.shape[1:])
-    if n_features != estimator.n_features_in_ and n_features == n_features:  # NaN: unknown
+    if math.isnan(n_features):
+        return
+    if n_features != estimator.n_features_in_:
         raise _other_features(estimator, n_features)
     schema = estimator._state.schema
-    if n_features == n_features and not schema.sparse:  # rows of a block are packed there
+    if not schema.sparse:  # the row shape of packed sparse rows is another one
         check_row_shape("X has", X.shape[1:], "the model was trained on", schema.row_shape)
 
 
 def _other_features(estimator: Any, n_features: int) -> DataError:
+    """Return the error for another number of features, in the words that scikit-learn tests."""
     return DataError(
         f"X has {n_features} features, but {type(estimator).__name__} is expecting "
         f"{estimator.n_features_in_} features as input",
-        "give those that it was trained on",
+        "give the features of the training data",
     )
 
 
 def checked_rows(
     estimator: Any, X: Any, *, reset: bool, nameless: bool = False, numbers: Any = None
 ) -> Any:
-    """Return rows (n, d), dense or sparse, or images (n, h, w, ch); `reset` records their features.
+    """Return checked rows: (n, d), dense or sparse, or images (n, h, w, channels).
 
-    nameless : an array, whose columns go by position, is expected although features have names: no
-        warning, as a store named them, and not the user
-    numbers : of X if it is a frame, as `numbers_of` returns them
+    reset : whether to record the number and names of the features on the estimator, rather than to
+        compare them with the recorded ones
+    nameless : whether an array without names is expected, because the names of the features come
+        from a store; scikit-learn would warn otherwise
+    numbers : the values of X if it is a data frame of numbers, as `numbers_of` returns them
+
+    Raises DataError for rows that are not finite numbers, or have other features.
     """
     refuse_packed(X, "X")
-    plain = (getattr(X, "data", None) if is_sparse(X) else X) if numbers is None else numbers
-    if reset and isinstance(plain, np.ndarray) and array_is_rounded(plain):
+    values = (getattr(X, "data", None) if is_sparse(X) else X) if numbers is None else numbers
+    if reset and isinstance(values, np.ndarray) and array_is_rounded(values):
         warn_of_rounded("X")
     with one_sentence(X, "X"):
         if is_frame(X):
@@ -168,20 +185,21 @@ def checked_rows(
 
 
 def _checked_frame(estimator: Any, X: Any, numbers: Any, *, reset: bool) -> Any:
-    """Return the rows of a frame of numbers, whose names are recorded or compared."""
-    words = not_numbers(X) if numbers is None else []
-    if words:
+    """Return the rows of a data frame of numbers, and record or compare its names."""
+    text_columns = not_numbers(X) if numbers is None else []
+    if text_columns:
         raise DataError(
-            f"X has columns that are not numbers, {some(words)}, and the model was trained on "
-            "numbers",
-            "give such columns as numbers, and leave out those it was not trained on",
+            f"X has columns that are not numbers, {some(text_columns)}, but the model was trained "
+            "on numbers",
+            "convert these columns to numbers, or leave them out if the model was trained without "
+            "them",
         )
     validate_data(estimator, X.to_native(), reset=reset, skip_check_array=True)
-    rows = X.to_numpy() if numbers is None else numbers  # a frame with gaps
+    rows = X.to_numpy() if numbers is None else numbers  # None for a frame with gaps
     if reset and len(X.columns) > 1 and isinstance(X.columns[0], str):
-        counter = IndexDetector()
-        counter.add(rows[:, 0], 0)
-        counter.warn_if_index(X.columns[0], "X")
+        detector = IndexDetector()
+        detector.add(rows[:, 0], 0)
+        detector.warn_if_index(X.columns[0], "X")
     return check_array(
         rows, dtype=DTYPES, estimator=estimator, input_name="X",
         ensure_min_samples=2 if reset else 1,
@@ -189,6 +207,7 @@ def _checked_frame(estimator: Any, X: Any, numbers: Any, *, reset: bool) -> Any:
 
 
 def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any:
+    """Return the rows of an array, checked by scikit-learn; see `checked_rows`."""
     X = numeric(X)
     ndim = getattr(X, "ndim", 0)
     images = ndim == 4
@@ -199,7 +218,7 @@ def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any
             f"X has the shape {X.shape}",
             "if these are images (n, height, width), give them a channel: X[..., None]",
         )
-    # Sparse numbers keep their dtype until they are dense: no large array is copied.
+    # Sparse rows keep their dtype until they are made dense, so that no large array is copied.
     options: dict[str, Any] = {"dtype": DTYPES}
     if is_sparse(X):
         options = {"dtype": None, "accept_sparse": "csr"}
@@ -211,7 +230,7 @@ def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any
 
 
 def not_numbers(frame: Any) -> list[str]:
-    """Return the names of the columns of a data frame that are not numbers by their type."""
+    """Return the names of the columns of a data frame whose dtype is not numeric."""
     return [
         str(name)
         for name, dtype in frame.schema.items()
@@ -220,7 +239,7 @@ def not_numbers(frame: Any) -> list[str]:
 
 
 def sparse_if_long(rows: Any) -> tuple[Any, dict[str, Any] | None]:
-    """Return checked rows, packed if they are sparse and long, and the form that records it."""
+    """Return checked rows, packed if they are sparse and long, and their file form, or None."""
     if not is_sparse(rows):
         return rows, None
     packed = PackedRows.of_matrix(rows)
@@ -230,50 +249,53 @@ def sparse_if_long(rows: Any) -> tuple[Any, dict[str, Any] | None]:
 
 
 def sparse_note(X: Any) -> dict[str, str]:
-    """Return the entry of a report for sparse rows; empty for dense ones."""
+    """Return the entry of `report_` for sparse rows; empty for dense rows."""
     if not is_sparse(X):
         return {}
-    made = "" if X.format == "csr" else f", of {X.format.upper()} made CSR once"
+    converted = "" if X.format == "csr" else f", of {X.format.upper()} made CSR once"
     share = X.nnz / max(1, math.prod(X.shape))
     form = "batches are made dense" if sparse_if_long(X)[1] is None else "rows stay sparse"
-    return {"sparse": f"{share:.2%} of the entries are stored; {form}{made}"}
+    return {"sparse": f"{share:.2%} of the entries are stored; {form}{converted}"}
 
 
 @contextlib.contextmanager
 def one_sentence(values: Any, name: str) -> Iterator[None]:
-    """Turn multi-line errors of scikit-learn's checks of an argument into one sentence of ours."""
+    """Convert ValueErrors of scikit-learn, which may have several lines, to DataErrors of one line.
+
+    values, name : the argument that is checked in the block, and its name
+    """
     try:
         yield
     except StreamkernError:
         raise
     except ValueError as error:
         first, *others = str(error).splitlines()
-        more = ["r" + line[1:] for line in others if line.startswith("Reshape")]
+        advice = ["r" + line[1:] for line in others if line.startswith("Reshape")]
         if "contains NaN" in first or "contains infinity" in first:
             first = f"{first.rstrip('.')}{_nonfinite_row(values)}"
-            more = ["correct such rows, or leave them out"]
+            advice = ["correct such rows, or leave them out"]
         if "feature names" in first:
             listed = " ".join(others).replace(": - ", ": ").replace(" - ", ", ")
-            more = [listed.replace(" Feature names", "; Feature names")]
-        raise DataError("; ".join([first.rstrip(".:"), *filter(None, more)])) from None
+            advice = [listed.replace(" Feature names", "; Feature names")]
+        raise DataError("; ".join([first.rstrip(".:"), *filter(None, advice)])) from None
 
 
-def _nonfinite_row(given: Any) -> str:
-    """Return the place of the first number that is not finite, in words; "" if unknown."""
+def _nonfinite_row(values: Any) -> str:
+    """Return " in row k" for the first row with NaN or infinity; "" if unknown."""
     with contextlib.suppress(TypeError, ValueError):
-        if is_sparse(given):
-            entries = given.tocoo()
-            wrong = entries.row[~np.isfinite(entries.data)]
+        if is_sparse(values):
+            entries = values.tocoo()
+            rows = entries.row[~np.isfinite(entries.data)]
         else:
-            values = given.to_numpy() if is_frame(given) else given
-            wrong = np.nonzero(~np.isfinite(np.asarray(values, np.float64)))[0]
-        if len(wrong):
-            return f" in row {wrong.min()}"
+            array = values.to_numpy() if is_frame(values) else values
+            rows = np.nonzero(~np.isfinite(np.asarray(array, np.float64)))[0]
+        if len(rows):
+            return f" in row {rows.min()}"
     return ""
 
 
 def lazy_array(y: Any) -> Any:
-    """Return a zarr array as a Dask array, to be converted in pieces; anything else as it is."""
+    """Return a zarr array as a Dask array, a Dask array unchanged, and other arrays as NumPy's."""
     refuse_packed(y, "y")
     if isinstance(y, zarr.Array):
         return on_demand("dask.array").from_array(y)
@@ -284,42 +306,44 @@ def lazy_array(y: Any) -> Any:
 
 
 def check_text_names(frame: Any) -> bool:
-    """Return whether the columns of a frame that are not all numbers can be encoded, by name.
+    """Return whether the names of all columns are text, so that the columns can be encoded.
 
-    They cannot if names are not text: DataError, or False if numbers are merely missing.
+    Raises DataError if they are not and a column has to be encoded, because it is not numeric.
     """
     if names_of_columns(frame) is not None:
         return True
-    words = not_numbers(frame)
-    if words:
-        unnamed = [str(name) for name in frame.columns if not isinstance(name, str)]
+    text_columns = not_numbers(frame)
+    if text_columns:
+        other_names = [str(name) for name in frame.columns if not isinstance(name, str)]
         raise DataError(
-            f"X has columns that are not numbers, {some(words)}, which are encoded by name, and "
-            f"names that are not text, {some(unnamed)}",
-            "give text: X.columns = X.columns.map(str)",
+            f"X has columns that are not numbers, {some(text_columns)}, which can be encoded only "
+            f"if all names of columns are text; {some(other_names)} are not",
+            "convert the names: X.columns = X.columns.map(str)",
         )
     return False
 
 
 class _TableReader:
-    """The table and its targets, in blocks, for `fit` to read."""
+    """Yields an Arrow table and its targets in blocks of rows; a reader for `tables.fit`."""
 
     def __init__(self, table: Any, y: npt.NDArray[Any]) -> None:
         self._table, self._y = table, y
         self.n_rows = len(table)
 
     def blocks(self, start: int, _block_bytes: int) -> Iterator[RawBlock]:
-        for row in range(start, self.n_rows, _ROWS):
-            rows = slice(row, row + _ROWS)
+        for row in range(start, self.n_rows, _ENCODED_ROWS):
+            rows = slice(row, row + _ENCODED_ROWS)
             yield RawBlock(self._table[rows], self._y[rows], "X", row)
 
 
 def fitted_rows(
     X: Any, y: npt.NDArray[Any], seed: int, *, classes: bool
 ) -> tuple[npt.NDArray[np.float32], Encoder]:
-    """Return features (n, d) of a frame to train on, and the encoder that was fitted to it.
+    """Return the features (n, d) of a data frame, and the encoder that was fitted to it.
 
-    y, classes : checked targets, and whether they are labels
+    y : (n,) or (n, c) checked targets, from which words are encoded
+    seed : seed of the random numbers of the encoder
+    classes : whether the targets are labels
     """
     y, kind = (y.astype(str), "classes") if classes else (y, "values")
     table = _cells(X)
@@ -336,27 +360,27 @@ def fitted_rows(
         _TableReader(table, y), lambda first: TargetConverter(first, kind), Declared(), MISSING,
         seed, 0, ways=remedies, typed=True,
     )  # fmt: skip
-    rows = [fitted.encode(part, "X", row, row) for row, part in _parts(table)]
-    return np.concatenate(rows), fitted.encoder
+    features = [fitted.encode(part, "X", row, row) for row, part in _parts(table)]
+    return np.concatenate(features), fitted.encoder
 
 
 def encoded_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
-    """Return features (n, d) of a frame like the one that the encoder was fitted to.
+    """Return the features (n, d) of a data frame with the columns that the encoder was fitted to.
 
-    Raises DataError for data of another form.
+    Raises DataError for other columns, or if X is not a data frame.
     """
     if not is_frame(X):
         raise DataError(
-            "the model was trained on columns that are not all numbers, and takes a data frame "
-            f"with the columns {some(encoder.columns)}, not a {type(X).__name__}"
+            f"X is a {type(X).__name__}, but the model was trained on a data frame",
+            f"give a data frame with the columns {some(encoder.columns)}",
         )
     names = tuple(name for name in X.columns if name not in encoder.dropped)
     table = _cells(X.select(columns_in_order(names, encoder.columns, "X")))
     unknown = UnknownWords(encoder)
     unknown.add(table)
     unknown.warn_if_many("X")
-    rows = [encoder.encode(part, "X", row) for row, part in _parts(table)]
-    return np.concatenate(rows) if rows else np.empty((0, len(encoder.features)), np.float32)
+    parts = [encoder.encode(part, "X", row) for row, part in _parts(table)]
+    return np.concatenate(parts) if parts else np.empty((0, len(encoder.features)), np.float32)
 
 
 def _cells(X: Any) -> Any:
@@ -365,5 +389,6 @@ def _cells(X: Any) -> Any:
 
 
 def _parts(table: Any) -> list[tuple[int, Any]]:
-    """Return parts of a table, each with the number of its first row."""
-    return [(row, table[row : row + _ROWS]) for row in range(0, len(table), _ROWS)]
+    """Return parts of a table, each after the number of its first row."""
+    starts = range(0, len(table), _ENCODED_ROWS)
+    return [(row, table[row : row + _ENCODED_ROWS]) for row in starts]

@@ -1,8 +1,8 @@
-"""The labels of a classifier: checked, numbered for the training, and returned by `predict`.
+"""Check the labels of a classifier, convert them to outputs of the model, and back.
 
-A row has one class, or several labels: targets (n, L) of 0 or 1, one column for each label. The
-model then has a function for each label, fitted to its column, and a row has the labels whose
-function is above a half.
+A row has one class, or several labels: targets (n, L) of 0 or 1, one column for each label. For
+several labels, the model has an output for each label, and a row has the labels whose output is
+above a half.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model.kernel_model import KernelModel
 
 HALF = 0.5
+"""Output above which a row has a label."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels a classifier was trained on.
+    """The labels of the training data of a classifier.
 
-    classes : (c,) sorted, as scikit-learn has them; 0 to L - 1 if a row has several labels
-    order : (c,) the model's output of each class; None if both are in the same order
-    indicator : dtype of targets (n, L) with a column of 0 or 1 for each label; None for targets
-        with one class for each row
+    classes : (c,) sorted labels, as in scikit-learn; 0 to L - 1 if a row has several labels
+    order : (c,) the number of the model's output for each class; None if both are in one order
+    indicator : dtype of targets (n, L) with a column of 0 or 1 for each label; None if each row has
+        one class
     """
 
     classes: npt.NDArray[Any]
@@ -48,16 +49,16 @@ class Labels:
 
     @classmethod
     def of_targets(cls, y: npt.NDArray[Any]) -> Self:
-        """Return the labels that occur in y, which are checked."""
+        """Return the labels that occur in y, (n,), as `checked_labels` returns it."""
         if y.dtype.kind != "O":
             return cls(np.unique(y))
         return cls(np.array(sorted(set(y.tolist())), dtype=object))
 
     @classmethod
     def from_names(cls, names: Sequence[str], dtype: Any = None) -> Self:
-        """Return the labels of the classes of a source or a model, which holds names.
+        """Return the labels for the names of classes in a source or a model.
 
-        dtype : of the labels that the names were made of; None if unknown, see `labels_of`
+        dtype : dtype of the labels from which the names were made; None if unknown, see `labels_of`
         """
         labels = labels_of(names, None if dtype is None else str(dtype))
         order = np.argsort(labels, kind="stable")
@@ -70,24 +71,27 @@ class Labels:
         if self.indicator is not None:
             return None
         in_order = self.classes if self.order is None else self.classes[np.argsort(self.order)]
-        # `tolist` turns some dates into numbers, and others into different dates.
-        dates = in_order.dtype.kind in "mM"
-        return tuple(str(label) for label in (in_order if dates else in_order.tolist()))
+        # `tolist` would convert dates to numbers or other types.
+        are_dates = in_order.dtype.kind in "mM"
+        return tuple(str(label) for label in (in_order if are_dates else in_order.tolist()))
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The labels that are text, in their order; empty for numbers and dates."""
+        """The labels in order if they are text; empty for numbers and dates."""
         return () if self.classes.dtype.kind not in "OU" else tuple(map(str, self.classes.tolist()))
 
     @property
     def dtype(self) -> str | None:
-        """The dtype, as text, of labels that their names restore; None for others."""
+        """The dtype, as text, with which `from_names` restores the labels; None if it cannot."""
         if self.classes.dtype.kind in "biufUmM":
             return str(self.classes.dtype.str)
         return "O" if all(type(label) is str for label in self.classes.tolist()) else None
 
     def ids(self, y: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the output of the model for each label, (n,)."""
+        """Return the number of the model's output for each label, (n,).
+
+        Raises DataError for a label that the training data did not have.
+        """
         y = self.alike(y)
         ids = np.minimum(np.searchsorted(self.classes, y), len(self.classes) - 1)
         unseen = self.classes[ids] != y
@@ -96,12 +100,13 @@ class Labels:
         return ids.astype(np.int64) if self.order is None else self.order[ids]
 
     def alike(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return labels that can be compared with `classes`; DataError for an unknown one.
+        """Return labels with a dtype that can be compared with `classes`.
 
-        Labels of another type, such as text after training on numbers, are looked up.
+        Labels of another kind, such as text after training on numbers, are converted by their
+        names; DataError for one that no class has.
         """
         y = y.astype(object) if y.dtype.kind == "T" else y
-        if _line(y.dtype) == _line(self.classes.dtype):
+        if _comparable_kind(y.dtype) == _comparable_kind(self.classes.dtype):
             return y
         known = KnownClasses([str(label) for label in self.classes.tolist()], self.dtype)
         labels, inverse = np.unique(y, return_inverse=True)
@@ -111,49 +116,51 @@ class Labels:
         return self.classes[np.array(positions, np.int64)[inverse]]
 
     def _unseen(self, y: npt.NDArray[Any], row: int) -> DataError:
+        """Return the error for a label that is not among the classes."""
         return DataError(
             f"label {np.asarray(y[row]).item()!r} of row {row} is none of the {len(self.classes)} "
             f"classes trained on, {some(self.names or ())}",
-            "leave such rows out, or begin anew with all labels: fit without warm_start, or "
-            "partial_fit with classes= at first",
+            "leave such rows out, or train a new model on all labels: fit without warm_start, or "
+            "partial_fit with classes= in the first call",
         )
 
     def streamed_ids(self, y: Any) -> Any:
-        """Return the outputs as `ids` does, for labels that are read in pieces."""
+        """Return the result of `ids` for labels that may be lazy."""
         y = lazy_array(y)
         if isinstance(y, np.ndarray):
             return self.ids(y)
         return y.map_blocks(self.ids, dtype=np.int64)
 
     def sorted(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the outputs of the model, (n, c), in the order of `classes`."""
+        """Return F, (n, c) outputs of the model, with the columns in the order of `classes`."""
         return F if self.order is None else F[:, self.order]
 
 
-def _line(dtype: np.dtype[Any]) -> str:
-    """Return the kind of labels: numbers and truth values can be compared, and text with text."""
+def _comparable_kind(dtype: np.dtype[Any]) -> str:
+    """Return the same text for dtypes whose labels can be compared: numbers and bools, or text."""
     return {"b": "number", "i": "number", "u": "number", "f": "number"}.get(
         dtype.kind, "text" if dtype.kind in "OU" else dtype.kind
     )
 
 
 def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
-    """Return class labels (n,), which `save` keeps as they are, with their dtype.
+    """Return class labels, (n,), with a dtype that `save` can store.
 
-    They are whole numbers, True and False, dates of NumPy, or text, which stays an array of objects
-    or of NumPy's text as y is; lists are converted by NumPy.
+    They are whole numbers, bools, NumPy dates, or text. Text remains an array of objects or of
+    NumPy's text dtype; lists are converted by NumPy.
 
     Raises
     ------
     DataError
-        A row has no label, or one of another kind, which is named with its row.
+        A label is missing or of another kind; the message names its row. Or the length of y is not
+        `n_rows`.
     """
     if isinstance(y, list | tuple) and any(isinstance(label, str) for label in y):
-        # NumPy would turn all of them into text.
+        # NumPy would convert all of them to text, including numbers and None.
         _checked_objects(np.fromiter(y, object, len(y)), name)
     refuse_packed(y, name)
-    of_any_length = getattr(getattr(y, "dtype", None), "kind", "") == "T"
-    array = np.asarray(y[:] if of_any_length else y)  # a zarr array of text, too
+    variable_length = getattr(getattr(y, "dtype", None), "kind", "") == "T"
+    array = np.asarray(y[:] if variable_length else y)  # y may be a zarr array of text
     if array.dtype.kind in "SO":
         _refuse_bytes(array, name)
     if array.size and array.dtype.kind not in "OTUbiufmM":
@@ -175,7 +182,7 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
         except ValueError:
             raise DataError(
                 f"Unknown label type: continuous: {name} holds numbers with fractions, which are "
-                "values and not classes",
+                "values, not classes",
                 "use KernelRegressor",
             ) from None
         labels = labels if labels.dtype.itemsize <= 8 else labels.astype(np.float64)
@@ -183,14 +190,13 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
 
 
 def _refuse_bytes(labels: npt.NDArray[Any], name: str) -> None:
-    """Raise DataError for bytes, which equal no text that `predict` could return."""
+    """Raise DataError for bytes, which are not equal to the text that `predict` would return."""
     flat = labels.ravel().tolist()
     row = next((k for k, label in enumerate(flat) if isinstance(label, bytes)), None)
     if row is not None:
         raise DataError(
-            f"the label {flat[row]!r} of row {row} of {name} is bytes, and labels are text, which "
-            f"bytes are not equal to",
-            f"give [k.decode() for k in {name}]",
+            f"the label {flat[row]!r} of row {row} of {name} is bytes, not text",
+            f"decode the labels: [k.decode() for k in {name}]",
         )
 
 
@@ -199,52 +205,54 @@ _KINDS: tuple[tuple[type, ...], ...] = (
     (bool, np.bool_),
     (int, float, np.integer, np.floating),
 )
-"""Types of labels in an array of objects; all labels must be of one entry."""
+"""Kinds of labels in an array of objects, by their types; all labels must be of one kind."""
 
 
 def _checked_objects(labels: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-    """Return text as it is, and numbers with the dtype that NumPy has for all of them."""
+    """Return labels in an array of objects: text unchanged, numbers with NumPy's dtype for them."""
     listed = labels.tolist()
-    types = {} if (kinds := set(map(type, listed))) == {str} else {t: _kind_of(t) for t in kinds}
-    for row, label in enumerate(listed if types else ()):
+    types = set(map(type, listed))
+    kinds = {} if types == {str} else {each: _kind_of(each) for each in types}
+    for row, label in enumerate(listed if kinds else ()):
         if _is_missing(label):
             raise _no_label(label, row, name)
-        of_enum = types[type(label)] == 0 and str(label) != label  # text of an Enum
-        if of_enum or types[type(label)] is None or types[type(label)] != types[type(listed[0])]:
+        kind = kinds[type(label)]
+        is_enum = kind == 0 and str(label) != label  # a member of an Enum of text
+        if is_enum or kind is None or kind != kinds[type(listed[0])]:
             raise _other_kind(label, row, name)
-    if not types or set(types.values()) == {0}:
+    if not kinds or set(kinds.values()) == {0}:
         _check_text(listed, name)
         return np.fromiter(map(str, listed), object, len(listed))
     numbers = np.array(listed)
-    if numbers.dtype.kind == "O":  # too large for any dtype
+    if numbers.dtype.kind == "O":  # a number is too large for any dtype
         largest = max(listed, key=abs)
         raise _other_kind(largest, listed.index(largest), name)
     return numbers
 
 
-def _kind_of(kind: type) -> int | None:
-    return next((k for k, kinds in enumerate(_KINDS) if issubclass(kind, kinds)), None)
+def _kind_of(label_type: type) -> int | None:
+    """Return the index in `_KINDS` of a type; None for other types."""
+    return next((k for k, types in enumerate(_KINDS) if issubclass(label_type, types)), None)
 
 
 def _check_text(labels: list[str], name: str) -> None:
-    """Raise DataError unless files and NumPy can hold all of the labels."""
+    """Raise DataError unless files and NumPy can store all of the labels."""
     for label in set(labels):
         if not label:
             raise DataError(
-                f"the label of row {labels.index(label)} of {name} is empty, which stands for a "
-                "missing one",
-                "give it one, or leave such rows out",
+                f"the label of row {labels.index(label)} of {name} is empty, which means missing",
+                "fill in such labels, or leave such rows out",
             )
         if "\0" in label or label != label.encode(errors="ignore").decode():
             raise DataError(
                 f"the label {label!r} of row {labels.index(label)} of {name} has a character that "
-                "is not kept in files",
-                "take it out of the labels",
+                "files cannot store",
+                "remove the character from the labels",
             )
 
 
 def _is_missing(label: Any) -> bool:
-    """Return True for a value that stands for no label: None, NaN, NaT or the NA of pandas."""
+    """Return whether a value means a missing label: None, NaN, NaT or the NA of pandas."""
     try:
         return label is None or bool(label != label)
     except (TypeError, ArithmeticError):  # NA has no truth value
@@ -254,19 +262,21 @@ def _is_missing(label: Any) -> bool:
 
 
 def _no_label(label: Any, row: int, name: str) -> DataError:
-    what = "NaN" if _is_missing(label) else "infinity"
+    """Return the error for a label that is missing or infinite."""
+    value = "NaN" if _is_missing(label) else "infinity"
     return DataError(
-        f"Input {name} contains {what}: the label of row {row} is {label}",
-        "give it one, or leave such rows out",
+        f"Input {name} contains {value}: the label of row {row} is {label}",
+        "fill in such labels, or leave such rows out",
     )
 
 
 def _other_kind(label: Any, row: int, name: str) -> DataError:
+    """Return the error for a label that is of no supported kind, or of another than the first."""
     text = f"list(map(str, {name}))"
     return DataError(
-        f"the label {label!r} of row {row} of {name} is of type {type(label).__name__}",
-        "labels are all text, all whole numbers, all True or False, or all dates of NumPy: give "
-        f"{mention(f'{name}={text}')}, for example",
+        f"the label {label!r} of row {row} of {name} is of type {type(label).__name__}, but labels "
+        "must be all text, all whole numbers, all True or False, or all dates of NumPy",
+        f"give {mention(f'{name}={text}')}, for example",
     )
 
 
@@ -284,17 +294,17 @@ def shape_of(y: Any) -> tuple[int, ...]:
 
 
 def indicator_labels(n_labels: int, y: Any = None) -> Labels:
-    """Return the labels of columns, 0 to L - 1.
+    """Return the labels of targets with a column for each label, numbered 0 to L - 1.
 
-    Predictions have the dtype of y, or are whole numbers if that is not numeric.
+    y : the targets, whose dtype predictions will have; int64 if it is not numeric
     """
     dtype = np.dtype(getattr(y, "dtype", None) or np.asarray(y).dtype)
-    known = dtype if dtype.kind in "biuf" else np.dtype(np.int64)
-    return Labels(np.arange(n_labels), indicator=known.str)
+    indicator = dtype if dtype.kind in "biuf" else np.dtype(np.int64)
+    return Labels(np.arange(n_labels), indicator=indicator.str)
 
 
 class SeveralLabels(Ordered):
-    """The rows of a store whose targets have a column of 0 or 1 for each of several labels."""
+    """A source of a store's rows, whose targets have a column of 0 or 1 for each label."""
 
     kind = "labels"
 
@@ -307,28 +317,33 @@ class SeveralLabels(Ordered):
 
 
 def check_outputs_alike(n_outputs: int, labels: Labels) -> None:
-    """Raise DataError unless a store has a column for each of the labels trained on."""
+    """Raise DataError unless a store has a column for each of the labels of the training data."""
     if labels.indicator is None or n_outputs != len(labels.classes):
-        trained = "classes, one for each row" if labels.indicator is None else "labels for each row"
+        c = len(labels.classes)
+        trained = f"{c} labels for each row"
+        remedy = f"give {c} columns of 0 or 1"
+        if labels.indicator is None:
+            trained, remedy = f"{c} classes, one for each row", "give one class for each row"
         raise DataError(
-            f"the data has {n_outputs} columns of targets, and the model was trained on "
-            f"{len(labels.classes)} {trained}",
-            "give such targets",
+            f"the data has {n_outputs} columns of targets, but the model was trained on {trained}",
+            f"{remedy}",
         )
 
 
 def check_alike(y: Any, labels: Labels) -> None:
-    """Raise DataError unless y has the form trained on."""
+    """Raise DataError unless y has the form of the training targets: (n,), or (n, L)."""
     several, c = labels.indicator is not None, len(labels.classes)
     if is_indicator(y) != several or (several and shape_of(y)[1] != c):
-        form = f"one of {c} classes for each row, give (n,) labels"
+        trained, remedy = f"one of {c} classes for each row", "give labels of shape (n,)"
         if several:
-            form = f"{c} labels for each row, give a column of 0 or 1 for each: (n, {c})"
-        raise DataError(f"y has shape {shape_of(y)}", f"the model was trained on {form}")
+            trained, remedy = f"{c} labels for each row", f"give columns of 0 or 1, (n, {c})"
+        raise DataError(
+            f"y has shape {shape_of(y)}, but the model was trained on {trained}", f"{remedy}"
+        )
 
 
 def checked_indicator(y: Any, n_rows: int) -> npt.NDArray[np.float64]:
-    """Return the targets as values (n, L), all 0 or 1."""
+    """Return targets with a column for each label as float64 (n, L); DataError unless 0 or 1."""
     try:
         with one_sentence(y, "y"):
             indicator = check_array(y, dtype=None, input_name="y")
@@ -341,7 +356,7 @@ def checked_indicator(y: Any, n_rows: int) -> npt.NDArray[np.float64]:
 
 
 def streamed_indicator(y: Any) -> Any:
-    """Return these values for targets that are read in pieces, and checked then."""
+    """Return the result of `checked_indicator` for targets that may be lazy, checked when read."""
     y = lazy_array(y)
     if isinstance(y, np.ndarray):
         return checked_indicator(y, len(y))
@@ -349,12 +364,13 @@ def streamed_indicator(y: Any) -> Any:
 
 
 def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return targets (n, L) as float64; DataError unless all are 0 or 1."""
     wrong = (y != 0) & (y != 1)
     if wrong.any():
         value = to_builtin(y[wrong][0])
-        held = f"{value:g}" if isinstance(value, int | float) else repr(value)
+        text = f"{value:g}" if isinstance(value, int | float) else repr(value)
         raise DataError(
-            f"y has a column for each of {y.shape[1]} labels and holds {held}",
+            f"y has a column for each of {y.shape[1]} labels and holds {text}",
             "give 0 or 1 there, or the classes of the rows in one column; for values use "
             "KernelRegressor",
         )
@@ -363,9 +379,9 @@ def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def subset_accuracy(model: KernelModel, source: BaseSource) -> float:
-    """Return the share of rows that get all of their labels and no other."""
-    right = 0
+    """Return the share of rows for which all labels are predicted correctly."""
+    n_correct = 0
     with model.backend.active():
         for _, F, Y in model.stream(source):
-            right += int(((F > HALF) == (Y > HALF)).all(axis=1).sum())
-    return right / source.n_rows
+            n_correct += int(((F > HALF) == (Y > HALF)).all(axis=1).sum())
+    return n_correct / source.n_rows

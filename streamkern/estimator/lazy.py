@@ -1,6 +1,6 @@
-"""Predictions for a Dask array or data frame: lazy like it, one block of rows after another.
+"""Lazy predictions for a Dask array or data frame, computed one block of rows after another.
 
-They use the model at the moment of the call, even if its estimator is fitted again before they are
+They use the model at the moment of the call, even if the estimator is fitted again before they are
 computed.
 """
 
@@ -17,11 +17,12 @@ from streamkern.estimator import inputs
 from streamkern.ingest.frames import is_dask_table, names_of_columns
 from streamkern.ingest.numeric import as_dask_array
 
-# Dask computes blocks on many threads, and each block uses all threads and memory of its own.
-_TURN = threading.Lock()
+# Dask computes blocks on many threads. One block at a time is predicted, on all processors.
+_BLOCK_LOCK = threading.Lock()
 
-# Large ones, or objects of the user: callbacks hold files and connections of one process.
-_OF_TRAINING = ("_skl_callbacks", "callbacks", "centers", "metric", "transforms")
+# Attributes that predictions do not need. They may be large, or may not be picklable: callbacks
+# hold files and connections.
+_TRAINING_ATTRIBUTES = ("_skl_callbacks", "callbacks", "centers", "metric", "transforms")
 
 
 def is_lazy(X: Any) -> bool:
@@ -32,10 +33,10 @@ def is_lazy(X: Any) -> bool:
 def lazy_answers(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) -> Any:
     """Return a Dask array of `estimator._answer_of_block(block, method)`, chunked as the rows of X.
 
-    like : the prediction for no rows
-    X : a Dask array, or data frame, whose columns go by name
+    X : a Dask array, or a Dask data frame, whose columns are found by name
+    like : the prediction for an array without rows, which has the dtype and number of columns
 
-    Raises the errors for arrays in memory as far as they are detected without computing.
+    Raises the errors that arrays in memory would raise, if they are detected without computing.
     """
     if is_dask_table(X):
         X = as_dask_array(X, "X", lazy_columns_in_order(estimator, X))
@@ -43,41 +44,47 @@ def lazy_answers(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) ->
     if any(count > 1 for count in X.numblocks[1:]):
         X = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
     return X.map_blocks(
-        _answer, on_demand("dask").delayed(_now(estimator)), method,
+        _answer, on_demand("dask").delayed(_for_prediction(estimator)), method,
         chunks=(X.chunks[0], *((k,) for k in like.shape[1:])),
         drop_axis=list(range(like.ndim, X.ndim)), dtype=like.dtype, meta=like,
     )  # fmt: skip
 
 
 def framed_answers(estimator: Any, table: Any, method: str, like: Any) -> Any:
-    """Return these predictions as a Dask data frame, or column, with the index of `table`."""
+    """Return the predictions of `lazy_answers` as a Dask data frame or series, indexed as `table`.
+
+    like : the prediction for a table without rows, a pandas object
+    """
     columns = lazy_columns_in_order(estimator, table)
     table = table if columns is None else table[columns]
-    return table.map_partitions(
-        _answer, on_demand("dask").delayed(_now(estimator, framed=True)), method, meta=like
-    )
+    predictor = on_demand("dask").delayed(_for_prediction(estimator, framed=True))
+    return table.map_partitions(_answer, predictor, method, meta=like)
 
 
 def lazy_columns_in_order(estimator: Any, table: Any) -> list[str] | None:
-    """Return the columns of a Dask frame in the order trained on; None if they go by position."""
+    """Return the columns of a Dask frame in the order of training; None if names are missing."""
     if table.ndim != 2:
         return None
     return inputs.columns_in_order(names_of_columns(table), estimator._state.schema.columns, "X")
 
 
-def _now(estimator: Any, *, framed: bool = False) -> Any:
-    """Return the present estimator without its state for training; for blocks without names."""
-    still = estimator._snapshot()
-    for name in _OF_TRAINING:
-        vars(still).pop(name, None)
-    fitted = still._state.to_predict()
+def _for_prediction(estimator: Any, *, framed: bool = False) -> Any:
+    """Return a copy of the estimator that predicts, without its state for training.
+
+    framed : whether it predicts data frames; otherwise it takes and returns arrays
+    """
+    predictor = estimator._snapshot()
+    for name in _TRAINING_ATTRIBUTES:
+        vars(predictor).pop(name, None)
+    fitted = predictor._state.to_predict()
     if not framed:
         fitted = replace(fitted, schema=replace(fitted.schema, named_by_store=True))
-        vars(still).pop("_sklearn_output_config", None)
-    still._fitted_ = fitted
-    return still
+        vars(predictor).pop("_sklearn_output_config", None)
+    predictor._fitted_ = fitted
+    return predictor
 
 
 def _answer(block: Any, estimator: Any, method: str) -> Any:
-    with _TURN:
+    """Return the predictions for a block of rows."""
+    with _BLOCK_LOCK:
         return estimator._answer_of_block(block, method)

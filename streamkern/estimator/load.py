@@ -1,4 +1,4 @@
-"""`load` and `evaluate`: the estimator of a run, or one that was saved, and its figures."""
+"""`load` returns the estimator of a run or a saved model, and `evaluate` its figures."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from streamkern.train.saved_model import load_result
 def load(
     place: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> KernelRegressor | KernelClassifier:
-    """Return the fitted estimator of a run directory, or of one that `save` has written.
+    """Return the fitted estimator of a run directory, or of a directory that `save` has written.
 
-    It predicts as the run does at its newest intact checkpoint, also beside a running writer, and
-    `partial_fit` continues from there: with the run's solver and step sizes, `epochs` passes over
-    each block. It has the parameters that were given, but for the place, device, memory and
-    threads, and those of the run if no estimator began it; if a run does not keep a parameter, such
-    as a function among the transforms, the error of `fit` names it.
+    It has the model of the newest intact checkpoint, also while a process continues the run.
+    `partial_fit` continues from there with the solver and step sizes of the run, and makes `epochs`
+    passes over each block. Parameters are restored, except the directory, device, memory and
+    threads. If a parameter cannot be stored, such as a function among the transforms, `fit` raises
+    an error that names it.
 
     Parameters
     ----------
-    place : run directory, path or URL.
-    storage_options : for a remote place, as fsspec takes them. They are kept for `partial_fit`, and
-        not pickled.
+    place : path or URL of the directory.
+    storage_options : for a remote place, as fsspec takes them. The estimator keeps them for
+        `partial_fit`, but they are not pickled.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def load(
     Raises
     ------
     RunError, CheckpointError, StorageError
-        There is no run, or it has no checkpoint yet, or none that verifies.
+        There is no run, or it has no intact checkpoint.
     ConfigError
         The run was trained with a function or a kernel of the user, which are not stored on disk.
 
@@ -71,19 +71,21 @@ def load(
 def _fitted(
     run: RunSnapshot, result: Result, storage_options: Mapping[str, Any] | None
 ) -> KernelRegressor | KernelClassifier:
-    values = run.classes is None and run.facts.get("indicator") is None
-    estimator = (KernelRegressor if values else KernelClassifier)(**_parameters(run, result.model))
+    """Return the fitted estimator of a run and its result."""
+    regression = run.classes is None and run.facts.get("indicator") is None
+    kind = KernelRegressor if regression else KernelClassifier
+    estimator = kind(**_parameters(run, result.model))
     transforms = estimator.transforms
     built = None if isinstance(transforms, UnsavedParameter) else from_config(transforms)
     estimator._fitted_ = FittedModel.of_run(run, result, built, storage_options)
-    if not values:
-        _label_weights(estimator)
+    if not regression:
+        _use_labels_as_keys(estimator)
     estimator._fitted_ = replace(estimator._fitted_, begun=estimator._model_parameters())
     return estimator
 
 
-def _label_weights(estimator: Any) -> None:
-    """Replace names by labels in the keys of class weights and shares."""
+def _use_labels_as_keys(estimator: Any) -> None:
+    """Replace names of classes by labels in the keys of class weights and shares."""
     labels = {str(label): label for label in estimator.classes_.tolist()}
     for name in ("class_weight", "class_sampling"):
         table = getattr(estimator, name)
@@ -92,7 +94,7 @@ def _label_weights(estimator: Any) -> None:
 
 
 def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
-    """Return the parameters of the estimator from the settings of the run."""
+    """Return the parameters of the estimator that trained a run, from the settings of the run."""
     settings, facts = run.record["identity"]["settings"], run.facts
     values: dict[str, Any] = {}
     for name, path in PARAMETER_SETTINGS.items():
@@ -101,9 +103,9 @@ def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
             values[name] = settings[section][key]
     for name in ("centers", "metric"):
         values.setdefault(name, UnsavedParameter("an array"))
-    values.setdefault("calibrate", False)  # all rows were trained on
+    values.setdefault("calibrate", False)  # a version without this setting trained on all rows
     kernel = kernel_of_run(values["kernel"])
-    if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
+    if isinstance(kernel, Mapping) and "kind" not in kernel:  # the description of a `Kernel`
         has_metric = "metric" in kernel
         values["kernel"] = model.op.kernel if has_metric else get_kernel(kernel, "auto")
     values["loss"] = _loss(values.get("loss", SQUARES))
@@ -114,12 +116,12 @@ def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
     elif facts.get("indicator") is None:
         values["posterior"] = settings["solver"].get("posterior", False)
         values["target_transform"] = settings["model"].get("target_transform", "auto")
-    # report_ shows the values chosen for parameters at their defaults.
+    # Parameters that were at their defaults are left at them; report_ shows the chosen values.
     return {name: value for name, value in values.items() if name not in facts.get("defaults", ())}
 
 
 def _loss(described: Any) -> Any:
-    """Return the parameter `loss` of a described loss, one's own as an object."""
+    """Return the parameter `loss` for a recorded loss; a user-defined loss becomes an object."""
     name = loss_name(described)
     if ":" not in name:
         return described
@@ -137,20 +139,21 @@ def evaluate(
 
     Parameters
     ----------
-    model : fitted estimator, or the run directory of one, path or URL.
+    model : fitted estimator, or the path or URL of a run directory.
     X, y, sample_weight : data as for `fit`: arrays, data frames, stores, paths of files. y may be
         the name of a column; for files the default is the target of the training.
 
     Returns
     -------
-    figures : "mse" (for classes against one-hot targets), "r2" of values or "accuracy" of classes,
-        that of the loss if it is not squares, and those of a calibration if the model has one;
-        weighted if there are weights. The figure of a loss of one's own is left out where its class
-        is not defined, or is another one than in training.
+    figures : name -> value: "mse" (for classes against one-hot targets), "r2" of values or
+        "accuracy" of classes, the figure of the loss if it is not the squared error, and figures of
+        the calibration if the model has one; weighted if there are weights. The figure of a
+        user-defined loss is left out if its class is not defined, or differs from the class in
+        training.
 
     Raises
     ------
-    ConfigError, DataError : the rows do not match those trained on, or have no targets.
+    ConfigError, DataError : the rows do not match the training rows, or have no targets.
 
     Examples
     --------

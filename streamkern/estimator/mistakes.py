@@ -1,4 +1,4 @@
-"""Errors for wrong arguments, as users see them."""
+"""Errors for wrong keyword arguments, with suggestions, and without inner tracebacks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FOREIGN_PARAMETERS = {
     "max_iter": "epochs", "n_epochs": "epochs", "n_jobs": "threads", "seed": "random_state",
     "learning_rate": "step_scale", "intercept": "fit_intercept",
 }  # fmt: skip
-"""Names of our parameters in other libraries, which may use other units."""
+"""Names of parameters in other libraries -> our parameter, whose unit may differ."""
 
-OF_RUNS = ("center_ranks", "min_ranks", "cluster")
-"""Settings of `run` for several ranks; an estimator has only `ranks`."""
+RUN_ONLY_SETTINGS = ("center_ranks", "min_ranks", "cluster")
+"""Settings in [run] for several ranks that are no parameters of an estimator."""
 
 
-IN_CALLS = {
+FOREIGN_ARGUMENTS = {
     **dict.fromkeys(
         ("eval_set", "validation_data", "valid_sets", "X_val", "X_valid", "eval_data"),
         "give held-out rows as test=(X, y)",
@@ -34,21 +34,21 @@ IN_CALLS = {
     **dict.fromkeys(("sample_weights", "weights", "w"), "give sample_weight="),
     "target": "give y=", "targets": "give y=", "label": "give y=", "labels": "give y=",
 }  # fmt: skip
-"""Names that other libraries give to arguments of `fit` and similar methods -> the remedy."""
+"""Names of arguments of `fit` and similar methods in other libraries -> the remedy."""
 
 
 def hide_traceback(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorate a public method so that errors by mistakes of the caller have no inner traceback.
+    """Decorate a public function or method: errors for wrong usage have no inner traceback.
 
-    The message alone is enough. For a wrong keyword the error suggests the intended one.
+    Their message is sufficient. For a wrong keyword, a TypeError suggests the intended one.
     """
     names = list(inspect.signature(method).parameters)
 
     @functools.wraps(method)
-    def called(*args: _P.args, **values: _P.kwargs) -> _T:
+    def call(*args: _P.args, **values: _P.kwargs) -> _T:
         wrong = next((name for name in values if name not in names), None)
         if wrong is not None:
-            raise TypeError(_no_argument(method.__qualname__, args[:1], wrong, names))
+            raise TypeError(_wrong_keyword(method.__qualname__, args[:1], wrong, names))
         try:
             return method(*args, **values)
         except StreamkernError as error:
@@ -57,45 +57,53 @@ def hide_traceback(method: Callable[_P, _T]) -> Callable[_P, _T]:
             mistake = error
         raise mistake.with_traceback(None) from None
 
-    return called
+    return call
 
 
-def _no_argument(method: str, owner: Any, wrong: str, names: list[str]) -> str:
-    """Return the error message for an unknown keyword of a method. owner : (self,), or ()"""
-    of_itself = "." in method and hasattr(owner[0], wrong) and not wrong.startswith("_")
-    called = f"{type(owner[0]).__name__}.{method.rpartition('.')[2]}" if "." in method else method
-    close = difflib.get_close_matches(wrong, [name for name in names if name != "self"])
-    hint = IN_CALLS.get(wrong)
+def _wrong_keyword(method: str, owner: Any, wrong: str, names: list[str]) -> str:
+    """Return the error message for an unknown keyword of a function or method.
+
+    method : its qualified name
+    owner : (self,) of a method
+    names : names of its arguments
+    """
+    is_method = "." in method
+    called = f"{type(owner[0]).__name__}.{method.rpartition('.')[2]}" if is_method else method
+    similar = difflib.get_close_matches(wrong, [name for name in names if name != "self"])
+    hint = FOREIGN_ARGUMENTS.get(wrong)
     if hint is not None and hint.partition("=")[0].split()[-1] not in names:
-        hint = None  # it names an argument that the method lacks
-    if hint is None and of_itself:
+        hint = None  # the method lacks the argument that the hint names
+    if hint is None and is_method and hasattr(owner[0], wrong) and not wrong.startswith("_"):
         hint = f"it is a parameter of {type(owner[0]).__name__}({wrong}=...)"
     if hint is None:
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names[1:])}"
+        hint = f"did you mean {similar[0]!r}?" if similar else f"it has {', '.join(names[1:])}"
     return f"{called} has no argument {wrong!r}; {hint}"
 
 
 def suggest_keywords(cls: C) -> C:
-    """Return the class with a constructor that suggests a parameter for a wrong keyword."""
+    """Decorate a class so that its constructor suggests a parameter for a wrong keyword."""
     init: Any = cls.__init__  # type: ignore[misc]  # on the class, not on an object
     names = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
-    def checked(self: Any, *args: Any, **values: Any) -> None:
+    def constructor(self: Any, *args: Any, **values: Any) -> None:
         for name in values:
             if name not in names:
-                raise TypeError(f"{type(self).__name__} has no parameter {name!r}; {_meant(name)}")
+                kind = type(self).__name__
+                raise TypeError(f"{kind} has no parameter {name!r}; {suggestion(name)}")
         init(self, *args, **values)
 
-    def _meant(name: str) -> str:
-        if name in OF_RUNS:
+    def suggestion(name: str) -> str:
+        if name in RUN_ONLY_SETTINGS:
             return f"it is a setting of runs: run.{name} in streamkern.train_model"
-        close = (
+        similar = (
             [FOREIGN_PARAMETERS[name]]
             if name in FOREIGN_PARAMETERS
             else difflib.get_close_matches(name, names)
         )
-        return f"did you mean {close[0]!r}?" if close else f"help({cls.__name__}) lists them"
+        if similar:
+            return f"did you mean {similar[0]!r}?"
+        return f"help({cls.__name__}) lists the parameters"
 
-    cls.__init__ = checked  # type: ignore[misc]
+    cls.__init__ = constructor  # type: ignore[misc]
     return cls

@@ -1,4 +1,4 @@
-"""The model card of a saved model: a README.md as the Hub of Hugging Face reads it."""
+"""The model card of a saved model: a README.md in the format of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from streamkern.basics.version import __version__
 from streamkern.filesystem.durable import write_durably
 from streamkern.filesystem.urls import local_path
 
-_HELD_OUT = {
+_HELD_OUT_ROWS = {
     "test_": "test rows",
     "validation_": "rows held out of the training data, which stopped the training",
 }
-_NAMES = 20  # most names of columns or classes that are listed
+"""Prefix of figures in `report_` -> the rows that they are for."""
+_MAX_NAMES = 20  # of columns or classes that are listed
 
-_TEXT = """\
+_TEMPLATE = """\
 ---
 {front}---
 
@@ -48,20 +49,19 @@ The files hold numbers and settings, and no code.
 
 
 class ModelCard:
-    """The card of a fitted estimator in a folder.
+    """The model card of a fitted estimator in a folder.
 
-    The folder must be local, and what it holds as README.md must be this card.
-
-    Raises ConfigError or RunError otherwise, before anything is written.
+    Raises ConfigError if the folder is not local, and RunError if it has a README.md that is not
+    this card, before anything is written.
     """
 
     def __init__(self, model: Any, place: str | os.PathLike[str]) -> None:
         folder = local_path(place)
         if folder is None:
             raise ConfigError(
-                f"{mention('card', True)} writes a README.md, and {redact(place)} is not a local "
-                "folder",
-                "save to a folder, and copy it",
+                f"{mention('card', True)} writes a README.md to a local folder only, not to "
+                f"{redact(place)}",
+                "save to a local folder, and copy that",
             )
         self._path = Path(folder) / "README.md"
         name = Path(folder).resolve().name.encode(errors="replace").decode()
@@ -70,22 +70,23 @@ class ModelCard:
             self._check()
 
     def write(self) -> None:
-        """Write the card, unless it is there; the folder must exist."""
+        """Write the card unless the folder, which must exist, has it already."""
         try:
             write_durably(self._path, self._text.encode(), exclusive=True)
         except FileExistsError:
             self._check()
 
     def _check(self) -> None:
+        """Raise RunError if the README.md in the folder is not this card."""
         if not self._path.is_file() or self._path.read_bytes() != self._text.encode():
             raise RunError(
-                f"{self._path} is there already, and is not the card of this model",
+                f"{self._path} exists already, but is not the card of this model",
                 f"leave {mention('card', True)} out to keep it, or move it away",
             )
 
 
 def card_text(model: Any, name: str) -> str:
-    """Return the model card of a fitted estimator. name : of the model"""
+    """Return the text of the model card of a fitted estimator. name : name of the model"""
     classes = getattr(model, "classes_", None)
     task = "regression" if classes is None else "classification"
     figures = list(_figures(model))
@@ -104,31 +105,32 @@ def card_text(model: Any, name: str) -> str:
             for rows in dict.fromkeys(rows for rows, _, _ in figures)
         ]
         front["model-index"] = [{"name": name, "results": results}]
-    facts = "\n".join(f"| {what} | {_escaped(text)} |" for what, text in _facts(model, figures))
-    text = on_demand("yaml").safe_dump(front, sort_keys=False, allow_unicode=True)
-    return _TEXT.format(front=text, name=_escaped(name), task=task, facts=facts)
+    facts = "\n".join(f"| {fact} | {_escaped(text)} |" for fact, text in _facts(model, figures))
+    front_text = on_demand("yaml").safe_dump(front, sort_keys=False, allow_unicode=True)
+    return _TEMPLATE.format(front=front_text, name=_escaped(name), task=task, facts=facts)
 
 
 def _figures(model: Any) -> Iterator[tuple[str, str, float]]:
-    """Yield the finite figures of rows that were held out: which rows, the metric, its value.
+    """Yield the finite figures of held-out rows: (rows, metric, value).
 
-    Squared errors do not judge quantiles and expectiles, which are not means; the figure of the
-    loss does.
+    For quantiles and expectiles the squared error and R2 are left out, because these losses do not
+    estimate means.
     """
     misleading = ("mse", "r2") if model.loss in ("quantile", "expectile") else ()
-    for prefix, rows in _HELD_OUT.items():
+    for prefix, rows in _HELD_OUT_ROWS.items():
         for key, value in model.report_.items():
-            name = key.removeprefix(prefix)
-            held_out = key.startswith(prefix) and name not in misleading
-            if held_out and isinstance(value, int | float) and math.isfinite(value):
-                yield rows, name, float(value)
+            metric = key.removeprefix(prefix)
+            listed = key.startswith(prefix) and metric not in misleading
+            if listed and isinstance(value, int | float) and math.isfinite(value):
+                yield rows, metric, float(value)
 
 
 def _facts(model: Any, figures: Iterable[tuple[str, str, float]]) -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of the rows of the card's table."""
     kernel, schema = model.kernel_, model._state.schema
     described = {k: v for k, v in kernel.describe().items() if isinstance(v, str | int | float)}
-    others = [f"{key} {_number(value)}" for key, value in described.items() if key != "kernel"]
-    yield "kernel", ", ".join([str(described.get("kernel", type(kernel).__name__)), *others])
+    parameters = [f"{key} {_number(value)}" for key, value in described.items() if key != "kernel"]
+    yield "kernel", ", ".join([str(described.get("kernel", type(kernel).__name__)), *parameters])
     if model.n_centers_:
         yield "centers", str(model.n_centers_)
     yield "solver", str(model.solver_)
@@ -151,10 +153,10 @@ def _number(value: Any) -> str:
 
 def _listed(names: Iterable[Any]) -> str:
     texts = list(map(str, names))
-    more = f" and {len(texts) - _NAMES} more" if len(texts) > _NAMES else ""
-    return ", ".join(texts[:_NAMES]) + more
+    more = f" and {len(texts) - _MAX_NAMES} more" if len(texts) > _MAX_NAMES else ""
+    return ", ".join(texts[:_MAX_NAMES]) + more
 
 
 def _escaped(text: str) -> str:
-    """Return a text of a user's data as one line that Markdown shows as it is."""
+    """Return a text as one line, with the characters escaped that Markdown would interpret."""
     return re.sub(r"([\\`*_{}\[\]<>()#|~!&$])", r"\\\1", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""The fitted model of an estimator on its device, for the time of a call."""
+"""Put the fitted model of an estimator on its device, for the duration of a call."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from streamkern.predict.calibration import lacking
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.setup.assemble import accelerator_of
 
-FEW_VALUES, FEW_NUMBERS = 1 << 17, 1 << 22
-"""Kernel values that one thread computes in about the time of starting others; and the numbers of
-the centers that are kept prepared for such calls."""
+SMALL_KERNEL_VALUES, SMALL_CENTERS_SIZE = 1 << 17, 1 << 22
+"""Limits of a small call: the kernel values that one thread computes in about the time in which
+threads are started, and the size of `centers_` up to which prepared centers are kept."""
 
 
 class OpeningModel(Parameters):
-    """The present fit of an estimator, and its model on the device of the parameters."""
+    """The fit of an estimator, and its model on the device that the parameters name."""
 
     _fitted_: FittedModel | None = None
-    """The fit, always replaced as a unit. Its name ends in _ so that scikit-learn detects a fit."""
+    """The fit, which is only replaced as a whole. scikit-learn detects it by the final _."""
 
     @property
     def _state(self) -> FittedModel:
@@ -40,45 +40,53 @@ class OpeningModel(Parameters):
 
     @contextlib.contextmanager
     def _model(self, n_rows: int | None = None) -> Iterator[KernelModel]:
-        """Yield the fitted model on its device, for the time of a call.
+        """Yield the fitted model on its device.
 
-        n_rows : of the call, if known. With few rows most of the time would go to threads that are
-            started and centers that are prepared: on the CPU one thread computes then, with
-            centers that were prepared once. The answers are the same to the last bit.
+        n_rows : number of rows of the call, if known. For few rows, most of the time would be spent
+            on starting threads and preparing centers. On the CPU a single thread then predicts
+            them, with centers that were prepared once. The predictions are bit-identical.
         """
         threads = None if isinstance(self.threads, str) else self.threads
         with own_names():
-            kept = self._kept() if self._is_small(n_rows) else None
-            if kept is not None:
-                with kept[0].backend.single_threaded_blas():
-                    yield self._kernel_model(*kept)
+            cached = self._cached_centers() if self._is_small(n_rows) else None
+            if cached is not None:
+                with cached[0].backend.single_threaded_blas():
+                    yield self._kernel_model(*cached)
                 return
             with get_backend(self.device, threads, self._accelerator) as backend:
                 yield self._kernel_model(*self._prepared(backend))
 
     @property
     def _accelerator(self) -> str:
+        """The parameter `accelerator`; for "auto" the accelerator of the training."""
         auto = self.accelerator == "auto"
         return accelerator_of(self._state.meta) if auto else self.accelerator
 
     def _is_small(self, n_rows: int | None) -> bool:
-        """Return whether one thread predicts so many rows in about the time of starting others."""
+        """Return whether a call with `n_rows` rows is predicted by one thread with kept centers."""
         p = len(self._state.order)
         size = self._state.attributes["centers_"].size
-        few = n_rows is not None and n_rows * p <= FEW_VALUES and n_rows * size <= 8 * FEW_NUMBERS
-        return few and size <= FEW_NUMBERS
+        small = (
+            n_rows is not None
+            and n_rows * p <= SMALL_KERNEL_VALUES
+            and n_rows * size <= 8 * SMALL_CENTERS_SIZE
+        )
+        return small and size <= SMALL_CENTERS_SIZE
 
-    def _kept(self) -> tuple[KernelOperator, Points, Array] | None:
-        """Return the prepared centers on one thread of the CPU; None on a GPU."""
-        prepared, key = self._state.prepared, (self.device, self.threads, self.accelerator)
-        if key not in prepared:
-            backend = get_backend(self.device, 1, self._accelerator)  # it has nothing to close
-            prepared[key] = self._prepared(backend) if backend.name == "cpu" else None
-        kept: tuple[KernelOperator, Points, Array] | None = prepared[key]
-        return kept
+    def _cached_centers(self) -> tuple[KernelOperator, Points, Array] | None:
+        """Return the result of `_prepared` on one thread of the CPU, computed once; None on a GPU.
+
+        The cache belongs to the fit, so a new fit has an empty one.
+        """
+        cache, key = self._state.prepared, (self.device, self.threads, self.accelerator)
+        if key not in cache:
+            backend = get_backend(self.device, 1, self._accelerator)  # one thread: no pool to close
+            cache[key] = self._prepared(backend) if backend.name == "cpu" else None
+        cached: tuple[KernelOperator, Points, Array] | None = cache[key]
+        return cached
 
     def _prepared(self, backend: Backend) -> tuple[KernelOperator, Points, Array]:
-        """Return the kernel, and the centers and weights as it takes them, on a device."""
+        """Return the kernel operator, the prepared centers and the weights, on a device."""
         fitted = self._state
         attributes = fitted.attributes
         op = KernelOperator(
@@ -90,6 +98,7 @@ class OpeningModel(Parameters):
         return op, points, backend.asarray(alpha, op.dtype)
 
     def _kernel_model(self, op: KernelOperator, points: Points, weights: Array) -> KernelModel:
+        """Return the model of the fit, from the results of `_prepared`."""
         fitted = self._state
         schema = fitted.schema
         return KernelModel(
@@ -105,5 +114,5 @@ class OpeningModel(Parameters):
 
     @property
     def _lacking(self) -> str:
-        """Requirement of probabilities and intervals that the model lacks, with the reason."""
+        """The text after "needs" in errors for a missing calibration, with the reason."""
         return lacking(self._state.meta)

@@ -1,7 +1,7 @@
-"""Compare parameter values between calls, and store them with a run as JSON.
+"""Compare parameter values between calls, and store transforms with a run as JSON.
 
-A run stores its settings and its rows, with classes as names. For the run, the transforms are part
-of its data, so the estimator has to store them.
+A run stores its settings, and so most parameters. But the transforms of an estimator are a part of
+the data for the run, so the estimator stores them itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streamkern.stream.sources.transforms import (
 )
 from streamkern.train.run_identity import array_identity
 
-# The default `repr` of an object ends in its address, which another process does not repeat.
+# The default `repr` of an object ends in its address, which differs between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -36,9 +36,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 class ParameterValue:
     """A parameter's value in a form that can be compared later.
 
-    text : equal for equal values, also in another process
+    text : description of the value, equal for equal values, also in another process
     objects : functions and other objects that the text does not identify, in order. They are
-        compared by `is` or `==`, so the estimator keeps them when it is pickled or copied.
+        compared by `is` or `==`, so they are pickled and copied with the estimator.
     """
 
     text: str
@@ -58,7 +58,7 @@ class ParameterValue:
 
 
 def _text(value: Any, objects: list[Any]) -> str:
-    """Return the text of a value, and append the objects to `objects` that it does not identify."""
+    """Return the text of a value, and append objects that it does not identify to `objects`."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and value.is_integer():
@@ -106,9 +106,9 @@ class UnsavedParameter:
 
 
 def transform_tables(transforms: Sequence[Any]) -> tuple[list[dict[str, Any]] | None, str]:
-    """Return the transforms as tables of a run file, and "".
+    """Return (tables of a run file, "") for a list of transforms.
 
-    Return None and a description of the list if one of them cannot be written as a table.
+    If a transform cannot be written as a table, return (None, description of the list).
     """
     tables = []
     for transform in checked_list("transforms", transforms):
@@ -120,7 +120,7 @@ def transform_tables(transforms: Sequence[Any]) -> tuple[list[dict[str, Any]] | 
 
 
 def _table(transform: Any) -> dict[str, Any] | None:
-    """Return a transform as a table of a run file; None if a table cannot hold it."""
+    """Return a transform as a table of a run file; None if it cannot be written as one."""
     if isinstance(transform, Mapping):
         table = dict(to_builtin(transform))
     elif type(transform) not in TRANSFORM_KINDS.values() or (
@@ -136,10 +136,10 @@ def _table(transform: Any) -> dict[str, Any] | None:
 
 
 def restored_transforms(facts: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the value of the parameter `transforms` for an estimator that loads a run.
+    """Return the value of the parameter `transforms` for the estimator of a loaded run.
 
-    facts : what the estimator that trained the run has stored; empty if none did
-    tables : the transforms in the run file
+    facts : facts that the estimator that trained the run has stored; empty if there was none
+    tables : the transforms in the settings of the run
     """
     if "transforms" not in facts:
         return tuple(copy.deepcopy(dict(table)) for table in tables)

@@ -25,7 +25,7 @@ from streamkern.kernels.builtin import Kernel
 
 @contextlib.contextmanager
 def own_names() -> Iterator[None]:
-    """Let errors and warnings call settings by the names of the estimator's parameters."""
+    """Name settings as parameters of the estimator in the errors and warnings of a block."""
     try:
         with warnings_worded(parameter_words):
             yield
@@ -36,9 +36,9 @@ def own_names() -> Iterator[None]:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Parameters:
-    """The parameters that both estimators share, stored as given.
+    """The parameters that both estimators share, stored unchanged, as scikit-learn requires.
 
-    `estimator.docstrings` documents each of them.
+    `estimator.docstrings` documents them.
     """
 
     kernel: str | Mapping[str, Any] | Kernel = field(default="auto", kw_only=False)
@@ -88,16 +88,16 @@ class Parameters:
     verbose: int | str = "auto"
 
     def _check_saved(self, *names: str) -> None:
-        """Raise ConfigError if the saved model that was loaded lacks one of these parameters."""
+        """Raise ConfigError if `load` could not restore one of these parameters."""
         for name in names:
             value = getattr(self, name)
             if isinstance(value, UnsavedParameter):
                 raise ConfigError(value.refusal(name))
 
     def _model_parameters(self) -> dict[str, ParameterValue]:
-        """Return the parameters that partial_fit must not change, by name."""
+        """Return the parameters that must not change between calls of partial_fit, by name."""
         values = self.get_params(deep=False)  # type: ignore[attr-defined]  # of BaseEstimator
-        if not isinstance(self.random_state, int | np.integer):
+        if not isinstance(self.random_state, int | np.integer):  # each call draws another seed
             values.pop("random_state")
         return {
             name: ParameterValue.of(value)
@@ -110,11 +110,11 @@ class Parameters:
 
         first : `_model_parameters` of the first call; None before it
         """
-        now = self._model_parameters()
+        current = self._model_parameters()
         for name, value in (first or {}).items():
-            if name in now and not now[name].same(value):
-                new_text, first_text = (each.text[:80] for each in (now[name], value))
-                if new_text == first_text:
+            if name in current and not current[name].same(value):
+                new_text, first_text = current[name].text[:80], value.text[:80]
+                if new_text == first_text:  # of objects with the same text
                     new_text = f"another {new_text}"
                 raise ConfigError(
                     f"{mention(f'{name}={new_text}')} is set, but the model that partial_fit "
@@ -130,20 +130,20 @@ class Parameters:
             raise ConfigError(f'verbose={verbose!r} must be 0, 1 or "auto"')
         return verbose if isinstance(verbose, str) else bool(verbose)
 
-    def _given_centers(self) -> npt.NDArray[Any] | None:
-        """Return the centers if they are given as rows, and None if they are a name or a path."""
+    def _array_of_centers(self) -> npt.NDArray[Any] | None:
+        """Return the parameter `centers` as an array, or None if it is a name or a path."""
         if isinstance(self.centers, str | os.PathLike):
             return None
         return as_centers(self.centers)
 
-    def _given_metric(self) -> npt.NDArray[Any] | None:
-        """Return the metric if it is given as an array, and None if it is a name or a path."""
+    def _array_of_metric(self) -> npt.NDArray[Any] | None:
+        """Return the parameter `metric` as an array, or None if it is a name or a path."""
         if isinstance(self.metric, str | os.PathLike):
             return None
         if self.metric is None:
             raise ConfigError(
                 f'{mention("metric", None)} must be "auto", "none", "learn", an array or the path '
-                f"of one",
+                f"of an array",
                 "leave it out for the default",
             )
         try:
@@ -156,20 +156,20 @@ class Parameters:
     def set_params(self, **params: Any) -> Self:
         """Set parameters by name, as in scikit-learn.
 
-        Parameters of a kernel or a loss (kernel__bandwidth) cannot be set. Raises ConfigError for
-        these, and for common names of parameters of other libraries.
+        Raises ConfigError for parameters of a kernel or a loss (kernel__bandwidth), which cannot be
+        set, and for common names of parameters in other libraries.
         """
         for name in params:
-            kernel, _, inner = name.partition("__")
-            if kernel == "kernel" and inner:
+            owner, _, inner = name.partition("__")
+            if owner == "kernel" and inner:
                 raise ConfigError(
-                    f"{name} is not a parameter: those of a kernel cannot be set by name",
+                    f"{name} is not a parameter: parameters of a kernel cannot be set by name",
                     "search over bandwidth, with the kernel by its name, or over kernel with a "
                     "list of kernels",
                 )
-            if kernel == "loss" and inner:
+            if owner == "loss" and inner:
                 raise ConfigError(
-                    f"{name} is not a parameter: those of a loss cannot be set by name",
+                    f"{name} is not a parameter: parameters of a loss cannot be set by name",
                     "search over loss with a list of losses",
                 )
             if name in FOREIGN_PARAMETERS:
@@ -181,9 +181,9 @@ class Parameters:
         return self
 
     def _config(self, epochs: Any) -> RunConfig:
-        """Return the settings of a run of this many epochs.
+        """Return the settings of a run with the parameters, and this number of epochs.
 
-        Centers and a metric that are arrays are not part of them; see `RunInputs`.
+        Centers and a metric that are arrays are left out; `RunInputs` holds them.
         """
         _check_kernel(self.kernel)
         values = {name: getattr(self, name) for name in PARAMETER_SETTINGS} | {"epochs": epochs}
@@ -194,8 +194,8 @@ class Parameters:
                 del values[name]
         if values["n_centers"] == "all" and "centers" not in values:
             raise ConfigError(
-                f"{mention('n_centers', 'all')} uses all rows as centers, but centers are given",
-                "leave n_centers out",
+                f"{mention('n_centers', 'all')} uses all rows as centers, but centers is an array",
+                "leave one of them out",
             )
         start = self.warm_start
         values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
@@ -242,14 +242,16 @@ _SCIKIT_LEARN_KERNELS = {
     "RBF": "Gaussian(length_scale)",
     "RationalQuadratic": "Cauchy(sqrt(2) * length_scale) for alpha of 1",
     "Matern": "Laplace, Matern32 or Matern52(length_scale) for nu of 0.5, 1.5 or 2.5",
-    "DotProduct": "kernel='linear'", "Sum": "a sum of our kernels", "Product": "a product of ours",
+    "DotProduct": "kernel='linear'", "Sum": "a sum of kernels of streamkern",
+    "Product": "a product of kernels of streamkern",
 }  # fmt: skip
+"""Kernels of scikit-learn -> the equivalent to give."""
 
 
 def _check_kernel(kernel: Any) -> None:
     """Raise ConfigError for a class, or for a kernel of scikit-learn.
 
-    Warn if a user-defined kernel is not positive definite on a few random points.
+    Warn if a user-defined kernel is not positive definite on random points.
     """
     if isinstance(kernel, type):
         raise ConfigError(
@@ -258,16 +260,16 @@ def _check_kernel(kernel: Any) -> None:
         )
     if type(kernel).__module__.startswith("sklearn."):
         name = type(kernel).__name__
-        meant = _SCIKIT_LEARN_KERNELS.get(name, 'a name, such as "laplace"')
+        equivalent = _SCIKIT_LEARN_KERNELS.get(name, 'a name, such as "laplace"')
         raise ConfigError(
-            f"{mention('kernel', kernel)} is a kernel of scikit-learn", f"give {meant}"
+            f"{mention('kernel', kernel)} is a kernel of scikit-learn", f"give {equivalent}"
         )
     custom = isinstance(kernel, Kernel) and not type(kernel).__module__.startswith("streamkern.")
     if custom and kernel.geometry == "distance" and not _is_positive_definite(kernel):
         warn(
-            f"{mention('kernel', kernel)} is not positive definite on a few random points, and a "
-            "model with it may be worthless; use a positive definite kernel, such as a sum or "
-            "product of kernels of streamkern"
+            f"{mention('kernel', kernel)} is not positive definite on a few random points, so the "
+            "model may predict badly; use a positive definite kernel, such as a sum or product of "
+            "kernels of streamkern"
         )
 
 
@@ -281,6 +283,6 @@ def _is_positive_definite(kernel: Kernel) -> bool:
     with np.errstate(all="ignore"):
         values = np.asarray(kernel.profile(squares, np), np.float64)
     if not np.isfinite(values).all():
-        return True  # training detects such values, at the distances of the data
-    lam = np.linalg.eigvalsh((values + values.T) / 2)
-    return bool(lam[0] >= -1e-6 * max(lam[-1], 0.0))
+        return True  # training raises an error for such values at the distances of the data
+    eigenvalues = np.linalg.eigvalsh((values + values.T) / 2)
+    return bool(eigenvalues[0] >= -1e-6 * max(eigenvalues[-1], 0.0))

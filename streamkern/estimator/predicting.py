@@ -1,4 +1,4 @@
-"""Predictions of a fitted estimator: at once, into a file, or lazily for a Dask array."""
+"""Predictions of a fitted estimator: in memory, written to a file, or lazy for a Dask array."""
 
 from __future__ import annotations
 
@@ -34,28 +34,31 @@ from streamkern.stream.sources.arrays import ArraySource, is_sparse
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-OUTPUTS = ("default", "pandas")
+CONTAINERS = ("default", "pandas")
+"""Values of `set_output`."""
 ENDS = ("lower", "upper")
+"""Names of the columns of intervals in a data frame."""
 
 
 def from_one_fit(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
-    """Make a public method use the fit and the parameters at the moment of its call.
+    """Decorate a public method so that it works on a snapshot of the estimator.
 
-    Changes by other threads have no effect on it. Without a fit it raises NotFittedError.
+    Changes by other threads during the call have no effect on it. Without a fit it raises
+    NotFittedError.
     """
 
     @hide_traceback
     @functools.wraps(method)
-    def answer(estimator: Any, /, *args: _P.args, **values: _P.kwargs) -> _T:
-        now = estimator._snapshot()
-        check_is_fitted(now)
-        return method(now, *args, **values)
+    def call(estimator: Any, /, *args: _P.args, **values: _P.kwargs) -> _T:
+        snapshot = estimator._snapshot()
+        check_is_fitted(snapshot)
+        return method(snapshot, *args, **values)
 
-    return answer
+    return call
 
 
 class Predicting(OpeningModel):
-    """Predictions, scores and prediction files from the present fit of an estimator."""
+    """Mixin of estimators: fitted attributes, and predictions in all forms."""
 
     n_features_in_ = FittedAttribute()
     feature_names_in_ = FittedAttribute()
@@ -77,15 +80,15 @@ class Predicting(OpeningModel):
         return self._fitted_ is not None
 
     def _snapshot(self) -> Self:
-        """Return a copy with the parameters and the fit of this moment."""
-        now = object.__new__(type(self))
-        vars(now).update(vars(self))  # in one step of the interpreter
-        return now
+        """Return a shallow copy, with the parameters and the fit of this moment."""
+        snapshot = object.__new__(type(self))
+        vars(snapshot).update(vars(self))  # one step of the interpreter, so threads do not matter
+        return snapshot
 
     def _for_checks(self, schema: Schema | None = None) -> Self:
-        """Return a copy for the checks of scikit-learn, which read and write the names of features.
+        """Return a copy on which scikit-learn's checks can set `n_features_in_` and the like.
 
-        schema : of the data to compare with
+        schema : schema whose attributes the checks compare with
         """
         holder = self._snapshot()
         vars(holder).pop("_fitted_", None)
@@ -94,15 +97,15 @@ class Predicting(OpeningModel):
 
     @property
     def encoded_features_(self) -> npt.NDArray[Any]:
-        """(d,) names of the features that the columns of a table with words, dates or gaps became.
+        """(d,) names of the features that the encoder made of the columns of a table.
 
-        They are in the order of `centers_` and `metric_importances_`.
+        They are in the order of the columns of `centers_`, and of `metric_importances_`.
         """
         schema = self._state.schema
         if schema.encoder is None:
             raise AttributeError(
-                "encoded_features_ are those of a table with words, dates or gaps, and this model "
-                "was trained on numbers as they are"
+                "this model was trained on numbers without encoding, so it has no "
+                "encoded_features_; use get_feature_names_out()"
             )
         return np.array(schema.columns, dtype=object)
 
@@ -112,10 +115,10 @@ class Predicting(OpeningModel):
         Parameters
         ----------
         predict : "pandas": a Series or DataFrame with the index of X, and the names of the
-            targets or classes; rows without an index are numbered; for a Dask data frame
-            another one; for a Dask array, which has no index, a Dask array. "default": an array.
-            None: unchanged.
-        transform : is for transformers; only None and "default" are accepted.
+            targets or classes; rows without an index are numbered. A Dask data frame gives a lazy
+            one, and a Dask array, which has no index, a Dask array. "default": an array. None:
+            unchanged.
+        transform : for transformers; only None and "default" are accepted.
 
         Returns
         -------
@@ -123,12 +126,12 @@ class Predicting(OpeningModel):
         """
         if transform not in (None, "default"):
             raise ConfigError(
-                f"{mention('transform', transform)} is for transformers, and {type(self).__name__} "
-                "has no transform",
+                f"{mention('transform', transform)} is for transformers, but "
+                f"{type(self).__name__} has no transform",
                 "give predict='pandas' for predictions with the index of X",
             )
-        if predict not in (None, *OUTPUTS):
-            raise ConfigError(f"predict={predict!r} must be one of {some(OUTPUTS)}")
+        if predict not in (None, *CONTAINERS):
+            raise ConfigError(f"predict={predict!r} must be one of {some(CONTAINERS)}")
         if predict is not None:
             self._sklearn_output_config = {"predict": predict}  # which `clone` copies
         return self
@@ -137,40 +140,48 @@ class Predicting(OpeningModel):
 
     @property
     def _framed_output(self) -> bool:
+        """True if predictions are returned as pandas objects."""
         return self._sklearn_output_config.get("predict") == "pandas"
 
     def _answer(self, X: Any, method: str) -> Any:
-        """Return the predictions of `method` from f(X), in the container of `set_output`."""
+        """Return predictions for X in the container of `set_output`.
+
+        method : name of the method that computes the predictions from f(X), such as "_labels"
+        """
         X = received(X, "X")
         if not is_lazy(X):
-            return self._formed(getattr(self, method)(self._values(X)), X, method)
+            return self._in_container(getattr(self, method)(self._values(X)), X, method)
         X = self._without_targets(X, self._state.schema)
         framed = self._framed_output and is_dask_table(X)
         like = self._empty_answer(X, method, framed=framed)
         return (framed_answers if framed else lazy_answers)(self, X, method, like)
 
     def _answer_of_block(self, X: Any, method: str) -> Any:
-        """Return these predictions for a block of lazy rows, which a filter may have left empty."""
+        """Return predictions for a block of a Dask array, which may be empty after a filter."""
         if not X.shape[0]:
             return self._empty_answer(X, method, framed=self._framed_output)
         return self._answer(X, method)
 
     def _empty_answer(self, X: Any, method: str, *, framed: bool) -> Any:
-        nothing = np.zeros((0, len(self._state.targets.mean)), self._dtype)
-        answer = getattr(self, method)(nothing)
+        """Return the predictions for no rows, which show their dtype, columns and container."""
+        no_outputs = np.zeros((0, len(self._state.targets.mean)), self._dtype)
+        answer = getattr(self, method)(no_outputs)
         return self._framed(answer, X, method) if framed else answer
 
-    def _formed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
+    def _in_container(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
         """Return predictions in the container of `set_output`."""
         return self._framed(answer, X, method) if self._framed_output else answer
 
     def _framed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
-        """Return predictions with the index of X, if any; intervals have two columns per output."""
+        """Return predictions as a pandas object with the index of X, if it has one.
+
+        Intervals have the two columns `ENDS`, or these two for each output.
+        """
         pandas = import_optional("pandas", 'set_output(predict="pandas")', "frames")
         X = X.to_native() if is_frame(X) else X
         index = getattr(X, "index", None) if isinstance(X, pandas.DataFrame) else None
         names = self._names_of(method)
-        if method == "_ends":
+        if method == "_ends":  # intervals, (n, 2) or (n, c, 2)
             columns: Any = list(ENDS)
             if answer.ndim == 3:
                 columns = pandas.MultiIndex.from_product([names or range(answer.shape[1]), ENDS])
@@ -195,7 +206,7 @@ class Predicting(OpeningModel):
         return dtype
 
     def _values(self, X: Any, **behind: bool) -> npt.NDArray[Any]:
-        """Return f(X), (n, c), in slabs. behind : columns to append, as in `KernelModel.values`"""
+        """Return f(X), (n, c). behind : columns to append, as in `KernelModel.values`"""
         schema = self._state.schema
         if is_files(X):
             with self._model() as model, rows_of_files(X, schema, targets=False) as rows:
@@ -209,58 +220,60 @@ class Predicting(OpeningModel):
             return model.predict(source, **behind)
 
     def _as_targets(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return outputs (n, c) in the shape that y had in training, (n,) or (n, c)."""
         return F[:, 0] if self._state.flat else F
 
     def _at_quantiles(self, X: Any, quantiles: Sequence[float]) -> Any:
-        """Return the outputs for some of the quantiles of a model that has several."""
+        """Return the outputs, (n, q), for some of the quantiles of a model that has several."""
         levels = self._state.levels
         if levels is None:
             raise ConfigError(
-                f"{mention('quantiles=')} chooses among the outputs of a model of several "
-                "quantiles, and this model has none",
+                f"{mention('quantiles=')} chooses outputs of a model of several quantiles, but "
+                "this model has no quantiles to choose from",
                 "leave it out, or train with a list as quantile",
             )
         try:
-            chosen = np.atleast_1d(np.asarray(quantiles, np.float64))
+            requested = np.atleast_1d(np.asarray(quantiles, np.float64))
         except (TypeError, ValueError):
-            chosen = np.empty(0)
-        if chosen.ndim != 1 or not len(chosen):
+            requested = np.empty(0)
+        if requested.ndim != 1 or not len(requested):
             raise ConfigError(
                 f"{mention('quantiles', quantiles)} must be a number or a list of numbers",
-                "give some of those that the model was trained for",
+                f"choose from {some([f'{q:g}' for q in levels])}",
             )
-        places = [
-            k for q in chosen for k in np.flatnonzero(np.isclose(levels, q, 0, SAME_QUANTILE))
+        columns = [
+            k for q in requested for k in np.flatnonzero(np.isclose(levels, q, 0, SAME_QUANTILE))
         ]
-        if len(places) != len(chosen):
+        if len(columns) != len(requested):
             raise ConfigError(
-                f"{mention('quantiles', chosen.tolist())} must be among those that the model was "
-                f"trained for, {some([f'{q:g}' for q in levels])}",
-                "correct it, or train with them",
+                f"{mention('quantiles', requested.tolist())} must be among the quantiles that the "
+                f"model was trained for, {some([f'{q:g}' for q in levels])}",
+                "correct it, or train a model for these quantiles",
             )
         answer = self._answer(X, "_as_targets")
-        return answer.iloc[:, places] if hasattr(answer, "iloc") else answer[:, places]
+        return answer.iloc[:, columns] if hasattr(answer, "iloc") else answer[:, columns]
 
     def _with_interval(self, X: Any, interval: float, normalised: bool) -> tuple[Any, Any]:
-        """Return values at once, and the ends of their intervals."""
+        """Return values and the ends of their intervals, for rows that are not lazy."""
         calibration, lacking = self._state.calibration, self._lacking
         loss, c = loss_for_figures(self._state.meta), len(self._state.targets.mean)
         form = OutputFormat.of(calibration, None, False, interval, lacking, normalised, loss)
-        X = self._at_once(X, f"interval={interval!r}")
+        X = self._not_lazy(X, f"interval={interval!r}")
         values = form(self._values(X, spread=normalised))
-        if form.ends is not None:
-            F, both = values[:, :c], values[:, c:]
+        if form.ends is not None:  # two of the quantiles of a model of several
+            F, intervals = values[:, :c], values[:, c:]
         else:
             F, *ends = np.split(values, 3, axis=1)
-            both = np.stack(ends, axis=2)
-            both = both[:, 0] if self._state.flat else both
-        return self._formed(self._as_targets(F), X, "_as_targets"), self._formed(both, X, "_ends")
+            intervals = np.stack(ends, axis=2)
+            intervals = intervals[:, 0] if self._state.flat else intervals
+        F = self._in_container(self._as_targets(F), X, "_as_targets")
+        return F, self._in_container(intervals, X, "_ends")
 
     def _with_std(self, X: Any) -> tuple[Any, Any]:
-        """Return values at once, and their standard deviations."""
-        X = self._at_once(X, "return_std=True")
+        """Return values and their standard deviations, for rows that are not lazy."""
+        X = self._not_lazy(X, "return_std=True")
         F, std = map(self._as_targets, np.split(self._values(X, std=True), 2, axis=1))
-        return self._formed(F, X, "_as_targets"), self._formed(std, X, "_as_targets")
+        return self._in_container(F, X, "_as_targets"), self._in_container(std, X, "_as_targets")
 
     def _check_posterior(self) -> None:
         """Raise ConfigError if the model has no posterior for standard deviations."""
@@ -268,11 +281,12 @@ class Predicting(OpeningModel):
             raise ConfigError(f"return_std=True needs {NO_POSTERIOR}")
 
     @staticmethod
-    def _at_once(X: Any, request: str) -> Any:
+    def _not_lazy(X: Any, request: str) -> Any:
+        """Return X as `received` does; ConfigError if it is lazy. request : for the message"""
         X = received(X, "X")
         if is_lazy(X):
             raise ConfigError(
-                f"{request} is not known of Dask arrays, whose answers are lazy",
+                f"{request} is not available for Dask arrays, whose predictions are lazy",
                 "give X as an array, a store or a source",
             )
         return X
@@ -284,9 +298,9 @@ class Predicting(OpeningModel):
             stack.enter_context(self._model()).predict_to(source, out, **options)
 
     def _source_of(self, X: Any, stack: contextlib.ExitStack) -> Any:
-        """Return a source of the rows of X, of any form, without targets.
+        """Return a source of the rows of X, in any form that `predict` takes, without targets.
 
-        stack : closes the files that are opened
+        stack : closes the files that this method opens
         """
         X, schema = received(X, "X"), self._state.schema
         if is_files(X):
@@ -299,23 +313,24 @@ class Predicting(OpeningModel):
 
     @staticmethod
     def _without_targets(X: Any, schema: Schema) -> Any:
-        """Return a frame without the columns that were targets or weights in training.
+        """Return a data frame without the columns that were targets or weights in training.
 
-        Anything else is returned as it is.
+        Other data are returned unchanged.
         """
-        others = {*(schema.target_columns or ()), schema.weight_column}
-        others -= {*(schema.given_columns or ())}
+        unused = {*(schema.target_columns or ()), schema.weight_column}
+        unused -= {*(schema.given_columns or ())}
         if is_frame(X):
-            unused = [k for k in X.columns if k in others]
-            return X.drop(unused) if unused else X
+            columns = [name for name in X.columns if name in unused]
+            return X.drop(columns) if columns else X
         if is_dask_table(X) and X.ndim == 2:
-            return X.drop(columns=[k for k in X.columns if k in others])
+            return X.drop(columns=[name for name in X.columns if name in unused])
         return X
 
     def _rows(self, X: Any, schema: Schema) -> Any:
-        """Return checked rows in memory, of the shape trained on; they may be given flat.
+        """Return checked rows in memory, with the row shape of the training data.
 
-        A data frame is encoded like the one trained on. Sparse rows stay sparse.
+        Flattened images get that shape. A data frame is encoded by the encoder of the training.
+        Sparse rows stay sparse.
         """
         X = self._without_targets(X, schema)
         if schema.encoder is not None:

@@ -1,4 +1,4 @@
-"""Targets and sample weights that estimators take: numbers, also as text, one for each row."""
+"""Check targets of a regression, sample weights, and whether labels are numbers by mistake."""
 
 from __future__ import annotations
 
@@ -30,27 +30,32 @@ from streamkern.ingest.targets import MANY_CLASSES
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 
-FEW_CLASSES = 10  # numbers in another notation, such as percentages, that may be meant as labels
-ROWS_OF_A_CLASS = 5  # mean from which on they count as labels, as months and times often are
+FEW_CLASSES = 10
+"""Up to this number of classes, numbers in another notation, such as 5%, are taken as labels."""
+ROWS_OF_A_CLASS = 5
+"""Mean number of rows per class from which numbers are taken as labels, such as months."""
 
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
-    """Return regression targets (n,) or (n, c), floating."""
+    """Return regression targets, (n,) or (n, c), in a floating dtype.
+
+    Raises DataError for dates, text that is not a number, NaN, infinity, and another length.
+    """
     refuse_packed(y, "y")
     y = values_of_text(y)
     kind = np.asarray(y).dtype.kind
     if kind in "mM" or (kind == "O" and _is_time(y)):
         raise DataError(
-            "y holds dates or durations, of which the unit would decide the values",
+            "y holds dates or durations, whose values depend on their unit",
             "give numbers, such as the days since a date: (y - y.min()) / np.timedelta64(1, 'D')",
         )
     if (
         kind == "O"
-        and (odd := next((k for k in np.asarray(y).flat if np.ndim(k)), None)) is not None
+        and (cell := next((k for k in np.asarray(y).flat if np.ndim(k)), None)) is not None
     ):
         raise DataError(
-            f"y holds {odd!r}, which is not one number but several",
-            "give a column for each of them, np.array(list(y))",
+            f"y holds {cell!r}, which is not one number but several",
+            "give a column for each number: np.array(list(y))",
         )
     try:
         with one_sentence(y, "y"):
@@ -61,14 +66,14 @@ def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
         values = without_long_doubles(values, "y")
         return values if values.dtype.kind == "f" else as_floats(values, "y")
     except TypeError:  # float() of an object that is not a number
-        raise _no_number(y) from None
+        raise _not_a_number(y) from None
 
 
-def _no_number(y: Any) -> DataError:
-    """Return the error that names the first target that `float` does not take."""
+def _not_a_number(y: Any) -> DataError:
+    """Return the error that names the first target for which `float` raises TypeError."""
     rows = np.asarray(y, dtype=object).reshape(len(y), -1)
-    cells = ((row, cell) for row, part in enumerate(rows) for cell in part)
-    row, cell = next(entry for entry in cells if not _is_taken(entry[1]))
+    cells = ((row, cell) for row, cells in enumerate(rows) for cell in cells)
+    row, cell = next(entry for entry in cells if not _is_accepted(entry[1]))
     return DataError(
         f"y holds {str(cell)[:80]!r} in row {row}, of type {type(cell).__name__}, which is not "
         "a number",
@@ -76,8 +81,8 @@ def _no_number(y: Any) -> DataError:
     )
 
 
-def _is_taken(cell: Any) -> bool:
-    """Return False for a cell for which `float` raises TypeError; None is a missing number."""
+def _is_accepted(cell: Any) -> bool:
+    """Return whether `float` raises no TypeError for a cell; True for None, a missing number."""
     try:
         float(cell)
     except TypeError:
@@ -88,22 +93,22 @@ def _is_taken(cell: Any) -> bool:
 
 
 def _is_time(y: Any) -> bool:
-    """Return True if the first value is a period, a date or a duration in an array of objects."""
+    """Return whether the first value in an array of objects is a period, a date or a duration."""
     first = next(iter(np.asarray(y).ravel()[:1]), None)
     return hasattr(first, "freqstr") or isinstance(first, datetime.date | datetime.timedelta)
 
 
 def values_of_text(y: Any) -> Any:
-    """Return targets (n,) or (n, c) with text converted to numbers; others as they are.
+    """Return targets, (n,) or (n, c), with text converted to numbers; other targets unchanged.
 
     Raises DataError for text that is not a number.
     """
     kind = getattr(getattr(y, "dtype", None), "kind", "")
     if kind not in ("U", "S", "T", "O"):
         return y
-    held: npt.NDArray[Any] = np.array(y[:] if isinstance(y, zarr.Array) else y, dtype=object)
-    width = max(1, held.size // max(1, len(held)))
-    flat = held.reshape(-1)
+    values: npt.NDArray[Any] = np.array(y[:] if isinstance(y, zarr.Array) else y, dtype=object)
+    width = max(1, values.size // max(1, len(values)))
+    flat = values.reshape(-1)
     cells = [k.decode("utf-8", "replace") if isinstance(k, bytes) else k for k in flat.tolist()]
     texts = {k: cell for k, cell in enumerate(cells) if isinstance(cell, str)}
     if not texts:
@@ -112,47 +117,47 @@ def values_of_text(y: Any) -> Any:
         flat[list(texts)] = numbers(texts.values())
     except ValueError:
         index, wrong = next(text for text in texts.items() if not is_number(text[1]))
-        way = other_notation(wrong)
-        what = "which is not a number" if way is None else notation_text(way)
+        notation = other_notation(wrong)
+        problem = "which is not a number" if notation is None else notation_text(notation)
         raise DataError(
-            f"y holds {wrong[:80]!r} in row {index // width}, {what}, and KernelRegressor takes "
+            f"y holds {wrong[:80]!r} in row {index // width}, {problem}, but KernelRegressor takes "
             "numbers",
-            "write them with a point and nothing around them, or use KernelClassifier if "
-            "they are labels",
+            "write numbers with a decimal point and nothing around them, or use KernelClassifier "
+            "if they are labels",
         ) from None
-    return flat.reshape(held.shape)
+    return flat.reshape(values.shape)
 
 
 def refuse_numbers_as_labels(names: Sequence[str], n_rows: int) -> None:
-    """Raise DataError for classes that are numbers or dates written as text, one for each value.
+    """Raise DataError for classes that are numbers or dates written as text, such as "5%".
 
-    A few of them, such as 5% and 10%, are labels like others, and so are many if each has
-    `ROWS_OF_A_CLASS` rows in the mean.
+    Up to `FEW_CLASSES` of them are accepted as labels, and more if they have on average
+    `ROWS_OF_A_CLASS` rows.
 
     Parameters
     ----------
-    names : of the classes.
-    n_rows : rows that have them.
+    names : names of the classes.
+    n_rows : number of all rows.
     """
     many = 2 * len(names) > n_rows
     few_rows = len(names) > FEW_CLASSES and n_rows < ROWS_OF_A_CLASS * len(names)
     if not names or not (many or few_rows):
         return
-    whole = sum(map(is_integer, names))
-    ways = {name: way for name in names if (way := other_notation(name)) is not None}
-    if not ways and many:
-        numeric = [name for name in names if is_number(name) and not is_integer(name)]
-        ways = dict.fromkeys(numeric, "a fraction")
-    if not ways and share_a_unit(names):
-        ways = dict.fromkeys(names, "a unit")
-    if not ways or 2 * (len(ways) + whole) <= len(names):
+    n_integers = sum(map(is_integer, names))
+    notations = {name: text for name in names if (text := other_notation(name)) is not None}
+    if not notations and many:
+        fractions = [name for name in names if is_number(name) and not is_integer(name)]
+        notations = dict.fromkeys(fractions, "a fraction")
+    if not notations and share_a_unit(names):
+        notations = dict.fromkeys(names, "a unit")
+    if not notations or 2 * (len(notations) + n_integers) <= len(names):
         return
-    name, way = next(iter(ways.items()))
+    name, notation = next(iter(notations.items()))
     raise DataError(
-        f"y holds {name[:80]!r}, {notation_text(way)}, and {len(names)} such values in {n_rows} "
+        f"y holds {name[:80]!r}, {notation_text(notation)}; {len(names)} such values in {n_rows} "
         "rows would be as many classes",
-        "give numbers to KernelRegressor, written with a point and nothing around them, or, if "
-        f"they are classes, ingest the rows with {mention('targets', 'classes')} "
+        "give numbers to KernelRegressor, written with a decimal point and nothing around them, "
+        f"or, if they are classes, ingest the rows with {mention('targets', 'classes')} "
         "(streamkern.ingest_store) and fit the store",
     )
 
@@ -160,33 +165,32 @@ def refuse_numbers_as_labels(names: Sequence[str], n_rows: int) -> None:
 def refuse_values_as_labels(
     label_dtype: Any, n_classes: int, n_rows: int, ids: npt.NDArray[np.int64] | None = None
 ) -> None:
-    """Raise DataError for numbers that are so many classes of so few rows that they are values.
+    """Raise DataError for numeric labels with many classes of few rows, which are probably values.
 
-    `ingest` infers classes by a similar rule, of `FEW_ROWS` rows. Whole numbers that are not floats
-    are more likely labels, such as the persons of a set of faces: two rows of each suffice.
+    The smallest number of rows is 2 for integers, which may be ids of persons, and
+    `ROWS_OF_A_CLASS` for floats. `ingest` infers classes by a similar rule, of `FEW_ROWS` rows.
 
     Parameters
     ----------
-    label_dtype : of the labels; those that are not numbers are never refused.
-    n_classes, n_rows : the classes, and the rows that have them.
+    label_dtype : dtype of the labels; labels that are not numbers are always accepted.
+    n_classes, n_rows : numbers of classes and of rows.
     ids : (n,) the class of each row, if the rows are in memory.
     """
-    fewest = {"f": ROWS_OF_A_CLASS, "i": 2, "u": 2}
-    needed = fewest.get(np.dtype(label_dtype).kind, 0)
-    if n_classes <= MANY_CLASSES or not needed:
+    least_rows = {"f": ROWS_OF_A_CLASS, "i": 2, "u": 2}.get(np.dtype(label_dtype).kind, 0)
+    if n_classes <= MANY_CLASSES or not least_rows:
         return
     typical = n_rows / n_classes if ids is None else float(np.median(np.bincount(ids)))
-    if typical < needed:
+    if typical < least_rows:
         raise DataError(
             f"y holds numbers that would be {n_classes} classes, most of them with fewer than "
-            f"{needed} of the {n_rows} rows",
+            f"{least_rows} of the {n_rows} rows",
             "use KernelRegressor or, if they are classes, give text: "
             "np.asarray(y).astype(int).astype(str)",
         )
 
 
 def floating(y: Any) -> Any:
-    """Return streamed regression targets in a floating dtype, so that they are not labels."""
+    """Return streamed regression targets in a floating dtype, which a source takes as values."""
     y = lazy_array(y)
     y = values_of_text(y)
     if y is None or y.dtype.kind == "f":
@@ -199,31 +203,34 @@ def floating(y: Any) -> Any:
 def check_length(y: npt.NDArray[Any], n_rows: int) -> None:
     """Raise DataError unless there is a target for each row."""
     if len(y) != n_rows:
-        raise DataError(f"X has {n_rows} rows and y has {len(y)}", "give one target for each row")
+        raise DataError(f"X has {n_rows} rows, but y has {len(y)}", "give one target for each row")
 
 
 def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Return sample weights (n,), from one number or one for each row; None for None."""
+    """Return sample weights, (n,) float64, from one number or (n,) numbers; None for None.
+
+    Raises DataError for another shape, and for weights that are negative, not finite or all zero.
+    """
     if sample_weight is None:
         return None
     refuse_packed(sample_weight, "sample_weight")
     shape, n_rows = np.shape(sample_weight), _num_samples(X)
     if shape and shape != (n_rows,):
         raise DataError(
-            f"sample_weight has the shape {shape}, and there are {n_rows} rows",
+            f"sample_weight has the shape {shape}, but there are {n_rows} rows",
             "give one weight for each row",
         )
     if np.size(sample_weight) and not np.any(sample_weight):
-        raise DataError(
-            "all sample weights are zero, and no row counts", "give some rows a weight above 0"
-        )
+        raise DataError("all sample weights are zero", "give some rows a weight above 0")
     with one_sentence(sample_weight, "sample_weight"):
         w: npt.NDArray[Any] = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if w.min(initial=0) < 0:
         raise DataError(
-            f"sample_weight of row {int(w.argmin())} is {w.min():g}", "weights are 0 or above"
+            f"sample_weight of row {int(w.argmin())} is {w.min():g}, which is negative",
+            "give weights of 0 or above",
         )
-    # They are stored as float32, and divided by their mean: a power of two changes no bit.
+    # Stored as float32, very large or small weights would overflow or underflow. They are later
+    # divided by their mean, so a power of two changes nothing.
     largest = w.max(initial=0)
     if largest > 0 and not 1e-30 < largest < 1e30:
         w = np.ldexp(w, -int(np.frexp(largest)[1]))
@@ -231,10 +238,10 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
 
 
 def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tuple[Any, Any, Any]:
-    """Return all three without rows whose weight is 0, or negligible beside the largest.
+    """Return X, y and the weights without rows whose weight is 0, or negligible beside the largest.
 
-    Such rows take no part in scaling, encoding and centers. Invalid weights are returned unchanged,
-    for `checked_weights`. Raises DataError if fewer rows than `fewest` are left.
+    Such rows must not affect scaling, encoding and centers. Invalid weights are returned unchanged;
+    `checked_weights` reports them. Raises DataError if fewer rows than `fewest` are left.
     """
     weights = np.asarray(sample_weight)
     if weights.shape != np.shape(y)[:1] or weights.dtype.kind not in "biuf" or not len(weights):
@@ -246,11 +253,11 @@ def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tupl
     rows = np.flatnonzero(counted)
     if len(rows) < fewest:
         raise DataError(
-            f"sample_weight of row {rows[0]} is {largest:g}, beside which the other weights count "
-            f"as 0, and {len(rows)} row is too few",
-            "give more rows a weight of that size",
+            f"sample_weight of row {rows[0]} is {largest:g}, beside which all other weights are "
+            f"negligible; at least {fewest} rows must count",
+            "give more rows a weight of this size",
         )
-    X = X.tocsr() if is_sparse(X) else X  # other sparse forms have no rows to take
+    X = X.tocsr() if is_sparse(X) else X  # rows of other sparse formats cannot be selected
     if isinstance(y, zarr.Array):
         refuse_packed(y, "y")
         y = y[:]

@@ -1,4 +1,4 @@
-"""`tune`: the best settings for a run file, or for an estimator and its data."""
+"""`tune` searches the best settings, for an estimator and data or for a run file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tune(
 ) -> Tuned:  # fmt: skip
     """Search the kernel, bandwidth and ridge by short trainings on a sample of the data.
 
-    A part of the sample is held out. The settings as they are given are tried as well, and kept
+    A part of the sample is held out. The original settings are tried as well, and remain the best
     unless others are better on the held-out rows by more than two standard errors.
 
     Parameters
@@ -52,50 +52,53 @@ def tune(
     X, y, sample_weight : data as for `fit`: arrays, also sparse, a DataFrame, a store, its URL, a
         source. Or, as X alone, settings: a `RunConfig`, or the path of a run file, which ends in
         .toml.
-    estimator : whose settings are tuned; it is not changed. Default: a `KernelClassifier` if the
-        targets are labels (whole numbers or words), else a `KernelRegressor`.
-    metric : that decides, by scikit-learn's names: "accuracy", "balanced_accuracy", "log_loss" or
-        "mse" for classes, "mse", "mae" or "r2" for values, or the figure of the loss of the
-        estimator, such as "pinball_loss"; "auto": that figure, for squares accuracy, or mse. Ties
-        are decided by mse. Probabilities of "log_loss" are those of a model of the log loss, else
-        f(x) cut off at 0.001 / classes, sum 1.
-    refit : whether the estimator is fitted to all of the data.
-    bandwidths : of every kernel that has one, for sums and products that of the widest part;
-        "auto": 1/4, 1/2, 1, 2 and 4 times that of a table with its own, or the median distance.
-    ridges : "auto": 0, 1e-6, 1e-4 and that of the settings; 0 if the solver has no ridge.
-    kernels : as in a run file; default: that of the settings.
-    rows : of the sample, at most; default: 20 000, or as many as fit into 512 MiB.
-    centers : or Fourier features; default: a fifth of the rows, at most 2 000 and at most those of
-        the settings.
+    estimator : estimator whose settings are tuned; it is not changed. Default: a `KernelClassifier`
+        if the targets are labels (whole numbers or words), else a `KernelRegressor`.
+    metric : metric that ranks the candidates, by its name in scikit-learn: "accuracy",
+        "balanced_accuracy", "log_loss" or "mse" for classes, "mse", "mae" or "r2" for values, or
+        the figure of the estimator's loss, such as "pinball_loss". "auto": this figure; for the
+        squared error, the accuracy of classes or the mse of values. Ties are broken by mse.
+        "log_loss" uses the probabilities of a model of the log loss, else f(x), cut off at
+        0.001 / classes and divided by the sum.
+    refit : whether the estimator with the best settings is fitted to all of the data.
+    bandwidths : bandwidths of every kernel that has one; in a sum or product, of the widest part.
+        "auto": 1/4, 1/2, 1, 2 and 4 times the kernel's own bandwidth, or the median distance.
+    ridges : ridges; "auto": 0, 1e-6, 1e-4 and the ridge of the settings; 0 if the solver has none.
+    kernels : kernels as in a run file; default: the kernel of the settings.
+    rows : largest number of rows of the sample; default: 20 000, or as many as fit into 512 MiB.
+    centers : number of centers or Fourier features; default: a fifth of the rows, at most 2 000 and
+        at most the number in the settings.
     epochs : passes over the rows to fit; default: for 100 000 samples, at most 20. Copies of an
         augmented source count as passes.
-    folds : splits, which hold different rows out.
-    refine : rounds of two more bandwidths, and of one more ridge if the best is at an end; default:
-        2.
-    sampler : "grid": all combinations, and then the refinement. "optuna": the `n_trials` (default:
-        40) that Optuna proposes, from the given kernels, with bandwidths ("auto": 1/8 to 8 times
-        that) and ridges ("auto": 1e-9 to 1e-2) between the ends of those given.
-    out : folder or URL where every training is kept once it is done: the same call resumes, also
-        with another metric or further kernels, bandwidths, ridges or folds. SIGTERM, SIGINT and
-        SIGHUP end it at once.
-    source : replaces data.train and data.transforms of settings.
-    progress : show the progress of each training on stderr: True, False or "auto"; see
+    folds : number of splits, each with other held-out rows.
+    refine : number of rounds that add two bandwidths near the best, and a ridge if the best ridge
+        is the smallest or largest; default: 2.
+    sampler : "grid": all combinations, and then the refinement. "optuna": `n_trials` (default: 40)
+        combinations that Optuna proposes: one of the kernels, a bandwidth between the smallest and
+        largest ("auto": 1/8 to 8 times the above) and such a ridge ("auto": 1e-9 to 1e-2).
+    out : folder or URL to which every training is saved when it is done. The same call resumes the
+        search, also with another metric or further kernels, bandwidths, ridges or folds. SIGTERM,
+        SIGINT and SIGHUP end it at once.
+    source : source in place of data.train and data.transforms, for settings.
+    progress : whether to show the progress of each training on stderr: True, False or "auto"; see
         `train_model`.
-    report : called with ("search", sizes) before the first training, ("trial", record) after each.
+    report : function called with ("search", sizes) before the first training, and ("trial", record)
+        after each.
     stop : a stop request of the caller, for a search that is a part of a larger task.
 
     Returns
     -------
     tuned : `tuned.estimator` has the best settings, and is fitted with `refit`; `tuned.best` are
         these settings, `tuned.table` has all trials, `tuned.toml` is for a run file. If settings
-        were given, `tuned.config` are the best ones, and the estimator is None.
+        were given, `tuned.config` are the best settings, and `tuned.estimator` is None.
 
     Raises
     ------
-    ConfigError, DataError : before anything was written.
-    ResumeMismatchError : `out` holds a search with other settings or data, which are named.
+    ConfigError, DataError : an argument or the data is wrong; nothing was written.
+    ResumeMismatchError : `out` holds a search with other settings or data.
     RunError : `out` cannot be used, or another process is using it.
-    TrainingInterrupted : a signal, with `out`. DivergenceError : every candidate diverged.
+    TrainingInterrupted : a signal stopped a search with `out`.
+    DivergenceError : every candidate diverged.
 
     Examples
     --------
@@ -112,23 +115,29 @@ def tune(
         _check_alone({"y": y, "sample_weight": sample_weight, "estimator": estimator})
         if refit:
             raise ConfigError(
-                "refit=True is for an estimator",
+                "refit=True needs an estimator and data, not settings",
                 "train the best settings with train_model(tuned.config)",
             )
         return search.search_settings(X, source=source, **options)
     if source is not None:
-        raise ConfigError("source= goes with settings", "give the source as X")
+        raise ConfigError("source= is only for settings as X", "give the source as X")
     if isinstance(X, KernelEstimator):
-        raise ConfigError("the data comes first", f"give the estimator by name: {CALL}")
+        raise ConfigError(
+            "the first argument is the data, not the estimator",
+            f"give the estimator by name: {CALL}",
+        )
     X, y, sample_weight = _data(X, y, sample_weight, estimator)
-    template = _estimator(X, y, metric) if estimator is None else _apart(_checked(estimator))
+    if estimator is None:
+        template = _estimator(X, y, metric)
+    else:
+        template = _with_separate_metric(_checked(estimator))
     if refit and (
         template.run_dir is not None or isinstance(template.warm_start, str | os.PathLike)
     ):
         raise ConfigError(
-            "refit=True may train other settings than those that run_dir or warm_start of the "
-            "estimator are of",
-            "leave refit out, and give tuned.estimator its own",
+            "refit=True cannot be used with run_dir or warm_start of the estimator, because its "
+            "best settings may differ from those of that run",
+            "leave refit out, and set another run_dir or warm_start on tuned.estimator",
         )
     tuned = _search(clone(template), X, y, sample_weight, options)
     best = clone(template)
@@ -144,7 +153,7 @@ def tune(
 
 
 def _data(X: Any, y: Any, sample_weight: Any, estimator: Any) -> tuple[Any, Any, Any]:
-    """Return the data in the form that `fit` reads, so that nothing is read or converted twice."""
+    """Return the data in a form that can be read several times; files are ingested once."""
     data = given_data(X, y, sample_weight)
     if not is_files(data.X):
         return data.X, data.y, data.sample_weight
@@ -155,20 +164,23 @@ def _data(X: Any, y: Any, sample_weight: Any, estimator: Any) -> tuple[Any, Any,
 
 
 def _are_settings(X: Any) -> bool:
-    named = isinstance(X, str | os.PathLike) and os.fspath(X).endswith(".toml")
-    return named or isinstance(X, RunConfig)
+    """Return whether X is a `RunConfig` or the path of a run file."""
+    is_run_file = isinstance(X, str | os.PathLike) and os.fspath(X).endswith(".toml")
+    return is_run_file or isinstance(X, RunConfig)
 
 
-def _check_alone(given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
+def _check_alone(arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError for arguments, by name, that settings determine."""
+    for name, value in arguments.items():
         if value is not None:
             raise ConfigError(
-                f"{name} cannot be given with settings, which say their own",
+                f"{name} cannot be given with settings as X, which determine it",
                 f"leave it out, or give the data: {CALL}",
             )
 
 
 def _checked(estimator: Any) -> KernelRegressor | KernelClassifier:
+    """Return the estimator; ConfigError for other objects."""
     if isinstance(estimator, KernelRegressor | KernelClassifier):
         return estimator
     raise ConfigError(
@@ -176,10 +188,12 @@ def _checked(estimator: Any) -> KernelRegressor | KernelClassifier:
     )
 
 
-def _apart(estimator: KernelRegressor | KernelClassifier) -> KernelRegressor | KernelClassifier:
-    """Return the estimator with the metric of its kernel, if any, beside the kernel.
+def _with_separate_metric(
+    estimator: KernelRegressor | KernelClassifier,
+) -> KernelRegressor | KernelClassifier:
+    """Return the estimator with the metric of its kernel, if any, as the parameter `metric`.
 
-    So all kernels that are tried have this metric.
+    All kernels that are tried then have this metric.
     """
     kernel = estimator.kernel
     if not isinstance(kernel, Kernel) or kernel.metric is None:
@@ -188,24 +202,24 @@ def _apart(estimator: KernelRegressor | KernelClassifier) -> KernelRegressor | K
         raise ConfigError(
             f"the estimator has a metric in {mention('kernel', kernel)} and another one in "
             f"{mention('metric=')}",
-            "leave the latter out of the estimator",
+            f"leave {mention('metric=')} out of the estimator",
         )
-    apart: KernelRegressor | KernelClassifier = clone(estimator)
-    apart.set_params(kernel=kernel.with_metric(None), metric=np.array(kernel.metric))
-    return apart
+    separated: KernelRegressor | KernelClassifier = clone(estimator)
+    separated.set_params(kernel=kernel.with_metric(None), metric=np.array(kernel.metric))
+    return separated
 
 
 def _estimator(X: Any, y: Any, metric: str) -> KernelRegressor | KernelClassifier:
-    """Return the estimator that suits the metric, or else the targets."""
+    """Return an estimator of the kind that the metric is for, or else the targets."""
     if (metric in OF_CLASSES) != (metric in OF_VALUES):
-        labels = metric in OF_CLASSES
+        are_labels = metric in OF_CLASSES
     elif y is None:
-        labels = inputs.is_stream(X) and inputs.open_stream(X).classes is not None
+        are_labels = inputs.is_stream(X) and inputs.open_stream(X).classes is not None
     else:
-        streamed = hasattr(getattr(y, "dtype", None), "kind")  # an array that is not to be read
-        targets = y if streamed else np.asarray(y)
-        labels = targets.ndim == 1 and targets.dtype.kind in "iubUTO"
-    return KernelClassifier() if labels else KernelRegressor()
+        is_array = hasattr(getattr(y, "dtype", None), "kind")  # if lazy, it must not be read
+        targets = y if is_array else np.asarray(y)
+        are_labels = targets.ndim == 1 and targets.dtype.kind in "iubUTO"
+    return KernelClassifier() if are_labels else KernelRegressor()
 
 
 def _search(
@@ -220,5 +234,5 @@ def _search(
     source, _ = model._source(X, y, sample_weight)
     with own_names():
         stream = model._transformed(source, model._transforms(source))
-        config, distances = model._config(model.epochs), model._given_metric()
+        config, distances = model._config(model.epochs), model._array_of_metric()
         return search.search_settings(config, source=stream, distances=distances, **options)

@@ -206,25 +206,25 @@ def sync_store(store: Any) -> None:
         sync_tree(store.root)
 
 
-_NO_ROOM = {
+_FULL_DISK_ERRORS = {  # number -> problem, remedy
     errno.ENOSPC: ("no space left", "free some space"),
     errno.EDQUOT: ("no space left", "free some space"),
-    errno.EFBIG: ("a file would pass the largest size allowed", "raise the limit (ulimit -f)"),
+    errno.EFBIG: ("a file would exceed the largest size allowed", "raise the limit (ulimit -f)"),
 }
 
 
 @contextlib.contextmanager
 def disk_full_hint(where: str) -> Iterator[None]:
-    """Turn a bare "no space left" or "file too large" into a sentence with the place and remedy."""
+    """Add the place and a remedy to the errors "no space left" and "file too large" of a block."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in _FULL_DISK_ERRORS:
             raise
-        what, remedy = _NO_ROOM[error.errno]
+        problem, remedy = _FULL_DISK_ERRORS[error.errno]
         raise OSError(
             error.errno,
-            f"{what} while writing {redact(where)}; {remedy} and run the same command again, it "
+            f"{problem} while writing {redact(where)}; {remedy} and run the same command again, it "
             "goes on where it stopped",
             error.filename,
         ) from error

@@ -210,31 +210,31 @@ _NAMES: Final = {
     "npz": "a .npz archive", "hdf5": "an HDF5 file", "netcdf": "a NetCDF file",
     "idx": "an IDX file", "jsonl": "a file of JSON lines", "svmlight": "an svmlight file",
 }  # fmt: skip
-_CONVERTED: Final = "make a Parquet file of it, as by pandas.{}({!r}).to_parquet({!r})"
+_CONVERTED: Final = "convert it to a Parquet file, as with pandas.{}({!r}).to_parquet({!r})"
 _TEXTS: Final = (
-    (rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|body)\b", "a page of HTML, as a server sends "
-     "in place of a file that it does not give", "get the file again from where it is"),
-    (rb"version https://git-lfs", "a pointer of Git LFS, and not the file itself",
+    (rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|body)\b", "an HTML page, which a server may "
+     "send in place of a file", "download the file again"),
+    (rb"version https://git-lfs", "a pointer of Git LFS, not the file itself",
      "get the file with git lfs pull"),
-    (rb"\s*(%[^\n]*\s+)*@relation\b", "an ARFF file", "read it by scipy.io.arff.loadarff, and "
-     "ingest a frame of its rows"),
-    (rb"\s*\[\s*[{\[]", "one array of JSON", "write one object a line, as by "
+    (rb"\s*(%[^\n]*\s+)*@relation\b", "an ARFF file", "read it with scipy.io.arff.loadarff, and "
+     "ingest a data frame of its rows"),
+    (rb"\s*\[\s*[{\[]", "one array of JSON", "write one object per line, as with "
      "pandas.read_json({path!r}).to_json('rows.jsonl', orient='records', lines=True)"),
 )  # fmt: skip
-"""Text formats that are not read: pattern of the beginning, name, and remedy."""
+"""Text formats that are not read: (pattern of the beginning, name, remedy)."""
 _BINARIES: Final = (
-    (rb"MATLAB 5\.0", "a file of MATLAB before version 7.3",
-     "read it by scipy.io.loadmat, and write its arrays by numpy.savez"),
-    (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1|PK\x03\x04.{26}\[Content_Types\]", "a file of Excel",
+    (rb"MATLAB 5\.0", "a MATLAB file in a format before version 7.3",
+     "read it with scipy.io.loadmat, and write its arrays with numpy.savez"),
+    (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1|PK\x03\x04.{26}\[Content_Types\]", "an Excel file",
      "read_excel"),
-    (rb"SQLite format 3\0", "a database of SQLite",
-     "read its table by pandas.read_sql, and ingest the frame"),
-    (rb"FEA1", "a file of Feather version 1", "read_feather"),
+    (rb"SQLite format 3\0", "a SQLite database",
+     "read its table with pandas.read_sql, and ingest the data frame"),
+    (rb"FEA1", "a Feather file of version 1", "read_feather"),
     (rb"ORC", "an ORC file", "read_orc"),
     (rb"\x80[\x02-\x05]", "a pickle", "read_pickle"),
     (rb"%PDF-", "a PDF", "write its table as a CSV"),
 )  # fmt: skip
-"""Binary formats that are not read, likewise; the remedy may be a function of pandas."""
+"""Binary formats that are not read, likewise. A remedy "read_..." names a function of pandas."""
 _CONTROL: Final = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 _OF_BYTES: Final = ("parquet", "arrow", "npy", "npz", "hdf5", "netcdf", "idx")
 _NUMBER: Final = rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
@@ -250,11 +250,11 @@ def is_idx(head: bytes) -> bool:
 
 
 def content_of(head: bytes, path: str, kind: str | None = None) -> tuple[str | None, str] | None:
-    """Return the format of a file that begins with `head`, and its content with the remedy.
+    """Return (format, message) for a file that begins with `head`; None if it may be a CSV.
 
-    The format is None if it cannot be read; the result is None if it is unknown or may be a CSV.
+    The format is None if it is not read. The message names the content and the remedy.
 
-    kind : the format that the file was read as; text in place of an array is then recognised too
+    kind : the format as which the file was opened; if it is binary, text is recognised as well
     """
     text = is_utf8_text(head)
     for start, words, remedy in _TEXTS if text else _BINARIES:
@@ -267,7 +267,7 @@ def content_of(head: bytes, path: str, kind: str | None = None) -> tuple[str | N
     if readable is not None:
         return readable, f"{_NAMES[readable]}; give {mention('format', readable)}, or rename it"
     if ending := compression_of(head):
-        words = f"compressed by {COMPRESSIONS[ending]}, and its name lacks the ending for it"
+        words = f"compressed by {COMPRESSIONS[ending]}, but its name lacks the ending {ending}"
         return None, f"{words}; rename it to {path.rpartition('/')[2]}{ending}"
     if text and head.strip() and kind in _OF_BYTES:
         return None, f"text; give {mention('format', 'csv')} if it is a CSV, or rename it"

@@ -15,11 +15,11 @@ from streamkern.basics.errors import ConfigError
 _P = ParamSpec("_P")
 _FOREIGN_NAMES = {
     **dict.fromkeys(("sigma", "length_scale", "lengthscale", "width", "scale", "bw"),
-                    "give it as bandwidth="),
-    "gamma": "give bandwidth=: 1 / sqrt(2 * gamma) for the Gaussian exp(-gamma |x - z|^2), and "
+                    "use bandwidth="),
+    "gamma": "use bandwidth=: 1 / sqrt(2 * gamma) for the Gaussian exp(-gamma |x - z|^2), and "
              "1 / gamma for exp(-gamma |x - z|)",
-    "nu": "give Laplace, Matern32 or Matern52 for nu of 0.5, 1.5 or 2.5",
-    "coef0": "give it as c0=",
+    "nu": "use Laplace, Matern32 or Matern52 for nu of 0.5, 1.5 or 2.5",
+    "coef0": "use c0=",
 }  # fmt: skip
 """Name of a kernel parameter in another library -> advice for an error message."""
 

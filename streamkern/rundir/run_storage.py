@@ -45,7 +45,7 @@ _REASONS = {
     errno.EEXIST: "a file is where a folder should be",
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "a file would pass the largest size allowed",
+    errno.EFBIG: "a file would exceed the largest size allowed",
     errno.EROFS: "the file system is read-only",
 }
 

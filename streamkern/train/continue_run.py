@@ -11,7 +11,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
-from streamkern.config.run_config import ADDED, RunConfig
+from streamkern.config.run_config import NEUTRAL_VALUES, RunConfig
 from streamkern.config.solver import options_of
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import get_kernel, reference_of
@@ -169,7 +169,7 @@ def _with_model_of(
     settings : recorded settings of the parent run
     """
     requested, usual = config.identity()["model"], RunConfig().identity()["model"]
-    added = {k.partition(".")[2]: v for k, v in ADDED.items() if k.startswith("model.")}
+    added = {k.partition(".")[2]: v for k, v in NEUTRAL_VALUES.items() if k.startswith("model.")}
     old, named = settings["model"], {**usual, **added, **settings["model"]}
     kernel = kernel_of_run(old.get("kernel"))
     made = None

@@ -111,7 +111,7 @@ class Online:
             inputs = replace(inputs, centers=self.setup[0]["Z"])
         run = open_run(config, inputs, fixed_sizes=self.sizes, complete=False)
         try:
-            with run.backend.active(), Line(asked=progress) as line:
+            with run.backend.active(), Line(setting=progress) as line:
                 began = time.perf_counter()
                 result = self._train(run, RunProgress(line, RunLog(None), Position()))
                 line.finish(closing_line(result, time.perf_counter() - began))

@@ -169,7 +169,7 @@ def _over_ranks(
     began = time.perf_counter()
     with (
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
-        Line(asked=progress) as line,
+        Line(setting=progress) as line,
     ):
         summary = train_over(
             config, inputs, request, progress=bool(progress),

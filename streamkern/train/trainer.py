@@ -73,7 +73,7 @@ class Trainer:
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
         self.checkpoints = Checkpoints(self.settings, directory if first else None, stack)
         self.position, self.writers = Position(), EnvironmentChanges(run)
-        line = stack.enter_context(Line(asked=progress))
+        line = stack.enter_context(Line(setting=progress))
         self.callbacks, self.stopping = (
             callbacks,
             EarlyStopping(self.settings, None if run.loss is None else run.loss.figure),

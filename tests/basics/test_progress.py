@@ -102,7 +102,7 @@ def test_the_last_line_stays_where_a_line_was_drawn_or_asked_for(notebook: io.St
         for asked, drawn in ((True, True), (True, False), ("auto", False), (False, False)):
             stream.seek(0)
             stream.truncate()
-            with Line(stream, asked=asked) as line:
+            with Line(stream, setting=asked) as line:
                 if drawn:
                     line.draw("half")
                 line.finish("trained")
@@ -118,7 +118,7 @@ def test_work_of_more_than_3_s_has_a_last_line_in_a_pipe_too(clock: SimpleNamesp
     ):  # fmt: skip
         pipe = io.StringIO()
         clock.s = 100
-        with Line(pipe, asked=asked) as line:
+        with Line(pipe, setting=asked) as line:
             clock.s += took
             line.draw("half")
             line.finish("trained", always=always)
@@ -162,7 +162,7 @@ def test_where_the_stream_is_no_kernel_s_there_is_no_notebook(notebook: io.Strin
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_auto_waits_until_the_work_takes_long(stream: io.StringIO, clock: SimpleNamespace) -> None:
     first = 3.0 if stream.isatty() else 30.0
-    with Line(stream, asked="auto") as line:
+    with Line(stream, setting="auto") as line:
         for clock.s in (100.0, 100.0 + first - 0.1):
             line.draw("early")
         assert stream.getvalue() == ""
@@ -178,7 +178,7 @@ def test_nothing_at_all_is_written_unasked_or_of_short_work(
     kind: type[io.StringIO], asked: bool | str
 ) -> None:
     stream = kind()
-    with Line(stream, asked=asked) as line, line.ticking(lambda: "setup"):
+    with Line(stream, setting=asked) as line, line.ticking(lambda: "setup"):
         line.draw("loss 1")
         line.close()
     assert stream.getvalue() == ""
@@ -309,7 +309,7 @@ def test_a_pipe_sees_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_that_another_process_draws_is_told(clock: SimpleNamespace) -> None:
     """About once a second, and when it is to be wiped."""
     told: list[str] = []
-    with Line(asked=Relay(told.append)) as line:
+    with Line(setting=Relay(told.append)) as line:
         for text in ("one", "two"):
             line.draw(text)
         clock.s += 1.0

@@ -75,8 +75,8 @@ def test_nothing_is_left_of_a_choice_that_fails(
     monkeypatch.chdir(place)
     for option, words in (
         ("--tolerance 1e-9", "above --tolerance 1e-09; raise --tolerance, pass --n-centers"),
-        ("--n-centers 300", "must be below the model's 300 centers; give fewer"),
-        ("--n-centers 9 --memory 1kB", "and the memory allows 0.977 KiB; raise --memory"),
+        ("--n-centers 300", "must be smaller than the number of centers of the model, 300"),
+        ("--n-centers 9 --memory 1kB", "more than the 0.977 KiB of memory allowed; raise --memory"),
     ):
         assert run_command(["compress", *NEW, "none", *option.split()]) == 2
         assert words in capsys.readouterr().err

@@ -24,10 +24,10 @@ from streamkern.config import run_config as config_module
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
 from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
-from streamkern.config.rules import FOREIGN_KERNEL_NAMES as WORDS_ELSEWHERE
+from streamkern.config.rules import FOREIGN_WORDS as WORDS_ELSEWHERE
 from streamkern.config.run_config import (
-    ADDED,
     FREE_AT_RESUME,
+    NEUTRAL_VALUES,
     ExecutionConfig,
     RunConfig,
     load_run_file,
@@ -248,7 +248,7 @@ def test_every_setting_is_of_some_solver() -> None:
 def test_the_run_file_in_the_documentation_is_valid() -> None:
     doc = config_module.__doc__
     assert doc is not None
-    block = doc.partition("::\n")[2].partition("\nA bad setting")[0]
+    block = doc.partition("::\n")[2].partition("\nA wrong setting")[0]
     made = RunConfig.from_tables(tomllib.loads(block))
     assert made.run.memory == 8 * 2**30
 
@@ -448,8 +448,8 @@ def test_a_run_without_a_training_set_is_refused(tables: dict[str, dict[str, str
         ({"solver": {"name": "krr"}}, '; did you mean "direct"?'),
         ({"run": {"device": "cuda"}}, '; did you mean "gpu"?'),
         ({"run": {"precision": "float16"}}, "; correct it or leave it out"),
-        ({"zzz": {}}, "known here are data, model, solver, run"),
-        ({"model": {"zzz": 1}}, "known of model are kernel, bandwidth"),
+        ({"zzz": {}}, "the settings are data, model, solver, run"),
+        ({"model": {"zzz": 1}}, "the settings of model are kernel, bandwidth"),
         ({"model": 3}, "model must be a table of settings; write them under [model]"),
     ],
 )
@@ -686,7 +686,7 @@ def test_a_setting_of_another_version_is_a_difference() -> None:
 
 
 def test_a_setting_that_is_added_does_not_stop_runs_of_older_versions() -> None:
-    """A new setting belongs in ADDED, so that it is not recorded with its neutral value."""
+    """A new setting belongs in NEUTRAL_VALUES, so that its neutral value is not recorded."""
     solver = "average block_size damping level n_nystrom name period projection ridge step_scale"
     assert {name: " ".join(sorted(table)) for name, table in config().identity().items()} == {
         "data": "batch_size copies epochs foreign scale train transforms x y",
@@ -694,7 +694,7 @@ def test_a_setting_that_is_added_does_not_stop_runs_of_older_versions() -> None:
         "run": "calibrate precision random_state",
         "solver": solver,
     }
-    for path, neutral in ADDED.items():
+    for path, neutral in NEUTRAL_VALUES.items():
         section, _, key = path.partition(".")
         assert key not in config().with_overrides({path: neutral}).identity()[section]
 

@@ -64,7 +64,7 @@ def test_partial_fit_says_that_it_discards_a_fit() -> None:
     X, y = load_diabetes(return_X_y=True)
     options: dict[str, Any] = {"threads": 1, "kernel": "gaussian", "metric": "none"}
     model = KernelRegressor(**options, random_state=0).fit(X[:300], y[:300])
-    says = r"discards that model of 300 centers and begins a new one from this block of 50 rows; to"
+    says = r"discards the model of 300 centers and starts a new one from this block of 50 rows; to"
     with pytest.warns(UserWarning, match=says):
         model.partial_fit(X[:50], y[:50])
     block = KernelRegressor(**options, random_state=0).partial_fit(X[:50], y[:50])
@@ -79,7 +79,7 @@ def test_partial_fit_does_not_replace_a_compressed_model() -> None:
     for begun in (clone(model).fit(X[:300], y[:300]), clone(model).partial_fit(X[:300], y[:300])):
         small = compress(begun, X, n_centers=40)
         before = small.predict(X)
-        with pytest.raises(ConfigError, match="a compressed model has no state of the solver"):
+        with pytest.raises(ConfigError, match="cannot continue a compressed model"):
             small.partial_fit(X[:50], y[:50])
         np.testing.assert_array_equal(small.predict(X), before)
 

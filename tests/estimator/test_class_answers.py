@@ -162,7 +162,7 @@ def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="normalised=True is for intervals; give interval"):
         model.predict(X, normalised=True)
     lazy = on_demand("dask.array").from_array(X)
-    with pytest.raises(ConfigError, match="not known of Dask arrays"):
+    with pytest.raises(ConfigError, match="not available for Dask arrays"):
         model.predict(lazy, interval=0.9, normalised=True)
     fitted, known = model._state, model._state.calibration
     assert known is not None
@@ -179,9 +179,9 @@ def test_what_is_refused(classifier: KernelClassifier, regressor: KernelRegresso
         regressor.predict(X, interval=0.999)
     with pytest.raises(ConfigError, match="interval=2 must be a number between"):
         classifier.predict(X, interval=2)
-    with pytest.raises(ConfigError, match="not known with out"):
+    with pytest.raises(ConfigError, match="not available with out"):
         classifier.predict(X, interval=0.9, out="sets.csv")
-    with pytest.raises(ConfigError, match="not known of Dask arrays"):
+    with pytest.raises(ConfigError, match="not available for Dask arrays"):
         regressor.predict(on_demand("dask.array").from_array(X), interval=0.9)
     plain = KernelRegressor(**QUICK | {"calibrate": False}).fit(X[FIT], t[FIT])
     with pytest.raises(ConfigError, match="none were, as calibrate=False asks for; train with"):

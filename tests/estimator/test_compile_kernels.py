@@ -25,7 +25,7 @@ def test_every_fit_launches_kernels(
     """CuPy would write a file for each; the stand-in does it in its place."""
     standin.install(monkeypatch)
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "MADE_ROWS", 150)
+    monkeypatch.setattr(module, "GENERATED_ROWS", 150)
     monkeypatch.setattr(module, "FITS", dict(list(FITS.items())[part::4]))
     launched, launch = set[str](), standin.ElementwiseKernel.__call__
 
@@ -66,5 +66,5 @@ def _killed(name: str, device: str) -> None:
 
 def test_a_killed_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_fit", _killed)
-    with pytest.raises(BackendError, match=r"a process that compiled .* was killed.*fewer jobs"):
+    with pytest.raises(BackendError, match=r"a process that compiled .* was killed.*lower jobs"):
         compile_kernels("gpu", 2)

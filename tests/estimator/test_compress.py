@@ -110,7 +110,7 @@ def test_what_can_not_be_is_refused() -> None:
     model = regressor()
     for wrong, words in (
         ({"n_centers": 10, "tolerance": 0.1}, "give one of them"),
-        ({"n_centers": 400}, "give fewer"),
+        ({"n_centers": 400}, "lower it"),
         ({"tolerance": 2.0}, "between 0 and 1"),
         ({"tolerance": "small"}, "between 0 and 1"),
         ({"tolerance": 1e-9}, "raise tolerance="),

@@ -299,7 +299,7 @@ def test_a_warm_start_from_a_run_directory(tmp_path: Path) -> None:
     still = {"run_dir": tmp_path / "b", "warm_start": tmp_path / "a", "epochs": 1}
     other = clone(model).set_params(step_scale=1e-9, **still).fit(X, Y)
     np.testing.assert_allclose(other.dual_coef_, model.dual_coef_, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ConfigError, match=r"warm_start=True cannot be used with run_dir, .* give"):
+    with pytest.raises(ConfigError, match=r"warm_start=True cannot be used with run_dir, .* set"):
         clone(model).set_params(warm_start=True).fit(X, Y)
     with pytest.raises(RunError, match=r"there is no run in .*/c"):
         KernelRegressor(warm_start=tmp_path / "c", **SMALL).fit(X, Y)
@@ -510,7 +510,7 @@ def test_partial_fit_of_a_smaller_block_and_of_streams() -> None:
     model.partial_fit(ArraySource(X, LABELS))
     assert model.report_["samples"] == 603
     model.fit(X[:100], LABELS[:100])
-    with pytest.warns(UserWarning, match="discards that model"):
+    with pytest.warns(UserWarning, match="discards the model"):
         model.partial_fit(X[:100], LABELS[:100])
     assert model.report_["samples"] == 100
 
@@ -524,7 +524,7 @@ def test_partial_fit_refuses_what_it_can_not_use(tmp_path: Path) -> None:
         (lambda: few.partial_fit(X[:50, :3], np.arange(50) % 2), "X has 3 features, but KernelCl"),
         (lambda: KernelRegressor(run_dir=tmp_path / "run").partial_fit(X, Y), "run_dir=.* cannot"),
         (lambda: KernelRegressor(solver="eigenpro2").partial_fit(X, Y), "needs all rows at once"),
-        (lambda: values.partial_fit(X, Y[:, 0]), "y has 1 outputs, the model was trained on 2"),
+        (lambda: values.partial_fit(X, Y[:, 0]), "y has 1 outputs, but the model was trained"),
     ):  # fmt: skip
         with pytest.raises((ConfigError, DataError), match=message):
             call()
@@ -604,7 +604,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"centers": "nowhere.npy"}, "no array of centers at nowhere.npy"),
     ({"transforms": [{"kind": "blur"}]}, "kind='blur'; use one of"),
     ({"transforms": [3]}, "transform 3 is not callable"),
-    ({"transforms": GaussianNoise(0.1)}, "transforms=GaussianNoise.* must be a list; give .it"),
+    (
+        {"transforms": GaussianNoise(0.1)},
+        "transforms=GaussianNoise.* must be a list; put it into brackets",
+    ),
     ({"transforms": [GaussianNoise]}, "transform .*GaussianNoise.* is a class; give an object"),
 ]
 
@@ -627,15 +630,15 @@ def test_wrong_data_is_one_sentence(make_zarr: Any) -> None:
         make_zarr({"X": X, "y": Y}, name="b"),
     )
     for call, message in (
-        (lambda: KernelRegressor().fit(X, Y[:299]), "X has 300 rows and y has 299; give"),
-        (lambda: KernelClassifier().fit(X, LABELS[:299]), "X has 300 rows and y has 299; give one"),
+        (lambda: KernelRegressor().fit(X, Y[:299]), "X has 300 rows, but y has 299; give"),
+        (lambda: KernelClassifier().fit(X, LABELS[:299]), "X has 300 rows, but y has 299"),
         (lambda: KernelClassifier().fit(X), "requires y to be passed"),
         (lambda: model.predict(X[:, :3]), "X has 3 features, but KernelRegressor is expecting 4"),
         (lambda: model.predict(ArraySource(X[:, :3])), r"\(3,\), the model was trained on \(4"),
         (lambda: model.score(ArraySource(X, Y), sample_weight=np.ones(300)), "sample_weight"),
-        (lambda: model.score(ArraySource(X, Y[:, :1])), "y has 1 outputs, the model was"),
+        (lambda: model.score(ArraySource(X, Y[:, :1])), "y has 1 outputs, but the model"),
         (lambda: classifier.score(ArraySource(X, np.array(["a", "b"])[two])), "classes 'a', 'b'"),
-        (lambda: KernelRegressor().fit(stored), "2 classes; use KernelClassifier"),
+        (lambda: KernelRegressor().fit(stored), "2 classes, not values; use KernelClassifier"),
         (lambda: KernelClassifier().fit(values), "use KernelRegressor"),
         (lambda: KernelRegressor().fit(values, Y), "leave y out"),
     ):  # fmt: skip

@@ -136,7 +136,7 @@ def test_names_insisted_on() -> None:
 def test_columns_that_are_encoded_have_names() -> None:
     """Of text, and one each, in `predict` too."""
     X, y = pd.DataFrame({0: pd.Categorical([3, 1, 2] * 40), 1: np.arange(120.0)}), np.arange(120.0)
-    with pytest.raises(DataError, match=r"not numbers, '0', .* not text, '0', '1'; give text"):
+    with pytest.raises(DataError, match=r"not numbers, '0', .*'0', '1' are not; convert"):
         sk.KernelRegressor(**FAST).fit(X, y)
     model = sk.KernelRegressor(**FAST).fit(X.set_axis(X.columns.map(str), axis=1), y)
     twice = pd.concat([X, X], axis=1).set_axis(["0", "1", "0", "1"], axis=1)
@@ -147,7 +147,7 @@ def test_columns_that_are_encoded_have_names() -> None:
 def test_other_rows_are_refused(model: sk.KernelRegressor) -> None:
     X, _ = data(1)
     for rows, words in (
-        (X.to_numpy(), r"takes a data frame with the columns .*, not a ndarray"),
+        (X.to_numpy(), r"X is a ndarray, but .*; give a data frame with the columns"),
         (X.drop(columns="City"), "X lacks 'City'; give the columns trained on"),
         (X.assign(other=1), "X has 'other' besides"),
         (X.assign(size="big"), "X, row 0, column 'size' is 'big', which is not a number"),

@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "bytes that are not text": (objects([b"a", b"\xff", b"c"]), "is bytes, .*decode"),
     "complex": (spread([1j, 2, 3]), OTHER),
     "complex as objects": (objects([1j, 2j, 3j]), OTHER),
-    "nothing": (listed(["b", "ä", ""]), "row 3 of y is empty, which stands for a missing one"),
+    "nothing": (listed(["b", "ä", ""]), "row 3 of y is empty, which means missing"),
     "decimals": (objects(list(map(decimal.Decimal, (1, 2, 3)))), OTHER),
     "Python's dates": (objects([datetime.date(2020, 1, day) for day in (1, 2, 3)]), OTHER),
     "whole numbers beyond 64 bits": (objects([1, 2, 2**70]), OTHER),

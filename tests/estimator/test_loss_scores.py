@@ -26,7 +26,7 @@ def test_score_is_r2_or_accuracy_whatever_the_loss() -> None:
     for loss in ("quantile", "absolute_error"):
         model = sk.KernelRegressor(loss=loss, **SMALL).fit(X, Y)
         assert model.score(X, Y) == pytest.approx(r2_score(Y, model.predict(X)))
-        assert "R2 whatever the loss" in " ".join((model.score.__doc__ or "").split())
+        assert "R2 for every loss" in " ".join((model.score.__doc__ or "").split())
     for loss in ("log_loss", "squared_hinge"):
         classifier = sk.KernelClassifier(loss=loss, **SMALL).fit(X, LABELS)
         assert classifier.score(X, LABELS) == accuracy_score(LABELS, classifier.predict(X))

@@ -15,20 +15,21 @@ from streamkern import KernelClassifier, KernelRegressor, load
 from streamkern.basics.errors import DataError, DivergenceError, StoreNotFoundError
 from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.config.run_config import FREE_AT_RESUME
-from streamkern.estimator.mistakes import FOREIGN_PARAMETERS, OF_RUNS, hide_traceback
+from streamkern.estimator.mistakes import FOREIGN_PARAMETERS, RUN_ONLY_SETTINGS, hide_traceback
 
 X = np.random.default_rng(0).random((20, 3))
 
 
 def test_a_wrong_parameter_names_the_one_that_was_meant() -> None:
     runs = {
-        name: rf"it is a setting of runs: run\.{name} in streamkern\.train_m" for name in OF_RUNS
+        name: rf"it is a setting of runs: run\.{name} in streamkern\.train_m"
+        for name in RUN_ONLY_SETTINGS
     }
     assert {f"run.{name}" for name in runs} <= FREE_AT_RESUME
     hints = {
         "bandwith": "did you mean 'bandwidth'", "n_center": "did you mean 'n_centers'",
         "gamma": "did you mean 'bandwidth'", "C": "did you mean 'ridge'",
-        "xyz": r"help\(Kernel\w+\) lists them", **runs,
+        "xyz": r"help\(Kernel\w+\) lists the parameters", **runs,
     }  # fmt: skip
     for kind in (KernelRegressor, KernelClassifier):
         for wrong, hint in hints.items():

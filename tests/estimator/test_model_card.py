@@ -150,16 +150,16 @@ def test_by_default_no_card_is_written_and_one_of_the_user_stays(tmp_path: Path)
     model.save(place, card=True)  # of the model that is there
     model.save(place, card=True)
     card.write_text(text := card.read_text() + "\nTrained for a friend.\n")
-    with pytest.raises(RunError, match=r"README\.md is there already, and is not the card of this"):
+    with pytest.raises(RunError, match=r"README\.md exists already, but is not the card of this"):
         model.save(place, card=True)
     model.save(place)
     assert card.read_text() == text
     np.testing.assert_array_equal(streamkern.load(place).predict(X), model.predict(X))
-    with pytest.raises(ConfigError, match="is not a local folder"):
+    with pytest.raises(ConfigError, match="to a local folder only"):
         model.save("memory://model", card=True)
     (other := tmp_path / "other").mkdir()
     (other / "README.md").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(RunError, match=r"README\.md is there already"):
+    with pytest.raises(RunError, match=r"README\.md exists already"):
         model.save(other, card=True)
     assert [path.name for path in other.iterdir()] == ["README.md"]  # nothing was written
 

@@ -98,7 +98,9 @@ def test_estimators_with_an_own_loss_are_cloned_pickled_and_searched_over() -> N
     losses = [LogCosh(0.1), LogCosh(10.0), "squared_error"]
     search = GridSearchCV(model, {"loss": losses}, cv=2, scoring="neg_median_absolute_error")
     assert search.fit(X, Y).best_params_["loss"] in losses
-    with pytest.raises(sk.ConfigError, match="loss__width is not a parameter: those of a loss"):
+    with pytest.raises(
+        sk.ConfigError, match="loss__width is not a parameter: parameters of a loss"
+    ):
         model.set_params(loss__width=2.0)
 
 

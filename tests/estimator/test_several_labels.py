@@ -69,7 +69,7 @@ def test_labels_of_any_dtype_are_scored(model: KernelClassifier) -> None:
         sp.csr_array(Y),
     ):
         assert model.score(X, given) == pytest.approx(wanted)
-    with pytest.raises(DataError, match=r"^y has shape .* give a column of 0 or 1 for each"):
+    with pytest.raises(DataError, match=r"^y has shape .*; give columns of 0 or 1"):
         model.score(X, Y[:, 0])
 
 
@@ -91,15 +91,15 @@ def test_blocks_of_several_labels() -> None:
     online = KernelClassifier(threads=1).partial_fit(X[:200], Y[:200], classes=[0, 1, 2])
     online.partial_fit(X[200:], Y[200:])
     assert online.score(X, Y) > 0.8
-    with pytest.raises(DataError, match=r"^y has shape \(300, 2\); the model was trained on 3 lab"):
+    with pytest.raises(DataError, match=r"^y has shape \(300, 2\), but the model was trained on 3"):
         online.partial_fit(X, Y[:, :2])
-    with pytest.raises(DataError, match=r"^y has shape \(300,\); the model was trained on 3 label"):
+    with pytest.raises(DataError, match=r"^y has shape \(300,\), but the model was trained on 3"):
         online.partial_fit(X, Y[:, 0])
-    with pytest.raises(ConfigError, match="differ from those of the first call"):
+    with pytest.raises(ConfigError, match="differ from the classes of the first"):
         online.partial_fit(X, Y, classes=[0, 1])
     # A fit starts anew.
     assert online.fit(X, Y[:, 0]).predict(X).shape == (300,)
-    with pytest.raises(DataError, match=r"^y has shape \(300, 3\); the model was trained on one"):
+    with pytest.raises(DataError, match=r"^y has shape \(300, 3\), but the model was trained on"):
         online.fit(X, Y[:, 0], test=(X, Y))
 
 
@@ -126,9 +126,9 @@ def test_what_several_labels_have_no_meaning_for(model: KernelClassifier, tmp_pa
         KernelClassifier(**SMALL).fit(X, 2 * Y)
     with pytest.raises(ConfigError, match=r"^class_weight is for rows of one class each"):
         KernelClassifier(class_weight="balanced", **SMALL).fit(X, Y)
-    with pytest.raises(ConfigError, match=r"^out=.* is for one class of a row"):
+    with pytest.raises(ConfigError, match=r"^out=.* cannot be used for several labels"):
         model.predict(X, out=tmp_path / "a.csv")
-    with pytest.raises(DataError, match=r"^X has 300 rows and y has 299"):
+    with pytest.raises(DataError, match=r"^X has 300 rows, but y has 299"):
         KernelClassifier(**SMALL).fit(X, Y[:299])
     with pytest.raises(ConfigError, match=r"balanced"):
         KernelClassifier(centers="balanced", n_centers=50, **SMALL).fit(X, Y)

@@ -349,6 +349,6 @@ def test_weights_beside_which_others_count_as_0_are_refused_where_one_is_left() 
     weights = np.ones(len(DENSE))
     weights[5] = 1e35
     with pytest.raises(
-        DataError, match=r"sample_weight of row 5 is 1e\+35, beside which the other"
+        DataError, match=r"sample_weight of row 5 is 1e\+35, beside which all other"
     ):
         KernelRegressor(epochs=1, threads=1).fit(DENSE, Y[:, 0], weights)

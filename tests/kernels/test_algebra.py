@@ -277,9 +277,9 @@ def test_names_from_elsewhere() -> None:
     for name in ("rbf", "RBF", "Gaussian", "GAUSSIAN", "squared_exponential"):
         assert repr(get_kernel(name, 2.0)) == repr(Gaussian(2.0))
     for kind, name, remedy in (
-        (Gaussian, "sigma", "give it as bandwidth="), (Quartic, "length_scale", "as bandwidth="),
+        (Gaussian, "sigma", "use bandwidth="), (Quartic, "length_scale", "use bandwidth="),
         (Gaussian, "gamma", "1 / sqrt"), (Laplace, "nu", "Matern32 or Matern52"),
-        (Polynomial, "coef0", "give it as c0="), (Linear, "sigma", "it takes metric"),
+        (Polynomial, "coef0", "use c0="), (Linear, "sigma", "it takes metric"),
     ):  # fmt: skip
         with pytest.raises(TypeError, match=f"has no parameter '{name}'; .*{re.escape(remedy)}"):
             kind(**{name: 2.0})

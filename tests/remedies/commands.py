@@ -70,7 +70,7 @@ def remedies() -> list[Remedy]:
          "info metric --plot metric2.png"),
         ("--copies 0 must be a whole number, at least 1", "augment data.zarr l.zarr --copies 0",
          "augment data.zarr l.zarr --copies 1"),
-        ("--weights has 3 numbers for 2 stores in the list of inputs; give one for each",
+        ("--weights has 3 numbers for 2 stores in the list of inputs; give one number",
          "augment data.zarr data.zarr m.zarr --weights 1,2,3",
          "augment data.zarr data.zarr m.zarr --weights 1,2"),
         ("--transform number 1.sigma is missing: .*a number.*set it in the same table",

@@ -137,7 +137,7 @@ def of_paths() -> list[tuple[str, Any, Any]]:
         (r"pandas.read_pickle.'rides.pkl'..to_parquet.'rides.parquet'.", Do(ingested, "rides.pkl"),
          lambda: (pd.read_pickle("rides.pkl").to_parquet("rides.parquet"),
                   ingested("rides.parquet", y="fare"))),
-        ("scipy.io.loadmat, and write its arrays by numpy.savez", Do(ingested, "old.mat"), matlab),
+        ("loadmat, and write its arrays with numpy.savez", Do(ingested, "old.mat"), matlab),
         ("it to squeezed.csv.gz", Do(ingested, "squeezed.csv", y="fare"),
          lambda: (Path("squeezed.csv").rename("squeezed.csv.gz"),
                   ingested("squeezed.csv.gz", y="fare"))),

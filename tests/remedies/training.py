@@ -259,7 +259,7 @@ def of_runs() -> list[Remedy]:
     return [
         Remedy("cannot share the steps of a run whose centers are all of its rows; leave ranks",
                lambda: opened(ranks=2), lambda: (opened(), opened(ranks=2, run_dir="anew"))),
-        Remedy("callbacks=.* must be a list of callbacks; give .it.",
+        Remedy("callbacks=.* must be a list of callbacks; put them into brackets",
                lambda: trained({}, callbacks=sk.Callback()),
                lambda: trained({}, callbacks=[sk.Callback()])),
         Remedy("give objects of subclasses of streamkern.Callback",

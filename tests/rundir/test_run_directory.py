@@ -637,7 +637,7 @@ def test_file_size_limit(
     kind, text, left, whole = json.loads(out.read_text())
     assert kind == "CheckpointError"
     assert text.startswith(
-        f"the checkpoint of step {step} could not be written to {path}: a file would pass the"
+        f"the checkpoint of step {step} could not be written to {path}: a file would exceed the"
         " largest size allowed; earlier checkpoints are untouched"
     )
     assert left == ["000000000001", "000000000001.json"]

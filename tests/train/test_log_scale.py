@@ -408,7 +408,7 @@ def test_a_row_below_zero_that_no_sample_has_is_no_error() -> None:
 
 def test_other_losses_and_classes_are_refused(tmp_path: Path) -> None:
     X, y = made("exponential", N)
-    with pytest.raises(ConfigError, match=r"is for squares, and not for loss='huber'"):
+    with pytest.raises(ConfigError, match=r"needs the squared error, not loss='huber'"):
         sk.KernelRegressor(target_transform="log", loss="huber").fit(X, y)
     labels = ArraySource(X, np.arange(N) % 2, classes=("a", "b"))
     with pytest.raises(ConfigError, match="is for values, and the targets are classes"):

@@ -138,7 +138,7 @@ def test_stores_and_files_take_several_labels_as_arrays_do(tmp_path: Path) -> No
     group["y"] = 2 * SEVERAL
     assert "give 0 or 1" in refusal(lambda: classifier().fit(tmp_path / "foreign.zarr"))
     one = classifier().fit(X, UP)
-    assert "give such targets" in refusal(lambda: one.score(tmp_path / "own.zarr"))
+    assert "give one class for each row" in refusal(lambda: one.score(tmp_path / "own.zarr"))
     sk.ingest_store(X, tmp_path / "one.zarr", y=Y)
     assert "targets='classes'" in refusal(lambda: classifier().fit(tmp_path / "one.zarr"))
 

@@ -103,7 +103,9 @@ class Callback:
 def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     """Return callbacks as a tuple, () for None; raise ConfigError if an object is no callback."""
     if not isinstance(callbacks, Iterable | None):
-        raise ConfigError(f"callbacks={callbacks!r} must be a list of callbacks", "give [it]")
+        raise ConfigError(
+            f"callbacks={callbacks!r} must be a list of callbacks", "put them into brackets: [...]"
+        )
     checked = tuple(callbacks or ())
     for callback in checked:
         if not isinstance(callback, Callback):

@@ -218,7 +218,7 @@ def test_what_is_given_is_in_the_place_of_a_setting(name: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("settings_of", "text"),
     [
-        ({"model.features": "fourier", "model.n_centers": "auto"}, "for kernels at centers"),
+        ({"model.features": "fourier", "model.n_centers": "auto"}, "needs kernels at centers"),
         ({"model.kernel": sk.Laplace(1.0, metric=SCALES[:5])}, "would replace the metric of"),
         ({"run.precision": "integer"}, "moves features off the integers"),
     ],
