@@ -59,7 +59,9 @@ def choose_for_log_link(
         judges = few_of_step
         first = _InKernel(run, loss, targets, judges, _kernel(run, learned))
     second = _InKernel(run, loss, targets, judges, _kernel(run, of_step))
-    gain = gain_in_errors(first.held_out_losses(), second.held_out_losses())
+    losses = first.held_out_losses(), second.held_out_losses()
+    with np.errstate(over="ignore", invalid="ignore"):  # the losses of a bad kernel may be huge
+        gain = gain_in_errors(*losses)
     return (few_of_step, of_step) if gain >= LOG_LINK_GAIN_SE else (few, learned)
 
 
