@@ -14,7 +14,7 @@ from streamkern.basics.randomness import Stage, words
 from streamkern.centers.selector import CenterSelector
 from streamkern.stream.sources.base import BaseSource, read_labels
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.sampling import MANY_UNITS
+from streamkern.stream.sources.sampling import SAMPLE_UNITS
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.unit_edges import unit_edges
 
@@ -61,17 +61,17 @@ def balanced_numbers(source: BaseSource, p: int, seed: int) -> tuple[Ints, int]:
         looked_at += len(rows)
         # One more than now: a later class may leave its remainder to this one.
         limit = quotas(seen, p, favoured) + 1
-        if turn >= MANY_UNITS:  # rows of earlier units come first
+        if turn >= SAMPLE_UNITS:  # rows of earlier units come first
             lacking = (seen < limit)[labels]
             rows, labels = rows[lacking], labels[lacking]
         seen += np.bincount(labels, minlength=c)
-        turns = np.full(len(rows), max(0, turn + 1 - MANY_UNITS))
+        turns = np.full(len(rows), max(0, turn + 1 - SAMPLE_UNITS))
         pool = pool.with_rows(turns, _keys(seed, rows), rows, labels)
         if len(pool.rows) > 5 * p:
             pool = pool.smallest(quotas(seen, p, favoured) + 1)
         wanted = quotas(seen if known is None else known, p, favoured)
         enough = wanted if known is not None else np.full(c, -(-p // c))
-        if turn + 1 >= min(MANY_UNITS, len(order)) and (seen >= enough).all():
+        if turn + 1 >= min(SAMPLE_UNITS, len(order)) and (seen >= enough).all():
             break
     chosen = pool.smallest(wanted).rows
     return chosen, looked_at

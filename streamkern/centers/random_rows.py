@@ -21,9 +21,9 @@ from streamkern.store.sparse_rows import (
     stays_sparse,
     widened,
 )
-from streamkern.stream.sources.alignment import AS_SPARSE, check_row_shape
+from streamkern.stream.sources.alignment import SPARSITY_REMEDY, check_row_shape
 from streamkern.stream.sources.base import BaseSource, read_units
-from streamkern.stream.sources.sampling import MANY_UNITS, choose_rows, origins_of, read_rows
+from streamkern.stream.sources.sampling import SAMPLE_UNITS, choose_rows, origins_of, read_rows
 
 CENTERS_STAGE = 1
 CENTER_ORDER_STAGE = 21
@@ -54,7 +54,7 @@ def random_numbers(source: BaseSource, p: int, seed: int) -> Ints:
     Of a store of augmented rows, no two have the same origin unless there are too few origins:
     copies are near each other, and as centers worth little more than one of them.
     """
-    rows = choose_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MANY_UNITS)
+    rows = choose_rows(source, p, seed, stage=CENTERS_STAGE, max_units=SAMPLE_UNITS)
     return _no_copies(source, rows, seed) if source.n_origins else rows
 
 
@@ -66,7 +66,7 @@ def _no_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
         if not missing:
             break
         n = min(DRAW_FACTOR * missing, source.n_rows)
-        more = choose_rows(source, n, seed, stage=COPIES_STAGE + draw, max_units=MANY_UNITS)
+        more = choose_rows(source, n, seed, stage=COPIES_STAGE + draw, max_units=SAMPLE_UNITS)
         found = _firsts(source, np.concatenate([found, more]))[:p]
     copies = np.setdiff1d(rows, found)[: p - len(found)]
     rng = np.random.default_rng([seed, COPIES_STAGE])
@@ -87,7 +87,7 @@ def without_weightless(
         if not len(empty):
             break
         n = min(DRAW_FACTOR * len(empty), source.n_rows)
-        more = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=MANY_UNITS)
+        more = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=SAMPLE_UNITS)
         found = read_rows(source, more[~np.isin(more, block.row_ids)], seed)
         found = found.take(weights_of(found.y, found.w, factors) > 0)
         count = min(len(empty), len(found.row_ids))
@@ -126,7 +126,9 @@ def as_centers(array: Any) -> npt.NDArray[Any]:
 def check_center_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) -> None:
     """Raise an error unless centers of a shape (p, ...) have the shape of rows of the data."""
     if is_packed(shape[1:]) and len(row_shape) == 1:
-        raise DataError("centers are sparse rows, and the data has dense ones", f"{AS_SPARSE}")
+        raise DataError(
+            "centers are sparse rows, and the data has dense ones", f"{SPARSITY_REMEDY}"
+        )
     whose, sparse = "the data has rows of shape", is_packed(row_shape)
     check_row_shape("centers have", shape[1:], whose, row_shape, sparse=sparse)
 

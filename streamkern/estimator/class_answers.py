@@ -87,7 +87,7 @@ class ClassAnswers(Predicting):
         known = self._state.calibration
         by_rows = known if known is not None and known.n_rows else None
         calibration = needed_calibration(by_rows, request, self._lacking)
-        calibration.intervals.reach(interval)  # raises for a level out of reach
+        calibration.intervals.score_quantile(interval)  # raises for a level out of reach
         F = self._values(X)
         sets = self._known_labels.sorted(calibration.intervals.sets(F, interval))
         return self._formed(self._labels(F), X, "_labels"), self._formed(sets, X, "_sets")

@@ -14,7 +14,7 @@ from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.losses import loss_for_figures
-from streamkern.predict.calibration import lacking
+from streamkern.predict.calibration import no_calibration_text
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.setup.assemble import accelerator_of
 
@@ -106,4 +106,4 @@ class OpeningModel(Parameters):
     @property
     def _lacking(self) -> str:
         """Requirement of probabilities and intervals that the model lacks, with the reason."""
-        return lacking(self._state.meta)
+        return no_calibration_text(self._state.meta)

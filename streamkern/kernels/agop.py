@@ -22,7 +22,7 @@ from streamkern.backend.base import Array
 from streamkern.kernels.points import Points, n_terms
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
-from streamkern.planning.memory import METRIC_COLUMNS
+from streamkern.planning.memory import MAX_DERIVATIVE_COLUMNS
 
 
 class GradientSum:
@@ -46,7 +46,7 @@ class GradientSum:
         self.op.kernel = Slope(op.kernel)
         b, c, xp = coordinates(op, Z), weights.shape[1], op.backend.xp
         self.r, self.backend = int(b.shape[1]), op.backend
-        together = max(1, METRIC_COLUMNS // (1 + self.r))
+        together = max(1, MAX_DERIVATIVE_COLUMNS // (1 + self.r))
         self.groups = [slice(k, min(k + together, c)) for k in range(0, c, together)]
         self.b, self.weights = b, weights
         self.total = np.zeros((self.r, self.r))

@@ -16,7 +16,7 @@ from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DivergenceError
 from streamkern.basics.message import mention
-from streamkern.planning.memory import PANEL
+from streamkern.planning.memory import MAX_PANEL_OUTPUTS
 from streamkern.solver.base import Solver, State
 from streamkern.solver.posterior import Posterior, simultaneous
 from streamkern.solver.precondition.norm import eps
@@ -108,7 +108,7 @@ class EquationSolver(Solver):
         return state.average
 
     def _solve(self, state: State, out: Array) -> Array:
-        """Write the weights to `out` (p, c), with at most `PANEL` columns at once in float64.
+        """Write the weights to `out` (p, c), at most `MAX_PANEL_OUTPUTS` float64 columns at once.
 
         Returns the last factor, (p, p).
         """
@@ -117,7 +117,7 @@ class EquationSolver(Solver):
         self._find_ridges(state, A)
         for ridge, outputs in grouped(self._ridges(state)):
             self._factor_with(A, state, ridge)
-            for part in tiles(len(outputs), PANEL):
+            for part in tiles(len(outputs), MAX_PANEL_OUTPUTS):
                 at = asarray(outputs[part])
                 out[:, at] = self._solution(A, state, at)
         return A
