@@ -119,7 +119,7 @@ def _has_enough_rows(intervals: Intervals | None) -> bool:
 class CalibratedFigures:
     """Sums over the rows of an evaluation, for the metrics of a calibrated model.
 
-    needs_residual_scale : whether `add` needs the residual scale of the rows
+    needs_scale : whether `add` needs the residual scale of the rows
     """
 
     def __init__(self, calibration: Calibration) -> None:
@@ -127,7 +127,7 @@ class CalibratedFigures:
         self._evaluates_intervals = calibration.shifts is None and _has_enough_rows(
             calibration.intervals
         )
-        self.needs_residual_scale = _has_enough_rows(calibration.normalised)
+        self.needs_scale = _has_enough_rows(calibration.normalised)
         self._sums: dict[str, float] = {}
         self._bins = np.zeros((2, ECE_BINS))
         self._weight = 0.0
@@ -138,7 +138,7 @@ class CalibratedFigures:
     ) -> None:  # fmt: skip
         """Add values F and targets Y (m, c), weights w (m,) or None, on the host.
 
-        residual_scale : residual scale of the rows (m, c), if `needs_residual_scale`
+        residual_scale : residual scale of the rows (m, c), if `needs_scale`
         """
         w = np.ones(len(F)) if w is None else w.astype(np.float64)
         self._weight += float(w.sum())
@@ -165,7 +165,7 @@ class CalibratedFigures:
 
         if self._evaluates_intervals:
             add("", self._calibration.intervals.score_quantile(EVALUATION_LEVEL))
-        if self.needs_residual_scale and normalised is not None and residual_scale is not None:
+        if self.needs_scale and normalised is not None and residual_scale is not None:
             add("normalised_", normalised.score_quantile(EVALUATION_LEVEL) * residual_scale)
 
     def _add_classes(self, p: Floats, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats) -> None:

@@ -118,7 +118,7 @@ class BatchReader:
         reads_wait = client is not None or source.remote
         self.threads = _n_threads(threads, in_flight_bytes // self._unit_bytes, reads_wait)
         in_memory = client is None and source.decoded_bytes <= keep_bytes
-        self._reader: UnitReader = LocalReader(source.with_row_cache() if in_memory else source)
+        self._reader: UnitReader = LocalReader(source.kept() if in_memory else source)
         if client is not None:
             self._reader = ClusterReader(source, client, retry_s)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-prefetch")

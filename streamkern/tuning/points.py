@@ -57,19 +57,16 @@ class SearchPoints:
             return self.n_trials + 1 + (n_measured if self.bandwidths is None else 0)
         n_with_bandwidth = sum(1 for kernel in self.kernels if notation.bandwidths(kernel))
         n_bandwidths = len(GRID_FACTORS if self.bandwidths is None else self.bandwidths)
-        per_round = 2 * bool(n_with_bandwidth and n_bandwidths > 1) + (
-            sum(map(bool, self.ridges)) > 1
-        )
+        refines_ridge = sum(map(bool, self.ridges)) > 1
+        per_round = 2 * bool(n_with_bandwidth and n_bandwidths > 1) + refines_ridge
         per_ridge = n_with_bandwidth * n_bandwidths + len(self.kernels) - n_with_bandwidth
         kernel, bandwidth, ridge = original
         in_grid = kernel in self.kernels and ridge in self.ridges
         if in_grid and bandwidth is not None:
-            kernel_bandwidths = notation.bandwidths(kernel)
-            in_grid = (
-                "auto" not in kernel_bandwidths
-                if self.bandwidths is None
-                else bandwidth in self.bandwidths
-            )
+            if self.bandwidths is None:
+                in_grid = "auto" not in notation.bandwidths(kernel)
+            else:
+                in_grid = bandwidth in self.bandwidths
         return per_ridge * len(self.ridges) + per_round * self.refine + (not in_grid)
 
     def train(self, table: SearchTable, trainings: Trainings) -> None:
@@ -96,9 +93,8 @@ class SearchPoints:
         if self.bandwidths is not None:
             return [(kernel, bandwidth) for bandwidth in self.bandwidths]
         kernel, unit = trainings.scale(kernel, self.ridges[0])
-        return [
-            (kernel, unit if factor == 1 else four_digits(factor * unit)) for factor in GRID_FACTORS
-        ]
+        grid = [unit if factor == 1 else four_digits(factor * unit) for factor in GRID_FACTORS]
+        return [(kernel, bandwidth) for bandwidth in grid]
 
     def _train_proposals(self, table: SearchTable, trainings: Trainings) -> None:
         """Train the proposals of Optuna's sampler, and add them to the table."""
@@ -117,20 +113,15 @@ class SearchPoints:
     def _proposal(self, trial: Any, trainings: Trainings) -> TrialSettings:
         """Return kernel, bandwidth and ridge of a trial of Optuna."""
         kernel = self.kernels[trial.suggest_categorical("kernel", range(len(self.kernels)))]
-        positive_ridges, bandwidth, ridge = [ridge for ridge in self.ridges if ridge], None, 0.0
-        if positive_ridges:
-            ridge = four_digits(
-                trial.suggest_float("ridge", positive_ridges[0], positive_ridges[-1], log=True)
-            )
+        bandwidth, ridge, positive = None, 0.0, [value for value in self.ridges if value]
+        if positive:
+            ridge = four_digits(trial.suggest_float("ridge", positive[0], positive[-1], log=True))
         if notation.bandwidths(kernel):
-            factor_range, scale = (
-                BANDWIDTH_RANGE if self.bandwidths is None else self.bandwidths,
-                1.0,
-            )
-            factor = trial.suggest_float("bandwidth", factor_range[0], factor_range[-1], log=True)
+            limits, unit = BANDWIDTH_RANGE if self.bandwidths is None else self.bandwidths, 1.0
+            factor = trial.suggest_float("bandwidth", limits[0], limits[-1], log=True)
             if self.bandwidths is None:
-                kernel, scale = trainings.scale(kernel, self.ridges[0])
-            bandwidth = four_digits(factor * scale)
+                kernel, unit = trainings.scale(kernel, self.ridges[0])
+            bandwidth = four_digits(factor * unit)
         return kernel, bandwidth, ridge
 
 

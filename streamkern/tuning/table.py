@@ -136,12 +136,10 @@ class SearchTable:
         if point.diverged:
             return {"se": None, "within": False}
         name, squared_se = self.metric.loss, 0.0
-        for record, best_record, weights in zip(
-            point.records, best.records, self._weights, strict=True
-        ):
-            difference = unpacked_predictions(record["losses"][name]) - unpacked_predictions(
-                best_record["losses"][name]
-            )
+        pairs = zip(point.records, best.records, self._weights, strict=True)
+        for record, best_record, weights in pairs:
+            losses = unpacked_predictions(record["losses"][name])
+            difference = losses - unpacked_predictions(best_record["losses"][name])
             squared_se += squared_standard_error(difference, weights)
         se = math.sqrt(squared_se) / len(self._weights)
         within = self.loss(point) - self.loss(best) <= TRIAL_GAIN_SE * se

@@ -159,7 +159,7 @@ def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
     np.testing.assert_allclose(rows, whole, atol=1e-4)
     with pytest.raises(ConfigError, match=r"interval=0\.99 needs more than 50 calibration rows"):
         model.predict(X, interval=0.99, normalised=True)
-    with pytest.raises(ConfigError, match="normalised=True is for intervals; give interval"):
+    with pytest.raises(ConfigError, match="normalised=True needs an interval; give interval"):
         model.predict(X, normalised=True)
     lazy = on_demand("dask.array").from_array(X)
     with pytest.raises(ConfigError, match="not known of Dask arrays"):

@@ -153,7 +153,7 @@ def test_which_trainings_learn_a_metric() -> None:
         made = Candidates(config, data, FixedSizes(None, 40, 2), 1, distances)
         asked = [("laplace", 3.0, 0.0), ("laplace_l1", 3.0, 0.0), ("gaussian", None, 0.0)]
         return [
-            made.in_metric(made.trial).model.metric,
+            made.with_chosen_metric(made.trial).model.metric,
             *(made.config(*each).model.metric for each in asked),
         ]
 

@@ -109,4 +109,4 @@ def test_the_same_comes_back_and_is_judged() -> None:
     assert found["normalised_coverage"] == pytest.approx((missed <= reach * spread).mean())
     assert found["normalised_width"] == pytest.approx(2 * (reach * spread).mean())
     few = plain.with_normalised(told, missed[:8], spread[:8], None)
-    assert not CalibratedFigures(few).needs_residual_scale
+    assert not CalibratedFigures(few).needs_scale

@@ -165,12 +165,12 @@ class BaseSource(ABC):
 
     @property
     def decoded_bytes(self) -> int:
-        """Bytes of the decoded rows that `with_row_cache` would keep in memory."""
+        """Bytes of the decoded rows that `kept` would keep in memory."""
         return sum(part.decoded_bytes for part in self.parts)
 
-    def with_row_cache(self) -> BaseSource:
+    def kept(self) -> BaseSource:
         """Return the same source, whose stores keep decoded rows in memory once they are read."""
-        return self._with_parts([part.with_row_cache() for part in self.parts])
+        return self._with_parts([part.kept() for part in self.parts])
 
     def _with_parts(self, parts: Sequence[BaseSource]) -> BaseSource:
         """Return the same source made from `parts`, which are its own parts in another state."""

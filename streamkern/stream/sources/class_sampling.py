@@ -76,15 +76,15 @@ class BalancedSource(DerivedSource):
         self, base: Source, shares: Mapping[Any, float] | Literal["balanced"] = "balanced"
     ) -> None:
         base = as_source(base)
-        _check(base)
+        _check_base(base)
         self.parts, self.requested_shares = (base,), shares
         if not isinstance(shares, str):
             self.requested_shares = {str(name): share for name, share in shares.items()}
         self._set_rows_like(base)
         self._copy_from(base, "remote", "level", "feed_transforms", "statistics_read", "n_rows")
-        counts = _Counts.read(base)
+        counts = _ClassCounts.read(base)
         rows = counts.rows(len(base.classes or ()))
-        self.shares = _shares(base.classes or (), rows, self.requested_shares)
+        self.shares = _normalised_shares(base.classes or (), rows, self.requested_shares)
         # (c,) number of times that a row of each class is taken in an epoch.
         self.rates = self.shares * self.n_rows / np.maximum(rows, 1)
         weights = base.totals if base.weighted else rows
@@ -92,13 +92,13 @@ class BalancedSource(DerivedSource):
         self.largest = int(np.diff(unit_edges(base)).max())  # rows of the largest unit of the base
         lengths = counts.unit_sums(counts.counts * self.rates[counts.classes])
         self._line = _Line.cut(lengths, self.n_rows, self.largest)
-        self._edges = self._line.edges
+        self._edges = self._line.unit_points
         # Units of each class, of each of the base's strata, are spread evenly over an epoch.
         strata = counts.most_taken(self.rates)
         if base.strata is not None:
             pairs = np.stack([strata, base.strata])
             strata = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
-        self.strata = strata[self._line.first[self._line.group]]
+        self.strata = strata[self._line.first_units[self._line.groups]]
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -111,7 +111,7 @@ class BalancedSource(DerivedSource):
         """Return the origins of the base."""
         origins = np.empty(self._size(u), np.uint64)
         for v, positions, points in self._line.points(u, epoch):
-            rows = self._rows(self.base.read_targets(v, 0, 0), points)
+            rows = self._rows_at(self.base.read_targets(v, 0, 0), points)
             origins[positions] = self.base.origins(v, 0)[rows]
         return origins
 
@@ -120,7 +120,7 @@ class BalancedSource(DerivedSource):
         start, stop = self.unit_bounds(u)
         return stop - start
 
-    def _rows(self, y: np.ndarray, points: np.ndarray) -> np.ndarray:
+    def _rows_at(self, y: np.ndarray, points: np.ndarray) -> np.ndarray:
         """Return the rows of a unit with classes y (k,) into which points between 0 and 1 fall."""
         order = np.argsort(y, kind="stable")
         ends = np.cumsum(self.rates[y[order]])
@@ -132,14 +132,14 @@ class BalancedSource(DerivedSource):
         sample = empty_rows(self, self._size(u))
         for v, positions, points in self._line.points(u, epoch):
             block = self.base.read_unit(v, seed, 0)
-            sample.put(positions, block.take(self._rows(block.y, points)))
+            sample.put(positions, block.take(self._rows_at(block.y, points)))
         return sample.contents
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         sample = np.empty(self._size(u), np.int64)
         for v, positions, points in self._line.points(u, epoch):
             y = self.base.read_targets(v, seed, 0)
-            sample[positions] = y[self._rows(y, points)]
+            sample[positions] = y[self._rows_at(y, points)]
         return sample
 
 
@@ -170,7 +170,7 @@ def without_class_shares(source: BaseSource) -> tuple[BaseSource, np.ndarray | N
     return source, None
 
 
-class _Counts(NamedTuple):
+class _ClassCounts(NamedTuple):
     """Number of rows of each class in each unit, without zeros.
 
     ends : (n_units,) end of the entries of each unit
@@ -182,7 +182,7 @@ class _Counts(NamedTuple):
     counts: np.ndarray
 
     @classmethod
-    def read(cls, source: BaseSource) -> _Counts:
+    def read(cls, source: BaseSource) -> _ClassCounts:
         classes, counts = [], []
         for y in read_labels(source, range(source.n_units), 0, 0):
             count = np.bincount(y)
@@ -215,18 +215,18 @@ class _Counts(NamedTuple):
 class _Line(NamedTuple):
     """The line of all rates, cut into groups of base units, which are cut into units.
 
-    ends : (n + 1,) start of each base unit, and the end of the line
-    first : (g + 1,) first base unit of each group, and n
-    start : (g + 1,) int64 first point of each group, and the number of all points
-    group : (n_units,) group of each unit
-    edges : (n_units + 1,) first point of each unit, and the number of all points
+    ends : (n + 1,) start of each base unit on the line, and the end of the line
+    first_units : (g + 1,) first base unit of each group, and n
+    group_points : (g + 1,) int64 first point of each group, and the number of all points
+    groups : (n_units,) group of each unit
+    unit_points : (n_units + 1,) first point of each unit, and the number of all points
     """
 
     ends: np.ndarray
-    first: np.ndarray
-    start: np.ndarray
-    group: np.ndarray
-    edges: np.ndarray
+    first_units: np.ndarray
+    group_points: np.ndarray
+    groups: np.ndarray
+    unit_points: np.ndarray
 
     @classmethod
     def cut(cls, lengths: np.ndarray, n_rows: int, largest: int) -> _Line:
@@ -237,35 +237,37 @@ class _Line(NamedTuple):
         """
         ends = np.concatenate(([0.0], np.cumsum(lengths)))
         ends *= n_rows / ends[-1]
-        min_length, first = max(largest / 2, 1.0), [0]
+        min_length, first_units = max(largest / 2, 1.0), [0]
         for v in range(1, len(lengths)):
-            if ends[v] - ends[first[-1]] >= min_length:
-                first.append(v)
-        if len(first) > 1 and ends[-1] - ends[first[-1]] < min_length:
-            first.pop()
-        edges = np.array([*first, len(lengths)])
-        start = np.floor(ends[edges] + 0.5).astype(np.int64)
-        points = np.diff(start)
-        parts = np.maximum(1, np.floor(points / largest + 0.5).astype(np.int64))
-        group = np.repeat(np.arange(len(first)), parts)
-        part = np.arange(len(group)) - np.repeat(np.cumsum(parts) - parts, parts)
-        units = start[group] + points[group] * part // parts[group]
-        return cls(ends, edges, start, group, np.append(units, n_rows))
+            if ends[v] - ends[first_units[-1]] >= min_length:
+                first_units.append(v)
+        if len(first_units) > 1 and ends[-1] - ends[first_units[-1]] < min_length:
+            first_units.pop()
+        bounds = np.array([*first_units, len(lengths)])
+        group_points = np.floor(ends[bounds] + 0.5).astype(np.int64)
+        n_points = np.diff(group_points)
+        n_parts = np.maximum(1, np.floor(n_points / largest + 0.5).astype(np.int64))
+        groups = np.repeat(np.arange(len(first_units)), n_parts)
+        index_in_group = np.arange(len(groups)) - np.repeat(np.cumsum(n_parts) - n_parts, n_parts)
+        unit_points = group_points[groups] + n_points[groups] * index_in_group // n_parts[groups]
+        return cls(ends, bounds, group_points, groups, np.append(unit_points, n_rows))
 
     def points(self, u: int, pass_number: int) -> Iterator[tuple[int, slice, np.ndarray]]:
         """Yield (base unit, positions in unit u, points) of each base unit that has points.
 
         The points are positions within the base unit, from 0 to 1.
 
-        As a group gets a whole number of points, its part of the line is scaled to that length.
+        A group gets a whole number of points, and its part of the line is scaled to that length.
         """
-        g = int(self.group[u])
-        group_start, low, high = int(self.start[g]), int(self.edges[u]), int(self.edges[u + 1])
-        units = np.arange(self.first[g], self.first[g + 1])
-        origin, size = self.ends[units[0]], self.ends[units[-1] + 1] - self.ends[units[0]]
-        scale = (int(self.start[g + 1]) - group_start) / size
-        bounds = (self.ends[units[0] : units[-1] + 2] - origin) * scale
+        g = int(self.groups[u])
+        group_start = int(self.group_points[g])
+        low, high = int(self.unit_points[u]), int(self.unit_points[u + 1])
+        units = np.arange(self.first_units[g], self.first_units[g + 1])
+        # The base units of the group, as positions in it, scaled to its number of points.
+        ends = self.ends[units[0] : units[-1] + 2] - self.ends[units[0]]
+        bounds = ends * ((int(self.group_points[g + 1]) - group_start) / ends[-1])
         phi = (((pass_number + 1) * _PASS_STEP + (g + 1) * _GROUP_STEP) % (1 << 64) >> 11) / 2.0**53
+        # The first point of this unit in each base unit.
         cuts = np.clip(np.ceil(bounds - phi).astype(np.int64) + group_start, low, high)
         cuts[0], cuts[-1] = max(cuts[0], low), high
         for v, start, stop, left, right in zip(
@@ -276,7 +278,7 @@ class _Line(NamedTuple):
                 yield int(v), slice(start - low, stop - low), (position - left) / (right - left)
 
 
-def _check(base: BaseSource) -> None:
+def _check_base(base: BaseSource) -> None:
     """Raise ConfigError unless `base` can be resampled by class."""
     if base.classes is None:
         raise ConfigError(
@@ -302,7 +304,7 @@ def _check(base: BaseSource) -> None:
         )
 
 
-def _shares(
+def _normalised_shares(
     classes: tuple[str, ...], rows: np.ndarray, requested: Mapping[str, Any] | str
 ) -> np.ndarray:
     """Return the shares (c,), with sum 1.

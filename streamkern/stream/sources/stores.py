@@ -81,7 +81,7 @@ class ZarrSource(BaseSource):
     def decoded_bytes(self) -> int:
         return self.n_rows * (self.row_bytes + target_bytes(self))
 
-    def with_row_cache(self) -> ZarrSource:
+    def kept(self) -> ZarrSource:
         source = copy.copy(self)
         source._unit_cache = {}
         return source

@@ -260,9 +260,7 @@ class KernelModel(ShownFacts):
             figures.add(F, Y, block.w)
             if calibrated is not None:
                 arrays = self.backend.to_host(F), self.backend.to_host(Y), block.w
-                spreads = (
-                    self._spreads(self.prepared(block)) if calibrated.needs_residual_scale else None
-                )
+                spreads = self._spreads(self.prepared(block)) if calibrated.needs_scale else None
                 calibrated.add(*arrays, spreads)
         return figures.result() | ({} if calibrated is None else calibrated.result())
 
