@@ -150,8 +150,7 @@ def materialise(
         writer = StoreWriter(
             out_url,
             row_shape=source.row_shape, x_dtype=maker.dtype,
-            n_outputs=source.n_outputs,
-            classes=maker.classes,
+            n_outputs=source.n_outputs, classes=maker.classes,
             chunk_rows=loader.batch_size,
             overwrite=overwrite,
             compress=compress,
@@ -169,9 +168,8 @@ def materialise(
         n_threads = n_writers(out_url, memory // 2, chunk_bytes)
         n_threads = n_threads if threads == "auto" else min(n_threads, int(threads))
         numbers_of = row_numbers(source, loader.mix_units + n_threads)
-        return fill(
-            writer, partial(_chunks_from, maker, loader, epoch, numbers_of), n_threads, progress
-        )
+        chunks_from = partial(_chunks_from, maker, loader, epoch, numbers_of)
+        return fill(writer, chunks_from, n_threads, progress)
 
 
 def _content_plan(

@@ -70,6 +70,8 @@ N_ROUNDS = 2
 """Default number of rounds in which the grid is refined."""
 ARGUMENT_RANGES = {"folds": (1, 20), "refine": (0, 20), "n_trials": (1, 10_000)}
 """Smallest and largest values of arguments of a search."""
+_DISABLED_SETTINGS = ("run.early_stopping", "run.calibrate", "solver.posterior")
+"""Settings that trainings of a search do not need."""
 
 
 @dataclass(frozen=True)
@@ -161,15 +163,13 @@ def search_settings(
             f"{mention('bandwidths', bandwidths)} cannot be used: no kernel has a bandwidth",
             f"leave {mention('bandwidths=')} out",
         )
-    disabled = ("run.early_stopping", "run.calibrate", "solver.posterior")
-    original, config = config, config.with_overrides(dict.fromkeys(disabled, False))
+    original, config = config, config.with_overrides(dict.fromkeys(_DISABLED_SETTINGS, False))
     data = open_data(config, source, scores=None if distances is None else False)
     original, config = (_with_features_of(data, settings) for settings in (original, config))
     deciding = find_metric(metric, data.source.classes is not None, _loss_class(config))
     candidates = Candidates(config, data, fixed, folds, distances)
-    ridges_to_try = candidates.ridges(
-        ridge_list, kernel_list, None if bandwidth_list is None else bandwidth_list[0]
-    )
+    smallest = None if bandwidth_list is None else bandwidth_list[0]
+    ridges_to_try = candidates.ridges(ridge_list, kernel_list, smallest)
     if n_proposals and ridge_list is None and any(ridges_to_try):
         ridges_to_try = RIDGE_RANGE
     points = SearchPoints(kernel_list, bandwidth_list, ridges_to_try, rounds, n_proposals)
@@ -183,9 +183,7 @@ def search_settings(
         trainings = Trainings(candidates, journal, request, total, report, progress)
         sizes = trainings.announce()
         targets = map(candidates.targets, range(folds))
-        table = SearchTable(
-            deciding, [row_weights(deciding, *split_targets) for split_targets in targets]
-        )
+        table = SearchTable(deciding, [row_weights(deciding, *of_split) for of_split in targets])
         table.add(trainings.given_point())
         points.train(table, trainings)
         tuned = _search_result(original, table, sizes, candidates)
