@@ -42,7 +42,7 @@ class FeatureImportances(Predicting):
                 "of patch features; use metric_importances_, or permutation_importances"
             )
         if scores := scores_among(self._state.fixed):
-            shares = scores.folded(shares)
+            shares = scores.shares_with_scores(shares)
         if schema.encoder is None:
             return shares
         groups = Encoder.from_json(schema.encoder, "the model").groups

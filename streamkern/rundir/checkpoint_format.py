@@ -28,7 +28,7 @@ from zarr.codecs import Crc32cCodec
 
 from streamkern.basics.errors import CheckpointError, StorageError, StreamkernError
 from streamkern.basics.text import utc_now
-from streamkern.planning.memory import SAVED_CHUNK
+from streamkern.planning.memory import SAVED_CHUNK_BYTES
 from streamkern.rundir.checksums import CheckedStore, RecordingStore, UnverifiedError, seal, unseal
 from streamkern.rundir.chunked_array import (
     ChunkedArray,
@@ -46,7 +46,7 @@ STEM = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
 attempt after the first."""
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KINDS = frozenset("?bhilqBHILQefdFD")  # bool, integers, half to double, complex
-_CHUNK_BYTES = (8 << 20, SAVED_CHUNK)
+_CHUNK_BYTES = (8 << 20, SAVED_CHUNK_BYTES)
 """Preferred and largest size of a chunk in bytes."""
 _AT_ONCE = (2, 16)
 """Smallest and largest number of chunks that are transferred at once to or from an object store."""

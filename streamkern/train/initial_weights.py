@@ -15,7 +15,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
-from streamkern.planning.memory import SAVED_CHUNK
+from streamkern.planning.memory import SAVED_CHUNK_BYTES
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.train.loop.rank_coordinator import RankCoordinator
 from streamkern.train.loop.step_loop import StepLoop
@@ -102,7 +102,7 @@ def scatter_weights(
     share : centers of this rank
     """
     own = np.empty(shape, dtype)
-    for rows in tiles(share.p, max(1, SAVED_CHUNK // max(1, own[:1].nbytes))):
+    for rows in tiles(share.p, max(1, SAVED_CHUNK_BYTES // max(1, own[:1].nbytes))):
         part = np.empty((rows.stop - rows.start, shape[1]), dtype)
         if alpha is not None:
             part[...] = alpha[rows]

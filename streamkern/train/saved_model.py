@@ -15,7 +15,7 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
 from streamkern.ingest.columns import RecordedArrays
-from streamkern.predict.calibration import Calibration, lacking
+from streamkern.predict.calibration import Calibration, no_calibration_text
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
@@ -128,7 +128,7 @@ def model_of(run: RunSnapshot, backend: Backend) -> KernelModel:
         skipped=run.skipped, **column_names(run.setup.meta),
         origin={"run": run.place, "step": run.saved.step},
         calibration=Calibration.from_arrays(arrays), posterior=Posterior.kept(arrays),
-        lacking=lacking(run.setup.meta), loss=run.loss,
+        lacking=no_calibration_text(run.setup.meta), loss=run.loss,
         centers=run.setup.arrays["Z"] if may_be_wide(settings) else None,
     )  # fmt: skip
 

@@ -246,7 +246,7 @@ def test_what_is_no_page_is_never_replaced(run: Command, folder: Path, tmp_path:
     for out, said in (
         (mine, "was not made by streamkern report; name another file"),
         (tmp_path, "cannot be replaced (Is a directory); name another file"),
-        (tmp_path / "none" / "p.html", "make it first"),
+        (tmp_path / "none" / "p.html", "create it first"),
     ):
         code, _, err = run("report", one, "--out", out)
         assert (code, err.count("\n")) == (USAGE, 1)

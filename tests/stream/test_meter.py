@@ -68,12 +68,12 @@ def test_rates_are_of_the_last_seconds_and_counts_of_the_run(tmp_path: Path) -> 
 
 def test_the_words_fit_the_line() -> None:
     flow = Flow(48_234.0, 0.021, 151_400_000.0, 64_000_000, 0)
-    assert flow.words() == "48.2k samples/s  waits for data 2%  reads 151 MB/s"
+    assert flow.text() == "48.2k samples/s  waits for data 2%  reads 151 MB/s"
     flow = Flow(1_234_567.0, 1.0, 1_510_000.0, 999_999, 12_345, 10, 1e6, 0.987)
-    assert flow.words() == (
+    assert flow.text() == (
         "1.23M samples/s  waits for data 100%  reads 1.51 MB/s  cache 99%  retries 12.3k"
     )
-    assert Flow(7.0, 0.0, 0.0, 0, 0).words() == "7 samples/s"  # nothing that would worry
+    assert Flow(7.0, 0.0, 0.0, 0, 0).text() == "7 samples/s"  # nothing that would worry
 
 
 @pytest.mark.slow

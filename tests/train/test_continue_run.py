@@ -304,15 +304,15 @@ def test_the_commands_say_how_and_do_it(
     run = ["train", "--train", "s.zarr", "--set", "model.n_centers=20", "--run-dir"]
     assert run_command(["ingest", "a.npz", "s.zarr"]) == 0
     assert run_command([*run, "a", "--epochs", "1"]) == 0
-    assert "had come to its end" not in capsys.readouterr().err
+    assert "was already finished" not in capsys.readouterr().err
     assert run_command([*run, "a", "--epochs", "1"]) == 0
-    assert "had come to its end; --continue goes on" in capsys.readouterr().err
+    assert "was already finished; --continue starts" in capsys.readouterr().err
     assert run_command([*run, "a", "--epochs", "2"]) == 2
     assert "streamkern train --continue" in capsys.readouterr().err
     assert run_command(["append", "s.zarr", "b.npz"]) == 0
     assert "130 rows" in capsys.readouterr().out
     assert run_command(["append", "s.zarr", "b.npz"]) == 0
-    assert "ends with these rows already; nothing is appended" in capsys.readouterr().err
+    assert "already ends with these rows; nothing was appended" in capsys.readouterr().err
     assert run_command([*run, "a", "--epochs", "1", "--continue", "a"]) == 2
     assert "such as --run-dir" in capsys.readouterr().err
     assert run_command([*run, "b", "--epochs", "1", "--continue", "a"]) == 0

@@ -246,7 +246,7 @@ def _finish(graph: Graph, model: KernelModel, F: Traced, answers: ModelAnswers) 
     for_classes = answers.classes is not None
     xp = TracedModule(graph, repr(model.loss))
     # As in `KernelModel`, numeric outputs are float64, so that a large mean costs no digits.
-    F = model.targets.outside(xp, F, dtype if for_classes else np.float64)
+    F = model.targets.in_target_units(xp, F, dtype if for_classes else np.float64)
     if for_classes:
         _add_classes(graph, model, F, answers)
         return
@@ -299,7 +299,7 @@ def _probabilities(graph: Graph, F: Traced, known: Softmax | Isotonic) -> Traced
         return graph.node("Softmax", F * known.slope + known.shift, axis=1)
     ends = known.ends.tolist()
     parts = [
-        interpolated(graph, F.take([k], axis=1), known.at[a:b], known.height[a:b])
+        interpolated(graph, F.take([k], axis=1), known.knots[a:b], known.values[a:b])
         for k, (a, b) in enumerate(pairwise(ends))
     ]
     p = graph.node("Concat", *parts, axis=1)

@@ -164,7 +164,7 @@ class RunProgress:
         loss = f"train mse {self.losses[-1]:.4g}{self._loss_note}  " if known else ""
         left = time_text(self._left(flow.samples_per_s))
         ranks = "" if self._ranks is None else self._ranks.words()
-        moving = f"{three_digits(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.words()
+        moving = f"{three_digits(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.text()
         return f"{share:.0%}, epoch {epoch} of {self._passes}  {left} left  {loss}{moving}"
 
     def _n_empty(self, losses: list[float]) -> int:

@@ -21,7 +21,7 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.message import render_message
 from streamkern.basics.warning import warn
 from streamkern.losses.losses import saved_loss
-from streamkern.predict.calibration import Calibration, lacking
+from streamkern.predict.calibration import Calibration, no_calibration_text
 from streamkern.solver.base import State
 from streamkern.solver.direct_step import DirectSolver
 from streamkern.solver.equations import EquationSolver
@@ -364,7 +364,7 @@ class StepLoop:
             self.made.op, solver.Z, solver.weights(self.state), data.source.classes,
             data.source.row_shape, data.fixed, self.made.targets, **column_names(self.made.meta),
             calibration=self.calibration, posterior=self.posterior,
-            lacking=lacking(self.made.meta), loss=saved_loss(self.made.meta),
+            lacking=no_calibration_text(self.made.meta), loss=saved_loss(self.made.meta),
         )  # fmt: skip
 
     def answer(self) -> None:

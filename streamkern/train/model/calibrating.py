@@ -16,7 +16,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.log_loss import LogLoss
 from streamkern.planning.memory import EVALUATED_ROWS
-from streamkern.predict.calibration import Calibration, Intervals, distances
+from streamkern.predict.calibration import Calibration, Intervals, interval_scores
 from streamkern.predict.probabilities import Softmax
 from streamkern.solver.base import State
 from streamkern.solver.direct_step import DirectSolver
@@ -61,7 +61,7 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
         unit = targets.unit * targets.gain
     found = Calibration.of_values(F, Y, weights, origins, unit)
     with model.backend.active():
-        missed = distances(F.astype(np.float64), Y, unit)
+        missed = interval_scores(F.astype(np.float64), Y, unit)
         return _normalised(found, model, source, missed, weights, origins)
 
 
@@ -85,7 +85,7 @@ def calibrate_left_out(model: KernelModel, rows: LeftOut, factors: Floats | None
         rows have no sample weights
     """
     xp, to_host = model.backend.xp, model.backend.to_host
-    F, Y = (to_host(model.targets.outside(xp, a, np.float64)) for a in (rows.F, rows.Y))
+    F, Y = (to_host(model.targets.in_target_units(xp, a, np.float64)) for a in (rows.F, rows.Y))
     labels, w = Y.argmax(axis=1), None
     if factors is not None:
         w = to_host(rows.w) / (factors[labels] if len(factors) > 1 else factors)
@@ -155,7 +155,7 @@ def _normalised(
         sigma[place : place + len(rows)] = spreads(rows)
         place += len(rows)
     weights = None if w is None else w[others]
-    return found.normalised_by(spreads.difficulty, missed[others], sigma, weights)
+    return found.with_normalised(spreads.difficulty, missed[others], sigma, weights)
 
 
 def _prepared(

@@ -28,15 +28,15 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.losses.base import Loss
 from streamkern.losses.log_link import LogLink
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
-from streamkern.predict.calibration import Calibration, lacking
+from streamkern.predict.calibration import Calibration, no_calibration_text
 from streamkern.predict.evaluation import CalibratedFigures, EvaluationMetrics
 from streamkern.predict.input_rows import FileRows
-from streamkern.predict.prediction_table import OutputFormat, PredictionTable, answered_labels
+from streamkern.predict.prediction_table import OutputFormat, PredictionTable, output_labels
 from streamkern.predict.predictions import write_predictions
 from streamkern.solver.posterior import Posterior
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.alignment import check_row_shape, in_classes, in_columns
+from streamkern.stream.sources.alignment import align_classes, align_columns, check_row_shape
 from streamkern.stream.sources.arrays import is_sparse, rows_of
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.stores import stores_of
@@ -92,7 +92,7 @@ class KernelModel(ShownFacts):
     calibration: Calibration | None = None
     posterior: Posterior | None = None
     arrays: RecordedArrays = USUAL
-    lacking: str = field(default_factory=lambda: lacking({}))
+    lacking: str = field(default_factory=lambda: no_calibration_text({}))
     loss: Loss | None = None
     centers: npt.NDArray[Any] | None = None
     wide: bool | None = None
@@ -165,9 +165,9 @@ class KernelModel(ShownFacts):
         """Return the source with columns (and, if `targets`, classes) in the order of training."""
         source = source if isinstance(source, FileRows) else as_source(source)
         names = self.target_columns if targets else None
-        source = in_columns(source, self.columns, "the data", names, self.encoder)
+        source = align_columns(source, self.columns, "the data", names, self.encoder)
         if targets:
-            source = in_classes(source, self.classes, self.label_dtype, "the data")
+            source = align_classes(source, self.classes, self.label_dtype, "the data")
         check_evaluable(source, self, "the data")
         return source
 
@@ -180,7 +180,7 @@ class KernelModel(ShownFacts):
             self.warn_of_unseen(X)
             F = self.function(X)
         self._check_finite(F, block)
-        F = self.targets.outside(self.backend.xp, F, self.dtype)
+        F = self.targets.in_target_units(self.backend.xp, F, self.dtype)
         if self.calibration is not None and self.calibration.shifts is not None:
             F += self.backend.asarray(self.calibration.shifts)
         if self.loss is not None and not self.loss.for_classes:
@@ -260,7 +260,7 @@ class KernelModel(ShownFacts):
             figures.add(F, Y, block.w)
             if calibrated is not None:
                 arrays = self.backend.to_host(F), self.backend.to_host(Y), block.w
-                spreads = self._spreads(self.prepared(block)) if calibrated.asks_spread else None
+                spreads = self._spreads(self.prepared(block)) if calibrated.needs_scale else None
                 calibrated.add(*arrays, spreads)
         return figures.result() | ({} if calibrated is None else calibrated.result())
 
@@ -349,7 +349,7 @@ class KernelModel(ShownFacts):
             The output cannot be written, for example because the disk is full.
         """
         checked = self.checked(source)
-        labels = None if self.classes is None else answered_labels(self.classes, self.label_dtype)
+        labels = None if self.classes is None else output_labels(self.classes, self.label_dtype)
         form = OutputFormat.of(
             self.calibration, self.classes, proba, interval, self.lacking, normalised, self.loss
         )

@@ -13,7 +13,7 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.sparse import of_sparse_rows
-from streamkern.planning.memory import HARD_BYTES, HARD_ROWS
+from streamkern.planning.memory import RESIDUAL_SCALE_BYTES, RESIDUAL_SCALE_ROWS
 from streamkern.predict.residual_scale import ResidualScale, fit_residual_scale
 
 WIDER = 4
@@ -44,7 +44,7 @@ class ResidualScales:
         if not len(self.difficulty.points):
             return np.ones((len(X), len(self.difficulty.low)))
         G = self._op.product(self._op.points(X, left=True), self._Z, self._W)
-        return self.difficulty.spread(self._op.backend.to_host(G))
+        return self.difficulty.sigma(self._op.backend.to_host(G))
 
 
 def most_points(n: int, d: int, itemsize: int) -> int:
@@ -53,7 +53,7 @@ def most_points(n: int, d: int, itemsize: int) -> int:
     d : number of features of a row
     itemsize : bytes of a feature
     """
-    return min(n // 2, HARD_ROWS, max(HARD_BYTES // (d * itemsize), 1))
+    return min(n // 2, RESIDUAL_SCALE_ROWS, max(RESIDUAL_SCALE_BYTES // (d * itemsize), 1))
 
 
 def find_difficulty(

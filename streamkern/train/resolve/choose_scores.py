@@ -23,7 +23,7 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import METRIC_FEATURES
+from streamkern.planning.memory import MAX_FULL_METRIC_FEATURES
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
 from streamkern.solver.precondition.samples import SampleRows, merged
@@ -81,7 +81,7 @@ def with_scores(
     plain = scale or Scale("feature", np.zeros(d), np.ones(d))
     X = (X - plain.mean) / plain.scale
     scores = QuantileScores.of_sample(X)
-    if scores is None or (not asked and d + len(scores) > METRIC_FEATURES):
+    if scores is None or (not asked and d + len(scores) > MAX_FULL_METRIC_FEATURES):
         return scale, words
     if not asked and decided is None and not _are_better(scores, X, y, source, config):
         return scale, words
@@ -150,7 +150,7 @@ def _gain(scores: QuantileScores, X: npt.NDArray[Any], Y: npt.NDArray[np.float64
         rows = SampleRows(X[:COMPARED_ROWS], (Y - Y.mean(axis=0)) / spread)
         rows = merged(backend, rows)
         added = np.empty((len(rows.X), len(scores)))
-        scores.into(np, rows.X, added)
+        scores.write_scores(np, rows.X, added)
         before = _errors(backend, rows)
         after = _errors(backend, rows._replace(X=np.column_stack([rows.X, added])))
     return surplus(before, after)

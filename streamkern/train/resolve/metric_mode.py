@@ -15,7 +15,7 @@ from streamkern.config.model import LEARNED, METRICS, ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.categorical import MAX_CATEGORICAL
-from streamkern.planning.memory import METRIC_FEATURES
+from streamkern.planning.memory import MAX_FULL_METRIC_FEATURES
 from streamkern.solver.methods import find
 from streamkern.train.resolve.given_arrays import check_metric, open_metric
 from streamkern.train.resolve.run_inputs import RunInputs
@@ -98,8 +98,8 @@ def _why_no_table(data: Data) -> str | None:
         return "the rows are sparse"
     if len(source.row_shape) != 1 or source.dtype == np.uint8 or data.pixels:
         return "the rows are taken for pixels"
-    if not 2 <= data.d <= METRIC_FEATURES:
-        return f"rows have {data.d:,} features, and not 2 to {METRIC_FEATURES}"
+    if not 2 <= data.d <= MAX_FULL_METRIC_FEATURES:
+        return f"rows have {data.d:,} features, and not 2 to {MAX_FULL_METRIC_FEATURES}"
     if source.n_outputs > MAX_OUTPUTS:
         return f"for more than {MAX_OUTPUTS:,} outputs it takes minutes or hours to learn"
     values = source.classes is None
@@ -170,7 +170,7 @@ def looks_for_categorical(config: RunConfig, data: Data, precision: str, origin:
         and len(data.source.row_shape) == 1
         and data.source.dtype != np.uint8
         and not data.pixels
-        and data.d <= METRIC_FEATURES
+        and data.d <= MAX_FULL_METRIC_FEATURES
     )
 
 

@@ -14,11 +14,11 @@ from streamkern.filesystem.urls import local_path
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.points import left_bytes, point_bytes, point_width, scratch_bytes
 from streamkern.losses.losses import SQUARES
-from streamkern.planning.memory import STEPPED_FIT
+from streamkern.planning.memory import METRIC_STEP_FIT_ROWS
 from streamkern.planning.problem import ProblemShape
 from streamkern.stream.batch_reader import MAX_THREADS
 from streamkern.stream.feed import transform_dtype
-from streamkern.stream.sources.base import read_ahead, target_bytes
+from streamkern.stream.sources.base import n_read_ahead, target_bytes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.patch_features import patches_among
 from streamkern.stream.sources.quantile_scores import shape_after
@@ -40,7 +40,7 @@ def widths(row_shape: tuple[int, ...], transforms: Sequence[Transform]) -> list[
 
 def _left_bytes(d: int, p: int, precision: str, backend: Backend, kernel: Kernel) -> int:
     """Return the bytes of prepared left points (centers or rows) that a product holds at once."""
-    rows = min(backend.threads * backend.tile_rows, max(p, STEPPED_FIT))
+    rows = min(backend.threads * backend.tile_rows, max(p, METRIC_STEP_FIT_ROWS))
     return rows * left_bytes(d, precision, backend, kernel)
 
 
@@ -107,7 +107,7 @@ def problem_shape(
         scratch_bytes=_scratch_bytes(data, backend, precision, kernel, transformed),
         staging=backend.staging,
         readers=MAX_THREADS if waits else 0,  # `in_flight_bytes` bounds pending reads of a network
-        units_in_hand=read_ahead(waits),
+        units_in_hand=n_read_ahead(waits),
         saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
         kept=run_dir is not None,
         repeats=data.repeats,

@@ -29,7 +29,7 @@ from streamkern.losses.losses import SQUARES, loss_of
 from streamkern.solver.methods import find
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.store.sparse_rows import is_packed, sparse_features
-from streamkern.stream.sources.alignment import check_same_rows, in_classes, in_columns
+from streamkern.stream.sources.alignment import align_classes, align_columns, check_same_rows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source, host_transforms, same_rows
@@ -255,8 +255,8 @@ def _stored_source(
 def _in_its_columns(source: Source, continued: ParentRun) -> BaseSource:
     """Return the source with columns and classes in the order of the parent run."""
     names = continued.columns, continued.target_columns
-    found = in_columns(as_source(source), names[0], "data.train", names[1], continued.encoder)
-    return in_classes(found, continued.classes, continued.label_dtype, "data.train")
+    found = align_columns(as_source(source), names[0], "data.train", names[1], continued.encoder)
+    return align_classes(found, continued.classes, continued.label_dtype, "data.train")
 
 
 def with_epochs(config: RunConfig, n_rows: int) -> RunConfig:
@@ -296,10 +296,10 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
     if test is None:
         return None
     own = data.source
-    held_out = in_columns(
+    held_out = align_columns(
         as_source(test), own.columns, "data.test", own.target_columns, own.encoder
     )
-    held_out = in_classes(held_out, own.classes, own.label_dtype, "data.test")
+    held_out = align_classes(held_out, own.classes, own.label_dtype, "data.test")
     check_evaluable(held_out, own, "data.test")
     if held_out.n_outputs != own.n_outputs or held_out.classes != own.classes:
         raise ConfigError(

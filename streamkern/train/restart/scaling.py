@@ -26,7 +26,7 @@ from streamkern.stream.sources.base import BaseSource, host_transforms, read_uni
 from streamkern.stream.sources.mixture import MixtureSource, mixed_moments
 from streamkern.stream.sources.patch_features import PatchFeatures, restored_patches
 from streamkern.stream.sources.quantile_scores import QuantileScores
-from streamkern.stream.sources.sampling import MANY_UNITS, sample_rows
+from streamkern.stream.sources.sampling import SAMPLE_UNITS, sample_rows
 from streamkern.stream.sources.transforms import (
     CONSTANT_FEATURE,
     TRANSFORM_KINDS,
@@ -203,7 +203,7 @@ def transformed_sample(
 
     stage : number of the random stream by which the rows are drawn
     """
-    block = sample_rows(source, n, seed, stage=stage, max_units=MANY_UNITS)
+    block = sample_rows(source, n, seed, stage=stage, max_units=SAMPLE_UNITS)
     X = block.X
     if fixed:
         X, _, _ = apply_transforms(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from streamkern.basics.array_types import HostArray
 from streamkern.basics.errors import ConfigError
-from streamkern.planning.memory import CENTER_KEY
+from streamkern.planning.memory import CENTER_DIGEST_BYTES
 from streamkern.rundir.checkpoint_format import Saved
 from streamkern.rundir.chunked_array import ChunkedArray
 from streamkern.rundir.run_directory import RunDirectory
@@ -30,10 +30,10 @@ def center_digests(Z: HostArray, dtype: np.dtype[Any] | None = None) -> npt.NDAr
     dtype : dtype to which the rows are rounded first; None to keep theirs
     """
     keys = (
-        hashlib.blake2b(row, digest_size=CENTER_KEY).digest()
+        hashlib.blake2b(row, digest_size=CENTER_DIGEST_BYTES).digest()
         for row in np.ascontiguousarray(Z, dtype)
     )
-    return np.frombuffer(b"".join(keys), np.uint8).reshape(len(Z), CENTER_KEY)
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(len(Z), CENTER_DIGEST_BYTES)
 
 
 class CentersTarget:
@@ -60,7 +60,7 @@ class CentersTarget:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         wanted = self._rows.stop - self._rows.start
         self.rows = np.empty((wanted, *shape[1:]), dtype)
-        self.keys = np.empty((shape[0] * (self._keyed is not None), CENTER_KEY), np.uint8)
+        self.keys = np.empty((shape[0] * (self._keyed is not None), CENTER_DIGEST_BYTES), np.uint8)
         return self if wanted or self._keyed is not None else None
 
     def wants(self, part: slice) -> bool:

@@ -38,8 +38,8 @@ from streamkern.basics.array_types import Floats
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.planning.memory import (
-    METRIC_FEATURES,
-    METRIC_FIT,
+    MAX_FULL_METRIC_FEATURES,
+    METRIC_FIT_ROWS,
 )
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.samples import SampleRows
@@ -60,12 +60,12 @@ from streamkern.train.setup.metric_rounds import (
 )
 from streamkern.train.setup.metric_steps import metrics_of_steps, stages
 
-ROUND_FIT = METRIC_FIT // 2
+ROUND_FIT = METRIC_FIT_ROWS // 2
 """Number of rows that are fitted in a round, and to choose a kernel. On the table twonorm, a metric
 learned from 512 rows gave 1.11, 1.07 and 1.06 times the test RMSE of a metric learned from 1024
 rows (three seeds). Rounds of 1024 rows that started in the metric of 512 rows did not help; the
 best variant is therefore rerun from the beginning."""
-HELD = 2 * METRIC_FIT
+HELD = 2 * METRIC_FIT_ROWS
 """Largest number of held-out rows."""
 JUDGED_ROWS = 8192
 """Largest number of rows of the models that are compared on held-out rows. Rows from which the
@@ -122,7 +122,7 @@ def metric_flops(run: ResolvedRun) -> int:
     if rows < MIN_ROWS_OF_METRIC:
         return 0
     pool, held = split(rows)
-    others, few, more = rows - pool - held, min(ROUND_FIT, pool), min(METRIC_FIT, pool)
+    others, few, more = rows - pool - held, min(ROUND_FIT, pool), min(METRIC_FIT_ROWS, pool)
 
     def search(n: int, widths: int, factors: int) -> int:
         return 2 * d * widths * n * (n + held) + factors * (n**3 // 3 + 2 * n * c * (n + held))
@@ -135,12 +135,12 @@ def metric_flops(run: ResolvedRun) -> int:
     rounds = ways * CONTEST_ROUNDS * (search(few, 1, TRIED) + gradients(few))
     rounds += ROUNDS * (search(more, TRIED, 2 * TRIED) + gradients(more))
     steps = 0
-    if run.metric_mode.kind != "full" or d <= METRIC_FEATURES:
+    if run.metric_mode.kind != "full" or d <= MAX_FULL_METRIC_FEATURES:
         for stage in stages(pool):
             step = stage.fit**3 // 3 + 12 * d * stage.fit * (stage.fit + stage.others)
             steps += stage.steps * step
     fitted = judged_rows(rows)
-    p = min(METRIC_FIT, fitted)
+    p = min(METRIC_FIT_ROWS, fitted)
     judged = fitted * p**2 + 2 * p * d * (fitted + held) + TRIED * p**3 // 3
     candidates = 2 + len(stages(pool))
     return (
@@ -178,7 +178,7 @@ def learn_metric(
         return HeldOut(run, rows.part(run.backend.asarray(at[::k])), held, classes)
 
     with run.backend.single_threaded_blas():
-        fits = [pool.part(slice(n)) for n in (ROUND_FIT, METRIC_FIT)]
+        fits = [pool.part(slice(n)) for n in (ROUND_FIT, METRIC_FIT_ROWS)]
         plain = HeldOut(run, fits[0], held, classes).in_metric(None, 1, -2)
         kernel = find_categorical(run, rows.part(slice(cut)), plain.op.kernel, report)
         few = HeldOut(run, rows.part(slice(n_held, n_held + min(ROUND_FIT, n_pool))), held, classes)

@@ -1,7 +1,7 @@
 """Models of a few rows, in any metric and kernel, and their errors on held-out rows.
 
-Up to `METRIC_FIT` rows are all centers of a kernel ridge regression. Of more rows, the first
-`METRIC_FIT` are the centers of the least-squares problem
+Up to `METRIC_FIT_ROWS` rows are all centers of a kernel ridge regression. Of more rows, the first
+`METRIC_FIT_ROWS` are the centers of the least-squares problem
 
     sum_i w_i (f(x_i) - y_i)^2 + ridge |f|^2.
 
@@ -26,7 +26,7 @@ from streamkern.kernels.builtin import Kernel, Laplace, get_kernel
 from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
+from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT_ROWS
 from streamkern.predict.probabilities import temperature
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.samples import SampleRows
@@ -132,7 +132,7 @@ class HeldOut:
         own = get_kernel(run.config.model.kernels[0]).categorical
         self.categorical = own or categorical
         self.run, self.fit, self.held, self.classes = run, fit, held, classes
-        self.host = run.backend.to_host(fit.X[:METRIC_FIT])
+        self.host = run.backend.to_host(fit.X[:METRIC_FIT_ROWS])
         self.shift = self.host.mean(axis=0, dtype=np.float64).astype(self.host.dtype)
 
     @property
@@ -232,10 +232,10 @@ class HeldOut:
         run, held = self.run, self.held
         backend, xp = run.backend, run.backend.xp
         op = self.operator(kernel)
-        points = op.points(self.fit.X[:METRIC_FIT], right=True)
+        points = op.points(self.fit.X[:METRIC_FIT_ROWS], right=True)
         # The equations are (G + ridge I) x = B if all rows are centers, and else
         # (G + ridge norm) alpha = B, where norm is the kernel matrix of the centers.
-        rows_are_centers = len(self.fit.X) <= METRIC_FIT
+        rows_are_centers = len(self.fit.X) <= METRIC_FIT_ROWS
         G, B = (self._matrix if rows_are_centers else self._sums)(op, points)
         norm = None if rows_are_centers else op.gram(points).astype(np.float64)
         K_held = op.matrix(op.points(held.X, left=True), points)
@@ -330,7 +330,8 @@ class HeldOut:
         assert self.classes is not None
         held, backend = self.held, self.run.backend
         outputs, one_hot = (
-            backend.to_host(self.classes.outside(backend.xp, of, np.float64)) for of in (F, held.Y)
+            backend.to_host(self.classes.in_target_units(backend.xp, of, np.float64))
+            for of in (F, held.Y)
         )
         w = np.ones(len(outputs))
         if held.root is not None:

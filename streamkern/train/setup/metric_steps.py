@@ -33,9 +33,9 @@ from streamkern.kernels.base import Kernel
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import (
-    METRIC_FEATURES,
-    STEPPED_FIT,
-    STEPPED_OTHERS,
+    MAX_FULL_METRIC_FEATURES,
+    METRIC_STEP_FIT_ROWS,
+    METRIC_STEP_PREDICTED_ROWS,
 )
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup.held_out_models import MIN_RIDGE, ROUNDED_RIDGE, Fitted
@@ -77,7 +77,7 @@ class StepStage(NamedTuple):
 STAGES = (
     StepStage(384, 768, 3072, 120, 0.1),
     StepStage(768, 1536, 5120, 120, 0.07),
-    StepStage(STEPPED_FIT, STEPPED_OTHERS, 8192, 60, 0.05),
+    StepStage(METRIC_STEP_FIT_ROWS, METRIC_STEP_PREDICTED_ROWS, 8192, 60, 0.05),
 )
 """Each stage begins where the stage before it ended. It is run only if there are more rows than the
 pool of the stage before it."""
@@ -112,7 +112,7 @@ def metrics_of_steps(
     model : model without or with a metric, from which the steps start
     rows : rows in random order, to fit and to predict
     kind : form of the metric: "diagonal", scales (d,); "full", a matrix (d, r), for at most
-        `METRIC_FEATURES` features; "", a matrix if possible, else scales
+        `MAX_FULL_METRIC_FEATURES` features; "", a matrix if possible, else scales
     seed : seed of the drawn rows
     """
     start = _start(model.op.kernel, kind, rows.X.shape[1])
@@ -137,7 +137,7 @@ def _start(kernel: Kernel, kind: str, d: int) -> Floats | None:
     if kernel.geometry != "distance" or kernel.expression is None:
         return None
     A = np.ones(d) if kernel.metric is None else np.array(kernel.metric, np.float64)
-    matrix = kind != "diagonal" and d <= METRIC_FEATURES
+    matrix = kind != "diagonal" and d <= MAX_FULL_METRIC_FEATURES
     if matrix and A.ndim == 1:
         return np.diag(A).copy()
     return A if matrix or (A.ndim == 1 and kind != "full") else None

@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from streamkern.planning.op_counts import OpCounts, together
+from streamkern.planning.op_counts import OpCounts, summed_counts
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.solver.precondition.step_rule import max_over_blocks
 from streamkern.solver.ridge_curve import noise_rows
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.patch_features import patches_among
-from streamkern.stream.sources.sampling import MANY_UNITS
+from streamkern.stream.sources.sampling import SAMPLE_UNITS
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.training_data import auto_epochs
 from streamkern.train.setup.choose_kernel import is_open, kernels_of, n_kernel_rows
@@ -102,7 +102,7 @@ def expected_times(
     once = OpCounts(entries=problem.p * (0 if test is None else test.n_rows))
     speeds = measure_speeds(run, [*before.values(), training, once], clock)
     kernels = len(kernels_of(run)) if is_open(run) else 1
-    setup = together(before.values()).seconds(speeds.compute) + _sampled(run) * speeds.read
+    setup = summed_counts(before.values()).seconds(speeds.compute) + _sampled(run) * speeds.read
     setup += kernels * speeds.compiled
     computing = training.seconds(speeds.compute) / passes
     epoch = speeds.streaming(problem.n_rows, computing, problem)
@@ -116,10 +116,10 @@ def expected_times(
 def _sampled(run: ResolvedRun) -> int:
     """Return an estimate of the number of rows that are read before the first step.
 
-    The centers and the setup sample are each drawn from up to `MANY_UNITS` units, which are read
+    The centers and the setup sample are each drawn from up to `SAMPLE_UNITS` units, which are read
     entirely.
     """
-    units = min(run.data.source.n_units, MANY_UNITS)
+    units = min(run.data.source.n_units, SAMPLE_UNITS)
     return 2 * min(run.problem.n_rows, units * run.problem.unit_rows)
 
 

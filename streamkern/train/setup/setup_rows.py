@@ -28,7 +28,7 @@ from streamkern.solver.precondition.samples import CenterTargets, SampleRows, by
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.class_sampling import each_once
+from streamkern.stream.sources.class_sampling import without_class_shares
 from streamkern.stream.sources.sampling import (
     choose_copies,
     choose_rows,
@@ -119,7 +119,7 @@ def unmerged_rows(
 
     most : largest number of rows
     """
-    source, rates = each_once(run.data.source)
+    source, rates = without_class_shares(run.data.source)
     wanted, seed = min(most, source.n_rows), run.config.run.random_state
     block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     block = block.take(distinct_origins(origins_of(source, block.row_ids, SETUP_EPOCH), most))

@@ -96,7 +96,7 @@ def test_info_and_report_measure_them(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run_command(["report", str(tmp_path / "named"), *words, "--out", str(page)]) == 0
     assert "Permutation importance" in page.read_text()
     assert run_command(["info", str(store), *words]) == 2
-    assert "is for the model of a run" in capsys.readouterr().err
+    assert "needs the model of a run" in capsys.readouterr().err
 
 
 def test_rows_of_weight_0_are_refused(model: sk.KernelRegressor) -> None:

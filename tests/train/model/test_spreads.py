@@ -53,7 +53,7 @@ def missed_and_reach(model: KernelModel, X: Array, Y: Array) -> tuple[Array, Arr
     assert model.calibration.normalised is not None
     both = model.values(X, spread=True)
     plain, own = model.calibration.intervals, model.calibration.normalised
-    return np.abs(both[:, :2] - Y), plain.reach(0.9), own.reach(0.9) * both[:, 2:]
+    return np.abs(both[:, :2] - Y), plain.score_quantile(0.9), own.score_quantile(0.9) * both[:, 2:]
 
 
 @pytest.mark.parametrize("features", ["kernel", "fourier"])
@@ -110,7 +110,9 @@ def test_who_says_how_hard_rows_are_is_not_judged_by() -> None:
         again = calibrated(model, X, other)
         assert again is not None
         np.testing.assert_array_equal(again.residual_scale.weights, found.residual_scale.weights)
-        assert (again.normalised.reach(0.9) > 2 * found.normalised.reach(0.9)).all()
+        assert (
+            again.normalised.score_quantile(0.9) > 2 * found.normalised.score_quantile(0.9)
+        ).all()
         more = np.concatenate((X, X[:50])), np.concatenate((Y, Y[:50] + 100))
         w = np.repeat((1.0, 0.0), (400, 50))
         weighted = calibrated(model, *more, w)

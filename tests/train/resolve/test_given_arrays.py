@@ -305,12 +305,12 @@ def test_info_names_the_columns_and_draws(
     with open(picture, "rb") as file:
         assert file.read(8) == b"\x89PNG\r\n\x1a\n"
     assert run_command(["info", run, "--plot", picture]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert run_command(["info", run, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["solver"]["metric"]
     assert found == describe_metric(MATRIX, names[:6])
     assert run_command(["info", store, "--plot", str(tmp_path / "other.png")]) == 2
-    assert "holds none" in capsys.readouterr().err
+    assert "has none" in capsys.readouterr().err
     plain = str(tmp_path / "plain")
     given = ["--train", store, "--run-dir", plain, "--epochs", "1", *quick]
     assert run_command(["train", *given, "--set", "model.metric=none"]) == 0

@@ -41,7 +41,7 @@ def laplace(A: Array, B: Array, metric: Array | None, bandwidth: float) -> Array
 def test_a_model_solves_its_equations(
     weighted: bool, most: int, metric: Array | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_out_models, "METRIC_FIT", most)
+    monkeypatch.setattr(held_out_models, "METRIC_FIT_ROWS", most)
     monkeypatch.setattr(held_out_models, "EVALUATED_ROWS", 64)
     fit, held = rows(N, 0, weighted), rows(HELD, 1, weighted)
     source = sk.ArraySource(fit.X, fit.X[:, 0])
