@@ -108,7 +108,8 @@ class EquationSolver(Solver):
     def _solve(self, state: State, out: Array) -> Array:
         """Write the weights to `out` (p, c), and return the factor.
 
-        At most `MAX_PANEL_OUTPUTS` columns are computed at once. With several ridges it is the factor for the last of them, (p, p).
+        At most `MAX_PANEL_OUTPUTS` columns are computed at once. With several ridges, the factor
+        (p, p) is that for the last of them.
         """
         p, asarray = len(self.Z), self.backend.asarray
         A = self.backend.xp.empty((p, p), self.factor_dtype)
