@@ -115,7 +115,7 @@ def append(
     inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
     folder = scratch_folder(path, ending=".append")
     with warned_once(), ExitStack() as files, Scratch(folder) as work:
-        work.hold()
+        work.claim()
         try:
             old = open_store(path)
             _check_store(old, dtype)

@@ -22,7 +22,7 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
-from streamkern.filesystem.urls import ABSENT
+from streamkern.filesystem.urls import MISSING_CHUNK_TEXT
 from streamkern.ingest.columns import ReadRequest, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.decompress import DAMAGE
@@ -125,7 +125,7 @@ class ArrayReader(Reader):
                 y = np.empty((len(X), 0)) if self._y is None else np.asarray(self._y[start:stop])
                 w = None if self._w is None else np.asarray(self._w[start:stop])
             except CorruptChunkError as error:
-                if not str(error).endswith(ABSENT):
+                if not str(error).endswith(MISSING_CHUNK_TEXT):
                     raise
                 raise CorruptChunkError(
                     f"{error} {self._where}",

@@ -77,7 +77,7 @@ def spool_table(
     Returns the result of `spool`, and the reader whose rows were spooled.
     """
     identity_encoded = f"{identity} encoded"
-    if not (encoding.always_encodes or scratch.holds(identity_encoded)):
+    if not (encoding.always_encodes or scratch.has_state(identity_encoded)):
         try:
             return spool(reader, identity=identity), reader
         except (NotNumbersError, NonFiniteError) as error:

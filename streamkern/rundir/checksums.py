@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from zarr.abc.store import Store
 
 from streamkern.basics.values import json_digest, parsed_json
-from streamkern.filesystem.objects import READS, Bytes
+from streamkern.filesystem.objects import MAX_READS, Bytes
 from streamkern.filesystem.zarr_store import bounds
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class CheckedStore(_GroupStore):
             if key.endswith(_METADATA):
                 return None
             raise UnverifiedError(f"{self._name}/{key} is not in the manifest")
-        for reads_left in reversed(range(READS)):
+        for reads_left in reversed(range(MAX_READS)):
             value = await self._inner.get(key, prototype)
             if value is None:
                 raise UnverifiedError(f"{self._name}/{key} is missing")

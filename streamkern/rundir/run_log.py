@@ -286,9 +286,9 @@ def read_parts(objects: Objects) -> bytes:
     A run that was copied from a disk also has a file, whose lines come first. A part whose lines do
     not match their checksums is read again.
     """
-    parts = list(objects.get_many(part_keys(objects), good=_is_whole))
+    parts = list(objects.get_many(part_keys(objects), intact=_is_whole))
     with contextlib.suppress(FileNotFoundError):
-        parts.insert(0, objects.get("log.jsonl", good=_is_whole))
+        parts.insert(0, objects.get("log.jsonl", intact=_is_whole))
     return b"".join(map(bytes, parts))
 
 

@@ -23,7 +23,7 @@ from zarr.core.sync import sync
 
 from streamkern.basics.errors import CorruptChunkError
 from streamkern.filesystem.durable import LocalFiles
-from streamkern.filesystem.urls import ABSENT, StrictStore
+from streamkern.filesystem.urls import MISSING_CHUNK_TEXT, StrictStore
 from streamkern.store.layout import ZSTD_LEVEL
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class ChunkFiles(Chunks):
                         crc = google_crc32c.extend(crc, raw[done : min(done + n, end)])
                     done += n
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-            raise CorruptChunkError(f"chunk {key} {ABSENT}") from error
+            raise CorruptChunkError(f"chunk {key} {MISSING_CHUNK_TEXT}") from error
         if self._checked:
             _compare(crc, raw[end:done])
         return self._decoded(raw[: min(done, end)], n_rows), crc if self._checked else None

@@ -25,7 +25,7 @@ from streamkern.filesystem.icechunk_repository import (
     snapshot_url,
     store_of,
 )
-from streamkern.filesystem.objects import READS
+from streamkern.filesystem.objects import MAX_READS
 from streamkern.filesystem.urls import check_missing, local_path, zarr_store
 from streamkern.store import layout
 from streamkern.store.facts import store_facts, store_html
@@ -380,7 +380,7 @@ def open_store(
         )
         inner, prefix = zarr_store(text, storage_options=storage_options), ""
     # Retried on a disk, too: rows may be appended between the reads of two files.
-    for reads_left in reversed(range(2 if local_path(text) is not None else READS)):
+    for reads_left in reversed(range(2 if local_path(text) is not None else MAX_READS)):
         try:
             contents = read_metadata(inner, prefix, text, (x, y, w), missing, foreign)
             break

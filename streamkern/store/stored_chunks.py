@@ -20,7 +20,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.filesystem.cache import Cache, CachedObjects
-from streamkern.filesystem.objects import READS
+from streamkern.filesystem.objects import MAX_READS
 from streamkern.filesystem.traffic import Traffic
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.store import layout
@@ -196,9 +196,9 @@ class StoredChunks:
     def _read_objects(self, readers: list[Any], parts: Sequence[_Part]) -> list[Any]:
         """Return the rows of each part, requested at once."""
         objects, rows = readers[0].objects, dict[str, Any]()
-        for reads_left in reversed(range(READS)):
+        for reads_left in reversed(range(MAX_READS)):
             missing = [(r, p) for r, p in zip(readers, parts, strict=True) if p.key not in rows]
-            fresh = reads_left < READS - 1
+            fresh = reads_left < MAX_READS - 1
             try:
                 raw = objects.get_many([part.key for _, part in missing], fresh=fresh)
             except FileNotFoundError as error:
@@ -213,7 +213,7 @@ class StoredChunks:
 
     def _read_part(self, reader: Any, part: _Part) -> NDArray[Any]:
         rows = None
-        for reads_left in reversed(range(READS if self._remote else 1)):
+        for reads_left in reversed(range(MAX_READS if self._remote else 1)):
             with self._explained(part.key, retry=reads_left > 0):
                 if reader is None:
                     rows = _native(np.asarray(part.array[part.start : part.stop]))

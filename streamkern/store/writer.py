@@ -24,7 +24,7 @@ from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.ownership import (
     ATTRIBUTE,
     STORE,
-    begin,
+    begin_group,
     mark_at,
     publish_group,
     sweep,
@@ -139,7 +139,7 @@ class StoreWriter(ChunkOutput):
                     f"{where} holds an unfinished store made with other settings or data ({names})",
                     f"repeat the call with those, or pass {mention('overwrite', True)}",
                 )
-        return begin(self._store, url, writing), False
+        return begin_group(self._store, url, writing), False
 
     def _check_claim(self) -> None:
         """Raise DataError unless the group still belongs to this writer."""

@@ -416,7 +416,7 @@ def test_rows_that_only_look_the_same_are_not_taken_for_it(tmp_path: Path) -> No
 def test_a_second_call_is_refused_while_one_is_at_work(tmp_path: Path) -> None:
     place = stored(tmp_path / "s", rows(21, 0))
     with Scratch(scratch_folder(place, ending=".append")) as other:
-        other.hold()
+        other.claim()
         with pytest.raises(DataError, match="in use by another call for the same output"):
             added(place, rows(9, 1))
         other.discard()

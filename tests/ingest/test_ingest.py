@@ -621,7 +621,7 @@ def test_a_remote_file_replaced_while_it_is_read_makes_no_store(
     """Parquet's reader seeks: the end of the file is the first thing it reads, not the last. An
     HDF5 file is fetched before a row is read.
     """
-    monkeypatch.setattr(remote_file, "_RANGE", 4096)
+    monkeypatch.setattr(remote_file, "_RANGE_BYTES", 4096)
     monkeypatch.setattr(input_files, "_PIECE", 4096)
     url, rows = f"{memory_url()}/t.{kind}", 40_000
     versions = [as_file(kind, value, rows, tmp_path) for value in (1, 2)]

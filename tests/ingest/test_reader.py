@@ -343,7 +343,7 @@ def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
     with pytest.raises(Killed):
         ingest(table, place, **call)
     with Scratch(scratch_folder(place)) as left:
-        assert left.holds("")
+        assert left.has_state("")
     rows: list[int] = []
     monkeypatch.setattr(
         Spool, "append", lambda self, *more: (rows.append(len(more[0])), take(self, *more))[1]

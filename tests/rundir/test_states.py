@@ -326,7 +326,7 @@ class Machine(RuleBasedStateMachine):
         numbers = itertools.count()  # names are those of the last time
         self.patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=next(numbers)))
         self.in_place = InPlace()
-        self.patch.setattr(objects, "result_of", self.in_place)
+        self.patch.setattr(objects, "run_request", self.in_place)
         self.patch.setattr(asyncio, "to_thread", in_turn)
         self.patch.setattr(lease, "_machine", lambda: None)  # each is on a machine of its own
         self.patch.setattr(lease.Lease, "start", lambda held: None)
