@@ -38,11 +38,11 @@ from streamkern.ingest.received import received_for_store
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
-from streamkern.store.appender import StoreAppender, complete
+from streamkern.store.appender import StoreAppender, complete_append
 from streamkern.store.chunk_output import (
     DEFAULT_MEMORY,
     check_seed,
-    fill,
+    fill_store,
     n_writers,
     refuse_same_place,
 )
@@ -134,7 +134,7 @@ def append(
             plan = {"inputs": reader.identity, "seed": int(seed) if shuffle else None}
             if drop_missing_targets:
                 plan["drop_missing_targets"] = True
-            complete(path)
+            complete_append(path)
             if not _is_appended(old, plan):
                 key = json_digest(plan)
                 kind = "values" if old.spec.classes is None else "classes"
@@ -251,7 +251,7 @@ def _write(
         known = KnownClasses(spec.classes, spec.label_dtype)
         ranks = np.array([known.find(label) for label in values.labels], np.int64)
     n_ahead = n_writers(path, memory // 4, spec.chunk_rows * spec.row_bytes)
-    fill(appender, partial(_chunks_from, spool, ranks, appender), n_ahead, progress)
+    fill_store(appender, partial(_chunks_from, spool, ranks, appender), n_ahead, progress)
 
 
 def _chunks_from(
@@ -263,7 +263,9 @@ def _chunks_from(
 
     def chunk(head: RowBlock | None, X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
         y = y if ranks is None else ranks[y].astype(spec.y_dtype)
-        made = RowBlock(X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW.type(before))
+        made = RowBlock(
+            X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW_NUMBER_DTYPE.type(before)
+        )
         return made if head is None else concatenated([head, made])
 
     for i in range(first, spec.n_chunks):

@@ -47,7 +47,7 @@ from streamkern.store.chunk_output import (
     DEFAULT_MEMORY,
     check_seed,
     checked_chunk_bytes,
-    fill,
+    fill_store,
     n_writers,
     refuse_same_place,
 )
@@ -342,7 +342,7 @@ def _write_chunks(
         label_dtype=values.label_dtype,
     )
     chunks_from = partial(_chunks_from, spool, ranks, writer.spec.chunk_rows)
-    spec = fill(writer, chunks_from, n_ahead, progress)
+    spec = fill_store(writer, chunks_from, n_ahead, progress)
     spool.discard()
     return spec
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.randomness import words
-from streamkern.store.sample_weights import DTYPE as WEIGHT
+from streamkern.store.sample_weights import WEIGHT_DTYPE as WEIGHT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -27,10 +27,10 @@ from streamkern.filesystem.ownership import check_output, mark_at
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.chunk_output import (
-    COPIES_OF_A_CHUNK,
+    COPIES_PER_CHUNK,
     DEFAULT_MEMORY,
     checked_chunk_bytes,
-    fill,
+    fill_store,
     n_writers,
     refuse_same_place,
 )
@@ -169,7 +169,7 @@ def materialise(
         n = n_writers(out_url, memory // 2, chunk_bytes)
         n = n if threads == "auto" else min(n, int(threads))
         numbers = row_numbers(source, loader.mix_units + n)
-        return fill(writer, partial(_chunks_from, maker, loader, epoch, numbers), n, progress)
+        return fill_store(writer, partial(_chunks_from, maker, loader, epoch, numbers), n, progress)
 
 
 def _plan_of(maker: RowMaker, loader: BatchReader, epoch: int, shuffle: bool) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _check(
     source: BaseSource, out_url: str | os.PathLike[str], chunk_mb: float, memory: int
 ) -> int:
     """Return the bytes of a chunk; raise for impossible settings before anything is written."""
-    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_OF_A_CHUNK)
+    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_PER_CHUNK)
     if source.n_outputs < 1:
         raise ConfigError("the source has no targets y", "a store needs them")
     refuse_same_place((store.url for store in stores_of(source)), out_url)
@@ -228,7 +228,7 @@ def row_numbers(source: BaseSource, n_kept: int) -> Callable[[np.ndarray], np.nd
     edges, numbers_of_unit = unit_edges(source), lru_cache(n_kept)(source.source_rows)
 
     def numbers(rows: np.ndarray) -> np.ndarray:
-        result = np.empty(len(rows), layout.ROW)
+        result = np.empty(len(rows), layout.ROW_NUMBER_DTYPE)
         for u, index, inside in by_unit(edges, rows):
             result[index] = numbers_of_unit(u)[inside]
         return result

@@ -359,11 +359,11 @@ def test_class_weights_multiply_sample_weights() -> None:
 @pytest.mark.parametrize(
     ("source", "class_weight", "message"),
     [
-        (ArraySource(X, VALUES), "balanced", "is for classes, and the targets are values"),
+        (ArraySource(X, VALUES), "balanced", "needs classes, but the targets are values"),
         (
             weighted(),
             {"d": 1.0},
-            "class 'd', which the data has not; its classes are 'a',",
+            "class 'd', which the data lacks; use its classes, 'a',",
         ),
         (weighted(), {"a": 0.0, "b": 0.0, "c": 0.0}, "all sample weights are zero"),
         (ArraySource(X, IDS, sample_weight=np.zeros(N)), None, "all sample weights are zero"),
