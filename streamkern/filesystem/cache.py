@@ -149,11 +149,11 @@ class Cache:
     def _create_folder(self) -> None:
         """Make the folder and tag it; raise ConfigError if it holds other files."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        others = [name for name in os.listdir(self.folder) if not is_temporary(name)]
+        file_names = [name for name in os.listdir(self.folder) if not is_temporary(name)]
         if not self._is_ours():  # after listing: a process that opens it meanwhile tags it first
-            if others:
+            if file_names:
                 raise ConfigError(
-                    f"{mention('cache', str(self.folder))} holds {min(others)!r} and is not a "
+                    f"{mention('cache', str(self.folder))} holds {min(file_names)!r} and is not a "
                     "cache of streamkern",
                     "give a new or empty folder",
                 )
@@ -299,8 +299,8 @@ class Cache:
 
 
 def _entry_header(payload: NDArray[np.uint8], name: bytes) -> bytes:
-    rest = struct.pack("<Q32s", payload.nbytes, name)
-    crc = google_crc32c.extend(google_crc32c.value(rest), payload)
+    checked_bytes = struct.pack("<Q32s", payload.nbytes, name)
+    crc = google_crc32c.extend(google_crc32c.value(checked_bytes), payload)
     return _HEADER.pack(_MAGIC_BYTES, crc, payload.nbytes, name)
 
 

@@ -223,10 +223,10 @@ def disk_full_hint(where: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _SIZE_ERRORS:
             raise
-        what, remedy = _SIZE_ERRORS[error.errno]
+        problem, remedy = _SIZE_ERRORS[error.errno]
         raise OSError(
             error.errno,
-            f"{what} while writing {redact(where)}; {remedy} and run the same command again, which "
-            "continues where it stopped",
+            f"{problem} while writing {redact(where)}; {remedy} and run the same command again, "
+            "which continues where it stopped",
             error.filename,
         ) from error

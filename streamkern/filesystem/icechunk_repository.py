@@ -147,9 +147,9 @@ def _parsed_url(url: str) -> _Version:
     return _Version(match["place"].rstrip("/"), match["kind"] or "branch", match["name"] or "main")
 
 
-def _storage(icechunk: Any, place: str, options: Mapping[str, Any]) -> Any:
+def _storage(icechunk: Any, repository_url: str, options: Mapping[str, Any]) -> Any:
     """Return the storage of a repository; ConfigError unless it is supported."""
-    split = urlsplit(place)
+    split = urlsplit(repository_url)
     if split.scheme == "file":
         path = unquote(split.path)
         if not os.path.isdir(path):  # icechunk would create it

@@ -227,9 +227,12 @@ class Objects:
         if await self._with_retries("creating", key, lambda: self._put(key, data, create=True)):
             return True
         # It may be ours: the reply to an earlier attempt may have been lost.
-        ours = bytes(data)
+        own_bytes = bytes(data)
         try:
-            return bytes(await self.get_async(key, intact=lambda d: bytes(d) == ours)) == ours
+            return (
+                bytes(await self.get_async(key, intact=lambda d: bytes(d) == own_bytes))
+                == own_bytes
+            )
         except FileNotFoundError:
             return False
 
@@ -252,8 +255,8 @@ class Objects:
         await gather_requests([partial(self._delete_group, group) for group in groups])
 
     async def _delete_group(self, keys: Sequence[str]) -> None:
-        what = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
-        await self._with_retries("deleting", what, lambda: self._engine.delete(keys))
+        key_text = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
+        await self._with_retries("deleting", key_text, lambda: self._engine.delete(keys))
 
     async def list_async(self, prefix: str) -> Listing:
         """See `list`."""
@@ -343,8 +346,8 @@ class Objects:
 
     def _outcome(self, error: Exception) -> Outcome:
         # Errors of streamkern itself, such as for credentials that no longer exist.
-        ours = isinstance(error, StreamkernError)
-        return Outcome.OTHER if ours else self._engine.outcome(error)
+        is_ours = isinstance(error, StreamkernError)
+        return Outcome.OTHER if is_ours else self._engine.outcome(error)
 
     def _error_text(self, error: BaseException) -> str:
         text = self._engine.explain(error) if isinstance(error, Exception) else str(error)

@@ -142,8 +142,8 @@ class Scratch:
         if not self.folder.is_dir():
             return
         saved = self._read_state()
-        ours = saved and saved["identity"].startswith(identity)
-        if ours or not self._names():
+        is_of_identity = saved and saved["identity"].startswith(identity)
+        if is_of_identity or not self._names():
             with contextlib.suppress(DataError):  # another call is deleting it
                 self._acquire_lock()
             self.discard()

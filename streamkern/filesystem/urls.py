@@ -201,9 +201,9 @@ def _checked_engine(url: str, make: Callable[[], Engine]) -> Engine:
     try:
         return make()
     except ImportError as error:
-        what = install("s3") if urlsplit(url).scheme in S3 else str(error)
+        package_text = install("s3") if urlsplit(url).scheme in S3 else str(error)
         raise MissingDependencyError(
-            f"{redact(url)} needs a package that is not installed: {what}"
+            f"{redact(url)} needs a package that is not installed: {package_text}"
         ) from error
     except StreamkernError:
         raise

@@ -302,7 +302,11 @@ def _write_arrays(
     stored_arrays = _run_all((partial(create, name, x) for name, x in arrays.items()), n_concurrent)
     pairs = zip(stored_arrays, arrays.values(), strict=True)
     _run_all(
-        (partial(_copy, x, to, part) for to, x in pairs for part in _chunk_selections(to)),
+        (
+            partial(_copy, x, stored, part)
+            for stored, x in pairs
+            for part in _chunk_selections(stored)
+        ),
         n_concurrent,
     )
     return store.files
@@ -334,7 +338,11 @@ def _read_arrays(
     )
     pairs = zip(stored_arrays, arrays.values(), strict=True)
     _run_all(
-        (partial(_copy, of, x, part) for of, x in pairs for part in _needed_chunks(of, x)),
+        (
+            partial(_copy, stored, x, part)
+            for stored, x in pairs
+            for part in _needed_chunks(stored, x)
+        ),
         n_concurrent,
     )
     return arrays

@@ -120,7 +120,7 @@ class Lease:
 
     def _claim_number(self, last: int, number: int) -> bool:
         """Create the object of `number`; return whether this process has acquired the lease."""
-        began = self._clock()
+        start = self._clock()
         try:
             if not self._objects.create(_key(number), self._data()):
                 return False
@@ -139,7 +139,7 @@ class Lease:
         if not is_first:
             self._objects.delete([_key(number)])
             return False
-        self.number, self._last_beat_at = number, began
+        self.number, self._last_beat_at = number, start
         with contextlib.suppress(StorageError):
             self._objects.delete([_key(n) for n in numbers if n < number])
         return True
@@ -175,10 +175,10 @@ class Lease:
         with self._note_lock:
             if self._stopped.is_set():
                 return
-            began = self._clock()
+            start = self._clock()
             self._note["beat"] += 1
             self._heartbeat_objects.put(_key(self.number), self._data())
-            self._last_beat_at = began
+            self._last_beat_at = start
 
     def check(self) -> None:
         """Raise RunLostError if another process has taken over.

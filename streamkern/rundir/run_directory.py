@@ -286,12 +286,12 @@ class RunDirectory:
         self._retention.record_group(f"{where}{stem}.json", group)
 
     @contextlib.contextmanager
-    def _writing(self, what: str) -> Iterator[WriterLock]:
+    def _writing(self, file_text: str) -> Iterator[WriterLock]:
         """Yield the lock for one save at a time; convert an OSError to CheckpointError."""
         with self._saving:
             if self._lock is None:
                 raise RunError(
-                    f"{what} cannot be written: {self.place} was not acquired",
+                    f"{file_text} cannot be written: {self.place} was not acquired",
                     "use it in a with block",
                 )
             try:
@@ -302,7 +302,7 @@ class RunDirectory:
                 if not isinstance(error, StorageError):
                     self._lock.check()  # the directory may be gone, or have a new writer
                 raise CheckpointError(
-                    f"{what} could not be written to {self.place}: {reason(error)}",
+                    f"{file_text} could not be written to {self.place}: {reason(error)}",
                     "earlier checkpoints are untouched, so run the same command again once that is "
                     "solved",
                 ) from error

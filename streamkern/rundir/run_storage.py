@@ -314,14 +314,14 @@ class ObjectFolder:
         pass
 
     def acquire_lock(self, beyond: int) -> WriterLock:
-        held = lease.Lease(self.objects, ttl_s=lease.TTL_S)
+        new_lease = lease.Lease(self.objects, ttl_s=lease.TTL_S)
         try:
-            held.acquire(beyond)
-            held.start()
+            new_lease.acquire(beyond)
+            new_lease.start()
         except BaseException:
-            held.release()
+            new_lease.release()
             raise
-        return held
+        return new_lease
 
     def holder(self) -> str | None:
         return lease.current_holder(self.objects)

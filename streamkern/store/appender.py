@@ -233,9 +233,9 @@ def _update_arrays(store: LocalFiles, url: str) -> None:
         return
     names = tuple(documents.arrays)
     for name, current in read_documents(store, "", url, names).items():
-        wanted = {**documents.arrays[name], "attributes": current.get("attributes", {})}
-        if current != wanted:
-            store.write(f"{name}/zarr.json", json.dumps(wanted, indent=2).encode())
+        document = {**documents.arrays[name], "attributes": current.get("attributes", {})}
+        if current != document:
+            store.write(f"{name}/zarr.json", json.dumps(document, indent=2).encode())
     old = [name for k in range(documents.mark["appends"] - 1) for name in layout.table_names(k)]
     unused = [name for name in old if (store.root / name).is_dir()]
     if unused:

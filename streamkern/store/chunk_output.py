@@ -132,13 +132,15 @@ class ChunkOutput(ABC):
             return None
         n_rows = min(self.spec.chunk_rows, self.spec.n_rows - i * self.spec.chunk_rows)
         try:
-            read = [chunk.read(i, n_rows) for chunk in self._chunks]
+            rows_and_crcs = [chunk.read(i, n_rows) for chunk in self._chunks]
         except (ValueError, RuntimeError, FileNotFoundError):  # bytes that do not decode
             return None
-        arrays = [rows.astype(rows.dtype.newbyteorder("="), copy=False) for rows, _ in read]
+        arrays = [
+            rows.astype(rows.dtype.newbyteorder("="), copy=False) for rows, _ in rows_and_crcs
+        ]
         if not np.array_equal(layout.chunk_digest(*arrays), digest):
             return None
-        self._crcs[i] = [crc for _, crc in read]
+        self._crcs[i] = [crc for _, crc in rows_and_crcs]
         return RowBlock.from_arrays(arrays)
 
     @abstractmethod
@@ -237,8 +239,8 @@ def refuse_same_place(
 def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int:
     """Return the number of chunks to make and write at a time; more for writes to a network."""
     # On a disk, two more than there are cores: these wait for writes.
-    wanted = available_cpus() + 2 if local_path(url) is not None else _REMOTE_WRITERS
-    return max(1, min(wanted, memory // (COPIES_PER_CHUNK * chunk_bytes)))
+    desired = available_cpus() + 2 if local_path(url) is not None else _REMOTE_WRITERS
+    return max(1, min(desired, memory // (COPIES_PER_CHUNK * chunk_bytes)))
 
 
 def fill_store(

@@ -1,8 +1,8 @@
 """Decode the stored numbers of an array by its attributes.
 
-These are the CF conventions of NetCDF, which xarray writes to Zarr, and other spellings of them:
-number = stored * scale_factor + add_offset, a stored number equal to `_FillValue` or
-`missing_value` or outside `valid_range` is missing, and `_Unsigned` reinterprets the sign.
+By the CF conventions of NetCDF, number = stored * scale_factor + add_offset, a stored number equal
+to `_FillValue` or `missing_value` or outside `valid_range` is missing, and `_Unsigned` reinterprets
+the sign. Other spellings of these attributes are recognised, too.
 """
 
 from __future__ import annotations
@@ -75,11 +75,13 @@ class Packing:
         nans = all(value != value for _, value in self.gaps)
         return not self.changes and nans and self.bounds is None
 
-    def numbers(self, stored: NDArray[Any], first: int, *, keep: bool = False) -> NDArray[Any]:
+    def numbers(
+        self, stored: NDArray[Any], start: int, *, keep_missing: bool = False
+    ) -> NDArray[Any]:
         """Return the unpacked numbers of stored rows; NonFiniteError for a missing one.
 
-        first : number of the first row, for the message
-        keep : return NaN or None for missing numbers instead of raising
+        start : number of the first row, for the message
+        keep_missing : return NaN or None for missing numbers instead of raising
         """
         stored = np.asarray(stored)
         if self.stored != native(stored.dtype):
@@ -95,20 +97,20 @@ class Packing:
             compared = numbers if self.unpacked_bounds else stored
             masks.append(((compared < low) | (compared > high), description))
         for missing, description in masks:
-            if keep:
+            if keep_missing:
                 numbers = mask_to_nan(numbers, missing)
             else:
-                self._refuse(missing, description, stored, first)
+                self._refuse(missing, description, stored, start)
         return numbers
 
-    def _refuse(self, wrong: NDArray[Any], what: str, stored: NDArray[Any], first: int) -> None:
-        if not np.any(wrong):
+    def _refuse(self, missing: NDArray[Any], text: str, stored: NDArray[Any], start: int) -> None:
+        if not np.any(missing):
             return
-        index = np.argwhere(wrong)[0]
+        index = np.argwhere(missing)[0]
         column = f", column {', '.join(map(str, index[1:]))}" if len(index) > 1 else ""
         raise NonFiniteError(
-            f"{self.name}, row {first + int(index[0])}{column} is missing: {stored[tuple(index)]} "
-            f"is stored there, {what}",
+            f"{self.name}, row {start + int(index[0])}{column} is missing: {stored[tuple(index)]} "
+            f"is stored there, {text}",
             "fill in or drop such rows first",
         )
 
@@ -116,16 +118,16 @@ class Packing:
 class Unpacked:
     """The unpacked numbers of a packed array, by slices of rows."""
 
-    def __init__(self, array: Any, packing: Packing, *, keep: bool = False) -> None:
+    def __init__(self, array: Any, packing: Packing, *, keep_missing: bool = False) -> None:
         self.shape, self.dtype = tuple(array.shape), packing.dtype
         self.ndim = len(self.shape)
         self.chunks = getattr(array, "chunks", None)
         self.shards = getattr(array, "shards", None)
-        self._array, self._packing, self._keep = array, packing, keep
+        self._array, self._packing, self._keep = array, packing, keep_missing
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, _, _ = rows.indices(self.shape[0])
-        return self._packing.numbers(self._array[rows], start, keep=self._keep)
+        return self._packing.numbers(self._array[rows], start, keep_missing=self._keep)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype)
@@ -316,8 +318,7 @@ class _Attributes:
             values = np.ravel(np.asarray(value))
             if len(values) != 1:
                 raise DataError(
-                    f"{self.name} has {key}={value}, where one number is expected",
-                    "write it decoded",
+                    f"{self.name} has {key}={value}, not one number", "write it decoded"
                 )
             return values[0]
         return value

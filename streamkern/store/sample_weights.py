@@ -183,8 +183,8 @@ def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], noun: str
     if len(present) < len(totals):
         first = int(np.argmin(totals > 0))
         more = len(totals) - len(present) - 1
-        rest = f" and {more} more have" if more else " has"
-        notes.append(f"class {classes[first]!r}{rest} no {noun}, and will not be predicted")
+        and_others = f" and {more} more have" if more else " has"
+        notes.append(f"class {classes[first]!r}{and_others} no {noun}, and will not be predicted")
     shares = totals / totals.sum()
     low, high = present[np.argmin(totals[present])], int(np.argmax(totals))
     if totals[high] > IMBALANCE_RATIO * totals[low]:

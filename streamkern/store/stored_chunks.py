@@ -150,8 +150,8 @@ class StoredChunks:
                         f"{self._remedy()}",
                     )
                 self._known_crcs.append(table)
-        known: NDArray[np.uint32] = self._known_crcs[0]
-        return known
+        crcs: NDArray[np.uint32] = self._known_crcs[0]
+        return crcs
 
     @contextmanager
     def _appends_explained(self) -> Iterator[None]:
@@ -159,8 +159,8 @@ class StoredChunks:
         try:
             yield
         except (CorruptChunkError, FileNotFoundError) as error:
-            now, opened = fingerprints_now(self.contents, self.url), self.spec.fingerprint
-            if opened in now[1:]:
+            now, fingerprint = fingerprints_now(self.contents, self.url), self.spec.fingerprint
+            if fingerprint in now[1:]:
                 raise rows_appended(self.url, self.spec.n_rows) from error
             raise
 
@@ -171,8 +171,8 @@ class StoredChunks:
         """Return the recorded checksum of a chunk; None in foreign stores."""
         if self.contents.crc is None:
             return None
-        known = self.read_crcs()
-        return int(known[i, layout.row_arrays(known.shape[1] == 4).index(array.basename)])
+        crcs = self.read_crcs()
+        return int(crcs[i, layout.row_arrays(crcs.shape[1] == 4).index(array.basename)])
 
     def _read_table(self, array: Any) -> NDArray[Any]:
         """Return all values of a small array of a store that streamkern wrote."""
@@ -205,8 +205,8 @@ class StoredChunks:
                 raise CorruptChunkError(f"chunk {error}", f"{self._remedy()}") from error
             for (reader, part), data in zip(missing, raw, strict=True):
                 with self._errors_explained(part.key, retry=reads_left > 0):
-                    read = reader.decode(data, part.stop - part.start)
-                    rows[part.key] = self._checked_rows(part, *read)
+                    rows_and_crc = reader.decode(data, part.stop - part.start)
+                    rows[part.key] = self._checked_rows(part, *rows_and_crc)
             if len(rows) == len(parts):
                 break
         return [rows[part.key] for part in parts]

@@ -165,8 +165,8 @@ def read_documents(
 def sealed(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the attribute of a finished store, with the digests of its arrays' documents."""
     digests = {name: document_digest(document) for name, document in arrays.items()}
-    plain = json.loads(json.dumps({**mark, "metadata": digests}))
-    return {**plain, _DIGEST_KEY: _digest(_GROUP_METADATA, plain)}
+    as_json = json.loads(json.dumps({**mark, "metadata": digests}))
+    return {**as_json, _DIGEST_KEY: _digest(_GROUP_METADATA, as_json)}
 
 
 def root_metadata(
@@ -179,10 +179,10 @@ def root_metadata(
     attributes : the group's other attributes
     """
     inline = {"kind": "inline", "must_understand": False, "metadata": dict(arrays)}
-    ours = {ATTRIBUTE: dict(mark)}
+    own_attributes = {ATTRIBUTE: dict(mark)}
     root = {
         **_GROUP_METADATA,
-        "attributes": {**attributes, **ours},
+        "attributes": {**attributes, **own_attributes},
         "consolidated_metadata": inline,
     }
     return json.dumps(root, indent=2).encode()
@@ -190,9 +190,9 @@ def root_metadata(
 
 def open_array(store: Any, path: str, name: str, documents: Documents) -> Any:
     """Return a zarr array by its checked document, without reading its metadata again."""
-    place = StorePath(store, f"{path}/{name}".strip("/"))
+    store_path = StorePath(store, f"{path}/{name}".strip("/"))
     document: Any = documents.arrays[name]
-    return zarr.Array(zarr.AsyncArray(metadata=document, store_path=place))
+    return zarr.Array(zarr.AsyncArray(metadata=document, store_path=store_path))
 
 
 def document_digest(document: Mapping[str, Any]) -> str:

@@ -508,7 +508,7 @@ X9 = rows(9, 1)["inputs"]
 REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "class": (DataError, "row 2 is 'Bern', which is none of the classes",
               {"inputs": X9, "y": np.array([*"ab", "Bern"] * 3).astype("U4")}),
-    "shape": (DataError, r"shape \(3,\), and those of the store have \(4,\)",
+    "shape": (DataError, r"shape \(3,\), but those of the store have \(4,\)",
               {"inputs": X9[:, :3], "y": NAMES[[0] * 9]}),
     "dtype": (DataError, "float64, .* stored as float32, .*pass dtype='float32' if the store",
               {"inputs": X9.astype(np.float64), "y": NAMES[[0] * 9]}),

@@ -622,7 +622,7 @@ def test_a_remote_file_replaced_while_it_is_read_makes_no_store(
     HDF5 file is fetched before a row is read.
     """
     monkeypatch.setattr(remote_file, "_RANGE_BYTES", 4096)
-    monkeypatch.setattr(input_files, "_PIECE", 4096)
+    monkeypatch.setattr(input_files, "_COPY_BYTES", 4096)
     url, rows = f"{memory_url()}/t.{kind}", 40_000
     versions = [as_file(kind, value, rows, tmp_path) for value in (1, 2)]
     assert len(versions[0]) == len(versions[1])

@@ -65,8 +65,8 @@ def of_arguments() -> list[tuple[str, Any, Any]]:
         (r"use %z, %d and %m", made(days, dates={"day": "%U/%Y"}), made(days, dates=dated)),
         ("has no feature column 'q'; it has .*name those you mean", made(categorical=["q"]),
          made(categorical=["w"])),
-        ("was called two kinds of column; give one", made(categorical=["w"], numeric=["w"]),
-         made(categorical=["w"])),
+        ("was declared as two kinds of column; give one kind",
+         made(categorical=["w"], numeric=["w"]), made(categorical=["w"])),
     ]  # fmt: skip
 
 

@@ -168,7 +168,7 @@ def of_paths() -> list[tuple[str, Any, Any]]:
          Do(ingested, "years/*/*.parquet"), Do(whole, "years")),
         (r"name the files with a pattern, such as deep/..*.parquet", Do(ingested, "deep", y="fare"),
          Do(ingested, "deep/**/*.parquet", y="fare")),
-        (r"name those that are meant, as with .\.csv", Do(ingested, "mixed", y="fare"),
+        (r"name the files of one format, as with .\.csv", Do(ingested, "mixed", y="fare"),
          Do(ingested, "mixed/*.csv", y="fare")),
         ("export it to Parquet files", Do(ingested, "delta", y="fare"),
          lambda: (Path("plain").mkdir(), pd.read_parquet("delta/a.parquet")
@@ -258,7 +258,8 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
          Do(ingested, "npz.npy", format="npz")),
         ("save it as numbers, as by X.astype", Do(ingested, "objects.npy", y="y.npy"),
          Do(saved, X.astype(object).astype(float))),
-        ("several arrays in one file: save them apart", Do(ingested, "two.npy", y="y.npy"), good),
+        ("or holds several arrays: save each to a file of its own",
+         Do(ingested, "two.npy", y="y.npy"), good),
         ("write it by numpy.savez", Do(ingested, "odd.npz"), Do(ingested, "rows.npz")),
         ("it has no indptr; save it again", Do(ingested, "lacks.npz", y="y.npy"), resaved),
         ("save it again by scipy.sparse.save_npz", Do(ingested, "flat.npz", y="y.npy"), resaved),
@@ -309,7 +310,7 @@ def of_columns() -> list[tuple[str, Any, Any]]:
     return [
         ("name those you mean with x= and y=", Do(ingested, frame, y="fares"), given(frame)),
         ("rename one", given("twice.csv"), given("once.csv")),
-        ("is asked for twice; give it one role", given(frame, x=["a", "fare"]),
+        ("is requested twice; give it one role", given(frame, x=["a", "fare"]),
          given(frame, x=["a", "b"])),
         ("leave it out of drop=", given(frame, drop=["fare", "w"]), given(frame, drop=["w"])),
         ("name those you mean with drop=", given(frame, drop=["q"]), given(frame, drop=["w"])),

@@ -111,7 +111,7 @@ def of_attributes() -> list[Remedy]:
          plain),
         ("neither true nor false; correct it", ingested({"_Unsigned": "maybe"}, X=counts),
          ingested({"_Unsigned": "true"}, X=counts)),
-        ("one number is expected; write it decoded", ingested({"scale_factor": [0.1, 0.2]}),
+        ("not one number; write it decoded", ingested({"scale_factor": [0.1, 0.2]}),
          ingested(X=X * 0.1)),
         ("which is not a number; correct it", ingested({"scale_factor": "much"}),
          ingested({"scale_factor": 0.5})),

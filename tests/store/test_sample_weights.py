@@ -519,7 +519,7 @@ def test_a_bad_weight_is_named(tmp_path: Path, value: str) -> None:
 def test_weights_that_are_elsewhere_or_something_else(tmp_path: Path) -> None:
     table, arrays_ = csv(tmp_path)["inputs"], npz(tmp_path)["inputs"]
     for given_, name, message in [
-        (table, "y", "column 'y' of .* is asked for twice"),
+        (table, "y", "column 'y' of .* is requested twice"),
         (table, "age", "has no column 'age'"),
         (arrays_, "age", "has no array 'age'; it has X, y, importance"),
         (arrays_, W, "the sample weights of .* are in it: give the name"),
