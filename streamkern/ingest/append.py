@@ -114,8 +114,8 @@ def append(
     _refuse_svmlight(inputs, form)
     inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
     folder = scratch_folder(path, ending=".append")
-    with warned_once(), ExitStack() as files, Scratch(folder) as scratch_files:
-        scratch_files.claim()
+    with warned_once(), ExitStack() as files, Scratch(folder) as spill:
+        spill.claim()
         try:
             old = open_store(path)
             _check_store(old, dtype)
@@ -139,25 +139,16 @@ def append(
                 key = json_digest(plan)
                 kind = "values" if old.spec.classes is None else "classes"
                 rows = spool_rows(
-                    reader,
-                    files,
-                    plan["seed"],
-                    key,
-                    scratch_files,
-                    kind,
-                    dtype,
-                    memory,
-                    progress,
-                    old.spec,
+                    reader, files, plan["seed"], key, spill, kind, dtype, memory, progress, old.spec
                 )
                 _write(rows, path, reader, key, memory, progress)
                 rows.spool.discard()
         except StorageError:
             raise  # the spooled rows are good, and the same call resumes from them
         except StreamkernError:
-            scratch_files.discard()
+            spill.discard()
             raise
-        scratch_files.discard()
+        spill.discard()
     return open_store(path).spec
 
 
@@ -224,15 +215,10 @@ def _check_store(store: Store, dtype: Any) -> None:
 def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
     """Raise DataError if column names differ from the store, where both have names."""
     check_header(reader, spec.columns, x)
-    expected, new_targets = spec.target_columns, reader.target_columns
-    if (
-        expected is not None
-        and new_targets is not None
-        and len(expected) > 1
-        and expected != new_targets
-    ):
+    expected, names = spec.target_columns, reader.target_columns
+    if expected is not None and names is not None and len(expected) > 1 and expected != names:
         raise DataError(
-            f"the targets are {some(new_targets)} and those of the store {some(expected)}",
+            f"the targets are {some(names)} and those of the store {some(expected)}",
             f"give the same in the same order with {mention('y=')}",
         )
 

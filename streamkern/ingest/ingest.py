@@ -209,11 +209,7 @@ def ingest(
     if options.like is not None and sample_weight is None:
         sample_weight = column_there(options.like.weight_column, inputs, form, input_options)
     mark = _store_at(out_url, storage_options)
-    with (
-        warned_once(),
-        ExitStack() as files,
-        Scratch(scratch_folder(out_url, scratch)) as scratch_files,
-    ):
+    with warned_once(), ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as spill:
         open_input = partial(
             open_reader, inputs, options.targets(y, is_table(inputs, form)), files, x=x,
             sample_weight=sample_weight, input_options=input_options, missing=missing,
@@ -227,29 +223,23 @@ def ingest(
         plan, identity = {"source": source, "chunk_bytes": chunk_bytes}, json_digest(source)
         if mark is not None and not overwrite:
             if is_made_from(mark, plan, compress):
-                scratch_files.clear(
-                    identity
-                )  # left by a call that was killed after it had published
+                spill.clear(identity)  # left by a call that was killed after it had published
                 return open_store(out_url, storage_options=storage_options).spec
             _check_place(mark, source, out_url)
-        spool_inputs = partial(
-            spool_rows, files=files, seed=source["seed"], scratch=scratch_files, targets=targets,
+        spool = partial(
+            spool_rows, files=files, seed=source["seed"], scratch=spill, targets=targets,
             dtype=dtype, memory=memory, progress=progress, row_shape=options.row_shape,
             chosen=options.chosen(x),
         )  # fmt: skip
         convert = partial(TargetConverter, targets=targets, as_text=reader.targets_as_text)
-        encoded_input = partial(
-            options.reader, open_input, convert, seed, block_size(memory), progress
-        )
+        encoded = partial(options.reader, open_input, convert, seed, block_size(memory), progress)
         make_writer = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
             storage_options=storage_options,
         )  # fmt: skip
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
-        spooled_rows = spool_table(
-            reader, encoded_input, options, spool_inputs, identity, scratch_files
-        )
-        return _write_chunks(*spooled_rows, make_writer, chunk_bytes, n_ahead, progress)
+        spooled = spool_table(reader, encoded, options, spool, identity, spill)
+        return _write_chunks(*spooled, make_writer, chunk_bytes, n_ahead, progress)
 
 
 def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | None) -> None:

@@ -225,7 +225,7 @@ def test_what_users_say_of_columns(tmp_path: Path) -> None:
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", numeric="n", drop="day")
     with pytest.raises(DataError, match=r"has no column 'dya' to leave out; it has 'zip', 'day'"):
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", drop="dya")
-    with pytest.raises(DataError, match=r"'y' of .* is a target or weight, and cannot be dropped"):
+    with pytest.raises(DataError, match=r"'y' of .* is a target or weight and cannot be dropped"):
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", drop="y")
     assert not (tmp_path / "n.zarr").exists()
 
