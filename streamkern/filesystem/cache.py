@@ -271,9 +271,8 @@ class Cache:
         in_use: list[tuple[float, float, str, int]] = []
         for store in _folder_entries(self.folder):
             unfinished = store.name == _NEW_FOLDER
-            if not (unfinished or _STORE_FOLDER_NAME.fullmatch(store.name)) or not store.is_dir(
-                follow_symlinks=False
-            ):
+            is_store = _STORE_FOLDER_NAME.fullmatch(store.name)
+            if not (unfinished or is_store) or not store.is_dir(follow_symlinks=False):
                 continue
             last_used = _last_used(Path(store.path))
             for file in _folder_entries(store.path):

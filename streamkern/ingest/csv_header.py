@@ -22,17 +22,15 @@ from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number,
 UNKNOWN_CELLS = {*MISSING, "?", "-", "."}
 """Cells that give no information about the content of a column."""
 CsvRows = Sequence[Sequence[str]]
-_EXAMINED_ROWS = 200  # rows
+_EXAMINED_ROWS = 200
 _LOG10_CERTAIN, _LOG10_LIKELY = math.log10(1e-4), math.log10(0.05)
 """Bounds of log10 P(a row is like the first line): it is a header below the first bound, and
 refused as ambiguous between the two."""
 _MAX_LOG10_PER_COLUMN = 6.0  # largest |log10 P| of one column
 _YEARS = range(1000, 3000)
 _MIN_FEWER_DIGITS = 4  # of a name than of the numbers below it, to count as another notation
-_MIN_SERIES_COLUMNS, _MIN_LONG_SERIES_COLUMNS = (
-    4,
-    8,
-)  # over which numbers seldom increase by chance
+_MIN_SERIES_COLUMNS = 4  # integers seldom increase by chance over so many columns
+_MIN_LONG_SERIES_COLUMNS = 8  # nor do numbers with fractions over so many
 
 
 def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
@@ -171,11 +169,8 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
     It is 0.0 if the line does not look like names at all. Columns are assumed to be independent.
     """
     if not rows:  # a long first line may be all that was read
-        return (
-            _LOG10_CERTAIN
-            if _is_numbered(names) and len(names) >= _MIN_LONG_SERIES_COLUMNS
-            else 0.0
-        )
+        is_long_series = _is_numbered(names) and len(names) >= _MIN_LONG_SERIES_COLUMNS
+        return _LOG10_CERTAIN if is_long_series else 0.0
     if _continues_below(names, rows):
         return 0.0 if len(rows) > 1 else _LOG10_LIKELY
     columns = _column_cells(names, rows, style)

@@ -249,7 +249,7 @@ _POINT_GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+")
 _BELOW_A_THOUSAND = re.compile(r"[+-]?[0-9]{1,3}")
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
 _MAX_UNIT_LINES, _MAX_NAMES = 3, 30
-_CHECKED_ROWS = 100  # rows
+_CHECKED_ROWS = 100
 
 
 def leading_index_columns(

@@ -20,7 +20,7 @@ import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.randomness import words
-from streamkern.store.sample_weights import WEIGHT_DTYPE as WEIGHT
+from streamkern.store.sample_weights import WEIGHT_DTYPE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,7 +88,7 @@ class Spool:
         weighted: bool = False,
     ) -> None:
         self.row_shape, self.x_dtype, self.weighted = row_shape, x_dtype, weighted
-        extra: list[Any] = [("w", WEIGHT)] if weighted else []
+        extra: list[Any] = [("w", WEIGHT_DTYPE)] if weighted else []
         if seed is not None:  # otherwise the key is the row number
             extra.append(("row", np.uint64))
         self._record_dtype = np.dtype([("key", np.uint64), ("y", y_dtype, y_shape), *extra])
@@ -144,10 +144,8 @@ class Spool:
         if w is not None:
             records["w"] = w
         if self._in_memory is not None and start + k <= len(self._in_memory.X):
-            self._in_memory.X[start : start + k], self._in_memory.records[start : start + k] = (
-                X,
-                records,
-            )
+            self._in_memory.X[start : start + k] = X
+            self._in_memory.records[start : start + k] = records
         else:
             self._spill()
             self._distribute(FullRows(X, records), "", self._bits)
@@ -244,11 +242,8 @@ class Spool:
         for bucket_number, start, stop in zip(
             numbers.tolist(), starts.tolist(), stops.tolist(), strict=True
         ):
-            name = (
-                f"{bucket_number:012d}"
-                if self._seed is None
-                else prefix + f"{bucket_number:0{bits}b}"
-            )
+            by_key = self._seed is not None
+            name = f"{prefix}{bucket_number:0{bits}b}" if by_key else f"{bucket_number:012d}"
             self._scratch.append(f"{name}.rows", rows.X[start:stop])
             self._scratch.append(f"{name}.keys", rows.records[start:stop].view(np.uint8))
             self._bucket_rows[name] = self._bucket_rows.get(name, 0) + stop - start

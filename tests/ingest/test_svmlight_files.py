@@ -129,7 +129,7 @@ def test_files_that_belong_together_number_their_features_alike(tmp_path: Path) 
         np.testing.assert_array_equal(X, np.vstack([wanted[k].toarray() for k in order]))
     X, _ = read(both, x=6)
     np.testing.assert_array_equal(X[:, :4], np.vstack([wanted[k].toarray() for k in (0, 2)]))
-    with pytest.raises(DataError, match="counted from 0, and 3 features"):
+    with pytest.raises(DataError, match="counted from 0, but 3 features"):
         read(both, x=3)
 
 

@@ -123,9 +123,9 @@ def of_encoders() -> list[tuple[str, Any, Any]]:
     return [
         ("ingest it again with like= and the store trained on", Do(encoded.predict, "two.zarr"),
          Do(like, encoded)),
-        ("give the table as it is to a model that was trained on it encoded",
+        ("give the table to a model that was trained on encoded rows",
          Do(plain.predict, "one.zarr"), Do(encoded.predict, TABLE.drop(columns="fare"))),
-        ("give the table as it is, or ingest it with like=", Do(encoded.predict, "plain.zarr"),
+        ("give the table itself, or ingest it with like=", Do(encoded.predict, "plain.zarr"),
          Do(encoded.predict, TABLE.drop(columns="fare"))),
     ]  # fmt: skip
 

@@ -279,7 +279,7 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
          Do(unpacked, "several.csv.zip")),
         ("does not decompress .*get it again", Do(ingested, "short.csv.gz", y="fare"),
          Do(ingested, "good.csv.gz", y="fare")),
-        ("it is damaged or cut short", Do(ingested, "short.csv.bz2", y="fare"),
+        ("it is damaged or truncated", Do(ingested, "short.csv.bz2", y="fare"),
          Do(ingested, "good.csv.bz2", y="fare")),
         ("put a pattern in quotes", Do(ingested, ["x.npy", "x.npy"], y=["y.npy"]),
          Do(ingested, ["x.npy", "x.npy"], y=["y.npy", "y.npy"])),

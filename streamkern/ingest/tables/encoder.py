@@ -153,9 +153,7 @@ def column_notes(encoder: Mapping[str, Any] | None, where: str) -> dict[str, str
     if encoder is None:
         return {}
     lines = Encoder.from_json(encoder, where).lines()
-    return {
-        name: f"{kind}: {description}" if description else kind for name, kind, description in lines
-    }
+    return {name: f"{kind}: {text}" if text else kind for name, kind, text in lines}
 
 
 def encoded(code: ColumnCode, column: Any, where: str, start: RowsInFile) -> NDArray[np.float64]:
@@ -175,9 +173,8 @@ def wrong_cell(
     remedy: str = "correct it",
 ) -> DataError:
     """Return the error for a cell that does not fit a column of this `kind`."""
-    problem = (
-        "infinite" if error.text in ("inf", "-inf") else f"not {_NOUN_OF_KIND.get(kind, 'a word')}"
-    )
+    noun = _NOUN_OF_KIND.get(kind, "a word")
+    problem = "infinite" if error.text in ("inf", "-inf") else f"not {noun}"
     location = f"{where}, row {row_number(start, error.row)}, column {name!r}"
     reason = error.reason or f"is {problem}"
     return DataError(f"{location} is {error.text[:80]!r}, which {reason}", f"{remedy}")

@@ -248,9 +248,8 @@ class _TableScan:
         words = column.words
         assert words is not None
         head, outputs = (column.name, column.n_missing), self._outputs()
-        if not words.too_many and words.n_words <= (
-            MAX_ONE_HOT if outputs else MAX_ONE_HOT_WITHOUT_MEANS
-        ):
+        max_one_hot = MAX_ONE_HOT if outputs else MAX_ONE_HOT_WITHOUT_MEANS
+        if not words.too_many and words.n_words <= max_one_hot:
             return OneHot(*head, tuple(sorted(words.index_of))), None
         if words.too_many or not outputs:
             return Hashed(*head), None

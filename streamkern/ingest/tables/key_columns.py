@@ -139,7 +139,7 @@ def warn_of_rounded(what: str) -> None:
 
 
 _INDEX_NAME = re.compile(r"(Unnamed: [0-9]+(\.[0-9]+)*)?")  # as pandas writes and rereads it
-_MIN_INDEX_ROWS = 10  # rows; a feature hardly counts so many by chance
+_MIN_INDEX_ROWS = 10  # a feature seldom equals so many row numbers by chance
 
 
 class IndexDetector:
@@ -152,7 +152,7 @@ class IndexDetector:
 
     def __init__(self) -> None:
         self.matches_rows = True
-        self._n_rows, self._first_number = 0, 0.0
+        self._n_rows, self._offset = 0, 0.0
 
     def add(self, column: NDArray[Any], rows: RowsInFile) -> None:
         """Add the first column (k,) of the next rows. rows : their numbers in their file."""
@@ -160,11 +160,11 @@ class IndexDetector:
             return
         numbers = np.arange(rows, rows + len(column)) if isinstance(rows, int) else rows
         shifts = column - numbers
-        allowed = {self._first_number} if self._n_rows else set()
+        allowed = {self._offset} if self._n_rows else set()
         if numbers[0] == 0 or not self._n_rows:
             allowed |= {0, 1, self._n_rows, self._n_rows + 1}
         self.matches_rows = shifts[0] in allowed and bool((shifts == shifts[0]).all())
-        self._first_number, self._n_rows = shifts[0], self._n_rows + len(column)
+        self._offset, self._n_rows = shifts[0], self._n_rows + len(column)
 
     def add_cells(self, column: Any, rows: RowsInFile) -> None:
         """Add a column of an Arrow table, of numbers or text."""
