@@ -98,7 +98,7 @@ class ObstoreEngine:
 
     def __init__(self, open_stores: Callable[[], tuple[Any, Any]]) -> None:
         first = ObstoreEngine._pid = ObstoreEngine._pid or os.getpid()
-        if first != os.getpid():  # its threads are gone, and a request would wait forever
+        if first != os.getpid():  # obstore's threads do not exist here: requests would never end
             raise StorageAccessError(
                 "obstore does not work in a process forked from one that used it",
                 "start processes with the method 'spawn', or set the storage option engine = "
@@ -169,7 +169,7 @@ class ObstoreEngine:
             return Outcome.MISSING
         if isinstance(error, self._errors.AlreadyExistsError):
             return Outcome.EXISTS
-        # A bucket of another region; a bad certificate; https to a server that speaks http.
+        # A bucket of another region; a bad certificate; https to a server that uses http.
         if "Received redirect" in text or any(words in text for words in _TLS_ERROR_TEXTS):
             return Outcome.REFUSED
         is_transient = isinstance(error, self._errors.BaseError | OSError)

@@ -72,7 +72,7 @@ class Outcome(enum.Enum):
 
 
 class Engine(Protocol):
-    """One attempt at one request; errors are raised as they come from the library.
+    """One attempt at one request; errors of the library are raised unchanged.
 
     keys_per_delete : largest number of keys in one request
     attempt_s : time limit of an attempt in seconds; far above `STALL_S` if the library itself

@@ -94,7 +94,7 @@ def begin_group(store: Any, url: str, mark: Mark) -> zarr.Group:
             make_folders(store.root)
         return zarr.create_group(store, attributes={ATTRIBUTE: dict(mark)})
     check_kind(old, kind, url)
-    # Ignore its consolidated metadata: those arrays will be gone.
+    # Ignore its consolidated metadata, which list the arrays that are deleted below.
     group = zarr.open_group(store, mode="r+", use_consolidated=False)
     # Until the new mark is written, neither the old nor the new group must seem complete.
     group.attrs.put({ATTRIBUTE: {**mark, "status": "clearing"}})
@@ -164,7 +164,7 @@ def remove(root: Path, is_ours: Callable[[str], bool]) -> None:
 
 
 def remove_group(root: Path) -> None:
-    """Delete a local zarr group that is known to be ours, whatever arrays it has."""
+    """Delete a local zarr group of streamkern, with any arrays."""
     if root.is_symlink():
         return
     remove(root, is_of_group)
@@ -174,7 +174,7 @@ def remove_group(root: Path) -> None:
 
 
 def is_of_group(key: str) -> bool:
-    """Return whether this is a file or a folder of a zarr group, whatever its arrays are."""
+    """Return whether this is the key of a file or a folder of a zarr group with any arrays."""
     return _is_array(key) or _ROOT_KEY.fullmatch(key) is not None
 
 

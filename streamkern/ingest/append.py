@@ -68,8 +68,9 @@ def append(
     """Append the rows of `inputs` to `store`; return the spec of the extended store.
 
     At every instant the store is the old one or the new one. A process that reads the old one at
-    the same time continues with its rows. After a kill the same call resumes, and does not append
-    again what it has appended already: to append the same rows twice in a row, pass another seed.
+    the same time continues with its rows. After a kill the same call resumes, and rows that it has
+    appended already are not appended again: to append the same rows twice in a row, pass another
+    seed.
 
     Parameters
     ----------
@@ -171,7 +172,7 @@ def _reader(open_input: Callable[..., Reader], spec: StoreSpec, table: bool) -> 
     if spec.encoder is not None and table:
         return encoded_reader(open_input, Encoder.from_json(spec.encoder, "the store"))
     reader = open_input(columns=spec.columns)
-    check_encoder(reader.encoder, spec.encoder, "what is appended")
+    check_encoder(reader.encoder, spec.encoder, "the data to append")
     return reader
 
 

@@ -55,7 +55,7 @@ def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
 
 
 def _data_columns(schema: Any, request: ReadRequest, where: str) -> list[str]:
-    """Return the names of the columns, without an index that is not asked for by name."""
+    """Return the names of the columns, without an index that was not requested by name."""
     metadata = schema.pandas_metadata
     metadata = metadata.get("index_columns", ()) if isinstance(metadata, dict) else ()
     index = {name for name in metadata if isinstance(name, str)}  # a range index has no column
@@ -80,9 +80,9 @@ def _warn_of_unused_columns(name: str, unused: list[str], where: str) -> None:
 
 
 class ArrowReader(Reader):
-    """Reader of Arrow record batches; a column of lists asked for by name, or named X, is X."""
+    """Reader of Arrow record batches; X may be a column of lists, by its name or if named X."""
 
-    typed = True  # text is never a number, whatever it looks like
+    typed = True  # text is never a number, even if it looks like one
 
     def __init__(
         self, where: str, schema: Any, n_rows: int | None, request: ReadRequest, identity: Any
@@ -305,7 +305,7 @@ class ArrowReader(Reader):
 
 @contextmanager
 def readable_file(where: str, kind: str) -> Iterator[None]:
-    """Raise DataError for whatever pyarrow cannot read as a file of this kind."""
+    """Raise DataError for data that pyarrow cannot read as a file of this kind."""
     try:
         yield
     except StreamkernError:

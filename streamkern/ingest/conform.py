@@ -289,7 +289,7 @@ class RoundingTracker:
         return {"n_rows": self._n_rows, "columns": [k.tolist() for k in columns]}
 
     def add(self, X: NDArray[Any], rounded: NDArray[Any]) -> None:
-        """Add rows (k, d), as they are and as they were rounded."""
+        """Add rows X (k, d) and the same rows rounded."""
         if not len(X):
             return
         if not self._n_rows:
@@ -329,7 +329,7 @@ class RoundingTracker:
         """
         means = self._sums / max(self._n_rows, 1)
         spread = np.sqrt(np.maximum(self._squares / max(self._n_rows, 1) - means**2, 0))
-        # A constant column loses nothing, whatever the error.
+        # Rounding a constant column loses nothing.
         is_lost = (self._max_errors > _MAX_ROUNDING_PER_STD * spread) & (self._squares > 0)
         if is_lost.any():
             k = int(np.argmax(is_lost))
@@ -344,7 +344,7 @@ class RoundingTracker:
 
 
 def without_long_doubles(values: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return long doubles as float64, with a warning if that rounds; other arrays as they are."""
+    """Return long doubles as float64, with a warning if that rounds; other arrays unchanged."""
     if values.dtype.kind != "f" or values.dtype.itemsize <= 8:
         return values
     with np.errstate(over="ignore", invalid="ignore"):

@@ -2,7 +2,7 @@
 
 A row is a line once the lines of quoted fields are joined (`csv_lines`). Each piece of whole rows
 is parsed by itself, and the number of parsed rows is compared with the number of lines, so that a
-stray quote swallows nothing. Python's csv module, in strict mode, decides what is valid: pyarrow
+stray quote cannot hide rows. Python's csv module, in strict mode, defines a valid file: pyarrow
 gets only pieces whose quotes, if any, surround whole fields, where the two cannot disagree. A piece
 that pyarrow refuses is read again by the csv module, which reports the error and its position.
 """
@@ -390,7 +390,7 @@ class CsvReader(Reader):
 
 
 def open_csv(url: Url, request: ReadRequest, opener: FileOpener) -> CsvReader:
-    """Return a reader of a CSV file, which is opened anew for every pass."""
+    """Return a reader of a CSV file, which is opened again for every pass."""
     form, open_file = opener.form.for_kind("csv"), partial(opener.open_once, url)
     if form.encoding not in (None, "utf-8"):
         open_file = partial(recoded, open_file, form.encoding, redact(url))

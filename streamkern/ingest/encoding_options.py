@@ -195,7 +195,7 @@ class EncodingOptions:
         if self.encoder is not None:
             return encoded_reader(open_cells, self.encoder)
         marks = MissingMarkers(self.missing[len(MISSING) :])
-        # Markers are searched only in `fit`, which knows whether each of them was found.
+        # Markers are searched only in `fit`, which reports those that no cell matches.
         reader = open_cells(cells=MISSING, dropped=self.declared.dropped, marks=marks)
         fitted = fit(
             reader,

@@ -158,7 +158,7 @@ def split_frame(frame: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any
 
     y : names of columns, empty if the targets are beside the frame; one target column is returned
     as a narwhals series, several as a frame
-    sample_weight : a name, or as for `ingest` a position; anything else is returned as it is
+    sample_weight : a name, or as for `ingest` a position; anything else is returned unchanged
     """
     has_weight_column = isinstance(sample_weight, str | int)
     request = ReadRequest(y=y, w=sample_weight if has_weight_column else None)

@@ -56,7 +56,7 @@ class HubColumns:
             self.n_rows = len(data)
             if data.format["type"] == "custom":
                 raise DataError(
-                    f"{name} has a transform that changes rows as they are looked at, which would "
+                    f"{name} has a transform that changes rows when they are read, which would "
                     "not be applied here",
                     f"apply it, {name}.map(...), or leave it out, {name}.with_format(None)",
                 )

@@ -153,7 +153,7 @@ class FileOpener:
         return copy
 
     def seekable(self, file: Any) -> Any:
-        """Return a file as it is, or a temporary copy of the rest if seeking is slow.
+        """Return a file, or a temporary copy of the rest of it if seeking is slow.
 
         Seeking is slow in decompressed and remote files; a small copy stays in memory.
         """

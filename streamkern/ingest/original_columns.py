@@ -1,4 +1,4 @@
-"""Read all columns of tables as they are in their files, to write them next to predictions."""
+"""Read all columns of tables unchanged, to write them next to predictions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ALL_COLUMNS = ReadRequest(y=(), targets=False, whole=True)
 class OriginalColumns:
     """Columns of CSV or Parquet files, one file after another, by the names of the first file.
 
-    Cells of CSV are texts as they are between the delimiters, without the quotes around them;
-    columns of Parquet are Arrow arrays. Files are opened one at a time, and must not change after
+    Cells of CSV are the texts between the delimiters, without the quotes around them; columns of
+    Parquet are Arrow arrays. Files are opened one at a time, and must not change after
     this was created.
 
     Attributes

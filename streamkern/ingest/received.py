@@ -149,7 +149,7 @@ def received_for_store(
 ) -> tuple[Any, Any, Any, Any, FileForm]:
     """Return rows, the names of their arrays, targets, weights and form, for making a store.
 
-    Paths, names of columns and of arrays stay as they are, and so does an iterable of blocks.
+    Paths, names of columns and of arrays, and an iterable of blocks are returned unchanged.
     form : form of files, with array names of earlier data; an xarray.Dataset replaces these names
     """
     if is_dataset(X, y):

@@ -167,7 +167,7 @@ class Lease:
 
     def _keep_beating(self) -> None:
         while not self._stopped.wait(self._ttl / _BEATS_PER_TTL):
-            with contextlib.suppress(Exception):  # `check` knows when the last one arrived
+            with contextlib.suppress(Exception):  # `check` sees when the last one arrived
                 self.beat()
 
     def beat(self) -> None:

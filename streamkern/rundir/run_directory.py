@@ -325,7 +325,7 @@ class RunDirectory:
         """
         failures: dict[CheckpointId, str] = {}
         damaged: list[CheckpointId] = []
-        # List again each time, since another process may delete the one that is read next.
+        # List again each time, since another process may delete the checkpoint to be read next.
         while remaining := [
             checkpoint for checkpoint in self._published() if checkpoint not in failures
         ]:

@@ -209,7 +209,8 @@ class StoreAppender(ChunkOutput):
         now = store_mark(self._store, "", self.url) or {}
         if now.get("fingerprint") != self._old.spec.fingerprint:
             raise DataError(
-                f"rows cannot be appended to {redact(self.url)}: it was replaced meanwhile",
+                f"rows cannot be appended to {redact(self.url)}: it was replaced while they were "
+                "written",
                 "let only one call write to it at a time, and append the rows again",
             )
 

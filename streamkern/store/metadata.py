@@ -150,7 +150,7 @@ def _streamkern_contents(
 def _check_name(name: str | None) -> None:
     """Raise ConfigError for a name that leads out of the group, or is an alias in it."""
     if name is not None and any(part in ("", ".", "..") for part in name.split("/")):
-        raise ConfigError(f"{name!r} is not the name of an array", "give it as it is in the group")
+        raise ConfigError(f"{name!r} is not the name of an array", "give its path in the group")
 
 
 # -------------------------------------------------------------------------------- foreign stores

@@ -63,7 +63,7 @@ class Store:
         return store_html(self.stored)
 
     def __reduce__(self) -> Any:
-        # A Dask worker opens the store anew: no open file, socket or event loop is pickled.
+        # A Dask worker opens the store again: no open file, socket or event loop is pickled.
         if self._reopen is None:
             raise TypeError(
                 f"{self!r} was opened from a zarr Group and cannot be pickled; open it by URL"

@@ -436,7 +436,7 @@ def test_a_store_that_was_replaced_meanwhile_stays(
         check(self)
 
     monkeypatch.setattr(StoreAppender, "_check_unchanged", replaced)
-    with pytest.raises(DataError, match="it was replaced meanwhile"):
+    with pytest.raises(DataError, match="it was replaced while they were written"):
         added(place, rows(9, 1))
     check_rows(open_store(place), other)
 

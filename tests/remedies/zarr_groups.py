@@ -76,7 +76,7 @@ def of_arrays() -> list[Remedy]:
          opened(by={"x": "X"})),
         ("make one with streamkern ingest", lambda: sk.open_store("no.zarr"),
          lambda: (sk.ingest_store(X, "no.zarr", y=Y), sk.open_store("no.zarr"))),
-        ("give it as it is in the group", opened(by={"x": "../X"}), opened(by={"x": "X"})),
+        ("give its path in the group", opened(by={"x": "../X"}), opened(by={"x": "X"})),
         ("a sparse matrix .* ingest it", lambda: sk.open_store(sparse()),
          lambda: sk.ingest_store(sparse(), "made.zarr", overwrite=True)),
         (r"give an array of rows \(n, d\)", opened(X=Y), opened(X=Y[:, None])),
