@@ -44,21 +44,22 @@ def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
 
 def is_header(
     first: Sequence[str], below: CsvRows, style: NumberStyle, where: str,
-    known: Collection[str] = (), quoted: bool = False, others: Collection[str] = (),
+    required: Collection[str] = (), quoted: bool = False, optional: Collection[str] = (),
     unnamed: bool = False,
 ) -> bool:  # fmt: skip
     """Return whether the first line names the columns; raise DataError if it is ambiguous.
 
-    known : names that columns must have, such as those that a model was trained on
+    required : names that columns must have, such as those that a model was trained on
     quoted : whether all fields of the first line are quoted, and no field below it is
-    others : names that columns may have besides the known ones
+    optional : names that columns may have besides the required ones
     unnamed : whether earlier files of the same data have no header
     """
     numeric = [is_number(style.with_point(field)) for field in first]
-    if known and {*known} <= {*first} and not _occur_below(known, first, below):
+    if required and {*required} <= {*first} and not _occur_below(required, first, below):
         return True
     if all(numeric):
-        if known and {*known} <= {*first} <= {*known, *others} and len({*first}) == len(first):
+        has_required = required and {*required} <= {*first} <= {*required, *optional}
+        if has_required and len({*first}) == len(first):
             return True
         if unnamed:
             _warn_of_names(first, below, style, where, quoted)
@@ -69,11 +70,11 @@ def is_header(
     return _is_header_of_words(first, below, style, where)
 
 
-def _occur_below(known: Collection[str], first: Sequence[str], below: CsvRows) -> bool:
-    """Return whether each known name is also a cell of its column, so that the line is a row."""
+def _occur_below(required: Collection[str], first: Sequence[str], below: CsvRows) -> bool:
+    """Return whether each required name is also a cell of its column, so that the line is a row."""
     return bool(below) and all(
         any(row[k].strip() == name for row in below) for k, name in enumerate(first)
-        if name in known
+        if name in required
     )  # fmt: skip
 
 

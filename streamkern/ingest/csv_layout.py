@@ -57,7 +57,7 @@ class CsvLayout(NamedTuple):
 
 def csv_layout(
     lines: NumberedLines, form: FileForm, where: str, above: NumberedLines = (),
-    known: Collection[str] = (), beside: Collection[str] = (),
+    required: Collection[str] = (), optional: Collection[str] = (),
 ) -> CsvLayout:  # fmt: skip
     """Return the layout of a CSV file.
 
@@ -65,8 +65,8 @@ def csv_layout(
     form : the options of the user, and the record of earlier files
     where : name of the file, for messages
     above : the skipped lines, with their numbers
-    known : names that its columns must have
-    beside : names of columns that it may have besides these
+    required : names that its columns must have
+    optional : names of columns that it may have besides these
 
     Raises DataError if the layout is ambiguous, and names the option that resolves it.
     """
@@ -78,8 +78,8 @@ def csv_layout(
     rows = [fields_of(line, separator) for _, line in lines]
     if form.names is None and form.header is not False:
         rows[0] = _without_comment_sign(lines, rows, separator, style)
-    named = form.names is None and form.header is not False and not _COMMENT.match(lines[0][1])
-    if named and has_row_names(lines, rows, style):
+    has_names = form.names is None and form.header is not False and not _COMMENT.match(lines[0][1])
+    if has_names and has_row_names(lines, rows, style):
         rows[0].insert(0, "")
     _check_first_line(lines, rows, where, separator)
     if delimiter is None and len(rows[0]) == 1:
@@ -101,7 +101,7 @@ def csv_layout(
         quoted = lines[0][1].count('"') == 2 * len(first)
         quoted = quoted and len(lines) > 1 and not any('"' in line for _, line in lines[1:])
         unnamed = recorded.get("positions") is not None
-        header = is_header(first, below, style, where, known, quoted, beside, unnamed)
+        header = is_header(first, below, style, where, required, quoted, optional, unnamed)
     index: list[str] = []
     if header:
         refuse_unit_lines(lines, rows, style, where)

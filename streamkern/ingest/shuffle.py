@@ -189,10 +189,10 @@ class Spool:
         for name, count in (
             sorted(self._bucket_rows.items()) if self.spilled else [("", self.n_rows)]
         ):
-            a, b = max(start - first, 0), min(stop - first, count)
-            if a < b:
+            start_in_bucket, stop_in_bucket = max(start - first, 0), min(stop - first, count)
+            if start_in_bucket < stop_in_bucket:
                 loaded, order = self._load(name)
-                positions = order[a:b]
+                positions = order[start_in_bucket:stop_in_bucket]
                 arrays = [loaded.X, *(loaded.records[field] for field in names)]
                 for part, array in zip(parts, arrays, strict=True):
                     part.append(array.take(positions, axis=0))

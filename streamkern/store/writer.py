@@ -334,8 +334,8 @@ def _identifies_data(value: Any) -> bool:
     if isinstance(value, Mapping):
         # An ingested foreign store is identified by its metadata only: it has no fingerprint.
         unknown = "meta:" if value.get("kind") == "zarr" else ""
-        known_by = str(value.get("fingerprint", unknown))
-        is_weak = value.get("kind") in _WEAKLY_IDENTIFIED or known_by.startswith(("meta:", "name:"))
+        identity = str(value.get("fingerprint", unknown))
+        is_weak = value.get("kind") in _WEAKLY_IDENTIFIED or identity.startswith(("meta:", "name:"))
         return not is_weak and all(_identifies_data(v) for v in value.values())
     return not isinstance(value, list | tuple) or all(_identifies_data(v) for v in value)
 
