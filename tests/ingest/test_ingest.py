@@ -765,7 +765,7 @@ import os, signal, sys
 import numpy as np
 from streamkern.ingest import first_pass
 from streamkern.ingest.ingest import ingest
-first_pass._SAVE_EVERY = 20_000
+first_pass._SAVE_INTERVAL_BYTES = 20_000
 stage, stop_at, out, how = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 def progress(what, done, total):
     if what == stage and done >= stop_at:
