@@ -22,7 +22,7 @@ from streamkern.cli.page.facts import Facts, HeldOutAnswers, distinct_names, rea
 from streamkern.cli.page.page import MARK, report_page
 from streamkern.cli.redaction import without_secrets
 from streamkern.config.run_config import RunConfig
-from streamkern.filesystem.durable import check_writable, write_aside
+from streamkern.filesystem.durable import check_writable, write_atomically
 from streamkern.filesystem.urls import local_path
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.base import BaseSource
@@ -93,7 +93,7 @@ def write_report(
     with checkpoint_errors(", ".join(run.place for run in runs)):
         text = report_page(distinct_names(runs), _defaults())
     check_free(out)  # a file may have appeared meanwhile
-    write_aside(out, text.encode())
+    write_atomically(out, text.encode())
     return out
 
 

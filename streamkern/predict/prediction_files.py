@@ -30,7 +30,7 @@ from streamkern.filesystem.durable import sync_file, sync_folder
 from streamkern.filesystem.ownership import (
     ATTRIBUTE,
     PREDICTIONS,
-    begin,
+    begin_group,
     check_kind,
     is_marked,
     mark_at,
@@ -235,7 +235,7 @@ class PredictionGroup:
         """Write the predictions. publishing : is called before the first change of the output."""
         self.check_free()
         publishing()
-        group = begin(self._store, self._url, self._writing)
+        group = begin_group(self._store, self._url, self._writing)
         if table.classes is not None:
             group.attrs["classes"] = table.classes.tolist()
         write_zarr(group, table, slabs)

@@ -27,10 +27,10 @@ from streamkern.filesystem.ownership import check_output, mark_at
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.chunk_output import (
-    COPIES_OF_A_CHUNK,
+    COPIES_PER_CHUNK,
     DEFAULT_MEMORY,
     checked_chunk_bytes,
-    fill,
+    fill_store,
     n_writers,
     refuse_same_place,
 )
@@ -169,7 +169,7 @@ def materialise(
         n_threads = n_threads if threads == "auto" else min(n_threads, int(threads))
         numbers_of = row_numbers(source, loader.mix_units + n_threads)
         chunks_from = partial(_chunks_from, maker, loader, epoch, numbers_of)
-        return fill(writer, chunks_from, n_threads, progress)
+        return fill_store(writer, chunks_from, n_threads, progress)
 
 
 def _content_plan(
@@ -218,7 +218,7 @@ def _checked_settings(
     source: BaseSource, out_url: str | os.PathLike[str], chunk_mb: float, memory: int
 ) -> int:
     """Return the bytes of a chunk; raise for invalid settings before anything is written."""
-    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_OF_A_CHUNK)
+    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_PER_CHUNK)
     if source.n_outputs < 1:
         raise ConfigError("the source has no targets y", "add them: a store needs targets")
     refuse_same_place((store.url for store in stores_of(source)), out_url)
@@ -233,7 +233,7 @@ def row_numbers(source: BaseSource, n_cached_units: int) -> Callable[[np.ndarray
     edges, numbers_of_unit = unit_edges(source), lru_cache(n_cached_units)(source.source_rows)
 
     def numbers(rows: np.ndarray) -> np.ndarray:
-        result = np.empty(len(rows), layout.ROW)
+        result = np.empty(len(rows), layout.ROW_NUMBER_DTYPE)
         for u, index, index_in_unit in by_unit(edges, rows):
             result[index] = numbers_of_unit(u)[index_in_unit]
         return result

@@ -465,7 +465,7 @@ def test_a_lost_run_json_is_no_lost_run(run: Run, stores: Path, tmp_path: Path) 
 
 BAD_TRAINING = {
     "wrong URL": (["--train", "nowhere.zarr"], "there is no zarr store at .*nowhere.zarr"),
-    "no such array": (["--set", "data.x=Z"], "'Z', 'y' were asked for; leave the names out"),
+    "no such array": (["--set", "data.x=Z"], "'Z', 'y' were requested; leave the names out"),
     "no such file": (["missing.toml"], "run file 'missing.toml' cannot be read"),
     "unknown scheme": (["--train", "what://x/y"], "what"),
     "batch above n": (

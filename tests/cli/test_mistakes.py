@@ -162,8 +162,8 @@ def test_what_is_suggested_is_there() -> None:
 @pytest.fixture
 def refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that refuses is left at once, and not after a few seconds."""
-    assert objects._REFUSED_S < 10 < objects.DEADLINE_S
-    monkeypatch.setattr(objects, "_REFUSED_S", 0.0)
+    assert objects._REFUSED_RETRY_S < 10 < objects.DEADLINE_S
+    monkeypatch.setattr(objects, "_REFUSED_RETRY_S", 0.0)
 
 
 @pytest.mark.usefixtures("refused_once")

@@ -329,7 +329,9 @@ def test_an_input_that_changed_meanwhile_is_refused(
                 data.unlink()
 
     with model.backend:
-        message = "there is no file" if change == "gone" else "was changed while it was predicted"
+        message = (
+            "there is no file" if change == "gone" else "was changed while its rows were predicted"
+        )
         with pytest.raises((DataError, FileNotFoundError), match=message):
             predict(progress=changes)
         assert not out.exists()

@@ -272,7 +272,7 @@ def of_runs() -> list[Remedy]:
                lambda: (trained({"run.run_dir": "function"}, source=function),
                         sk.load("function")),
                lambda: regressor().fit(function).predict(X)),
-        Remedy("has no checkpoint yet; train the run to its first checkpoint, by the same run_dir",
+        Remedy("has no checkpoint yet; train the run to its first checkpoint, with the same",
                lambda: sk.load("begun"), begun),
         Remedy("or raise n_rows=", lambda: sk.load("run").permutation_importances(X, Y, n_rows=1),
                lambda: sk.load("run").permutation_importances(X, Y, n_rows=2)),

@@ -21,7 +21,7 @@ from streamkern.basics.randomness import Stage
 from streamkern.basics.warning import warn
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.row_block import RowBlock
-from streamkern.store.sample_weights import DTYPE as WEIGHT
+from streamkern.store.sample_weights import WEIGHT_DTYPE as WEIGHT
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.transforms import (
     Moments,

@@ -17,7 +17,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import redact, size_text
 from streamkern.basics.version import __version__
 from streamkern.basics.warning import warn
-from streamkern.filesystem.durable import check_writable, make_folders, write_aside
+from streamkern.filesystem.durable import check_writable, make_folders, write_atomically
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
@@ -170,7 +170,7 @@ def export_dtype(model: KernelModel, dtype: str) -> np.dtype[Any]:
 
 def _write(place: Path, data: bytes, overwrite: bool) -> None:
     make_folders(place.parent)
-    write_aside(place, data, exclusive=not overwrite)
+    write_atomically(place, data, exclusive=not overwrite)
 
 
 def onnx_model(

@@ -22,7 +22,7 @@ from streamkern.backend.devices import on_its_backend
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
-from streamkern.ingest.columns import USUAL, RecordedArrays
+from streamkern.ingest.columns import DEFAULT_ARRAYS, RecordedArrays
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.base import Loss
@@ -91,7 +91,7 @@ class KernelModel(ShownFacts):
     origin: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = None
     posterior: Posterior | None = None
-    arrays: RecordedArrays = USUAL
+    arrays: RecordedArrays = DEFAULT_ARRAYS
     lacking: str = field(default_factory=lambda: no_calibration_text({}))
     loss: Loss | None = None
     centers: npt.NDArray[Any] | None = None

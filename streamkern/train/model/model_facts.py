@@ -15,7 +15,7 @@ from streamkern.kernels.notation import categorical_text, kernel_text
 from streamkern.losses.losses import SQUARES, fitted_loss_table, loss_text
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.precondition.step_rule import max_over_blocks
-from streamkern.store.facts import listed, row_shape_text
+from streamkern.store.facts import names_after_colon, row_shape_text
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.target_scale import transform_text
 from streamkern.train.resolve.training_data import targets
@@ -109,7 +109,8 @@ def model_facts(model: Any) -> dict[str, Any]:
     return {
         **model.origin,
         "targets": targets(model.classes, model.n_outputs),
-        "features": f"{row_shape_text(model.row_shape, sparse)}{listed(model.columns or ())}",
+        "features": row_shape_text(model.row_shape, sparse)
+        + names_after_colon(model.columns or ()),
         "kernel": repr(model.op.kernel),
         "centers": f"{len(model.weights):,}",
         "loss": loss_text(model.loss or SQUARES),

@@ -63,7 +63,7 @@ class CentersTarget:
         self.keys = np.empty((shape[0] * (self._keyed is not None), CENTER_DIGEST_BYTES), np.uint8)
         return self if wanted or self._keyed is not None else None
 
-    def wants(self, part: slice) -> bool:
+    def needs(self, part: slice) -> bool:
         """Return whether these rows have to be read."""
         first, stop = self._overlap(part)
         return self._keyed is not None or first < stop

@@ -95,13 +95,13 @@ def test_only_chunks_that_have_a_row_are_read(
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (48, 96))  # four rows
     kept = saved(tmp_path / "run", Z)
     read: list[str] = []
-    value = CheckedStore._value
+    value = CheckedStore._read_value
 
     async def counted(self: CheckedStore, key: str, prototype: Any) -> Any:
         read.extend([key] if "/c/" in key else [])
         return await value(self, key, prototype)
 
-    monkeypatch.setattr(CheckedStore, "_value", counted)
+    monkeypatch.setattr(CheckedStore, "_read_value", counted)
     for rows, chunks in ((slice(5, 13), [1, 2, 3]), (slice(36, 37), [9]), (slice(8, 8), [])):
         np.testing.assert_array_equal(kept.read(rows), Z[rows])
         assert read == [f"Z/c/{k}/0" for k in chunks]
