@@ -246,7 +246,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "scale": ("data.scale='none' contradicts", {"data.scale": "none"}),
     "transform": ("data.transforms scales rows differently",
                   {"data.transforms": [{"kind": "scale", "mode": "global"}]}),
-    "direct": ("solver.name='direct' starts from nothing", {"solver.name": "direct"}),
+    "direct": ("solver.name='direct' cannot start from", {"solver.name": "direct"}),
     "precision": ("run.precision gives float64", {"run.precision": "float64"}),
     "another start": ("solver.warm_start=.*is another run", {"solver.warm_start": "elsewhere"}),
 }  # fmt: skip

@@ -35,7 +35,8 @@ from streamkern.train.setup.loss_ridge import loss_noise
 from streamkern.train.setup.loss_rows import LossRows
 
 BISECTIONS = 60
-LARGEST_OUTPUT = 30.0
+"""Number of bisection steps, after which an interval is smaller than rounding errors."""
+MAX_OUTPUT_CHANGE = 30.0
 """Largest change of an output by the start, |slope f|, so that its exponential does not
 overflow."""
 MIN_GAIN = 0.125
@@ -171,13 +172,13 @@ def setup_targets(
     loss = run.loss
     if isinstance(loss, LogLink):
         return *log_targets(run, loss, dtype), {}
-    if warm is None and (found := find_transform(run, dtype, report)) is not None:
-        return loss, found.targets, {"target_transform": found.facts}
+    if warm is None and (transform := find_transform(run, dtype, report)) is not None:
+        return loss, transform.targets, {"target_transform": transform.facts}
     targets = scale_for_setup(run, dtype, warm)
     if warm is None or targets.gain is None:
         return loss, targets, {}
-    before = warm.setup.meta["setup"]["target_transform"]
-    return loss, targets, {"target_transform": before}
+    target_transform = warm.setup.meta["setup"]["target_transform"]
+    return loss, targets, {"target_transform": target_transform}
 
 
 def scale_for_setup(run: ResolvedRun, dtype: Any, warm: ParentRun | None) -> TargetScale:
@@ -224,7 +225,7 @@ def _shift(loss: Loss, errors: _Floats, Y: _Floats, w: _Floats) -> _Floats:
     """
     final = loss.at(math.inf)  # as at the end of a run, see `Loss.at`
     return _roots(
-        lambda by: w @ final.gradient(np, errors + by, Y),
+        lambda shift: w @ final.gradient(np, errors + shift, Y),
         -errors.max(axis=0),
         -errors.min(axis=0),
     )
@@ -244,16 +245,16 @@ def _left_out(
     F = left_out_values(op, Z, rows, noise) if noise.tried else np.zeros_like(scaled)
     w = np.ones(len(F)) if rows.root is None else to_host(rows.root).astype(np.float64) ** 2
     K = to_host(weighted_gram(op, Z, rows.X, None))
-    bounded = to_host(rows.Y)
+    bounded_Y = to_host(rows.Y)
     if stored.repeats is not None:
         group, scaled, w = stored.repeats
         F, K = F[group], K[np.ix_(group, group)]
-        bounded = bounded[group] if rows.repeats is None else rows.repeats.Y
-    judged = w * (bounded == scaled).all(axis=1)
+        bounded_Y = bounded_Y[group] if rows.repeats is None else rows.repeats.Y
+    score_w = w * (bounded_Y == scaled).all(axis=1)
     Y = scaled * targets.scale + targets.mean
     if targets.unit is not None:
         Y = targets.unit * np.expm1(np.maximum(Y, 0))
-    return F, LossRows(K, Y, w, judged if judged.any() else w, targets.mean, targets.scale)
+    return F, LossRows(K, Y, w, score_w if score_w.any() else w, targets.mean, targets.scale)
 
 
 def _slope(loss: Loss, F: _Floats, Y: _Floats, w: _Floats, mean: _Floats) -> float:
@@ -267,7 +268,7 @@ def _slope(loss: Loss, F: _Floats, Y: _Floats, w: _Floats, mean: _Floats) -> flo
         errors = loss.predict(np, mean + slope * F) - Y
         return np.atleast_1d(w @ (loss.gradient(np, errors, Y) * F).sum(axis=1))
 
-    return float(_roots(rise, np.zeros(1), np.array([LARGEST_OUTPUT / np.abs(F).max()]))[0])
+    return float(_roots(rise, np.zeros(1), np.array([MAX_OUTPUT_CHANGE / np.abs(F).max()]))[0])
 
 
 def _roots(rising: Callable[[_Floats], _Floats], low: _Floats, high: _Floats) -> _Floats:

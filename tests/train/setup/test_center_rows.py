@@ -14,7 +14,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.setup.center_rows import CenterRows, center_places
+from streamkern.train.setup.center_rows import CenterRows, center_indices
 from streamkern.train.setup.choose_centers import choose_centers
 from tests.runs import C, arrays, finished, settings
 
@@ -84,8 +84,8 @@ def test_methods_that_do_not_ask_are_told_nothing() -> None:
 def test_places_of_rows() -> None:
     X, y = arrays()
     at = CenterRows(np.array([2, 0]), ArraySource(X, y).read_unit(0, 0, 0).take([9, 4]))
-    np.testing.assert_array_equal(center_places(np.array([4, 5, 9, 10**9]), at), [0, -1, 2, -1])
-    np.testing.assert_array_equal(center_places(np.array([4]), None), [-1])
+    np.testing.assert_array_equal(center_indices(np.array([4, 5, 9, 10**9]), at), [0, -1, 2, -1])
+    np.testing.assert_array_equal(center_indices(np.array([4]), None), [-1])
 
 
 def test_a_start_from_all_rows_is_the_exact_model() -> None:
