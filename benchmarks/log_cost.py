@@ -105,7 +105,7 @@ class _Passes:
                     inside += time.perf_counter() - before
             if live is not None:
                 before = time.perf_counter()
-                live.losses += steps.watch.rest()
+                live.losses += steps.watch.pending_loss()
                 live.log_losses()
                 inside += time.perf_counter() - before
         if live is not None:

@@ -92,13 +92,13 @@ def continuing(
     return _with_model_of(recorded["identity"]["settings"], parent, parent_id, config, inputs)
 
 
-def _find(config: RunConfig, place: str, *, load_weights: bool = False) -> ParentRun | None:
-    options = storage_options_for(config, place)
-    return ParentRun.find(place, options, load_centers=False, load_weights=load_weights)
+def _find(config: RunConfig, run_dir: str, *, load_weights: bool = False) -> ParentRun | None:
+    options = storage_options_for(config, run_dir)
+    return ParentRun.find(run_dir, options, load_centers=False, load_weights=load_weights)
 
 
-def _warm_started(config: RunConfig, place: str, inputs: RunInputs) -> RunConfig:
-    """Return the settings with the run in `place` as solver.warm_start."""
+def _warm_started(config: RunConfig, parent_path: str, inputs: RunInputs) -> RunConfig:
+    """Return the settings with the run in `parent_path` as solver.warm_start."""
     for name, array in (("centers", inputs.centers), ("metric", inputs.metric)):
         if array is not None:
             raise ConfigError(
@@ -111,32 +111,32 @@ def _warm_started(config: RunConfig, place: str, inputs: RunInputs) -> RunConfig
             "continue a run",
             "use another solver, such as 'block'",
         )
-    if warm_start is not None and _absolute(warm_start) != _absolute(place):
+    if warm_start is not None and _absolute(warm_start) != _absolute(parent_path):
         raise ConfigError(
             f"{mention(f'solver.warm_start={redact(warm_start)}')} is not the run that is "
             "continued, whose weights are taken",
             "leave it out",
         )
-    path = local_path(place)
+    path = local_path(parent_path)
     return config.with_overrides(
-        {"solver.warm_start": place if path is None else str(path.absolute())}
+        {"solver.warm_start": parent_path if path is None else str(path.absolute())}
     )
 
 
 def _from_parent(
-    place: str, config: RunConfig, inputs: RunInputs, parent_id: ParentId | None
+    parent_path: str, config: RunConfig, inputs: RunInputs, parent_id: ParentId | None
 ) -> tuple[RunConfig, RunInputs]:
     """Return settings and inputs from the parent run. Its weights are loaded later, by the
     setup."""
-    parent = _find(config, place, load_weights=parent_id is None)
+    parent = _find(config, parent_path, load_weights=parent_id is None)
     if parent is None or parent.setup.run is None:
         raise ConfigError(
-            f"{redact(place)} has no checkpoint to continue from yet",
+            f"{redact(parent_path)} has no checkpoint to continue from yet",
             "train it to its first checkpoint",
         )
     settings = parent.record["identity"]["settings"]
     with checkpoint_errors(parent.check().place):
-        ancestry = _ancestry(_absolute(place), parent) if parent_id is None else parent_id[0]
+        ancestry = _ancestry(_absolute(parent_path), parent) if parent_id is None else parent_id[0]
         parent = replace(parent, ancestry=ancestry, checkpoint=None)
         # The caller of the parent run gave these facts about the targets, which still hold.
         inherited = ("flat", "labels", "weight_column")
@@ -144,7 +144,7 @@ def _from_parent(
     return _with_model_of(settings, parent, parent_id, config, replace(inputs, facts=facts))
 
 
-def _ancestry(place: str, parent: ParentRun) -> dict[str, Any]:
+def _ancestry(parent_path: str, parent: ParentRun) -> dict[str, Any]:
     """Return the ancestry of a run that continues `parent`, as JSON values.
 
     It describes the parent run, and its ancestors in the list "before", the nearest first.
@@ -158,7 +158,7 @@ def _ancestry(place: str, parent: ParentRun) -> dict[str, Any]:
     )
     grandparent = {k: v for k, v in (grandparent_entry or {}).items() if k != "before"}
     return {
-        "run": place, "step": saved.step, "samples": position["samples"], "epochs": epochs,
+        "run": parent_path, "step": saved.step, "samples": position["samples"], "epochs": epochs,
         "model": model_digest(parent),
         "before": [] if grandparent_entry is None else [grandparent, *grandparent_entry["before"]],
     }  # fmt: skip
@@ -222,7 +222,7 @@ def _with_model_of(
     return config.with_overrides(overrides), inputs
 
 
-def _absolute(place: str) -> str:
+def _absolute(path_or_url: str) -> str:
     """Return a path or URL in the form in which it is recorded and compared."""
-    path = local_path(place)
-    return redact(place).rstrip("/") if path is None else str(path.absolute())
+    path = local_path(path_or_url)
+    return redact(path_or_url).rstrip("/") if path is None else str(path.absolute())

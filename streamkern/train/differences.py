@@ -94,8 +94,8 @@ def _transforms(source: Any) -> Iterator[Mapping[str, Any]]:
                 yield from _transforms(value)
         yield from source.get("transforms", ())
     elif isinstance(source, Sequence) and not isinstance(source, str):
-        for each in source:
-            yield from _transforms(each)
+        for item in source:
+            yield from _transforms(item)
 
 
 def _checksums(value: Any) -> Iterator[str]:

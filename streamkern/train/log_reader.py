@@ -387,8 +387,8 @@ def duration(seconds: float) -> str:
     """Return seconds as "0.4 s", "2 min 5 s" or "3 h 20 min"."""
     if seconds < 60:
         return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {remainder} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"

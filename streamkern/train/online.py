@@ -112,9 +112,9 @@ class Online:
         run = open_run(config, inputs, fixed_sizes=self.sizes, complete=False)
         try:
             with run.backend.active(), Line(asked=progress) as line:
-                began = time.perf_counter()
+                start_s = time.perf_counter()
                 result = self._train(run, RunProgress(line, RunLog(None), Position()))
-                line.finish(closing_line(result, time.perf_counter() - began))
+                line.finish(closing_line(result, time.perf_counter() - start_s))
                 return result
         except BaseException:
             run.backend.close()
@@ -171,7 +171,7 @@ class Online:
 def _updating(run_progress: RunProgress) -> StepCallback:
     """Return a function that updates the progress after each step, and never ends the run."""
 
-    def between(before: int, loss: float | None) -> bool:
+    def between(samples_before: int, loss: float | None) -> bool:
         run_progress.stepped(loss)
         return False
 

@@ -149,7 +149,7 @@ def _has_scores(description: Any) -> bool:
     return isinstance(description, list | tuple) and any(map(_has_scores, description))
 
 
-def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def changed_backend(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
     """Return the differences between two descriptions of a backend that can change the result.
 
     OpenMP is ignored. It is listed if any library of the process, such as scikit-learn, has loaded
@@ -160,7 +160,7 @@ def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
         libraries = [name for name in description.get("blas", []) if not name.startswith("openmp")]
         return {**description, "blas": libraries}
 
-    return difference(arithmetic(recorded), arithmetic(now))
+    return difference(arithmetic(recorded), arithmetic(current))
 
 
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
@@ -190,14 +190,14 @@ def check_same_model(directory: RunDirectory, config: RunConfig, inputs: RunInpu
 
 
 def _check_same(
-    directory: RunDirectory, before: Mapping[str, Any], now: Mapping[str, Any]
+    directory: RunDirectory, recorded: Mapping[str, Any], current: Mapping[str, Any]
 ) -> None:  # fmt: skip
     """Raise ResumeMismatchError with all differences of two identities, and a remedy."""
-    changes = difference(before, now)
+    changes = difference(recorded, current)
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         remedy = "restore these, or give another run_dir"
-        if _has_kernel_object(before) and not _has_kernel_object(now):
+        if _has_kernel_object(recorded) and not _has_kernel_object(current):
             remedy = (
                 "resume it in Python by the call that began it, whose kernel is an object, or "
                 "continue this run in another run_dir (streamkern train --continue)"
@@ -218,12 +218,12 @@ def _has_kernel_object(identity: Mapping[str, Any]) -> bool:
     return isinstance(kernel, Mapping) and "kind" not in kernel
 
 
-def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+def check_order(saved: Mapping[str, Any] | None, current: Mapping[str, Any]) -> None:
     """Raise ResumeMismatchError unless samples come in the same order as before.
 
-    saved, now : values of `BatchReader.order_key`; `saved` is None if there is no checkpoint
+    saved, current : values of `BatchReader.order_key`; `saved` is None if there is no checkpoint
     """
-    changes = difference(saved or now, now)
+    changes = difference(saved or current, current)
     if changes:
         raise ResumeMismatchError(
             f"the run was started with its samples in another order: {'; '.join(changes)}",
@@ -271,12 +271,12 @@ class EnvironmentChanges:
 
     def report(self, report: Callable[[str, dict[str, Any]], None]) -> None:
         """Warn of changes since the last writer, and report them as an event "changed"."""
-        recorded, now = self._recorded, self.now()
+        recorded, current = self._recorded, self.now()
         grids = (
             {name: values[name] for name in _GRID_FACTS if name in recorded}
-            for values in (recorded, now)
+            for values in (recorded, current)
         )
-        changes = {"libraries": _libraries(recorded, now), "ranks": difference(*grids)}
+        changes = {"libraries": _libraries(recorded, current), "ranks": difference(*grids)}
         texts = [change for values in changes.values() for change in values]
         if texts:
             changed_parts = " and ".join(name for name, values in changes.items() if values)
@@ -284,8 +284,8 @@ class EnvironmentChanges:
             report("changed", {"what": texts})
 
 
-def _libraries(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _libraries(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     if "backend" not in recorded:
         return []
-    changed = changed_backend(recorded["backend"], now["backend"])
-    return changed + difference(recorded.get("versions", now["versions"]), now["versions"])
+    changed = changed_backend(recorded["backend"], current["backend"])
+    return changed + difference(recorded.get("versions", current["versions"]), current["versions"])

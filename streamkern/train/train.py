@@ -166,7 +166,7 @@ def _over_ranks(
 ) -> Result:  # fmt: skip
     """Train over several ranks, see `over_ranks`. The result is loaded from the run directory."""
     _check_read_back(config, inputs)
-    began = time.perf_counter()
+    start = time.perf_counter()
     with (
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         Line(asked=progress) as line,
@@ -180,7 +180,7 @@ def _over_ranks(
         if not config.run.log:  # otherwise they are read from the log
             result.history = summary["history"]
         if last_line is not False:
-            text = closing_line(result, time.perf_counter() - began)
+            text = closing_line(result, time.perf_counter() - start)
             line.finish(text, always=last_line is True)
     return result
 

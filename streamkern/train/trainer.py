@@ -251,7 +251,7 @@ class Trainer:
             return contextlib.nullcontext()
         return self.stop.at_once(saves=self.checkpoints.saves)
 
-    def _after_step(self, before: int, loss: float | None) -> bool:
+    def _after_step(self, samples_before: int, loss: float | None) -> bool:
         """Log, evaluate and save after a step; return whether the run ends. See `StepCallback`."""
         stall_s = self.feed.loader.stats.stall_s
         self.coordinator.exchange(self.position.step, stall_s, self.steps.rows)
@@ -261,7 +261,7 @@ class Trainer:
             self._end_after_epoch(self._why_finished())
         is_last_epoch = position.epoch == self.run.config.data.passes or self.ended is not None
         has_score = self.stopping.active and position.batch == 0
-        due = self.evaluations.due(position, before)
+        due = self.evaluations.due(position, samples_before)
         now = due or self.checkpoints.is_set_for(position.step)
         if not self.coordinator.at_sync_point(self.steps, now=now):
             return False
@@ -299,11 +299,11 @@ class Trainer:
         passed = EpochEnd(*counts, figures, last, self.steps.result)
         self._end_after_epoch(self.callbacks.pass_ended(passed))
 
-    def _end_after_epoch(self, why: str | None) -> None:
+    def _end_after_epoch(self, reason: str | None) -> None:
         """End the run after this epoch if there is a reason and epochs are left."""
-        if why and not self.ended and self.position.epoch < self.run.config.data.passes:
-            self.ended = why
-            self._report("finished", {"why": why})
+        if reason and not self.ended and self.position.epoch < self.run.config.data.passes:
+            self.ended = reason
+            self._report("finished", {"why": reason})
 
     def _why_finished(self) -> str | None:
         """Return why the remaining epochs are not needed, or None."""
@@ -324,9 +324,9 @@ class Trainer:
 
     def _finish(self) -> None:
         """Complete the model after the last step, then evaluate and save it."""
-        self.progress.losses += self.steps.watch.rest()
+        self.progress.losses += self.steps.watch.pending_loss()
         self.progress.log_losses()
-        self.steps.watch.judge_rest()
+        self.steps.watch.judge_pending()
         self.steps.solver.finish(self.steps.state)
         self.steps.take_best()
         self.steps.take_posterior()

@@ -58,13 +58,15 @@ class Checkpoints:
         """Return whether the settings ask for a checkpoint after exactly `step` steps."""
         return self._interval_steps is not None and step % self._interval_steps == 0
 
-    def save(self, steps: StepLoop, meta: dict[str, Any], before: Callable[[], object]) -> None:
+    def save(
+        self, steps: StepLoop, meta: dict[str, Any], before_commit: Callable[[], object]
+    ) -> None:
         """Start to save the state of `steps`, with the entries `meta`.
 
         On ranks without checkpoints, this rank's arrays are sent to rank 0 instead. Collective if
         ranks partition the centers.
 
-        before : called before the files become a checkpoint, see `AsyncSaver`
+        before_commit : called before the files become a checkpoint, see `AsyncSaver`
         """
         if self._saver is None:
             steps.hand_in()
@@ -72,7 +74,7 @@ class Checkpoints:
         start = time.monotonic()
         self._saver.wait()  # at most one copy is held
         arrays, values = steps.snapshot()
-        self._saver.submit(steps.position.step, arrays, values | meta, before)
+        self._saver.submit(steps.position.step, arrays, values | meta, before_commit)
         self._last_save = time.monotonic()
         self._blocked_s = self._last_save - start
 

@@ -42,18 +42,18 @@ class EvaluationSchedule:
         self.history: list[dict[str, Any]] = []
         self.owed = False
 
-    def due(self, position: Position, before: int) -> bool:
+    def due(self, position: Position, samples_before: int) -> bool:
         """Return whether the last step makes an evaluation due.
 
         That is, it has ended an epoch or a period of `evaluate_every` steps, or has reached a
         number of samples in `evaluate_at`.
 
-        before : number of samples before the last step
+        samples_before : number of samples before the last step
         """
         interval = self._settings.evaluate_every
         if self._settings.early_stopping and position.batch == 0:
             return True
-        if any(before < count <= position.samples for count in self._settings.evaluate_at):
+        if any(samples_before < count <= position.samples for count in self._settings.evaluate_at):
             return True
         if interval == "auto":
             return position.batch == 0

@@ -77,8 +77,8 @@ class Guard:
             or loss > zero_loss > 2 * self.best
             or (loss > 10 * self.best and loss > 0.1 * zero_loss)
         )
-        bad = not math.isfinite(loss) or (grows and loss > NEGLIGIBLE_LOSS)
-        if not bad:
+        is_bad = not math.isfinite(loss) or (grows and loss > NEGLIGIBLE_LOSS)
+        if not is_bad:
             self.best = min(self.best, loss)
             return False
         self.back_offs += 1
@@ -187,10 +187,10 @@ class Watch:
             loss = user_loss = math.nan
         self._window = self._window[:0]
         if self.solver.rules():
-            bad = self.guard.judge(loss, zero, self.solver.remedy)
+            is_bad = self.guard.judge(loss, zero, self.solver.remedy)
         else:
-            bad = not math.isfinite(loss)
-        if bad:
+            is_bad = not math.isfinite(loss)
+        if is_bad:
             self.solver.backed_off(self.state, self.good, BACK_OFF_FACTOR)
             fields = {"loss": user_loss, "zero_loss": user_zero, "scale": self.state.scale}
             self._report("back-off", fields)
@@ -198,14 +198,14 @@ class Watch:
             self.good[...] = self.state.alpha
         return user_loss
 
-    def rest(self) -> list[float]:
+    def pending_loss(self) -> list[float]:
         """Return [mean loss] of the steps that were not judged yet, see `judge`; [] if there are
         none."""
         window = self.read()
         with np.errstate(over="ignore", invalid="ignore"):
             return [float(window[:, 2].mean())] if len(window) else []
 
-    def judge_rest(self) -> None:
+    def judge_pending(self) -> None:
         """Judge the last window, which the end of the run cuts short.
 
         A window of a few steps is judged only if the run has no more steps, because its mean is

@@ -37,7 +37,7 @@ class RankFigures(Protocol):
     def facts(self) -> dict[str, Any]:
         """Return the figures for the log."""
 
-    def words(self) -> str:
+    def progress_text(self) -> str:
         """Return the text for the progress line."""
 
 
@@ -92,9 +92,9 @@ class RunProgress:
         self._n_done += 1
         if self._n_done >= n:
             return f"{PHASE_DESCRIPTIONS[phase]}, comparing what was found"
-        left = self._time_left(self._n_done, n)
+        time_left = self._time_left(self._n_done, n)
         done = f"{PHASE_DESCRIPTIONS[phase]}, {self._n_done} of {n} are tried"
-        return f"{done}, about {left} left for these"
+        return f"{done}, about {time_left} left for these"
 
     def _time_left(self, done: int, n: int) -> str:
         """Return the time left of a phase after `done` of n parts, if all take the same time."""
@@ -107,8 +107,8 @@ class RunProgress:
         """
         if done == blocks:
             return "learning from the sample"
-        left = self._time_left(done, blocks)
-        return f"preconditioner, block {done + 1} of {blocks}, about {left} left"
+        time_left = self._time_left(done, blocks)
+        return f"preconditioner, block {done + 1} of {blocks}, about {time_left} left"
 
     def setting_up(self) -> contextlib.AbstractContextManager[None]:
         """Show the line of the setup, also during a single call that takes minutes."""
@@ -162,12 +162,12 @@ class RunProgress:
         share = (position.samples - self._done_before[1]) / self._total
         has_loss = len(self.losses) > self._n_empty(self.losses)
         loss = f"train mse {self.losses[-1]:.4g}{self._loss_note}  " if has_loss else ""
-        left = time_text(self._seconds_left(flow.samples_per_s))
-        ranks = "" if self._ranks is None else self._ranks.words()
+        time_left = time_text(self._seconds_left(flow.samples_per_s))
+        ranks = "" if self._ranks is None else self._ranks.progress_text()
         flow_text = (
             f"{three_digits(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.words()
         )
-        return f"{share:.0%}, epoch {epoch} of {self._passes}  {left} left  {loss}{flow_text}"
+        return f"{share:.0%}, epoch {epoch} of {self._passes}  {time_left} left  {loss}{flow_text}"
 
     def _n_empty(self, losses: list[float]) -> int:
         """Return the number of losses whose windows began while the model was still zero."""

@@ -112,33 +112,33 @@ class RankCoordinator:
         """Return the decision of rank 0. Collective."""
         return bool(self._ranks.broadcast_scalars([decision])[0])
 
-    def ended(self, why: str | None, *, saves: bool = False) -> tuple[str | None, bool]:
+    def ended(self, reason: str | None, *, saves: bool = False) -> tuple[str | None, bool]:
         """Return why rank 0 ends the run after this step, or None, and whether it saves the run.
 
         Collective. Raises Stopped on all ranks if rank 0 has received a signal.
 
-        why, saves : decisions of this rank, which count on rank 0 only
+        reason, saves : decisions of this rank, which count on rank 0 only
         """
         if self._ranks.is_single:
-            return why, saves
+            return reason, saves
         step_s = (time.perf_counter() - self._agreed_at) / max(1, self._steps_since_sync)
         steps = min(GATHER_INTERVAL_STEPS, max(1, int(AGREEMENT_INTERVAL_S / max(step_s, 1e-9))))
         stopped, ended, saved, self._steps_to_sync = self._ranks.broadcast_scalars(
-            [self._stop.requested is not None, why is not None, saves, steps]
+            [self._stop.requested is not None, reason is not None, saves, steps]
         ).tolist()
         self._agreed_at, self._steps_since_sync = time.perf_counter(), 0
         if stopped:
             self._stop.requested = self._stop.requested or "rank 0"
             self._stop.check()
-        return why or ("rank 0 has ended it" if ended else None), bool(saved)
+        return reason or ("rank 0 has ended it" if ended else None), bool(saved)
 
     def exchange(self, step: int, stall_s: float, rows: int) -> None:
         """Exchange timings between the ranks, every `GATHER_INTERVAL_STEPS` steps."""
         if not self._ranks.is_single and step % GATHER_INTERVAL_STEPS == 0:
-            own = RankTimings(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
+            timings = RankTimings(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
             self._last_exchange, self._this_exchange = (
                 self._this_exchange,
-                [RankTimings(*each) for each in self._ranks.allgather(own)],
+                [RankTimings(*values) for values in self._ranks.allgather(timings)],
             )
 
     def facts(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class RankCoordinator:
             "slowest_rank": waits.index(min(waits)),
         }
 
-    def words(self) -> str:
+    def progress_text(self) -> str:
         """Return the text for the progress line."""
         return format_rank_figures(self.facts())
 

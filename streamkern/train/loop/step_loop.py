@@ -318,9 +318,9 @@ class StepLoop:
         """Take a step for each batch, until `between` returns True."""
         with self.run.backend.stepping():
             for batch in batches:
-                before = self.position.samples
+                samples_before = self.position.samples
                 loss = self.take(batch)
-                if between is not None and between(before, loss):
+                if between is not None and between(samples_before, loss):
                     break
 
     def take(self, batch: Batch) -> float | None:

@@ -53,6 +53,6 @@ class SharedModel(KernelModel):
         """
         X = self.backend.asarray(self.ranks.broadcast(rows), self.op.dtype)
         F = self.backend.xp.zeros((len(X), self.n_outputs), self.op.dtype)
-        own = self.grid.of_row(len(X))
-        F[own] = super().function(X[own])
+        own_rows = self.grid.of_row(len(X))
+        F[own_rows] = super().function(X[own_rows])
         return self.ranks.sum(F, self.backend)

@@ -80,9 +80,9 @@ class TrainingFit(NamedTuple):
         if self.finds:
             return None
         if self.spread < CONSTANT_VARIANCE:
-            why = "its predictions are nearly constant"
+            problem = "its predictions are nearly constant"
         elif self.worse > WORSE_THAN_MEAN_SE:
-            why = f"its error on them is {1 - self.explained:.3g} times that of a constant"
+            problem = f"its error on them is {1 - self.explained:.3g} times that of a constant"
         elif self.alone > ISOLATED_SHARE:
             return (
                 f"{ISOLATED_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
@@ -93,8 +93,8 @@ class TrainingFit(NamedTuple):
             return None
         remedy = f'leave {" and ".join(given)} at "auto", ' if given else ""
         return (
-            f"{NOTHING_NOTE}: {why}; {remedy}look for features that say more of the targets, or "
-            "take the mean"
+            f"{NOTHING_NOTE}: {problem}; {remedy}look for features that say more of the targets, "
+            "or take the mean"
         )
 
 

@@ -100,27 +100,29 @@ def _start_tracker() -> None:
     """
     if os.name != "posix":
         return
-    before = os.environ.get("PYTHONWARNINGS")
+    old_value = os.environ.get("PYTHONWARNINGS")
     without_warning = "ignore:resource_tracker:UserWarning"
-    os.environ["PYTHONWARNINGS"] = f"{before},{without_warning}" if before else without_warning
+    os.environ["PYTHONWARNINGS"] = (
+        f"{old_value},{without_warning}" if old_value else without_warning
+    )
     try:
         resource_tracker.ensure_running()
     finally:
         os.environ.pop("PYTHONWARNINGS")
-        if before is not None:
-            os.environ["PYTHONWARNINGS"] = before
+        if old_value is not None:
+            os.environ["PYTHONWARNINGS"] = old_value
 
 
 @contextlib.contextmanager
 def _restored_environment() -> Iterator[None]:
     """Restore the environment variables at the end, because Dask changes them for its workers."""
-    before = dict(os.environ)
+    old_environment = dict(os.environ)
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
+        for name in os.environ.keys() - old_environment.keys():
             del os.environ[name]
-        os.environ.update(before)
+        os.environ.update(old_environment)
 
 
 def dask_setup(worker: Any) -> None:

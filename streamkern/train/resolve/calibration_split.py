@@ -82,51 +82,51 @@ def check_calibrate(config: RunConfig, *, complete: bool, has_initial_weights: b
 
     Raises ConfigError if calibration rows are ruled out although calibrate is True.
     """
-    setting, why = config.run.calibrate, None
+    setting, reason = config.run.calibrate, None
     if not complete:
-        why = (
+        reason = (
             "with partial_fit, to which rows set aside may come again; use fit, and "
             f"{CALIBRATE_TRUE_REMEDY}"
         )
     elif has_initial_weights or config.solver.warm_start is not None:
-        why = (
+        reason = (
             "with initial weights, which the rows set aside may have trained; fit from the start, "
             f"and {CALIBRATE_TRUE_REMEDY}"
         )
-    if why is not None and setting is True:
+    if reason is not None and setting is True:
         raise ConfigError(
-            f"{mention('run.calibrate')} cannot be used {why.partition(';')[0]}", "leave it out"
+            f"{mention('run.calibrate')} cannot be used {reason.partition(';')[0]}", "leave it out"
         )
-    if config.model.loss == LogLoss.name and setting == "auto" and why is None:
-        why = f"as the probabilities follow from the loss; {CALIBRATE_TRUE_REMEDY}"
-    return why
+    if config.model.loss == LogLoss.name and setting == "auto" and reason is None:
+        reason = f"as the probabilities follow from the loss; {CALIBRATE_TRUE_REMEDY}"
+    return reason
 
 
 def calibration_split(
     config: RunConfig,
     source: BaseSource,
-    why: str | None = None,
+    reason: str | None = None,
     *,
     keeps_calibration_rows: bool = False,
 ) -> CalibrationSplit:
     """Split the rows of a run into calibration rows and the rest.
 
-    why : reason not to calibrate, see `check_calibrate`
+    reason : reason not to calibrate, see `check_calibrate`
     keeps_calibration_rows : whether the run starts from the weights of an earlier run. With
         calibrate="auto" it then leaves out the rows that the earlier run set aside, because the
         same rows have to be chosen as centers.
     """
-    setting, n_rows, why_none = config.run.calibrate, _n_without_copies(source), why
-    left_out = setting == "auto" and why is None and source.classes is not None
+    setting, n_rows, why_none = config.run.calibrate, _n_without_copies(source), reason
+    left_out = setting == "auto" and reason is None and source.classes is not None
     left_out = left_out and not _has_copies(source, n_rows)
     if keeps_calibration_rows and setting == "auto":
-        why = _why_too_few(source, n_rows)
-    elif why is None and not setting:
-        why = f"as calibrate=False asks for; {CALIBRATE_TRUE_REMEDY}"
-    elif why is None and setting == "auto":
-        why = _why_too_few(source, n_rows)
-    if why is not None:
-        return CalibrationSplit(source, None, why_none or why, left_out=left_out)
+        reason = _why_too_few(source, n_rows)
+    elif reason is None and not setting:
+        reason = f"as calibrate=False asks for; {CALIBRATE_TRUE_REMEDY}"
+    elif reason is None and setting == "auto":
+        reason = _why_too_few(source, n_rows)
+    if reason is not None:
+        return CalibrationSplit(source, None, why_none or reason, left_out=left_out)
     share = min(
         AUTO_CALIBRATION_SHARE if setting == "auto" else CALIBRATION_SHARE,
         MAX_CALIBRATION_ROWS / n_rows,
@@ -144,14 +144,14 @@ def calibration_split(
         raise
     except DataError:
         if setting == "auto":
-            why = 'as calibrate="auto" found too few different rows to set aside'
-            why = f"{why}; {CALIBRATE_TRUE_REMEDY}"
-            return CalibrationSplit(source, None, why_none or why, left_out=left_out)
+            reason = 'as calibrate="auto" found too few different rows to set aside'
+            reason = f"{reason}; {CALIBRATE_TRUE_REMEDY}"
+            return CalibrationSplit(source, None, why_none or reason, left_out=left_out)
         raise
     if setting == "auto" and _min_rows(config) > _n_without_copies(training):
-        why = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
-        why = f"{why}; lower n_centers and the like"
-        return CalibrationSplit(source, None, why, left_out=left_out)
+        reason = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
+        reason = f"{reason}; lower n_centers and the like"
+        return CalibrationSplit(source, None, reason, left_out=left_out)
     return (
         CalibrationSplit(training, calibration)
         if why_none is None
@@ -175,29 +175,29 @@ def _n_without_copies(source: BaseSource) -> int:
 
 def _why_too_few(source: BaseSource, n: int) -> str | None:
     """Return why calibrate="auto" trains on all `n` rows; None if it sets some rows aside."""
-    stored, classes, why = stored_rows(source), source.classes, None
+    stored, classes, reason = stored_rows(source), source.classes, None
     counts = stored.totals
     if classes is None:
-        why = "for numeric targets"
+        reason = "for numeric targets"
     elif n < MIN_CALIBRATED_ROWS:
-        why = f"if there are fewer than {MIN_CALIBRATED_ROWS:,} rows"
+        reason = f"if there are fewer than {MIN_CALIBRATED_ROWS:,} rows"
         if _has_copies(source, n):
-            why += ", and leave-one-out predictions need rows without copies"
+            reason += ", and leave-one-out predictions need rows without copies"
     elif n < MIN_MEAN_ROWS_PER_CLASS * len(classes):
-        why = f"if there are fewer than {MIN_MEAN_ROWS_PER_CLASS:,} rows per class on average"
+        reason = f"if there are fewer than {MIN_MEAN_ROWS_PER_CLASS:,} rows per class on average"
     elif len(classes) > MAX_CALIBRATED_CLASSES:
-        why = f"if there are more than {MAX_CALIBRATED_CLASSES:,} classes"
+        reason = f"if there are more than {MAX_CALIBRATED_CLASSES:,} classes"
     elif source.weighted:
-        why = "if rows have sample weights, since few rows may have most of the weight"
+        reason = "if rows have sample weights, since few rows may have most of the weight"
     elif counts is not None:
         rows = counts * (n / stored.n_rows)
         if rows[rows > 0].min() < MIN_ROWS_RAREST_CLASS:
             rarest = classes[int(np.argmin(np.where(rows > 0, rows, np.inf)))]
-            why = f"if a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} rows"
+            reason = f"if a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} rows"
     return (
         None
-        if why is None
-        else f'as calibrate="auto" sets none aside {why}; {CALIBRATE_TRUE_REMEDY}'
+        if reason is None
+        else f'as calibrate="auto" sets none aside {reason}; {CALIBRATE_TRUE_REMEDY}'
     )
 
 

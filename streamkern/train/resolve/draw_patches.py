@@ -31,7 +31,7 @@ def with_patches(
     scaling_text: str,
     model: ModelConfig,
     seed: int,
-    known: PatchFeatures | None,
+    known_features: PatchFeatures | None,
 ) -> tuple[BaseSource, str]:
     """Return the source, with patch features if `model` asks for them, and the description of its
     scaling.
@@ -39,8 +39,8 @@ def with_patches(
     Reads a sample of the rows if the patch features are not known.
 
     scaling_text : description of the scaling without patch features
-    known : patch features with which the run was started, or that belong to its initial weights;
-        None if there are none
+    known_features : patch features with which the run was started, or that belong to its initial
+        weights; None if there are none
 
     Raises ConfigError if the rows are not images, or have too few different patches.
     """
@@ -50,7 +50,7 @@ def with_patches(
     size = patch_size(model.patch_size, source.row_shape)
     requested = model.patch_features, size, model.patch_grid
     if features is None:
-        features = known
+        features = known_features
         if features is None or _parameters(features) != requested:
             features = PatchFeatures.of_sample(_sample(source, seed), *requested, seed)
         source = AugmentedSource(source, 1, [features])

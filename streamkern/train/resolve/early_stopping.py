@@ -25,15 +25,15 @@ def check_early_stopping(config: RunConfig, *, complete: bool, has_initial_weigh
     """
     if not config.run.early_stopping:
         return
-    why = None
+    problem = None
     if not complete:
-        why = "cannot be used with partial_fit, which decides itself how often it is called"
+        problem = "cannot be used with partial_fit, which decides itself how often it is called"
     elif has_initial_weights or config.solver.warm_start is not None:
-        why = "cannot be used with initial weights, which the rows set aside may have trained"
+        problem = "cannot be used with initial weights, which the rows set aside may have trained"
     elif config.data.epochs == 1:
-        why = f"has nothing to stop with {mention('data.epochs', 1)}, which is one pass"
-    if why is not None:
-        raise ConfigError(f"{mention('run.early_stopping')} {why}", "leave it out")
+        problem = f"has nothing to stop with {mention('data.epochs', 1)}, which is one pass"
+    if problem is not None:
+        raise ConfigError(f"{mention('run.early_stopping')} {problem}", "leave it out")
 
 
 class EarlyStopping:

@@ -319,10 +319,10 @@ def _may_use_float64(run: ResolvedRun) -> bool:
         return False
     if run.inputs.continued:
         return False
-    place, parent = run.config.solver.warm_start, run.inputs.warm_start
-    if place is not None:
-        storage_options = storage_options_for(run.config, place)
-        parent = ParentRun.find(place, storage_options, load_centers=False, load_weights=False)
+    parent_path, parent = run.config.solver.warm_start, run.inputs.warm_start
+    if parent_path is not None:
+        options = storage_options_for(run.config, parent_path)
+        parent = ParentRun.find(parent_path, options, load_centers=False, load_weights=False)
     if parent is not None:
         return parent.centers.dtype == np.float64
     return (

@@ -117,8 +117,10 @@ class Data:
     @property
     def augmented(self) -> bool:
         """True if stored rows are changed at random, or streamed more than once in an epoch."""
-        plain = without_copies(self.source)
-        is_repeated = self.source.n_rows != self.base.n_rows or plain is not self.base
+        without_augmentation = without_copies(self.source)
+        is_repeated = (
+            self.source.n_rows != self.base.n_rows or without_augmentation is not self.base
+        )
         has_random = len(self.fixed) < len(self.source.feed_transforms)
         return is_repeated or has_random or bool(host_transforms(self.source))
 
@@ -345,11 +347,11 @@ def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None
 
 def storage_options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
     """Return the storage options if any of `urls` is remote, or if all locations are local."""
-    places = (
+    locations = (
         *config.data.train_urls, config.data.test, config.run.run_dir, config.model.centers,
         config.solver.warm_start,
     )  # fmt: skip
-    remote = any(place is not None and local_path(place) is None for place in places)
+    remote = any(location is not None and local_path(location) is None for location in locations)
     may_need_options = not remote or any(local_path(url) is None for url in urls)
     return config.data.storage_options if may_need_options else {}
 

@@ -372,7 +372,7 @@ def _positions(
     )
     # A stable sort keeps the order of equal centers, which does not depend on the number of ranks.
     sort_order, other_sort_order = (
-        np.argsort(each, kind="stable") for each in (void_keys, other_void_keys)
+        np.argsort(row_keys, kind="stable") for row_keys in (void_keys, other_void_keys)
     )
     if not np.array_equal(void_keys[sort_order], other_void_keys[other_sort_order]):
         return None

@@ -110,12 +110,12 @@ def find_scale(
     if class_weight is not None and class_weight != "balanced":
         factors = weight_factors(source, class_weight)
     moments, n_sampled = _moments(source, fixed, seed, factors)
-    mode, why = (requested, "")
+    mode, reason = (requested, "")
     if requested == "auto":
-        mode, why = automatic_mode(source.row_shape, source.dtype, moments)
+        mode, reason = automatic_mode(source.row_shape, source.dtype, moments)
     scale = Scale(mode).bind(_KnownMoments(source.row_shape, source.dtype, moments))
     sampled = f", from a sample of {n_sampled:,} rows" if n_sampled else ""
-    return scale, f"{_MODE_TEXTS[mode]}{why}{sampled}"
+    return scale, f"{_MODE_TEXTS[mode]}{reason}{sampled}"
 
 
 def automatic_mode(

@@ -98,10 +98,10 @@ class ComputedSetup:
 
 
 def start(
-    run: ResolvedRun, report: Report, warm: ParentRun | None = None, found: Learned | None = None
+    run: ResolvedRun, report: Report, warm: ParentRun | None = None, metric: Learned | None = None
 ) -> Assembled:
     """Compute the setup, see `compute_setup`, and assemble the solver."""
-    computed = compute_setup(run, report, warm, found)
+    computed = compute_setup(run, report, warm, metric)
     op, arrays, meta = computed.work.op, computed.arrays, computed.meta
     setup = replace(computed.setup, sample_rows=arrays["sample_rows"])
     solver = run.method.assemble(computed.work, setup)
@@ -111,7 +111,7 @@ def start(
 
 
 def compute_setup(
-    run: ResolvedRun, report: Report, warm: ParentRun | None = None, found: Learned | None = None
+    run: ResolvedRun, report: Report, warm: ParentRun | None = None, metric: Learned | None = None
 ) -> ComputedSetup:
     """Compute the centers, the kernel, the samples and the arrays of the solver.
 
@@ -119,12 +119,12 @@ def compute_setup(
     loss is not squares, its parameters; and then the samples, and the setup of the method.
 
     warm : run whose weights and target scale this run starts from; None for a new model
-    found : metric that is already known, with its kernel if that is known too; None to choose both
+    metric : metric that is already known, with its kernel if that is known too; None to choose both
     """
     config, data = run.config, run.data
     dtype, search_dtype = map(_floating, (run.precision, run.search_precision))
     loss, targets, facts = setup_targets(run, search_dtype, warm, report)
-    few, learned = choose_kernel_and_metric(run, search_dtype, targets, report, found)
+    few_rows, learned = choose_kernel_and_metric(run, search_dtype, targets, report, metric)
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
     )
@@ -136,22 +136,22 @@ def compute_setup(
         sample, probe, rows = samples_of(run, dtype, targets, center_rows, squares)
         return sample, probe
 
-    noise, n_eff, options, ridges = _estimate_noise(run, op, points, few.read, targets, report)
+    noise, n_eff, options, ridges = _estimate_noise(run, op, points, few_rows.read, targets, report)
     if warm is None and _float32_suffices(run, options, op, points):
         dtype, host_Z = search_dtype, host_Z.astype(search_dtype)
         op, points = _operator_and_points(run, kernel, run.search_precision, shift, host_Z)
     fit: LossFit | None = None
-    squares: SquareTargets | None = few.bounded
-    if few.bounded is not None:
-        facts["outliers"] = few.bounded.share
+    squares: SquareTargets | None = few_rows.bounded
+    if few_rows.bounded is not None:
+        facts["outliers"] = few_rows.bounded.share
         if run.problem.center_ranks > 1:  # their targets would take the centers of all ranks
             center_rows = None
     if loss is not None:
-        fit = fit_loss(run, loss, op, points, targets, few, noise, warm)
+        fit = fit_loss(run, loss, op, points, targets, few_rows, noise, warm)
         options = fit.with_ridge(options, n_eff, report)
         if fit.first is not None:
             targets, noise, squares = fit.first.targets, fit.noise, fit.first
-    del few
+    del few_rows
     if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
         del points
         host_Z, _ = scatter_all(run, host_Z)
@@ -232,7 +232,7 @@ def _reported(samples: Samples, report: Report) -> Samples:
 
 
 def _estimate_noise(
-    run: ResolvedRun, op: KernelOperator, points: Points, few: Callable[[], SampleRows],
+    run: ResolvedRun, op: KernelOperator, points: Points, read_rows: Callable[[], SampleRows],
     targets: TargetScale, report: Report,
 ) -> tuple[Noise, float | None, SolverConfig, npt.NDArray[np.float64] | None]:  # fmt: skip
     """Return the noise of the targets, the effective number of rows, the settings and the ridges.
@@ -244,7 +244,7 @@ def _estimate_noise(
     method, options, n_eff, ridges = run.method, run.config.solver, None, None
     if not method.asks_noise(run.problem):
         return NO_NOISE, n_eff, options, ridges
-    with_each, rows = method.ridge_each and run.problem.several, few()
+    with_each, rows = method.ridge_each and run.problem.several, read_rows()
     asks_ridge = method.asks_ridge(run.problem) or (
         options.ridge == "auto" and rows.repeats is not None and rows.repeats.are_common()
     )

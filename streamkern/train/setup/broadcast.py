@@ -44,12 +44,15 @@ def broadcast_setup(
         known, noise = work.known, asdict(replace(work.noise, tried=[]))
         if known is not None:
             arrays_sent |= _as_arrays(
-                "known", {k: getattr(known, k) for k in ("counts", "weights", "Y")}, to_host
+                "known",
+                {k: getattr(known, k) for k in ("counts", "weights", "Y")},
+                to_host,
             )
+        known_counts = None if known is None else [known.n_rows, known.whole]
         meta_sent = dict(meta) | {
             "fresh": [rows.fresh for rows in samples_read], "noise": noise, "worth": work.worth,
             "ridge": work.options.ridge,
-            "known": None if known is None else [known.n_rows, known.whole],
+            "known": known_counts,
         }  # fmt: skip
         meta_sent["arrays"] = {
             name: [array.shape, array.dtype.str] for name, array in arrays_sent.items()
@@ -86,9 +89,9 @@ def work_of(
     Z = op.points(asarray(arrays["Z"]), right=True)
     center_targets = None
     if meta["known"] is not None:
-        n_rows, whole = meta["known"]
+        n_rows, is_complete = meta["known"]
         weights, Y = (asarray(arrays[f"known.{name}"]) for name in ("weights", "Y"))
-        center_targets = CenterTargets(arrays["known.counts"], weights, Y, n_rows, whole)
+        center_targets = CenterTargets(arrays["known.counts"], weights, Y, n_rows, is_complete)
     options = run.config.solver.with_ridge(meta["ridge"])
     noise, worth = Noise(**meta["noise"]), meta["worth"]
     work = Work(

@@ -127,7 +127,7 @@ def _streamed(
     metric: Floats | None,
 ) -> ChosenCenters:
     """Choose rows as centers, and scatter them over the ranks unit by unit as they are read."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     base, p, method = run.data.base, run.problem.p, run.centers_from
     seed = run.config.run.random_state
     chosen, n_read = (
@@ -156,7 +156,7 @@ def _streamed(
     kernel = kernel or _kernel(run, bandwidth_rows, False, metric)
     run.backend.release()
     fields = {"method": method, "centers": p, "rows": n_read}
-    report("centers", {**fields, "seconds": time.perf_counter() - began})
+    report("centers", {**fields, "seconds": time.perf_counter() - start})
     return ChosenCenters(Z, order, kernel, rows, shift)
 
 
@@ -234,7 +234,7 @@ def _frequencies(
     run: ResolvedRun, dtype: np.dtype[Any], report: Report, known_kernel: Kernel | None
 ) -> ChosenCenters:
     """Draw frequencies and phases (D, d + 1), as the centers of random features of the kernel."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
     n_read, kernel = 0, known_kernel or run.config.model.kernel
     if not isinstance(kernel, Kernel) or kernel.is_open:
@@ -244,7 +244,7 @@ def _frequencies(
     order = random_rows.random_order(n_features, seed)
     Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
     fields = {"method": "fourier", "centers": n_features, "rows": n_read}
-    report("centers", {**fields, "seconds": time.perf_counter() - began})
+    report("centers", {**fields, "seconds": time.perf_counter() - start})
     return ChosenCenters(Z, order, FourierFeatures(n_features, kernel.describe()), None, _mean(Z))
 
 

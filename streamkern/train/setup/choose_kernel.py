@@ -138,7 +138,7 @@ def find_kernel(
     def operator(kernel: Kernel) -> KernelOperator:
         return KernelOperator(kernel, run.backend, run.search_precision, shift, run.grid)
 
-    first, *others = kernels_of(run)
+    first_kernel, *other_kernels = kernels_of(run)
 
     def best_of(
         notation: str | Mapping[str, Any] | Kernel, start: FoundKernel | None
@@ -163,14 +163,14 @@ def find_kernel(
         tried = [(2.0**k, value) for k, value in errors.items() if math.isfinite(value)]
         fields = {
             "kernel": best_fit.kernel.describe(), "factor": 2.0**best_fit.exponent, "tried": tried,
-            "kernels": len(others) + 1,
+            "kernels": len(other_kernels) + 1,
         }  # fmt: skip
         report("bandwidth", fields)
         return best_fit, next(iter(fits.values()))
 
-    best_fit, first_fit = best_of(first, None)
+    best_fit, first_fit = best_of(first_kernel, None)
     best_fits = [best_fit]
-    for notation in others:
+    for notation in other_kernels:
         best_fits.append(best_of(notation, best_fits[-1])[0])
     best = roughest_equivalent(best_fits)
     if best is first_fit or not (best.noise.tried and first_fit.noise.tried):

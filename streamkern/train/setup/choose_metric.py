@@ -68,7 +68,7 @@ EXTRAPOLATED_RATIO = 1.6
 """Ratio of the run's centers to the rows of these models above which a gain must also hold when the
 errors are extrapolated to the run (`_with_more_rows`). The extrapolation is too cautious at smaller
 ratios, since it assumes that the error falls to zero and not to the noise."""
-PLANNED_SEARCH_TRIALS = 3
+SEARCH_TRIALS = 3
 """Typical number of bandwidths, and of ridges, that a search tries."""
 MIN_ROWS_OF_METRIC = 48
 """Smallest number of rows from which a metric is learned; a third of them compares metrics."""
@@ -100,14 +100,14 @@ NOT_LEARNED = Learned(None, {})
 def split(n: int) -> tuple[int, int]:
     """Return the number of rows from which the metric is learned, and the number of held-out rows,
     if there are n rows."""
-    pool = n // 3
-    return pool, min(MAX_HELD_OUT_ROWS, n - 2 * pool)
+    n_pool = n // 3
+    return n_pool, min(MAX_HELD_OUT_ROWS, n - 2 * n_pool)
 
 
 def n_compared_rows(n: int) -> int:
     """Return the number of rows that are fitted by the compared models, if there are n rows."""
-    pool, held = split(n)
-    return min(n - held, max(n - pool - held, MAX_COMPARED_ROWS))
+    n_pool, n_held = split(n)
+    return min(n - n_held, max(n - n_pool - n_held, MAX_COMPARED_ROWS))
 
 
 def metric_flops(run: ResolvedRun) -> int:
@@ -115,43 +115,35 @@ def metric_flops(run: ResolvedRun) -> int:
     rows, d, c = run.problem.metric_rows, run.problem.d, run.problem.c
     if rows < MIN_ROWS_OF_METRIC:
         return 0
-    pool, held = split(rows)
-    n_others, n_few, n_more = rows - pool - held, min(ROUND_ROWS, pool), min(METRIC_FIT, pool)
+    n_pool, n_held = split(rows)
+    n_others, n_few = rows - n_pool - n_held, min(ROUND_ROWS, n_pool)
+    n_more = min(METRIC_FIT, n_pool)
 
     def search(n: int, widths: int, factors: int) -> int:
-        return 2 * d * widths * n * (n + held) + factors * (n**3 // 3 + 2 * n * c * (n + held))
+        return 2 * d * widths * n * (n + n_held) + factors * (n**3 // 3 + 2 * n * c * (n + n_held))
 
     def gradients(n: int) -> int:
         row_flops = 2 * n * c * (d + 1)
         n_rows = max(MIN_GRADIENT_ROWS, int(GRADIENT_FLOPS) // row_flops)
-        return row_flops * min(n_others + held, MAX_GRADIENT_ROWS, n_rows)
+        return row_flops * min(n_others + n_held, MAX_GRADIENT_ROWS, n_rows)
 
     n_variants = sum(run.metric_mode.kind in ("", variant.kind) for variant in METRIC_VARIANTS)
-    rounds = (
-        n_variants
-        * COMPARISON_ROUNDS
-        * (search(n_few, 1, PLANNED_SEARCH_TRIALS) + gradients(n_few))
-    )
-    rounds += MAX_ROUNDS * (
-        search(n_more, PLANNED_SEARCH_TRIALS, 2 * PLANNED_SEARCH_TRIALS) + gradients(n_more)
-    )
+    rounds = n_variants * COMPARISON_ROUNDS * (search(n_few, 1, SEARCH_TRIALS) + gradients(n_few))
+    rounds += MAX_ROUNDS * (search(n_more, SEARCH_TRIALS, 2 * SEARCH_TRIALS) + gradients(n_more))
     steps = 0
     if run.metric_mode.kind != "full" or d <= METRIC_FEATURES:
-        for stage in stages(pool):
-            step_flops = stage.fit**3 // 3 + 12 * d * stage.fit * (stage.fit + stage.others)
+        for stage in stages(n_pool):
+            step_flops = stage.fit**3 // 3 + 12 * d * stage.fit * (stage.fit + stage.n_predicted)
             steps += stage.steps * step_flops
     n_fitted = n_compared_rows(rows)
     p = min(METRIC_FIT, n_fitted)
-    comparison = n_fitted * p**2 + 2 * p * d * (n_fitted + held) + PLANNED_SEARCH_TRIALS * p**3 // 3
-    n_candidates = 2 + len(stages(pool))
+    comparison = n_fitted * p**2 + 2 * p * d * (n_fitted + n_held) + SEARCH_TRIALS * p**3 // 3
+    n_candidates = 2 + len(stages(n_pool))
     return (
         rounds
         + steps
         + n_candidates
-        * (
-            len(kernels_of(run)) * search(n_few, PLANNED_SEARCH_TRIALS, PLANNED_SEARCH_TRIALS**2)
-            + comparison
-        )
+        * (len(kernels_of(run)) * search(n_few, SEARCH_TRIALS, SEARCH_TRIALS**2) + comparison)
     )
 
 

@@ -47,7 +47,7 @@ class FewRows(NamedTuple):
 
 def choose_kernel_and_metric(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
-    found: Learned | None,
+    known: Learned | None,
 ) -> tuple[FewRows, Learned]:  # fmt: skip
     """Return the rows that the noise is estimated from, and the metric and kernel of the run.
 
@@ -56,30 +56,30 @@ def choose_kernel_and_metric(
 
     dtype : dtype of the rows
     targets : mean and scale by which the targets are transformed
-    found : the metric and the kernel, if they are already known
+    known : the metric and the kernel, if they are already known
     """
-    choose = partial(_choose, run, dtype, targets, report, found)
-    if found is not None or run.loss is None or not run.loss.robust:
+    choose = partial(_choose, run, dtype, targets, report, known)
+    if known is not None or run.loss is None or not run.loss.robust:
         return choose(None)
     rows = unmerged_rows(run, dtype, targets, OUTLIER_ROWS)
     bounded = find_outliers(run, rows, None, run.metric)
-    few, learned = choose(bounded)
+    few_rows, learned = choose(bounded)
     if bounded is not None and not (learned.kernel is None and learned.metric is run.metric):
         bounded = find_outliers(run, rows, learned.kernel, learned.metric)
-        few, learned = choose(bounded)
+        few_rows, learned = choose(bounded)
     if bounded is not None:
         limit = bounded.limit * targets.scale
         report("outliers", {"share": bounded.share, "limit": limit.tolist()})
-    return few, learned
+    return few_rows, learned
 
 
 def _choose(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
-    found: Learned | None, bounded: BoundedTargets | None,
+    known: Learned | None, bounded: BoundedTargets | None,
 ) -> tuple[FewRows, Learned]:  # fmt: skip
     """Return the results of `choose_kernel_and_metric`, with the outliers of `bounded` replaced."""
     n_noise_rows, kernel_is_open = noise_rows(run.problem), is_open(run)
-    learned = found or NOT_LEARNED
+    learned = known or NOT_LEARNED
     read = partial(few_rows, run, dtype, targets)
     read_noise_rows, read_stored = (
         cache(partial(read, n_noise_rows, bounded)),
@@ -91,9 +91,9 @@ def _choose(
         report("setup", {"doing": "kernel"})
         return find_kernel(run, read_noise_rows(), report, None, categorical).kernel
 
-    if found is None and run.metric is not None:
+    if known is None and run.metric is not None:
         learned = Learned(run.metric, {})
-    elif found is None and run.metric_mode.learns:
+    elif known is None and run.metric_mode.learns:
         report("setup", {"doing": "metric", "why": run.metric_mode.reason})
         rows = read(run.problem.metric_rows, bounded)
         learned = learn_metric(run, rows, targets, report, plain_kernel if kernel_is_open else None)
@@ -113,7 +113,7 @@ def _choose(
         else:
             report("setup", {"doing": "kernel"})
             kernel = find_kernel(run, read_noise_rows(), report, learned.metric, categorical).kernel
-        if found is None and learned.categorical is None:
+        if known is None and learned.categorical is None:
             kernel = find_categorical(run, read_noise_rows(), kernel, report)
         learned = learned._replace(kernel=kernel)
     return FewRows(

@@ -103,7 +103,7 @@ def scale_start(arrays: Mapping[str, Array], slope: float) -> None:
 
 def fit_loss(
     run: ResolvedRun, loss: Loss, op: KernelOperator, Z: Points, targets: TargetScale,
-    few: FewRows, noise: Noise, warm: ParentRun | None = None,
+    few_rows: FewRows, noise: Noise, warm: ParentRun | None = None,
 ) -> LossFit:  # fmt: skip
     """Find the parameters of a loss, its start and its ridge from few rows.
 
@@ -118,12 +118,12 @@ def fit_loss(
       `log_link_start`.
 
     targets : mean and scale of the targets that the least squares of the setup fit
-    few, noise : rows that the noise was estimated from, with scaled targets, and their noise
+    few_rows, noise : rows that the noise was estimated from, with scaled targets, and their noise
     warm : run whose weights this run starts from. If it has a loss, this run takes over its
         parameters, and the mean and gain of its outputs.
     """
     fit_intercept = run.config.model.fit_intercept
-    F, rows = _left_out(op, Z, targets, few, noise)
+    F, rows = _left_out(op, Z, targets, few_rows, noise)
     Y, w = rows.Y, rows.w
     noise_for = partial(loss_noise, exact=isinstance(run.method, Newton))
     if warm is not None and warm.loss is not None:
@@ -138,7 +138,7 @@ def fit_loss(
         outputs = TargetScale(mean, rows.gain)
         first = None
         if run.method.uses_center_targets:  # the setup is made with targets and their weights
-            first = first_model(op, Z, few.stored(), loss, rows, outputs, noise.variance)
+            first = first_model(op, Z, few_rows.stored(), loss, rows, outputs, noise.variance)
         return LossFit(loss, outputs, slope, noise, first=first)
     if loss.identity_link:
         errors = F * targets.scale + targets.mean - Y
@@ -232,7 +232,7 @@ def _shift(loss: Loss, errors: _Floats, Y: _Floats, w: _Floats) -> _Floats:
 
 
 def _left_out(
-    op: KernelOperator, Z: Points, targets: TargetScale, few: FewRows, noise: Noise
+    op: KernelOperator, Z: Points, targets: TargetScale, few_rows: FewRows, noise: Noise
 ) -> tuple[_Floats, LossRows]:
     """Return leave-one-out predictions F (n, c) of scaled targets, and the rows.
 
@@ -240,7 +240,7 @@ def _left_out(
     squares depends on more than their mean. F is 0 if the noise could not be estimated because
     there are too few rows.
     """
-    to_host, rows, stored = op.backend.to_host, few.read(), few.stored()
+    to_host, rows, stored = op.backend.to_host, few_rows.read(), few_rows.stored()
     scaled = to_host(stored.Y).astype(np.float64)
     F = left_out_values(op, Z, rows, noise) if noise.tried else np.zeros_like(scaled)
     w = np.ones(len(F)) if rows.root is None else to_host(rows.root).astype(np.float64) ** 2

@@ -52,33 +52,45 @@ METRIC_VARIANTS = tuple(MetricVariant(kind, s) for kind in METRIC_SHAPES for s i
 
 
 def best_round(
-    problem: HeldOut, larger: HeldOut, plain: Fitted, gradient_rows: SampleRows, report: Report
+    problem: HeldOut,
+    larger: HeldOut,
+    without_metric: Fitted,
+    gradient_rows: SampleRows,
+    report: Report,
 ) -> tuple[Fitted, dict[str, Any]]:
     """Return the best model of the rounds of all requested variants, and its variant as JSON
     values.
 
-    The variants are compared by a few rounds, in which the bandwidth of `plain`, relative to the
-    median distance, is kept. The best variant is rerun on more rows.
+    The variants are compared by a few rounds, in which the bandwidth of `without_metric`, relative
+    to the median distance, is kept. The best variant is rerun on more rows.
 
     problem, larger : rows to fit, and more rows, with the held-out rows
-    plain : model of `problem` without a metric
+    without_metric : model of `problem` without a metric
     gradient_rows : rows at which gradients are evaluated
     """
-    min_error, best_variant = plain.error, None
+    min_error, best_variant = without_metric.error, None
     kind = problem.run.metric_mode.kind
     variants = [variant for variant in METRIC_VARIANTS if kind in ("", variant.kind)]
-    first_gradients = _gradients(plain, gradient_rows) if math.isfinite(plain.error) else None
+    first_gradients = (
+        _gradients(without_metric, gradient_rows) if math.isfinite(without_metric.error) else None
+    )
     for variant in variants if first_gradients is not None else ():
-        width = (plain.width, plain.width)
+        width = (without_metric.width, without_metric.width)
         model, errors = _rounds(
-            problem, plain, variant, gradient_rows, COMPARISON_ROUNDS, width, first_gradients
+            problem,
+            without_metric,
+            variant,
+            gradient_rows,
+            COMPARISON_ROUNDS,
+            width,
+            first_gradients,
         )
         report("metric", {**asdict(variant), "errors": errors, "ways": len(variants)})
         if model.error < min_error:
             min_error, best_variant = model.error, variant
     if best_variant is None:
-        return plain, {}
-    start = larger.in_metric(None, plain.width, plain.ridge)
+        return without_metric, {}
+    start = larger.in_metric(None, without_metric.width, without_metric.ridge)
     best, errors = _rounds(
         larger,
         start,
@@ -92,18 +104,19 @@ def best_round(
 
 
 def _rounds(
-    problem: HeldOut, plain: Fitted, variant: MetricVariant, rows: SampleRows,
+    problem: HeldOut, without_metric: Fitted, variant: MetricVariant, rows: SampleRows,
     count: int, widths: tuple[int, int], first_gradients: Floats | None = None,
 ) -> tuple[Fitted, list[float]]:  # fmt: skip
-    """Return the best model of all rounds, and the held-out errors of `plain` and of each round.
+    """Return the best model of all rounds, and the held-out errors of `without_metric` and of each
+    round.
 
     rows : rows at which gradients are evaluated
     count : largest number of rounds
     widths : smallest and largest exponent of the bandwidth
-    first_gradients : result of `_gradients` for `plain`, if it is known
+    first_gradients : result of `_gradients` for `without_metric`, if it is known
     """
-    last = best = plain
-    errors, best_round_number = [plain.error], 0
+    last = best = without_metric
+    errors, best_round_number = [without_metric.error], 0
     for round_number in range(1, count + 1):
         if not math.isfinite(last.error):
             break

@@ -64,7 +64,7 @@ SLOPE_TILE = 128
 class StepStage(NamedTuple):
     """A number of steps with the same sizes.
 
-    fit, others : number of rows that a step fits, and of rows that it predicts
+    fit, n_predicted : number of rows that a step fits, and of rows that it predicts
     pool : largest number of rows to draw from
     steps : number of steps
     length : length of the first steps relative to the root mean square of A's entries; in the
@@ -72,7 +72,7 @@ class StepStage(NamedTuple):
     """
 
     fit: int
-    others: int
+    n_predicted: int
     pool: int
     steps: int
     length: float
@@ -167,7 +167,7 @@ class _Steps:
     def run_stage(self, stage: StepStage, rows: SampleRows, rng: np.random.Generator) -> bool:
         """Take the steps of a stage; return False if a derivative is not finite."""
         n_fit = min(stage.fit, len(rows.X) // 3)
-        n = min(n_fit + stage.others, len(rows.X))
+        n = min(n_fit + stage.n_predicted, len(rows.X))
         constant = self.backend.to_host(rows.X.max(axis=0) == rows.X.min(axis=0))
         self.A[constant] = 0.0  # the scale of a constant feature cannot be learned
         moments = _AdamMoments(self.A)

@@ -61,13 +61,13 @@ class SquareTargets(Protocol):
 
 
 def samples_of(
-    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None,
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known_centers: CenterRows | None,
     squares: SquareTargets | None = None,
 ) -> tuple[SampleRows, SampleRows, npt.NDArray[np.int64]]:  # fmt: skip
     """Return the setup sample, the probe, and the row numbers (s,) of the sample.
 
     targets : mean and scale by which the targets are transformed
-    known : rows that are centers; None if there are none
+    known_centers : rows that are centers; None if there are none
     squares : replaces targets and weights for least squares; None to keep them
     """
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
@@ -78,7 +78,7 @@ def samples_of(
         ascending = np.argsort(block.row_ids[: sizes.n_sample])
         order = np.concatenate([ascending, np.arange(sizes.n_sample, n_rows)])
         block = block.take(order)
-    X, Y, root, _, center_index, _ = _prepared(run, block, dtype, targets, known)
+    X, Y, root, _, center_index, _ = _prepared(run, block, dtype, targets, known_centers)
     assert center_index is not None
     # If there are too few rows for sample and probe, the probe is all rows (`sizes.sample_sizes`).
     sample_part, probe_part = slice(sizes.n_sample), slice(n_rows - sizes.n_probe, n_rows)
@@ -152,31 +152,35 @@ def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
 
 
 def center_targets(
-    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None,
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known_centers: CenterRows | None,
     Z: HostArray, squares: SquareTargets | None,
 ) -> CenterTargets | None:  # fmt: skip
-    """Return the targets and weights of the centers, as solvers take them; None if `known` is None.
+    """Return the targets and weights of the centers, as solvers take them; None if they are not
+    known.
 
-    known : rows that are centers
+    known_centers : rows that are centers
     Z : (p, d), the centers
     squares : replaces targets and weights for least squares; None to keep them
     """
-    if known is None:
+    if known_centers is None:
         return None
     source = run.data.source
     _, Y, w = prepare(
-        run.backend, known.block, run.data.weight_factors, transforms=(), dtype=dtype,
+        run.backend, known_centers.block, run.data.weight_factors, transforms=(), dtype=dtype,
         seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
         classes=source.classes, targets=targets, check=run.check_targets,
     )  # fmt: skip
     if squares is not None:
         xp = run.backend.xp
-        X, root = run.backend.asarray(Z[known.center_index]), None if w is None else xp.sqrt(w)
+        X, root = (
+            run.backend.asarray(Z[known_centers.center_index]),
+            None if w is None else xp.sqrt(w),
+        )
         _, Y, root, *_ = squares.in_rows(SampleRows(X, Y, root))
         w = None if root is None else root * root
     to_host = run.backend.to_host
     targets_by_center = by_center(
-        run.backend, known.center_index, to_host(Y), None if w is None else to_host(w),
+        run.backend, known_centers.center_index, to_host(Y), None if w is None else to_host(w),
         p=run.problem.p, n_rows=source.n_rows,
     )  # fmt: skip
     return replace(targets_by_center, whole=run.problem.complete)
@@ -232,12 +236,12 @@ def _copies(
 
 def _prepared(
     run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale,
-    known: CenterRows | None, rates: npt.NDArray[np.float64] | None = None,
+    known_centers: CenterRows | None, rates: npt.NDArray[np.float64] | None = None,
 ) -> SampleRows:  # fmt: skip
     """Return rows after the transforms of the stream. rates : (c,) factors of the class weights."""
     X, Y, w = _through_transforms(run, block, dtype, targets, run.config.run.random_state, rates)
     root = None if w is None else run.backend.xp.sqrt(w)
-    return SampleRows(X, Y, root, 0, center_indices(block.row_ids, known))
+    return SampleRows(X, Y, root, 0, center_indices(block.row_ids, known_centers))
 
 
 def _through_transforms(
