@@ -430,7 +430,7 @@ def test_messages_of_ranks_are_shown_once() -> None:
         "again"
     )
     new = [
-        f"rank 0 is gone; there is no checkpoint yet, and {begins}"
+        f"rank 0 is gone; there is no checkpoint yet, so {begins}"
         for begins in ("the run begins its first pass again", "the setup begins again")
     ]
     assert [str(each.message) for each in warned] == ["the same", few, lost, lost, stopping, *new]

@@ -27,7 +27,8 @@ MAX_BACK_OFFS = 8
 """Number of back-offs after which another one is an error."""
 NEGLIGIBLE_LOSS = 1e-6
 """Loss in scaled targets below which no window is bad. The loss of f = 0 is about 1; it is smaller
-only for constant targets, near which the gradient of a smoothed quantile loss is 0."""
+only for constant targets, which f approximates to the width over which a quantile loss is
+smoothed."""
 
 
 @dataclass

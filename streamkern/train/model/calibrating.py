@@ -150,17 +150,14 @@ def _normalised(
         X[filled : filled + len(rows)] = model.backend.to_host(rows)
         filled += len(rows)
     weights = None if w is None else w[scale_rows]
-    spreads = ResidualScales(
-        model.op, find_residual_scale(model.op, X, abs_residuals[scale_rows], weights)
-    )
+    fitted = find_residual_scale(model.op, X, abs_residuals[scale_rows], weights)
+    residual_scales = ResidualScales(model.op, fitted)
     sigma, filled = np.empty((len(interval_rows), abs_residuals.shape[1])), 0
     for rows in _prepared(model, source, interval_rows):
-        sigma[filled : filled + len(rows)] = spreads(rows)
+        sigma[filled : filled + len(rows)] = residual_scales(rows)
         filled += len(rows)
     weights = None if w is None else w[interval_rows]
-    return calibration.normalised_by(
-        spreads.difficulty, abs_residuals[interval_rows], sigma, weights
-    )
+    return calibration.normalised_by(fitted, abs_residuals[interval_rows], sigma, weights)
 
 
 def _prepared(

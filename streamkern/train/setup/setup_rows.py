@@ -172,10 +172,8 @@ def center_targets(
     )  # fmt: skip
     if squares is not None:
         xp = run.backend.xp
-        X, root = (
-            run.backend.asarray(Z[known_centers.center_index]),
-            None if w is None else xp.sqrt(w),
-        )
+        X = run.backend.asarray(Z[known_centers.center_index])
+        root = None if w is None else xp.sqrt(w)
         _, Y, root, *_ = squares.in_rows(SampleRows(X, Y, root))
         w = None if root is None else root * root
     to_host = run.backend.to_host

@@ -128,7 +128,7 @@ class Locked:
     ({"solver": "sgd"}, "ranks=2 cannot share the steps of solver='sgd'"),
     ({"callbacks": [sk.Callback()]}, "callbacks cannot be used"),
     ({"transforms": [sk.MixUp(0.2)]}, "ranks=2 cannot share batches whose rows mixup pairs"),
-    ({"kernel": Own()}, r"ranks=2: kernel=.*is a function"),
+    ({"kernel": Own()}, r"kernel=.*ranks=2: it is a function"),
     ({"transforms": [Locked()]}, "ranks=2: the data or the kernel cannot be sent"),
 ])  # fmt: skip
 def test_what_ranks_can_not_do_is_refused(

@@ -40,7 +40,7 @@ def test_rows_that_were_drawn_are_known(way: str) -> None:
     count = {} if way == "all" else {"model.n_centers": 30}
     config = settings(**{"model.n_centers": "auto", "model.centers": way} | count)
     rows, Z = known(source(), config)
-    np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.place])
+    np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.center_index])
     np.testing.assert_array_equal(y[rows.block.row_ids], rows.block.y)
 
 
@@ -66,7 +66,7 @@ def test_given_centers_are_known_by_their_rows() -> None:
     centers = np.concatenate([X[[5, 17, 40]], X[:1] + 1])
     rows, Z = known(source(), settings(**{"model.n_centers": "auto"}), centers)
     assert sorted(rows.block.row_ids.tolist()) == [5, 17, 40]
-    np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.place])
+    np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.center_index])
     np.testing.assert_array_equal(rows.block.y, y[rows.block.row_ids])
 
 
