@@ -23,7 +23,7 @@ from streamkern.stream.sources.stores import stores_of
 from streamkern.train.over_ranks import with_rank_count
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.training_data import open_test
-from streamkern.train.setup.choose_kernel import KERNEL_ROWS, MIN_BANDWIDTH, kernels_of, widest_of
+from streamkern.train.setup.choose_kernel import KERNEL_ROWS, MIN_WIDTH_LOG2, kernels_of, widest_of
 from streamkern.train.setup.planned import Times, expected_times, planned_batches, planned_flops
 from streamkern.train.train import open_continued
 
@@ -122,7 +122,7 @@ def _kernel(run: ResolvedRun) -> dict[str, Any]:
     """Return kernel and bandwidth as in the settings, or as in the run that is continued."""
     model, continued = run.config.model, run.inputs.continued
     if continued is not None:
-        return {"kernel": dict(continued.kernel), "bandwidth": continued.made_kernel().bandwidth}
+        return {"kernel": dict(continued.kernel), "bandwidth": continued.full_kernel().bandwidth}
     return {"kernel": model.kernel, "bandwidth": model.bandwidth}
 
 
@@ -388,7 +388,7 @@ def _kernel_text(
             "(after scaling), measured when the run starts"
         )
     return (
-        f"{text}, {noun} auto: of {2.0**MIN_BANDWIDTH:g} to {widest:g} times the median "
+        f"{text}, {noun} auto: of {2.0**MIN_WIDTH_LOG2:g} to {widest:g} times the median "
         "distance of rows (after scaling)\n"
         f"the one with which {KERNEL_ROWS} rows predict each other best, found when the run starts"
     )

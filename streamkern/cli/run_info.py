@@ -21,7 +21,7 @@ from streamkern.train.log_reader import read_history
 from streamkern.train.loop.evaluations import evaluations_in
 from streamkern.train.loop.progress import PHASE_DESCRIPTIONS
 from streamkern.train.loop.rank_coordinator import format_rank_figures
-from streamkern.train.model.model_facts import facts_in_words, solver_facts, value_text
+from streamkern.train.model.model_facts import facts_as_text, solver_facts, value_text
 
 
 def is_run_directory(
@@ -151,7 +151,7 @@ def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
         for key, value in entries.items()
     }
     parts = [run["run_dir"], lines(_position(run)), lines(_metrics_and_data(run))]
-    parts += [lines(facts_in_words(run["solver"])), lines(settings), verified]
+    parts += [lines(facts_as_text(run["solver"])), lines(settings), verified]
     parts += [f"note: {warning}" for warning in run["warnings"]]
     return "\n\n".join(part for part in parts if part)
 

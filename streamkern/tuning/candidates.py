@@ -28,7 +28,7 @@ from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
 from streamkern.solver.methods import find
 from streamkern.stream.sources.base import Source, target_bytes
-from streamkern.train.resolve.metric_mode import NO_ROOM, requested_metric_mode
+from streamkern.train.resolve.metric_mode import NO_MEMORY_FOR_METRIC, requested_metric_mode
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.skew_targets import leaves_transform_open
@@ -153,7 +153,7 @@ class Candidates:
         )
         chosen = config.with_overrides({"model.metric": choice.mode})
         if choice.learns and not self._has_room(chosen):
-            return config.with_overrides({"model.metric": NO_ROOM.mode})
+            return config.with_overrides({"model.metric": NO_MEMORY_FOR_METRIC.mode})
         return chosen
 
     def _has_room(self, config: RunConfig) -> bool:

@@ -154,7 +154,7 @@ def test_damaged_row_numbers_are_refused(model: KernelModel, tmp_path: Path) -> 
     for damage in (numbers[6], 1 << 40):
         source.numbers[5] = damage
         for predict in (model.predict, lambda rows: model.predict_to(rows, tmp_path / "out.csv")):
-            with pytest.raises(DataError, match=r"numbers (of its rows )?are damaged"):
+            with pytest.raises(DataError, match=r"numbers.* are damaged"):
                 predict(source)
     assert os.listdir(tmp_path) == []
 

@@ -87,7 +87,7 @@ def of_fits() -> list[Remedy]:
         Remedy(r"give scales \(3,\)",
                lambda: regressor(metric=[1.0, 1.0]).fit(X, Y),
                lambda: regressor(metric=np.ones(3)).fit(X, Y)),
-        Remedy("give some a scale",
+        Remedy("give at least one feature a scale above 0",
                lambda: regressor(metric=np.zeros(3)).fit(X, Y),
                lambda: regressor(metric=[0.0, 1.0, 0.0]).fit(X, Y)),
         Remedy(r"is a class; give a kernel, such as Laplace\(2.0\)",

@@ -117,6 +117,6 @@ def of_patches() -> list[Remedy]:
          fitted(np.ones((N, 4, 4, 1)))),
         ("a sample of the rows has .*; lower patch_features",
          fitted(few, patch_features=99), fitted(few, patch_features=2)),
-        ("set them as they were there, or leave warm_start out", refitted(0), refitted(9)),
+        ("give the values of that fit, or leave warm_start out", refitted(0), refitted(9)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]

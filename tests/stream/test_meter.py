@@ -90,7 +90,7 @@ def test_a_run_says_what_its_storage_does(s3: S3Server, bucket: str, tmp_path: P
                 **{"data.batch_size": 20, "data.epochs": 3, "solver.name": "block"},
             )
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("streamkern.train.loop.progress.LOG_EVERY_S", 0.0)
+                patch.setattr("streamkern.train.loop.progress.MIN_LOG_INTERVAL_S", 0.0)
                 finished(config, source=source)
             records = read_log(tmp_path / name / "log.jsonl")
             return [r for r in records if r["event"] == "train"][-1]

@@ -246,9 +246,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "scale": ("data.scale='none' contradicts", {"data.scale": "none"}),
     "transform": ("data.transforms scales rows differently",
                   {"data.transforms": [{"kind": "scale", "mode": "global"}]}),
-    "direct": ("solver.name='direct' starts from nothing", {"solver.name": "direct"}),
+    "direct": ("solver.name='direct' cannot start from", {"solver.name": "direct"}),
     "precision": ("run.precision gives float64", {"run.precision": "float64"}),
-    "another start": ("solver.warm_start=.*is another run", {"solver.warm_start": "elsewhere"}),
+    "another start": ("solver.warm_start=.*is not the run", {"solver.warm_start": "elsewhere"}),
 }  # fmt: skip
 
 
@@ -279,7 +279,7 @@ def test_places_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         finished(config(tmp_path, "c"), continues=tmp_path / "nothing")
     for manifest in b.glob("*setup.json"):
         manifest.unlink()
-    with pytest.raises(RunError, match=r"the setup in .* is gone"):
+    with pytest.raises(RunError, match=r"the setup in .* is missing"):
         finished(config(tmp_path, "b"), continues=a)
 
 

@@ -238,5 +238,5 @@ def test_wrong_settings_are_refused(parameters: dict[str, Any], says: str) -> No
 
 
 def test_a_loss_of_values_is_refused_for_classes() -> None:
-    with pytest.raises(sk.ConfigError, match="is for values, and the targets are classes"):
+    with pytest.raises(sk.ConfigError, match="is for values, but the targets are classes"):
         sk.KernelClassifier(loss="huber").fit(X, LABELS)

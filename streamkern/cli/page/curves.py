@@ -17,7 +17,7 @@ from streamkern.cli.page.sections import (
     section,
     time_tag,
 )
-from streamkern.train.log_reader import LOSS, RANK_FIGURES, RATES, SLOWEST, of_rank
+from streamkern.train.log_reader import LOSS, RANK_FIGURES, RATES, SLOWEST, rank_curve
 
 _SAMPLES, _SQUARES = "samples trained on", "mean squared error"
 _RATE, _SHARE = "samples / s", "share of the time"
@@ -107,7 +107,7 @@ def _ranks(run: Facts, k: int) -> Html:
 
     def chart(title: str, name: str, y: str, *, percent: bool = True) -> Html:
         curves = run.history.curves
-        lines = [Curve(f"rank {k}", curves.get(of_rank(name, k), ()), k) for k in range(n)]
+        lines = [Curve(f"rank {k}", curves.get(rank_curve(name, k), ()), k) for k in range(n)]
         x_end = float(run.done["samples"])
         return line_chart(title, lines, _SAMPLES, y, x_end=x_end, zero=True, percent=percent)
 
@@ -136,8 +136,7 @@ def _rank_table(run: Facts, n: int) -> Html:
 
 
 def _mean(run: Facts, name: str, rank: int) -> float | None:
-    """Return the mean of a curve of a rank; None if it is empty."""
-    values = [value for _, value in run.history.curves.get(of_rank(name, rank), ())]
+    values = [value for _, value in run.history.curves.get(rank_curve(name, rank), ())]
     return sum(values) / len(values) if values else None
 
 

@@ -28,7 +28,7 @@ from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.train.resolve.calibration_split import MIN_CALIBRATED_ROWS
 from streamkern.train.resolve.training_data import Data
 
-SAVING = 128 << 20
+SAVE_CHUNK_BYTES = 128 << 20
 """Bytes that a save needs in addition to its arrays, for the chunks that `checksums` holds."""
 
 
@@ -58,14 +58,14 @@ def _scratch_bytes(
     return max(prepared, patches.tile_bytes(shape, itemsize, on_host=backend.staging == 0))
 
 
-def leaves_out(config: RunConfig, data: Data, p: int) -> bool:
+def plans_left_out(config: RunConfig, data: Data, p: int) -> bool:
     """Return whether the memory plan includes leave-one-out predictions after training.
 
     They are made if there are too few rows for calibrate="auto" to set some aside. Methods whose
     centers are all rows need no memory for them.
     """
-    few = p <= data.source.n_rows < MIN_CALIBRATED_ROWS and config.run.n_ranks == 1
-    return data.left_out and few and data.repeats and config.data.class_sampling is None
+    has_few_rows = p <= data.source.n_rows < MIN_CALIBRATED_ROWS and config.run.n_ranks == 1
+    return data.left_out and has_few_rows and data.repeats and config.data.class_sampling is None
 
 
 def problem_shape(
@@ -108,7 +108,7 @@ def problem_shape(
         staging=backend.staging,
         readers=MAX_THREADS if waits else 0,  # `in_flight_bytes` bounds pending reads of a network
         units_in_hand=n_read_ahead(waits),
-        saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
+        saving=SAVE_CHUNK_BYTES if run_dir is not None and local_path(run_dir) is None else 0,
         kept=run_dir is not None,
         repeats=data.repeats,
         ridge=config.solver.ridge != 0 and "ridge" in options_of(config.solver.name),
@@ -125,7 +125,7 @@ def problem_shape(
         squares=config.model.loss == SQUARES,
         n_validation_rows=0 if data.validation_rows is None else data.validation_rows.n_rows,
         n_calibration_rows=0 if data.calibration_rows is None else data.calibration_rows.n_rows,
-        left_out=leaves_out(config, data, p),
+        left_out=plans_left_out(config, data, p),
         ranks=config.run.n_ranks,
         center_ranks=config.run.center_ranks,
         has_initial_weights=config.solver.warm_start is not None,

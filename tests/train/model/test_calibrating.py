@@ -168,7 +168,7 @@ def test_what_the_setup_records_of_leaving_rows_out_holds(
     with monkeypatch.context() as patched:
         patched.setattr(step_loop, "each_left_out", killed)
         if not known:
-            patched.setattr(problem_shape, "leaves_out", lambda *_: False)
+            patched.setattr(problem_shape, "plans_left_out", lambda *_: False)
         ends = pytest.raises(TrainingInterrupted) if known else contextlib.nullcontext()
         with ends:
             train(settings(tmp_path / "a", **auto), source=rows(slice(500)))

@@ -249,15 +249,15 @@ def test_a_kernel_of_ones_own_goes_on_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "text"),
     [
-        (np.ones(4), r"model.metric of shape \(4,\) is for other rows"),
+        (np.ones(4), r"model.metric of shape \(4,\) does not fit rows"),
         (np.ones((5, 6)), "at most as many columns"),
-        (np.ones((5, 2, 2)), "is for other rows"),
+        (np.ones((5, 2, 2)), "does not fit rows"),
         (np.array([1.0, np.inf, 1, 1, 1]), "holds NaN or infinity"),
         (np.array(["a"] * 5), "must be numbers"),
         (None, "there is no array of a metric at"),
         ("text", "is no .npy file, zarr array"),
-        ("group", "name the array in it"),
-        ("lost", "has chunks that are not there"),
+        ("group", "give the path of the array"),
+        ("lost", "lacks some chunks"),
         ("torn", "is no .npy file, zarr array"),
     ],
 )

@@ -37,7 +37,7 @@ def test_keys_are_equal_where_rows_are() -> None:
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2], [1, 2, 3, 0]])
 def test_parts_come_by_in_any_order(order: list[int]) -> None:
     """As from an object store."""
-    seen = CentersTarget(slice(5, 23), keyed=Z.dtype)
+    seen = CentersTarget(slice(5, 23), digest_dtype=Z.dtype)
     assert seen("H.0", (4, 4), Z.dtype) is None
     parts: Any = seen("Z", Z.shape, Z.dtype)
     for k in order:

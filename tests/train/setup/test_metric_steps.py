@@ -72,7 +72,7 @@ def test_derivatives_are_those_of_the_error(
     weighted: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metric_steps, "LONGEST_RESIDUAL", np.inf)
+    monkeypatch.setattr(metric_steps, "MAX_RELATIVE_RESIDUAL", np.inf)
     fit, others = some(N, 0, weighted), some(M, 1, weighted)
     for sample in (fit, others):
         for column, _ in categorical:
