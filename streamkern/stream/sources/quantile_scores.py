@@ -21,7 +21,7 @@ from streamkern.basics.randomness import AnyArray
 
 MAX_KNOTS = 256
 """Largest number of knots of a score; between them it is linear."""
-MIN_DISTINCT_VALUES = 16
+MIN_SCORED_VALUES = 16
 """Fewest distinct values in the sample for which a feature gets a score: a kernel distinguishes
 fewer values by their distance."""
 MAX_NORMAL_CORRELATION = 0.95
@@ -53,7 +53,7 @@ class QuantileScores:
         scored = []
         for j in range(X.shape[1]):
             values, counts = np.unique(X[:, j].astype(np.float64), return_counts=True)
-            if len(values) < MIN_DISTINCT_VALUES or not np.isfinite(values).all():
+            if len(values) < MIN_SCORED_VALUES or not np.isfinite(values).all():
                 continue
             shares = counts / len(X)
             levels = np.cumsum(shares) - shares / 2

@@ -363,8 +363,8 @@ class StepLoop:
         return model_class(
             self.assembled.op, solver.Z, solver.weights(self.state), data.source.classes,
             data.source.row_shape, data.fixed, self.assembled.targets, **column_names(meta),
-            calibration=self.calibration, posterior=self.posterior, lacking=no_calibration_text(meta),
-            loss=saved_loss(meta),
+            calibration=self.calibration, posterior=self.posterior, loss=saved_loss(meta),
+            lacking=no_calibration_text(meta),
         )  # fmt: skip
 
     def answer(self) -> None:
