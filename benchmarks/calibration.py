@@ -25,7 +25,7 @@ from sklearn.metrics import log_loss
 
 import streamkern as sk
 from benchmarks.harness import told_and_kept
-from streamkern.predict.evaluation import LEVEL
+from streamkern.predict.evaluation import EVALUATION_LEVEL
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
 from streamkern.train.loop import step_loop
@@ -61,8 +61,8 @@ def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any, bool]:
 
 def by_parts(model: Any, X: Any, y: Any) -> dict[str, float]:
     """The coverage of both kinds of intervals in parts of the test rows."""
-    predicted, ends = model.predict(X, interval=LEVEL, normalised=True)
-    plain = model.predict(X, interval=LEVEL)[1]
+    predicted, ends = model.predict(X, interval=EVALUATION_LEVEL, normalised=True)
+    plain = model.predict(X, interval=EVALUATION_LEVEL)[1]
     width = ends[:, 1] - ends[:, 0]
     order = {"hard": np.argsort(width, kind="stable"), "": np.argsort(predicted, kind="stable")}
     easy, hard = np.array_split(order["hard"], 2)

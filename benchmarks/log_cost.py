@@ -84,7 +84,7 @@ class _Passes:
     def told(self) -> None:
         """With a log on the disk, the line on a terminal, and a callback that looks at numbers."""
         with Line(_Terminal()) as line:
-            self._pass("told", RunProgress(line, self.log, Position(), heard=self._hear))
+            self._pass("told", RunProgress(line, self.log, Position(), on_record=self._hear))
 
     def _hear(self, record: dict[str, Any]) -> None:
         self.heard += len(list(numbers_in(record)))
@@ -105,7 +105,7 @@ class _Passes:
                     inside += time.perf_counter() - before
             if live is not None:
                 before = time.perf_counter()
-                live.losses += steps.watch.rest()
+                live.losses += steps.watch.pending_loss()
                 live.log_losses()
                 inside += time.perf_counter() - before
         if live is not None:

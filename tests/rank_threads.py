@@ -35,7 +35,7 @@ def on_threads(size: int, work: Callable[[Communicator], T]) -> list[T]:
             ranks.abort()
 
     threads = [threading.Thread(target=one, args=(ranks,)) for ranks in Threads.made(size)]
-    with threadpool_limits(1, "blas"), patch.object(rank_coordinator, "AGREEMENT_S", 0.0):
+    with threadpool_limits(1, "blas"), patch.object(rank_coordinator, "AGREEMENT_INTERVAL_S", 0.0):
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -14,7 +14,7 @@ from streamkern.basics.randomness import Stage, words
 from streamkern.centers.selector import CenterSelector
 from streamkern.stream.sources.base import BaseSource, read_labels
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.sampling import MANY_UNITS
+from streamkern.stream.sources.sampling import SAMPLE_UNITS
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.unit_edges import unit_edges
 
@@ -47,7 +47,7 @@ def balanced_numbers(source: BaseSource, p: int, seed: int) -> tuple[Ints, int]:
     All rows of a class are taken if it has too few. The remainder of p / c goes to classes that are
     drawn at random.
 
-    The labels of `MANY_UNITS` random units are read, without X if the source can. If a class has
+    The labels of `SAMPLE_UNITS` random units are read, without X if the source can. If a class has
     too few rows there, further units are read, each at most once. Rows of the first units are
     preferred, and each row of a class in them has the same probability. The choice depends on the
     seed and on the units alone.
@@ -59,24 +59,24 @@ def balanced_numbers(source: BaseSource, p: int, seed: int) -> tuple[Ints, int]:
     class_counts = _class_counts(source)
     c, order = source.n_outputs, rng.permutation(len(edges) - 1)
     favoured = rng.permutation(c)
-    # Rows of each class that were added to the pool. After MANY_UNITS, full classes get no more.
+    # Rows of each class that were added to the pool. After SAMPLE_UNITS, full classes get no more.
     n_seen, pool, n_read = np.zeros(c, np.int64), _Pool.empty(), 0
     for i, (unit, labels) in enumerate(_labels(source, order, seed)):
         rows = np.arange(edges[unit], edges[unit + 1])
         n_read += len(rows)
         # One more than the current quota, because a remainder may still move to this class.
         limit = quotas(n_seen, p, favoured) + 1
-        if i >= MANY_UNITS:  # only for classes with too few rows in the earlier units
+        if i >= SAMPLE_UNITS:  # only for classes with too few rows in the earlier units
             has_too_few = (n_seen < limit)[labels]
             rows, labels = rows[has_too_few], labels[has_too_few]
         n_seen += np.bincount(labels, minlength=c)
-        ranks = np.full(len(rows), max(0, i + 1 - MANY_UNITS))
+        ranks = np.full(len(rows), max(0, i + 1 - SAMPLE_UNITS))
         pool = pool.with_rows(ranks, _keys(seed, rows), rows, labels)
         if len(pool.rows) > 5 * p:
             pool = pool.smallest(quotas(n_seen, p, favoured) + 1)
         quota = quotas(n_seen if class_counts is None else class_counts, p, favoured)
         sufficient = quota if class_counts is not None else np.full(c, -(-p // c))
-        if i + 1 >= min(MANY_UNITS, len(order)) and (n_seen >= sufficient).all():
+        if i + 1 >= min(SAMPLE_UNITS, len(order)) and (n_seen >= sufficient).all():
             break
     return pool.smallest(quota).rows, n_read
 
@@ -117,7 +117,7 @@ def _class_counts(source: BaseSource) -> Ints | None:
 class _Pool(NamedTuple):
     """Rows that may be chosen. Each field is (k,).
 
-    ranks : order in which rows are chosen; 0 for the first `MANY_UNITS` units.
+    ranks : order in which rows are chosen; 0 for the first `SAMPLE_UNITS` units.
     keys : random order of rows with the same rank.
     rows, labels : row numbers and classes.
     """

@@ -21,9 +21,9 @@ from streamkern.store.sparse_rows import (
     stays_sparse,
     widened,
 )
-from streamkern.stream.sources.alignment import AS_SPARSE, check_row_shape
+from streamkern.stream.sources.alignment import SPARSITY_REMEDY, check_row_shape
 from streamkern.stream.sources.base import BaseSource, read_units
-from streamkern.stream.sources.sampling import MANY_UNITS, choose_rows, origins_of, read_rows
+from streamkern.stream.sources.sampling import SAMPLE_UNITS, choose_rows, origins_of, read_rows
 
 CENTERS_STAGE, CENTER_ORDER_STAGE, COPIES_STAGE, WEIGHTLESS_STAGE = 1, 21, 100, 200
 """Numbers that separate the random draws of this module from others of the same seed."""
@@ -54,7 +54,7 @@ def random_numbers(source: BaseSource, p: int, seed: int) -> Ints:
     In a store of augmented rows, no two of them have the same origin unless there are too few
     origins: copies of a row are near each other, so that a second one adds little as a center.
     """
-    rows = choose_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MANY_UNITS)
+    rows = choose_rows(source, p, seed, stage=CENTERS_STAGE, max_units=SAMPLE_UNITS)
     return _without_copies(source, rows, seed) if source.n_origins else rows
 
 
@@ -66,7 +66,7 @@ def _without_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
         if not n_missing:
             break
         n = min(DRAW_FACTOR * n_missing, source.n_rows)
-        drawn = choose_rows(source, n, seed, stage=COPIES_STAGE + draw, max_units=MANY_UNITS)
+        drawn = choose_rows(source, n, seed, stage=COPIES_STAGE + draw, max_units=SAMPLE_UNITS)
         chosen = _one_of_each_origin(source, np.concatenate([chosen, drawn]))[:p]
     copies = np.setdiff1d(rows, chosen)[: p - len(chosen)]
     rng = np.random.default_rng([seed, COPIES_STAGE])
@@ -89,7 +89,7 @@ def without_weightless(
         if not len(weightless):
             break
         n = min(DRAW_FACTOR * len(weightless), source.n_rows)
-        drawn = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=MANY_UNITS)
+        drawn = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=SAMPLE_UNITS)
         new = read_rows(source, drawn[~np.isin(drawn, block.row_ids)], seed)
         new = new.take(weights_of(new.y, new.w, factors) > 0)
         count = min(len(weightless), len(new.row_ids))
@@ -140,7 +140,9 @@ def as_centers(array: Any) -> npt.NDArray[Any]:
 def check_center_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) -> None:
     """Raise DataError unless centers (p, ...) have rows of the shape of the data's rows."""
     if is_packed(shape[1:]) and len(row_shape) == 1:
-        raise DataError("centers are sparse rows, but the rows of the data are dense", AS_SPARSE)
+        raise DataError(
+            "centers are sparse rows, but the rows of the data are dense", SPARSITY_REMEDY
+        )
     subject, is_sparse_data = "the data has rows of shape", is_packed(row_shape)
     check_row_shape("centers have", shape[1:], subject, row_shape, sparse=is_sparse_data)
 

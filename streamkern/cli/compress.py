@@ -1,4 +1,4 @@
-"""The command `compress_command`: a trained model with fewer centers."""
+"""The command `streamkern compress`: write a trained model with fewer centers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from streamkern.filesystem.ownership import check_output
 from streamkern.ingest.path_patterns import refuse_among
 from streamkern.rundir.run_directory import RunDirectory
 
-# scikit-learn is slow to load.
-_LOAD, _COMPRESS = "streamkern.estimator.load", "streamkern.estimator.compress"
+# Imported on demand: they import scikit-learn, which is slow to load.
+_LOAD_MODULE, _COMPRESS_MODULE = "streamkern.estimator.load", "streamkern.estimator.compress"
 
 
 @sharing(reading_options, "reading")
@@ -67,28 +67,30 @@ def compress_command(
     """
     options = parse_options(storage_option)
     refuse_among(inputs, out)
-    _check_new(out, options_for(options, out))
-    model = on_demand(_LOAD).load(run_dir, storage_options=options_for(options, run_dir))
+    _check_output_is_new(out, options_for(options, out))
+    model = on_demand(_LOAD_MODULE).load(run_dir, storage_options=options_for(options, run_dir))
     if memory is not None:
         model.set_params(memory=memory)
-    rows_of = rows_and_model(run_dir, inputs, device, options, reading, targets=False)
-    with rows_of as (rows, kernel_model):
-        compress = on_demand(_COMPRESS)
-        small = compress.compressed(model, kernel_model, rows, n_centers, tolerance)
-    small.save(out, storage_options=options_for(options, out))
-    found = small.report_["compressed"]
+    inputs_and_model = rows_and_model(run_dir, inputs, device, options, reading, targets=False)
+    with inputs_and_model as (rows, kernel_model):
+        compress = on_demand(_COMPRESS_MODULE)
+        compressed_model = compress.compressed(model, kernel_model, rows, n_centers, tolerance)
+    compressed_model.save(out, storage_options=options_for(options, out))
+    report = compressed_model.report_["compressed"]
     if as_json:
-        typer.echo(json_text({"kept": small.n_centers_, **found}))
+        typer.echo(json_text({"kept": compressed_model.n_centers_, **report}))
         return
-    curve = [{"centers": n, "difference": difference} for n, difference in found["curve"]]
+    curve = [{"centers": n, "difference": difference} for n, difference in report["curve"]]
     typer.echo(text_table(curve, ["centers", "difference"]))
-    typer.echo(f"{small.n_centers_:,} of {found['n_centers']:,} centers are in {redact(out)}")
+    typer.echo(
+        f"{compressed_model.n_centers_:,} of {report['n_centers']:,} centers are in {redact(out)}"
+    )
 
 
-def _check_new(out: str, options: Mapping[str, Any] | None) -> None:
+def _check_output_is_new(out: str, options: Mapping[str, Any] | None) -> None:
     """Raise an error unless a model can be saved to `out`, before it is computed."""
     directory = RunDirectory(out, writable=False, storage_options=options)
-    # A save that was interrupted has no step yet, and goes on.
+    # An interrupted save has no step yet and is completed.
     if directory.steps():
         raise ConfigError(
             f"{redact(out)} holds another model or run already", "give a new or empty directory"

@@ -23,7 +23,7 @@ EXIT_INTERRUPTED = 130
 
 
 def write_stderr(text: str) -> None:
-    """Write a message (or several, one a line) to stderr."""
+    """Write messages, one per line of `text`, to stderr."""
     wipe = WIPE if sys.stderr.isatty() else ""
     for line in redact(text).splitlines():
         typer.echo(f"{wipe}streamkern: {line}", err=True)
@@ -37,8 +37,8 @@ def json_text(value: Mapping[str, Any]) -> str:
 def explain(error: BaseException, vocabulary: Vocabulary, words: Sequence[str] = ()) -> int:
     """Write the message of an error to stderr, and return its exit code.
 
-    vocabulary : of the command, for the settings that the message mentions
-    words : of the command line
+    vocabulary : names of the settings in messages of the command
+    words : words of the command line
     """
     if isinstance(error, KeyboardInterrupt | typer.Abort | Stopped):
         write_stderr(str(error) or "interrupted")

@@ -161,7 +161,7 @@ def ingest_command(
             like=like, scratch=scratch, storage_options=options_for(options, out),
             input_options=options_for(options, *inputs),
         )  # fmt: skip
-    _show_store(out, options, made=line.shown)
+    _show_store(out, options, written=line.shown)
 
 
 @sharing(_reading, "reading")
@@ -182,8 +182,9 @@ def append_command(
     path = local_path(store)
     if path is not None and path.is_file() and not store.endswith(".zip"):
         raise ConfigError(
-            f"STORE {redact(store)} is a file, and the store comes before the files: streamkern "
-            f"append {redact(inputs[-1])} {redact(store)}"
+            f"STORE {redact(store)} is a file",
+            "give the store before the files: streamkern append "
+            f"{redact(inputs[-1])} {redact(store)}",
         )
     with resumable(context.obj, kept=True), Line() as line:
         append_rows(
@@ -191,34 +192,35 @@ def append_command(
             input_options=options_for(options, *inputs),
         )  # fmt: skip
     if not line.shown:
-        write_stderr(f"note: {redact(store)} ends with these rows already; nothing is appended")
+        write_stderr(f"note: {redact(store)} already ends with these rows; nothing was appended")
     typer.echo(store_text(describe_store(open_store(store))))
 
 
-def _storage_options(out: str, texts: list[str] | None, pattern: str) -> dict[str, Any]:
+def _storage_options(out: str, texts: list[str] | None, pattern_option: str) -> dict[str, Any]:
     """Return the storage options; raise ConfigError if OUT is a file, as after an unquoted pattern.
 
-    pattern : an option that may be followed by a pattern
+    pattern_option : an option whose value may be a pattern of files, for the message
     """
     path = local_path(out)
     if path is None or not path.is_file():
         return parse_options(texts)
-    quoted = f"; a pattern after {pattern} belongs in quotes, as in {pattern} 'part-*.npy', or the "
-    quoted += "shell puts its files here"
     raise ConfigError(
-        f"OUT {redact(out)} is a file, and the last word must be the path of a new store{quoted}"
+        f"OUT {redact(out)} is a file",
+        "give the path of a new store as the last word, and put a pattern after "
+        f"{pattern_option} in quotes, as in {pattern_option} 'part-*.npy', or the shell puts its "
+        "files here",
     )
 
 
 def _names(columns: str | None) -> list[str] | None:
-    """Return columns as in the first line of a CSV, by name alone."""
+    """Return column names as in the first line of a CSV; numbers are names, not positions."""
     return None if columns is None else [str(k) for k in as_list(column_list(columns))]
 
 
-def _dates(given: list[str] | None) -> dict[str, str | None] | None:
-    """Return the name of each column of dates, and the format of its text, if given."""
-    pairs = (text.partition("=") for text in given or ())
-    return {name: form or None for name, _, form in pairs} or None
+def _dates(texts: list[str] | None) -> dict[str, str | None] | None:
+    """Return {column of dates: format of its text, or None}; None without columns."""
+    pairs = (text.partition("=") for text in texts or ())
+    return {name: date_format or None for name, _, date_format in pairs} or None
 
 
 def augment_command(
@@ -259,7 +261,7 @@ def augment_command(
 ) -> None:
     """Write augmented copies of the rows of one store, or of several, to a new store."""
     options = parse_options(storage_option)
-    data = _checked(
+    data = _data_config(
         train=inputs, copies=copies, x=x, y=y, sample_weight=sample_weight, foreign=foreign,
         transforms=[parse_transform(text) for text in transform or ()],
         weights=None if weights is None else parse_numbers(weights, "--weights"),
@@ -274,25 +276,25 @@ def augment_command(
             threads=data.prefetch_threads, overwrite=overwrite, progress=line.show,
             storage_options=options_for(options, out),
         )  # fmt: skip
-    _show_store(out, options, made=line.shown)
+    _show_store(out, options, written=line.shown)
 
 
 _AUGMENT_OPTIONS = {
     "data.copies": "--copies", "data.weights": "--weights", "data.prefetch_threads": "--threads",
     "data.train": "the list of inputs",
 }  # fmt: skip
-"""Settings of a run -> arguments of `augment_command`."""
+"""Arguments of `augment_command` by the settings of a run."""
 
 
-def _checked(**settings: Any) -> DataConfig:
-    """Return the settings as a run has them, so that the same mistakes raise the same errors."""
+def _data_config(**settings: Any) -> DataConfig:
+    """Return the settings as those of a run, which checks them and raises the same errors."""
     try:
         return DataConfig(**settings)
     except ConfigError as error:
-        raise ConfigError(render_message(error.message, _augment_words)) from None
+        raise ConfigError(render_message(error.message, _augment_vocabulary)) from None
 
 
-def _augment_words(mention: Mention) -> str:
+def _augment_vocabulary(mention: Mention) -> str:
     """Return a setting of a run as an argument of `augment_command`; a `Vocabulary`."""
     if transform := re.match(r"data\.transforms\[(\d+)\](.*)", mention.name):
         name = f"--transform number {int(transform[1]) + 1}{transform[2]}"
@@ -319,7 +321,7 @@ def bench_read_command(
     """
     options = options_for(parse_options(storage_option), store)
     with Line() as line:
-        found = read_speed(
+        report = read_speed(
             store,
             x=x,
             y=y,
@@ -329,18 +331,22 @@ def bench_read_command(
                 f"{row['what']}, {row['connections']} at once: {row['bytes_per_s'] / 1e6:,.0f} MB/s"
             ),
         )
-    text = f"{found['url']}\n\n{speed_text(found['rows'])}\n\n{found['conclusion']}"
-    typer.echo(json_text(found) if as_json else text)
+    text = f"{report['url']}\n\n{speed_text(report['rows'])}\n\n{report['conclusion']}"
+    typer.echo(json_text(report) if as_json else text)
 
 
-def _show_store(out: str, options: Mapping[str, Any], *, made: bool) -> None:
-    if not made:
+def _show_store(out: str, options: Mapping[str, Any], *, written: bool) -> None:
+    """Print the description of the store at `out`. written : False if it existed before"""
+    if not written:
         write_stderr(
-            f"note: {redact(out)} is complete already, made by the same command; it stays as it is"
+            f"note: {redact(out)} is already complete, from the same command; nothing was written"
         )
     try:
         store = open_store(out, storage_options=options_for(options, out))
         text = store_text(describe_store(store))
-    except (OSError, MemoryError) as error:  # it is written: running the command again would fail
+    except (
+        OSError,
+        MemoryError,
+    ) as error:  # the store is written; an error would ask for the command again
         text = f"{redact(out)} is complete, but could not be read back: {error}"
     typer.echo(text)

@@ -14,27 +14,33 @@ from streamkern.store.facts import chunks_text, row_shape_text
 def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
     """Return a described store as text, with warnings at the end.
 
-    explain : with the meaning of each line
+    explain : add the meaning of each line
     """
-    facts = _unfinished(store) if store.get("unfinished") else _facts(store)
+    facts = _unfinished_facts(store) if store.get("unfinished") else _facts(store)
     lines = [(name, f"  {printable(singular(text))}") for name, text in facts]
-    shown = [with_meaning(name, text, STORE_MEANINGS) if explain else text for name, text in lines]
-    return "\n".join([printable(str(store["url"])), *shown])
+    explained = [
+        with_meaning(name, text, STORE_MEANINGS) if explain else text for name, text in lines
+    ]
+    return "\n".join([printable(str(store["url"])), *explained])
 
 
 def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lines, by their names in the glossary."""
+    """Return (name in the glossary, text) of each line."""
     shape = row_shape_text(store["row_shape"], store.get("sparse_features"))
-    targets = store["targets"] if store["targets"] != "classes" else "classes: " + _few(store)
+    targets = (
+        store["targets"]
+        if store["targets"] != "classes"
+        else "classes: " + _class_names_text(store)
+    )
     facts = [
         ("rows", f"{store['n_rows']:,} rows of {shape} {store['dtype']}, "
          f"{store['n_outputs']} {targets}"),
-        *_left_out(store),
-        *_balance(store),
+        *_left_out_facts(store),
+        *_balance_facts(store),
         *([("weights", "with sample weights")] if store["sample_weights"] else []),
         *encoder_facts(store.get("encoder"), str(store["url"])),
         ("chunks", chunks_text(store)),
-        ("size", f"{size_text(store['decoded_bytes'])} decoded{_stored(store)}"),
+        ("size", f"{size_text(store['decoded_bytes'])} decoded{_stored_size_text(store)}"),
         ("fingerprint", f"fingerprint {store['fingerprint']}"),
     ]  # fmt: skip
     if store.get("verified"):
@@ -43,50 +49,59 @@ def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def encoder_facts(encoder: Mapping[str, Any] | None, where: str) -> list[tuple[str, str]]:
-    """Return the encoding of each column of a table, by its name in the glossary."""
+    """Return ("encoder", text) lines on the encoding of each column of a table."""
     if encoder is None:
         return []
-    found = Encoder.from_json(encoder, where)
-    lines = found.lines()
-    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = [f"{name:<{wide[0]}}  {kind:<{wide[1]}}  {what}".rstrip() for name, kind, what in lines]
-    head = f"made of {len(found.columns)} columns of a table, {len(found.features)} features:"
-    return [("encoder", head), *(("encoder", f"  {line}") for line in shown)]
+    fitted = Encoder.from_json(encoder, where)
+    lines = fitted.lines()
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = [
+        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {detail}".rstrip()
+        for name, kind, detail in lines
+    ]
+    heading = f"made of {len(fitted.columns)} columns of a table, {len(fitted.features)} features:"
+    return [("encoder", heading), *(("encoder", f"  {line}") for line in rows)]
 
 
-def _unfinished(store: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows, chunks, done = store["n_rows"], store["n_chunks"], store["chunks_written"]
+def _unfinished_facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (name in the glossary, text) of each line on an unfinished store."""
+    rows, chunks, n_written = store["n_rows"], store["n_chunks"], store["chunks_written"]
     of_chunks = "" if chunks is None else f" of {chunks:,}"
-    share = "" if not chunks else f", {done / chunks:.0%}"
+    share = "" if not chunks else f", {n_written / chunks:.0%}"
     of_rows = "" if rows is None else f"; {rows:,} rows in all"
     return [
-        ("unfinished", f"unfinished: {done:,}{of_chunks} chunks are written{share}{of_rows}"),
+        ("unfinished", f"unfinished: {n_written:,}{of_chunks} chunks are written{share}{of_rows}"),
         ("note", "note: run the command that writes it again to finish it"),
     ]
 
 
-def _balance(store: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the smallest and the largest class."""
+def _balance_facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the line on the smallest and the largest class."""
     counts, names = store["class_counts"], store["classes"]
     if not counts or names is None or not sum(counts):
         return []
-    low, high = min(range(len(counts)), key=counts.__getitem__), counts.index(max(counts))
-    shown = (f"{names[k]} {counts[k]:,} ({counts[k] / sum(counts):.1%})" for k in (low, high))
-    return [("balance", f"rows per class: {' to '.join(shown)}")]
+    smallest, largest = min(range(len(counts)), key=counts.__getitem__), counts.index(max(counts))
+    texts = (
+        f"{names[k]} {counts[k]:,} ({counts[k] / sum(counts):.1%})" for k in (smallest, largest)
+    )
+    return [("balance", f"rows per class: {' to '.join(texts)}")]
 
 
-def _stored(store: Mapping[str, Any]) -> str:
+def _stored_size_text(store: Mapping[str, Any]) -> str:
+    """Return the size of the stored files as text; "" if it is unknown."""
     if not store["stored_bytes"]:
         return ""
     about = "about " if store["stored_bytes_estimated"] else ""
     return f", {about}{size_text(store['stored_bytes'])} stored ({store['compression_ratio']:.3g}x)"
 
 
-def _left_out(store: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _left_out_facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the line on rows that were left out, if there are any."""
     n = store.get("n_left_out", 0)
     return [("left_out", f"{n:,} rows without a target were left out")] if n else []
 
 
-def _few(store: Mapping[str, Any]) -> str:
+def _class_names_text(store: Mapping[str, Any]) -> str:
+    """Return the names of the first twelve classes."""
     names = store["classes"]
     return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")

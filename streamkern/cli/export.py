@@ -1,4 +1,4 @@
-"""The command `export_command`: a trained model as an ONNX file or a C file."""
+"""The command `streamkern export`: write a trained model as an ONNX file or a C file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamkern.train.export.onnx_model import ModelAnswers, checked_ending, wri
 from streamkern.train.saved_model import load_result
 
 WRITERS = {".onnx": write_onnx, ".c": write_c}
-"""Ending of the file -> function that writes it."""
+"""Functions that write a file, by its ending."""
 
 
 def export_command(

@@ -1,6 +1,6 @@
 """The meaning of every fact that `streamkern info` prints, in one phrase each.
 
-``python tools/glossary.py`` writes `docs/glossary.md` from it, and a test compares them.
+``python tools/glossary.py`` writes `docs/glossary.md` from this module; a test compares them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Final
 
 from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
 
-RUN: Final = {
+RUN_MEANINGS: Final = {
     "state": "whether the run is finished, and which process works on it now",
     "doing": "what the setup (the work before the first step) is computing",
     "step": "number of batches trained so far; if no process works on the run, the number at the "
     "last save",
-    "epoch": "number of finished passes over the training data, of those asked for; while a run "
-    "trains, the current pass",
+    "epoch": "number of finished passes over the training data, of all requested passes; while "
+    "a run trains, the current pass",
     "samples": "number of training rows seen so far, of those in all epochs; a row counts once "
     "per epoch",
     "time_left": "time until the last epoch ends, at the rate of the last ten seconds of training",
@@ -29,7 +29,7 @@ RUN: Final = {
     "not training, the ranks that trained it last, and whether they divided rows or centers",
     "slowest_rank": "the rank that the others wait for",
     "dashboard": "address of the dashboard of the Dask cluster",
-    "ended": "why the run ended before all epochs that were asked for",
+    "ended": "why the run ended before the last requested epoch",
     "changed": "what was different in the environment (versions, device) when the run was resumed; "
     "from that step on, results agree with an uninterrupted run only to rounding",
     "logged_step": "last step in the log; steps after the last checkpoint are computed again",
@@ -38,7 +38,7 @@ RUN: Final = {
     "continues": "the run from whose newest weights this run started, and the ancestors of that "
     "run",
 }
-FIGURES: Final = {
+METRIC_MEANINGS: Final = {
     "train_mse": "mean squared error on training rows, in squared units of the targets, or of "
     "their logarithms on a log scale (target_transform); mean over the last 32 steps, or for a "
     "saved model over the last epoch; each row is predicted before the step that learns from it; "
@@ -93,7 +93,7 @@ FIGURES: Final = {
         )
     },
 }
-SOLVER: Final = {
+SETUP_MEANINGS: Final = {
     "solver": 'the solver in use; if `solver.name` is "auto", the one that was chosen',
     "scale": "how the features are scaled before kernel values are computed",
     "encoder": "how the columns of a table are encoded as features, in training and prediction",
@@ -151,8 +151,8 @@ SETTING_MEANINGS: Final = {
     for name, meaning in type(table).meanings().items()
     if f"{section}.{name}" not in {"data.train", *FREE_AT_RESUME}
 }
-"""The first sentence on each setting that a run is bound to."""
-VERIFIED: Final = {
+"""The first sentence on each setting that cannot be changed when a run is resumed."""
+VERIFY_MEANINGS: Final = {
     "setup": "whether every byte of the setup matches its checksum",
     "checkpoints/": "whether every byte of this checkpoint matches its checksum",
 }
@@ -160,7 +160,7 @@ STORE_MEANINGS: Final = {
     "unfinished": "the chunks that an interrupted command has written so far",
     "rows": "number, shape and dtype of the rows, and the kind of their targets",
     "encoder": "how the columns of a table are encoded as features, in training and prediction",
-    "left_out": "number of rows without a target, which `ingest` left out as its options asked",
+    "left_out": "number of rows without a target, which `ingest` left out because of its options",
     "balance": "the smallest and the largest class, and their shares of the rows",
     "weights": "the rows have sample weights",
     "chunks": "size of a chunk, the part that is read, verified and decompressed at once",
@@ -169,7 +169,13 @@ STORE_MEANINGS: Final = {
     "verified": "every byte was read, and agrees with its checksum",
     "note": "a property of the store that matters for training, such as rows sorted by class",
 }
-FACTS: Final = {**RUN, **FIGURES, **SOLVER, **SETTING_MEANINGS, **VERIFIED}
+FACT_MEANINGS: Final = {
+    **RUN_MEANINGS,
+    **METRIC_MEANINGS,
+    **SETUP_MEANINGS,
+    **SETTING_MEANINGS,
+    **VERIFY_MEANINGS,
+}
 """Meanings by the names of facts that `info` prints for a run."""
 
 
@@ -183,12 +189,12 @@ def with_meaning(name: str, line: str, meanings: Mapping[str, str]) -> str:
     return line if meaning is None else f"{line}\n      {meaning}"
 
 
-_HEADS: Final = (
-    ("A run", RUN),
-    ("Metrics", FIGURES),
-    ("Choices and measurements of the setup", SOLVER),
+_SECTIONS: Final = (
+    ("A run", RUN_MEANINGS),
+    ("Metrics", METRIC_MEANINGS),
+    ("Choices and measurements of the setup", SETUP_MEANINGS),
     ("Settings", SETTING_MEANINGS),
-    ("With `--verify`", VERIFIED),
+    ("With `--verify`", VERIFY_MEANINGS),
     ("A store", STORE_MEANINGS),
 )
 
@@ -201,7 +207,7 @@ def glossary_page() -> str:
         "`python tools/glossary.py` generates the page. In the explanations, f is the\nfitted "
         "function and p the number of centers; [terms](terms.md) defines all terms.\n"
     ]
-    for head, meanings in _HEADS:
+    for head, meanings in _SECTIONS:
         rows = "".join(f"| `{name}` | {text} |\n" for name, text in meanings.items())
         parts.append(f"## {head}\n\n| entry | meaning |\n|---|---|\n{rows}")
     return "\n".join(parts)

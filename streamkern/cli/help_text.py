@@ -64,9 +64,9 @@ def with_usage(command: Any, name: str) -> Any:
     lines = "\n".join(f"  {example}" for example in EXAMPLES[name])
     command.epilog = f"\b\nExamples:\n{lines}"
     for param in command.params:
-        if param.param_type_name == "argument":  # its name is enough
+        if param.param_type_name == "argument":  # its name says what it is
             param.display_type_rich = lambda ctx: ""
         elif param.metavar is None and not param.is_flag:
-            kind = getattr(getattr(param, "type", None), "name", "")
-            param.metavar = _METAVARS.get(param.name) or _TYPE_METAVARS.get(kind, "N")
+            type_name = getattr(getattr(param, "type", None), "name", "")
+            param.metavar = _METAVARS.get(param.name) or _TYPE_METAVARS.get(type_name, "N")
     return command

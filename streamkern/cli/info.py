@@ -1,4 +1,4 @@
-"""The command `info_command`: describe a place, a store or a run."""
+"""The command `streamkern info`: describe a store or a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamkern.basics.plots import new_figure, png
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text
 from streamkern.cli.described_store import store_text
-from streamkern.cli.glossary import FACTS, STORE_MEANINGS
+from streamkern.cli.glossary import FACT_MEANINGS, STORE_MEANINGS
 from streamkern.cli.model import measured_importances
 from streamkern.cli.options import (
     AsJson,
@@ -55,45 +55,47 @@ def info_command(
     storage_option: StorageOption = None,
 ) -> None:
     """Describe a store, finished or not, or the state of a run."""
-    given = parse_options(storage_option)
-    options = options_for(given, place)
+    all_options = parse_options(storage_option)
+    options = options_for(all_options, place)
     if not is_icechunk(place) and is_run_directory(place, options):
         if plot is not None:
             _draw_metric(place, options, plot)
-        found = None
+        columns = None
         if importances is not None:
-            found = measured_importances(place, importances, given)
-        _show_run(place, options, verified=verify, explain=explain, as_json=as_json, columns=found)
+            columns = measured_importances(place, importances, all_options)
+        _show_run(
+            place, options, verified=verify, explain=explain, as_json=as_json, columns=columns
+        )
         return
     if importances is not None:
         raise ConfigError(
-            f"--importances {redact(importances)} is for the model of a run, and {redact(place)} "
-            "holds none",
+            f"--importances {redact(importances)} needs the model of a run, but {redact(place)} "
+            "has none",
             "leave it out",
         )
     if plot is not None:
         raise ConfigError(
-            f"--plot={plot} draws the metric of a run, and {redact(place)} holds none",
+            f"--plot={plot} needs the metric of a run, but {redact(place)} has none",
             "leave it out",
         )
     try:
         store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)
     except DataError as error:
-        found = describe_unfinished(place, storage_options=options)
-        if found is None:
-            raise _neither(place, error) from None
+        description = describe_unfinished(place, storage_options=options)
+        if description is None:
+            raise _not_found_error(place, error) from None
     else:
-        found = describe_store(store, exact=verify)
+        description = describe_store(store, exact=verify)
         if verify:
             store.verify()
-            found["verified"] = True
+            description["verified"] = True
     if as_json:
-        typer.echo(json_text(found | ({"meanings": STORE_MEANINGS} if explain else {})))
+        typer.echo(json_text(description | ({"meanings": STORE_MEANINGS} if explain else {})))
     else:
-        typer.echo(store_text(found, explain=explain))
+        typer.echo(store_text(description, explain=explain))
 
 
-def _neither(place: str, error: DataError) -> DataError:
+def _not_found_error(place: str, error: DataError) -> DataError:
     """Return the error for a place that has neither a store nor a run."""
     kind = place_kind(place)
     if kind == "nothing":
@@ -110,14 +112,17 @@ def _neither(place: str, error: DataError) -> DataError:
 
 
 def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> None:
+    """Draw the metric of a run into a new file; raise ConfigError if it has none."""
     if not path.parent.is_dir():
-        raise ConfigError(f"--plot={path}: there is no folder {path.parent}", "make it first")
+        raise ConfigError(
+            f"--plot={path}: there is no folder {path.parent}", "create this folder first"
+        )
     if path.exists():
-        raise ConfigError(f"--plot={path} is there already", "give the name of a new file")
+        raise ConfigError(f"--plot={path} already exists", "give the name of a new file")
     metric = (run_overview(place, options)["solver"] or {}).get("metric")
     if metric is None:
         raise ConfigError(
-            f"--plot={path} draws a metric, and the run in {redact(place)} has none", "leave it out"
+            f"--plot={path} needs a metric, but the run in {redact(place)} has none", "leave it out"
         )
     with checkpoint_errors(redact(place)):
         picture = spectrum_png(metric)
@@ -152,38 +157,45 @@ def _show_run(
     place: str, options: Mapping[str, Any] | None, *, verified: bool, explain: bool, as_json: bool,
     columns: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Print the overview of a run; if it is damaged only the verification, with exit code 3."""
-    found: dict[str, Any] = {"verified": verify_run(place, options)} if verified else {}
-    damaged = [name for name, how in found.get("verified", {}).items() if how != WHOLE_CHECK]
+    """Print the overview of a run; if it is damaged, only the verification, and raise an error."""
+    extra: dict[str, Any] = {"verified": verify_run(place, options)} if verified else {}
+    damaged = [name for name, result in extra.get("verified", {}).items() if result != WHOLE_CHECK]
     run = {} if damaged else run_overview(place, options)
-    found |= {"meanings": FACTS} if explain and as_json else {}
-    found |= {} if columns is None else {"permutation_importances": columns}
+    extra |= {"meanings": FACT_MEANINGS} if explain and as_json else {}
+    extra |= {} if columns is None else {"permutation_importances": columns}
     with checkpoint_errors(redact(place)):
-        text = json_text(run | found) if as_json else run_text(run | found, explain=explain)
+        text = json_text(run | extra) if as_json else run_text(run | extra, explain=explain)
     typer.echo(text if as_json or columns is None else f"{text}\n\n{_columns_text(columns)}")
     if damaged:
         raise CheckpointError(
-            f"{len(damaged)} of the {len(found['verified'])} groups in {redact(place)} are damaged "
+            f"{len(damaged)} of the {len(extra['verified'])} groups in {redact(place)} are damaged "
             f"({', '.join(damaged)})",
-            f"{_repair(redact(place), found['verified'], damaged)}",
+            _repair_text(redact(place), extra["verified"], damaged),
         )
 
 
-def _repair(place: str, verified: Mapping[str, str], damaged: Sequence[str]) -> str:
-    """Return the way to repair a damaged run, in words."""
+def _repair_text(place: str, verified: Mapping[str, str], damaged: Sequence[str]) -> str:
+    """Return the remedy for a damaged run, for the message."""
     checkpoints = {name for name in verified if name.startswith("checkpoints/")}
     if checkpoints and checkpoints <= set(damaged):
         return "restore a checkpoint from a copy, or train in a new run directory"
-    others = [f"{place}/{name}.json" for name in damaged if name not in checkpoints]
-    before = f"delete {' and '.join(others)}, and " if others else ""
-    return f"{before}train with the command of this run again, which goes on from what is whole"
-
-
-def _columns_text(found: Mapping[str, Any]) -> str:
-    """Return permutation importances as a table."""
-    rows = [{"column": name, "importance": mean, "+-": std} for name, mean, std in found["columns"]]
+    files = [f"{place}/{name}.json" for name in damaged if name not in checkpoints]
+    deletion = f"delete {' and '.join(files)}, and " if files else ""
     return (
-        f"by how much {found['figure']} falls where a column is shuffled, on {found['rows']:,} "
-        f"rows of {found['data']} ({found['figure']} {found['score']:.4g}):\n"
+        f"{deletion}run the training command of this run again: it continues from the undamaged "
+        "files"
+    )
+
+
+def _columns_text(importances: Mapping[str, Any]) -> str:
+    """Return permutation importances as a table."""
+    rows = [
+        {"column": name, "importance": mean, "+-": std}
+        for name, mean, std in importances["columns"]
+    ]
+    return (
+        f"by how much {importances['figure']} falls where a column is shuffled, on "
+        f"{importances['rows']:,} rows of {importances['data']} ({importances['figure']} "
+        f"{importances['score']:.4g}):\n"
         f"{text_table(rows, ['column', 'importance', '+-'])}"
     )

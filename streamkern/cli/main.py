@@ -24,11 +24,11 @@ from streamkern.basics.stop import Stopped, StopRequest, watched
 from streamkern.basics.version import __version__
 from streamkern.cli.console import EXIT_INTERRUPTED, explain, show_warning, write_stderr
 from streamkern.cli.help_text import with_usage
-from streamkern.cli.redaction import guarded, refuse_credentials
+from streamkern.cli.redaction import protected_output, refuse_credentials
 from streamkern.cli.vocabulary import CommandWords
 from streamkern.filesystem.abandoned import remove_abandoned
 
-_load_command, _, _LOADED_NAMES = lazy_loader.attach(  # importing all commands would take a second
+_load_command, _, _LOADED_NAMES = lazy_loader.attach(  # importing all commands would be slow
     "streamkern.cli",
     submod_attrs={
         "compress": ["compress_command"],
@@ -47,7 +47,8 @@ _load_option, _, _ = lazy_loader.attach(
     "streamkern.cli", submod_attrs={"options": ["import_modules", "sharing"]}
 )
 DEBUG = "--debug"
-PRINTING_COMMANDS = ("plan", "info", "runs", "evaluate")  # their printed text is their only result
+# Commands whose only result is the text that they print.
+PRINTING_COMMANDS = ("plan", "info", "runs", "evaluate")
 MODEL_COMMANDS = ("plan", "train", "evaluate", "predict", "compress", "export", "info", "report")
 """Commands that may load a model with user-defined classes, and therefore have --import."""
 COMMANDS = {  # in the order of `--help`, with the descriptions that it prints
@@ -113,8 +114,9 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    """Print the version and exit, if requested."""
+    if requested:
         typer.echo(f"streamkern {__version__}")
         raise typer.Exit
 
@@ -127,12 +129,13 @@ def _options(
     ] = False,
     debug: Annotated[bool, typer.Option(DEBUG, help="Show tracebacks.")] = False,
 ) -> None:
+    """Print the help, and exit with a usage error, if there is no command."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(EXIT_USAGE)
 
 
-# ----------------------------------------------------------------------------------- the entry
+# ---------------------------------------------------------------------------------- entry point
 
 
 def _options_of(arguments: Sequence[str]) -> dict[str, str]:
@@ -146,7 +149,7 @@ def _options_of(arguments: Sequence[str]) -> dict[str, str]:
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    arguments : those after `streamkern`; None takes them from `sys.argv`
+    arguments : words after `streamkern`; None takes them from `sys.argv`
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in arguments
@@ -155,7 +158,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     vocabulary = CommandWords(_options_of(arguments), arguments)
     explained = functools.partial(explain, vocabulary=vocabulary, words=arguments)
     with (
-        guarded() as out,
+        protected_output() as out,
         warnings.catch_warnings(),
         watched(stop, explained),
         stop,

@@ -11,16 +11,16 @@ import lazy_loader
 from streamkern.cli.help_text import EXAMPLES
 from streamkern.config.names import PARAMETER_PATHS
 
-# Loaded at its first use, as it takes long.
+# Imported at its first use, since that is slow.
 _load, _, _ = lazy_loader.attach("streamkern.config", submod_attrs={"run_config": ["RunConfig"]})
-_COMMANDS: Final = {
+_COMMAND_ALIASES: Final = {
     "fit": "train", "run": "train", "resume": "train", "score": "evaluate", "eval": "evaluate",
     "test": "evaluate", "transform": "predict", "show": "info", "describe": "info", "ls": "runs",
     "list": "runs", "status": "info", "convert": "ingest", "import": "ingest", "search": "tune",
     "version": "--version",
 }  # fmt: skip
-"""Commands of other programs -> ours for the same."""
-_TARGETS: Final = (
+"""Commands of streamkern, by the names that other programs use."""
+_TARGET_WORDS: Final = (
     "target",
     "target_column",
     "label",
@@ -29,8 +29,8 @@ _TARGETS: Final = (
     "outcome",
     "target_name",
 )
-_OPTIONS: Final = {
-    **dict.fromkeys(_TARGETS, "--y"),
+_OPTION_ALIASES: Final = {
+    **dict.fromkeys(_TARGET_WORDS, "--y"),
     **dict.fromkeys(("features", "columns", "feature_columns"), "--x"),
     **dict.fromkeys(("weight", "weights_column", "weight_column"), "--sample-weight"),
     **dict.fromkeys(("probabilities", "predict_proba"), "--proba"),
@@ -41,98 +41,104 @@ _OPTIONS: Final = {
     "v": "--version",
     **dict.fromkeys(("na", "na_values", "missing_values"), "--na-value"),
 }
-"""Options of other programs -> ours for the same."""
-_SETTINGS: Final = {
+"""Options of streamkern, by the names that other programs use."""
+_SETTING_ALIASES: Final = {
     "seed": "run.random_state", "random_seed": "run.random_state", "sigma": "model.bandwidth",
     "length_scale": "model.bandwidth", "alpha": "solver.ridge", "regularization": "solver.ridge",
     "penalty": "solver.ridge", "centers": "model.n_centers", "num_centers": "model.n_centers",
     "n_epochs": "data.epochs", "num_epochs": "data.epochs", "early_stop": "run.early_stopping",
     "n_threads": "run.threads", "num_threads": "run.threads",
 }  # fmt: skip
-"""Settings as other programs name them -> ours."""
+"""Settings of streamkern, by the names that other programs use."""
 
 
 def usage_text(error: Any, words: Sequence[str]) -> str:
-    """Return the message for a usage error of click. words : of the command line"""
+    """Return the message for a usage error of click.
+
+    words : words of the command line
+    """
     context, message = error.ctx, str(error.format_message())
     command = getattr(context, "command", None)
     if command is None:
-        return _without_value(message, words)
+        return _missing_value_text(message, words)
     if message.startswith("Invalid value for"):
-        return _not_a_number(error, message, words)
+        return _invalid_number_text(error, message, words)
     unknown = re.match(r"No such command '(.*)'", message)
     if unknown:
-        return _no_such_command(unknown[1], message, words)
+        return _unknown_command_text(unknown[1], message, words)
     if hasattr(error, "option_name"):
-        return _no_such_option(error, command, words)
+        return _unknown_option_text(error, command, words)
     if message.startswith("Missing argument"):
-        return _missing(command, context, words)
+        return _missing_arguments_text(command, context, words)
     if message.startswith("Got unexpected extra argument"):
-        return f"{message.rstrip('.')}; {_usage(command, context)}"
+        return f"{message.rstrip('.')}; {_usage_text(command, context)}"
     return message
 
 
-def _without_value(message: str, words: Sequence[str]) -> str:
-    """Name the option at the end of a command line that lacks its value."""
+def _missing_value_text(message: str, words: Sequence[str]) -> str:
+    """Return the message for an option at the end of a command line that lacks its value."""
     option = re.fullmatch(r"Option '(.*)' requires an argument\.", message)
     if option is None:
         return message
     command = next((f"{word} " for word in words if word in EXAMPLES), "")
-    return f"{option[1]} has no value behind it; streamkern {command}--help says which it takes"
+    return f"{option[1]} needs a value; streamkern {command}--help shows which values it takes"
 
 
-def _not_a_number(error: Any, message: str, words: Sequence[str]) -> str:
-    """Name the value of an option or argument that takes numbers; other messages stay."""
-    kind = re.search(r"Input should be a valid (integer|number)", message)
+def _invalid_number_text(error: Any, message: str, words: Sequence[str]) -> str:
+    """Return a message that names the invalid number; other messages unchanged."""
+    expected = re.search(r"Input should be a valid (integer|number)", message)
     options = [] if error.param is None else error.param.opts
-    given = [(option, value) for option in options if (value := _value_of(option, words))]
-    if kind is None or not given:
+    values = [(option, value) for option in options if (value := _value_of(option, words))]
+    if expected is None or not values:
         return message
-    rule = "a whole number" if kind[1] == "integer" else "a number"
-    return f"{' '.join(given[0])} must be {rule}; correct it, or leave {given[0][0]} out"
+    rule = "a whole number" if expected[1] == "integer" else "a number"
+    return f"{' '.join(values[0])} must be {rule}; correct it, or leave {values[0][0]} out"
 
 
-def _no_such_command(name: str, message: str, words: Sequence[str]) -> str:
+def _unknown_command_text(name: str, message: str, words: Sequence[str]) -> str:
+    """Return the message for an unknown command, with a suggestion."""
     if name == "help":
         command = next((f"{word} " for word in words if word in EXAMPLES), "")
         return f"No such command 'help'; did you mean streamkern {command}--help?"
-    meant = _COMMANDS.get(name.lower())
-    if meant is None:
+    suggestion = _COMMAND_ALIASES.get(name.lower())
+    if suggestion is None:
         return f"{message.rstrip('.')}; streamkern --help lists the commands"
-    return f"No such command '{name}'; did you mean streamkern {meant}?"
+    return f"No such command '{name}'; did you mean streamkern {suggestion}?"
 
 
-def _no_such_option(error: Any, command: Any, words: Sequence[str]) -> str:
-    """Return the message for an unknown option, with the one that is probably meant."""
+def _unknown_option_text(error: Any, command: Any, words: Sequence[str]) -> str:
+    """Return the message for an unknown option, with a suggestion."""
     option = error.option_name
     message, name = f"No such option: {option}", option.lstrip("-").replace("-", "_").lower()
     known = {word for param in command.params for word in param.opts}
-    path = _SETTINGS.get(name) or PARAMETER_PATHS.get(name) or _field(name)
+    path = _SETTING_ALIASES.get(name) or PARAMETER_PATHS.get(name) or _setting_path(name)
     value = _value_of(option, words)
-    if name in _TARGETS and "--y" not in known:
+    if name in _TARGET_WORDS and "--y" not in known:
         return (
-            f"{message}; targets are named when a store is made of a file: streamkern ingest FILE "
+            f"{message}; name the targets when you make a store: streamkern ingest FILE "
             f"STORE --y {value or 'NAME'}"
         )
-    meant = _OPTIONS.get(name)
-    if meant in known:
-        return f"{message}; did you mean {meant}?"
+    suggestion = _OPTION_ALIASES.get(name)
+    if suggestion in known:
+        return f"{message}; did you mean {suggestion}?"
     if path is not None:
-        given = f"--set {path}={value or 'VALUE'}"
+        set_option = f"--set {path}={value or 'VALUE'}"
         if "--set" in known:
-            return f"{message}; give this setting as {given}"
-        return f"{message}; it is a setting of a run: give it to streamkern train as {given}"
+            return f"{message}; give this setting as {set_option}"
+        return f"{message}; it is a setting of a run: give it to streamkern train as {set_option}"
     if error.possibilities:
         return f"{message}; did you mean {' or '.join(sorted(error.possibilities))}?"
-    return f"{message}; {' '.join(['streamkern', *_named(command), '--help'])} lists the options"
+    help_command = " ".join(["streamkern", *_command_words(command), "--help"])
+    return f"{message}; {help_command} lists the options"
 
 
-def _named(command: Any) -> list[str]:
+def _command_words(command: Any) -> list[str]:
+    """Return the name of the command as a list; empty for the main command."""
     return [command.name] if command.name in EXAMPLES else []
 
 
-def _field(name: str) -> str | None:
-    """Return the path of a setting with this name."""
+def _setting_path(name: str) -> str | None:
+    """Return the path of the setting with this name, "section.name"; None if there is none."""
     config = _load("RunConfig")
     for section, field in config.model_fields.items():
         if name in getattr(field.annotation, "model_fields", ()):
@@ -142,29 +148,32 @@ def _field(name: str) -> str | None:
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:
     """Return the value of an option, given as the next word or after an equals sign."""
-    for word, after in zip(words, [*words[1:], "-"], strict=True):
+    for word, next_word in zip(words, [*words[1:], "-"], strict=True):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]
         if word == option:
-            return None if after.startswith("-") else after
+            return None if next_word.startswith("-") else next_word
     return None
 
 
-def _missing(command: Any, context: Any, words: Sequence[str]) -> str:
+def _missing_arguments_text(command: Any, context: Any, words: Sequence[str]) -> str:
     """Return the message for missing arguments, counted from the left."""
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    own = list(words[words.index(command.name) + 1 :]) if command.name in words else []
-    given, _, _ = command.make_parser(context).parse_args(own)
-    values = (given.get(param.name) for param in arguments)
-    n = sum(len(v) if isinstance(v, list | tuple) else v is not None for v in values)
-    needed = (param for param in arguments if param.required)
-    names = [str(param.metavar or param.name).strip("{}").upper() for param in needed]
-    missing = names[n:] or names[-1:]
-    are = "is" if len(missing) == 1 else "are"
-    return f"{' and '.join(missing)} {are} missing; {_usage(command, context)}"
+    own_words = list(words[words.index(command.name) + 1 :]) if command.name in words else []
+    parsed, _, _ = command.make_parser(context).parse_args(own_words)
+    values = (parsed.get(param.name) for param in arguments)
+    n_given = sum(
+        len(value) if isinstance(value, list | tuple) else value is not None for value in values
+    )
+    required = (param for param in arguments if param.required)
+    names = [str(param.metavar or param.name).strip("{}").upper() for param in required]
+    missing = names[n_given:] or names[-1:]
+    verb = "is" if len(missing) == 1 else "are"
+    return f"{' and '.join(missing)} {verb} missing; {_usage_text(command, context)}"
 
 
-def _usage(command: Any, context: Any) -> str:
+def _usage_text(command: Any, context: Any) -> str:
+    """Return the usage line of a command, with an example."""
     pieces = " ".join(command.collect_usage_pieces(context)).replace("[OPTIONS] ", "")
     pieces = pieces.translate(str.maketrans("", "", "{}"))
     example = EXAMPLES.get(command.name, ("",))[0]

@@ -97,7 +97,7 @@ EscapeFormulas = Annotated[
         help="Put ' before text in a CSV that a spreadsheet would compute (=, +, -, @).",
     ),
 ]
-Replace = Annotated[
+OverwritePredictions = Annotated[
     bool,
     typer.Option(
         "--overwrite",
@@ -129,7 +129,7 @@ def reading_options(
     *,
     form: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the parts of the inputs to read, as `open_rows` takes them."""
+    """Return the arguments of `open_rows` that select the arrays and columns to read."""
     return {
         "x": None if x is None else column_list(x),
         "y": target_columns(y),
@@ -162,7 +162,7 @@ def evaluate_command(
     if n_left_out:
         row["left_out"] = n_left_out
     if as_json:
-        typer.echo(json_text(row | skipped(model.skipped)))
+        typer.echo(json_text(row | skipped_entry(model.skipped)))
     else:
         typer.echo(text_table([row], list(row)))
 
@@ -189,7 +189,7 @@ def predict_command(
     with_input: WithInput = False,
     escape_formulas: EscapeFormulas = False,
     device: DeviceName = "auto",
-    overwrite: Replace = False,
+    overwrite: OverwritePredictions = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Write the predictions of a model for every row of stores, or of files that ingest reads.
@@ -214,13 +214,13 @@ def predict_command(
 
 
 def measured_importances(run_dir: str, data: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return by how much the score of a run's model falls when a column of `data` is shuffled."""
+    """Return the permutation importances of the columns of `data` for the model of a run."""
     with rows_and_model(run_dir, [data], "auto", options, {}) as (source, model):
         return permutation_importances(model, source).describe() | {"data": redact(data)}
 
 
-def skipped(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Return the entry on damaged checkpoints in JSON; a person reads the warnings instead."""
+def skipped_entry(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Return the JSON entry on skipped damaged checkpoints; without JSON there are warnings."""
     return {"skipped": list(texts)} if texts else {}
 
 
@@ -234,7 +234,7 @@ def rows_and_model(
     *,
     targets: bool = True,
 ) -> Iterator[tuple[Any, KernelModel]]:
-    """Yield the rows, and the model that was trained on such rows, within a block."""
+    """Yield the opened rows and the model; both are closed at the end of the block."""
     run_options = options_for(options, run_dir)
     model = load_model(run_dir, device=device, storage_options=run_options)
     with model.backend, contextlib.ExitStack() as files:
@@ -255,19 +255,20 @@ def _warn_of_training_store(
 ) -> None:
     """Warn if the rows are a training store whose words are encoded by target means.
 
-    In such a store a word is encoded by the means of other folds, in new rows by the mean of all.
+    In such a store, a word is encoded by the means of other folds; in new rows, by the mean of all
+    training rows.
     """
     columns = (model.encoder or {}).get("columns", ())
-    means = [column["name"] for column in columns if column["kind"] == TargetMeans.kind]
-    if not means or not isinstance(rows, BaseSource):
+    mean_columns = [column["name"] for column in columns if column["kind"] == TargetMeans.kind]
+    if not mean_columns or not isinstance(rows, BaseSource):
         return
     recorded = RunDirectory(run_dir, writable=False, storage_options=options).recorded() or {}
     trained_on = json.dumps(recorded.get("identity", {}).get("data", {}))
     for store in stores_of(rows):
         if store.spec.fingerprint in trained_on:
             warn(
-                f"{redact(store.url)} was trained on: the words in {some(means)} are encoded by "
-                "the mean targets of other rows, as in training, so the predictions differ a "
-                "little from those for new rows; to get the latter, give the file from which the "
+                f"{redact(store.url)} was trained on: the words in {some(mean_columns)} are "
+                "encoded by the mean targets of other rows, as in training, so the predictions "
+                "differ slightly from those for new rows; for these, give the file from which the "
                 "store was made"
             )

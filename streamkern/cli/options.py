@@ -134,20 +134,24 @@ def sharing(
     options = inspect.signature(shared, eval_str=True).parameters
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        listed = [each for o in own for each in (options.values() if o.name == name else [o])]
-        listed += options.values() if name is None else ()
+        own_parameters = inspect.signature(command, eval_str=True).parameters.values()
+        combined = [
+            parameter
+            for own in own_parameters
+            for parameter in (options.values() if own.name == name else [own])
+        ]
+        combined += options.values() if name is None else ()
 
-        def run(**words: Any) -> Any:
-            value = shared(**{option: words.pop(option) for option in options})
-            return command(**words if name is None else words | {name: value})
+        def run(**arguments: Any) -> Any:
+            value = shared(**{option: arguments.pop(option) for option in options})
+            return command(**arguments if name is None else arguments | {name: value})
 
-        parameters = sorted(  # those without a default first
-            (each.replace(kind=each.KEYWORD_ONLY) for each in listed),
+        parameters = sorted(  # parameters without a default first
+            (parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in combined),
             key=lambda parameter: parameter.default is not parameter.empty,
         )
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # for typer
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         return run
 
@@ -164,7 +168,7 @@ def file_form(
     skip_lines: SkipLines = None,
     thousands: Thousands = None,
 ) -> dict[str, Any]:
-    """Return the form of the files, by the parameters of `ingest`."""
+    """Return the options on the format of files, by the parameters of `ingest`."""
     return {
         "format": format, "names": name_list(names, "--names"), "header": header,
         "delimiter": delimiter, "decimal": decimal, "encoding": encoding,
@@ -178,11 +182,15 @@ def import_modules(modules: ImportOption = None) -> None:
         imported_module(module, f"--import {module}")
 
 
-_TEXTS = ("key", "secret", "token", "password", "username")  # even if they look like numbers
+# Storage options whose values are text, even if they look like numbers.
+_TEXT_OPTIONS = ("key", "secret", "token", "password", "username")
 
 
 def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
-    """Return {"anon": True} from ["anon=true"]; no message shows the given text."""
+    """Return {"anon": True} from ["anon=true"].
+
+    Messages do not show the text, which may be secret.
+    """
     options = {}
     for number, text in enumerate(texts or (), start=1):
         key, equals, value = text.partition("=")
@@ -191,7 +199,7 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
             raise ConfigError(
                 f"--storage-option number {number} must be KEY=VALUE, such as anon=true"
             )
-        options[key] = value if key in _TEXTS else _option_value(number, value)
+        options[key] = value if key in _TEXT_OPTIONS else _option_value(number, value)
     return options
 
 
@@ -251,7 +259,7 @@ def name_list(text: str | None, option: str) -> list[str] | None:
 
 
 def column_list(text: str) -> str | list[int | str]:
-    """Return columns as in the first line of a CSV, or one name."""
+    """Return the column names or positions of a comma-separated text; a single name as text."""
     columns = [number_or_text(name) for name in name_list(text, "--x") or ()]
     return columns if len(columns) > 1 or not isinstance(columns[0], str) else columns[0]
 
@@ -263,7 +271,7 @@ def target_columns(names: Sequence[str] | None) -> int | str | list[int | str] |
 
 
 def number_or_text(text: str) -> int | str:
-    """Return a column by its position, or by its name."""
+    """Return the position of a column if the text is a whole number, else its name."""
     try:
         return int(text)
     except ValueError:
@@ -271,7 +279,7 @@ def number_or_text(text: str) -> int | str:
 
 
 def toml_or_text(value: str) -> Any:
-    """Return the value of the text in TOML, or else the text."""
+    """Return the value of the text if it is TOML, else the text."""
     try:
         return parse_toml(f"value = {value}")["value"]
     except (ValueError, KeyError):

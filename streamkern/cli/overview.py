@@ -10,7 +10,7 @@ from typing import Any
 from streamkern.basics.text import redact, singular, size_text, text_table, time_text
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described_store import store_text
-from streamkern.cli.run_info import pairs
+from streamkern.cli.run_info import aligned_lines
 from streamkern.config.run_config import RunConfig, as_config
 from streamkern.config.solver import options_of
 from streamkern.kernels.notation import bandwidths, kernel_text
@@ -23,15 +23,14 @@ from streamkern.stream.sources.stores import stores_of
 from streamkern.train.over_ranks import with_rank_count
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.training_data import open_test
-from streamkern.train.setup.choose_kernel import KERNEL_ROWS, MIN_BANDWIDTH, kernels_of, widest_of
+from streamkern.train.setup.choose_kernel import KERNEL_ROWS, MIN_WIDTH_LOG2, kernels_of, widest_of
 from streamkern.train.setup.planned import Times, expected_times, planned_batches, planned_flops
 from streamkern.train.train import open_continued
 
-_KINDS_OF_CENTERS = {
-    "kernel": "centers",
-    "nystrom": "centers of Nystrom features",
+_CENTER_NOUNS = {
+    "kernel": "centers", "nystrom": "centers of Nystrom features",
     "fourier": "random Fourier features",
-}
+}  # fmt: skip
 
 
 def plan(
@@ -68,7 +67,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
     times : the expected times on this machine, if they were measured
     """
     problem, sizes = run.problem, run.sizes
-    per_epoch, batches = planned_batches(run)
+    phases, (per_epoch, batches) = _phases_in_order(run.buffers.phases), planned_batches(run)
     return {
         "problem": {
             "rows_per_epoch": problem.n_rows,
@@ -105,12 +104,12 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
         "memory": {
             "budget_bytes": run.budget_bytes,
             "peak_bytes": run.buffers.peak,
-            "phases": {phase: run.buffers.total(phase) for phase in _in_order(run.buffers.phases)},
+            "phases": {phase: run.buffers.total(phase) for phase in phases},
             "buffers": [
-                {"phase": phase, "buffer": what, "bytes": size}
-                for wanted in ("always", *_in_order(run.buffers.phases), "host")
-                for phase, what, size in run.buffers.lines
-                if phase == wanted
+                {"phase": phase, "buffer": buffer, "bytes": size}
+                for listed_phase in ("always", *phases, "host")
+                for phase, buffer, size in run.buffers.lines
+                if phase == listed_phase
             ],
         },
         "flops": planned_flops(run),
@@ -123,7 +122,7 @@ def _kernel(run: ResolvedRun) -> dict[str, Any]:
     """Return kernel and bandwidth as in the settings, or as in the run that is continued."""
     model, continued = run.config.model, run.inputs.continued
     if continued is not None:
-        return {"kernel": dict(continued.kernel), "bandwidth": continued.made_kernel().bandwidth}
+        return {"kernel": dict(continued.kernel), "bandwidth": continued.full_kernel().bandwidth}
     return {"kernel": model.kernel, "bandwidth": model.bandwidth}
 
 
@@ -135,31 +134,31 @@ def _metric(run: ResolvedRun) -> dict[str, str]:
 
 
 def _effort(run: ResolvedRun) -> dict[str, Any] | None:
-    """Return the effort, its amounts, and the amounts of the next effort if they are larger.
+    """Return the effort with its amounts, and the next effort if its amounts are larger.
 
-    None if the number of centers is set, or the centers are chosen in another way.
+    None if the number of centers is set, or centers are chosen by a method other than "random".
     """
     model, problem, names = run.config.model, run.problem, [*EFFORT_LEVELS]
     if model.n_centers != "auto" or run.centers_from not in ("random", "all"):
         return None
-    now = {"centers": problem.p, "metric_rows": problem.metric_rows}
-    found: dict[str, Any] = {"effort": model.effort, **now, "next": None}
-    following = names.index(model.effort) + 1
-    if following < len(names):
-        level, n = EFFORT_LEVELS[names[following]], problem.n_rows
-        # With few rows the direct solver takes all of them as centers.
+    amounts = {"centers": problem.p, "metric_rows": problem.metric_rows}
+    effort: dict[str, Any] = {"effort": model.effort, **amounts, "next": None}
+    next_index = names.index(model.effort) + 1
+    if next_index < len(names):
+        level, n = EFFORT_LEVELS[names[next_index]], problem.n_rows
+        # With few rows, the direct solver uses all of them as centers.
         direct = problem.repeats and problem.squares and problem.ranks == 1
         direct = direct and run.config.solver.name in ("auto", "direct")
         centers = n if direct and n <= level.all_rows else min(n, level.n_centers)
         rows = min(n, level.metric_rows) if problem.metric_rows else 0
-        more = {"centers": max(centers, problem.p), "metric_rows": rows}
-        if more != now:
-            found["next"] = {"effort": names[following], **more}
-    return found
+        next_amounts = {"centers": max(centers, problem.p), "metric_rows": rows}
+        if next_amounts != amounts:
+            effort["next"] = {"effort": names[next_index], **next_amounts}
+    return effort
 
 
 def _loss(run: ResolvedRun) -> dict[str, Any] | None:
-    """Return the loss as in the settings, and its figure in evaluations; None for squares."""
+    """Return the loss as in the settings, and its metric; None for the squared error."""
     if run.loss is None:
         return None
     described = described_loss(run.loss)
@@ -168,7 +167,7 @@ def _loss(run: ResolvedRun) -> dict[str, Any] | None:
 
 
 def _center_selection(run: ResolvedRun) -> dict[str, Any]:
-    """Return the method by which centers are chosen, and the rows that it reads if more than p.
+    """Return the method that chooses centers, and the rows that it reads if they exceed p.
 
     Empty if there are no centers.
     """
@@ -180,21 +179,18 @@ def _center_selection(run: ResolvedRun) -> dict[str, Any]:
     return {"method": method} if selection is None else {"method": method, "rows": selection.rows}
 
 
-def _in_order(phases: list[str]) -> list[str]:
+def _phases_in_order(phases: list[str]) -> list[str]:
     """Return the phases in the order of a run."""
     return sorted(phases, key=("metric", "centers", "sample", "noise", "setup", "train").index)
 
 
 def _sizes(run: ResolvedRun) -> dict[str, Any]:
-    """Return the sizes by the names of their settings, without those that are not used.
-
-    The entry "widened" is left out, because the plan has the precision.
-    """
+    """Return the used sizes by their settings; "widened" is left out, as the plan has precision."""
     recorded = run.sizes.recorded()
     sizes = {k: v for k, v in recorded.items() if v or k not in ("n_sample", "n_probe")}
     sizes.pop("widened", None)
-    named = {"n_sample": "n_nystrom"} if "n_nystrom" in options_of(run.method.name) else {}
-    return {named.get(name, name): size for name, size in sizes.items()}
+    setting_names = {"n_sample": "n_nystrom"} if "n_nystrom" in options_of(run.method.name) else {}
+    return {setting_names.get(name, name): size for name, size in sizes.items()}
 
 
 _SETUP_BY_RANKS = {
@@ -211,15 +207,15 @@ _CENTERS_AT_RANK_0 = {
 
 
 def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
-    """Return the plan as text; `everything` adds every buffer and all details of the stores."""
+    """Return the plan as text. everything : include every buffer and all details of stores"""
     problem, flop, total = plan["problem"], plan["flops"], sum(plan["flops"].values())
     parts = [
         singular(
             f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
-            f"{_aside_text(problem['rows_set_aside'], 'to stop them early')}"
-            f"{_aside_text(problem['rows_to_calibrate_by'], 'to calibrate by')}"
+            f"{_held_out_text(problem['rows_set_aside'], 'to stop them early')}"
+            f"{_held_out_text(problem['rows_to_calibrate_by'], 'to calibrate by')}"
             f"{problem['features']} features, {problem['outputs']} outputs, "
-            f"{problem['centers']:,} {_KINDS_OF_CENTERS[plan['features']]}"
+            f"{problem['centers']:,} {_CENTER_NOUNS[plan['features']]}"
             f"{_choice_text(plan['centers'])}, "
             f"on {plan['device']}, precision {plan['precision']}, "
             f"accelerator {plan['accelerator']}{_grid_text(plan['ranks'], plan['center_ranks'])}"
@@ -230,7 +226,7 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
         + _effort_line(plan["effort"])
         + _loss_line(plan["loss"]),
         _solver_text(**plan["solver"], sizes=plan["sizes_reason"]),
-        pairs(_sizes_in_words(plan["sizes"]) | {"batches": _batches_text(plan)}),
+        aligned_lines(_size_texts(plan["sizes"]) | {"batches": _batches_text(plan)}),
         _memory_text(plan["memory"], plan["ranks"], everything),
         f"about {total:.2e} FLOPs: "
         + ", ".join(f"{phase} {count / total:.0%}" for phase, count in flop.items()),
@@ -257,20 +253,22 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     stores = [store_text(store) for store in plan["stores"]]
     if everything:
         return "\n\n".join(parts + stores)
-    return "\n\n".join([*parts, *_shortened(stores)])
+    return "\n\n".join([*parts, *_shortened_stores(stores)])
 
 
 def _effort_line(effort: Mapping[str, Any] | None) -> str:
     if effort is None:
         return ""
 
-    def amount(found: Mapping[str, Any]) -> str:
-        metric = f", a metric from {found['metric_rows']:,} rows" * (found["metric_rows"] > 0)
-        return f"{found['centers']:,} centers{metric}"
+    def amount(level: Mapping[str, Any]) -> str:
+        metric = f", a metric from {level['metric_rows']:,} rows" * (level["metric_rows"] > 0)
+        return f"{level['centers']:,} centers{metric}"
 
-    more = effort["next"]
-    other = "" if more is None else f'; "{more["effort"]}" would take {amount(more)}'
-    return f"\neffort {effort['effort']}: {amount(effort)}{other}"
+    next_level = effort["next"]
+    text = f"\neffort {effort['effort']}: {amount(effort)}"
+    if next_level is None:
+        return text
+    return f'{text}; "{next_level["effort"]}" would take {amount(next_level)}'
 
 
 def _grid_text(ranks: int, columns: int) -> str:
@@ -280,28 +278,28 @@ def _grid_text(ranks: int, columns: int) -> str:
     return f", {ranks} ranks{grid}"
 
 
-SHOWN_STORES = 3
+MAX_LISTED_STORES = 3  # in the short text of a plan
 
 
-def _shortened(texts: Sequence[str]) -> list[str]:
+def _shortened_stores(texts: Sequence[str]) -> list[str]:
     """Return URL, rows and warnings of the first few stores, and the number of others.
 
     texts : outputs of `store_text`
     """
-    shown = [
+    listed = [
         "\n".join(lines[:2] + [line for line in lines[2:] if line.startswith("  note:")])
-        for lines in (text.splitlines() for text in texts[:SHOWN_STORES])
+        for lines in (text.splitlines() for text in texts[:MAX_LISTED_STORES])
     ]
-    more = len(texts) - len(shown)
-    return [*shown, f"and {more} more stores"] if more > 0 else shown
+    n_others = len(texts) - len(listed)
+    return [*listed, f"and {n_others} more stores"] if n_others > 0 else listed
 
 
 def _memory_text(memory: Mapping[str, Any], ranks: int, everything: bool) -> str:
-    """Return the peak and the phases, and optionally every buffer."""
+    """Return the predicted peak memory with its phases; with `everything`, a table of buffers."""
     phases = ", ".join(f"{phase} {mib(size)}" for phase, size in memory["phases"].items())
-    each = " of each rank" if ranks > 1 else ""
+    per_rank = " of each rank" if ranks > 1 else ""
     peak = (
-        f"predicted peak{each} {mib(memory['peak_bytes'])} MiB of "
+        f"predicted peak{per_rank} {mib(memory['peak_bytes'])} MiB of "
         f"{mib(memory['budget_bytes'])} MiB ({phases})"
     )
     if not everything:
@@ -315,21 +313,23 @@ def _memory_text(memory: Mapping[str, Any], ranks: int, everything: bool) -> str
 
 def _times_text(plan: Mapping[str, Any]) -> str:
     """Return the expected time of the run."""
-    seconds = plan["seconds"]
-    once = f", an evaluation {_time(seconds['evaluation'])}" if seconds["evaluation"] else ""
-    most = " at most" if plan["until_converged"] else ""
+    seconds, text_of = plan["seconds"], _seconds_text
+    evaluation_s = seconds["evaluation"]
+    evaluation_text = f", an evaluation {text_of(evaluation_s)}" if evaluation_s else ""
+    bound_text = " at most" if plan["until_converged"] else ""
     return (
-        f"expected on this machine, by a measurement of two seconds: {_time(seconds['whole'])}"
-        f"{most} (setup {_time(seconds['setup'])}, an epoch {_time(seconds['epoch'])}{once})"
+        f"expected on this machine, by a measurement of two seconds: {text_of(seconds['whole'])}"
+        f"{bound_text} (setup {text_of(seconds['setup'])}, an epoch {text_of(seconds['epoch'])}"
+        f"{evaluation_text})"
     )
 
 
-def _time(seconds: float) -> str:
+def _seconds_text(seconds: float) -> str:
     return time_text(seconds) if seconds >= 10 else f"{seconds:.2g} s"
 
 
-def _aside_text(n_rows: int, why: str) -> str:
-    return f"{n_rows:,} rows set aside {why}, " if n_rows else ""
+def _held_out_text(n_rows: int, purpose: str) -> str:
+    return f"{n_rows:,} rows set aside {purpose}, " if n_rows else ""
 
 
 def _choice_text(choice: Mapping[str, Any]) -> str:
@@ -350,7 +350,7 @@ def _solver_text(name: str, reason: str, sizes: str | None) -> str:
     return f"solver {name}: {reason}" + ("" if sizes is None else f"\n{sizes}")
 
 
-def _sizes_in_words(sizes: Mapping[str, Any]) -> dict[str, Any]:
+def _size_texts(sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes with amounts of memory as text, such as "128 MiB"."""
     return {
         name.removesuffix("_bytes"): size_text(value) if name.endswith("_bytes") else value
@@ -369,25 +369,26 @@ def _batches_text(plan: Mapping[str, Any]) -> str:
 def _kernel_text(
     kernel: Any, bandwidth: float | str, kernels: list[str] | None, widest: float
 ) -> str:
+    """Return the text on kernel and bandwidth; see "kernels" and "widest" of the plan."""
     if kernels is None:
-        text, widths = f"{kernel_text(kernel)} kernel", bandwidths(kernel)
+        text, bandwidth_list = f"{kernel_text(kernel)} kernel", bandwidths(kernel)
     else:
         several = len(kernels) > 1
         text = f"the best kernel of {', '.join(kernels)}" if several else f"{kernels[0]} kernel"
-        widths = ["auto"]
-    if "auto" not in widths:
+        bandwidth_list = ["auto"]
+    if "auto" not in bandwidth_list:
         return text
-    which = "bandwidth" if set(widths) == {"auto"} else "other bandwidths"
+    noun = "bandwidth" if set(bandwidth_list) == {"auto"} else "other bandwidths"
     if not isinstance(bandwidth, str):
-        return f"{text}, {which} {bandwidth:g}"
+        return f"{text}, {noun} {bandwidth:g}"
     if bandwidth == "median":
         between = f"{BANDWIDTH_ROWS:,} centers" if kernels is None else f"{KERNEL_ROWS} rows"
         return (
-            f"{text}, {which} median: the median distance between {between}\n"
+            f"{text}, {noun} median: the median distance between {between}\n"
             "(after scaling), measured when the run starts"
         )
     return (
-        f"{text}, {which} auto: of {2.0**MIN_BANDWIDTH:g} to {widest:g} times the median "
+        f"{text}, {noun} auto: of {2.0**MIN_WIDTH_LOG2:g} to {widest:g} times the median "
         "distance of rows (after scaling)\n"
         f"the one with which {KERNEL_ROWS} rows predict each other best, found when the run starts"
     )

@@ -1,10 +1,9 @@
-"""Keep credentials out of command lines and messages, and commands independent of their reader.
+"""Keep credentials out of command lines and messages, and protect commands from output errors.
 
 A command line is visible to other users of the machine and stays in the shell's history, so
-credentials in it are refused. Messages are written without the secrets of the environment, and
-without those that URLs may hold. A reader that is gone or a full disk has no consequence for a
-command's work; text lost by a full disk is remembered, for commands whose text is their only
-result.
+credentials in it are refused. Secrets in the environment and in URLs are removed from messages. If
+the reader of the output has closed it, or a disk is full, the command continues its work; a full
+disk is reported by commands whose text is their only result.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.text import SECRET_NAME, SIGNED_QUERY, redact
 
 HIDDEN = "***"
-_URLS = "streamkern.filesystem.urls"  # slow to load
-_NO_READER = (errno.EPIPE, errno.EBADF)  # the reader is gone: `| head`, `>&-`
-_SHORTEST_SECRET = 8  # shorter values occur in any text
-_ENVIRONMENT = re.compile(r"(?i)SECRET|TOKEN|PASSW|CREDENTIAL|ACCESS_KEY")
+_URLS_MODULE = "streamkern.filesystem.urls"  # imported on demand: slow to load
+_CLOSED_READER_ERRORS = (errno.EPIPE, errno.EBADF)  # as after `| head` or `>&-`
+_MIN_SECRET_LENGTH = 8  # shorter values occur in any text
+_SECRET_VARIABLE = re.compile(r"(?i)SECRET|TOKEN|PASSW|CREDENTIAL|ACCESS_KEY")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*:/[^\s'\",\[\]{}]*")
-_ENTRIES = re.compile(r"[\"']?([\w-]+)[\"']?\s*[=:]")  # names in a table, as JSON or TOML
-_REMEDY = (
-    "and other users can see a command line; put credentials into the environment, a profile "
+_TABLE_KEYS = re.compile(r"[\"']?([\w-]+)[\"']?\s*[=:]")  # names in a table, as JSON or TOML
+_CREDENTIAL_REMEDY = (
+    "put credentials into the environment, a profile "
     f"(--storage-option profile=NAME) or {mention('data.storage_options')} of a run file"
 )
 
@@ -40,7 +39,7 @@ class Outlet:
 
     stream : the stream to write to; None discards all text
     clean : function that is applied to all text
-    lost : the error that stopped the writes, unless the reader had closed the stream; else None
+    lost : the error that stopped the writes; None without one, or if the reader closed the stream
     """
 
     def __init__(self, stream: TextIO | None, clean: Callable[[str], str] | None = None) -> None:
@@ -67,12 +66,12 @@ class Outlet:
     def _mute(self, error: OSError | ValueError) -> None:
         """Discard all further text, because flushing the stream would fail again at exit."""
         stream, self._stream = self._stream, None
-        if isinstance(error, OSError) and error.errno not in _NO_READER:
+        if isinstance(error, OSError) and error.errno not in _CLOSED_READER_ERRORS:
             self.lost = error
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno() if stream is not None else nowhere)
-            os.close(nowhere)
+            null_device = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_device, stream.fileno() if stream is not None else null_device)
+            os.close(null_device)
 
     def isatty(self) -> bool:
         """Return whether the stream is a terminal."""
@@ -88,9 +87,12 @@ class Outlet:
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[Outlet]:
-    """Yield standard output as an outlet; standard error becomes one that hides secrets."""
-    out, err = Outlet(sys.stdout), Outlet(sys.stderr, lambda text: hidden_in(redact(text)))
+def protected_output() -> Iterator[Outlet]:
+    """Redirect standard output and standard error to outlets; yield the former.
+
+    The outlet of standard error removes secrets.
+    """
+    out, err = Outlet(sys.stdout), Outlet(sys.stderr, lambda text: without_secrets(redact(text)))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             yield out
@@ -99,12 +101,14 @@ def guarded() -> Iterator[Outlet]:
             err.flush()
 
 
-def hidden_in(text: str) -> str:
-    """Return the text without the secrets of the environment, the longest removed first."""
+def without_secrets(text: str) -> str:
+    """Return the text with the secrets of the environment replaced, the longest first."""
     secrets = (
         value
         for name, value in os.environ.items()
-        if _ENVIRONMENT.search(name) and len(value) >= _SHORTEST_SECRET and not value.isdigit()
+        if _SECRET_VARIABLE.search(name)
+        and len(value) >= _MIN_SECRET_LENGTH
+        and not value.isdigit()
     )
     for secret in sorted(secrets, key=len, reverse=True):
         # An error may quote the secret by repr.
@@ -116,30 +120,38 @@ def hidden_in(text: str) -> str:
 
 
 def refuse_credentials(words: Sequence[str]) -> None:
-    """Raise ConfigError if a word of the command line holds credentials, which it does not show."""
-    for before, word in zip(("", *words), words, strict=False):
-        option, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+    """Raise ConfigError, without the secret, if a word of the command line holds credentials."""
+    for previous, word in zip(("", *words), words, strict=False):
+        option, _, value = word.partition("=") if word.startswith("--") else (previous, "", word)
         if any(map(_holds_credentials, _URL.findall(word))):
-            raise ConfigError(f"{redact(word)} holds credentials, {_REMEDY}")
+            raise ConfigError(
+                f"{redact(word)} holds credentials, which other users can see in a command line",
+                _CREDENTIAL_REMEDY,
+            )
         name, _, text = value.partition("=")
         name = name.strip()
         if option == "--set" and name.startswith("data.storage_options"):
             name = name.removeprefix("data.storage_options").strip(".")
         elif option != "--storage-option":
             continue
-        table = _ENTRIES.findall(text) if text.strip()[:1] in ("{", "[") else ()
-        secrets = [each for each in (name, *table) if SECRET_NAME.search(each)]
+        table = _TABLE_KEYS.findall(text) if text.strip()[:1] in ("{", "[") else ()
+        secrets = [key for key in (name, *table) if SECRET_NAME.search(key)]
         if secrets and text:
-            raise ConfigError(f"{option} {secrets[0]}={HIDDEN} is a credential, {_REMEDY}")
+            raise ConfigError(
+                f"{option} {secrets[0]}={HIDDEN} is a credential, which other users can see in a "
+                "command line",
+                _CREDENTIAL_REMEDY,
+            )
 
 
 def _holds_credentials(url: str) -> bool:
+    """Return whether a URL has a password, a signature or options with credentials."""
     for part in url.split("::"):  # simplecache::s3://bucket
-        named = re.split(r"[?#]", part, maxsplit=1)[0]
-        if redact(named) != named or SIGNED_QUERY.search(part):
+        location = re.split(r"[?#]", part, maxsplit=1)[0]
+        if redact(location) != location or SIGNED_QUERY.search(part):
             return True
     try:
-        on_demand(_URLS).check_open(url)
+        on_demand(_URLS_MODULE).check_open(url)
     except ConfigError:
         return True
     return False

@@ -1,4 +1,4 @@
-"""The command `report_command`: runs on one page."""
+"""The command `streamkern report`: write a page about runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from streamkern.basics.message import mention
 from streamkern.cli.console import write_stderr
 from streamkern.cli.model import measured_importances, rows_and_model
 from streamkern.cli.options import Importances, StorageOption, options_for, parse_options
-from streamkern.cli.page.answers import answers_on
+from streamkern.cli.page.answers import held_out_answers
 from streamkern.cli.page.facts import Facts, HeldOutAnswers, distinct_names, read_facts
 from streamkern.cli.page.page import MARK, report_page
-from streamkern.cli.redaction import hidden_in
+from streamkern.cli.redaction import without_secrets
 from streamkern.config.run_config import RunConfig
-from streamkern.filesystem.durable import check_writable, write_aside
+from streamkern.filesystem.durable import check_writable, write_atomically
 from streamkern.filesystem.urls import local_path
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.base import BaseSource
@@ -63,75 +63,77 @@ def write_report(
 
     Parameters
     ----------
-    run_dirs : run directory, path or URL, or several.
+    run_dirs : path or URL of a run directory, or several of them.
     out : the page; an older one is replaced.
     importances : store or file of held-out rows, on which the importances of columns are measured.
-    storage_options : of remote run directories, as fsspec takes them; never shown.
+    storage_options : options for remote run directories, as fsspec takes them; never shown.
 
     Raises
     ------
     ConfigError : `out` is a file of another program, or has no folder.
     RunError : there is no run.
     """
-    given, out = dict(storage_options or {}), Path(out)
-    named = [run_dirs] if isinstance(run_dirs, str | os.PathLike) else run_dirs
-    places = [os.fspath(place) for place in named]
+    options, out = dict(storage_options or {}), Path(out)
+    several = [run_dirs] if isinstance(run_dirs, str | os.PathLike) else run_dirs
+    places = [os.fspath(place) for place in several]
     check_free(out)
     runs = [
-        read_facts(place, options_for(given, place), hidden_in) for place in dict.fromkeys(places)
+        read_facts(place, options_for(options, place), without_secrets)
+        for place in dict.fromkeys(places)
     ]
     if importances is not None:
         runs = [
-            replace(run, columns=measured_importances(place, importances, given))
+            replace(run, columns=measured_importances(place, importances, options))
             for run, place in zip(runs, dict.fromkeys(places), strict=True)
         ]
     runs = [
-        replace(run, answers=_answers(run, place, given))
+        replace(run, answers=_answers(run, place, options))
         for run, place in zip(runs, dict.fromkeys(places), strict=True)
     ]
     with checkpoint_errors(", ".join(run.place for run in runs)):
         text = report_page(distinct_names(runs), _defaults())
-    check_free(out)  # reading may have taken a while
-    write_aside(out, text.encode())
+    check_free(out)  # a file may have appeared meanwhile
+    write_atomically(out, text.encode())
     return out
 
 
-def _answers(run: Facts, place: str, given: Mapping[str, Any]) -> HeldOutAnswers | None:
-    """Return predictions of the model on its test data, if that is intact and on this machine."""
+def _answers(run: Facts, place: str, options: Mapping[str, Any]) -> HeldOutAnswers | None:
+    """Return predictions on the test data of the run; None if it is remote or cannot be read."""
     if run.test is None or local_path(run.test) is None or not run.steps:
         return None
     with contextlib.suppress(StreamkernError, OSError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # Opened as in the run; on the CPU, as the run may use the GPU.
+        # The data is opened as in the run, but on the CPU, since the run may use the GPU.
         names = ("x", "y", "foreign")
-        asked = {k: run.settings[f"data.{k}"] for k in names if f"data.{k}" in run.settings}
-        with rows_and_model(place, [run.test], "cpu", given, asked) as (rows, model):
-            return answers_on(model, rows) if isinstance(rows, BaseSource) else None
+        reading = {k: run.settings[f"data.{k}"] for k in names if f"data.{k}" in run.settings}
+        with rows_and_model(place, [run.test], "cpu", options, reading) as (rows, model):
+            return held_out_answers(model, rows) if isinstance(rows, BaseSource) else None
     return None
 
 
 def check_free(out: Path) -> None:
-    """Raise ConfigError unless a page may be written there: to a new file, or over a page."""
+    """Raise ConfigError unless `out` is a new file, or a page that may be replaced."""
     if not out.absolute().parent.is_dir():
         raise ConfigError(
-            f"{mention('out', str(out))}: there is no folder {out.parent}", "make it first"
+            f"{mention('out', str(out))}: there is no folder {out.parent}", "create it first"
         )
     check_writable(out, mention("out", str(out)))
     if not out.exists():
         return
     try:
         with out.open(encoding="utf-8", errors="replace") as file:
-            ours = file.read(len(MARK)) == MARK
+            is_report = file.read(len(MARK)) == MARK
     except OSError as error:  # a folder, for example
         raise ConfigError(
             f"{mention('out', str(out))} cannot be replaced ({error.strerror})", "name another file"
         ) from None
-    if not ours:
+    if not is_report:
         raise ConfigError(
-            f"{mention('out', str(out))} is there and was not made by streamkern report",
+            f"{mention('out', str(out))} exists and was not made by streamkern report",
             "name another file",
         )
 
 
 def _defaults() -> dict[str, object]:
+    """Return the default of each setting, by "section.name"."""
     return {f"{s}.{k}": v for s, table in RunConfig().identity().items() for k, v in table.items()}

@@ -10,7 +10,7 @@ from typing import Any
 from streamkern.basics.errors import RunError, StorageAccessError
 from streamkern.basics.log_scale import loss_note
 from streamkern.basics.text import seconds_since, time_text
-from streamkern.cli.glossary import FACTS, with_meaning
+from streamkern.cli.glossary import FACT_MEANINGS, with_meaning
 from streamkern.kernels.notation import kernel_text
 from streamkern.losses.losses import loss_text
 from streamkern.rundir.checkpoint_format import checkpoint_errors
@@ -21,36 +21,36 @@ from streamkern.train.log_reader import read_history
 from streamkern.train.loop.evaluations import evaluations_in
 from streamkern.train.loop.progress import PHASE_DESCRIPTIONS
 from streamkern.train.loop.rank_coordinator import format_rank_figures
-from streamkern.train.model.model_facts import facts_in_words, solver_facts, value_text
+from streamkern.train.model.model_facts import facts_as_text, solver_facts, value_text
 
 
 def is_run_directory(
     place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> bool:
-    """Return whether a run was started at the path or URL `place`."""
+    """Return whether `place`, a path or URL, is a run directory."""
     try:
         open_folder(place, storage_options).read("run.json")
     except (FileNotFoundError, NotADirectoryError):
         run = RunDirectory(place, writable=False, storage_options=storage_options)
-        # Suppressed: the path is a file, or listing is not allowed.
+        # These errors mean that the path is a file, or that listing is not allowed.
         with contextlib.suppress(RunError, StorageAccessError):
-            return bool(run.steps())  # a run that has lost its run.json
+            return bool(run.steps())  # a run without its run.json
         return False
     except StorageAccessError:
-        return False  # without the right to list, storage refuses access to a missing object
+        return False  # without the right to list, storage denies access to missing objects
     return True
 
 
 # Values of "state". A writer's description follows the second.
 _FINISHED, _WRITTEN_BY = "finished", "being written by "
 _STOPPED = "stopped; the same command again resumes it"
-_START = {"step": 0, "epoch": 0, "samples": 0, "done": False}
+_START_POSITION = {"step": 0, "epoch": 0, "samples": 0, "done": False}
 
 
 def run_overview(
     path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return state, position, metrics and settings of a run; its checkpoint is verified completely.
+    """Return state, position, metrics and settings of a run; verify its newest checkpoint.
 
     If a process works on the run, position and metrics are the newest in the log. In the result,
     `live` is the state according to the log, see `train.log_reader`; `ranks` and `center_ranks`
@@ -63,8 +63,8 @@ def run_overview(
         records, log_fault = directory.read_log()
         writer = directory.holder()
         with checkpoint_errors(directory.place):
-            saved_position = _START if saved is None else saved.meta["position"]
-            position = {name: saved_position[name] for name in _START}
+            saved_position = _START_POSITION if saved is None else saved.meta["position"]
+            position = {name: saved_position[name] for name in _START_POSITION}
             metrics = {} if saved is None else saved.meta["metrics"] or {}
             if saved is not None and saved.meta.get("model_only"):
                 position["step"] = None  # a saved model does not count steps
@@ -116,18 +116,18 @@ def run_overview(
 def _recorded_config(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
     """Return the configuration of the run, and the fault of run.json, if any.
 
-    Manifests of the setup and the checkpoints hold the configuration; run.json is a copy.
+    The manifests of setup and checkpoints hold the configuration; run.json is a copy of it.
     """
     recorded = directory.recorded()
     try:
-        copy = directory.read_config()
+        config = directory.read_config()
     except RunError as error:
         if recorded is None:
             raise
         return recorded, str(error)
-    if recorded is None or copy == recorded:
-        return copy or {}, None
-    fault = "missing" if copy is None else "of another run"
+    if recorded is None or config == recorded:
+        return config or {}, None
+    fault = "missing" if config is None else "of another run"
     return recorded, f"{directory.place}/run.json is {fault}; the next training writes it again"
 
 
@@ -139,7 +139,7 @@ def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
     """
 
     def lines(values: Mapping[str, Any]) -> str:
-        return pairs(values, FACTS if explain else {})
+        return aligned_lines(values, FACT_MEANINGS if explain else {})
 
     verified = lines(run.get("verified", {}))
     if "state" not in run:
@@ -151,7 +151,7 @@ def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
         for key, value in entries.items()
     }
     parts = [run["run_dir"], lines(_position(run)), lines(_metrics_and_data(run))]
-    parts += [lines(facts_in_words(run["solver"])), lines(settings), verified]
+    parts += [lines(facts_as_text(run["solver"])), lines(settings), verified]
     parts += [f"note: {warning}" for warning in run["warnings"]]
     return "\n\n".join(part for part in parts if part)
 
@@ -176,11 +176,11 @@ def _position(run: Mapping[str, Any]) -> dict[str, Any]:
         entries["ended"] = live["why"]
     entries["samples"] = f"{run['samples']:,}{of_samples}"
     if working and "time" in live:
-        ago = seconds_since(live["time"])
+        age_s = seconds_since(live["time"])
         if "left_s" in live:
-            entries["time_left"] = time_text(max(0.0, live["left_s"] - ago))
+            entries["time_left"] = time_text(max(0.0, live["left_s"] - age_s))
             entries["samples_per_s"] = f"{live['samples_per_s']:,.0f}"
-        entries["last_heard"] = f"{time_text(ago)} ago"
+        entries["last_heard"] = f"{time_text(age_s)} ago"
         entries |= _rank_entries(live)
     elif run["ranks"] > 1:
         ranks, columns = run["ranks"], run["center_ranks"]
@@ -236,7 +236,7 @@ def _metrics_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in evaluation.items() if name not in ("step", "samples")}
 
 
-def pairs(values: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> str:
+def aligned_lines(values: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> str:
     """Return a line for each name and value, with a line for its meaning if `meanings` has one."""
     width = max(map(len, values), default=0)
     return "\n".join(

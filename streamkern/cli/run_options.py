@@ -99,28 +99,31 @@ Set = Annotated[
 
 def run_config(
     run_file: str | None,
-    given: Mapping[str, Any],
+    overrides: Mapping[str, Any],
     *,
     memory: str | None,
     cache_size: str | None,
     settings: Sequence[str] | None,
     storage_options: Sequence[str] | None,
 ) -> RunConfig:
-    """Return the run file with the overrides of the command line; None in `given` is not given."""
-    changes = {key: value for key, value in given.items() if value is not None}
-    if memory is not None:  # the budget of the device that the run uses
+    """Return the settings of the run file with the overrides of the command line.
+
+    overrides : values by "section.name"; None if the option was not used
+    """
+    changes = {key: value for key, value in overrides.items() if value is not None}
+    if memory is not None:  # one budget, for the host or the device
         size = memory if memory == "auto" else parse_bytes(memory, "memory")
         changes |= {"run.memory": size, "run.device_memory": size}
     if cache_size is not None:
         changes["data.cache_size"] = cache_size
-    changes |= dict(setting(text) for text in settings or ())
+    changes |= dict(parse_setting(text) for text in settings or ())
     if run_file is not None:
         _refuse_data(run_file)
         config = load_run_file(run_file)
     elif "data.train" in changes:
         config = RunConfig.from_tables({"data": {"train": changes["data.train"]}})
     else:
-        raise ConfigError("there is nothing to train on", "give a run file, or --train URL")
+        raise ConfigError("there is no training data", "give a run file, or --train URL")
     if storage_options:
         changes["data.storage_options"] = {
             **config.data.storage_options,
@@ -140,29 +143,27 @@ def _refuse_data(run_file: str) -> None:
     """Raise ConfigError if the run file is a store, a run or a file of data."""
     kind = place_kind(run_file)
     if kind in ("store", "remote"):
-        wrong = f"is a store and no run file; train on it with --train {redact(run_file)}"
+        problem, remedy = "is a store, not a run file", f"give it as --train {redact(run_file)}"
     elif kind == "run":
-        wrong = (
-            "is a run directory and no run file; give the run file or the --train store that it "
-            f"began with, and --run-dir {run_file}"
-        )
+        problem = "is a run directory, not a run file"
+        remedy = f"give the run file or the --train store of the run, and --run-dir {run_file}"
     elif (
         kind in ("file", "archive")
         and not run_file.lower().endswith(".toml")
         and (kind == "archive" or kind_by_ending(run_file) is not None)
     ):
         store = f"{PurePath(run_file).name.partition('.')[0]}.zarr"
-        wrong = (
-            f"is a file of data and no run file; make a store of it with streamkern ingest "
-            f"{run_file} {store} --y NAME (the column or array of the targets), and give "
-            f"--train {store}"
+        problem = "is a file of data, not a run file"
+        remedy = (
+            f"make a store of it with streamkern ingest {run_file} {store} --y NAME (the column or "
+            f"array of the targets), and give --train {store}"
         )
     else:
         return
-    raise ConfigError(f"{redact(run_file)!r} {wrong}")
+    raise ConfigError(f"{redact(run_file)!r} {problem}", remedy)
 
 
-def setting(text: str) -> tuple[str, Any]:
+def parse_setting(text: str) -> tuple[str, Any]:
     """Return ("solver.level", 100) for "solver.level=100"; a value that is not TOML is text."""
     key, equals, value = text.partition("=")
     if not equals:

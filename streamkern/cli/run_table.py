@@ -1,4 +1,4 @@
-"""The command `runs_command`: a table of the run directories in a folder."""
+"""The command `streamkern runs`: list the run directories in a folder."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def runs_command(
 ) -> None:
     """List the runs in a folder: their state, how far they are, and how good."""
     options = options_for(parse_options(storage_option), folder)
-    found, damaged = [], []
-    for place in [folder, *_below(folder, options)]:
+    runs, problems = [], []
+    for place in [folder, *_entries_of(folder, options)]:
         try:
             if is_run_directory(place, options):
-                found.append(read_facts(place, options))
+                runs.append(read_facts(place, options))
         except (StreamkernError, OSError) as error:
-            damaged.append(str(error))
-    rows = [_row(run) for run in distinct_names(found)]
+            problems.append(str(error))
+    rows = [_row(run) for run in distinct_names(runs)]
     if as_json:
-        typer.echo(json_text({"folder": redact(folder), "runs": rows, "notes": damaged}))
+        typer.echo(json_text({"folder": redact(folder), "runs": rows, "notes": problems}))
     elif rows:
-        typer.echo(text_table([_shown(row) for row in rows], list(_shown(rows[0]))))
+        typer.echo(text_table([_text_row(row) for row in rows], list(_text_row(rows[0]))))
     else:
-        write_stderr(f"there is no run in {redact(folder)}, nor right below it")
-    for text in () if as_json else (*damaged, *(note for run in found for note in run.notes)):
+        write_stderr(f"there is no run in {redact(folder)} or in the folders directly below it")
+    for text in () if as_json else (*problems, *(note for run in runs for note in run.notes)):
         write_stderr(f"note: {text}")
 
 
-def _below(folder: str, options: Mapping[str, Any] | None) -> list[str]:
-    """Return the entries of a folder, in order."""
+def _entries_of(folder: str, options: Mapping[str, Any] | None) -> list[str]:
+    """Return the paths or URLs of the subfolders, in order."""
     path = local_path(folder)
     if path is None:
         names = open_objects(folder, storage_options=options).children()
@@ -68,12 +68,12 @@ def _row(run: Facts) -> dict[str, Any]:
         "solver": run.solver, "centers": run.n_centers, **run.done,
         "planned_samples": run.planned_samples, "train_mse": run.loss,
         "log_scale": bool(loss_note(run.setup)), "held_out": run.figures,
-        "started": run.started, "last_seen": run.seen, "notes": list(run.notes),
+        "started": run.started, "last_seen": run.last_seen, "notes": list(run.notes),
     }  # fmt: skip
 
 
-def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as text."""
+def _text_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the table, from the JSON values of a run."""
     total = row["planned_samples"]
     share = f"{row['samples'] / total:.0%}" if total else ""
     if row["state"] == "finished" and total and row["samples"] < total:
@@ -91,4 +91,5 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _clock(time: str | None) -> str:
+    """Return a time to the minute."""
     return "" if time is None else time[:16].replace("T", " ")

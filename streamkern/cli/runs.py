@@ -1,4 +1,4 @@
-"""The commands that work on a run as its run file describes it: plan | train."""
+"""The commands that take a run file or the options of a run: plan | train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.text import redact, text_table, time_text, utc_now
 from streamkern.cli.console import json_text, write_stderr
-from streamkern.cli.model import skipped
+from streamkern.cli.model import skipped_entry
 from streamkern.cli.options import AsJson, StorageOption, number_or_text, sharing
 from streamkern.cli.overview import plan_overview, plan_text
 from streamkern.cli.run_options import (
@@ -53,7 +53,7 @@ from streamkern.train.train import open_continued
 from streamkern.train.train import train as run_training
 
 
-def _configured(
+def _run_config(
     run_file: RunFile = None,
     train: Train = None,
     test: TestOption = None,
@@ -73,8 +73,8 @@ def _configured(
     settings: Set = None,
     storage_option: StorageOption = None,
 ) -> RunConfig:
-    """Return the run file with the settings that the given options stand for."""
-    given = {
+    """Return the settings of the run file with the values of the options."""
+    overrides = {
         "data.train": train,
         "data.test": test,
         "data.epochs": None if epochs is None else number_or_text(epochs),
@@ -90,17 +90,17 @@ def _configured(
         "run.cluster": cluster,
     }
     return run_config(
-        run_file, given, memory=memory, cache_size=cache_size, settings=settings,
+        run_file, overrides, memory=memory, cache_size=cache_size, settings=settings,
         storage_options=storage_option,
     )  # fmt: skip
 
 
-LONG_S = 60.0
+LONG_RUN_S = 60.0
 """Expected seconds of a run above which it gets a run directory even without --run-dir."""
-SLOWEST_FLOPS, SURELY_FAST_ROWS = 2e9, 1_000_000
-"""FLOPs per second that any machine reaches, and number of rows that are read in seconds.
+MIN_FLOPS_PER_S, MAX_FAST_ROWS = 2e9, 1_000_000
+"""FLOPs per second that any machine reaches, and number of rows that are read in a few seconds.
 
-The time of a run that is short according to these is not measured.
+If a run is short according to these bounds, its time is not measured.
 """
 
 Continues = Annotated[
@@ -113,7 +113,7 @@ Continues = Annotated[
 ]
 
 
-@sharing(_configured, "config")
+@sharing(_run_config, "config")
 def plan_command(
     config: RunConfig,
     continues: Continues = None,
@@ -143,11 +143,11 @@ def _expected(run: ResolvedRun, test: BaseSource | None) -> Times | None:
     try:
         return expected_times(run, test)
     except (DataError, OSError) as error:
-        write_stderr(f"note: the time is not known, as rows could not be measured: {error}")
+        write_stderr(f"note: the time is unknown, because rows could not be read: {error}")
         return None
 
 
-@sharing(_configured, "config")
+@sharing(_run_config, "config")
 def train_command(
     config: RunConfig,
     context: typer.Context,
@@ -156,23 +156,23 @@ def train_command(
 ) -> None:
     """Train a model as a run file says, or resume its run."""
     config = _with_run_dir(config, continues)
-    began, started = time.perf_counter(), utc_now()
+    start_s, start_time = time.perf_counter(), utc_now()
     with _cluster(config) as client:
         result = run_training(
             config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj,
             continues=continues, last_line=None,
         )  # fmt: skip
     result.model.backend.close()
-    seconds = time.perf_counter() - began + _seconds_before(config, started)
+    seconds = time.perf_counter() - start_s + _seconds_before(config, start_time)
     if config.run.run_dir is not None and not result.timing["loop_s"]:
         write_stderr(
-            f"note: the run in {redact(config.run.run_dir)} had come to its end; --continue goes "
-            "on from it in another run directory, with more epochs or other rows"
+            f"note: the run in {redact(config.run.run_dir)} was already finished; --continue "
+            "starts a new run directory from it, with more epochs or other rows"
         )
     summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}
     if as_json:
         summary |= {"history": result.history, "run_dir": config.run.run_dir}
-        typer.echo(json_text(summary | skipped(result.skipped)))
+        typer.echo(json_text(summary | skipped_entry(result.skipped)))
         return
     typer.echo(text_table([summary], list(summary)))
     if config.run.run_dir is not None:
@@ -180,29 +180,29 @@ def train_command(
 
 
 def _with_run_dir(config: RunConfig, continues: str | None) -> RunConfig:
-    """Return the settings; a run of more than a minute without a run directory gets one."""
+    """Return the settings, with a run directory if the run has none and is expected to be long."""
     if config.run.run_dir is not None:
         return config
     seconds = _expected_seconds(config, continues)
-    if seconds <= LONG_S:
-        write_stderr("note: without --run-dir the model is not kept and the run cannot be resumed")
+    if seconds <= LONG_RUN_S:
+        write_stderr("note: without --run-dir the model is not saved and the run cannot be resumed")
         return config
-    place = _free_run_dir(redact(config.data.train_urls[0]))
+    folder = _free_run_dir(redact(config.data.train_urls[0]))
     write_stderr(
-        f"note: the run is expected to take {time_text(seconds)}, and no --run-dir was given: it "
-        f"is kept in {place}; after an interruption the same command with --run-dir {place} goes on"
+        f"note: the run is expected to take {time_text(seconds)} and has no --run-dir: it is saved "
+        f"in {folder}; after an interruption, add --run-dir {folder} to the command to resume it"
     )
-    return config.with_overrides({"run.run_dir": place})
+    return config.with_overrides({"run.run_dir": folder})
 
 
 def _expected_seconds(config: RunConfig, continues: str | None) -> float:
-    """Return the approximate seconds of the run; 0 if it is certainly short, or unknown."""
+    """Return the expected seconds of the run; 0 if it is certainly short, or cannot be measured."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns again
         run = open_run(config) if continues is None else open_continued(config, continues)
     try:
         flops = sum(planned_flops(run).values())
-        if flops <= SLOWEST_FLOPS * LONG_S and run.problem.n_rows <= SURELY_FAST_ROWS:
+        if flops <= MIN_FLOPS_PER_S * LONG_RUN_S and run.problem.n_rows <= MAX_FAST_ROWS:
             return 0.0
         return expected_times(run, None).whole
     except (DataError, OSError):
@@ -214,19 +214,19 @@ def _expected_seconds(config: RunConfig, continues: str | None) -> float:
 def _free_run_dir(store: str) -> str:
     """Return a new folder below `runs`, named after the store."""
     name = PurePosixPath(store.rstrip("/")).name.partition(".")[0] or "run"
-    places = (f"runs/{name}{f'-{k}' if k > 1 else ''}" for k in itertools.count(1))
-    return next(place for place in places if not os.path.lexists(place))
+    folders = (f"runs/{name}{f'-{k}' if k > 1 else ''}" for k in itertools.count(1))
+    return next(folder for folder in folders if not os.path.lexists(folder))
 
 
 def _seconds_before(config: RunConfig, started: str) -> float:
-    """Return the seconds that earlier calls worked on the run, as far as its log goes."""
+    """Return the seconds that earlier calls worked on the run, according to its log."""
     if config.run.run_dir is None or not config.run.log:
         return 0.0
     try:
-        seen = glance(config.run.run_dir, config.data.storage_options or None)
-    except (StreamkernError, OSError):  # this figure must not fail the command
+        summary = glance(config.run.run_dir, config.data.storage_options or None)
+    except (StreamkernError, OSError):  # the command must not fail for lack of this time
         return 0.0
-    processes = processes_in(seen.records)
+    processes = processes_in(summary.records)
     return sum(process.seconds for process in processes if process.records[0]["time"] < started)
 
 
@@ -239,14 +239,16 @@ def show_evaluation(record: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def _cluster(config: RunConfig) -> Iterator[Any]:
     """Yield a client of the given scheduler, and print its dashboard."""
-    reads, trains = config.data.dask, config.run.cluster
-    address = trains if reads is None else reads
+    reading_address, training_address = config.data.dask, config.run.cluster
+    address = training_address if reading_address is None else reading_address
     if address is None:
         yield None
         return
-    setting, does = ("run.cluster", "training") if reads is None else ("data.dask", "reading")
+    setting, activity = (
+        ("run.cluster", "training") if reading_address is None else ("data.dask", "reading")
+    )
     with connect(address, setting=setting) as client:
         write_stderr(
-            f"note: {does} on the cluster at {address}, dashboard {dashboard_link(client)}"
+            f"note: {activity} on the cluster at {address}, dashboard {dashboard_link(client)}"
         )
         yield client

@@ -1,4 +1,4 @@
-"""The command `tune_command`: kernel, bandwidth and ridge by trainings on a sample."""
+"""The command `streamkern tune`: choose kernel, bandwidth and ridge by short trainings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from streamkern.tuning.plot import scores_png
 from streamkern.tuning.search import Tuned
 from streamkern.tuning.search import search_settings as run_tuning
 
-PLOT, WRITTEN = "tune.png", "written.json"
+PLOT_NAME, WRITTEN_FILES_NAME = "tune.png", "written.json"
 
 Bandwidths = Annotated[
     str,
@@ -159,16 +159,17 @@ def tune_command(
     )  # fmt: skip
     options = config.data.storage_options
     folder = out or _default_folder(run_file)
-    target = None if write is None else _writable(write, open_folder(folder, options))
+    target = None if write is None else _checked_target(write, open_folder(folder, options))
     with resumable(context.obj, kept=True), warnings.catch_warnings():
-        warnings.simplefilter("once", UserWarning)  # every training repeats them
+        warnings.simplefilter("once", UserWarning)  # each training repeats the same ones
         tuned = run_tuning(
             config, metric=metric, bandwidths=_numbers(bandwidths, "--bandwidths"),
             ridges=_numbers(ridges, "--ridges"),
             kernels=None if kernels is None else [name.strip() for name in kernels.split(",")],
             rows=rows, centers=centers, epochs=epochs, folds=folds, refine=refine, sampler=sampler,
             n_trials=n_trials, out=folder,
-            progress=True, report=partial(_show, _shown_metric(metric, config)), stop=context.obj,
+            progress=True, report=partial(_report_event, _metric_to_report(metric, config)),
+            stop=context.obj,
         )  # fmt: skip
     _save_plot(tuned, folder)
     if target is not None:
@@ -177,6 +178,7 @@ def tune_command(
 
 
 def _numbers(text: str, option: str) -> Any:
+    """Return the numbers of an option, or "auto"."""
     return text if text == "auto" else parse_numbers(text, option)
 
 
@@ -185,67 +187,72 @@ def _default_folder(run_file: str | None) -> str:
     return "tune" if run_file is None else f"{os.path.splitext(run_file)[0]}-tune"
 
 
-def _writable(path: str, folder: RunStorage) -> Path:
-    """Return the path of the run file; ConfigError for a foreign file, or an edited one.
+def _checked_target(path: str, folder: RunStorage) -> Path:
+    """Return the path of the run file; raise ConfigError if it must not be replaced.
 
-    folder : of the results, which records the run files that were written
+    Only run files that a search wrote, and that were not edited since, are replaced.
+
+    folder : folder of the results, which records the digests of the run files written
     """
     target = Path(path)
-    if target.exists() and _digest_of(target) not in _written_digests(folder):
+    if target.exists() and _file_digest(target) not in _written_digests(folder):
         raise ConfigError(
-            f"--write {path!r} exists already and is not replaced", "name another file"
+            f"--write {path!r} exists and was not written by this search, or was edited",
+            "name another file",
         )
     if not target.absolute().parent.is_dir():
-        raise ConfigError(f"--write {path!r} is in a folder that does not exist", "make it first")
+        raise ConfigError(f"--write {path!r} is in a folder that does not exist", "create it first")
     check_writable(target, f"--write {path!r}")
     return target
 
 
-def _digest_of(path: Path) -> str | None:
+def _file_digest(path: Path) -> str | None:
+    """Return the SHA-256 of a file; None if it is not a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _written_digests(folder: RunStorage) -> list[str]:
     """Return the digests of the run files that searches in this folder wrote."""
     try:
-        return list(json.loads(folder.read(WRITTEN)))
+        return list(json.loads(folder.read(WRITTEN_FILES_NAME)))
     except (OSError, ValueError, TypeError):
         return []
 
 
-def _shown_metric(metric: str, config: RunConfig) -> str:
-    """Return the metric; in place of "auto" the figure of the loss, unless it is squares."""
+def _metric_to_report(metric: str, config: RunConfig) -> str:
+    """Return the metric; for "auto", the metric of the loss if it is not the squared error."""
     loss = config.model.loss
     return metric if metric != "auto" or loss == SQUARES else loss_class(loss).figure
 
 
-def _show(metric: str, event: str, fields: Mapping[str, Any]) -> None:
+def _report_event(metric: str, event: str, fields: Mapping[str, Any]) -> None:
     """Print the size of the search, and every training."""
     if event == "search":
         run_centers = fields["run_centers"]
         open_centers = run_centers == "auto"
-        known = f", {fields['recorded']} recorded already" if fields["recorded"] else ""
+        recorded_text = f", {fields['recorded']} recorded already" if fields["recorded"] else ""
         write_stderr(
-            f"{fields['trainings']} trainings at most{known}: {fields['fit']:,} rows to fit, "
-            f"{fields['held_out']:,} held out, {fields['centers']} centers, "
+            f"{fields['trainings']} trainings at most{recorded_text}: {fields['fit']:,} rows "
+            f"to fit, {fields['held_out']:,} held out, {fields['centers']} centers, "
             f"{fields['epochs'] * fields['copies']} passes; the run has {fields['run_rows']:,} rows"
             f"{'' if open_centers else f' and {run_centers} centers'}"
         )
         return
-    width = fields["bandwidth"]
-    names = [name for name in _figures(metric) if fields.get(name) is not None]
+    bandwidth = fields["bandwidth"]
+    bandwidth_text = "" if bandwidth is None else f", bandwidth {bandwidth:.4g}"
+    names = [name for name in _metric_names(metric) if fields.get(name) is not None]
     metrics = format_metrics({name: fields[name] for name in names})
     fold = f", split {fields['fold'] + 1}" if fields["folds"] > 1 else ""
-    left = f"; {fields['left']} left, about {_time(fields['seconds_left'])}"
+    left_text = f"; {fields['left']} left, about {_time_left_text(fields['seconds_left'])}"
     write_stderr(
-        f"{kernel_text(fields['kernel'])}{'' if width is None else f', bandwidth {width:.4g}'}, "
+        f"{kernel_text(fields['kernel'])}{bandwidth_text}, "
         f"ridge {fields['ridge']:.4g}{fold}: {metrics or 'diverged'}, {fields['seconds']:.1f} s"
-        f"{left if fields['left'] else ''}"
+        f"{left_text if fields['left'] else ''}"
     )
 
 
-def _figures(metric: str) -> list[str]:
-    """Return the figures to show: the metric that decides, and the common ones."""
+def _metric_names(metric: str) -> list[str]:
+    """Return the metrics to print: the deciding metric first, then the usual ones."""
     return list(dict.fromkeys(f"held_out_{name}" for name in (metric, "mse", "accuracy", "r2")))
 
 
@@ -256,18 +263,21 @@ def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
         result |= {"search": tuned.search, "toml": tuned.toml, "out": redact(folder)}
         typer.echo(json_text(result))
         return
-    typer.echo(text_table(*_shown(tuned)))
+    typer.echo(text_table(*_table_rows(tuned)))
     typer.echo(f"\n{tuned.toml}")
     if tuned.best["as_given"]:
         write_stderr(
-            f"nothing is surely better in {tuned.metric} than the settings as given: they are kept"
+            f"no settings are significantly better in {tuned.metric} than the given ones: these "
+            "are kept"
         )
     if tuned.edge:
         write_stderr(
-            "note: the best bandwidth is at the edge of those tried; give --bandwidths beyond it"
+            "note: the best bandwidth is the smallest or largest tried; give --bandwidths beyond it"
         )
     if tuned.ridge_edge:
-        write_stderr("note: the best ridge is at the edge of those tried; give --ridges beyond it")
+        write_stderr(
+            "note: the best ridge is the smallest or largest tried; give --ridges beyond it"
+        )
     n, fit = tuned.search["centers"], tuned.search["fit"]
     bound = (
         f"; bandwidth and ridge were compared with {'all' if n == 'auto' else n} centers on "
@@ -277,45 +287,46 @@ def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
     write_stderr(f"results are in {folder}{'' if tuned.best['as_given'] else bound}")
 
 
-def _shown(tuned: Tuned) -> tuple[list[dict[str, Any]], list[str]]:
+def _table_rows(tuned: Tuned) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows and columns of the table, with the deciding metric first."""
     rows = [{**row, "kernel": kernel_text(row["kernel"])} for row in tuned.table]
     for row in rows:
         row["within 2 se"] = "yes" if row.pop("within") else ""
         row["as given"] = "yes" if row.pop("as_given") else ""
         row["held_out_mse"] = "diverged" if row["held_out_mse"] is None else row["held_out_mse"]
-    judged, *others = _figures(tuned.metric)
-    columns = ["kernel", "bandwidth", "ridge", "as given", judged, "se", "within 2 se", *others]
+    deciding, *others = _metric_names(tuned.metric)
+    columns = ["kernel", "bandwidth", "ridge", "as given", deciding, "se", "within 2 se", *others]
     columns.append("seconds")
     return rows, [name for name in columns if any(row.get(name) not in (None, "") for row in rows)]
 
 
 def _save_plot(tuned: Tuned, folder: str) -> None:
+    """Write the plot of the search to the folder; print a note without Matplotlib."""
     try:
         picture = scores_png(tuned.table, tuned.best, tuned.metric)
     except MissingDependencyError as error:
         write_stderr(f"note: {error}")
         return
-    open_folder(folder, tuned.config.data.storage_options).write(PLOT, picture)
+    open_folder(folder, tuned.config.data.storage_options).write(PLOT_NAME, picture)
 
 
 def _write_run_file(tuned: Tuned, target: Path, folder: RunStorage) -> None:
     """Write the best settings to a run file, and record its digest in the folder."""
     config: RunConfig = tuned.config
-    place = config.run.run_dir
-    if place is not None:  # it may hold the run with the earlier settings
-        place = f"{place.rstrip('/')}-{target.stem}"
-        config = config.with_overrides({"run.run_dir": place})
+    run_dir = config.run.run_dir
+    if run_dir is not None:  # this folder may hold the run with the earlier settings
+        run_dir = f"{run_dir.rstrip('/')}-{target.stem}"
+        config = config.with_overrides({"run.run_dir": run_dir})
     data = run_file_text(config).encode()
-    _writable(str(target), folder)  # it may have been edited meanwhile
+    _checked_target(str(target), folder)  # the file may have been edited meanwhile
     digests = dict.fromkeys([*_written_digests(folder), hashlib.sha256(data).hexdigest()])
-    folder.write(WRITTEN, json.dumps(list(digests)).encode())
+    folder.write(WRITTEN_FILES_NAME, json.dumps(list(digests)).encode())
     write_durably(target, data, exclusive=not target.exists())
-    kept_back = "" if not config.data.storage_options else "; data.storage_options are not in it"
-    write_stderr(
-        f"wrote {target}{'' if place is None else f', for a run in {redact(place)}'}{kept_back}"
-    )
+    secrets_note = "" if not config.data.storage_options else "; data.storage_options are not in it"
+    run_note = "" if run_dir is None else f", for a run in {redact(run_dir)}"
+    write_stderr(f"wrote {target}{run_note}{secrets_note}")
 
 
-def _time(seconds: float) -> str:
+def _time_left_text(seconds: float) -> str:
+    """Return a duration in seconds or minutes."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,6 +1,6 @@
-"""Words of a command line for the settings that messages mention.
+"""Names of settings in messages of the command line: options instead of settings.
 
-Settings without an option are written as --set, or as in a run file where one is given.
+Settings without an option are written as --set, or as in a run file if the user gave one.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ SETTING_OPTIONS: Final = {
     "run.min_ranks": "--min-ranks", "run.center_ranks": "--center-ranks",
     "run.cluster": "--cluster",
 }  # fmt: skip
-"""Settings that have an option of their own; the others are given by --set."""
+"""Options by the settings that have one; other settings are given by --set."""
 INGEST_COMMAND_OPTIONS: Final = {
     "like": "--like", "encode": "--encode", "categorical": "--categorical", "drop": "--drop",
     "numeric": "--numeric", "dates": "--date", "na_values": "--na-value", "targets": "--targets",
 }  # fmt: skip
-"""Options of ingest alone, which messages of other commands mention."""
+"""Options of ingest that messages of other commands mention, by parameter."""
 
 
 @dataclass(frozen=True)
 class CommandWords:
-    """The words of one command; a `Vocabulary`.
+    """The `Vocabulary` of one command.
 
-    options : parameter name -> option of the command, such as "--train"
+    options : options of the command, such as "--train", by parameter
     words : the arguments of the command line
     """
 
@@ -53,18 +53,18 @@ class CommandWords:
         takes_settings = "--set" in self.options.values()
         path = PARAMETER_PATHS.get(mention.name, mention.name if "." in mention.name else None)
         option = (INGEST_COMMAND_OPTIONS | dict(self.options)).get(mention.name)
-        own = not takes_settings or option != SETTING_OPTIONS.get(path or "")
-        if option is not None and own and mention.value is not None:
+        has_option = not takes_settings or option != SETTING_OPTIONS.get(path or "")
+        if option is not None and has_option and mention.value is not None:
             return _as_option(option, mention.value)
         if path is None:
             return str(mention)
-        as_setting = self._as_setting if takes_settings else _set
+        as_setting = self._as_setting if takes_settings else _as_set_option
         return as_setting(path, mention.value)
 
     def _as_setting(self, path: str, value: str | None) -> str:
-        """Return a setting as its option, as --set or as in a run file, as the user gave it.
+        """Return a setting in the form in which the user gave it: option, --set or run file.
 
-        A setting that the user did not give is written as in the run file if there is one.
+        A setting that the user did not give is written as in a run file if there is one.
         """
         option = SETTING_OPTIONS.get(path)
         option = option if option in self.options.values() else None
@@ -73,33 +73,34 @@ class CommandWords:
             option = None
         if by_option or by_set or not any(word.endswith(".toml") for word in self.words):
             if option is not None:
-                return option if value is None else f"{option} {_bare(value)}".rstrip()
-            return _set(path, value)
-        return path if value is None else f"{path}={_toml(value)}"
+                return option if value is None else f"{option} {_unquoted(value)}".rstrip()
+            return _as_set_option(path, value)
+        return path if value is None else f"{path}={_as_toml(value)}"
 
     def _given_by(self, path: str, option: str | None) -> tuple[bool, bool]:
         """Return whether the command line gives a setting by its option, and by --set."""
         words = [word.partition("=")[0] for word in self.words]
-        sets = [after for word, after in zip(self.words, self.words[1:], strict=False)
+        sets = [next_word for word, next_word in zip(self.words, self.words[1:], strict=False)
                 if word == "--set"]  # fmt: skip
-        return option in words, any(each.partition("=")[0].strip() == path for each in sets)
+        return option in words, any(text.partition("=")[0].strip() == path for text in sets)
 
 
 def _parsed(value: str) -> Any:
-    """Return the value of a mention; text that is no literal of Python is returned unchanged."""
+    """Return the value of a mention; text that is not a Python literal is returned unchanged."""
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return value
 
 
-def _bare(value: str) -> str:
+def _unquoted(value: str) -> str:
     """Return the value of a mention without the quotes of text."""
     parsed = _parsed(value)
     return parsed if isinstance(parsed, str) else value
 
 
 def _as_option(option: str, value: str) -> str:
+    """Return an option with its value; a flag for True, --no- and its name for False."""
     parsed = _parsed(value)
     if parsed is True or value == "":
         return option
@@ -107,17 +108,17 @@ def _as_option(option: str, value: str) -> str:
         return f"--no-{option[2:]}"
     if isinstance(parsed, list | tuple):
         return f"{option} {shlex.quote(','.join(map(str, parsed)))}"
-    return f"{option} {shlex.quote(_bare(value))}"
+    return f"{option} {shlex.quote(_unquoted(value))}"
 
 
-def _set(path: str, value: str | None) -> str:
+def _as_set_option(path: str, value: str | None) -> str:
     """Return a setting as the option --set; its name alone without a value."""
     if value is None:
         return path
-    return f"--set {path}={value.lower() if value in ('True', 'False') else _bare(value)}"
+    return f"--set {path}={value.lower() if value in ('True', 'False') else _unquoted(value)}"
 
 
-def _toml(value: str) -> str:
+def _as_toml(value: str) -> str:
     """Return a value as in a run file: text in quotes."""
     parsed = _parsed(value)
     if isinstance(parsed, bool):

@@ -1,4 +1,4 @@
-"""The command `warmup_command`: compile the kernels of a GPU before the first run."""
+"""The command `streamkern warmup`: compile the kernels of a GPU before the first run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamkern.basics.optional import on_demand
 from streamkern.cli.console import json_text
 from streamkern.cli.options import AsJson
 
-_COMPILE = "streamkern.estimator.compile_kernels"  # scikit-learn is slow to load
+_COMPILE_MODULE = "streamkern.estimator.compile_kernels"  # imports scikit-learn, which is slow
 
 
 def warmup_command(
@@ -28,8 +28,8 @@ def warmup_command(
     that it compiles in ~/.cupy/kernel_cache, or in the folder CUPY_CACHE_DIR. Machines with the
     same kind of GPU and the same versions of CuPy and CUDA can share this folder.
     """
-    found = on_demand(_COMPILE).compile_kernels(device, jobs)
+    result = on_demand(_COMPILE_MODULE).compile_kernels(device, jobs)
     if as_json:
-        fields = found._asdict() | {"cache": str(found.cache)}
+        fields = result._asdict() | {"cache": str(result.cache)}
         return typer.echo(json_text(fields))
-    typer.echo(f"{found.kernels} new kernels in {found.cache}, {found.seconds:.0f} s")
+    typer.echo(f"{result.kernels} new kernels in {result.cache}, {result.seconds:.0f} s")

@@ -35,7 +35,7 @@ from streamkern.ingest.frames import is_frame
 from streamkern.ingest.numeric import is_sparse, numbers_of
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.predict.evaluation import with_defined_r2
-from streamkern.stream.sources.alignment import check_same_rows, in_columns
+from streamkern.stream.sources.alignment import align_columns, check_same_rows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
@@ -243,7 +243,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             source, labels = self._stream(X, y, sample_weight, labels)
             if like is not None:
                 columns = like.target_columns
-                return in_columns(source, like.columns, "X", columns, like.encoder), like
+                return align_columns(source, like.columns, "X", columns, like.encoder), like
             flat = source.n_outputs == 1 if y is None else len(shape_of(y)) == 1
             schema = Schema.of_source(source, output_names=names, flat=flat, labels=labels)
             return source, schema.of_columns(source, data)

@@ -31,7 +31,7 @@ from streamkern.estimator.labels import (
 from streamkern.estimator.mistakes import hide_traceback, suggest_keywords
 from streamkern.estimator.predicting import from_one_fit
 from streamkern.predict.prediction_table import check_normalised
-from streamkern.stream.sources.alignment import in_classes
+from streamkern.stream.sources.alignment import align_classes
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
 
@@ -380,7 +380,7 @@ True
                 targets.refuse_numbers_as_labels(source.classes, n_rows)
                 targets.refuse_values_as_labels(source.label_dtype, n_classes, n_rows)
             return source, Labels.from_names(source.classes, source.label_dtype)
-        return in_classes(source, labels.names, labels.dtype, "the data"), labels
+        return align_classes(source, labels.names, labels.dtype, "the data"), labels
 
     def _array_source(
         self, X: Any, y: Any, w: Any, labels: Labels | None = None

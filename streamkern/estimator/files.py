@@ -28,7 +28,7 @@ from streamkern.estimator.targets import refuse_numbers_as_labels
 from streamkern.filesystem.abandoned import FIT_PREFIX, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
-from streamkern.ingest.columns import USUAL, ReadRequest, as_list
+from streamkern.ingest.columns import DEFAULT_ARRAYS, ReadRequest, as_list
 from streamkern.ingest.frames import are_names, is_dask_table, is_frame
 from streamkern.ingest.hub_datasets import hub_names, is_hub_dataset
 from streamkern.ingest.ingest import ingest
@@ -110,7 +110,7 @@ def given_data(
     if others and _has_targets(X):
         raise brings_its_own("sample_weight" if y is None else "y")
     if not _is_store(X):
-        arrays = USUAL if like is None else like.named_arrays
+        arrays = DEFAULT_ARRAYS if like is None else like.named_arrays
         if like is not None and is_hub_dataset(X):
             X, y, sample_weight = _hub_data(X, y, sample_weight, like)
         data = received_data(X, y, sample_weight, arrays)

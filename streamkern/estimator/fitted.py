@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from streamkern.estimator.labels import Labels
 from streamkern.estimator.parameter_values import ParameterValue
-from streamkern.ingest.columns import USUAL, RecordedArrays
+from streamkern.ingest.columns import DEFAULT_ARRAYS, RecordedArrays
 from streamkern.ingest.encoding_options import Like
 from streamkern.ingest.received import Received
 from streamkern.ingest.tables.encoder import Encoder
@@ -91,7 +91,7 @@ class Schema:
     labels: Labels | None = None
     weight_column: str | None = None
     file_form: Mapping[str, Any] | None = None
-    arrays: RecordedArrays = USUAL
+    arrays: RecordedArrays = DEFAULT_ARRAYS
 
     @classmethod
     def of_source(

@@ -17,7 +17,11 @@ from streamkern.kernels.importances import importances
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.patch_features import patch_names, patches_among
 from streamkern.stream.sources.quantile_scores import scores_among
-from streamkern.train.model.permutation import PERMUTED_ROWS, REPEATS, permutation_importances
+from streamkern.train.model.permutation import (
+    MAX_PERMUTED_ROWS,
+    SHUFFLES_PER_COLUMN,
+    permutation_importances,
+)
 
 
 class FeatureImportances(Predicting):
@@ -42,7 +46,7 @@ class FeatureImportances(Predicting):
                 "of patch features; use metric_importances_, or permutation_importances"
             )
         if scores := scores_among(self._state.fixed):
-            shares = scores.folded(shares)
+            shares = scores.shares_with_scores(shares)
         if schema.encoder is None:
             return shares
         groups = Encoder.from_json(schema.encoder, "the model").groups
@@ -87,8 +91,8 @@ class FeatureImportances(Predicting):
 
     @from_one_fit
     def permutation_importances(
-        self, X: Any, y: Any = None, *, sample_weight: Any = None, n_rows: int = PERMUTED_ROWS,
-        n_repeats: int = REPEATS, random_state: int = 0,
+        self, X: Any, y: Any = None, *, sample_weight: Any = None, n_rows: int = MAX_PERMUTED_ROWS,
+        n_repeats: int = SHUFFLES_PER_COLUMN, random_state: int = 0,
     ) -> Bunch:  # fmt: skip
         """Measure how much the score falls if a column of held-out rows is shuffled.
 

@@ -358,7 +358,7 @@ def fitted_rows(
         )
     fitted = fit(
         _TableReader(table, y), lambda first: TargetConverter(first, kind), Declared(), MISSING,
-        seed, 0, ways=remedies, typed=True,
+        seed, 0, option_names=remedies, typed=True,
     )  # fmt: skip
     features = [fitted.encode(part, "X", row, row) for row, part in _parts(table)]
     return np.concatenate(features), fitted.encoder

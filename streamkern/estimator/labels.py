@@ -25,7 +25,7 @@ from streamkern.estimator.inputs import lazy_array, one_sentence
 from streamkern.estimator.targets import check_length
 from streamkern.store.class_labels import KnownClasses, labels_of
 from streamkern.store.packing import refuse_packed
-from streamkern.stream.sources.alignment import Ordered
+from streamkern.stream.sources.alignment import ReorderedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model.kernel_model import KernelModel
 
@@ -303,7 +303,7 @@ def indicator_labels(n_labels: int, y: Any = None) -> Labels:
     return Labels(np.arange(n_labels), indicator=indicator.str)
 
 
-class SeveralLabels(Ordered):
+class SeveralLabels(ReorderedSource):
     """A source of a store's rows, whose targets have a column of 0 or 1 for each label."""
 
     kind = "labels"

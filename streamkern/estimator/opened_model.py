@@ -14,7 +14,7 @@ from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.losses import loss_for_figures
-from streamkern.predict.calibration import lacking
+from streamkern.predict.calibration import no_calibration_text
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.setup.assemble import accelerator_of
 
@@ -115,4 +115,4 @@ class OpeningModel(Parameters):
     @property
     def _lacking(self) -> str:
         """The text after "needs" in errors for a missing calibration, with the reason."""
-        return lacking(self._state.meta)
+        return no_calibration_text(self._state.meta)

@@ -26,7 +26,7 @@ from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.received import received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.losses.losses import loss_for_figures
-from streamkern.predict.prediction_table import NO_POSTERIOR, SAME_QUANTILE, OutputFormat
+from streamkern.predict.prediction_table import NO_POSTERIOR, QUANTILE_TOLERANCE, OutputFormat
 from streamkern.store.sparse_rows import PackedRows
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
@@ -242,7 +242,9 @@ class Predicting(OpeningModel):
                 f"choose from {some([f'{q:g}' for q in levels])}",
             )
         columns = [
-            k for q in requested for k in np.flatnonzero(np.isclose(levels, q, 0, SAME_QUANTILE))
+            k
+            for q in requested
+            for k in np.flatnonzero(np.isclose(levels, q, 0, QUANTILE_TOLERANCE))
         ]
         if len(columns) != len(requested):
             raise ConfigError(

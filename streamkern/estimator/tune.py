@@ -24,7 +24,7 @@ from streamkern.kernels.builtin import Kernel
 from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
 from streamkern.tuning import search
-from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES
+from streamkern.tuning.metrics import CLASS_METRICS, REGRESSION_METRICS
 from streamkern.tuning.search import Tuned
 
 CALL = "tune(X, y, estimator=KernelClassifier(...))"
@@ -211,8 +211,8 @@ def _with_separate_metric(
 
 def _estimator(X: Any, y: Any, metric: str) -> KernelRegressor | KernelClassifier:
     """Return an estimator of the kind that the metric is for, or else the targets."""
-    if (metric in OF_CLASSES) != (metric in OF_VALUES):
-        are_labels = metric in OF_CLASSES
+    if (metric in CLASS_METRICS) != (metric in REGRESSION_METRICS):
+        are_labels = metric in CLASS_METRICS
     elif y is None:
         are_labels = inputs.is_stream(X) and inputs.open_stream(X).classes is not None
     else:

@@ -21,15 +21,17 @@ RANKS_PREFIX: Final = "streamkern-ranks-"
 FIT_PREFIX: Final = "streamkern-fit-"
 LOCK_FILE: Final = ".streamkern.lock"
 # Ranks may write for a moment after their driver has ended.
-_REMOVE: Final = (
+_REMOVE_SCRIPT: Final = (
     'read -r _; for _ in 1 2 3 4 5; do rm -rf -- "$1"; [ -e "$1" ] || exit 0; sleep 1; done'
 )
-_guards: dict[Path, subprocess.Popen[bytes]] = {}
+_guard_processes: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def remove_abandoned() -> None:
-    """Remove the folders of processes that have ended: they contain our lock file, but nobody
-    holds the lock."""
+    """Remove the folders of processes that have ended.
+
+    They contain a lock file of streamkern whose lock no process holds.
+    """
     parent = Path(tempfile.gettempdir())
     for folder in (*parent.glob(f"{RANKS_PREFIX}*"), *parent.glob(f"{FIT_PREFIX}*")):
         with contextlib.suppress(OSError, filelock.Timeout):
@@ -45,15 +47,17 @@ def locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
     removed first.
     """
     remove_abandoned()
-    made = Path(tempfile.mkdtemp(prefix=".streamkern-"))
-    lock = filelock.FileLock(made / LOCK_FILE, thread_local=False)
+    new_folder = Path(tempfile.mkdtemp(prefix=".streamkern-"))
+    lock = filelock.FileLock(new_folder / LOCK_FILE, thread_local=False)
     try:
         lock.acquire(timeout=0)
-        folder = made.rename(made.parent / made.name.replace(".streamkern-", prefix))
+        folder = new_folder.rename(
+            new_folder.parent / new_folder.name.replace(".streamkern-", prefix)
+        )
         _guard(folder)
         return folder, lock
     except BaseException:
-        remove_locked(made, lock)
+        remove_locked(new_folder, lock)
         raise
 
 
@@ -61,7 +65,7 @@ def remove_locked(folder: Path, lock: filelock.BaseFileLock) -> None:
     """Remove a folder made by `locked_folder`, and release its lock."""
     shutil.rmtree(folder, ignore_errors=True)
     lock.release()
-    guard = _guards.pop(folder, None)
+    guard = _guard_processes.pop(folder, None)
     if guard is not None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             # Closing the pipe may not wake the guard: other processes may have inherited it.
@@ -71,13 +75,13 @@ def remove_locked(folder: Path, lock: filelock.BaseFileLock) -> None:
 def _guard(folder: Path) -> None:
     """Start a process that removes the folder once this one has ended, however it ends.
 
-    The end of this process closes the pipe that the guard reads from. The guard has its own
-    session, so terminal signals do not reach it.
+    The guard waits on a pipe that the operating system closes when this process ends. It has its
+    own session, so terminal signals do not reach it.
     """
     if os.name == "posix":
         with contextlib.suppress(OSError):
-            _guards[folder] = subprocess.Popen(
-                ["/bin/sh", "-c", _REMOVE, "sh", os.fspath(folder)],
+            _guard_processes[folder] = subprocess.Popen(
+                ["/bin/sh", "-c", _REMOVE_SCRIPT, "sh", os.fspath(folder)],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 start_new_session=True, cwd="/",
             )  # fmt: skip

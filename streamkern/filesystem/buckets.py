@@ -34,18 +34,18 @@ _AZURE_OPTIONS = {
     **{name: name for name in ("account_name", "account_key", "client_id", "client_secret")},
     "tenant_id": "tenant_id", "sas_token": "sas_key", "anon": "skip_signature",
 }  # fmt: skip
-_LONGEST_REQUEST = timedelta(hours=1)  # the limit is on each piece instead
+_REQUEST_TIMEOUT = timedelta(hours=1)  # long: `STALL_S` limits the wait for each piece
 # botocore renews credentials if it can; they are requested again this often.
-_CREDENTIALS_FOR = timedelta(minutes=5)
+_CREDENTIALS_LIFETIME = timedelta(minutes=5)
 
 
 def unsupported_options(scheme: str, options: Mapping[str, Any]) -> list[str]:
     """Return the names of the fsspec options that obstore does not support."""
     if scheme in S3:
-        client = options.get("client_kwargs") or {}
-        return [*sorted(set(options) - _S3_OPTIONS), *sorted(set(client) - _CLIENT_OPTIONS)]
-    known = _GOOGLE_OPTIONS if scheme in GOOGLE else _AZURE_OPTIONS
-    return sorted(set(options) - set(known))
+        client_options = options.get("client_kwargs") or {}
+        return [*sorted(set(options) - _S3_OPTIONS), *sorted(set(client_options) - _CLIENT_OPTIONS)]
+    supported = _GOOGLE_OPTIONS if scheme in GOOGLE else _AZURE_OPTIONS
+    return sorted(set(options) - set(supported))
 
 
 def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -58,24 +58,24 @@ def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     """
     scheme = urlsplit(url).scheme
     if scheme in S3:
-        kind, settings = "S3Store", _s3_settings(options)
+        store_class, settings = "S3Store", _s3_settings(options)
     elif scheme in GOOGLE:
-        kind = "GCSStore"
+        store_class = "GCSStore"
         settings = {_GOOGLE_OPTIONS[name]: value for name, value in options.items()}
-        if settings.get("service_account") == "anon":  # as gcsfs takes it
+        if settings.get("service_account") == "anon":  # gcsfs's word for anonymous access
             settings["skip_signature"] = bool(settings.pop("service_account"))
     else:
-        kind = "AzureStore"
+        store_class = "AzureStore"
         settings = {_AZURE_OPTIONS[name]: value for name, value in options.items()}
     parts, endpoint = urlsplit(url), settings.get("endpoint") or settings.get("base_url")
 
     def store(**limits: Any) -> Any:
         limits |= {
-            "timeout": _LONGEST_REQUEST, "connect_timeout": timedelta(seconds=STALL_S),
+            "timeout": _REQUEST_TIMEOUT, "connect_timeout": timedelta(seconds=STALL_S),
             "allow_http": str(endpoint).startswith("http://"),
         }  # fmt: skip
         try:
-            return getattr(on_demand("obstore.store"), kind)(
+            return getattr(on_demand("obstore.store"), store_class)(
                 parts.netloc,
                 prefix=parts.path.strip("/") or None,
                 client_options=limits,
@@ -96,9 +96,9 @@ def _s3_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     StorageAccessError
         There are no credentials, and anonymous access was not requested.
     """
-    refused = on_demand("botocore.exceptions").BotoCoreError
+    botocore_error = on_demand("botocore.exceptions").BotoCoreError
     client = options.get("client_kwargs") or {}
-    wanted = options.get("endpoint_url") or client.get("endpoint_url")
+    endpoint_url = options.get("endpoint_url") or client.get("endpoint_url")
     region = options.get("region") or client.get("region_name")
     session = on_demand("botocore.session").Session(profile=options.get("profile"))
     if options.get("key") and options.get("secret"):
@@ -107,9 +107,9 @@ def _s3_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         region = region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
         region = region or "us-east-1"
-        endpoint = _endpoint(options.get("profile"), wanted, region, _botocore_environment())
+        endpoint = _endpoint(options.get("profile"), endpoint_url, region, _botocore_environment())
         credentials = None if anonymous else session.get_credentials()
-    except (refused, ValueError) as error:
+    except (botocore_error, ValueError) as error:
         raise ConfigError(
             f"the S3 settings cannot be used ({error})",
             "correct the storage options, the environment or the configuration file of AWS",
@@ -120,7 +120,7 @@ def _s3_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     if not str(urlsplit(endpoint).hostname).endswith(".amazonaws.com"):
         settings["endpoint"] = endpoint
     if not anonymous:
-        settings["credential_provider"] = _provider(credentials)
+        settings["credential_provider"] = _credential_provider(credentials)
     return settings
 
 
@@ -132,24 +132,32 @@ def _botocore_environment() -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=16)
 def _endpoint(
-    profile: str | None, wanted: str | None, region: str, places: tuple[tuple[str, str], ...]
+    profile: str | None,
+    endpoint_url: str | None,
+    region: str,
+    environment: tuple[tuple[str, str], ...],
 ) -> str:
-    """Return the endpoint of S3. botocore needs 0.1 s to make a client, which alone resolves it."""
+    """Return the endpoint of S3, which only a client of botocore resolves; it is slow to make.
+
+    environment : `_botocore_environment`, of which the cached endpoint is a function
+    """
     session = on_demand("botocore.session").Session(profile=profile)
-    client = session.create_client("s3", region_name=region, endpoint_url=wanted)
+    client = session.create_client("s3", region_name=region, endpoint_url=endpoint_url)
     endpoint: str = client.meta.endpoint_url
     client.close()
     return endpoint
 
 
-def _provider(credentials: Any) -> Any:
-    def current() -> dict[str, Any]:
-        frozen = credentials.get_frozen_credentials()  # renewed by botocore if it can
+def _credential_provider(credentials: Any) -> Any:
+    """Return a function that obstore calls for the current credentials, which botocore renews."""
+
+    def current_credentials() -> dict[str, Any]:
+        frozen = credentials.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            "expires_at": datetime.now(UTC) + _CREDENTIALS_FOR,
+            "expires_at": datetime.now(UTC) + _CREDENTIALS_LIFETIME,
         }
 
-    return current
+    return current_credentials

@@ -6,18 +6,17 @@
     folder/<store>/<object>    entries; <store>/used is touched while the store is being read
 
 An entry holds its name, its length and a CRC-32C of everything, verified in every read; one that
-does not match is deleted and fetched again. (CRC-32C by google-crc32c runs at 20 GB/s, ten times
-the speed of SHA-256, and detects the errors of a disk; it is no protection against a person who
-writes there.) An entry is named by a hash of the store's fingerprint, its URL and the object's key,
-so a store that replaces another never uses its entries. Only chunks are kept: metadata, which holds
-the fingerprint, is read from the storage each time a store is opened.
+does not match is deleted and fetched again. (CRC-32C detects the errors of a disk, but is no
+protection against a person who writes there.) An entry is named by a hash of the store's
+fingerprint, its URL and the object's key, so a store that replaces another never uses its entries.
+Only chunks are kept: metadata, which holds the fingerprint, is read from the storage each time a
+store is opened.
 
 When the limit is reached, entries of stores that no process has read for an hour are evicted,
 beginning with the store that was unused for longest. A store in use never evicts its own entries:
 every epoch reads each chunk once in a new order, so the least recently used entry is often the next
-one needed. With room for half of a store, LRU finds 15 % of the chunks and rewrites the others;
-keeping the first half finds 50 % and writes nothing. Only files named like an entry, in hexadecimal
-digits, are evicted.
+one needed. A cache with room for half of a store keeps the first half, and finds half of the chunks
+in every later epoch. Only files named like an entry, in hexadecimal digits, are evicted.
 """
 
 from __future__ import annotations
@@ -57,21 +56,21 @@ if TYPE_CHECKING:
 
 IDLE_S = 3600.0
 _HEADER = struct.Struct("<4sIQ32s")  # mark, checksum of the rest, bytes of the object, name
-_MARK, _CHECKED_FROM = b"skc1", 8  # the checksum covers the file from this byte on
-_NEW, _USED = "new", "used"
+_MAGIC_BYTES, _CHECKSUM_START = b"skc1", 8  # the checksum covers the file from this byte on
+_NEW_FOLDER, _USED_FILE = "new", "used"
 # The convention of bford.info/cachedir, which backup tools respect. It is the folder's first file.
-_TAG = "CACHEDIR.TAG"
-_TAGGED = (
+_TAG_FILE = "CACHEDIR.TAG"
+_TAG_CONTENT = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n# Chunks of remote stores, by streamkern.\n"
 )
-_STORE = _UNFINISHED = re.compile("[0-9a-f]{32}")
-_ENTRY = re.compile("[0-9a-f]{64}")
-_BLOCK = 4096  # a file occupies a multiple of this on a disk
-_KEEP = 0.9  # of the limit, once entries are evicted
-_PIECE = 1 << 20  # read and checked in pieces that stay in the processor's cache
-_PATIENCE_S = 5.0  # for the lock; an entry that cannot be counted is not kept
-_INTERVAL_S = 60.0  # interval at which a store is marked as used, and a full cache tried again
-_LEFTOVER_S = 600.0  # an entry not finished after this long belongs to a killed process
+_STORE_FOLDER_NAME = _UNFINISHED_NAME = re.compile("[0-9a-f]{32}")
+_ENTRY_NAME = re.compile("[0-9a-f]{64}")
+_DISK_BLOCK_BYTES = 4096  # a file occupies a multiple of this on a disk
+_FRACTION_AFTER_EVICTION = 0.9  # of the limit: entries are evicted down to this
+_READ_BYTES = 1 << 20  # a piece is checked while it is still in the processor's cache
+_LOCK_TIMEOUT_S = 5.0  # an entry is not kept if the lock takes longer
+_MIN_INTERVAL_S = 60.0  # between two marks of a store as used, and two evictions of a full cache
+_UNFINISHED_MAX_AGE_S = 600.0  # an entry not finished after this long belongs to a killed process
 
 
 @dataclass
@@ -80,7 +79,7 @@ class CacheCounts(Counters):
 
     hits : found
     misses : fetched
-    dropped : entries that failed their checksum
+    dropped : entries deleted because they failed their checksum
     """
 
     hits: int = 0
@@ -134,7 +133,7 @@ class Cache:
         self._marked: dict[str, float] = {}
         self.limit = 0
         try:
-            self._begin()
+            self._create_folder()
             free = shutil.disk_usage(self.folder).free
             self.limit = (free + (self._total() or 0)) // 2 if size == "auto" else int(size)
         except OSError as error:
@@ -144,26 +143,26 @@ class Cache:
         return f"Cache({str(self.folder)!r}, {self.limit})"
 
     def __reduce__(self) -> Any:
-        # On another machine this is the folder of the same name there.
+        # On another machine, the cache is the folder of the same name there.
         return partial(Cache, str(self.folder), self.size, idle_s=self.idle_s), ()
 
-    def _begin(self) -> None:
+    def _create_folder(self) -> None:
         """Make the folder and tag it; raise ConfigError if it holds other files."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        others = [name for name in os.listdir(self.folder) if not is_temporary(name)]
+        file_names = [name for name in os.listdir(self.folder) if not is_temporary(name)]
         if not self._is_ours():  # after listing: a process that opens it meanwhile tags it first
-            if others:
+            if file_names:
                 raise ConfigError(
-                    f"{mention('cache', str(self.folder))} holds {min(others)!r} and is not a "
+                    f"{mention('cache', str(self.folder))} holds {min(file_names)!r} and is not a "
                     "cache of streamkern",
                     "give a new or empty folder",
                 )
-            write_durably(self.folder / _TAG, _TAGGED)
-        (self.folder / _NEW).mkdir(exist_ok=True)
+            write_durably(self.folder / _TAG_FILE, _TAG_CONTENT)
+        (self.folder / _NEW_FOLDER).mkdir(exist_ok=True)
 
     def _is_ours(self) -> bool:
         try:
-            return (self.folder / _TAG).read_bytes() == _TAGGED
+            return (self.folder / _TAG_FILE).read_bytes() == _TAG_CONTENT
         except (FileNotFoundError, IsADirectoryError):
             return False
 
@@ -174,7 +173,7 @@ class Cache:
         path = self._path(name)
         try:
             with path.open("rb", buffering=0) as file:
-                data = _verified(file, name.entry)
+                data = _verified_object(file, name.entry)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -191,14 +190,14 @@ class Cache:
         """Delete the object under `name`."""
         with contextlib.suppress(OSError):
             self._path(name).unlink()
-            self._counted, self._full_until = False, 0.0  # there is room again
+            self._counted, self._full_until = False, 0.0  # try to make room again
 
     def write(self, name: EntryName, data: Bytes) -> None:
         """Keep an object under `name`, if there is room; an entry is complete or not there."""
         payload = np.frombuffer(data, np.uint8)
-        temporary = self.folder / _NEW / uuid.uuid4().hex
+        temporary = self.folder / _NEW_FOLDER / uuid.uuid4().hex
         try:
-            if not self._reserve(_on_disk(_HEADER.size + payload.nbytes)):
+            if not self._reserve(_bytes_on_disk(_HEADER.size + payload.nbytes)):
                 return
             try:
                 with temporary.open("xb", buffering=0) as file:
@@ -220,10 +219,10 @@ class Cache:
     def _mark(self, store: str) -> None:
         """Mark a store as in use, at most once a minute."""
         now = time.monotonic()
-        if now - self._marked.get(store, -_INTERVAL_S) >= _INTERVAL_S:
+        if now - self._marked.get(store, -_MIN_INTERVAL_S) >= _MIN_INTERVAL_S:
             self._marked[store] = now
             with contextlib.suppress(OSError):
-                (self.folder / store / _USED).touch()
+                (self.folder / store / _USED_FILE).touch()
 
     def _disable(self, error: OSError) -> None:
         with self._threads:
@@ -242,22 +241,22 @@ class Cache:
             return False
         if not self._is_ours():
             raise FileNotFoundError(errno.ENOENT, "it was moved, deleted or replaced")
-        began = time.monotonic()
+        start = time.monotonic()
         try:
-            with self._threads, self._lock.acquire(timeout=_PATIENCE_S, poll_interval=0.005):
+            with self._threads, self._lock.acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.005):
                 total = self._total() if self._counted else None
                 if total is None or total + n_bytes > self.limit:
                     total = self._make_room(n_bytes)
                     self._counted = True
-                room = total + n_bytes <= self.limit
+                has_room = total + n_bytes <= self.limit
                 # Before the entry: a kill between the two makes the count too large, not too small.
-                (self.folder / "total").write_text(str(total + n_bytes * room))
+                (self.folder / "total").write_text(str(total + n_bytes * has_room))
         except filelock.Timeout:
             return False
-        if not room:
+        if not has_room:
             now = time.monotonic()
-            self._full_until = now + max(_INTERVAL_S, 50 * (now - began))  # counting takes time
-        return room
+            self._full_until = now + max(_MIN_INTERVAL_S, 50 * (now - start))  # counting is slow
+        return has_room
 
     def _total(self) -> int | None:
         try:
@@ -269,78 +268,79 @@ class Cache:
         """Count all entries again, evict if `n_bytes` more exceed the limit; return the bytes."""
         now, total = time.time(), 0
         evictable: list[tuple[float, float, str, int]] = []
-        others: list[tuple[float, float, str, int]] = []
-        for store in _scan(self.folder):
-            new = store.name == _NEW
-            if not (new or _STORE.fullmatch(store.name)) or not store.is_dir(follow_symlinks=False):
+        in_use: list[tuple[float, float, str, int]] = []
+        for store in _folder_entries(self.folder):
+            unfinished = store.name == _NEW_FOLDER
+            is_store = _STORE_FOLDER_NAME.fullmatch(store.name)
+            if not (unfinished or is_store) or not store.is_dir(follow_symlinks=False):
                 continue
-            used = _used(Path(store.path))
-            for file in _scan(store.path):
-                if not (_UNFINISHED if new else _ENTRY).fullmatch(file.name):
+            last_used = _last_used(Path(store.path))
+            for file in _folder_entries(store.path):
+                if not (_UNFINISHED_NAME if unfinished else _ENTRY_NAME).fullmatch(file.name):
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     status = file.stat()
-                    size = _on_disk(status.st_size)
+                    size = _bytes_on_disk(status.st_size)
                     total += size
-                    if new and now - status.st_mtime > _LEFTOVER_S:
+                    if unfinished and now - status.st_mtime > _UNFINISHED_MAX_AGE_S:
                         evictable.append((0.0, 0.0, file.path, size))
-                    elif not new:
-                        idle = now - used >= self.idle_s
-                        entry = (used, status.st_mtime, file.path, size)
-                        (evictable if idle else others).append(entry)
+                    elif not unfinished:
+                        idle = now - last_used >= self.idle_s
+                        entry = (last_used, status.st_mtime, file.path, size)
+                        (evictable if idle else in_use).append(entry)
         if total + n_bytes > self.limit:
-            total = _evict(evictable, total, int(_KEEP * self.limit) - n_bytes)
+            total = _evict(evictable, total, int(_FRACTION_AFTER_EVICTION * self.limit) - n_bytes)
         # If the limit was lowered, more than it may be left.
-        return _evict(others, total, self.limit)
+        return _evict(in_use, total, self.limit)
 
 
 # ------------------------------------------------------------------------------------- files
 
 
 def _entry_header(payload: NDArray[np.uint8], name: bytes) -> bytes:
-    rest = struct.pack("<Q32s", payload.nbytes, name)
-    crc = google_crc32c.extend(google_crc32c.value(rest), payload)
-    return _HEADER.pack(_MARK, crc, payload.nbytes, name)
+    checked_bytes = struct.pack("<Q32s", payload.nbytes, name)
+    crc = google_crc32c.extend(google_crc32c.value(checked_bytes), payload)
+    return _HEADER.pack(_MAGIC_BYTES, crc, payload.nbytes, name)
 
 
-def _verified(file: Any, name: bytes) -> NDArray[np.uint8] | None:
+def _verified_object(file: Any, name: bytes) -> NDArray[np.uint8] | None:
     """Return the object in an entry, or None if it is not intact or has another name."""
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size:
         return None
-    mark, crc, length, own_name = _HEADER.unpack(head)
+    mark, crc, size_in_header, own_name = _HEADER.unpack(head)
     size = os.fstat(file.fileno()).st_size - _HEADER.size
-    if (mark, length, own_name) != (_MARK, size, name):
+    if (mark, size_in_header, own_name) != (_MAGIC_BYTES, size, name):
         return None
     data = np.empty(size, np.uint8)
-    crc_read, done = google_crc32c.value(head[_CHECKED_FROM:]), 0
-    while n := file.readinto(data[done : done + _PIECE].data):
-        crc_read = google_crc32c.extend(crc_read, data[done : done + n])
-        done += n
-    return data if (done, crc_read) == (size, crc) else None
+    crc_read, n_read = google_crc32c.value(head[_CHECKSUM_START:]), 0
+    while n := file.readinto(data[n_read : n_read + _READ_BYTES].data):
+        crc_read = google_crc32c.extend(crc_read, data[n_read : n_read + n])
+        n_read += n
+    return data if (n_read, crc_read) == (size, crc) else None
 
 
-def _on_disk(n_bytes: int) -> int:
-    return -(-n_bytes // _BLOCK) * _BLOCK
+def _bytes_on_disk(n_bytes: int) -> int:
+    return -(-n_bytes // _DISK_BLOCK_BYTES) * _DISK_BLOCK_BYTES
 
 
-def _scan(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+def _folder_entries(folder: str | Path) -> Iterator[os.DirEntry[str]]:
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         yield from entries
 
 
-def _used(store: Path) -> float:
-    """Return the time at which a store was last in use, by the clock of its disk."""
-    for path in (store / _USED, store):
+def _last_used(store: Path) -> float:
+    """Return the time at which a store was last used, by the clock of the disk."""
+    for path in (store / _USED_FILE, store):
         with contextlib.suppress(FileNotFoundError):
             return path.stat().st_mtime
     return 0.0
 
 
-def _evict(entries: list[tuple[float, float, str, int]], total: int, wanted: int) -> int:
-    """Delete entries, oldest first, until `wanted` bytes are left; return the bytes left."""
+def _evict(entries: list[tuple[float, float, str, int]], total: int, target_bytes: int) -> int:
+    """Delete entries, oldest first, until `target_bytes` bytes are left; return the bytes left."""
     for _, _, path, size in sorted(entries):
-        if total <= wanted:
+        if total <= target_bytes:
             break
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -354,8 +354,7 @@ class CachedObjects(Objects):
     Chunks are read with `get_many`. Everything else goes straight to the storage.
 
     is_written : returns whether the bytes of a key are those that the fingerprint was computed
-        from. Bytes of another store that replaced this one are returned but not kept: a wrong entry
-        would outlive the mistake.
+        from. Bytes of another store that replaced this one are returned but not cached.
     """
 
     def __init__(
@@ -371,7 +370,7 @@ class CachedObjects(Objects):
         self._store = hashlib.sha256(self._identity.encode()).hexdigest()[:32]
 
     def get_many(
-        self, keys: Sequence[str], *, fresh: bool = False, good: BytesCheck | None = None
+        self, keys: Sequence[str], *, fresh: bool = False, intact: BytesCheck | None = None
     ) -> list[Bytes]:
         """Return the bytes of several objects; missing ones, or all if `fresh`, are fetched."""
         data: dict[str, Bytes] = {}
@@ -383,7 +382,7 @@ class CachedObjects(Objects):
                 self._cache.counts.add(hits=1)
         missing = [key for key in keys if key not in data]
         if missing:
-            fetched = super().get_many(missing, fresh=fresh, good=good)
+            fetched = super().get_many(missing, fresh=fresh, intact=intact)
             for key, value in zip(missing, fetched, strict=True):
                 data[key] = value
                 self._cache.counts.add(misses=1)

@@ -1,9 +1,8 @@
-"""Local files that survive a power cut: both their content and the names that lead to them are
-synced.
+"""Write local files that survive a power cut.
 
-A file is created under a temporary name of ours, synced and renamed, and then its folder is synced.
-When many files are written that count only once a last one exists, all of them are synced before
-that last one (`LocalFiles`).
+A file is created under a temporary name, synced and renamed, and then its folder is synced, because
+the name of a file is content of its folder. A zarr store is complete once its metadata is written,
+so all chunks are synced before the metadata (`LocalFiles`).
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from streamkern.basics.text import redact
 if TYPE_CHECKING:
     from zarr.abc.buffer import Buffer
 
-_LARGE, _SYNCS = 1 << 20, 8
-_TEMPORARY = re.compile(r"\.[^/]+\.[0-9a-f]{32}\.streamkern")
+_SYNC_AT_ONCE_BYTES, _SYNC_THREADS = 1 << 20, 8
+_TEMPORARY_NAME = re.compile(r"\.[^/]+\.[0-9a-f]{32}\.streamkern")
 
 
 def is_temporary(name: str) -> bool:
     """Return whether only an interrupted `write_durably` can have left a file of this name."""
-    return _TEMPORARY.fullmatch(name) is not None
+    return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def sync_file(path: Path) -> None:
@@ -65,7 +64,7 @@ def sync_tree(folder: Path) -> None:
         raise error
 
     # In parallel: a file system makes several files durable with one write of its journal.
-    with ThreadPoolExecutor(_SYNCS, thread_name_prefix="streamkern-sync") as pool:
+    with ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="streamkern-sync") as pool:
         for parent, _, names in os.walk(folder, topdown=False, onerror=fail):
             _sync_all(pool, [Path(parent, name) for name in names])
             sync_folder(Path(parent))
@@ -74,7 +73,7 @@ def sync_tree(folder: Path) -> None:
 
 def sync_files(root: Path, files: Sequence[Path]) -> None:
     """Return once these files, and the names that lead to them from `root`, are durable."""
-    with ThreadPoolExecutor(_SYNCS, thread_name_prefix="streamkern-sync") as pool:
+    with ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="streamkern-sync") as pool:
         _sync_all(pool, files)
     folders = {folder for file in files for folder in file.parents if folder.is_relative_to(root)}
     for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
@@ -89,11 +88,12 @@ def _sync_all(pool: ThreadPoolExecutor, files: Sequence[Path]) -> None:
             sync_file(file)
 
 
-def check_writable(path: Path, named: str | None = None) -> None:
+def check_writable(path: Path, shown_path: str | None = None) -> None:
     """Raise ConfigError unless a file or folder can be made at `path`.
 
-    Its folders need not exist yet; files are to go into a folder that is there. named : the path
-    in the message, without secrets
+    Missing parent folders are allowed: the first existing one is tested.
+
+    shown_path : the path in the message, without secrets
     """
     folder = path.absolute() if path.is_dir() else path.absolute().parent
     while not os.path.lexists(folder):
@@ -104,7 +104,7 @@ def check_writable(path: Path, named: str | None = None) -> None:
     except OSError as error:
         reason = "is a file" if error.errno == errno.ENOTDIR else f"{error.strerror}".lower()
         raise ConfigError(
-            f"{named or path} cannot be written to ({folder}: {reason})",
+            f"{shown_path or path} cannot be written to ({folder}: {reason})",
             "give another path",
         ) from None
 
@@ -118,8 +118,8 @@ def make_folders(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def write_aside(path: Path, data: Any, *, exclusive: bool = False, sync: bool = True) -> None:
-    """Write `data`, bytes-like or a list of such, to `path`: either all of it is there or nothing.
+def write_atomically(path: Path, data: Any, *, exclusive: bool = False, sync: bool = True) -> None:
+    """Write `data`, bytes-like or a list of such, to `path`: all of it or nothing.
 
     With `exclusive` an existing file is left as it is and FileExistsError raised. Without `sync`
     the file survives the end of the process, but not of the machine.
@@ -129,7 +129,7 @@ def write_aside(path: Path, data: Any, *, exclusive: bool = False, sync: bool = 
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.streamkern")
     try:
         with temporary.open("xb", buffering=0) as file:
-            for part in _parts(data):
+            for part in _data_parts(data):
                 write_all(file, memoryview(part).cast("B"))
             if sync:
                 os.fsync(file.fileno())
@@ -145,22 +145,22 @@ def write_aside(path: Path, data: Any, *, exclusive: bool = False, sync: bool = 
 
 
 def write_durably(path: Path, data: Any, *, exclusive: bool = False) -> None:
-    """Write as `write_aside` does, and durably; the folder must exist."""
-    write_aside(path, data, exclusive=exclusive)
+    """Write as `write_atomically` does, and durably; the folder must exist."""
+    write_atomically(path, data, exclusive=exclusive)
     sync_folder(path.parent)
 
 
 def write_all(file: Any, view: memoryview) -> None:
-    """Write all bytes to an unbuffered file, which may take a part: of 2 GiB, or if it is full."""
+    """Write all bytes to an unbuffered file, each of whose writes may store only a part of them."""
     while view:
         view = view[file.write(view) :]
 
 
-def _size(data: Any) -> int:
-    return sum(memoryview(part).nbytes for part in _parts(data))
+def _n_bytes(data: Any) -> int:
+    return sum(memoryview(part).nbytes for part in _data_parts(data))
 
 
-def _parts(data: Any) -> Any:
+def _data_parts(data: Any) -> Any:
     return data if isinstance(data, list | tuple) else [data]
 
 
@@ -183,7 +183,7 @@ class LocalFiles(LocalStore):
         self.write(key, value.as_buffer_like())
 
     def replace(self, key: str, data: Any) -> None:
-        """Replace the data at `key`: at any time the old or the new is there, and durable."""
+        """Replace the data at `key` durably; at any time either the old or the new data exists."""
         self._check_writable()
         write_durably(self.root / key, data)
 
@@ -196,8 +196,10 @@ class LocalFiles(LocalStore):
             write_durably(path, data, exclusive=exclusive)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Sync large files at once, beside other work: this shortens the last sync.
-            write_aside(path, data, exclusive=exclusive, sync=_size(data) >= _LARGE)
+            # Syncing large files as they are written shortens the last sync.
+            write_atomically(
+                path, data, exclusive=exclusive, sync=_n_bytes(data) >= _SYNC_AT_ONCE_BYTES
+            )
 
 
 def sync_store(store: Any) -> None:

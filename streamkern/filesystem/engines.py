@@ -20,19 +20,19 @@ from streamkern.basics.errors import ConfigError, StorageAccessError
 from streamkern.basics.optional import on_demand
 from streamkern.filesystem.objects import STALL_S, Bytes, Listing, ObjectNames, Outcome
 
-_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+_EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 # Answers with a 4xx status that concern this one request, not the object requested.
 _TRANSIENT_CODES = {
     *("RequestTimeout", "XAmzContentSHA256Mismatch", "BadDigest", "IncompleteBody", "SlowDown"),
     *("XAmzContentChecksumMismatch", "RequestTimeTooSkewed", "OperationAborted"),
     "ConditionalRequestConflict",
 }
-_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+_NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 NO_CREDENTIALS = (
     "no S3 credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a profile), "
     "or storage_options anon = true for a public bucket"
 )
-_NO_TOKEN = "Error performing token request"
+_NO_TOKEN_TEXT = "Error performing token request"
 NO_CLOUD_CREDENTIALS = (
     "no credentials were found; set those of the environment (GOOGLE_APPLICATION_CREDENTIALS, or "
     "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY), or storage_options anon = true for "
@@ -41,32 +41,32 @@ NO_CLOUD_CREDENTIALS = (
 # Options that s3fs passes on, to fsspec and to botocore's session; and those removed before s3fs.
 _FSSPEC_OPTIONS = ("use_listings_cache", "listings_expiry_time", "max_paths", "profile")
 _OUR_OPTIONS = ("engine", "deadline_s", "region")
-_STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w+)</Code>")
+_STATUS_PATTERN = re.compile(r"status code: (\d{3})")
+_CODE_PATTERN = re.compile(r"<Code>(\w+)</Code>")
 # Messages of OpenSSL and of rustls for a TLS connection that cannot be made.
-_TLS = (
+_TLS_ERROR_TEXTS = (
     *("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER"),
     *("invalid peer certificate", "InvalidContentType"),
 )
-_BOTO_NETWORK = {
+_BOTO_NETWORK_ERRORS = {
     *("HTTPClientError", "ConnectionError", "IncompleteReadError"),
     *("ChecksumError", "FlexibleChecksumError"),
 }
-# Connections to one server that stay open; the loader has up to 64 readers with two requests each.
-_POOL = 128
+# Open connections to one server; the loader has up to 64 readers with two requests each.
+_MAX_POOL_CONNECTIONS = 128
 
 
 def http_outcome(status: int, code: str) -> Outcome:
     """Return the meaning of an S3 answer.
 
-    status : of HTTP
-    code : the <Code> of its body, or ""
+    status : HTTP status
+    code : the <Code> in the body of the answer, or ""
     """
     # An answer to HEAD has no body and so no code: there, S3 answers a bare 400 to a token
     # that has expired.
-    if code in _EXPIRED or (status == 400 and not code):
+    if code in _EXPIRED_CODES or (status == 400 and not code):
         return Outcome.EXPIRED
-    if code in _NO_BUCKET:
+    if code in _NO_BUCKET_CODES:
         return Outcome.REFUSED
     if status == 412 or code == "BlobAlreadyExists":
         return Outcome.EXISTS
@@ -75,21 +75,21 @@ def http_outcome(status: int, code: str) -> Outcome:
     return Outcome.MISSING if status == 404 else Outcome.REFUSED
 
 
-def http_words(status: int, code: str) -> str:
+def http_message(status: int, code: str) -> str:
     """Return the meaning of an S3 answer as text, with a remedy."""
-    if code in _NO_BUCKET:
+    if code in _NO_BUCKET_CODES:
         return f"there is no such bucket ({code}); check its name"
     if status in (401, 403):
-        return f"access denied ({code or status}); check the credentials and what they may do"
+        return f"access denied ({code or status}); check the credentials and their permissions"
     return f"the server answered {status} {code}".rstrip()
 
 
 class ObstoreEngine:
     """S3, Google or Azure by obstore: one request an object, with the waiting outside Python.
 
-    open_stores : returns (store for reading, store for writing), called again to read the
-        credentials again; the reading store's time limit between two pieces of an answer would end
-        a long upload.
+    open_stores : returns (store for reading, store for writing); called again to read the
+        credentials again. They differ because the time limit of reading, between two pieces of an
+        answer, would end a long upload.
     """
 
     keys_per_delete = 1000
@@ -98,7 +98,7 @@ class ObstoreEngine:
 
     def __init__(self, open_stores: Callable[[], tuple[Any, Any]]) -> None:
         first = ObstoreEngine._pid = ObstoreEngine._pid or os.getpid()
-        if first != os.getpid():  # its threads are gone, and a request would wait forever
+        if first != os.getpid():  # obstore's threads do not exist here: requests would never end
             raise StorageAccessError(
                 "obstore does not work in a process forked from one that used it",
                 "start processes with the method 'spawn', or set the storage option engine = "
@@ -113,8 +113,10 @@ class ObstoreEngine:
             result = await self._obstore.get_async(self._reading, key)
             return await result.bytes_async()
         if stop is None:
-            wanted: Any = {"suffix": -start} if start < 0 else {"offset": start}
-            result = await self._obstore.get_async(self._reading, key, options={"range": wanted})
+            byte_range: Any = {"suffix": -start} if start < 0 else {"offset": start}
+            result = await self._obstore.get_async(
+                self._reading, key, options={"range": byte_range}
+            )
             return await result.bytes_async()
         return await self._obstore.get_range_async(self._reading, key, start=start, end=stop)
 
@@ -146,11 +148,11 @@ class ObstoreEngine:
         self._reading, self._writing = await asyncio.to_thread(self._open)
 
     def explain(self, error: Exception) -> str:
-        answer = _answer_in(str(error))
-        if _NO_TOKEN in str(error):
+        answer = _answer_in_text(str(error))
+        if _NO_TOKEN_TEXT in str(error):
             return NO_CLOUD_CREDENTIALS
         if answer is not None:
-            return http_words(*answer)
+            return http_message(*answer)
         # The sentence is vague ("error sending request"); the reason is in the dump below it.
         sentence, _, dump = str(error).partition("Debug source:")
         reasons = re.findall(r'(?:message|error): "([^"]+)"|kind: (TimedOut|Timeout)', dump)
@@ -158,8 +160,8 @@ class ObstoreEngine:
 
     def outcome(self, error: Exception) -> Outcome:
         text = str(error)
-        answer = _answer_in(text)
-        if _NO_TOKEN in text:
+        answer = _answer_in_text(text)
+        if _NO_TOKEN_TEXT in text:
             return Outcome.REFUSED
         if answer is not None:
             return http_outcome(*answer)
@@ -167,16 +169,16 @@ class ObstoreEngine:
             return Outcome.MISSING
         if isinstance(error, self._errors.AlreadyExistsError):
             return Outcome.EXISTS
-        # A bucket of another region; a bad certificate; https to a server that speaks http.
-        if "Received redirect" in text or any(words in text for words in _TLS):
+        # A bucket of another region; a bad certificate; https to a server that uses http.
+        if "Received redirect" in text or any(words in text for words in _TLS_ERROR_TEXTS):
             return Outcome.REFUSED
-        passing = isinstance(error, self._errors.BaseError | OSError)
-        return Outcome.TRANSIENT if passing else Outcome.OTHER
+        is_transient = isinstance(error, self._errors.BaseError | OSError)
+        return Outcome.TRANSIENT if is_transient else Outcome.OTHER
 
 
-def _answer_in(text: str) -> tuple[int, str] | None:
-    """Return the status and code of the answer that an error of obstore quotes, or None."""
-    status, code = _STATUS.search(text), _CODE.search(text)
+def _answer_in_text(text: str) -> tuple[int, str] | None:
+    """Return the HTTP status and the S3 code that an error message of obstore quotes, or None."""
+    status, code = _STATUS_PATTERN.search(text), _CODE_PATTERN.search(text)
     return None if status is None else (int(status[1]), "" if code is None else code[1])
 
 
@@ -210,9 +212,11 @@ class FsspecEngine:
         mode = "create" if create else "overwrite"
         if not self._fs.async_impl:
             await asyncio.to_thread(self._fs.makedirs, self._fs._parent(self._path(key)), True)
-        await self._call("pipe_file", self._path(key), bytes(data), mode=mode, **self._whole())
+        await self._call(
+            "pipe_file", self._path(key), bytes(data), mode=mode, **self._upload_options()
+        )
 
-    def _whole(self) -> dict[str, Any]:
+    def _upload_options(self) -> dict[str, Any]:
         """Return the options for an upload in one request."""
         return {"chunksize": 5 << 30} if "s3" in self._fs.protocol else {}
 
@@ -228,14 +232,14 @@ class FsspecEngine:
             if self.outcome(error) is not Outcome.MISSING:
                 raise
             return []
-        first = len(self._fs._strip_protocol(self._path("x"))) - 1
-        return [(name[first:], int(entry["size"] or 0)) for name, entry in entries.items()]
+        root_length = len(self._fs._strip_protocol(self._path("x"))) - 1
+        return [(name[root_length:], int(entry["size"] or 0)) for name, entry in entries.items()]
 
     async def entries(self, prefix: str) -> ObjectNames:
         if not self._fs.async_impl:  # an empty folder, as memory:// keeps them, is not an entry
             skip = len(prefix) + 1 if prefix else 0
             below = (key[skip:].partition("/") for key, _ in await self.list(prefix))
-            return list({name + slash for name, slash, _ in below if name})  # not itself, a file
+            return list({name + slash for name, slash, _ in below if name})  # "" is the prefix
         try:
             entries = await self._call("ls", self._path(prefix), detail=True)
         except FileNotFoundError as error:
@@ -257,15 +261,15 @@ class FsspecEngine:
         self._fs, _ = await asyncio.to_thread(self._open)
 
     def explain(self, error: Exception) -> str:
-        answer = _answer_behind(error)
+        answer = _answer_of_error(error)
         if answer is not None:
-            return http_words(*answer)
+            return http_message(*answer)
         if type(error).__name__ == "NoCredentialsError":
             return NO_CREDENTIALS
         return f"{type(error).__name__}: {error}"
 
     def outcome(self, error: Exception) -> Outcome:
-        answer = _answer_behind(error)
+        answer = _answer_of_error(error)
         if answer is not None:
             return http_outcome(*answer)
         if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
@@ -274,18 +278,21 @@ class FsspecEngine:
             return Outcome.EXISTS
         if isinstance(error, PermissionError) or type(error).__name__ == "NoCredentialsError":
             return Outcome.REFUSED
-        if any(words in str(error) for words in _TLS):
+        if any(words in str(error) for words in _TLS_ERROR_TEXTS):
             return Outcome.REFUSED
         origin = type(error).__module__.partition(".")[0]
         if origin in ("botocore", "aiobotocore"):
             names = {base.__name__ for base in type(error).__mro__}
-            return Outcome.TRANSIENT if names & _BOTO_NETWORK else Outcome.REFUSED
+            return Outcome.TRANSIENT if names & _BOTO_NETWORK_ERRORS else Outcome.REFUSED
         network = origin in ("aiohttp", "urllib3", "http", "requests")
         return Outcome.TRANSIENT if network or isinstance(error, OSError) else Outcome.OTHER
 
 
-def _answer_behind(error: BaseException) -> tuple[int, str] | None:
-    """Return status and code of the answer behind an error; s3fs drops the code of botocore's."""
+def _answer_of_error(error: BaseException) -> tuple[int, str] | None:
+    """Return the HTTP status and the S3 code of the answer that caused an error, or None.
+
+    The causes of an error are searched, too, because s3fs drops the code of botocore's error.
+    """
     cause: BaseException | None = error
     while cause is not None:
         answer, status = getattr(cause, "response", None), getattr(cause, "status", None)
@@ -300,42 +307,44 @@ def _answer_behind(error: BaseException) -> tuple[int, str] | None:
 
 
 def open_s3fs(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """Open s3fs with one request an object, no listing cache and no retries of its own.
+    """Open s3fs with one request per object, no listing cache and no retries of its own.
 
-    Its default of ten requests an object costs a HEAD before every GET.
+    With its default of up to ten requests per object, it sends a HEAD before every GET.
     """
     s3fs = on_demand("s3fs")
-    core = on_demand("s3fs.core")  # which imports the client that takes the options below
-    taken = {*_parameters(s3fs.S3FileSystem), *_FSSPEC_OPTIONS}
-    _refuse_unknown("storage option", options, taken)
-    taken = _parameters(core.aiobotocore.session.AioSession, "_create_client") - {
+    core = on_demand("s3fs.core")  # imports the client whose options are checked below
+    known_names = {*_parameters(s3fs.S3FileSystem), *_FSSPEC_OPTIONS}
+    _refuse_unknown("storage option", options, known_names)
+    known_names = _parameters(core.aiobotocore.session.AioSession, "_create_client") - {
         "service_name",
         "config",
     }
-    _refuse_unknown("key of client_kwargs", options.get("client_kwargs"), taken)
-    taken = {*_parameters(core.AioConfig), *core.AioConfig.OPTION_DEFAULTS} - {"kwargs"}
-    _refuse_unknown("key of config_kwargs", options.get("config_kwargs"), taken)
-    patience = {
+    _refuse_unknown("key of client_kwargs", options.get("client_kwargs"), known_names)
+    known_names = {*_parameters(core.AioConfig), *core.AioConfig.OPTION_DEFAULTS} - {"kwargs"}
+    _refuse_unknown("key of config_kwargs", options.get("config_kwargs"), known_names)
+    client_config = {
         "connect_timeout": STALL_S,
         "read_timeout": STALL_S,  # between two pieces
-        "max_pool_connections": _POOL,
+        "max_pool_connections": _MAX_POOL_CONNECTIONS,
         "retries": {"total_max_attempts": 1},
         **(options.get("config_kwargs") or {}),
     }
-    ours = {"max_concurrency": 1, "use_listings_cache": False, "skip_instance_cache": True}
-    filesystem, root = fsspec.core.url_to_fs(url, **{**ours, **options, "config_kwargs": patience})
+    defaults = {"max_concurrency": 1, "use_listings_cache": False, "skip_instance_cache": True}
+    filesystem, root = fsspec.core.url_to_fs(
+        url, **{**defaults, **options, "config_kwargs": client_config}
+    )
     filesystem.retries = 1
     return filesystem, root
 
 
-def _parameters(kind: type, function: str = "__init__") -> set[str]:
-    return set(inspect.signature(getattr(kind, function)).parameters) - {"self"}
+def _parameters(cls: type, function: str = "__init__") -> set[str]:
+    return set(inspect.signature(getattr(cls, function)).parameters) - {"self"}
 
 
-def _refuse_unknown(what: str, given: Any, taken: set[str]) -> None:
+def _refuse_unknown(kind: str, names: Any, known_names: set[str]) -> None:
     """Raise ConfigError for a name that s3fs, or the client below it, does not take."""
-    for name in sorted(set(given or ()) - taken):
-        others = [*taken, *_OUR_OPTIONS] if what == "storage option" else [*taken]
-        close = difflib.get_close_matches(name, set(others) - {name}, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "leave it out"
-        raise ConfigError(f"{what} {name!r} is not known to s3fs", f"{hint}")
+    for name in sorted(set(names or ()) - known_names):
+        candidates = [*known_names, *_OUR_OPTIONS] if kind == "storage option" else [*known_names]
+        similar = difflib.get_close_matches(name, set(candidates) - {name}, n=1)
+        hint = f"did you mean {similar[0]!r}?" if similar else "leave it out"
+        raise ConfigError(f"{kind} {name!r} is not known to s3fs", hint)

@@ -1,8 +1,8 @@
 """Snapshots of icechunk repositories as zarr stores: read, and never written.
 
-A URL is ``icechunk+``, the place of the repository, and the version to read: ``@tag=v1``,
-``@branch=main`` or ``@snapshot=ID``; without it the branch main. A branch moves on, so it is
-resolved once, and from there on its snapshot is read and recorded.
+A URL is ``icechunk+``, the URL of the repository, and the version to read: ``@tag=v1``,
+``@branch=main`` or ``@snapshot=ID``; by default the branch main. A branch changes with every
+commit, so it is resolved once, and its snapshot is read and recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamkern.basics.text import redact
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-_URL = re.compile(
+_URL_PATTERN = re.compile(
     r"icechunk\+(?P<place>[^?#]+?)(?:@(?P<kind>tag|branch|snapshot)=(?P<name>[^@/]+))?/?"
 )
 # fsspec's names of options -> icechunk's.
@@ -42,11 +42,11 @@ class _Version(NamedTuple):
     name: str
 
 
-def is_icechunk(given: Any) -> bool:
-    """Return whether this is the URL of a snapshot, tag or branch, or an object of icechunk."""
-    if isinstance(given, str | os.PathLike):
-        return re.match(r"icechunk\+\w+://", os.fspath(given)) is not None
-    return type(given).__module__.partition(".")[0] == "icechunk"
+def is_icechunk(source: Any) -> bool:
+    """Return whether `source` is the URL of an icechunk repository, or an object of icechunk."""
+    if isinstance(source, str | os.PathLike):
+        return re.match(r"icechunk\+\w+://", os.fspath(source)) is not None
+    return type(source).__module__.partition(".")[0] == "icechunk"
 
 
 def is_branch(url: str) -> bool:
@@ -89,8 +89,8 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     icechunk = import_optional("icechunk", "reading icechunk repositories", "icechunk")
     try:
         repository = icechunk.Repository.open(_storage(icechunk, version.place, options or {}))
-        named = {"snapshot": "snapshot_id"}.get(version.kind, version.kind)
-        session = repository.readonly_session(**{named: version.name})
+        argument = {"snapshot": "snapshot_id"}.get(version.kind, version.kind)
+        session = repository.readonly_session(**{argument: version.name})
     except icechunk.IcechunkError as error:
         message = re.split(r"\||\n\s*context:", str(error))[0]  # without the calls within icechunk
         text = " ".join(redact(message).split()).removeprefix("x ")
@@ -102,7 +102,7 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
             ) from None
         raise StorageError(
             f"opening {redact(url)} failed ({text})",
-            "check that the repository is whole, and can be reached with these storage options",
+            "check that the repository is complete, and can be reached with these storage options",
         ) from error
     return store_of(session)
 
@@ -119,13 +119,13 @@ def store_of(source: Any) -> Store:
     if session is None:
         raise ConfigError(
             f"a {type(source).__name__} is not data",
-            "give the path or URL of a store, a zarr group, or of icechunk a repository, or a "
-            "session of repository.readonly_session",
+            "give the path or URL of a store, a zarr group, an icechunk repository, or a session "
+            "of repository.readonly_session",
         )
     if not session.read_only:
         raise ConfigError(
             "an icechunk session that can be written may change while it is read",
-            "commit it, and give repository.readonly_session(...)",
+            "commit its changes, and give a session of repository.readonly_session",
         )
     return store  # type: ignore[no-any-return]
 
@@ -138,7 +138,7 @@ def snapshot_of(store: Any) -> str | None:
 
 
 def _parsed_url(url: str) -> _Version:
-    match = _URL.fullmatch(os.fspath(url))
+    match = _URL_PATTERN.fullmatch(os.fspath(url))
     if match is None:
         raise ConfigError(
             f"{redact(url)} is not a URL of an icechunk repository",
@@ -147,9 +147,9 @@ def _parsed_url(url: str) -> _Version:
     return _Version(match["place"].rstrip("/"), match["kind"] or "branch", match["name"] or "main")
 
 
-def _storage(icechunk: Any, place: str, options: Mapping[str, Any]) -> Any:
+def _storage(icechunk: Any, repository_url: str, options: Mapping[str, Any]) -> Any:
     """Return the storage of a repository; ConfigError unless it is supported."""
-    split = urlsplit(place)
+    split = urlsplit(repository_url)
     if split.scheme == "file":
         path = unquote(split.path)
         if not os.path.isdir(path):  # icechunk would create it

@@ -8,9 +8,9 @@
 
 Every request runs on fsspec's event loop, so that many are in flight at once on any calling
 thread, and a late one can be cancelled. An attempt that makes no progress for 20 s counts as
-failed. After a transient error the attempt is repeated after a random, growing pause, until a
+failed. After a transient error the attempt is repeated after a random, growing delay, until a
 deadline. The engines do not retry on their own. So both behave alike, every retry is counted, a
-refused connection is reported within seconds, and a failing request while it is still retried.
+refused connection is an error within seconds, and a warning reports a request that keeps failing.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from streamkern.basics.errors import StorageAccessError, StorageError, Streamker
 from streamkern.basics.text import redact
 from streamkern.filesystem.traffic import Traffic
 from streamkern.filesystem.waiting import (
-    at_once,
+    await_within,
     backoff_delays,
+    gather_requests,
     is_connection_refused,
-    result_of,
-    within,
+    run_request,
 )
 
 STALL_S = 20.0
-# A request body has to arrive within the stall limit and a second for every 256 KiB.
-_SLOWEST_UPLOAD = 256 << 10
+# A request body must arrive within `STALL_S` plus its bytes divided by this.
+_MIN_UPLOAD_BYTES_PER_S = 256 << 10
 DEADLINE_S = 120.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-_REFUSED_S = 3.0  # time for which a port that refuses, and never answered, is tried
-_SILENT_S = 10.0  # after this, a failing request is reported to the user
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 10.0
+_REFUSED_RETRY_S = 3.0  # retries of a refused connection to a server that has never answered
+_WARN_AFTER_S = 10.0  # after this, a warning reports the failing request
 
 _HAS_REMEDY = re.compile(r"; (check|set) ")  # an engine's message may name a remedy
 
 _log = logging.getLogger("streamkern")
 
-# Number of reads of bytes that fail their check: they may have been altered in transit.
-READS = 3
+# Largest number of reads of bytes that fail their check, which may be due to the transfer.
+MAX_READS = 3
 
 _T = TypeVar("_T")
 Bytes = Any  # anything with the buffer protocol
@@ -64,19 +64,19 @@ class Outcome(enum.Enum):
     """The meaning of an engine's error, which decides the reaction to it."""
 
     MISSING = enum.auto()  # no such object
-    EXISTS = enum.auto()  # a conditional create came second
-    EXPIRED = enum.auto()  # credentials: read them again, once
-    REFUSED = enum.auto()  # no permission, no such bucket: retrying does not help
-    TRANSIENT = enum.auto()  # worth a retry
-    OTHER = enum.auto()  # not about the storage: raised as it is
+    EXISTS = enum.auto()  # the object of a conditional create exists already
+    EXPIRED = enum.auto()  # the credentials: they are read again, once
+    REFUSED = enum.auto()  # no permission or no such bucket: not retried
+    TRANSIENT = enum.auto()  # retried
+    OTHER = enum.auto()  # not an error of the storage: raised unchanged
 
 
 class Engine(Protocol):
-    """One attempt at one request; errors are raised as they come from the library.
+    """One attempt at one request; errors of the library are raised unchanged.
 
     keys_per_delete : largest number of keys in one request
-    attempt_s : the longest an attempt may take; far above the stall limit if the library enforces
-        that
+    attempt_s : time limit of an attempt in seconds; far above `STALL_S` if the library itself
+        ends stalled attempts
     """
 
     keys_per_delete: int
@@ -139,32 +139,32 @@ class Objects:
 
     def until(self, stopped: threading.Event) -> Self:
         """Return the same objects, whose requests end with StorageError once `stopped` is set."""
-        again = copy.copy(self)
-        again._stopped = stopped
-        return again
+        stoppable = copy.copy(self)
+        stoppable._stopped = stopped
+        return stoppable
 
     # -- for callers on any thread ---------------------------------------------------------
 
     def get(
-        self, key: str, start: int = 0, stop: int | None = None, *, good: BytesCheck | None = None
+        self, key: str, start: int = 0, stop: int | None = None, *, intact: BytesCheck | None = None
     ) -> Bytes:
         """Return the bytes of an object, or bytes start to stop; FileNotFoundError without one.
 
-        good : returns whether the bytes are intact. Bytes that are not are read again, twice, as
-            they may have been altered in transit; the last ones read are returned.
+        intact : returns whether bytes are intact. Other bytes are read again, twice, because the
+            transfer may have altered them; the last ones read are returned.
         """
-        return self._wait(lambda: self.get_async(key, start, stop, good=good))
+        return self._wait(lambda: self.get_async(key, start, stop, intact=intact))
 
     def get_many(
-        self, keys: Sequence[str], *, fresh: bool = False, good: BytesCheck | None = None
+        self, keys: Sequence[str], *, fresh: bool = False, intact: BytesCheck | None = None
     ) -> list[Bytes]:
         """Return the bytes of several objects, requested at once.
 
         fresh : request them again even if a copy is cached (`cache.CachedObjects`)
-        good : as for `get`
+        intact : as for `get`
         """
-        requests = [partial(self.get_async, key, good=good) for key in keys]
-        return self._wait(lambda: at_once(requests))
+        requests = [partial(self.get_async, key, intact=intact) for key in keys]
+        return self._wait(lambda: gather_requests(requests))
 
     def put(self, key: str, data: Bytes) -> None:
         """Create or replace an object; readers see the old or the new bytes, never a mixture."""
@@ -180,8 +180,8 @@ class Objects:
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; missing ones are ignored."""
-        wanted = list(keys)
-        self._wait(lambda: self.delete_async(wanted))
+        key_list = list(keys)
+        self._wait(lambda: self.delete_async(key_list))
 
     def list(self, prefix: str = "") -> Listing:
         """Return the keys below the folder `prefix`, at any depth, with their sizes, in order."""
@@ -205,15 +205,15 @@ class Objects:
     # -- for callers on an event loop; they run on fsspec's --------------------------------
 
     async def get_async(
-        self, key: str, start: int = 0, stop: int | None = None, *, good: BytesCheck | None = None
+        self, key: str, start: int = 0, stop: int | None = None, *, intact: BytesCheck | None = None
     ) -> Bytes:
         """See `get`."""
-        for reads_left in reversed(range(READS)):
+        for reads_left in reversed(range(MAX_READS)):
             data = await self._with_retries(
                 "reading", key, lambda: self._engine.get(key, start, stop)
             )
             self.traffic.add(bytes_in=len(data))
-            if good is None or not reads_left or good(data):
+            if intact is None or not reads_left or intact(data):
                 break
             self.traffic.add(retries=1)
         return data
@@ -227,17 +227,20 @@ class Objects:
         if await self._with_retries("creating", key, lambda: self._put(key, data, create=True)):
             return True
         # It may be ours: the reply to an earlier attempt may have been lost.
-        ours = bytes(data)
+        own_bytes = bytes(data)
         try:
-            return bytes(await self.get_async(key, good=lambda d: bytes(d) == ours)) == ours
+            return (
+                bytes(await self.get_async(key, intact=lambda d: bytes(d) == own_bytes))
+                == own_bytes
+            )
         except FileNotFoundError:
             return False
 
     async def _put(self, key: str, data: Bytes, *, create: bool) -> bool:
         """Make one attempt; return False if the object to create exists."""
-        limit = STALL_S + len(data) / _SLOWEST_UPLOAD
+        limit_s = STALL_S + len(data) / _MIN_UPLOAD_BYTES_PER_S
         try:
-            await within(limit, self._engine.put(key, data, create))
+            await await_within(limit_s, self._engine.put(key, data, create))
         except Exception as error:
             if not create or self._engine.outcome(error) is not Outcome.EXISTS:
                 raise
@@ -249,15 +252,15 @@ class Objects:
         # An attempt has a bounded number of keys, as with too many none would ever succeed.
         step = self._engine.keys_per_delete
         groups = (keys[i : i + step] for i in range(0, len(keys), step))
-        await at_once([partial(self._delete_group, group) for group in groups])
+        await gather_requests([partial(self._delete_group, group) for group in groups])
 
     async def _delete_group(self, keys: Sequence[str]) -> None:
-        what = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
-        await self._with_retries("deleting", what, lambda: self._engine.delete(keys))
+        key_text = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
+        await self._with_retries("deleting", key_text, lambda: self._engine.delete(keys))
 
     async def list_async(self, prefix: str) -> Listing:
         """See `list`."""
-        return sorted(await self._listed(self._engine.list, prefix))
+        return sorted(await self._list_with_retries(self._engine.list, prefix))
 
     async def children_async(self, prefix: str = "") -> ObjectNames:
         """See `children`."""
@@ -265,9 +268,9 @@ class Objects:
 
     async def entries_async(self, prefix: str = "") -> ObjectNames:
         """See `entries`."""
-        return sorted(await self._listed(self._engine.entries, prefix))
+        return sorted(await self._list_with_retries(self._engine.entries, prefix))
 
-    async def _listed(self, request: Callable[[str], Awaitable[_T]], prefix: str) -> _T:
+    async def _list_with_retries(self, request: Callable[[str], Awaitable[_T]], prefix: str) -> _T:
         return await self._with_retries(
             "listing", f"{prefix}/", lambda: request(prefix.rstrip("/"))
         )
@@ -276,16 +279,16 @@ class Objects:
         """See `stat`."""
         return await self._with_retries("looking up", key, lambda: self._engine.stat(key))
 
-    # -- patience --------------------------------------------------------------------------
+    # -- retries and errors ----------------------------------------------------------------
 
     def _wait(self, request: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         if os.getpid() != self._pid:
             raise StorageAccessError(
-                f"{redact(self.url)} was opened before this process was forked, and connections do "
-                "not survive that",
+                f"{redact(self.url)} was opened before this process was forked, which its "
+                "connections do not survive",
                 "start processes with the method 'spawn'",
             )
-        return result_of(request(), self._stopped)
+        return run_request(request(), self._stopped)
 
     async def _with_retries(self, doing: str, key: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Return the result of `attempt`, repeated after transient errors until the deadline.
@@ -295,81 +298,85 @@ class Objects:
         where = f"{doing} {key} of {redact(self.url)}"
         renewed = False
 
-        async def once() -> _T:
+        async def attempt_once() -> _T:
             nonlocal renewed
             self.traffic.add(requests=1)
             renewals = self._renewals.count
             limit = self._engine.attempt_s
             try:
-                return await within(limit, attempt())
+                return await await_within(limit, attempt())
             except Exception as error:
                 if renewed or self._outcome(error) is not Outcome.EXPIRED:
                     raise
                 renewed = True
             await self._renew(renewals)
-            return await within(limit, attempt())
+            return await await_within(limit, attempt())
 
-        began = time.monotonic()
-        delays = backoff_delays(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, began + self.deadline_s)
+        start = time.monotonic()
+        delays = backoff_delays(_FIRST_DELAY_S, _MAX_DELAY_S, start + self.deadline_s)
         tries, warned = 1, False
         while True:
             try:
-                result = await once()
+                result = await attempt_once()
                 self._answered = True
                 return result
             except Exception as error:
-                passing = self._outcome(error) is Outcome.TRANSIENT
-                self._answered |= not passing
-                pause, since = next(delays, None) if passing else None, time.monotonic() - began
+                is_transient = self._outcome(error) is Outcome.TRANSIENT
+                self._answered |= not is_transient
+                delay_s, elapsed_s = (
+                    next(delays, None) if is_transient else None,
+                    time.monotonic() - start,
+                )
                 # A server that restarts comes back; one that never answered may not exist.
-                silent = not self._answered and is_connection_refused(error)
-                if pause is None or (silent and since > _REFUSED_S):
-                    explained = self._explained(where, key, error, tries, since)
+                never_answered = not self._answered and is_connection_refused(error)
+                if delay_s is None or (never_answered and elapsed_s > _REFUSED_RETRY_S):
+                    explained = self._error_to_raise(where, key, error, tries, elapsed_s)
                     if explained is error:  # not about the storage
                         raise
                     raise explained from error
-                if since > _SILENT_S and not warned:
+                if elapsed_s > _WARN_AFTER_S and not warned:
                     warned = True
                     _log.warning(
-                        "%s fails (%s); it is tried again until %.0f s have gone by",
-                        where, self._words(error), self.deadline_s,
+                        "%s fails (%s); it is tried again until %.0f s have passed",
+                        where, self._error_text(error), self.deadline_s,
                     )  # fmt: skip
             self.traffic.add(retries=1)
             tries += 1
-            await asyncio.sleep(pause)
+            await asyncio.sleep(delay_s)
 
     def _outcome(self, error: Exception) -> Outcome:
-        # Errors of streamkern itself, such as for credentials that are gone by now.
-        ours = isinstance(error, StreamkernError)
-        return Outcome.OTHER if ours else self._engine.outcome(error)
+        # Errors of streamkern itself, such as for credentials that no longer exist.
+        is_ours = isinstance(error, StreamkernError)
+        return Outcome.OTHER if is_ours else self._engine.outcome(error)
 
-    def _words(self, error: BaseException) -> str:
+    def _error_text(self, error: BaseException) -> str:
         text = self._engine.explain(error) if isinstance(error, Exception) else str(error)
         return " ".join(redact(text).split())[:300]
 
-    async def _renew(self, seen: int) -> None:
-        """Read the credentials again, once for all requests that found the same ones expired.
+    async def _renew(self, seen_count: int) -> None:
+        """Read the credentials again, once for all requests in flight, whose credentials expire
+        together.
 
-        They expire for all requests in flight at once, and a new client costs 15 MB and 0.2 s.
+        seen_count : number of renewals before the request whose credentials were expired
         """
         async with self._renewals.lock:
-            if self._renewals.count == seen:
+            if self._renewals.count == seen_count:
                 await self._engine.renew()
                 self._renewals.count += 1
 
-    def _explained(
+    def _error_to_raise(
         self, where: str, key: str, error: Exception, tries: int, seconds: float
     ) -> Exception:
-        """Return the error to raise, with a remedy; `error` itself if not about the storage."""
+        """Return the error to raise, with a remedy; `error` itself if it is not of the storage."""
         outcome = self._outcome(error)
         if outcome is Outcome.OTHER:
             return error
-        text = self._words(error)
+        text = self._error_text(error)
         if outcome is Outcome.MISSING:
             return FileNotFoundError(f"{key} is missing from {redact(self.url)}")
         if outcome is Outcome.EXPIRED:
             return StorageAccessError(
-                f"{where}: the credentials have expired, and so have those read anew",
+                f"{where}: the credentials have expired, also after they were read again",
                 f"renew them and run the same command again ({text})",
             )
         if outcome is Outcome.REFUSED:

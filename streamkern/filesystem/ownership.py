@@ -1,10 +1,10 @@
-"""Decide what a path holds, and which files streamkern made and may therefore replace or delete.
+"""Recognise the content of a path, and the files that streamkern made and may replace or delete.
 
 A zarr group that streamkern writes has a mark from its first file on, the attribute `streamkern`
 with its `kind` and its `status`, which is "complete" once the whole group is written and durable.
 Only groups with the mark and files of known names are deleted: a file that another program put
 into such a folder stays, and the folder with it. The root metadata of a group are replaced, never
-removed, so that the mark is there at every instant, also while the rest is being deleted.
+removed, so that the mark exists at every instant, also while the rest is being deleted.
 
 A file of a format without room for metadata has its mark in an extended attribute, with its size
 and time: a file that was changed or copied since has no valid mark, and file systems without such
@@ -46,8 +46,8 @@ ARRAYS = {
 }
 """Names of the arrays that a group of a kind may hold; anything else in it is not ours."""
 
-_ARRAY = re.compile(r"([^/]+)/(?:zarr\.json|(?:c(?:/\d+)*/?)?)")
-_ROOT = re.compile(r"zarr\.json|(?:[^/]+/(?:c/(?:\d+/)*)?)?[^/]+\.[0-9a-f]{32}\.partial")
+_ARRAY_KEY = re.compile(r"([^/]+)/(?:zarr\.json|(?:c(?:/\d+)*/?)?)")
+_ROOT_KEY = re.compile(r"zarr\.json|(?:[^/]+/(?:c/(?:\d+/)*)?)?[^/]+\.[0-9a-f]{32}\.partial")
 
 Mark = Mapping[str, Any]
 
@@ -79,13 +79,13 @@ def mark_at(store: Any, url: str) -> dict[str, Any] | None:
     return dict(mark)
 
 
-def begin(store: Any, url: str, mark: Mark) -> zarr.Group:
-    """Return a group with this mark and without arrays, at a free place or instead of one of ours.
+def begin_group(store: Any, url: str, mark: Mark) -> zarr.Group:
+    """Return a group with this mark and without arrays, new or in place of one with a mark.
 
     mark : JSON values, among them `kind`
 
-    The old group is durably deleted on return. Raises DataError as `mark_at` does, and if the place
-    holds a group of another kind.
+    The arrays of an old group are durably deleted on return. Raises DataError as `mark_at` does,
+    and for an old group of another kind.
     """
     old, kind = mark_at(store, url), mark["kind"]
     if old is None:
@@ -94,11 +94,11 @@ def begin(store: Any, url: str, mark: Mark) -> zarr.Group:
             make_folders(store.root)
         return zarr.create_group(store, attributes={ATTRIBUTE: dict(mark)})
     check_kind(old, kind, url)
-    # Ignore its consolidated metadata: those arrays will be gone.
+    # Ignore its consolidated metadata, which list the arrays that are deleted below.
     group = zarr.open_group(store, mode="r+", use_consolidated=False)
-    # From here to the new mark, remains of the old group must not pass for either group.
+    # Until the new mark is written, neither the old nor the new group must seem complete.
     group.attrs.put({ATTRIBUTE: {**mark, "status": "clearing"}})
-    _delete(store, lambda key: _is_array(key, kind) or _is_left_over(key, kind))
+    _delete(store, lambda key: _is_array(key, kind) or _is_leftover_file(key, kind))
     group.attrs.put({ATTRIBUTE: dict(mark)})
     return group
 
@@ -127,33 +127,34 @@ def publish_group(group: zarr.Group, mark: Mark, check: Callable[[], None] | Non
 def sweep(store: Any, kind: str) -> None:
     """Delete the temporary files that killed writes left in a group of this kind."""
     if isinstance(store, LocalFiles):  # an object is complete or not there at all
-        _delete(store, lambda key: _is_left_over(key, kind))
+        _delete(store, lambda key: _is_leftover_file(key, kind))
 
 
 def remove_arrays(store: LocalFiles, kind: str, names: Container[str]) -> None:
     """Delete the arrays of a group of this kind that have one of the `names`."""
 
-    def chosen(key: str) -> bool:
+    def is_selected(key: str) -> bool:
         return _is_array(key, kind) and key.partition("/")[0] in names
 
-    remove(store.root, chosen)
+    remove(store.root, is_selected)
 
 
-def remove(root: Path, ours: Callable[[str], bool]) -> None:
-    """Delete everything `ours` below a local folder, durably; the folder itself stays.
+def remove(root: Path, is_ours: Callable[[str], bool]) -> None:
+    """Delete everything below a local folder for which `is_ours` is true, durably.
 
-    ours : takes a path from `root`, with "/" between its parts and after a folder's. Folders are
-        deleted only if they are empty, and links without their targets.
+    Folders are deleted only if they are empty; of links, the target stays.
+
+    is_ours : takes a path relative to `root`, with "/" between its parts and after a folder
     """
     changed = set()
     for parent, folders, files in os.walk(root, topdown=False):
         prefix = "" if Path(parent) == root else f"{Path(parent).relative_to(root).as_posix()}/"
         for name in files:
-            if ours(prefix + name):
+            if is_ours(prefix + name):
                 Path(parent, name).unlink(missing_ok=True)
                 changed.add(Path(parent))
         for name in folders:
-            if ours(f"{prefix}{name}/") and not Path(parent, name).is_symlink():
+            if is_ours(f"{prefix}{name}/") and not Path(parent, name).is_symlink():
                 with contextlib.suppress(OSError):  # something is left in it
                     Path(parent, name).rmdir()
                     changed.add(Path(parent))
@@ -163,7 +164,7 @@ def remove(root: Path, ours: Callable[[str], bool]) -> None:
 
 
 def remove_group(root: Path) -> None:
-    """Delete a local zarr group that is known to be ours, whatever arrays it has."""
+    """Delete a local zarr group of streamkern, with any arrays."""
     if root.is_symlink():
         return
     remove(root, is_of_group)
@@ -173,8 +174,8 @@ def remove_group(root: Path) -> None:
 
 
 def is_of_group(key: str) -> bool:
-    """Return whether this is a file or a folder of a zarr group, whatever its arrays are."""
-    return _is_array(key) or _ROOT.fullmatch(key) is not None
+    """Return whether this is the key of a file or a folder of a zarr group with any arrays."""
+    return _is_array(key) or _ROOT_KEY.fullmatch(key) is not None
 
 
 def file_lock(path: Path) -> filelock.BaseFileLock:
@@ -197,22 +198,22 @@ def _is_free(store: Any) -> bool:
 
 def _is_array(key: str, kind: str | None = None) -> bool:
     """Return whether this is a file or a folder of an array in a group of that kind."""
-    match = _ARRAY.fullmatch(key)
+    match = _ARRAY_KEY.fullmatch(key)
     return match is not None and (kind is None or bool(ARRAYS[kind].fullmatch(match[1])))
 
 
-def _is_left_over(key: str, kind: str) -> bool:
+def _is_leftover_file(key: str, kind: str) -> bool:
     folder, _, name = key.rpartition("/")
     return is_temporary(name) and (not folder or _is_array(f"{folder}/", kind))
 
 
-def _delete(store: Any, ours: Callable[[str], bool]) -> None:
+def _delete(store: Any, is_ours: Callable[[str], bool]) -> None:
     if isinstance(store, LocalFiles):
-        remove(store.root, ours)
+        remove(store.root, is_ours)
         return
     keys = [key for key, _ in store.objects.list(store.prefix)]
-    skip = len(store.key("")) + 1 if store.prefix else 0
-    store.objects.delete([key for key in keys if ours(key[skip:])])
+    prefix_length = len(store.key("")) + 1 if store.prefix else 0
+    store.objects.delete([key for key in keys if is_ours(key[prefix_length:])])
 
 
 _ATTRIBUTE = "user.streamkern"
@@ -222,7 +223,7 @@ def mark_file(path: Path, kind: str) -> None:
     """Mark a file as written by streamkern. kind : the kind of its content"""
     if hasattr(os, "setxattr"):
         with contextlib.suppress(OSError):
-            os.setxattr(path, _ATTRIBUTE, json.dumps(_mark(path, kind)).encode())
+            os.setxattr(path, _ATTRIBUTE, json.dumps(_file_mark(path, kind)).encode())
 
 
 def is_marked(path: Path, kind: str) -> bool:
@@ -230,12 +231,12 @@ def is_marked(path: Path, kind: str) -> bool:
     if not hasattr(os, "getxattr"):
         return False
     try:
-        return bool(parsed_json(os.getxattr(path, _ATTRIBUTE)) == _mark(path, kind))
+        return bool(parsed_json(os.getxattr(path, _ATTRIBUTE)) == _file_mark(path, kind))
     except (OSError, ValueError):
         return False
 
 
-def _mark(path: Path, kind: str) -> dict[str, str | int]:
+def _file_mark(path: Path, kind: str) -> dict[str, str | int]:
     status = path.stat()
     return {"kind": kind, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
@@ -243,7 +244,7 @@ def _mark(path: Path, kind: str) -> dict[str, str | int]:
 Kind = Literal["nothing", "file", "archive", "store", "run", "runs", "folder", "remote"]
 ARCHIVES: Final = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 _STORE_FILES: Final = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
-_RUN_FILE = re.compile(rb'"format":\s*"streamkern-')
+_RUN_FORMAT = re.compile(rb'"format":\s*"streamkern-')
 
 
 def place_kind(url: str | os.PathLike[str]) -> Kind:
@@ -288,15 +289,15 @@ def no_store(url: str | os.PathLike[str]) -> str:
     place, kind = redact(url), place_kind(url)
     if kind == "archive":
         return (
-            f"{place} is an archive and no zarr store; unpack it, and give the store in it, or "
+            f"{place} is an archive, not a zarr store; unpack it, and give the store in it, or "
             "make a store of the files in it with streamkern ingest"
         )
     if kind == "file":
-        return f"{place} is a file and no zarr store; make one of it with streamkern ingest"
+        return f"{place} is a file, not a zarr store; make one of it with streamkern ingest"
     if kind == "run":
-        return f"{place} is a run directory and no zarr store; give the path of a store"
+        return f"{place} is a run directory, not a zarr store; give the path of a store"
     if kind == "runs":
-        return f"{place} is a folder of runs and no zarr store; give the path of a store"
+        return f"{place} is a folder of runs, not a zarr store; give the path of a store"
     if kind == "folder":
         return (
             f"there is no zarr store at {place}, which is a folder of other files; make a store "
@@ -314,33 +315,33 @@ def no_run(url: str | os.PathLike[str], place: str) -> str:
         return f"{place} is a folder of runs; give one of them, such as {runs_below(path)[0]}"
     if kind == "run":
         return (
-            f"{place} has no checkpoint yet; train the run to its first checkpoint, by the same "
+            f"{place} has no checkpoint yet; train the run to its first checkpoint, with the same "
             "run_dir"
         )
-    what = {
+    description = {
         "store": ", which is a zarr store", "file": ", which is a file",
         "archive": ", which is an archive",
     }.get(kind, "")  # fmt: skip
-    return f"there is no run in {place}{what}; give the run directory of a training"
+    return f"there is no run in {place}{description}; give the run directory of a training"
 
 
-def check_output(url: str | os.PathLike[str], what: str) -> None:
+def check_output(url: str | os.PathLike[str], noun: str) -> None:
     """Raise ConfigError if output would be written into a store or a run directory, or to "-".
 
     Also unless it can be written there, see `check_writable`.
 
-    what : a plural noun for the message, such as "predictions"
+    noun : a plural noun for the message, such as "predictions"
     """
     if path_text(url) == "-":
         raise ConfigError(
-            f"{what} do not go to the standard output (-)", "give the path of a place"
+            f"{noun} do not go to the standard output (-)", "give the path of a place"
         )
     outer = enclosing(url)
     if outer is not None:
         parent, kind = outer
-        held = "store" if kind == "store" else "run directory"
+        container = "store" if kind == "store" else "run directory"
         raise ConfigError(
-            f"{redact(url)} lies within the {held} {parent}, where {what} do not belong",
+            f"{redact(url)} lies within the {container} {parent}, where {noun} do not belong",
             "give a place outside of it",
         )
     path = local_path(url)
@@ -350,6 +351,6 @@ def check_output(url: str | os.PathLike[str], what: str) -> None:
 
 def _is_run(path: Path) -> bool:
     try:
-        return _RUN_FILE.search((path / "run.json").read_bytes()) is not None
+        return _RUN_FORMAT.search((path / "run.json").read_bytes()) is not None
     except OSError:
         return False

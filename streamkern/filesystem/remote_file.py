@@ -12,8 +12,8 @@ from streamkern.basics.text import redact
 from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.urls import local_path, open_objects
 
-_RANGE = 8 << 20
-_READS = 3  # of a range that arrives short, as it was cut in transit
+_RANGE_BYTES = 8 << 20
+_MAX_RANGE_READS = 3  # attempts to read a range that arrives short
 
 
 def is_object(url: Any) -> bool:
@@ -42,10 +42,10 @@ def open_object(url: str, storage_options: Mapping[str, Any]) -> Any:
     """
     objects, name = split_object(url, storage_options)
     size, version = objects.stat(name)
-    return _Checked(_ObjectFile(objects, name, size, version), _RANGE)
+    return _VersionCheckedReader(_ObjectFile(objects, name, size, version), _RANGE_BYTES)
 
 
-class _Checked(io.BufferedReader):
+class _VersionCheckedReader(io.BufferedReader):
     """A buffered reader that verifies, when closed, that all data read is of one version."""
 
     def close(self) -> None:
@@ -63,8 +63,8 @@ class _Checked(io.BufferedReader):
 class _ObjectFile(io.RawIOBase):
     """Ranges of one object.
 
-    Its version is compared once the end was read, which suffices for a decompressor, and when the
-    file is closed, for readers that seek.
+    Its version is compared with the first one when the last byte is read, and when the file is
+    closed, because readers that seek may not read the last byte last.
     """
 
     def __init__(self, objects: Objects, name: str, size: int, version: str) -> None:
@@ -86,20 +86,20 @@ class _ObjectFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        wanted = min(len(buffer), self._size - self._position)
-        if wanted <= 0:
+        n_bytes = min(len(buffer), self._size - self._position)
+        if n_bytes <= 0:
             return 0
-        stop = self._position + wanted
-        self._unchecked = False  # an error of the storage is enough, without one of the check
-        for _ in range(_READS):
+        stop = self._position + n_bytes
+        self._unchecked = False  # if reading fails, `close` must not raise a second error
+        for _ in range(_MAX_RANGE_READS):
             data = self._objects.get(self._name, self._position, stop)
-            if len(data) == wanted:
-                buffer[:wanted] = data
+            if len(data) == n_bytes:
+                buffer[:n_bytes] = data
                 self._position = stop
                 self._unchecked = True
                 if stop == self._size:
                     self.check_version()
-                return wanted
+                return n_bytes
         raise StorageError(
             f"{self._where} is shorter than when it was opened",
             "run the same command again once it stays as it is",

@@ -1,12 +1,8 @@
 """Files that a call needs while it runs: in a folder of their own, resumable, then deleted.
 
 The folder's name is derived from the output, so the same command finds it again and two outputs
-never share one. Its first file marks it as ours; only files that this mark and their exact names
-show to be ours are ever deleted, and a lock excludes a second call for the same output.
-
-Folders in the temporary directory (`locked_folder`) belong to drivers of ranks, and to fits that
-read files through a store. A shell that waits for the end of their owner removes them; without a
-shell, the next command does.
+never share one. Its first file marks the folder as streamkern's. Only files with a known name in a
+marked folder are ever deleted, and a lock excludes a second call for the same output.
 """
 
 from __future__ import annotations
@@ -43,9 +39,9 @@ from streamkern.filesystem.urls import local_path, redact
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_STATE, _LOCK = "scratch.json", ".streamkern.lock"
-_DATA = re.compile(r"\d+\.(?:rows|keys)")
-_MARK = {"streamkern": "scratch"}
+_STATE_FILE, _LOCK_NAME = "scratch.json", ".streamkern.lock"
+_DATA_FILE_NAME = re.compile(r"\d+\.(?:rows|keys)")
+_STATE_MARK = {"streamkern": "scratch"}
 # Version of the entries of the state, including the entries that callers pass to `save`.
 SCRATCH_SCHEMA = 1
 
@@ -56,14 +52,14 @@ def scratch_folder(
     ending: str = ".ingest",
 ) -> Path:
     """Return the scratch folder of an output: in `parent`, by default beside a local output."""
-    local = local_path(out_url)
-    place = str(out_url) if local is None else str(local.resolve())
-    name = re.split(r"[/\\]", place.rstrip("/\\"))[-1]
-    folder_name = f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:12]}{ending}"
+    local_out = local_path(out_url)
+    location = str(out_url) if local_out is None else str(local_out.resolve())
+    name = re.split(r"[/\\]", location.rstrip("/\\"))[-1]
+    folder_name = f"{name}-{hashlib.sha256(location.encode()).hexdigest()[:12]}{ending}"
     if parent is not None:
         return (local_path(parent) or Path(parent)) / folder_name
-    if local is not None:
-        return local.resolve().parent / folder_name
+    if local_out is not None:
+        return local_out.resolve().parent / folder_name
     user = os.getuid() if hasattr(os, "getuid") else 0
     return Path(tempfile.gettempdir()) / f"streamkern-{user}" / folder_name
 
@@ -88,7 +84,7 @@ class Scratch:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._identity = ""
-        self._lock = filelock.FileLock(folder / _LOCK, timeout=0, thread_local=False)
+        self._lock = filelock.FileLock(folder / _LOCK_NAME, timeout=0, thread_local=False)
         self._sizes: dict[str, int] = {}
         self._crcs: dict[str, int] = {}  # CRC-32 of each file
         # For each file that is being read in order: the bytes read, and their CRC-32.
@@ -104,7 +100,7 @@ class Scratch:
         self._saver.shutdown()
         self._lock.release()
 
-    def hold(self) -> None:
+    def claim(self) -> None:
         """Exclude every other call for the same output from now on, with or without files.
 
         Raises DataError as `restore` does.
@@ -116,10 +112,9 @@ class Scratch:
         self._acquire_lock()
 
     def restore(self, identity: str) -> Any:
-        """Return the state last saved for this `identity`, and keep its files; else None, and no
-        files.
+        """Return the state last saved for this `identity`, or None; other files are deleted.
 
-        Raises DataError if the folder is not ours, or is in use by another call.
+        Raises DataError if the folder is not streamkern's, or is in use by another call.
         """
         self._identity = identity
         if not os.path.lexists(self.folder):
@@ -134,21 +129,21 @@ class Scratch:
             return None
         return saved["state"]
 
-    def holds(self, identity: str) -> bool:
+    def has_state(self, identity: str) -> bool:
         """Return whether the folder has a state for an identity that begins with `identity`."""
         saved = self._read_state() if self.folder.is_dir() else None
         return saved is not None and str(saved.get("identity", "")).startswith(identity)
 
     def clear(self, identity: str) -> None:
-        """Delete the files of an identity that begins with `identity`, or those without a state.
+        """Delete the files if their identity begins with `identity`, or if there is no state.
 
-        A call that was killed while it deleted its files leaves them without a state.
+        A call that was killed while it deleted its files leaves files without a state.
         """
         if not self.folder.is_dir():
             return
         saved = self._read_state()
-        ours = saved and saved["identity"].startswith(identity)
-        if ours or not self._names():
+        is_of_identity = saved and saved["identity"].startswith(identity)
+        if is_of_identity or not self._names():
             with contextlib.suppress(DataError):  # another call is deleting it
                 self._acquire_lock()
             self.discard()
@@ -171,10 +166,10 @@ class Scratch:
         return self._sizes
 
     def read(self, name: str, start: int, out: NDArray[Any]) -> None:
-        """Fill an array with the content of a file from byte `start` on, which is read once.
+        """Fill an array with the content of a file from byte `start` on.
 
-        Raises CorruptChunkError if a file that is read in order to its end fails its checksum.
-        Nothing can be resumed from it, so the scratch is deleted.
+        Raises CorruptChunkError if a file that is read in order to its end fails its checksum; then
+        all scratch files are deleted, because nothing can be resumed from them.
         """
         with (self.folder / name).open("rb", 0) as file:
             file.seek(start)
@@ -184,7 +179,7 @@ class Scratch:
                 if not n:
                     raise OSError(f"{self.folder / name} is shorter than it was written")
                 view = view[n:]
-            if hasattr(os, "posix_fadvise"):  # frees their pages for the next writes
+            if hasattr(os, "posix_fadvise"):  # frees the pages, as each byte is read once
                 os.posix_fadvise(file.fileno(), start, out.nbytes, os.POSIX_FADV_DONTNEED)
         end, crc = self._read.get(name, (0, 0)) if start else (0, 0)
         if end != start:
@@ -195,7 +190,7 @@ class Scratch:
             raise CorruptChunkError(
                 f"{self.folder / name} was altered since it was written, so the scratch files were "
                 "deleted",
-                "run the same command again, which makes them again",
+                "run the same command again, which writes them again",
             )
 
     def forget(self, name: str) -> None:
@@ -205,10 +200,15 @@ class Scratch:
 
     def sweep(self) -> None:
         """Delete the files that are not in the state."""
-        remove(self.folder, lambda key: bool(_DATA.fullmatch(key)) and key not in self._sizes)
+        remove(
+            self.folder, lambda key: bool(_DATA_FILE_NAME.fullmatch(key)) and key not in self._sizes
+        )
 
     def save(self, state: Any, *, wait: bool = False) -> None:
-        """Make the appended data durable, with the caller's JSON; on return if `wait`, or later."""
+        """Save the appended data and `state`, the caller's JSON, durably.
+
+        wait : whether to return only once they are durable
+        """
         self._wait_for_save()
         changed, self._changed = self._changed, set()
         body = json.dumps(
@@ -217,7 +217,9 @@ class Scratch:
                 "state": state,
             }
         )  # fmt: skip
-        text = json.dumps({**_MARK, "schema": SCRATCH_SCHEMA, "crc": _crc(body), "body": body})
+        text = json.dumps(
+            {**_STATE_MARK, "schema": SCRATCH_SCHEMA, "crc": _crc(body), "body": body}
+        )
         self._saving = self._saver.submit(self._write, changed, text)
         if wait:
             self._wait_for_save()
@@ -227,9 +229,9 @@ class Scratch:
         with contextlib.suppress(OSError):  # a state that could not be saved is no longer needed
             self._wait_for_save()
         if self._lock.is_locked:
-            # The mark is deleted last: after a kill it still identifies the rest.
-            remove(self.folder, lambda key: _DATA.fullmatch(key) is not None)
-            remove(self.folder, lambda key: key in (_STATE, _LOCK) or is_temporary(key))
+            # The mark is deleted last: after a kill it still identifies the folder.
+            remove(self.folder, lambda key: _DATA_FILE_NAME.fullmatch(key) is not None)
+            remove(self.folder, lambda key: key in (_STATE_FILE, _LOCK_NAME) or is_temporary(key))
             self._lock.release()
             with contextlib.suppress(OSError):  # something is left in it
                 self.folder.rmdir()
@@ -238,7 +240,7 @@ class Scratch:
         self._changed.clear()
 
     def _begin(self) -> None:
-        self.hold()
+        self.claim()
         self.save(None, wait=True)
 
     def _check_ours(self) -> None:
@@ -257,7 +259,7 @@ class Scratch:
 
     def _names(self) -> list[str]:
         """Return the names in the folder, without the lock and temporary files of any call."""
-        return [n for n in os.listdir(self.folder) if n != _LOCK and not is_temporary(n)]
+        return [n for n in os.listdir(self.folder) if n != _LOCK_NAME and not is_temporary(n)]
 
     def _acquire_lock(self) -> None:
         if self._lock.is_locked:
@@ -271,12 +273,12 @@ class Scratch:
             ) from None
 
     def _read_state(self) -> dict[str, Any] | None:
-        """Return the saved state; empty if altered or of another schema, None if it is not ours."""
+        """Return the saved state; {} if it is damaged or of another schema, None without a mark."""
         try:
-            document = parsed_json((self.folder / _STATE).read_bytes())
+            document = parsed_json((self.folder / _STATE_FILE).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
-        if not isinstance(document, dict) or not _MARK.items() <= document.items():
+        if not isinstance(document, dict) or not _STATE_MARK.items() <= document.items():
             return None
         body = str(document.get("body"))
         if (document.get("schema"), document.get("crc")) != (SCRATCH_SCHEMA, _crc(body)):
@@ -305,7 +307,7 @@ class Scratch:
             for name in sorted(changed):  # in the order in which they will be read
                 sync_file(self.folder / name)
             sync_folder(self.folder)
-            write_durably(self.folder / _STATE, text.encode())
+            write_durably(self.folder / _STATE_FILE, text.encode())
 
 
 def _crc(text: str) -> int:

@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from zarr.abc.buffer import Buffer, BufferPrototype
     from zarr.abc.store import ByteRequest, Store
 
-ABSENT = "is missing from the store"
-_METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
+MISSING_CHUNK_TEXT = "is missing from the store"
+_METADATA_FILES = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
 __all__ = ["StrictStore", "check_missing", "local_path", "open_objects", "redact", "zarr_store"]
 
 _WINDOWS_DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
-_ONE_SLASH = re.compile(r"(.*::)?(s3a?|gs|gcs|az|abfs|https?|memory):/(?!/)")
-_HOST = re.compile(r"(\[[^]]*\]|[^:]*)(:\d*)?")  # and a port
+_SINGLE_SLASH_URL = re.compile(r"(.*::)?(s3a?|gs|gcs|az|abfs|https?|memory):/(?!/)")
+_HOST_AND_PORT = re.compile(r"(\[[^]]*\]|[^:]*)(:\d*)?")  # and a port
 
 
 def zarr_store(
@@ -74,9 +74,8 @@ def zarr_store(
             )
         return icechunk_store(str(url), storage_options)
     if path is None:
-        _refuse_zip(
-            str(url), str(url).endswith(".zarr.zip"), "not read from there; copy it to a disk"
-        )
+        if str(url).endswith(".zarr.zip"):
+            raise _zip_error(str(url), "not read from a URL; copy it to a disk")
         objects = open_objects(str(url), storage_options=storage_options)
         return ObjectsStore(objects, read_only=read_only)
     if storage_options:
@@ -85,15 +84,15 @@ def zarr_store(
             "leave them out, as they are for remote URLs only",
         )
     if path.suffix == ".zip" and path.is_file() and _holds_zarr(path):
-        _refuse_zip(str(url), not read_only, "not written to; write to another place")
+        if not read_only:
+            raise _zip_error(str(url), "not written to; write to another place")
         return sync(ZipStore.open(path, mode="r", read_only=True))
     return LocalStore(path, read_only=True) if read_only else LocalFiles(path)
 
 
-def _refuse_zip(url: str, refused: bool, why: str) -> None:
-    """Raise ConfigError for a zipped store if `refused`. why : end of the sentence."""
-    if refused:
-        raise ConfigError(f"{redact(url)} is a zipped Zarr store, which is {why}, or unpack it")
+def _zip_error(url: str, why: str) -> ConfigError:
+    """Return the error for a zipped store. why : end of the sentence, with a remedy"""
+    return ConfigError(f"{redact(url)} is a zipped Zarr store, which is {why}, or unpack it")
 
 
 def _holds_zarr(path: Path) -> bool:
@@ -102,12 +101,14 @@ def _holds_zarr(path: Path) -> bool:
         return False
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-    roots = [name.rpartition("/")[0] for name in names if name.rpartition("/")[2] in _METADATA]
+    roots = [
+        name.rpartition("/")[0] for name in names if name.rpartition("/")[2] in _METADATA_FILES
+    ]
     if roots and "" not in roots:
         folder = min(roots, key=len)
         raise ConfigError(
             f"{path} holds the Zarr store {folder} in a folder",
-            f"zip what is in that folder (cd {folder} && zip -r0 ../{path.name} .)",
+            f"zip the content of that folder (cd {folder} && zip -r0 ../{path.name} .)",
         )
     return bool(roots)
 
@@ -146,13 +147,15 @@ def _engine(url: str, options: dict[str, Any]) -> Engine:
     if engines and not urlsplit(url).netloc:
         raise ConfigError(f"{redact(url)} names no bucket", f"write {scheme}://bucket/key")
     if engines and _is_for_obstore(scheme, engine, options):
-        return _checked(url, lambda: ObstoreEngine(lambda: open_buckets(url, options)))
+        return _checked_engine(url, lambda: ObstoreEngine(lambda: open_buckets(url, options)))
     if scheme not in S3:
-        return _checked(url, lambda: FsspecEngine(lambda: fsspec.core.url_to_fs(url, **options)))
+        return _checked_engine(
+            url, lambda: FsspecEngine(lambda: fsspec.core.url_to_fs(url, **options))
+        )
     if "region" in options:
         client = {"region_name": options.pop("region"), **(options.get("client_kwargs") or {})}
         options["client_kwargs"] = client
-    return _checked(url, lambda: FsspecEngine(lambda: open_s3fs(url, options)))
+    return _checked_engine(url, lambda: FsspecEngine(lambda: open_s3fs(url, options)))
 
 
 def _engines(scheme: str) -> tuple[str, ...]:
@@ -165,37 +168,42 @@ def _engines(scheme: str) -> tuple[str, ...]:
 def _is_for_obstore(scheme: str, engine: str | None, options: Mapping[str, Any]) -> bool:
     """Return whether obstore is requested, or is installed and supports the options.
 
-    For Google and Azure, fsspec's packages come first if they are installed: they know more logins.
+    For Google and Azure, fsspec's packages are preferred if they are installed, because they
+    support more kinds of login.
     """
-    needed = ("obstore", "botocore") if scheme in S3 else ("obstore",)
-    installed = all(importlib.util.find_spec(name) for name in needed)
-    others = unsupported_options(scheme, options)
+    packages = ("obstore", "botocore") if scheme in S3 else ("obstore",)
+    installed = all(importlib.util.find_spec(name) for name in packages)
+    unsupported = unsupported_options(scheme, options)
     if engine == "obstore":
         if not installed:
             raise MissingDependencyError(
                 f"engine='obstore' needs packages that are not installed: {install('s3')}"
             )
-        if others:
+        if unsupported:
             raise ConfigError(
-                f"storage option engine='obstore' does not take {others[0]!r} beside it",
-                "leave that out, or use 's3fs'",
+                f"storage option engine='obstore' does not take {unsupported[0]!r} beside it",
+                "leave that option out, or use engine='s3fs'",
             )
-    usual = {**dict.fromkeys(GOOGLE, "gcsfs"), **dict.fromkeys(AZURE, "adlfs")}.get(scheme)
-    fsspec_first = usual is not None and importlib.util.find_spec(usual) is not None
-    return engine == "obstore" or (installed and engine is None and not others and not fsspec_first)
+    fsspec_package = {**dict.fromkeys(GOOGLE, "gcsfs"), **dict.fromkeys(AZURE, "adlfs")}.get(scheme)
+    fsspec_first = (
+        fsspec_package is not None and importlib.util.find_spec(fsspec_package) is not None
+    )
+    return engine == "obstore" or (
+        installed and engine is None and not unsupported and not fsspec_first
+    )
 
 
-def _checked(url: str, make: Callable[[], Engine]) -> Engine:
-    """Return an engine.
+def _checked_engine(url: str, make: Callable[[], Engine]) -> Engine:
+    """Return the engine that `make` opens.
 
     Raises MissingDependencyError if a package is not installed, and ConfigError for wrong settings.
     """
     try:
         return make()
     except ImportError as error:
-        what = install("s3") if urlsplit(url).scheme in S3 else str(error)
+        package_text = install("s3") if urlsplit(url).scheme in S3 else str(error)
         raise MissingDependencyError(
-            f"{redact(url)} needs a package that is not installed: {what}"
+            f"{redact(url)} needs a package that is not installed: {package_text}"
         ) from error
     except StreamkernError:
         raise
@@ -208,10 +216,10 @@ def _checked(url: str, make: Callable[[], Engine]) -> Engine:
 
 def path_text(place: str | os.PathLike[str]) -> str:
     """Return a path or URL as text. Raises ConfigError for an object that is neither."""
-    given: Any = place
-    if not isinstance(given, str | os.PathLike):
-        raise ConfigError(f"{given!r} is not a path or URL", "give one as text, or a pathlib.Path")
-    return os.fspath(given)
+    value: Any = place
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{value!r} is not a path or URL", "give one as text, or a pathlib.Path")
+    return os.fspath(value)
 
 
 def local_path(url: str | os.PathLike[str]) -> Path | None:
@@ -224,7 +232,7 @@ def local_path(url: str | os.PathLike[str]) -> Path | None:
         return Path(url)
     url = path_text(url)
     _check_hosts(url)
-    if _ONE_SLASH.match(url):
+    if _SINGLE_SLASH_URL.match(url):
         raise ConfigError(
             f"{redact(url)!r} has one slash behind its scheme", "write two, as in s3://bucket"
         )
@@ -263,16 +271,16 @@ def check_open(url: str) -> None:
 
 
 def _holds_credentials(url: str) -> bool:
-    scheme, remote, rest = url.partition("://")
+    scheme, remote, after_scheme = url.partition("://")
     if not remote:
         return False
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    named = re.split(r"[?#]", url, maxsplit=1)[0]
+    authority = re.split(r"[/?#]", after_scheme, maxsplit=1)[0]
+    before_query = re.split(r"[?#]", url, maxsplit=1)[0]
     # A raw secret may hold slashes, and then its @ seems to be part of the path.
     return (
         "@" in authority
-        or _HOST.fullmatch(authority) is None
-        or redact(named) != named
+        or _HOST_AND_PORT.fullmatch(authority) is None
+        or redact(before_query) != before_query
         or (scheme in S3 and redact(url) != url)
     )
 
@@ -287,9 +295,9 @@ class StrictStore(WrapperStore["Store"]):
     """A store in which a missing chunk is an error, not a fill value.
 
     Zarr reads an absent chunk as its fill value, so a lost file would train as zeros. The check
-    inside `get` costs no extra request and has no race. Errors of the store that are not OSErrors
-    become OSErrors naming the key, so that callers can distinguish a storage failure, worth a
-    retry, from bytes that do not decode.
+    inside `get` needs no extra request and has no race. Errors of the store that are not OSErrors
+    become OSErrors naming the key, so that callers can distinguish a storage failure, which may be
+    retried, from bytes that do not decode.
     """
 
     @property
@@ -340,8 +348,8 @@ class StrictStore(WrapperStore["Store"]):
 
 
 def _present(key: str, value: Buffer | None) -> Buffer | None:
-    if value is None and key.rpartition("/")[2] not in _METADATA:
-        raise CorruptChunkError(f"chunk {key} {ABSENT}")
+    if value is None and key.rpartition("/")[2] not in _METADATA_FILES:
+        raise CorruptChunkError(f"chunk {key} {MISSING_CHUNK_TEXT}")
     return value
 
 

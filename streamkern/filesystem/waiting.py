@@ -19,36 +19,36 @@ import fsspec.asyn
 
 from streamkern.basics.errors import StorageError
 
-_AT_ONCE = 32  # requests of one call
-_POLL_S, _CANCEL_S = 0.1, 5.0
+_MAX_CONCURRENT_REQUESTS = 32  # in one call of `gather_requests`
+_POLL_INTERVAL_S, _CANCEL_TIMEOUT_S = 0.1, 5.0
 
 _T = TypeVar("_T")
 
 
-def result_of(request: Coroutine[Any, Any, _T], stopped: threading.Event | None = None) -> _T:
+def run_request(request: Coroutine[Any, Any, _T], stopped: threading.Event | None = None) -> _T:
     """Run a request on fsspec's event loop and wait; if the wait ends early, cancel the request.
 
     Raises StorageError once `stopped` is set.
     """
-    future = _begin(request)
+    future = _submit(request)
     try:
         return _result(future, stopped)
     except BaseException:
         if not future.done():
             future.cancel()
-            wait([future], timeout=_CANCEL_S)
+            wait([future], timeout=_CANCEL_TIMEOUT_S)
         raise
 
 
-async def at_once(requests: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
-    """Return the results of all requests; the first error cancels the others."""
-    gate = asyncio.Semaphore(_AT_ONCE)
+async def gather_requests(requests: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
+    """Return the results of all requests, run concurrently; the first error cancels the others."""
+    semaphore = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
 
-    async def one(request: Callable[[], Awaitable[_T]]) -> _T:
-        async with gate:
+    async def limited(request: Callable[[], Awaitable[_T]]) -> _T:
+        async with semaphore:
             return await request()
 
-    tasks = [asyncio.ensure_future(one(request)) for request in requests]
+    tasks = [asyncio.ensure_future(limited(request)) for request in requests]
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:
@@ -58,7 +58,7 @@ async def at_once(requests: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
         raise
 
 
-async def within(limit_s: float, request: Awaitable[_T]) -> _T:
+async def await_within(limit_s: float, request: Awaitable[_T]) -> _T:
     """Await a request; raise TimeoutError after `limit_s`, CancelledError if the task is cancelled.
 
     A library may turn a cancellation into an error of its own, and so does `asyncio.wait_for` of
@@ -77,10 +77,10 @@ async def within(limit_s: float, request: Awaitable[_T]) -> _T:
 def _result(future: Future[_T], stopped: threading.Event | None) -> _T:
     """Return the result, or raise StorageError once `stopped` is set."""
     while stopped is not None and not future.done():
-        wait([future], timeout=_POLL_S)
+        wait([future], timeout=_POLL_INTERVAL_S)
         if stopped.is_set() and not future.done():
             raise StorageError(
-                "the request was given up, as its reader was closed", "open it again"
+                "the request was cancelled because its reader was closed", "open the reader again"
             )
     return future.result()
 
@@ -96,48 +96,54 @@ async def on_storage_loop(request: Coroutine[Any, Any, _T]) -> _T:
         except Exception as error:
             return None, error
 
-    result, error = await asyncio.wrap_future(_begin(outcome()))
+    result, error = await asyncio.wrap_future(_submit(outcome()))
     if error is not None:
         raise error
     return cast("_T", result)
 
 
-_pending: set[Future[Any]] = set()
+_pending_requests: set[Future[Any]] = set()
 
 
-def _begin(request: Coroutine[Any, Any, _T]) -> Future[_T]:
+def _submit(request: Coroutine[Any, Any, _T]) -> Future[_T]:
     """Start a request on fsspec's event loop."""
     future = asyncio.run_coroutine_threadsafe(request, fsspec.asyn.get_loop())
-    _pending.add(future)
-    future.add_done_callback(_pending.discard)
+    _pending_requests.add(future)
+    future.add_done_callback(_pending_requests.discard)
     return future
 
 
 @atexit.register
 def _end_requests() -> None:
     """Cancel all requests: an answer during the shutdown of the interpreter would abort it."""
-    pending = list(_pending)
+    pending = list(_pending_requests)
     for future in pending:
         future.cancel()
-    wait(pending, timeout=_CANCEL_S)
+    wait(pending, timeout=_CANCEL_TIMEOUT_S)
 
 
-_REFUSED_TEXTS = ("connection refused", "connect call failed", "[errno 111]", "econnrefused")
+_CONNECTION_REFUSED_TEXTS = (
+    "connection refused",
+    "connect call failed",
+    "[errno 111]",
+    "econnrefused",
+)
 
 
-def backoff_delays(first_s: float, longest_s: float, until: float) -> Iterator[float]:
-    """Yield seconds to wait before each retry: up to first_s, twice that, four times … longest_s.
+def backoff_delays(first_s: float, longest_s: float, deadline: float) -> Iterator[float]:
+    """Yield the seconds to wait before each retry, drawn uniformly below a growing bound.
 
-    They are drawn at random, so that many processes that failed together do not retry at once, and
-    end before a retry that would begin at `until` or later, a time of `time.monotonic`.
+    The bound is `first_s` and doubles with each retry, up to `longest_s`. Random delays keep many
+    processes that failed together from retrying together. The delays end before a retry that
+    would begin at `deadline` or later, a time of `time.monotonic`.
     """
-    most = first_s
+    upper_s = first_s
     while True:
-        pause = random.uniform(0, min(most, longest_s))
-        if time.monotonic() + pause >= until:
+        delay_s = random.uniform(0, min(upper_s, longest_s))
+        if time.monotonic() + delay_s >= deadline:
             return
-        yield pause
-        most = min(2 * most, longest_s)
+        yield delay_s
+        upper_s = min(2 * upper_s, longest_s)
 
 
 def is_connection_refused(error: BaseException) -> bool:
@@ -146,7 +152,7 @@ def is_connection_refused(error: BaseException) -> bool:
     while cause is not None:
         text = str(cause).lower()
         if isinstance(cause, ConnectionRefusedError) or any(
-            words in text for words in _REFUSED_TEXTS
+            words in text for words in _CONNECTION_REFUSED_TEXTS
         ):
             return True
         cause = cause.__cause__ or cause.__context__

@@ -50,8 +50,8 @@ class ObjectsStore(Store):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         start, stop = bounds(byte_range)
-        good = is_json if key.endswith(".json") else None  # metadata has no checksum
-        request = self.objects.get_async(self.key(key), start, stop, good=good)
+        intact = is_json if key.endswith(".json") else None  # metadata has no checksum
+        request = self.objects.get_async(self.key(key), start, stop, intact=intact)
         try:
             data = await on_storage_loop(request)
         except FileNotFoundError:
@@ -84,8 +84,8 @@ class ObjectsStore(Store):
 
     async def delete_dir(self, prefix: str) -> None:
         self._check_writable()
-        start = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        keys = [self.key(key) async for key in self.list_prefix(start)]
+        folder = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        keys = [self.key(key) async for key in self.list_prefix(folder)]
         await on_storage_loop(self.objects.delete_async(keys))
 
     def list(self) -> AsyncIterator[str]:
@@ -93,10 +93,10 @@ class ObjectsStore(Store):
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         folder = prefix.rpartition("/")[0]
-        skip = len(self.prefix) + 1 if self.prefix else 0
+        prefix_length = len(self.prefix) + 1 if self.prefix else 0
         for name, _ in await on_storage_loop(self.objects.list_async(self.key(folder))):
-            if name[skip:].startswith(prefix):
-                yield name[skip:]
+            if name[prefix_length:].startswith(prefix):
+                yield name[prefix_length:]
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         for name in await on_storage_loop(self.objects.children_async(self.key(prefix.strip("/")))):

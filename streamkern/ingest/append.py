@@ -38,11 +38,11 @@ from streamkern.ingest.received import received_for_store
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
-from streamkern.store.appender import StoreAppender, complete
+from streamkern.store.appender import StoreAppender, complete_append
 from streamkern.store.chunk_output import (
     DEFAULT_MEMORY,
     check_seed,
-    fill,
+    fill_store,
     n_writers,
     refuse_same_place,
 )
@@ -68,8 +68,9 @@ def append(
     """Append the rows of `inputs` to `store`; return the spec of the extended store.
 
     At every instant the store is the old one or the new one. A process that reads the old one at
-    the same time continues with its rows. After a kill the same call resumes, and does not append
-    again what it has appended already: to append the same rows twice in a row, pass another seed.
+    the same time continues with its rows. After a kill the same call resumes, and rows that it has
+    appended already are not appended again: to append the same rows twice in a row, pass another
+    seed.
 
     Parameters
     ----------
@@ -114,8 +115,8 @@ def append(
     _refuse_svmlight(inputs, form)
     inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
     folder = scratch_folder(path, ending=".append")
-    with warned_once(), ExitStack() as files, Scratch(folder) as work:
-        work.hold()
+    with warned_once(), ExitStack() as files, Scratch(folder) as spill:
+        spill.claim()
         try:
             old = open_store(path)
             _check_store(old, dtype)
@@ -123,39 +124,39 @@ def append(
                 y = list(old.spec.target_columns or ()) or None if y is None else y
                 weighted = sample_weight is not None
                 sample_weight = sample_weight if weighted else old.spec.weight_column
-            opened = partial(
+            open_input = partial(
                 open_reader, inputs, y, files, x=x, sample_weight=sample_weight,
                 input_options=input_options, missing=missing, external=external, foreign=foreign,
                 form=form, drop_missing=drop_missing_targets,
             )  # fmt: skip
-            reader = _reader(opened, old.spec, is_table(inputs, form))
+            reader = _reader(open_input, old.spec, is_table(inputs, form))
             refuse_same_place(paths_of(inputs), path)
             _check_names(reader, old.spec, x)
             plan = {"inputs": reader.identity, "seed": int(seed) if shuffle else None}
             if drop_missing_targets:
                 plan["drop_missing_targets"] = True
-            complete(path)
+            complete_append(path)
             if not _is_appended(old, plan):
                 key = json_digest(plan)
                 kind = "values" if old.spec.classes is None else "classes"
                 rows = spool_rows(
-                    reader, files, plan["seed"], key, work, kind, dtype, memory, progress, old.spec
+                    reader, files, plan["seed"], key, spill, kind, dtype, memory, progress, old.spec
                 )
                 _write(rows, path, reader, key, memory, progress)
                 rows.spool.discard()
         except StorageError:
             raise  # the spooled rows are good, and the same call resumes from them
         except StreamkernError:
-            work.discard()
+            spill.discard()
             raise
-        work.discard()
+        spill.discard()
     return open_store(path).spec
 
 
 def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
     """Raise DataError for svmlight files if the store lacks their first feature number."""
-    known = (form.recorded or {}).get("format") == "svmlight"
-    if known or not is_path(next(iter(paths_of(inputs)), None)):
+    is_recorded = (form.recorded or {}).get("format") == "svmlight"
+    if is_recorded or not is_path(next(iter(paths_of(inputs)), None)):
         return
     if form.format == "svmlight" or "svmlight" in map(kind_by_ending, paths_of(inputs)):
         raise DataError(
@@ -166,12 +167,12 @@ def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
         )
 
 
-def _reader(opened: Callable[..., Reader], spec: StoreSpec, table: bool) -> Reader:
+def _reader(open_input: Callable[..., Reader], spec: StoreSpec, table: bool) -> Reader:
     """Return a reader of rows with the columns of the store, encoded if the store is."""
     if spec.encoder is not None and table:
-        return encoded_reader(opened, Encoder.from_json(spec.encoder, "the store"))
-    reader = opened(columns=spec.columns)
-    check_encoder(reader.encoder, spec.encoder, "what is appended")
+        return encoded_reader(open_input, Encoder.from_json(spec.encoder, "the store"))
+    reader = open_input(columns=spec.columns)
+    check_encoder(reader.encoder, spec.encoder, "the data to append")
     return reader
 
 
@@ -185,8 +186,8 @@ def _checked_place(store: str | os.PathLike[str]) -> os.PathLike[str]:
     path = local_path(store)
     if path is None:
         raise ConfigError(
-            f"{redact(store)} is not on a disk, and only there can a store be replaced in one "
-            "step by one writer",
+            f"{redact(store)} is not on a disk, where alone one writer can replace a store in one "
+            "step",
             f"ingest the rows to a store of their own, and give {mention('data.train')} both",
         )
     open_store(path)  # fails before a folder for scratch files is made beside the store
@@ -200,7 +201,7 @@ def _check_store(store: Store, dtype: Any) -> None:
         raise DataError(f"{store!r} was not written by streamkern", "ingest it, and append to that")
     if spec.n_origins or spec.hides_copies:
         raise DataError(
-            f"{store!r} holds augmented copies, from which new rows could not be told apart",
+            f"{store!r} holds augmented copies, which could not be distinguished from new rows",
             "append to the store that they were made from, and augment that again",
         )
     if spec.mean is None or spec.scale is None:
@@ -215,10 +216,10 @@ def _check_store(store: Store, dtype: Any) -> None:
 def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
     """Raise DataError if column names differ from the store, where both have names."""
     check_header(reader, spec.columns, x)
-    expected, theirs = spec.target_columns, reader.target_columns
-    if expected is not None and theirs is not None and len(expected) > 1 and expected != theirs:
+    expected, names = spec.target_columns, reader.target_columns
+    if expected is not None and names is not None and len(expected) > 1 and expected != names:
         raise DataError(
-            f"the targets are {some(theirs)} and those of the store {some(expected)}",
+            f"the targets are {some(names)} and those of the store {some(expected)}",
             f"give the same in the same order with {mention('y=')}",
         )
 
@@ -229,9 +230,9 @@ def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
         return False
     if source_digest(plan, "") is None:
         raise DataError(
-            f"what was last appended to {store!r} looks like these rows, and only their ends can "
-            f"be compared",
-            f"if they are others, give another {mention('seed=')}, else there is nothing to do",
+            f"what was last appended to {store!r} looks like these rows, of which only the first "
+            f"and last can be compared",
+            f"if they are other rows, give another {mention('seed=')}, else there is nothing to do",
         )
     return True
 
@@ -248,10 +249,10 @@ def _write(
     spec = appender.spec
     ranks = None
     if spec.classes is not None:
-        known = KnownClasses(spec.classes, spec.label_dtype)
-        ranks = np.array([known.find(label) for label in values.labels], np.int64)
+        known_classes = KnownClasses(spec.classes, spec.label_dtype)
+        ranks = np.array([known_classes.find(label) for label in values.labels], np.int64)
     n_ahead = n_writers(path, memory // 4, spec.chunk_rows * spec.row_bytes)
-    fill(appender, partial(_chunks_from, spool, ranks, appender), n_ahead, progress)
+    fill_store(appender, partial(_chunks_from, spool, ranks, appender), n_ahead, progress)
 
 
 def _chunks_from(
@@ -263,8 +264,10 @@ def _chunks_from(
 
     def chunk(head: RowBlock | None, X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
         y = y if ranks is None else ranks[y].astype(spec.y_dtype)
-        made = RowBlock(X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW.type(before))
-        return made if head is None else concatenated([head, made])
+        new_rows = RowBlock(
+            X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW_NUMBER_DTYPE.type(before)
+        )
+        return new_rows if head is None else concatenated([head, new_rows])
 
     for i in range(first, spec.n_chunks):
         start = max(i * spec.chunk_rows, before)

@@ -112,7 +112,7 @@ def refuse_more(file: IO[bytes], where: str, n_rows: int) -> None:
     if file.read(1):
         raise DataError(
             f"{where} goes on after the last of its {n_rows} rows",
-            "it is damaged, or several arrays in one file: save them apart",
+            "it is damaged, or holds several arrays: save each to a file of its own",
         )
 
 
@@ -156,18 +156,18 @@ def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     where = redact(url)
     identity = [opener.identity(url), *requested_names(request, where)]
     archive = opener.keep(_archive(opener.open(url), where))
-    held = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
+    names = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
 
     @cache
-    def find(name: str) -> Any:
-        if name not in held:
+    def open_array(name: str) -> Any:
+        if name not in names:
             return None
         return npy_array(opener.keep(_entry(archive, name, where)), f"{name} of {where}", opener)
 
     def read(i: int, name: str) -> Any:
-        array = find(name)
+        array = open_array(name)
         if array is None:
-            raise no_array(name, held, where)
+            raise no_array(name, names, where)
         if i == 0 and getattr(array.dtype, "names", None):
             raise DataError(
                 f"{name} of {where} is a structured array, whose fields are columns",
@@ -175,7 +175,7 @@ def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
             )
         return array
 
-    return ArrayReader(named_arrays(find, read, request, where), where, identity)
+    return ArrayReader(named_arrays(open_array, read, request, where), where, identity)
 
 
 def _archive(file: Any, where: str) -> zipfile.ZipFile:
@@ -246,8 +246,8 @@ def holds_one_array(url: Url, kind: str, opener: FileOpener) -> bool:
 def open_single_array(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     """Return a reader of a file or store of X alone, with y and w in others or in memory."""
     where = redact(url)
-    read = [_array_in(url, kind, opener)]
-    if getattr(read[0][0].dtype, "names", None):
+    opened = [_array_in(url, kind, opener)]
+    if getattr(opened[0][0].dtype, "names", None):
         raise DataError(
             f"{where} holds a structured array, whose fields are columns",
             f"give the array itself, numpy.load({where!r}), in place of the file",
@@ -256,17 +256,19 @@ def open_single_array(kind: str, url: Url, request: ReadRequest, opener: FileOpe
         target = _labels_beside(url) if kind == "idx" and request.y is None else request.y
         if target is None:
             raise ConfigError(f"{where} holds X alone", f"give {mention('y=')}, a file or an array")
-        read.append(_array_beside(target, "y", opener, where, keep=request.drop_missing))
+        opened.append(_array_beside(target, "y", opener, where, keep_missing=request.drop_missing))
     if request.weighted:
-        read.append(_array_beside(request.w, "sample_weight", opener, where))
-    arrays, identities = zip(*read, strict=True)
+        opened.append(_array_beside(request.w, "sample_weight", opener, where))
+    arrays, identities = zip(*opened, strict=True)
     chunks = getattr(arrays[0], "shards", None) or getattr(arrays[0], "chunks", None)
     return ArrayReader(arrays, where, list(identities), aligned=(chunks or (1,))[0])
 
 
-def _array_in(url: Url, kind: str, opener: FileOpener, *, keep: bool = False) -> tuple[Any, Any]:
+def _array_in(
+    url: Url, kind: str, opener: FileOpener, *, keep_missing: bool = False
+) -> tuple[Any, Any]:
     """Return the array of such a file or store, and its identity."""
-    if kind == "zarr" and (array := zarr_array(url, opener, keep=keep)) is not None:
+    if kind == "zarr" and (array := zarr_array(url, opener, keep_missing=keep_missing)) is not None:
         return array, ["zarr", redact(url), list(array.shape), str(array.dtype)]
     identity = opener.identity(url)
     if kind == "npz" and (names := sparse_names(url, opener)) is not None:
@@ -275,19 +277,19 @@ def _array_in(url: Url, kind: str, opener: FileOpener, *, keep: bool = False) ->
 
 
 def _array_beside(
-    given: Any, name: str, opener: FileOpener, where: str, *, keep: bool = False
+    source: Any, name: str, opener: FileOpener, where: str, *, keep_missing: bool = False
 ) -> tuple[Any, Any]:
-    """Return the array of `given`, a file or data in memory, and its identity."""
-    if not is_path(given):
-        array = np.asarray(given)
+    """Return the array of `source`, a file or data in memory, and its identity."""
+    if not is_path(source):
+        array = np.asarray(source)
         return array, ends_digest(array)
-    kind = opener.kind(given)
-    if not holds_one_array(given, kind, opener):
+    kind = opener.kind(source)
+    if not holds_one_array(source, kind, opener):
         raise ConfigError(
-            f"{mention(f'{name}={redact(given)}')} must be a .npy or IDX file, or a Zarr array, "
+            f"{mention(f'{name}={redact(source)}')} must be a .npy or IDX file, or a Zarr array, "
             f"beside {where}"
         )
-    return _array_in(given, kind, opener, keep=keep)
+    return _array_in(source, kind, opener, keep_missing=keep_missing)
 
 
 def _labels_beside(url: Url) -> str | None:

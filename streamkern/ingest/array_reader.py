@@ -22,21 +22,24 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
-from streamkern.filesystem.urls import ABSENT
+from streamkern.filesystem.urls import MISSING_CHUNK_TEXT
 from streamkern.ingest.columns import ReadRequest, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.decompress import DAMAGE
 from streamkern.ingest.frames import is_frame, names_of_columns
 from streamkern.ingest.group_arrays import SparseRows, StoredSparseRows, decoded_array
 from streamkern.ingest.numeric import is_sparse, no_rows, numbers_of, numeric, with_lengths
-from streamkern.ingest.reader import Reader, with_targets
+from streamkern.ingest.reader import Reader, rows_with_targets
 from streamkern.ingest.received import received, received_targets
 from streamkern.store.conventions import check_dimensions
 from streamkern.store.sample_weights import warn_of_unused
 from streamkern.store.sparse_rows import PackedRows, longest_row
 
-_ENDS = (slice(0, 256), slice(-256, None))  # rows that identify an array that is not in memory
-_SLAB = 2**20  # bytes of an array that are made contiguous and digested at a time
+_END_SLICES = (
+    slice(0, 256),
+    slice(-256, None),
+)  # rows that identify an array that is not in memory
+_SLAB_BYTES = 2**20  # bytes of an array that are made contiguous and digested at a time
 
 
 class ArrayReader(Reader):
@@ -112,8 +115,8 @@ class ArrayReader(Reader):
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         n_rows = int(self._X.shape[0])
-        held = [a for a in (self._X, self._y, self._w) if a is not None]
-        row_bytes = max(1, sum(math.prod(a.shape[1:]) * a.dtype.itemsize for a in held))
+        arrays = [a for a in (self._X, self._y, self._w) if a is not None]
+        row_bytes = max(1, sum(math.prod(a.shape[1:]) * a.dtype.itemsize for a in arrays))
         # At least a chunk at a time: a smaller slice would decode the same chunk again.
         rows = max(block_bytes // row_bytes, self._aligned, 1)
         rows -= rows % self._aligned
@@ -125,7 +128,7 @@ class ArrayReader(Reader):
                 y = np.empty((len(X), 0)) if self._y is None else np.asarray(self._y[start:stop])
                 w = None if self._w is None else np.asarray(self._w[start:stop])
             except CorruptChunkError as error:
-                if not str(error).endswith(ABSENT):
+                if not str(error).endswith(MISSING_CHUNK_TEXT):
                     raise
                 raise CorruptChunkError(
                     f"{error} {self._where}",
@@ -153,9 +156,9 @@ def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> 
     """Raise MemoryBudgetError if rows that are read at once take far more than a block."""
     limit = 8 * block_bytes
     if row_bytes * rows > limit:
-        what = "a row" if rows == 1 else f"a chunk ({rows} rows)"
+        noun = "a row" if rows == 1 else f"a chunk ({rows} rows)"
         raise MemoryBudgetError(
-            f"{what} of {where} takes {size_text(row_bytes * rows)}, and the memory given allows "
+            f"{noun} of {where} takes {size_text(row_bytes * rows)}, and the memory given allows "
             f"{size_text(limit)}",
             f"raise {mention('memory=')}, or make it smaller",
         )
@@ -163,12 +166,12 @@ def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> 
 
 def requested_names(request: ReadRequest, where: str) -> list[str]:
     """Return the names of X, y and w; raise ConfigError for anything but a name."""
-    for what, name in zip(("x", "y", "sample_weight"), request.arrays, strict=False):
+    for parameter, name in zip(("x", "y", "sample_weight"), request.arrays, strict=False):
         if not isinstance(name, str):
-            given = name if isinstance(name, int | list | tuple) else type(name).__name__
+            shown = name if isinstance(name, int | list | tuple) else type(name).__name__
             frame = "; if each array is a column, give a data frame of them in place of the file"
             raise ConfigError(
-                f"{mention(f'{what}={given}')} must be the name of an array of {where}"
+                f"{mention(f'{parameter}={shown}')} must be the name of an array of {where}"
                 f"{frame if isinstance(name, list | tuple) else ''}"
             )
     return request.arrays
@@ -201,11 +204,11 @@ def warn_of_weights(find: Callable[[str], Any], request: ReadRequest, X: Any, wh
     warn_of_unused(weights, X.shape[0], where)
 
 
-def no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
-    """Return the error for a requested array that does not exist. held : the names that exist."""
+def no_array(name: str, names: Sequence[str], where: str) -> StoreNotFoundError:
+    """Return the error for a requested array that does not exist. names : the names that exist."""
     return StoreNotFoundError(
         f"{where} has no array {name!r}",
-        f"it has {', '.join(held) or 'none'}: name them with {mention('x=')} and "
+        f"it has {', '.join(names) or 'none'}: name them with {mention('x=')} and "
         f"{mention('y=')}; if each is a column, give a data frame of them",
     )
 
@@ -220,24 +223,26 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
     if len(X.shape) < 2:
         raise no_rows(X)
     others = [k for k in (request.y, request.w) if k is not None and request.targets]
-    given = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in others)]
+    inputs = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in others)]
     names = ("X", "y", "sample_weight")
-    for array, name in zip(given, names, strict=False):
+    for array, name in zip(inputs, names, strict=False):
         if any(size != size for size in array.shape):  # NaN: rows that Dask has not counted
             raise DataError(
                 f"{name} is a Dask array whose number of rows is not known",
                 f"count them, {name}.compute_chunk_sizes()",
             )
-    arrays = [_decoded(a, names[i], keep=request.keeps(i)) for i, a in enumerate(given)]
+    arrays = [_decoded(a, names[i], keep_missing=request.keeps(i)) for i, a in enumerate(inputs)]
     identity: dict[str, Any] = {
         "kind": "arrays",
         "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
     }
     parts = [part for a in arrays for part in (_csr_parts(a) if is_sparse(a) else [a])]
     if all(type(a) is np.ndarray for a in parts):
-        identity |= {"kind": "arrays in memory", "contents": [contents(a) for a in parts]}
+        identity |= {"kind": "arrays in memory", "contents": [content_checksum(a) for a in parts]}
     else:  # reading them may take as long as the ingest
-        identity["ends"] = ends_digest(*(np.asarray(a[part]) for a in arrays[:2] for part in _ENDS))
+        identity["ends"] = ends_digest(
+            *(np.asarray(a[part]) for a in arrays[:2] for part in _END_SLICES)
+        )
         if request.weighted:
             identity["w"] = ends_digest(np.asarray(arrays[2]))
     chunks = getattr(X, "chunks", None)
@@ -267,18 +272,18 @@ def _csr_parts(rows: Any) -> list[NDArray[Any]]:
     return [rows.data, rows.indices, rows.indptr]
 
 
-def _decoded(array: Any, name: str, *, keep: bool) -> Any:
+def _decoded(array: Any, name: str, *, keep_missing: bool) -> Any:
     """Return an array of zarr, h5py or xarray decoded by its attributes."""
     if not hasattr(array, "attrs"):
         return array
-    return decoded_array(array, lambda part: array[part], name, 0, keep=keep)
+    return decoded_array(array, lambda part: array[part], name, 0, keep_missing=keep_missing)
 
 
-def contents(array: NDArray[Any]) -> str:
+def content_checksum(array: NDArray[Any]) -> str:
     """Return the CRC-32C of an array as text; for objects, strings and scalars, `ends_digest`."""
     if array.dtype.hasobject or array.dtype.kind == "T" or not array.ndim:
         return ends_digest(array)
-    crc, rows = 0, max(1, _SLAB // max(1, array[:1].nbytes))
+    crc, rows = 0, max(1, _SLAB_BYTES // max(1, array[:1].nbytes))
     for start in range(0, len(array), rows):
         slab = np.ascontiguousarray(array[start : start + rows])
         crc = google_crc32c.extend(crc, slab.reshape(-1).view(np.uint8))
@@ -302,29 +307,29 @@ class BlockReader(Reader):
 
     def __init__(self, pairs: Iterable[Any], request: ReadRequest) -> None:
         self._rest = enumerate(pairs)
-        self._begins = self._up_to_first_rows(request)
-        if not self._begins:
+        self._first_blocks = self._blocks_to_first_rows(request)
+        if not self._first_blocks:
             raise DataError(
                 "the iterator gave no rows",
                 "give a new one where it was read before, as a generator gives its blocks once",
             )
         # An iterator can be identified only by its first rows.
-        self.identity = {"kind": "iterator", "begins": ends_digest(*self._begins[0])}
+        self.identity = {"kind": "iterator", "begins": ends_digest(*self._first_blocks[0])}
 
-    def _up_to_first_rows(self, request: ReadRequest) -> list[tuple[NDArray[Any], ...]]:
+    def _blocks_to_first_rows(self, request: ReadRequest) -> list[tuple[NDArray[Any], ...]]:
         """Return the blocks up to the first one with rows to keep.
 
         They are stored because an iterator yields them once, and the first rows are needed in
         advance.
         """
-        begins = []
+        first_blocks = []
         for X, y, *w in map(self._pair, self._rest):
             if len(X):
-                begins.append((X, y, *w))
+                first_blocks.append((X, y, *w))
                 block = RawBlock(X, y, "the iterator", 0)
-                if not request.drop_missing or len(with_targets(block, request.marks).X):
+                if not request.drop_missing or len(rows_with_targets(block, request.marks).X):
                     break
-        return begins
+        return first_blocks
 
     @staticmethod
     def _pair(numbered: tuple[int, Any]) -> tuple[NDArray[Any], ...]:
@@ -344,19 +349,19 @@ class BlockReader(Reader):
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row = 0
-        for X, y, *w in chain(self._begins, map(self._pair, self._rest)):
+        for X, y, *w in chain(self._first_blocks, map(self._pair, self._rest)):
             block = RawBlock(X, y, "the iterator", row, w=w[0] if w else None)
             step = max(1, block_bytes // max(1, X[:1].nbytes))
-            for a in range(max(start - row, 0), len(X), step):
-                yield block.part(a, a + step)
+            for offset in range(max(start - row, 0), len(X), step):
+                yield block.part(offset, offset + step)
             row += len(X)
 
 
-def _block_array(given: Any, role: int, index: int) -> NDArray[Any]:
+def _block_array(values: Any, role: int, index: int) -> NDArray[Any]:
     """Return X, y or the weights of a block as an array. role : 0, 1 or 2 in this order."""
     if role:
-        return np.asarray(received_targets(given, ("", "y", "sample_weight")[role]))
-    X = received(given, "X")
+        return np.asarray(received_targets(values, ("", "y", "sample_weight")[role]))
+    X = received(values, "X")
     if is_frame(X):
         X = numbers_of(X, "X")
         if X is None:

@@ -13,7 +13,7 @@ from streamkern.basics.text import redact, size_text
 from streamkern.basics.warning import warn
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.arrow_tables import ArrowReader, readable
+from streamkern.ingest.arrow_tables import ArrowReader, readable_file
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.csv_lines import line_pieces, without_blank
 from streamkern.ingest.input_files import FileOpener, Url, plain_path
@@ -41,7 +41,7 @@ class ParquetReader(ArrowReader):
     def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
         self._url, self._opener = url, opener
         self._identity, where = opener.identity(url), redact(url)
-        with readable(where, "Parquet"), self._opened() as file:
+        with readable_file(where, "Parquet"), self._opened() as file:
             _check_footer(where, file.metadata)
             self.schema, n_rows = file.schema_arrow, file.metadata.num_rows
             super().__init__(where, self.schema, n_rows, request, [self._identity, request.json()])
@@ -57,7 +57,7 @@ class ParquetReader(ArrowReader):
             yield files.enter_context(parquet.ParquetFile(file, page_checksum_verification=True))
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        with readable(self._where, "Parquet"), self._opened() as file:
+        with readable_file(self._where, "Parquet"), self._opened() as file:
             if self._opener.identity(self._url) != self._identity:
                 raise DataError(
                     f"{self._where} was replaced while it was read",
@@ -79,8 +79,8 @@ class ParquetReader(ArrowReader):
         return int(max(8 * n_values, *sizes, 0))
 
 
-_LINE = 32 << 20  # bytes of a line of JSON at most
-_LOOK = 1 << 20  # bytes of JSON that are parsed at once to find the types of the columns
+_MAX_LINE_BYTES = 32 << 20  # of a line of JSON
+_TYPE_PIECE_BYTES = 1 << 20  # of JSON that are parsed at once to find the types of the columns
 
 
 class ArrowFileReader(ArrowReader):
@@ -89,7 +89,10 @@ class ArrowFileReader(ArrowReader):
     def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
         self._url, self._opener = url, opener
         where, identity = redact(url), [opener.identity(url), request.json()]
-        with readable(where, "Arrow IPC (Feather version 2)"), self._opened(None) as (schema, _):
+        with (
+            readable_file(where, "Arrow IPC (Feather version 2)"),
+            self._opened(None) as (schema, _),
+        ):
             self.schema = schema
         super().__init__(where, self.schema, None, request, identity)
 
@@ -112,7 +115,7 @@ class ArrowFileReader(ArrowReader):
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         n_rows = 0
-        with readable(self._where, "Arrow IPC"), self._opened(columns) as (_, batches):
+        with readable_file(self._where, "Arrow IPC"), self._opened(columns) as (_, batches):
             for batch in batches:
                 batch.validate(full=True)  # damaged offsets would end the process
                 if batch.nbytes > 8 * block_bytes:
@@ -139,14 +142,16 @@ class JsonLinesReader(ArrowReader):
         self.schema: Any = None
         where, n_rows = redact(url), 0
         schema = import_optional("pyarrow", "reading JSON lines").schema([])
-        for table in self._tables(_LINE, where, None, _LOOK):
+        for table in self._tables(_MAX_LINE_BYTES, where, None, _TYPE_PIECE_BYTES):
             schema, n_rows = _unified(schema, table.schema, where), n_rows + len(table)
             self._warn_of_rounding(table, where)
         self.schema = schema
         super().__init__(where, schema, n_rows, request, [opener.identity(url), request.json()])
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        for table in self._tables(max(block_bytes, _LOOK), self._where, self.schema, None):
+        for table in self._tables(
+            max(block_bytes, _TYPE_PIECE_BYTES), self._where, self.schema, None
+        ):
             yield from table.select(self.schema.names).combine_chunks().to_batches()
 
     def _warn_of_rounding(self, table: Any, where: str) -> None:
@@ -164,15 +169,15 @@ class JsonLinesReader(ArrowReader):
     def _tables(self, size: int, where: str, schema: Any, step: int | None) -> Iterator[Any]:
         """Yield a table for each piece of whole lines."""
         arrow, json = import_optional("pyarrow"), import_optional("pyarrow.json")
-        parse = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer")
+        parse_options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer")
         with closing(self._opener.open_once(self._url)) as file:
             for number, text in line_pieces(file, size, where, step):
                 content = without_blank(text)
                 if not content:
                     continue
-                read = json.ReadOptions(use_threads=False, block_size=len(content) + 1)
+                read_options = json.ReadOptions(use_threads=False, block_size=len(content) + 1)
                 try:
-                    table = json.read_json(arrow.BufferReader(content), read, parse)
+                    table = json.read_json(arrow.BufferReader(content), read_options, parse_options)
                 except arrow.ArrowException as error:
                     raise DataError(
                         f"{where} is not a file of JSON lines with columns of one type each: "
@@ -187,19 +192,19 @@ class JsonLinesReader(ArrowReader):
                 yield table
 
 
-def _unified(known: Any, schema: Any, where: str) -> Any:
+def _unified(schema_so_far: Any, schema: Any, where: str) -> Any:
     """Return a schema that holds the values of both; raise DataError if there is none."""
     arrow = import_optional("pyarrow")
     for field in schema:
-        k = known.get_field_index(field.name)
-        if k >= 0 and {str(field.type)[:9], str(known.field(k).type)[:9]} == {
+        k = schema_so_far.get_field_index(field.name)
+        if k >= 0 and {str(field.type)[:9], str(schema_so_far.field(k).type)[:9]} == {
             "string",
             "timestamp",
         }:
             schema = schema.set(schema.get_field_index(field.name), field.with_type(arrow.string()))
-            known = known.set(k, field.with_type(arrow.string()))
+            schema_so_far = schema_so_far.set(k, field.with_type(arrow.string()))
     try:
-        return arrow.unify_schemas([known, schema], promote_options="permissive")
+        return arrow.unify_schemas([schema_so_far, schema], promote_options="permissive")
     except arrow.ArrowException as error:
         raise DataError(
             f"{where} has columns that are of one type first and of another later ({error})",
@@ -207,5 +212,5 @@ def _unified(known: Any, schema: Any, where: str) -> Any:
         ) from error
 
 
-TYPED = {"parquet": ParquetReader, "arrow": ArrowFileReader, "jsonl": JsonLinesReader}
+TYPED_READERS = {"parquet": ParquetReader, "arrow": ArrowFileReader, "jsonl": JsonLinesReader}
 """The readers of formats with typed columns."""

@@ -54,8 +54,8 @@ def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
     return np.result_type(*dtypes) if all(k.kind in "biuf" for k in dtypes) else None
 
 
-def _columns(schema: Any, request: ReadRequest, where: str) -> list[str]:
-    """Return the names of the columns, without an index that is not asked for by name."""
+def _data_columns(schema: Any, request: ReadRequest, where: str) -> list[str]:
+    """Return the names of the columns, without an index that was not requested by name."""
     metadata = schema.pandas_metadata
     metadata = metadata.get("index_columns", ()) if isinstance(metadata, dict) else ()
     index = {name for name in metadata if isinstance(name, str)}  # a range index has no column
@@ -70,35 +70,35 @@ def _columns(schema: Any, request: ReadRequest, where: str) -> list[str]:
     return [k for k in schema.names if k not in index - requested]
 
 
-def _warn_of_others(name: str, others: list[str], where: str) -> None:
+def _warn_of_unused_columns(name: str, unused: list[str], where: str) -> None:
     """Warn of columns that are unused because a column of lists holds all features."""
-    if others:
+    if unused:
         warn(
             f"the lists in column {name!r} of {where} are all of the features, and its columns "
-            f"{some(others)} are not used; {mention('x', name)} says so without this warning"
+            f"{some(unused)} are not used; {mention('x', name)} says so without this warning"
         )
 
 
 class ArrowReader(Reader):
-    """Reader of Arrow record batches; a column of lists asked for by name, or named X, is X."""
+    """Reader of Arrow record batches; X may be a column of lists, by its name or if named X."""
 
-    typed = True  # text is never a number, whatever it looks like
+    typed = True  # text is never a number, even if it looks like one
 
     def __init__(
         self, where: str, schema: Any, n_rows: int | None, request: ReadRequest, identity: Any
     ) -> None:
         self._n_rows, self.identity, self._where = n_rows, identity, where
-        unasked = request.x is None and request.targets
+        is_default = request.x is None and request.targets
         name = "X" if request.x is None else request.x
-        lists = name in schema.names and is_list_type(schema.field(name).type)
-        self._lists = lists and request.cells is None
+        is_list_column = name in schema.names and is_list_type(schema.field(name).type)
+        self._lists = is_list_column and request.cells is None
         if self._lists:
             request = request._replace(x=name, columns=None)
-        columns = _columns(schema, request, where)
+        columns = _data_columns(schema, request, where)
         split = split_columns(columns, request, where)
-        if self._lists and unasked:
-            known = {*split.all, *request.dropped}
-            _warn_of_others(name, [k for k in columns if k not in known], where)
+        if self._lists and is_default:
+            used_columns = {*split.all, *request.dropped}
+            _warn_of_unused_columns(name, [k for k in columns if k not in used_columns], where)
         self.columns = None if self._lists else split.features
         self.target_columns = split.targets
         self.weight_column = next(iter(split.weights), None)
@@ -194,7 +194,7 @@ class ArrowReader(Reader):
             if column.null_count:
                 missing |= np.asarray(column.is_null().to_numpy(zero_copy_only=False), bool)
             if self._marks is not None and self._marks.texts:
-                missing |= self._marks.matched(plain_cells(column))
+                missing |= self._marks.mask_of(plain_cells(column))
             if self._drop_missing:
                 missing |= ~present(column)
                 if is_text_type(plain_cells(column).type):
@@ -255,9 +255,9 @@ class ArrowReader(Reader):
             .list_value_length(lists)
             .to_numpy(zero_copy_only=False)
         )
-        other = sizes != sizes[:1]
-        if other.any():
-            k = int(np.argmax(other))
+        differs = sizes != sizes[:1]
+        if differs.any():
+            k = int(np.argmax(differs))
             raise DataError(
                 f"{self._where}, row {row_number(rows, k)}: the list in {name!r} has {sizes[k]} "
                 f"numbers, that of row {row_number(rows, 0)} has {sizes[0]}",
@@ -292,8 +292,8 @@ class ArrowReader(Reader):
         try:
             column = unwrapped(column)
             if types.is_decimal(column.type):
-                whole = column.type.scale <= 0 and column.type.precision <= 18
-                column = column.cast(arrow.int64()) if whole else self._floats(column, name)
+                is_integer = column.type.scale <= 0 and column.type.precision <= 18
+                column = column.cast(arrow.int64()) if is_integer else self._floats(column, name)
             return np.asarray(column.to_numpy(zero_copy_only=False))
         except (UnicodeDecodeError, arrow.ArrowException) as error:
             raise DataError(
@@ -304,8 +304,8 @@ class ArrowReader(Reader):
 
 
 @contextmanager
-def readable(where: str, kind: str) -> Iterator[None]:
-    """Raise DataError for whatever pyarrow cannot read as a file of this kind."""
+def readable_file(where: str, kind: str) -> Iterator[None]:
+    """Raise DataError for data that pyarrow cannot read as a file of this kind."""
     try:
         yield
     except StreamkernError:

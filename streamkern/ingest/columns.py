@@ -123,32 +123,32 @@ def split_columns(
         No such column, one in two roles, nothing left as a feature, repeated names, or other
         columns than expected.
     """
-    if (repeated := _twice(names)) is not None:
+    if (repeated := _first_repeated(names)) is not None:
         raise DataError(f"{where} has two columns named {repeated!r}", "rename one")
-    for what, given in (("y", request.y), ("sample_weight", request.w)):
-        _refuse_values(given, len(names), what, where)
-    others = [
+    for parameter, values in (("y", request.y), ("sample_weight", request.w)):
+        _refuse_values(values, len(names), parameter, where)
+    roles = [
         [
             _name_of(names, k, where, named)
             for k in as_list(role)
-            if request.targets or _holds(names, k)
+            if request.targets or _has_column(names, k)
         ]
         for role in (
             "y" if request.y is None else request.y,
             [] if request.w is None else request.w,
         )
     ]
-    taken = [name for group in others for name in group]
+    target_names = [name for group in roles for name in group]
     if request.x is None:
-        features = [name for name in names if name not in set(taken)]
+        features = [name for name in names if name not in set(target_names)]
     else:
         features = [_name_of(names, k, where, named) for k in as_list(request.x)]
-    if (repeated := _twice([*taken, *features])) is not None:
-        raise DataError(f"column {repeated!r} of {where} is asked for twice", "give it one role")
-    both = [name for name in taken if name in request.dropped]
-    if both:
+    if (repeated := _first_repeated([*target_names, *features])) is not None:
+        raise DataError(f"column {repeated!r} of {where} is requested twice", "give it one role")
+    dropped_targets = [name for name in target_names if name in request.dropped]
+    if dropped_targets:
         raise DataError(
-            f"column {both[0]!r} of {where} is a target or weight, and cannot be dropped",
+            f"column {dropped_targets[0]!r} of {where} is a target or weight and cannot be dropped",
             f"leave it out of {mention('drop=')}",
         )
     unknown = [name for name in request.dropped if name not in names]
@@ -162,24 +162,26 @@ def split_columns(
         features = in_order(features, request.columns, where)
     if not features:
         raise DataError(
-            f"{where} has no column left as a feature beside {', '.join(taken)}",
+            f"{where} has no column left as a feature beside {', '.join(target_names)}",
             f"give at least one that is not named by {mention('y=')}, {mention('sample_weight=')} "
             f"or {mention('drop=')}",
         )
-    targets, weights = others if request.targets else ([], [])
+    targets, weights = roles if request.targets else ([], [])
     return Split(tuple(features), tuple(targets), tuple(weights))
 
 
-def _refuse_values(given: Any, n_columns: int, what: str, where: str) -> None:
+def _refuse_values(values: Any, n_columns: int, parameter: str, where: str) -> None:
     """Raise DataError if values of targets or weights are given in place of column names."""
-    columns = given is None or isinstance(given, str | int)
-    columns = columns or (all(isinstance(k, str | int) for k in given) and len(given) <= n_columns)
-    if not columns:
-        kind = "targets" if what == "y" else "weights"
+    are_columns = values is None or isinstance(values, str | int)
+    are_columns = are_columns or (
+        all(isinstance(k, str | int) for k in values) and len(values) <= n_columns
+    )
+    if not are_columns:
+        kind = "targets" if parameter == "y" else "weights"
         raise DataError(
-            f"{what} holds values, and {where} is a table with {kind} among its columns",
-            f"give the name of the column as {what}, or read the table into a data frame and give "
-            "this with the values",
+            f"{parameter} holds values, but {where} is a table with {kind} among its columns",
+            f"give the name of the column as {parameter}, or read the table into a data frame and "
+            "give this with the values",
         )
 
 
@@ -190,17 +192,18 @@ def in_order(
 
     role : the parameter that chooses them
     """
-    held, wanted = set(columns), set(expected)
-    missing = [name for name in expected if name not in held]
-    extra = [name for name in columns if name not in wanted]
+    present, expected_set = set(columns), set(expected)
+    missing = [name for name in expected if name not in present]
+    extra = [name for name in columns if name not in expected_set]
     if missing or extra:
         lacks = f"lacks {some(missing)}" if missing else ""
         has = f"has {some(extra)} besides" if extra else ""
         add = "add what is missing" if missing else ""
         choose = f"choose these with {mention(f'{role}=')}" if extra else ""
         raise DataError(
-            f"{where} {_and(lacks, has)}: its columns must be {some(expected)}, in any order",
-            f"{_and(add, choose)}",
+            f"{where} {_joined_by_and(lacks, has)}: its columns must be {some(expected)}, in any "
+            "order",
+            f"{_joined_by_and(add, choose)}",
         )
     return list(expected)
 
@@ -230,16 +233,16 @@ def _name_of(names: Sequence[str], column: Any, where: str, named: bool = True) 
     return names[position]
 
 
-def _holds(names: Sequence[str], column: Any) -> bool:
+def _has_column(names: Sequence[str], column: Any) -> bool:
     """Return whether the column exists; an integer is always a position in this table."""
     return str(column) in names or (isinstance(column, int) and -len(names) <= column < len(names))
 
 
-def _and(*parts: str) -> str:
+def _joined_by_and(*parts: str) -> str:
     return " and ".join(part for part in parts if part)
 
 
-def _twice(names: Sequence[str]) -> str | None:
+def _first_repeated(names: Sequence[str]) -> str | None:
     """Return the first name that occurs more than once; None if there is none."""
     return next((name for name, n in Counter(names).items() if n > 1), None)
 
@@ -321,7 +324,7 @@ class RecordedArrays(NamedTuple):
         return request._replace(x=x, y=y, w=w)
 
 
-USUAL = RecordedArrays()
+DEFAULT_ARRAYS = RecordedArrays()
 """Names of data with the default names."""
 
 

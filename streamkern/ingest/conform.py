@@ -256,8 +256,11 @@ def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:
     return np.dtype(np.float32 if source.itemsize <= 2 else np.float64)
 
 
-_MAX_RELATIVE_ROUNDING = 1e-3  # of a column's standard deviation
-_WIDTH, _SLAB = 256, 1 << 15  # minimum columns of a working block; its entries
+_MAX_ROUNDING_PER_STD = 1e-3  # of a column's standard deviation
+_MIN_WORKING_COLUMNS, _SLAB_ENTRIES = (
+    256,
+    1 << 15,
+)  # minimum columns of a working block; its entries
 
 
 class RoundingTracker:
@@ -274,26 +277,26 @@ class RoundingTracker:
         self._dtype = dtype
         self._n_rows = 0
         # The first row, and sums and sums of squares of the differences of the others from it.
-        self._first, self._sums, self._squares, self._worst = np.zeros((4, n_columns))
+        self._first, self._sums, self._squares, self._max_errors = np.zeros((4, n_columns))
         if saved is not None:
             self._n_rows = saved["n_rows"]
-            self._first, self._sums, self._squares, self._worst = np.array(saved["columns"])
+            self._first, self._sums, self._squares, self._max_errors = np.array(saved["columns"])
 
     @property
     def saved(self) -> dict[str, Any]:
         """State so far, as JSON."""
-        columns = (self._first, self._sums, self._squares, self._worst)
+        columns = (self._first, self._sums, self._squares, self._max_errors)
         return {"n_rows": self._n_rows, "columns": [k.tolist() for k in columns]}
 
     def add(self, X: NDArray[Any], rounded: NDArray[Any]) -> None:
-        """Add rows (k, d), as they are and as they were rounded."""
+        """Add rows X (k, d) and the same rows rounded."""
         if not len(X):
             return
         if not self._n_rows:
             self._first = np.array(X[0], np.float64)
         self._n_rows += len(X)
         # Several rows side by side, because NumPy is slow if an axis is short.
-        rows_per_line = max(1, _WIDTH // X.shape[1])
+        rows_per_line = max(1, _MIN_WORKING_COLUMNS // X.shape[1])
         cut = len(X) - len(X) % rows_per_line
         self._add(X[:cut], rounded[:cut], rows_per_line)
         self._add(X[cut:], rounded[cut:], 1)
@@ -302,12 +305,16 @@ class RoundingTracker:
         """Add rows (k, d), `rows_per_line` of them side by side; k is a multiple of this."""
         width = rows_per_line * X.shape[1]
         X, rounded = X.reshape(-1, width), rounded.reshape(-1, width)
-        first, rows = np.tile(self._first, rows_per_line), max(1, _SLAB // width)
+        first, rows = np.tile(self._first, rows_per_line), max(1, _SLAB_ENTRIES // width)
         for start in range(0, len(X), rows):
             part = X[start : start + rows]
             difference = part - rounded[start : start + rows]
-            worst = np.abs(difference, out=difference).max(axis=0)
-            np.maximum(self._worst, worst.reshape(rows_per_line, -1).max(axis=0), out=self._worst)
+            errors = np.abs(difference, out=difference).max(axis=0)
+            np.maximum(
+                self._max_errors,
+                errors.reshape(rows_per_line, -1).max(axis=0),
+                out=self._max_errors,
+            )
             np.subtract(part, first, out=difference)
             ones = np.ones(len(difference))
             self._sums += (ones @ difference).reshape(rows_per_line, -1).sum(axis=0)
@@ -322,21 +329,22 @@ class RoundingTracker:
         """
         means = self._sums / max(self._n_rows, 1)
         spread = np.sqrt(np.maximum(self._squares / max(self._n_rows, 1) - means**2, 0))
-        # A constant column loses nothing, whatever the error.
-        lost = (self._worst > _MAX_RELATIVE_ROUNDING * spread) & (self._squares > 0)
-        if lost.any():
-            k = int(np.argmax(lost))
+        # Rounding a constant column loses nothing.
+        is_lost = (self._max_errors > _MAX_ROUNDING_PER_STD * spread) & (self._squares > 0)
+        if is_lost.any():
+            k = int(np.argmax(is_lost))
             name = str(k) if columns is None else repr(columns[k])
-            others = f" and {len(files) - 1} more" if len(files) > 1 else ""
+            more_files = f" and {len(files) - 1} more" if len(files) > 1 else ""
             raise DataError(
-                f"column {name} of {files[0]}{others} is rounded by up to {self._worst[k]:.3g} in "
+                f"column {name} of {files[0]}{more_files} is rounded by up to "
+                f"{self._max_errors[k]:.3g} in "
                 f"{self._dtype.name}, while its values vary only by {spread[k]:.3g}: pass "
                 f"{mention('dtype', 'float64')}, or subtract a constant from the column"
             )
 
 
 def without_long_doubles(values: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return long doubles as float64, with a warning if that rounds; other arrays as they are."""
+    """Return long doubles as float64, with a warning if that rounds; other arrays unchanged."""
     if values.dtype.kind != "f" or values.dtype.itemsize <= 8:
         return values
     with np.errstate(over="ignore", invalid="ignore"):

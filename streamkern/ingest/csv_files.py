@@ -2,7 +2,7 @@
 
 A row is a line once the lines of quoted fields are joined (`csv_lines`). Each piece of whole rows
 is parsed by itself, and the number of parsed rows is compared with the number of lines, so that a
-stray quote swallows nothing. Python's csv module, in strict mode, decides what is valid: pyarrow
+stray quote cannot hide rows. Python's csv module, in strict mode, defines a valid file: pyarrow
 gets only pieces whose quotes, if any, surround whole fields, where the two cannot disagree. A piece
 that pyarrow refuses is read again by the csv module, which reports the error and its position.
 """
@@ -26,7 +26,7 @@ from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_layout import NumberedLines, csv_layout
 from streamkern.ingest.csv_lines import (
-    BREAK,
+    LINE_BREAK_MARK,
     UNCLOSED,
     after_lines,
     arrow_columns,
@@ -53,7 +53,7 @@ from streamkern.ingest.tables.missing import missing_in
 from streamkern.ingest.tables.numbers import is_number, is_padded, numbers
 
 Part = tuple[Any, list[Any], list[Any], Any]
-"""Rows of a piece: X, targets, weights, and a mask of the rows that were kept, None for all."""
+"""Rows of a piece: X, targets, weights, and a mask of lines with a target, None if all have one."""
 
 
 class CsvReader(Reader):
@@ -75,7 +75,7 @@ class CsvReader(Reader):
         self.identity, self._where, self._open = identity, where, open_file
         self._style, self._marks = form.style, request.marks
         self._cells, self._drop_missing = request.cells, request.drop_missing
-        self._keys = RoundingWarnings()
+        self._rounding_warnings = RoundingWarnings()
         if request.cells is not None:
             import_optional("pyarrow", "reading words, dates and missing values")
         with closing(self._open()) as file:
@@ -115,10 +115,10 @@ class CsvReader(Reader):
     def _without_index(self, request: ReadRequest) -> ReadRequest:
         """Return the request with index columns dropped that it does not name; warn of each."""
         roles = [request.x, request.y, request.w, request.columns]
-        named = {str(k) for role in roles for k in as_list(role)}
+        requested = {str(k) for role in roles for k in as_list(role)}
         dropped = []
         for position, name in enumerate(() if request.whole else self._layout.index_columns):
-            if not named & {name, str(position), str(position - len(self._names))}:
+            if not requested & {name, str(position), str(position - len(self._names))}:
                 warn_of_index(name, self._where)
                 dropped.append(name)
         return request._replace(dropped=(*request.dropped, *dropped))
@@ -157,28 +157,28 @@ class CsvReader(Reader):
         skip, above = start + (1 if self._layout.header else 0), self._layout.skip_lines
         with closing(self._open()) as file:
             pieces = below(line_pieces(file, block_bytes, self._where), above)
-            for number, text, plain in whole_rows(pieces, self._delimiter, len(self._names)):
+            for number, text, well_quoted in whole_rows(pieces, self._delimiter, len(self._names)):
                 if self._delimiter == " ":
                     text = single_blanks(text)
-                    plain = b'"' not in text or is_well_quoted(text, " ")
+                    well_quoted = b'"' not in text or is_well_quoted(text, " ")
                 content = without_blank(text)
-                n_here = n_lines(content)
-                if n_here > skip:
-                    rows = by_arrow(after_lines(content, skip)) if plain else None
+                n_rows = n_lines(content)
+                if n_rows > skip:
+                    rows = by_arrow(after_lines(content, skip)) if well_quoted else None
                     if rows is None:
                         rows = by_python(numbered_lines(text, number, self._where)[skip:], start)
                     yield rows, start
-                    start += n_here - skip
-                skip = max(skip - n_here, 0)
+                    start += n_rows - skip
+                skip = max(skip - n_rows, 0)
         self._n_rows = start
 
     # ------------------------------------------------------------------------- one piece of lines
 
     def _block(self, part: Part, start: int) -> RawBlock:
         """Return the parsed rows as a block. start : row number of the first line."""
-        X, targets, weights, kept = part
+        X, targets, weights, has_target = part
         y = np.stack(targets, axis=1) if targets else np.empty((len(X), 0))
-        n_dropped = 0 if kept is None else int((~kept).sum())
+        n_dropped = 0 if has_target is None else int((~has_target).sum())
         block = RawBlock(
             X,
             y[:, 0] if len(targets) == 1 else y,
@@ -186,12 +186,13 @@ class CsvReader(Reader):
             start,
             [self._names[k] for k in self._features],
             weights[0] if weights else None,
-            start + np.flatnonzero(kept) if n_dropped else None,
+            start + np.flatnonzero(has_target) if n_dropped else None,
             n_dropped,
         )
         if self._drop_missing or not targets or self._marks is None:
             return block  # rows that lack a target are already dropped
-        marked = self._marks.matched_in(block.y)  # empty targets are refused where y is converted
+        # A marked target becomes empty, and is refused where y is converted.
+        marked = self._marks.mask_of_array(block.y)
         return block._replace(y=np.where(marked, "", block.y)) if marked.any() else block
 
     def _by_arrow(self, content: bytes) -> Part | None:
@@ -208,11 +209,14 @@ class CsvReader(Reader):
         targets, weights = texts
         if not (self._drop_missing and targets):
             return X, targets, weights, None
-        kept = ~np.any([self._missing(y) for y in targets], axis=0)
-        if kept.all():
+        has_target = ~np.any([self._missing(y) for y in targets], axis=0)
+        if has_target.all():
             return X, targets, weights, None
-        X = X[kept] if self._cells is None else X.filter(import_optional("pyarrow").array(kept))
-        return X, [y[kept] for y in targets], [w[kept] for w in weights], kept
+        if self._cells is None:
+            X = X[has_target]
+        else:
+            X = X.filter(import_optional("pyarrow").array(has_target))
+        return X, [y[has_target] for y in targets], [w[has_target] for w in weights], has_target
 
     def _matrix(self, columns: Sequence[Any], content: bytes) -> NDArray[np.float64] | None:
         """Return columns of an Arrow table as numbers (k, d); None if a cell is not a number."""
@@ -224,7 +228,7 @@ class CsvReader(Reader):
         if not np.isfinite(X).all():
             return None
         texts = partial(self._arrow_table, content, "string")
-        self._keys.check(X, [(str(k), self._names[k]) for k in self._features], texts)
+        self._rounding_warnings.check(X, [(str(k), self._names[k]) for k in self._features], texts)
         if has_padded(content, self._delimiter):  # numbers with leading zeros, as codes have
             table = texts()
             if any(matches(table.column(str(k)), PADDED).any() for k in self._features):
@@ -253,7 +257,7 @@ class CsvReader(Reader):
 
     def _missing(self, y: NDArray[np.str_]) -> NDArray[np.bool_]:
         missing = missing_in(y)
-        return missing if self._marks is None else missing | self._marks.matched_in(y)
+        return missing if self._marks is None else missing | self._marks.mask_of_array(y)
 
     def _targets_and_weights(self, table: Any) -> tuple[list[Any], list[Any]] | None:
         """Return the texts of targets and weights of a table; None if one is too long for a label.
@@ -283,29 +287,29 @@ class CsvReader(Reader):
 
         features : Arrow type of the features
         """
-        others = [str(k) for k in (*self._targets, *self._weights)]
-        types = {str(k): features for k in self._features} | dict.fromkeys(others, "string")
+        text_columns = [str(k) for k in (*self._targets, *self._weights)]
+        types = {str(k): features for k in self._features} | dict.fromkeys(text_columns, "string")
         decimal = self._style.decimal
         return arrow_columns(content, len(self._names), types, self._delimiter, decimal)
 
     def _by_python(self, lines: NumberedLines, start: int) -> Part:
         """Parse lines by the csv module; raise DataError for the first wrong line."""
-        others: dict[int, list[str]] = {k: [] for k in (*self._targets, *self._weights)}
+        other_texts: dict[int, list[str]] = {k: [] for k in (*self._targets, *self._weights)}
         texts: list[list[str]] = []
         X = np.empty((len(lines), len(self._features)))
-        kept = np.ones(len(lines), bool)
+        has_target = np.ones(len(lines), bool)
         for row, fields in enumerate(self._rows(lines, start, len(self._names))):
             if self._drop_missing and any(
                 self._missing(np.array([fields[k].strip()]))[0] for k in self._targets
             ):
-                kept[row] = False
+                has_target[row] = False
                 continue
-            location = self._place(lines[row][0], start + row)
+            location = self._location(lines[row][0], start + row)
             if self._cells is None:
                 X[row] = self._numbers(fields, location)
             else:
                 texts.append([fields[k] for k in self._features])
-            for k, cells in others.items():
+            for k, cells in other_texts.items():
                 cells.append(fields[k])
                 if len(fields[k]) > MAX_LABEL:
                     raise DataError(
@@ -313,13 +317,13 @@ class CsvReader(Reader):
                         f"{len(fields[k])} characters, {MAX_LABEL} are allowed",
                         "shorten it",
                     )
-        targets, weights = self._stripped(dict(others))
+        targets, weights = self._stripped(dict(other_texts))
         if self._cells is None:
-            return X if kept.all() else X[kept], targets, weights, kept
+            return X if has_target.all() else X[has_target], targets, weights, has_target
         arrow = import_optional("pyarrow")
         columns = zip(*texts, strict=True) if texts else [()] * len(self._features)
         arrays = [arrow.array(column, arrow.string()) for column in columns]
-        return self._table_of(arrays), targets, weights, kept
+        return self._table_of(arrays), targets, weights, has_target
 
     def _rows(
         self, lines: NumberedLines, start: int | None = None, width: int | None = None
@@ -327,7 +331,7 @@ class CsvReader(Reader):
         """Yield the fields of each line; raise DataError if their number is not `width`."""
         reader = csv.reader((line for _, line in lines), delimiter=self._delimiter, strict=True)
         for row, (number, line) in enumerate(lines):
-            location = self._place(number, None if start is None else start + row)
+            location = self._location(number, None if start is None else start + row)
             try:
                 fields = next(reader)
             except csv.Error as error:
@@ -337,11 +341,14 @@ class CsvReader(Reader):
             if width is not None and len(fields) != width:
                 raise DataError(
                     f"{location} has {len(fields)} fields, the first line has {width}",
-                    f"write as many, with quotes around a field that holds {self._delimiter!r}",
+                    f"write {width} fields, with quotes around a field that holds "
+                    f"{self._delimiter!r}",
                 )
-            yield [field.replace(BREAK, "\n") for field in fields] if BREAK in line else fields
+            if LINE_BREAK_MARK in line:
+                fields = [field.replace(LINE_BREAK_MARK, "\n") for field in fields]
+            yield fields
 
-    def _place(self, number: int, row: int | None) -> str:
+    def _location(self, number: int, row: int | None) -> str:
         if row is None:
             return f"line {number} of {self._where}"
         return f"{self._where}, row {row} (line {number})"
@@ -360,33 +367,33 @@ class CsvReader(Reader):
         except ValueError:
             self._raise_not_a_number(fields, location)
         for k, cell in zip(self._features, cells, strict=True):
-            self._keys.check_cell(self._names[k], cell)
+            self._rounding_warnings.check_cell(self._names[k], cell)
         return values
 
     def _raise_not_a_number(self, fields: Sequence[str], location: str) -> NoReturn:
         """Raise for the first field that should be a number and is not."""
-        way = mention("encode", "auto") if self.has_cells else f"a header or {mention('names=')}"
+        remedy = mention("encode", "auto") if self.has_cells else f"a header or {mention('names=')}"
         for k in self._features:
             if is_padded(fields[k]):
                 rule = ", a number with zeros before it, as codes have; write it without them"
-                way += f" and {mention('categorical=')} or {mention('numeric=')}"
+                remedy += f" and {mention('categorical=')} or {mention('numeric=')}"
             elif not is_number(self._style.with_point(fields[k])):
                 rule = "; features are numbers here: fill in or drop such rows"
             else:
                 continue
-            what = repr(fields[k][:80]) if fields[k].strip() else "empty"
+            cell_text = repr(fields[k][:80]) if fields[k].strip() else "empty"
             raise NotNumbersError(
-                f"{location}, column {self._names[k]!r} is {what}{rule}, or let ingest encode the "
-                f"column, with {way}"
+                f"{location}, column {self._names[k]!r} is {cell_text}{rule}, or let ingest encode "
+                f"the column, with {remedy}"
             )
         raise AssertionError("all fields are numbers")
 
 
 def open_csv(url: Url, request: ReadRequest, opener: FileOpener) -> CsvReader:
-    """Return a reader of a CSV file, which is opened anew for every pass."""
-    form, opened = opener.form.for_kind("csv"), partial(opener.open_once, url)
+    """Return a reader of a CSV file, which is opened again for every pass."""
+    form, open_file = opener.form.for_kind("csv"), partial(opener.open_once, url)
     if form.encoding not in (None, "utf-8"):
-        opened = partial(recoded, opened, form.encoding, redact(url))
+        open_file = partial(recoded, open_file, form.encoding, redact(url))
     options = form.json()
     identity = [opener.identity(url), request.json(), *([options] if options else [])]
-    return CsvReader(redact(url), opened, request, identity, form)
+    return CsvReader(redact(url), open_file, request, identity, form)

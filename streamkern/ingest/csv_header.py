@@ -1,8 +1,9 @@
 """Decide whether the first line of a CSV names the columns or is the first row.
 
 A line of words is a header unless its words occur again below it. A line of numbers is a row unless
-a row like it is far less likely than a header: pandas writes 0,1,2,... above columns without names,
-and pivoted tables have years. A line in between is refused, with the options that decide.
+a row like it is very improbable, given the rows below it: pandas writes 0,1,2,... above columns
+without names, and pivoted tables have years. An ambiguous line is refused, and the error names the
+options that decide.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number,
 UNKNOWN_CELLS = {*MISSING, "?", "-", "."}
 """Cells that give no information about the content of a column."""
 CsvRows = Sequence[Sequence[str]]
-_EXAMINED_ROWS = 200  # rows
-_SURE, _DOUBTFUL = math.log10(1e-4), math.log10(0.05)
-"""Bounds of log10 P(such a first row): a header below the first, refused below the second."""
-_MAX_PER_COLUMN = 6.0  # largest |log10 P| of one column
+_EXAMINED_ROWS = 200
+_LOG10_CERTAIN, _LOG10_LIKELY = math.log10(1e-4), math.log10(0.05)
+"""Bounds of log10 P(a row is like the first line): it is a header below the first bound, and
+refused as ambiguous between the two."""
+_MAX_LOG10_PER_COLUMN = 6.0  # largest |log10 P| of one column
 _YEARS = range(1000, 3000)
-_MIN_FEWER_DIGITS = 4  # a name with so many digits fewer than the numbers below is unlike them
-_MANY_COLUMNS, _MANY_MORE = 4, 8  # columns; numbers seldom increase by chance over so many
+_MIN_FEWER_DIGITS = 4  # of a name than of the numbers below it, to count as another notation
+_MIN_SERIES_COLUMNS = 4  # integers seldom increase by chance over so many columns
+_MIN_LONG_SERIES_COLUMNS = 8  # nor do numbers with fractions over so many
 
 
 def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
@@ -41,21 +44,22 @@ def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
 
 def is_header(
     first: Sequence[str], below: CsvRows, style: NumberStyle, where: str,
-    known: Collection[str] = (), quoted: bool = False, others: Collection[str] = (),
+    required: Collection[str] = (), quoted: bool = False, optional: Collection[str] = (),
     unnamed: bool = False,
 ) -> bool:  # fmt: skip
     """Return whether the first line names the columns; raise DataError if it is ambiguous.
 
-    known : names that columns must have, such as those that a model was trained on
+    required : names that columns must have, such as those that a model was trained on
     quoted : whether all fields of the first line are quoted, and no field below it is
-    others : names that columns may have besides the known ones
+    optional : names that columns may have besides the required ones
     unnamed : whether earlier files of the same data have no header
     """
     numeric = [is_number(style.with_point(field)) for field in first]
-    if known and {*known} <= {*first} and not _all_below(known, first, below):
+    if required and {*required} <= {*first} and not _occur_below(required, first, below):
         return True
     if all(numeric):
-        if known and {*known} <= {*first} <= {*known, *others} and len({*first}) == len(first):
+        has_required = required and {*required} <= {*first} <= {*required, *optional}
+        if has_required and len({*first}) == len(first):
             return True
         if unnamed:
             _warn_of_names(first, below, style, where, quoted)
@@ -66,11 +70,11 @@ def is_header(
     return _is_header_of_words(first, below, style, where)
 
 
-def _all_below(known: Collection[str], first: Sequence[str], below: CsvRows) -> bool:
-    """Return whether each known name is also a cell of its column, so that the line is a row."""
+def _occur_below(required: Collection[str], first: Sequence[str], below: CsvRows) -> bool:
+    """Return whether each required name is also a cell of its column, so that the line is a row."""
     return bool(below) and all(
         any(row[k].strip() == name for row in below) for k, name in enumerate(first)
-        if name in known
+        if name in required
     )  # fmt: skip
 
 
@@ -90,7 +94,7 @@ def _is_mixed_header(
     )
     names = [name for name, number in zip(first, numeric, strict=True) if number]
     rows = [[cell for cell, number in zip(row, numeric, strict=True) if number] for row in below]
-    if above_numbers and _log10_chance(names, rows[:_EXAMINED_ROWS], style) < _DOUBTFUL:
+    if above_numbers and _log10_chance(names, rows[:_EXAMINED_ROWS], style) < _LOG10_LIKELY:
         return True
     raise DataError(
         f"the first line of {where} has words and numbers: it may be a header or a row",
@@ -106,14 +110,14 @@ def _is_header_of_numbers(
     """Return whether a line of numbers is a header; raise DataError if it is only likely."""
     rows = below[:_EXAMINED_ROWS]
     names = [style.with_point(name) for name in names]
-    chance = _log10_chance(names, rows, style)
-    if len({*names}) < len(names) or not (chance or quoted):
+    log10_chance = _log10_chance(names, rows, style)
+    if len({*names}) < len(names) or not (log10_chance or quoted):
         return False
     integers = all(map(is_integer, names))
-    numbered = _is_numbered(names) or (integers and _is_header_of_years(names, rows))
+    is_numbered = _is_numbered(names) or (integers and _is_header_of_years(names, rows))
     if quoted:
         return True
-    if chance < _SURE and numbered:
+    if log10_chance < _LOG10_CERTAIN and is_numbered:
         warn(
             f"the first line of {where} ({some(names)}) is read as the names of its columns, as "
             f"programs number them; {mention('header', True)} says that it names them, "
@@ -121,7 +125,7 @@ def _is_header_of_numbers(
         )
         return True
     if (
-        chance < _SURE
+        log10_chance < _LOG10_CERTAIN
         and _is_increasing(names, integers)
         and _all_in_other_notation(names, rows, style)
     ):
@@ -132,14 +136,14 @@ def _is_header_of_numbers(
             "it is a row"
         )
         return True
-    usual = numbered and len(names) > 1
-    if chance < (_DOUBTFUL if usual else _SURE):
+    is_numbered_series = is_numbered and len(names) > 1
+    if log10_chance < (_LOG10_LIKELY if is_numbered_series else _LOG10_CERTAIN):
         raise DataError(
             f"the first line of {where} ({some(names)}) may name its columns or be a row: say "
             f"{mention('header', True)} if it names them, and {mention('header', False)} if it is "
             f"a row"
         )
-    if usual:
+    if is_numbered_series:
         warn(
             f"the first line of {where} ({some(names)}) is read as a row, like those below it; "
             f"{mention('header', True)} says that it names the columns, "
@@ -152,8 +156,8 @@ def _warn_of_names(
     names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
 ) -> None:
     """Warn if a line that is a row, as in earlier files, would otherwise be read as names."""
-    chance = _log10_chance([*map(style.with_point, names)], below[:_EXAMINED_ROWS], style)
-    if len({*names}) == len(names) and (quoted or chance < _SURE):
+    log10_chance = _log10_chance([*map(style.with_point, names)], below[:_EXAMINED_ROWS], style)
+    if len({*names}) == len(names) and (quoted or log10_chance < _LOG10_CERTAIN):
         warn(
             f"the first line of {where} ({some(names)}) may name its columns; it is read as a row, "
             "as the files before it have no header: remove it if it is not a row"
@@ -165,25 +169,26 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
 
     It is 0.0 if the line does not look like names at all. Columns are assumed to be independent.
     """
-    if not rows:  # a long line may be all that was read
-        return _SURE if _is_numbered(names) and len(names) >= _MANY_MORE else 0.0
+    if not rows:  # a long first line may be all that was read
+        is_long_series = _is_numbered(names) and len(names) >= _MIN_LONG_SERIES_COLUMNS
+        return _LOG10_CERTAIN if is_long_series else 0.0
     if _continues_below(names, rows):
-        return 0.0 if len(rows) > 1 else _DOUBTFUL
+        return 0.0 if len(rows) > 1 else _LOG10_LIKELY
     columns = _column_cells(names, rows, style)
-    written = _log10_notations(names, columns)
+    log10_notations = _log10_notations(names, columns)
     if all(map(is_integer, names)):
         if (
             _is_numbered(names)
             or _is_header_of_years(names, rows)
-            or _is_arithmetic(names, _MANY_MORE)
+            or _is_arithmetic(names, _MIN_LONG_SERIES_COLUMNS)
         ):
-            equal = [_log10_equal(*pair) for pair in zip(names, columns, strict=True)]
-            return sum(map(min, written, equal))
+            log10_equal = [_log10_equal(*pair) for pair in zip(names, columns, strict=True)]
+            return sum(map(min, log10_notations, log10_equal))
         if _is_increasing(names) and all(map(_is_far_from, names, columns)):
-            return -_MAX_PER_COLUMN
-    elif _is_arithmetic(names, _MANY_COLUMNS):
-        return -_MAX_PER_COLUMN
-    return sum(written) if all(written) else 0.0
+            return -_MAX_LOG10_PER_COLUMN
+    elif _is_arithmetic(names, _MIN_SERIES_COLUMNS):
+        return -_MAX_LOG10_PER_COLUMN
+    return sum(log10_notations) if all(log10_notations) else 0.0
 
 
 def _column_cells(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> list[list[str]]:
@@ -207,15 +212,15 @@ def _log10_notation(name: str, cells: Sequence[str]) -> float:
     if not cells:
         return 0.0
     if not is_integer(name):
-        if len(cells) >= _MANY_COLUMNS and all(map(is_integer, cells)):
-            return -_MAX_PER_COLUMN / 2
+        if len(cells) >= _MIN_SERIES_COLUMNS and all(map(is_integer, cells)):
+            return -_MAX_LOG10_PER_COLUMN / 2
         fewer = min(map(_digits, cells)) - _digits(name)
-        return -min(_MAX_PER_COLUMN, fewer) if fewer >= _MIN_FEWER_DIGITS else 0.0
+        return -min(_MAX_LOG10_PER_COLUMN, fewer) if fewer >= _MIN_FEWER_DIGITS else 0.0
     if not all(map(_has_fraction, cells)):
         return 0.0
     if any(float(cell).is_integer() for cell in cells):  # other integers are written 1.0
-        return -_MAX_PER_COLUMN
-    return -min(_MAX_PER_COLUMN, max(1, min(map(_decimals, cells))))
+        return -_MAX_LOG10_PER_COLUMN
+    return -min(_MAX_LOG10_PER_COLUMN, max(1, min(map(_decimals, cells))))
 
 
 def _log10_equal(name: str, cells: Sequence[str]) -> float:
@@ -251,15 +256,15 @@ def _is_numbered(names: Sequence[str]) -> bool:
     return names[0] in ("0", "1") and _steps(names) <= {1}
 
 
-def _is_arithmetic(names: Sequence[str], many: int) -> bool:
-    """Return whether at least `many` numbers rise or fall by a constant step."""
+def _is_arithmetic(names: Sequence[str], min_columns: int) -> bool:
+    """Return whether at least `min_columns` numbers rise or fall by a constant step."""
     steps = _steps(names)
-    return len(names) >= many and len(steps) == 1 and steps != {0}
+    return len(names) >= min_columns and len(steps) == 1 and steps != {0}
 
 
 def _is_increasing(names: Sequence[str], integers: bool = True) -> bool:
-    enough = _MANY_COLUMNS if integers else _MANY_MORE
-    return len(names) >= enough and min(_steps(names), default=0) > 0
+    min_columns = _MIN_SERIES_COLUMNS if integers else _MIN_LONG_SERIES_COLUMNS
+    return len(names) >= min_columns and min(_steps(names), default=0) > 0
 
 
 def _is_header_of_years(names: Sequence[str], rows: CsvRows) -> bool:
@@ -269,11 +274,11 @@ def _is_header_of_years(names: Sequence[str], rows: CsvRows) -> bool:
     steps = _steps(names)
     if min(steps) <= 0 <= max(steps):
         return False
-    if len(names) >= _MANY_COLUMNS and len(steps) == 1:
+    if len(names) >= _MIN_SERIES_COLUMNS and len(steps) == 1:
         return True
     cells = [cell for row in rows for cell in row if is_number(cell)]
-    like = sum(_YEARS[0] <= float(cell) <= _YEARS[-1] for cell in cells)
-    return 4 * like < len(cells)
+    n_years = sum(_YEARS[0] <= float(cell) <= _YEARS[-1] for cell in cells)
+    return 4 * n_years < len(cells)
 
 
 def _steps(names: Sequence[str]) -> set[float]:
@@ -282,12 +287,12 @@ def _steps(names: Sequence[str]) -> set[float]:
 
 def _continues_below(names: Sequence[str], rows: CsvRows) -> bool:
     """Return whether each row is the one above it plus a constant, as in a range of numbers."""
-    several = [[float(c) for c in row] for row in (names, *rows[:3]) if all(map(is_number, row))]
+    first_rows = [[float(c) for c in row] for row in (names, *rows[:3]) if all(map(is_number, row))]
     steps = [
-        {round(y - x, 9) for x, y in zip(a, b, strict=True)} for a, b in pairwise(several)
+        {round(y - x, 9) for x, y in zip(a, b, strict=True)} for a, b in pairwise(first_rows)
     ]  # fmt: skip
-    alike = all(len(step) == 1 and step == steps[0] for step in steps)
-    return bool(steps) and alike and steps[0] != {0.0}
+    same_step = all(len(step) == 1 and step == steps[0] for step in steps)
+    return bool(steps) and same_step and steps[0] != {0.0}
 
 
 def _is_header_of_words(
@@ -295,20 +300,20 @@ def _is_header_of_words(
 ) -> bool:
     """Return True for a line of words; raise DataError if its words occur again below it."""
     columns = [[row[k].strip() for row in below] for k in range(len(first))]
-    again = [name for name, cells in zip(first, columns, strict=True) if name and name in cells]
+    repeated = [name for name, cells in zip(first, columns, strict=True) if name and name in cells]
     for name, cells in zip(first, columns, strict=True):
         if other_notation(name) and any(map(other_notation, cells)):
-            again.append(name)
-    if not again:
+            repeated.append(name)
+    if not repeated:
         return True
     above_numbers = any(
         name not in UNKNOWN_CELLS
         and _all_numbers([c for c in cells if c not in UNKNOWN_CELLS], style)
         for name, cells in zip(first, columns, strict=True)
     )
-    if not above_numbers or 2 * len(again) > len(first):
+    if not above_numbers or 2 * len(repeated) > len(first):
         raise DataError(
-            f"the first line of {where} looks like a row: {some(sorted(set(again)))}, or "
+            f"the first line of {where} looks like a row: {some(sorted(set(repeated)))}, or "
             "something similar, occurs again further down in the same column",
             f"if the file has no header, give the names of its columns with {mention('names=')}; "
             f"{mention('header', True)} says that it is one",

@@ -16,7 +16,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
 from streamkern.ingest.csv_header import UNKNOWN_CELLS, CsvRows, columns_of, is_header
-from streamkern.ingest.csv_lines import BREAK
+from streamkern.ingest.csv_lines import LINE_BREAK_MARK
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.tables.key_columns import index_columns
 from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_notation
@@ -57,7 +57,7 @@ class CsvLayout(NamedTuple):
 
 def csv_layout(
     lines: NumberedLines, form: FileForm, where: str, above: NumberedLines = (),
-    known: Collection[str] = (), beside: Collection[str] = (),
+    required: Collection[str] = (), optional: Collection[str] = (),
 ) -> CsvLayout:  # fmt: skip
     """Return the layout of a CSV file.
 
@@ -65,8 +65,8 @@ def csv_layout(
     form : the options of the user, and the record of earlier files
     where : name of the file, for messages
     above : the skipped lines, with their numbers
-    known : names that its columns must have
-    beside : names of columns that it may have besides these
+    required : names that its columns must have
+    optional : names of columns that it may have besides these
 
     Raises DataError if the layout is ambiguous, and names the option that resolves it.
     """
@@ -78,8 +78,8 @@ def csv_layout(
     rows = [fields_of(line, separator) for _, line in lines]
     if form.names is None and form.header is not False:
         rows[0] = _without_comment_sign(lines, rows, separator, style)
-    named = form.names is None and form.header is not False and not _COMMENT.match(lines[0][1])
-    if named and has_row_names(lines, rows, style):
+    has_names = form.names is None and form.header is not False and not _COMMENT.match(lines[0][1])
+    if has_names and has_row_names(lines, rows, style):
         rows[0].insert(0, "")
     _check_first_line(lines, rows, where, separator)
     if delimiter is None and len(rows[0]) == 1:
@@ -101,7 +101,7 @@ def csv_layout(
         quoted = lines[0][1].count('"') == 2 * len(first)
         quoted = quoted and len(lines) > 1 and not any('"' in line for _, line in lines[1:])
         unnamed = recorded.get("positions") is not None
-        header = is_header(first, below, style, where, known, quoted, beside, unnamed)
+        header = is_header(first, below, style, where, required, quoted, optional, unnamed)
     index: list[str] = []
     if header:
         refuse_unit_lines(lines, rows, style, where)
@@ -117,7 +117,7 @@ def fields_of(line: str, delimiter: str) -> list[str]:
     line = re.sub(r"[ \t]+", " ", line).strip() if blanks and '"' not in line else line
     try:
         reader = csv.reader([line], delimiter=delimiter, strict=True, skipinitialspace=blanks)
-        return [field.replace(BREAK, "\n") for field in next(reader, [""])]
+        return [field.replace(LINE_BREAK_MARK, "\n") for field in next(reader, [""])]
     except csv.Error:
         return [line]
 
@@ -132,9 +132,9 @@ def _delimiter(lines: NumberedLines, decimal: str) -> str:
     candidates = [k for k in _DELIMITERS if k != decimal]
     best = max(candidates, key=lambda delimiter: len(fields_of(first, delimiter)))
     if decimal == "," and len(fields_of(first, best)) == 1:
-        quoted = any(re.search(r'"[^"]*[0-9],[0-9][^"]*"', line) for _, line in lines)
-        quoted = quoted or not all(map(is_number, fields_of(first, ",")))
-        return "," if quoted and len(fields_of(first, ",")) > 1 else best
+        has_quoted_decimals = any(re.search(r'"[^"]*[0-9],[0-9][^"]*"', line) for _, line in lines)
+        has_quoted_decimals = has_quoted_decimals or not all(map(is_number, fields_of(first, ",")))
+        return "," if has_quoted_decimals and len(fields_of(first, ",")) > 1 else best
     return best
 
 
@@ -197,8 +197,8 @@ def _check_first_line(
             "columns, does not",
             "remove it from the ends of the lines",
         )
-    other = len(rows) > 2 and len(after) == 1 and len(first) not in after and max(after) > 1
-    if comment or other:
+    differs = len(rows) > 2 and len(after) == 1 and len(first) not in after and max(after) > 1
+    if comment or differs:
         number, line = lines[0]
         if comment and after <= {len(first)}:
             raise DataError(
@@ -206,10 +206,10 @@ def _check_first_line(
                 f"if it is a comment, give {mention('skip_lines', number)}; if it names the "
                 f"columns or is a row, write it without {comment[0].strip()!r} at its start",
             )
-        also = f", and the next ones {max(after)}" if other else ""
+        next_text = f", and the next ones {max(after)}" if differs else ""
         raise DataError(
             f"line {number} of {where} ({line.strip()[:40]!r}) has {len(first)} "
-            f"field{'s' * (len(first) > 1)}{also}",
+            f"field{'s' * (len(first) > 1)}{next_text}",
             f"if it stands above the header, give {mention('skip_lines=')}, the number of lines "
             "above the header; otherwise give all lines the same number of fields",
         )
@@ -233,7 +233,7 @@ def _checked_names(first: Sequence[str], names: tuple[str, ...], where: str) -> 
     """Return the given names; raise DataError unless they fit a file without a header."""
     if len(names) != len(first):
         raise DataError(
-            f"{len(names)} {mention('names=')} were given ({some(names)}), and {where} has "
+            f"{len(names)} {mention('names=')} were given ({some(names)}), but {where} has "
             f"{len(first)} columns",
             "give a name for each",
         )
@@ -249,7 +249,7 @@ _POINT_GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+")
 _BELOW_A_THOUSAND = re.compile(r"[+-]?[0-9]{1,3}")
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
 _MAX_UNIT_LINES, _MAX_NAMES = 3, 30
-_CHECKED_ROWS = 100  # rows
+_CHECKED_ROWS = 100
 
 
 def leading_index_columns(
@@ -343,8 +343,8 @@ def _listed(names: Sequence[str]) -> str:
     """Return the names as a list in Python, for messages; the first is "row" if it is empty."""
     if not names[0]:
         names = ["row" + "_" * list(names).count("row"), *names[1:]]
-    plain = all(re.fullmatch(r"[^\"'\[\]\\]+", name) for name in names)
-    return f"[{', '.join(map(repr, names))}]" if plain and len(names) <= _MAX_NAMES else "..."
+    fits = all(re.fullmatch(r"[^\"'\[\]\\]+", name) for name in names)
+    return f"[{', '.join(map(repr, names))}]" if fits and len(names) <= _MAX_NAMES else "..."
 
 
 def _may_be_grouped(cells: Sequence[str]) -> bool:
@@ -367,28 +367,31 @@ def check_thousands(
     if delimiter != ";" and not any("," in cell for row in rows for cell in row):
         return
     columns = columns_of(rows, len(names))
-    grouped, commas, by_commas, decimals = [], [], False, False
+    grouped, commas, commas_may_group, has_points = [], [], False, False
     for name, cells in zip(names, columns, strict=True):
         if _may_be_grouped(cells):
             grouped.append((name.strip(), next(filter(_POINT_GROUPED.fullmatch, cells))))
         elif any(map(_DECIMAL_COMMA.fullmatch, cells)):
             commas.append((name.strip(), next(filter(_DECIMAL_COMMA.fullmatch, cells))))
-            by_commas = by_commas or _may_be_grouped([cell.replace(",", ".") for cell in cells])
+            with_points = [cell.replace(",", ".") for cell in cells]
+            commas_may_group = commas_may_group or _may_be_grouped(with_points)
         else:
-            decimals = decimals or any("." in cell and is_number(cell) for cell in cells)
-    if not grouped or not (commas or (delimiter == ";" and not decimals)):
+            has_points = has_points or any("." in cell and is_number(cell) for cell in cells)
+    if not grouped or not (commas or (delimiter == ";" and not has_points)):
         return
     (name, number), *_ = grouped
     holds = f"column {name!r} of {where} holds numbers like {number!r}"
     if commas:
-        other, text = commas[0]
+        comma_column, text = commas[0]
         swapped = (
-            f"{mention('thousands', ',')} if it is the other way round, and " if by_commas else ""
+            f"{mention('thousands', ',')} if it is the other way round, and "
+            if commas_may_group
+            else ""
         )
         raise DataError(
-            f"{holds}, and {other!r} numbers like {text!r}: give {mention('thousands', '.')} if "
-            f"points group digits and commas stand before fractions, {swapped}else write all "
-            "numbers alike"
+            f"{holds}, and {comma_column!r} numbers like {text!r}: give "
+            f"{mention('thousands', '.')} if points group digits and commas stand before "
+            f"fractions, {swapped}else write all numbers alike"
         )
     warn(
         f"{holds}, all with three digits behind the point, and semicolons between the fields: they "

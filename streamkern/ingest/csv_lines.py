@@ -2,7 +2,7 @@
 
 The lines of a row whose quoted fields hold line breaks are joined, so that each row is one line: a
 line break inside a quoted field becomes a carriage return, which never occurs in the text that
-`line_pieces` yields. The parser of the line turns it back into a line feed.
+`line_pieces` yields. When the line is parsed, it becomes a line feed again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from streamkern.basics.text import size_text
 from streamkern.ingest.tables.numbers import is_number
 
 _QUOTED_OR_BLANKS = re.compile(rb'("(?:[^"\n]|"")*")|[ \t]+')
-_BLANK = re.compile(rb"\n *(?=\n)")
+_BLANK_LINES = re.compile(rb"\n *(?=\n)")
 _BOM = b"\xef\xbb\xbf"
-_LF, _AT_ONCE = ord("\n"), 1 << 18  # bytes whose temporary arrays stay in the cache
+_LF, _SLAB_BYTES = ord("\n"), 1 << 18  # bytes whose temporary arrays stay in the cache
 
 UNCLOSED = "has a quote that is not closed; remove it, or the line breaks in a field that goes on"
 
@@ -41,18 +41,20 @@ def line_pieces(
     """
     limit = "most that is read as one line; " if step else "most that the memory given allows; "
     remedy = "" if step else f"raise {mention('memory=')}, or "
-    rest, number, ended, step = b"", 1, False, step or max(size // 4, 1)
+    incomplete_line, number, ended, step = b"", 1, False, step or max(size // 4, 1)
     while not ended:
         cut = 0
         while not ended and cut == 0:
-            if len(rest) >= size:
+            if len(incomplete_line) >= size:
                 raise DataError(
                     f"line {number} of {where} is longer than {size_text(size)}, the {limit}"
                     f"{remedy}write shorter lines"
                 )
-            rest, ended = _more(file, rest, min(len(rest) + step, size))
-            cut = len(rest) if ended else _end_of_lines(rest)
-        piece, rest = rest[:cut], rest[cut:]
+            incomplete_line, ended = _extended(
+                file, incomplete_line, min(len(incomplete_line) + step, size)
+            )
+            cut = len(incomplete_line) if ended else _end_of_lines(incomplete_line)
+        piece, incomplete_line = incomplete_line[:cut], incomplete_line[cut:]
         if number == 1:
             piece = piece.removeprefix(_BOM)
         if b"\r" in piece:
@@ -64,15 +66,15 @@ def line_pieces(
         number += n_lines(piece)
 
 
-def _more(file: IO[bytes], rest: bytes, size: int) -> tuple[bytes, bool]:
-    """Return `rest` extended from the file to `size` bytes, and whether the file ended."""
-    parts, have = [rest], len(rest)
-    while have < size:
-        data = file.read(size - have)
+def _extended(file: IO[bytes], start: bytes, size: int) -> tuple[bytes, bool]:
+    """Return `start` extended from the file to `size` bytes, and whether the file ended."""
+    parts, n_bytes = [start], len(start)
+    while n_bytes < size:
+        data = file.read(size - n_bytes)
         if not data:
             return b"".join(parts), True
         parts.append(data)
-        have += len(data)
+        n_bytes += len(data)
     return b"".join(parts), False
 
 
@@ -82,7 +84,7 @@ def _end_of_lines(data: bytes) -> int:
 
 
 def n_lines(text: bytes) -> int:
-    """Return the number of line feeds; bytes.count takes three times as long."""
+    """Return the number of line feeds; much faster than bytes.count."""
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _LF))
 
 
@@ -91,7 +93,7 @@ def without_blank(text: bytes) -> bytes:
     codes = np.frombuffer(text, np.uint8)
     begins = codes[np.flatnonzero(codes[:-1] == _LF) + 1]
     if text[:1] in (b"\n", b" ") or ((begins == _LF) | (begins == ord(" "))).any():
-        return _BLANK.sub(b"", b"\n" + text)[1:]
+        return _BLANK_LINES.sub(b"", b"\n" + text)[1:]
     return text
 
 
@@ -103,10 +105,11 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
     try:
         lines = text.decode().split("\n")
     except UnicodeDecodeError as error:
-        bad = number + sum(text.count(end, 0, error.start) for end in (b"\n", b"\r"))
+        wrong_line = number + sum(text.count(end, 0, error.start) for end in (b"\n", b"\r"))
         raise DataError(
-            f"line {bad} of {where} holds the byte {text[error.start]:#04x}, which is not UTF-8",
-            f"give its encoding, as in {mention('encoding', _likely(text))}",
+            f"line {wrong_line} of {where} holds the byte {text[error.start]:#04x}, which is not "
+            "UTF-8",
+            f"give its encoding, as in {mention('encoding', _likely_encoding(text))}",
         ) from error
     numbered = []
     for line in lines:
@@ -114,7 +117,7 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
             raise DataError(
                 f"line {number} of {where} holds a null byte",
                 "if it is not damaged, give its encoding, as in "
-                f"{mention('encoding', _likely(text))}",
+                f"{mention('encoding', _likely_encoding(text))}",
             )
         if line.strip(" "):
             numbered.append((number, line))
@@ -122,7 +125,7 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
     return numbered
 
 
-def _likely(text: bytes) -> str:
+def _likely_encoding(text: bytes) -> str:
     """Return the likely encoding of text that is not UTF-8."""
     if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "utf-16"  # with its byte-order mark
@@ -133,10 +136,10 @@ def _likely(text: bytes) -> str:
 
 def after_lines(content: bytes, n_lines: int) -> bytes:
     """Return the content after its first `n_lines` lines."""
-    at = 0
+    position = 0
     for _ in range(n_lines):
-        at = content.index(b"\n", at) + 1
-    return content[at:]
+        position = content.index(b"\n", position) + 1
+    return content[position:]
 
 
 def single_blanks(text: bytes) -> bytes:
@@ -145,7 +148,7 @@ def single_blanks(text: bytes) -> bytes:
     Quoted text is unchanged.
     """
     if b'"' in text:
-        text = _QUOTED_OR_BLANKS.sub(lambda found: found[1] or b" ", text)
+        text = _QUOTED_OR_BLANKS.sub(lambda match: match[1] or b" ", text)
     else:
         text = re.sub(rb"[ \t]+", b" ", text)
     return re.sub(rb"(?m)^ | $", b"", text)
@@ -157,8 +160,8 @@ def has_padded(content: bytes, delimiter: str) -> bool:
         return True
     text = np.frombuffer(content, np.uint8)
     ends = [_LF, ord(delimiter), *(c for c in b'" ' if c in content)]
-    for at in range(0, len(text) - 2, _AT_ONCE):
-        part = text[at : at + _AT_ONCE + 2]
+    for start in range(0, len(text) - 2, _SLAB_BYTES):
+        part = text[start : start + _SLAB_BYTES + 2]
         padded = part[1:-1] == ord("0")
         padded &= (part[2:] ^ ord("0")) < 10
         begins = part[:-2] == ends[0]
@@ -227,12 +230,12 @@ def csv_error_text(error: csv.Error) -> str:
     return f"is not in the form of a CSV: {error}; double the quotes inside a quoted field"
 
 
-BREAK = "\r"
+LINE_BREAK_MARK = "\r"
 """Replaces a line break inside a quoted field."""
-_MOST = 1 << 20  # bytes of a row with an open quote; a longer one is stray
-_FIRST_LINE = 4 << 20  # most bytes of the first line, which is read before memory= is known
-_FIRST_READ = 64 << 10  # bytes of the first read; a folder may have thousands of files
-_ANY = ",;\t|"  # delimiters of a file whose delimiter is unknown
+_MAX_OPEN_QUOTE_BYTES = 1 << 20  # of a row with an open quote; in a longer one, the quote is stray
+_MAX_FIRST_LINE_BYTES = 4 << 20  # which is read before memory= is known
+_FIRST_READ_BYTES = 64 << 10  # small, as a folder may have thousands of files
+_ANY_DELIMITER = ",;\t|"  # delimiters of a file whose delimiter is unknown
 Piece = tuple[int, bytes]
 
 
@@ -246,21 +249,21 @@ def whole_rows(
     delimiter : one or more characters that may separate fields
     width : number of fields of a row
     """
-    rest, first = b"", 1
+    incomplete_row, first = b"", 1
     for number, text in pieces:
-        if rest:
-            number, text, rest = first, rest + text, b""
-        well = b'"' not in text or is_well_quoted(text, delimiter)
-        if not well:
-            text, rest = _joined(text, delimiter, width)
-            first = number + n_lines(text) + text.count(BREAK.encode())
-            if len(rest) > _MOST:
-                text, rest = text + rest, b""
-            well = is_well_quoted(text, delimiter)
+        if incomplete_row:
+            number, text, incomplete_row = first, incomplete_row + text, b""
+        well_quoted = b'"' not in text or is_well_quoted(text, delimiter)
+        if not well_quoted:
+            text, incomplete_row = _joined(text, delimiter, width)
+            first = number + n_lines(text) + text.count(LINE_BREAK_MARK.encode())
+            if len(incomplete_row) > _MAX_OPEN_QUOTE_BYTES:
+                text, incomplete_row = text + incomplete_row, b""
+            well_quoted = is_well_quoted(text, delimiter)
         if text:
-            yield number, text, well
-    if rest:
-        yield first, rest, False
+            yield number, text, well_quoted
+    if incomplete_row:
+        yield first, incomplete_row, False
 
 
 def _joined(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, bytes]:
@@ -277,7 +280,7 @@ def _joined(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, byte
         if end == len(text):
             return bytes(joined[:begin]), text[begin:]
         if not _are_rows(text[begin : text.index(b"\n", end)], delimiter, width):
-            joined[match.start() : end] = match[0].replace(b"\n", BREAK.encode())
+            joined[match.start() : end] = match[0].replace(b"\n", LINE_BREAK_MARK.encode())
     return bytes(joined), b""
 
 
@@ -297,7 +300,9 @@ def with_breaks(table: Any) -> Any:
     """Return an Arrow table with the line breaks restored in its text."""
     arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     columns = [
-        compute.replace_substring(column, BREAK, "\n") if column.type == arrow.string() else column
+        compute.replace_substring(column, LINE_BREAK_MARK, "\n")
+        if column.type == arrow.string()
+        else column
         for column in table.columns
     ]
     return arrow.table(dict(zip(table.column_names, columns, strict=True)))
@@ -319,20 +324,22 @@ def first_lines(
     """Return the first lines: the skipped ones, and rows below them, both without blank lines."""
     above: list[tuple[int, str]] = []
 
-    def noted() -> Iterator[Piece]:
-        for number, text in line_pieces(file, _FIRST_LINE, where, _FIRST_READ):
+    def recorded_pieces() -> Iterator[Piece]:
+        for number, text in line_pieces(file, _MAX_FIRST_LINE_BYTES, where, _FIRST_READ_BYTES):
             if number <= n_above:
                 lines = numbered_lines(text, number, where)
                 above.extend(line for line in lines if line[0] <= n_above)
             yield number, text
 
-    for number, text, _ in whole_rows(below(noted(), n_above), delimiter or _ANY):
+    for number, text, _ in whole_rows(
+        below(recorded_pieces(), n_above), delimiter or _ANY_DELIMITER
+    ):
         if lines := numbered_lines(text, number, where):
             return above, lines
     if above:
         raise DataError(
             f"{where} has no lines below the {n_above} that {mention('skip_lines=')} leaves out",
-            "give fewer",
+            "give a smaller number",
         )
     raise DataError(f"{where} is empty", "give a file with rows")
 
@@ -351,21 +358,21 @@ def arrow_columns(
         return None
     if b"\0" in content:
         return None
-    has_breaks = BREAK.encode() in content
-    read = arrow.ReadOptions(
+    has_breaks = LINE_BREAK_MARK.encode() in content
+    read_options = arrow.ReadOptions(
         column_names=[str(k) for k in range(n_columns)], block_size=len(content) + 1
     )
-    parse = arrow.ParseOptions(
+    parse_options = arrow.ParseOptions(
         delimiter=delimiter,
         quote_char='"' if b'"' in content else False,
         newlines_in_values=has_breaks,
     )
-    convert = arrow.ConvertOptions(
+    convert_options = arrow.ConvertOptions(
         column_types=types, include_columns=list(types), null_values=[],
         strings_can_be_null=False, decimal_point=decimal,
     )  # fmt: skip
     try:
-        table = arrow.read_csv(io.BytesIO(content), read, parse, convert)
+        table = arrow.read_csv(io.BytesIO(content), read_options, parse_options, convert_options)
     except ValueError:  # pyarrow.ArrowInvalid
         return None
     if table.num_rows != n_lines(content):

@@ -18,8 +18,8 @@ from streamkern.basics.text import redact, some
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard", ".zip": "zip"}
 """Endings of compressed files, and the names of their compressions."""
-_PIECE = 1 << 18
-_XZ_MEMORY = 1 << 30  # of a decompressor: most that a file may need; `xz -9` takes 65 MiB
+_PIECE_BYTES = 1 << 18
+_MAX_XZ_MEMORY_BYTES = 1 << 30  # a file that needs more is refused; `xz -9` needs 65 MiB
 
 # Errors that damage raises, besides an OSError without errno.
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, UnicodeDecodeError)
@@ -39,8 +39,8 @@ def decompressed(file: Any, name: str) -> Any:
         return _Gzip(file)
     if ending == ".zip":
         return _only_member(file, name)
-    pieces = _PIECES.get(ending)
-    return file if pieces is None else io.BufferedReader(_Unpacked(file, pieces), _PIECE)
+    pieces = _PIECES_BY_ENDING.get(ending)
+    return file if pieces is None else io.BufferedReader(_Unpacked(file, pieces), _PIECE_BYTES)
 
 
 def _only_member(file: Any, name: str) -> Any:
@@ -51,15 +51,17 @@ def _only_member(file: Any, name: str) -> Any:
         raise DataError(
             f"{redact(name)} ends in .zip and is not an archive ({error})", "give the whole archive"
         ) from error
-    held = [k for k in archive.namelist() if not k.endswith("/") and not k.startswith("__MACOSX/")]
-    if len(held) != 1:
+    members = [
+        k for k in archive.namelist() if not k.endswith("/") and not k.startswith("__MACOSX/")
+    ]
+    if len(members) != 1:
         raise DataError(
-            f"{redact(name)} holds {len(held)} files ({some(held)}), and one is read from an "
-            "archive",
+            f"{redact(name)} holds {len(members)} files ({some(members)}), and only archives "
+            "of one are read",
             "unpack it, and give the files or their folder",
         )
     try:
-        return archive.open(held[0])
+        return archive.open(members[0])
     except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown compression
         raise DataError(f"{redact(name)} cannot be unpacked: {error}", "unpack it") from error
 
@@ -86,7 +88,11 @@ class _Unpacked(io.RawIOBase):
         self._start()
 
     def _start(self) -> None:
-        self._pieces, self._rest, self._position = self._make(self._file), memoryview(b""), 0
+        self._pieces, self._unread_piece, self._position = (
+            self._make(self._file),
+            memoryview(b""),
+            0,
+        )
 
     def readable(self) -> bool:
         return True
@@ -95,13 +101,13 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._rest:
+        while not self._unread_piece:
             piece = next(self._pieces, None)
             if piece is None:
                 return 0
-            self._rest = memoryview(piece)
-        n = min(len(buffer), len(self._rest))
-        buffer[:n], self._rest = self._rest[:n], self._rest[n:]
+            self._unread_piece = memoryview(piece)
+        n = min(len(buffer), len(self._unread_piece))
+        buffer[:n], self._unread_piece = self._unread_piece[:n], self._unread_piece[n:]
         self._position += n
         return n
 
@@ -116,10 +122,10 @@ class _Unpacked(io.RawIOBase):
         if offset < self._position:
             self._file.seek(0)
             self._start()
-        scratch = bytearray(_PIECE)
+        scratch = bytearray(_PIECE_BYTES)
         while self._position < offset:
-            wanted = min(_PIECE, offset - self._position)
-            if not self.readinto(memoryview(scratch)[:wanted]):
+            n_bytes = min(_PIECE_BYTES, offset - self._position)
+            if not self.readinto(memoryview(scratch)[:n_bytes]):
                 break
         return self._position
 
@@ -136,17 +142,17 @@ def _streams(file: Any, decompressor: Callable[[], Any], padding: bytes) -> Iter
     Python's own bz2 and lzma files treat any data after a stream as the end of the file, and
     ignore a second stream whose first byte is damaged.
     """
-    data = file.read(_PIECE)
+    data = file.read(_PIECE_BYTES)
     while data:
         unpack = decompressor()
         while not unpack.eof:
-            if unpack.needs_input and not data and not (data := file.read(_PIECE)):
+            if unpack.needs_input and not data and not (data := file.read(_PIECE_BYTES)):
                 raise EOFError("it ends inside a stream")
-            if piece := unpack.decompress(data, _PIECE):
+            if piece := unpack.decompress(data, _PIECE_BYTES):
                 yield piece
             data = b""
-        data = (unpack.unused_data or file.read(_PIECE)).lstrip(padding)
-        while padding and not data and (more := file.read(_PIECE)):
+        data = (unpack.unused_data or file.read(_PIECE_BYTES)).lstrip(padding)
+        while padding and not data and (more := file.read(_PIECE_BYTES)):
             data = more.lstrip(padding)
 
 
@@ -155,10 +161,10 @@ def _bz2(file: Any) -> Iterator[bytes]:
 
 
 def _xz(file: Any) -> Iterator[bytes]:
-    return _streams(file, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), b"\0")
+    return _streams(file, lambda: lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY_BYTES), b"\0")
 
 
-class _Unclosed:
+class _KeptOpenFile:
     """A file that stays open when its reader closes it."""
 
     closed = False
@@ -174,9 +180,9 @@ class _Unclosed:
 
 
 def _zstd(file: Any) -> Iterator[bytes]:
-    stream = import_optional("pyarrow").CompressedInputStream(_Unclosed(file), "zstd")
-    while piece := stream.read(_PIECE):
+    stream = import_optional("pyarrow").CompressedInputStream(_KeptOpenFile(file), "zstd")
+    while piece := stream.read(_PIECE_BYTES):
         yield piece
 
 
-_PIECES: dict[str, Pieces] = {".bz2": _bz2, ".xz": _xz, ".zst": _zstd}
+_PIECES_BY_ENDING: dict[str, Pieces] = {".bz2": _bz2, ".xz": _xz, ".zst": _zstd}

@@ -89,35 +89,35 @@ class EncodingOptions:
         forms = dates if isinstance(dates, Mapping) else dict.fromkeys(_names(dates, "dates"))
         for name, form in forms.items():
             _check_form(name, form)
-        na_values = _marks(na_values)
+        na_values = _marker_texts(na_values)
         declared = Declared(
             _names(categorical, "categorical"), _names(numeric, "numeric"), dict(forms),
             _names(drop, "drop"),
         )  # fmt: skip
-        given = {
+        descriptions = {
             "categorical": declared.categorical, "numeric": declared.numeric,
             "dates": declared.dates, "na_values": na_values,
         }  # fmt: skip
-        described = [name for name, value in given.items() if value]
+        described = [name for name, value in descriptions.items() if value]
         if encode == "none" and described:
             raise ConfigError(
                 f"{described[0]}= says how to encode, and {mention('encode', 'none')} not to",
                 "leave one out",
             )
         if like is not None and (described or declared.dropped or encode == "none"):
-            other = (*described, *(["drop"] if declared.dropped else []), "encode")[0]
+            contradicting = (*described, *(["drop"] if declared.dropped else []), "encode")[0]
             raise ConfigError(
-                f"{mention(f'{other}=')} makes no sense beside {mention('like=')}, which brings "
-                f"what is done to each column",
+                f"{mention(f'{contradicting}=')} contradicts {mention('like=')}, which determines "
+                f"how each column is encoded",
                 "leave one of them out",
             )
         missing = (*MISSING, *(text.strip() for text in na_values))
         if like is None:
             return cls(encode, declared, missing)
-        like_these = like if isinstance(like, Like) else Like.from_store(like, storage_options)
-        if like_these.encoder is None:  # plain numbers, and so are rows like them
-            return cls("none", declared, missing, like_these)
-        return cls(encode, declared, like_these.encoder.missing, like_these)
+        like_data = like if isinstance(like, Like) else Like.from_store(like, storage_options)
+        if like_data.encoder is None:  # plain numbers, and so are rows like them
+            return cls("none", declared, missing, like_data)
+        return cls(encode, declared, like_data.encoder.missing, like_data)
 
     def targets(self, y: Any, table: bool) -> Any:
         """Return `y`, or the target names of `like`.
@@ -138,13 +138,13 @@ class EncodingOptions:
     def always_encodes(self) -> bool:
         """True if the table is encoded even if all of its columns are numbers."""
         declared = self.declared
-        named = (
+        is_described = (
             declared.categorical
             or declared.numeric
             or declared.dates
             or len(self.missing) > len(MISSING)
         )
-        return self.encoder is not None or bool(named)
+        return self.encoder is not None or bool(is_described)
 
     @property
     def encoder(self) -> Encoder | None:
@@ -195,7 +195,7 @@ class EncodingOptions:
         if self.encoder is not None:
             return encoded_reader(open_cells, self.encoder)
         marks = MissingMarkers(self.missing[len(MISSING) :])
-        # Markers are searched only in `fit`, which knows whether each of them was found.
+        # Markers are searched only in `fit`, which reports those that no cell matches.
         reader = open_cells(cells=MISSING, dropped=self.declared.dropped, marks=marks)
         fitted = fit(
             reader,
@@ -211,19 +211,21 @@ class EncodingOptions:
         return EncodedReader(reader, fitted.encoder, fitted)
 
 
-def _marks(given: Any) -> tuple[str, ...]:
+def _marker_texts(na_values: Any) -> tuple[str, ...]:
     """Return the texts that mark a missing value; numbers among them match in any notation."""
-    one = given is None or isinstance(given, str) or not isinstance(given, Iterable)
-    marks = ([] if given is None else [given]) if one else list(given)
+    is_single = (
+        na_values is None or isinstance(na_values, str) or not isinstance(na_values, Iterable)
+    )
+    marks = ([] if na_values is None else [na_values]) if is_single else list(na_values)
     if not all(isinstance(mark, str | Real) and not isinstance(mark, bool) for mark in marks):
-        raise ConfigError(f"{mention('na_values', given)} must be text or numbers")
+        raise ConfigError(f"{mention('na_values', na_values)} must be text or numbers")
     return tuple(dict.fromkeys(str(mark) for mark in marks))
 
 
-def _names(given: Any, what: str) -> tuple[str, ...]:
-    names = as_list(given)
+def _names(columns: Any, argument: str) -> tuple[str, ...]:
+    names = as_list(columns)
     if not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{mention(what, given)} must be names of columns")
+        raise ConfigError(f"{mention(argument, columns)} must be names of columns")
     return tuple(dict.fromkeys(names))
 
 
@@ -236,8 +238,9 @@ def _check_form(name: Any, form: Any) -> None:
         raise ConfigError(
             f"dates={{{name!r}: {form!r}}} must be a form with a year, as %d/%m/%Y for strptime"
         )
-    wrong = next((k for k in ("%Z", "%W", "%U") if k in form), None)
-    if wrong:
+    directive = next((k for k in ("%Z", "%W", "%U") if k in form), None)
+    if directive:
         raise ConfigError(
-            f"dates={{{name!r}: {form!r}}} has {wrong}, which says no one time", "use %z, %d and %m"
+            f"dates={{{name!r}: {form!r}}} has {directive}, which does not determine a date",
+            "use %z, %d and %m",
         )

@@ -35,7 +35,7 @@ from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
 from streamkern.store.sparse_rows import is_packed
 
-_SAVE_EVERY = 1 << 28  # bytes spooled between two points from which an interrupted pass can resume
+_SAVE_INTERVAL_BYTES = 1 << 28  # between two saves, from which an interrupted pass can resume
 
 
 class Spooled(NamedTuple):
@@ -77,20 +77,20 @@ def spool_table(
     Returns the result of `spool`, and the reader whose rows were spooled.
     """
     identity_encoded = f"{identity} encoded"
-    if not (encoding.always_encodes or scratch.holds(identity_encoded)):
+    if not (encoding.always_encodes or scratch.has_state(identity_encoded)):
         try:
             return spool(reader, identity=identity), reader
         except (NotNumbersError, NonFiniteError) as error:
             if encoding.like is not None:
                 raise type(error)(
-                    f"{error.rule}, and the store that {mention('like=')} names holds plain "
+                    f"{error.rule}, but the store that {mention('like=')} names holds plain "
                     f"numbers",
                     f"correct such cells, or leave {mention('like=')} out",
                 ) from None
             if encoding.encode == "none" or not reader.has_cells:
                 raise
-    other = encoded()
-    return spool(other, identity=identity_encoded), other
+    encoded_input = encoded()
+    return spool(encoded_input, identity=identity_encoded), encoded_input
 
 
 def block_size(memory: int) -> int:
@@ -116,12 +116,12 @@ def spool_rows(
     first = next(reader.blocks(0, block_bytes), None)
     if first is None or len(first.X) == 0:
         raise DataError("the input has no rows", "give at least one")
-    narrow = dtype is None and reader.as_text
+    is_narrowed = dtype is None and reader.as_text
     features = _features(reader, first, dtype, like)
-    known = None
+    known_classes = None
     if like is not None and like.classes is not None:
-        known = KnownClasses(like.classes, like.label_dtype)
-    values = TargetConverter(first, targets, as_text=reader.targets_as_text, known=known)
+        known_classes = KnownClasses(like.classes, like.label_dtype)
+    values = TargetConverter(first, targets, as_text=reader.targets_as_text, known=known_classes)
     if row_shape is not None:
         _check_shape(first, features, row_shape)
     if like is not None:
@@ -143,7 +143,7 @@ def spool_rows(
     counts = notes.get("counts", [0] * len(notes["labels"]))
     values.restore(notes["labels"], counts, notes.get("dtypes", ()))
     rounding = None
-    if narrow:
+    if is_narrowed:
         rounding = RoundingTracker(
             math.prod(features.row_shape), features.dtype, notes.get("rounding")
         )
@@ -192,25 +192,27 @@ def _index_counter(
     return IndexDetector() if table and several and not spool.n_rows else None
 
 
-def _check_shape(first: RawBlock, features: FeatureConverter, wanted: tuple[int, ...]) -> None:
+def _check_shape(first: RawBlock, features: FeatureConverter, store_shape: tuple[int, ...]) -> None:
     """Raise DataError unless rows have the shape that `like` requires."""
-    if features.packed and is_packed(wanted):
+    if features.packed and is_packed(store_shape):
         return
-    _check_packed(first, features, wanted)
-    if features.row_shape != wanted:
+    _check_packed(first, features, store_shape)
+    if features.row_shape != store_shape:
         raise DataError(
             f"{first.where} has rows of shape {features.row_shape}, and those of the store that "
-            f"{mention('like=')} names have {wanted}",
+            f"{mention('like=')} names have {store_shape}",
             "give rows with the same features",
         )
 
 
-def _check_packed(first: RawBlock, features: FeatureConverter, wanted: tuple[int, ...]) -> None:
-    """Raise DataError for dense rows if `wanted` is the row shape of a store of sparse rows.
+def _check_packed(
+    first: RawBlock, features: FeatureConverter, store_shape: tuple[int, ...]
+) -> None:
+    """Raise DataError for dense rows if `store_shape` is the row shape of a store of sparse rows.
 
     For a store of dense rows, sparse rows become dense, see `readers`.
     """
-    if is_packed(wanted) and not features.packed:
+    if is_packed(store_shape) and not features.packed:
         raise DataError(
             f"{first.where} has dense rows, and those of the store are sparse",
             "give sparse rows with the same features (scipy.sparse.csr_array)",
@@ -224,7 +226,7 @@ def check_fits(
     _check_packed(first, features, like.row_shape)
     if features.row_shape != like.row_shape:
         raise DataError(
-            f"{first.where} has rows of shape {features.row_shape}, and those of the store have "
+            f"{first.where} has rows of shape {features.row_shape}, but those of the store have "
             f"{like.row_shape}",
             "append rows with the same features",
         )
@@ -283,7 +285,8 @@ def _read_all(
                     progress("read", n_rows, reader.n_rows)
         if reader.n_rows is not None and spool.n_rows != reader.n_rows:
             raise DataError(
-                f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
+                f"the input has {spool.n_rows} rows, but {reader.n_rows} were announced",
+                "check that it is complete and does not change while it is read",
             )
         files.close()  # raises an error if a remote input was replaced while it was read
         rows.files.dropped = reader.n_dropped
@@ -345,6 +348,6 @@ def _append_calls(
 def _append(spool: Spool, rows: tuple[Any, ...], notes: Mapping[str, Any]) -> int:
     """Append the rows of a block; return the number of rows so far."""
     spool.append(*rows)
-    if spool.spilled and spool.unsaved_bytes >= _SAVE_EVERY:
+    if spool.spilled and spool.unsaved_bytes >= _SAVE_INTERVAL_BYTES:
         spool.save(notes)
     return spool.n_rows

@@ -87,10 +87,12 @@ class FileForm(NamedTuple):
             raise ConfigError(
                 f"{mention('format', format)} is unknown", f"use one of {', '.join(FORMATS)}"
             )
-        given = (names,) if isinstance(names, str) else None if names is None else tuple(names)
-        if given is not None:
-            given = tuple(str(name).strip() for name in given)
-            if not given or "" in given or len(set(given)) < len(given):
+        column_names = (
+            (names,) if isinstance(names, str) else None if names is None else tuple(names)
+        )
+        if column_names is not None:
+            column_names = tuple(str(name).strip() for name in column_names)
+            if not column_names or "" in column_names or len(set(column_names)) < len(column_names):
                 raise ConfigError(
                     f"{mention('names', names)} must be names of columns, no two alike"
                 )
@@ -124,13 +126,15 @@ class FileForm(NamedTuple):
             encoding = _codec(encoding)
         if skip_lines is not None:
             skip_lines = checked_int("skip_lines", skip_lines, 0)
-        return cls(format, given, header, delimiter, decimal, encoding, skip_lines, thousands)
+        return cls(
+            format, column_names, header, delimiter, decimal, encoding, skip_lines, thousands
+        )
 
     @property
     def style(self) -> NumberStyle:
         """Notation of numbers; if points group digits, the decimal sign is a comma."""
-        usual = "," if self.thousands == "." else "."
-        return NumberStyle(self.decimal or usual, self.thousands or "")
+        default_decimal = "," if self.thousands == "." else "."
+        return NumberStyle(self.decimal or default_decimal, self.thousands or "")
 
     def json(self) -> dict[str, Any]:
         """Return the options that were given, as JSON."""
@@ -159,13 +163,13 @@ class FileForm(NamedTuple):
         recorded = self.recorded or {}
         if recorded.get("format") != kind:
             return self
-        usual = {name: recorded.get(name) for name in self._fields[1:-1]}
-        if usual["names"] is not None:
-            usual["names"] = None if self.header else tuple(usual["names"])
+        defaults = {name: recorded.get(name) for name in self._fields[1:-1]}
+        if defaults["names"] is not None:
+            defaults["names"] = None if self.header else tuple(defaults["names"])
         if self.names is not None:
-            usual["header"] = None
+            defaults["header"] = None
         requested = {name: value for name, value in self.json().items() if name != "names"}
-        merged = self._replace(**{k: v for k, v in usual.items() if getattr(self, k) is None})
+        merged = self._replace(**{k: v for k, v in defaults.items() if getattr(self, k) is None})
         if merged.thousands and merged.thousands == merged.style.decimal:
             # The option given now replaces the recorded one that contradicts it.
             merged = merged._replace(
@@ -192,26 +196,26 @@ def _codec(encoding: str) -> str:
         ) from None
 
 
-HEAD: Final = 4096
+HEAD_BYTES: Final = 4096
 """Number of bytes of a file that are read to recognise its format."""
 IDX_DTYPES: Final = {
     0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8",
 }  # fmt: skip
-_MAGIC: Final = {
+_MAGIC_BYTES: Final = {
     b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow", b"\x93NUMPY": "npy",
     b"\x89HDF\r\n\x1a\n": "hdf5", b"CDF\x01": "netcdf", b"CDF\x02": "netcdf", b"CDF\x05": "netcdf",
 }  # fmt: skip
-_PACKED: Final = {
+_COMPRESSION_MAGIC_BYTES: Final = {
     b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst",
     b"PK\x03\x04": ".zip",
 }  # fmt: skip
-_NAMES: Final = {
+_FORMAT_NAMES: Final = {
     "parquet": "a Parquet file", "arrow": "an Arrow IPC file", "npy": "a .npy file",
     "npz": "a .npz archive", "hdf5": "an HDF5 file", "netcdf": "a NetCDF file",
     "idx": "an IDX file", "jsonl": "a file of JSON lines", "svmlight": "an svmlight file",
 }  # fmt: skip
-_CONVERTED: Final = "convert it to a Parquet file, as with pandas.{}({!r}).to_parquet({!r})"
-_TEXTS: Final = (
+_PANDAS_REMEDY: Final = "convert it to a Parquet file, as with pandas.{}({!r}).to_parquet({!r})"
+_UNREAD_TEXT_FORMATS: Final = (
     (rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|body)\b", "an HTML page, which a server may "
      "send in place of a file", "download the file again"),
     (rb"version https://git-lfs", "a pointer of Git LFS, not the file itself",
@@ -222,7 +226,7 @@ _TEXTS: Final = (
      "pandas.read_json({path!r}).to_json('rows.jsonl', orient='records', lines=True)"),
 )  # fmt: skip
 """Text formats that are not read: (pattern of the beginning, name, remedy)."""
-_BINARIES: Final = (
+_UNREAD_BINARY_FORMATS: Final = (
     (rb"MATLAB 5\.0", "a MATLAB file in a format before version 7.3",
      "read it with scipy.io.loadmat, and write its arrays with numpy.savez"),
     (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1|PK\x03\x04.{26}\[Content_Types\]", "an Excel file",
@@ -235,12 +239,12 @@ _BINARIES: Final = (
     (rb"%PDF-", "a PDF", "write its table as a CSV"),
 )  # fmt: skip
 """Binary formats that are not read, likewise. A remedy "read_..." names a function of pandas."""
-_CONTROL: Final = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
-_OF_BYTES: Final = ("parquet", "arrow", "npy", "npz", "hdf5", "netcdf", "idx")
-_NUMBER: Final = rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
-_SVMLIGHT: Final = re.compile(
+_CONTROL_CHARACTERS: Final = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
+_BINARY_FORMATS: Final = ("parquet", "arrow", "npy", "npz", "hdf5", "netcdf", "idx")
+_NUMBER_BYTES: Final = rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_SVMLIGHT_LINE: Final = re.compile(
     rb"(?:\s*#[^\n]*\n)*%b(?:,%b)*(?: +qid:[0-9]+)?(?:[ \t]+[0-9]+:%b)+[ \t]*(?:#[^\n]*)?\r?\n"
-    % (_NUMBER, _NUMBER, _NUMBER)
+    % (_NUMBER_BYTES, _NUMBER_BYTES, _NUMBER_BYTES)
 )
 
 
@@ -257,19 +261,22 @@ def content_of(head: bytes, path: str, kind: str | None = None) -> tuple[str | N
     kind : the format as which the file was opened; if it is binary, text is recognised as well
     """
     text = is_utf8_text(head)
-    for start, words, remedy in _TEXTS if text else _BINARIES:
+    for start, description, remedy in _UNREAD_TEXT_FORMATS if text else _UNREAD_BINARY_FORMATS:
         if re.match(start, head, re.IGNORECASE | re.DOTALL if text else re.DOTALL):
             if remedy.startswith("read_"):
                 stem = path.removesuffix(f".{path.rpartition('.')[2]}")
-                remedy = _CONVERTED.format(remedy, path, f"{stem}.parquet")
-            return None, f"{words}; {remedy.replace('{path!r}', repr(path))}"
+                remedy = _PANDAS_REMEDY.format(remedy, path, f"{stem}.parquet")
+            return None, f"{description}; {remedy.replace('{path!r}', repr(path))}"
     readable = _format_of(head, text)
     if readable is not None:
-        return readable, f"{_NAMES[readable]}; give {mention('format', readable)}, or rename it"
+        return (
+            readable,
+            f"{_FORMAT_NAMES[readable]}; give {mention('format', readable)}, or rename it",
+        )
     if ending := compression_of(head):
         words = f"compressed by {COMPRESSIONS[ending]}, but its name lacks the ending {ending}"
         return None, f"{words}; rename it to {path.rpartition('/')[2]}{ending}"
-    if text and head.strip() and kind in _OF_BYTES:
+    if text and head.strip() and kind in _BINARY_FORMATS:
         return None, f"text; give {mention('format', 'csv')} if it is a CSV, or rename it"
     return None
 
@@ -279,28 +286,35 @@ def is_utf8_text(head: bytes) -> bool:
     try:
         head.decode()
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4 or len(head) < HEAD:  # else the end cuts a character
+        if error.start < len(head) - 4 or len(head) < HEAD_BYTES:  # else the end cuts a character
             return False
-    return _CONTROL.search(head) is None
+    return _CONTROL_CHARACTERS.search(head) is None
 
 
 def compression_of(head: bytes) -> str | None:
     """Return the ending that a compressed file should have; None if it is not compressed."""
     if is_utf8_text(head):
         return None
-    return next((_PACKED[magic] for magic in _PACKED if head.startswith(magic)), None)
+    return next(
+        (
+            _COMPRESSION_MAGIC_BYTES[magic]
+            for magic in _COMPRESSION_MAGIC_BYTES
+            if head.startswith(magic)
+        ),
+        None,
+    )
 
 
 def _format_of(head: bytes, text: bool) -> str | None:
     if text:
-        if _SVMLIGHT.match(head):
+        if _SVMLIGHT_LINE.match(head):
             return "svmlight"
         return "jsonl" if _is_json_line(head) else None
     if is_idx(head):
         return "idx"
     if re.match(rb"PK\x03\x04.{26}[^/]{0,200}?\.npy", head, re.DOTALL):
         return "npz"
-    return next((_MAGIC[magic] for magic in _MAGIC if head.startswith(magic)), None)
+    return next((_MAGIC_BYTES[magic] for magic in _MAGIC_BYTES if head.startswith(magic)), None)
 
 
 def _is_json_line(head: bytes) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.optional import import_optional
-from streamkern.ingest.array_reader import contents
+from streamkern.ingest.array_reader import content_checksum
 from streamkern.ingest.arrow_tables import ArrowReader
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.conform import RawBlock
@@ -29,7 +29,7 @@ class BesideReader(ArrowReader):
         self, schema: Any, n_rows: int | None, request: ReadRequest, identity: Any, beside: Any
     ) -> None:
         self._beside = beside
-        identity |= {name: contents(values) for name, values in beside.items()}
+        identity |= {name: content_checksum(values) for name, values in beside.items()}
         super().__init__("X", schema, n_rows, request, identity)
 
     def _block(self, batch: Any, start: int) -> RawBlock:
@@ -45,17 +45,17 @@ class FrameReader(BesideReader):
     def __init__(self, frame: Any, request: ReadRequest) -> None:
         self._table = table = arrow_table(frame, "X")
         beside: dict[str, Any] = {}
-        for name, given in (("y", request.y), ("w", request.w)):
-            if not (given is None or are_names(given, frame) or isinstance(given, int)):
-                beside[name] = beside_rows(given, len(table), name)
+        for name, values in (("y", request.y), ("w", request.w)):
+            if not (values is None or are_names(values, frame) or isinstance(values, int)):
+                beside[name] = beside_rows(values, len(table), name)
         empty: dict[str, Any] = {key: [] for key in beside}
         request = request._replace(**empty)
-        plain = table.replace_schema_metadata()
+        data_table = table.replace_schema_metadata()
         identity = {
             "kind": "data frame",
             "schema": str(table.schema),
             "rows": table.num_rows,
-            "digest": digest_of(plain.schema, [plain]),
+            "digest": digest_of(data_table.schema, [data_table]),
             "asked": request.json(),
         }
         super().__init__(table.schema, table.num_rows, request, identity, beside)
@@ -66,14 +66,14 @@ class FrameReader(BesideReader):
         return iter(table.to_batches(max_chunksize=rows))
 
 
-def beside_rows(given: Any, n_rows: int, name: str) -> NDArray[Any]:
+def beside_rows(data: Any, n_rows: int, name: str) -> NDArray[Any]:
     """Return targets or weights beside a table; raise DataError unless each row has one."""
-    values = np.asarray(given)
+    values = np.asarray(data)
     if values.ndim < 1 or len(values) != n_rows:
-        what = {"y": "target", "w": "weight"}[name]
+        noun = {"y": "target", "w": "weight"}[name]
         raise DataError(
-            f"X has {n_rows} rows, and the {what}s beside it have the shape {values.shape}",
-            f"give one {what} for each row",
+            f"X has {n_rows} rows, but the {noun}s beside it have the shape {values.shape}",
+            f"give one {noun} for each row",
         )
     return values
 

@@ -24,28 +24,30 @@ from streamkern.ingest.tables.key_columns import index_columns, warn_of_index
 _NARWHALS = "narwhals.stable.v2"
 
 
-def as_frame(given: Any, name: str) -> Any:
+def as_frame(data: Any, name: str) -> Any:
     """Return a table as a narwhals data frame and a column as a series; None for anything else.
 
     Lazy frames are collected, and readers are read to their end. None is also returned for Dask
     frames, which are read by partition. name : of the argument, for messages.
     """
-    array = isinstance(given, np.ndarray) and given.dtype.names is None
-    if array or is_dask_table(given):
+    array = isinstance(data, np.ndarray) and data.dtype.names is None
+    if array or is_dask_table(data):
         return None
     narwhals = on_demand("narwhals.stable.v2")
-    given = _supported(given)
+    data = _supported(data)
     try:
-        frame = narwhals.from_native(given, pass_through=True, allow_series=True)
-        plain = frame is given and not isinstance(given, narwhals.DataFrame | narwhals.Series)
-        if plain and _exports_arrow(given):
+        frame = narwhals.from_native(data, pass_through=True, allow_series=True)
+        is_unsupported = frame is data and not isinstance(
+            data, narwhals.DataFrame | narwhals.Series
+        )
+        if is_unsupported and _exports_arrow(data):
             frame = narwhals.from_native(
-                import_optional("pyarrow", "reading data frames").table(given)
+                import_optional("pyarrow", "reading data frames").table(data)
             )
         if isinstance(frame, narwhals.DataFrame):
             list(frame.schema)
     except on_demand("narwhals.exceptions").DuplicateError:
-        columns = getattr(given, "column_names", None) or given.columns
+        columns = getattr(data, "column_names", None) or data.columns
         check_different(list(map(str, columns)), name)
         raise
     if isinstance(frame, narwhals.LazyFrame):
@@ -65,51 +67,52 @@ def _without_index(frame: Any, name: str) -> Any:
     return frame.drop(index) if index else frame
 
 
-def is_frame(given: Any) -> bool:
-    """Return whether `given` is a data frame returned by `as_frame`."""
+def is_frame(value: Any) -> bool:
+    """Return whether `value` is a data frame returned by `as_frame`."""
     narwhals = sys.modules.get(_NARWHALS)
-    return narwhals is not None and isinstance(given, narwhals.DataFrame)
+    return narwhals is not None and isinstance(value, narwhals.DataFrame)
 
 
-def is_dask_table(given: Any) -> bool:
-    """Return whether `given` is a data frame of Dask, or a column of one."""
-    return hasattr(given, "to_dask_array") and hasattr(given, "map_partitions")
+def is_dask_table(value: Any) -> bool:
+    """Return whether `value` is a data frame of Dask, or a column of one."""
+    return hasattr(value, "to_dask_array") and hasattr(value, "map_partitions")
 
 
-def _supported(given: Any) -> Any:
-    """Return `given`, or an equivalent that narwhals supports."""
-    if isinstance(given, np.ndarray):
-        return given if given.dtype.names is None else _table_of_fields(given)
-    if is_hub_dataset(given):
-        return hub_table(given)
+def _supported(data: Any) -> Any:
+    """Return `data`, or an equivalent that narwhals supports."""
+    if isinstance(data, np.ndarray):
+        return data if data.dtype.names is None else _table_of_fields(data)
+    if is_hub_dataset(data):
+        return hub_table(data)
     arrow = sys.modules.get("pyarrow")
-    if arrow is not None and isinstance(given, arrow.Array):
-        return arrow.chunked_array([given])
-    if type(given).__module__.startswith("pyarrow") and hasattr(given, "to_table"):
-        return given.to_table()  # a data set, or a scanner of one
-    if "duckdb" in type(given).__module__ and _exports_arrow(given):
-        return import_optional("pyarrow", "reading data frames").table(given)
-    return given
+    if arrow is not None and isinstance(data, arrow.Array):
+        return arrow.chunked_array([data])
+    if type(data).__module__.startswith("pyarrow") and hasattr(data, "to_table"):
+        return data.to_table()  # a data set, or a scanner of one
+    if "duckdb" in type(data).__module__ and _exports_arrow(data):
+        return import_optional("pyarrow", "reading data frames").table(data)
+    return data
 
 
-def _exports_arrow(given: Any) -> bool:
-    return hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__")
+def _exports_arrow(value: Any) -> bool:
+    return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__")
 
 
 def _table_of_fields(array: NDArray[Any]) -> Any:
     """Return the table of a structured array, with a column for each field."""
     names = list(array.dtype.names or ())
-    deep = [k for k in names if array.dtype[k].subdtype is not None or array.dtype[k].names]
+    nested = [k for k in names if array.dtype[k].subdtype is not None or array.dtype[k].names]
     complex_ = [k for k in names if array.dtype[k].kind == "c"]
     if complex_:
         raise DataError(
             f"a structured array has complex numbers in {some(complex_)}",
             "give their real and imaginary parts as fields of their own",
         )
-    if array.ndim != 1 or deep:
-        what = f"several values in {some(deep)}" if deep else f"the shape {array.shape}"
+    if array.ndim != 1 or nested:
+        problem = f"several values in {some(nested)}" if nested else f"the shape {array.shape}"
         raise DataError(
-            f"a structured array has {what}", "give one of one dimension with a value in each field"
+            f"a structured array has {problem}",
+            "give one of one dimension with a value in each field",
         )
     arrow = import_optional("pyarrow", "reading structured arrays")
     return arrow.table({name: arrow.array(_field_values(array[name])) for name in names})
@@ -133,10 +136,10 @@ def _field_values(values: NDArray[Any]) -> Any:
 
 def check_different(columns: Sequence[str], name: str) -> None:
     """Raise DataError for columns with the same name."""
-    twice = sorted({column for column in columns if columns.count(column) > 1})
-    if twice:
+    repeated = sorted({column for column in columns if columns.count(column) > 1})
+    if repeated:
         raise DataError(
-            f"{name} has more than one column called {some(twice)}",
+            f"{name} has more than one column called {some(repeated)}",
             "give every column a name of its own",
         )
 
@@ -155,15 +158,15 @@ def split_frame(frame: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any
 
     y : names of columns, empty if the targets are beside the frame; one target column is returned
     as a narwhals series, several as a frame
-    sample_weight : a name, or as for `ingest` a position; anything else is returned as it is
+    sample_weight : a name, or as for `ingest` a position; anything else is returned unchanged
     """
-    named = isinstance(sample_weight, str | int)
-    request = ReadRequest(y=y, w=sample_weight if named else None)
+    has_weight_column = isinstance(sample_weight, str | int)
+    request = ReadRequest(y=y, w=sample_weight if has_weight_column else None)
     split = split_columns([str(name) for name in frame.columns], request, "X")
     targets = frame.select(list(split.targets))
     if len(split.targets) == 1:
         targets = frame.get_column(split.targets[0])
-    weights = frame.get_column(split.weights[0]) if named else sample_weight
+    weights = frame.get_column(split.weights[0]) if has_weight_column else sample_weight
     return frame.select(list(split.features)), targets, weights
 
 
@@ -211,16 +214,16 @@ def _conversion_errors() -> tuple[type[Exception], ...]:
 
 def _unsupported_column(frame: Any, name: str, error: Exception) -> DataError:
     """Return the error for a column that Arrow has no type for."""
-    wrong = []
+    wrong_columns = []
     for column in frame.columns:
         try:
             frame.select([column]).to_arrow()
-        except _conversion_errors() as found:
-            wrong, error = [column], found
+        except _conversion_errors() as column_error:
+            wrong_columns, error = [column], column_error
             break
     reason = str(error.args[0] if error.args else error).partition("\n")[0].rstrip(".")
-    which = f", {wrong[0]!r}," if wrong else ""
-    drop, category = remedies(frame, wrong[0] if wrong else "...")
+    which = f", {wrong_columns[0]!r}," if wrong_columns else ""
+    drop, category = remedies(frame, wrong_columns[0] if wrong_columns else "...")
     words = f"if its values are words make them a category, {category}, else " if category else ""
     return DataError(
         f"{name} has a column{which} that is neither numbers, words nor dates ({reason})",

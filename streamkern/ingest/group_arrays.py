@@ -23,7 +23,7 @@ from streamkern.store.conventions import CSR_MEMBERS, is_group
 from streamkern.store.packing import Unpacked, mask_to_nan, native, packing_of
 from streamkern.store.sparse_rows import as_csr, longest_row
 
-Get = Callable[[str], Any]
+GetMember = Callable[[str], Any]
 """Function that returns a member of the group by name, checked like an array of the file."""
 
 
@@ -80,11 +80,11 @@ class SparseRows:
     @cached_property
     def longest(self) -> int:
         """Length that the rows need when they are packed; reads indptr."""
-        most, step = 1, 1 << 20
+        longest, step = 1, 1 << 20
         for start in range(0, self.shape[0], step):
             indptr = np.asarray(self._indptr[start : start + step + 1]).astype(np.int64)
-            most = max(most, longest_row(indptr, self.shape[1]))
-        return most
+            longest = max(longest, longest_row(indptr, self.shape[1]))
+        return longest
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(self.shape[0])
@@ -119,7 +119,7 @@ class SparseRows:
         return DataError(f"{self._name} is not a CSR matrix: {why}", "write it again")
 
 
-class _Mapped:
+class _MappedRows:
     """An array whose rows are a function of another array's rows, read by slices.
 
     rows : function of the rows read and of the number of the first
@@ -136,7 +136,7 @@ class _Mapped:
         return self._rows(np.asarray(self._array[rows]), rows.indices(self.shape[0])[0])
 
 
-def _labels(codes: Any, categories: NDArray[Any], name: str, keep: bool) -> _Mapped:
+def _labels(codes: Any, categories: NDArray[Any], name: str, keep_missing: bool) -> _MappedRows:
     """Return labels (n,) by integer codes, -1 for a missing one."""
     if categories.dtype.kind == "T":
         categories = categories.astype(object)
@@ -149,40 +149,46 @@ def _labels(codes: Any, categories: NDArray[Any], name: str, keep: bool) -> _Map
     def rows(read: NDArray[Any], start: int) -> NDArray[Any]:
         numbers = read.astype(np.int64)
         wrong = (numbers < 0) | (numbers >= len(categories))
-        if wrong.any() and not keep:
+        if wrong.any() and not keep_missing:
             row = int(np.argmax(wrong))
             raise _missing(name, start + row, f"the code {numbers[row]} is not a category")
         return mask_to_nan(categories[np.where(wrong, 0, numbers)], wrong)
 
-    return _Mapped(codes, categories.dtype, rows)
+    return _MappedRows(codes, categories.dtype, rows)
 
 
-def _nullable(values: Any, mask: Any, name: str, keep: bool) -> _Mapped:
+def _nullable(values: Any, mask: Any, name: str, keep_missing: bool) -> _MappedRows:
     """Return values (n,) with a mask of the missing ones."""
 
     def rows(read: NDArray[Any], start: int) -> NDArray[Any]:
         missing = np.asarray(mask[start : start + len(read)]).astype(bool)
-        if missing.any() and not keep:
+        if missing.any() and not keep_missing:
             raise _missing(name, start + int(np.argmax(missing)), "its mask says so")
         return mask_to_nan(read, missing)
 
-    return _Mapped(values, values.dtype, rows)
+    return _MappedRows(values, values.dtype, rows)
 
 
 def decoded_array(
-    member: Any, get: Get, name: str, memory: int, *, keep: bool = False, **options: bool
+    member: Any,
+    get: GetMember,
+    name: str,
+    memory: int,
+    *,
+    keep_missing: bool = False,
+    **options: bool,
 ) -> Any | None:
     """Return an array whose rows are decoded as its format defines; None if it is not an array.
 
     member : an array or a group of zarr or h5py
-    keep : whether missing values become NaN or None in place of an error
+    keep_missing : whether missing values become NaN or None in place of an error
 
     For the other arguments see `array_of_group` and `packing_of`.
     """
     if not hasattr(member, "shape"):
         if not is_group(member):
             return None
-        return array_of_group(member, get, name, memory, keep=keep)
+        return array_of_group(member, get, name, memory, keep_missing=keep_missing)
     if "categories" in getattr(member, "attrs", ()):
         raise DataError(
             f"{name} holds codes of categories as AnnData wrote them before version 0.8",
@@ -193,11 +199,11 @@ def decoded_array(
         return member
     if packing.changes and packing.dtype.kind != "b":
         warn(f"{name} is stored packed, and is read unpacked by {', '.join(packing.attributes)}")
-    return Unpacked(member, packing, keep=keep)
+    return Unpacked(member, packing, keep_missing=keep_missing)
 
 
 def array_of_group(
-    group: Any, get: Get, name: str, memory: int, *, keep: bool = False
+    group: Any, get: GetMember, name: str, memory: int, *, keep_missing: bool = False
 ) -> Any | None:
     """Return the array that a group represents; None if it does not represent one.
 
@@ -205,18 +211,18 @@ def array_of_group(
     name : for messages
     memory : largest size in bytes of a matrix that is not stored by rows, and is converted whole
     """
-    attributes, kind = group.attrs, str(_plain(group.attrs.get("encoding-type")) or "")
+    attributes, kind = group.attrs, str(_attribute_text(group.attrs.get("encoding-type")) or "")
     if kind == "categorical" or ("codes" in group and "categories" in group):
-        return _labels(get("codes"), np.asarray(get("categories")[:]), name, keep)
+        return _labels(get("codes"), np.asarray(get("categories")[:]), name, keep_missing)
     if kind.startswith("nullable-"):
-        return _nullable(get("values"), get("mask"), name, keep)
+        return _nullable(get("values"), get("mask"), name, keep_missing)
     if not all(part in group for part in CSR_MEMBERS):
         return None
     parts: list[Any] = [get(part) for part in CSR_MEMBERS]
     for part, array in zip(CSR_MEMBERS, parts, strict=True):
         if packing_of(array, f"{part} of {name}") is not None:
             raise DataError(
-                f"{part} of {name} is packed by its attributes, which is not known of sparse "
+                f"{part} of {name} is packed by its attributes, which is not supported for sparse "
                 "matrices",
                 "write it unpacked",
             )
@@ -224,7 +230,7 @@ def array_of_group(
             raise DataError(
                 f"{part} of {name} has shape {tuple(array.shape)}", "write it with one dimension"
             )
-    form = kind or str(_plain(attributes.get("h5sparse_format")) or "")
+    form = kind or str(_attribute_text(attributes.get("h5sparse_format")) or "")
     shape = _shape(attributes, get("shape") if "shape" in group else None, parts, name)
     by_rows = _is_by_rows(form, shape, parts[2].shape[0] - 1, name)
     if by_rows:
@@ -252,10 +258,10 @@ def converted(make: Callable[[], Any], size: int, name: str, memory: int) -> Spa
             needed=4 * size,
         )
     try:
-        made = make()
-        if hasattr(made, "check_format"):
-            made.check_format(full_check=True)
-        rows = made.tocsr()
+        matrix = make()
+        if hasattr(matrix, "check_format"):
+            matrix.check_format(full_check=True)
+        rows = matrix.tocsr()
     except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
         raise DataError(f"{name} is not a sparse matrix: {error}", "write it again") from error
     rows.sum_duplicates()
@@ -279,10 +285,10 @@ def _shape(
     attributes: Mapping[str, Any], member: Any, parts: list[Any], name: str
 ) -> tuple[int, int]:
     """Return the shape of a sparse group; if undeclared, the width is the largest index plus 1."""
-    given = next((attributes[k] for k in ("shape", "h5sparse_shape") if k in attributes), None)
-    given = member[:] if given is None and member is not None else given
-    if given is not None:
-        sizes = [int(k) for k in np.ravel(np.asarray(given)).tolist()]
+    declared = next((attributes[k] for k in ("shape", "h5sparse_shape") if k in attributes), None)
+    declared = member[:] if declared is None and member is not None else declared
+    if declared is not None:
+        sizes = [int(k) for k in np.ravel(np.asarray(declared)).tolist()]
         if len(sizes) != 2 or min(sizes) < 0:
             raise DataError(
                 f"{name} has the shape {sizes}", "give the group the numbers of rows and columns"
@@ -302,11 +308,11 @@ def _missing(name: str, row: int, why: str) -> NonFiniteError:
     )
 
 
-def _plain(value: Any) -> Any:
+def _attribute_text(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def as_named(array: Any, dataset: Any, where: str, *, labels: bool) -> Any:
+def enumeration_as_names(array: Any, dataset: Any, where: str, *, labels: bool) -> Any:
     """Return an array of an enumeration as names if it holds labels."""
     names = import_optional("h5py").check_enum_dtype(dataset.dtype)
     if names is None:
@@ -328,7 +334,7 @@ def as_named(array: Any, dataset: Any, where: str, *, labels: bool) -> Any:
             numbers.shape
         )
 
-    return _Mapped(array, object, rows)
+    return _MappedRows(array, object, rows)
 
 
 def without_padding(array: Any, dataset: Any) -> Any:
@@ -339,7 +345,7 @@ def without_padding(array: Any, dataset: Any) -> Any:
     if (joined := joined_characters(array)) is not array:
         return joined
     padded = dataset.id.get_type().get_strpad() == import_optional("h5py").h5t.STR_SPACEPAD
-    return _Mapped(array, kind, lambda read, _: np.char.rstrip(read)) if padded else array
+    return _MappedRows(array, kind, lambda read, _: np.char.rstrip(read)) if padded else array
 
 
 def joined_characters(array: Any) -> Any:
@@ -347,6 +353,6 @@ def joined_characters(array: Any) -> Any:
     if np.dtype(array.dtype) != np.dtype("S1") or len(array.shape) != 2 or array.shape[1] < 2:
         return array
     kind = f"S{array.shape[1]}"
-    words = _Mapped(array, kind, lambda read, _: np.ascontiguousarray(read).view(kind)[:, 0])
+    words = _MappedRows(array, kind, lambda read, _: np.ascontiguousarray(read).view(kind)[:, 0])
     words.shape = array.shape[:1]
     return words

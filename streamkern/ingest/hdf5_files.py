@@ -32,8 +32,8 @@ from streamkern.ingest.array_reader import ArrayReader, named_arrays
 from streamkern.ingest.columns import ReadRequest, Split, split_columns
 from streamkern.ingest.group_arrays import (
     array_of_group,
-    as_named,
     decoded_array,
+    enumeration_as_names,
     joined_characters,
     without_padding,
 )
@@ -43,9 +43,9 @@ from streamkern.store.conventions import is_group, no_member
 
 _MAX_DEPTH = 8
 """Largest depth to which virtual datasets may be nested."""
-_CLASSIC = (b"CDF\x01", b"CDF\x02")
+_CLASSIC_MAGIC_BYTES = (b"CDF\x01", b"CDF\x02")
 """First bytes of the classic NetCDF files that SciPy reads."""
-_CONVERT = "convert it to version 4 (nccopy -k nc4)"
+_CONVERT_REMEDY = "convert it to version 4 (nccopy -k nc4)"
 
 
 def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
@@ -98,12 +98,16 @@ class Hdf5File:
         Raises StoreNotFoundError if it is missing, and DataError if it is refused.
         """
         member, where = self._file.get(name), f"{name} of {self._where}"
-        keep = request.keeps(i)
+        keep_missing = request.keeps(i)
         if is_group(member):
             if "MATLAB_sparse" in member.attrs:
                 raise self._matlab_error(name)
             array = array_of_group(
-                member, lambda part: self._dataset(f"{name}/{part}"), where, self._memory, keep=keep
+                member,
+                lambda part: self._dataset(f"{name}/{part}"),
+                where,
+                self._memory,
+                keep_missing=keep_missing,
             )
             if array is None:
                 raise StoreNotFoundError(no_member(name, self._file, self._where))
@@ -112,9 +116,14 @@ class Hdf5File:
         if "MATLAB_class" in member.attrs:
             raise self._matlab_error(name)
         array = decoded_array(
-            member, self._dataset, where, self._memory, keep=keep, netcdf=self._netcdf
+            member,
+            self._dataset,
+            where,
+            self._memory,
+            keep_missing=keep_missing,
+            netcdf=self._netcdf,
         )
-        return without_padding(as_named(array, member, where, labels=i == 1), member)
+        return without_padding(enumeration_as_names(array, member, where, labels=i == 1), member)
 
     def _matlab_error(self, name: str) -> DataError:
         return DataError(
@@ -146,11 +155,11 @@ class Hdf5File:
                     f"column {column!r} of {where} holds arrays",
                     "save them as datasets of their own",
                 )
-        parts = [_Fields(table, split.features)]
+        parts = [_CompoundColumns(table, split.features)]
         if request.targets:
-            parts.append(_Fields(table, split.targets, flat=len(split.targets) == 1))
+            parts.append(_CompoundColumns(table, split.targets, flat=len(split.targets) == 1))
         if split.weights:
-            parts.append(_Fields(table, split.weights, flat=True))
+            parts.append(_CompoundColumns(table, split.weights, flat=True))
         return parts, split
 
     def _is_compound(self, name: str) -> bool:
@@ -246,18 +255,18 @@ class Hdf5File:
         if dataset is None:
             self._refuse_unwritten(name, f"has virtual parts whose source, {path}, is not there")
 
-    def _refuse_external(self, name: str, what: str) -> None:
+    def _refuse_external(self, name: str, state: str) -> None:
         """Raise DataError unless data in other files are allowed."""
         if not self._external:
             raise DataError(
-                f"{name} of {self._where} {what}",
+                f"{name} of {self._where} {state}",
                 f"pass {mention('external', True)} if you know where the file comes from",
             )
 
-    def _refuse_unwritten(self, name: str, what: str) -> None:
+    def _refuse_unwritten(self, name: str, state: str) -> None:
         """Raise DataError for data that was never written, or whose source is missing."""
         raise DataError(
-            f"{name} of {self._where} {what}",
+            f"{name} of {self._where} {state}",
             f"pass {mention('missing', 'fill')} to read the fill value there",
         )
 
@@ -299,7 +308,7 @@ def _damaged_chunk(dataset: Any, creation: Any) -> Any:
     return dataset.id.chunk_iter(check)
 
 
-class _Fields:
+class _CompoundColumns:
     """Columns of a compound dataset as an array (n, k); of a single column (n,) if `flat`."""
 
     def __init__(self, table: Any, names: Sequence[str], *, flat: bool = False) -> None:
@@ -309,12 +318,12 @@ class _Fields:
         self._table, self._names, self._flat = table, names, flat
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        read = self._table.fields(list(self._names))[rows]
+        records = self._table.fields(list(self._names))[rows]
         if self._flat:
-            return np.asarray(read[self._names[0]])
+            return np.asarray(records[self._names[0]])
         if self.dtype.kind == "f":
-            warn_of_rounded_columns((name, read[name]) for name in self._names)
-        return np.stack([read[name] for name in self._names], axis=-1)
+            warn_of_rounded_columns((name, records[name]) for name in self._names)
+        return np.stack([records[name] for name in self._names], axis=-1)
 
 
 def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
@@ -324,9 +333,9 @@ def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayRead
     if not magic.startswith(b"CDF"):
         return open_hdf5(url, request, opener)
     where, identity = redact(url), [opener.identity(url), request.json()]
-    if magic not in _CLASSIC:
+    if magic not in _CLASSIC_MAGIC_BYTES:
         raise DataError(
-            f"{where} is NetCDF of 64-bit data, which SciPy does not read", f"{_CONVERT}"
+            f"{where} is NetCDF of 64-bit data, which SciPy does not read", f"{_CONVERT_REMEDY}"
         )
     variables = _variables(url, where, opener)
 
@@ -335,7 +344,7 @@ def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayRead
             raise StoreNotFoundError(no_member(name, variables, where))
         array = decoded_array(
             variables[name], variables.get, f"{name} of {where}", opener.memory,
-            keep=request.keeps(i), netcdf=True,
+            keep_missing=request.keeps(i), netcdf=True,
         )  # fmt: skip
         return joined_characters(array)
 
@@ -351,7 +360,7 @@ def _variables(url: Url, where: str, opener: FileOpener) -> dict[str, _Variable]
             raise MemoryBudgetError(
                 f"{where} is a classic NetCDF file of {size_text(size)}, which is read whole, and "
                 f"{size_text(opener.memory)} of memory are allowed",
-                f"raise {mention('memory=')}, or {_CONVERT}",
+                f"raise {mention('memory=')}, or {_CONVERT_REMEDY}",
                 needed=2 * size,
             )
         file.seek(0)

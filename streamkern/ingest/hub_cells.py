@@ -14,14 +14,14 @@ from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.ingest.tables.cells import RowsInFile, row_number, unwrapped
 
-_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # channels of the image modes with uint8 pixels
+_CHANNELS_OF_MODE = {"L": 1, "RGB": 3, "RGBA": 4}  # channels of the image modes with uint8 pixels
 
 
-def is_of_hub(given: Any, *names: str) -> bool:
-    """Return whether `given` is of one of these classes of `datasets`, imported or not."""
+def is_of_hub(value: Any, *class_names: str) -> bool:
+    """Return whether `value` is of one of these classes of `datasets`, imported or not."""
     library = sys.modules.get("datasets")
-    kinds = tuple(k for n in names if isinstance(k := getattr(library, n, None), type))
-    return isinstance(given, kinds)
+    classes = tuple(k for n in class_names if isinstance(k := getattr(library, n, None), type))
+    return isinstance(value, classes)
 
 
 class WideColumn:
@@ -58,23 +58,23 @@ class WideColumn:
             raise self._refusal(numbers, cells.is_null().index(True).as_py(), "is null")
         if self._images:
             return np.stack([self._pixels(c, numbers, k) for k, c in enumerate(cells.to_pylist())])
-        flat, width = cells, 1
+        values, width = cells, 1
         for size in self._sizes:
-            lengths = import_optional("pyarrow.compute").list_value_length(flat)
-            other = lengths.to_numpy(zero_copy_only=False) != size  # NaN for null
-            if other.any():
-                k = int(np.argmax(other))
-                held = f"holds {lengths[k].as_py()} values where others hold {size}"
-                raise self._refusal(numbers, k // width, held)
-            flat, width = flat.flatten(), width * size
-        if flat.null_count:
-            k = flat.is_null().index(True).as_py() // width
+            lengths = import_optional("pyarrow.compute").list_value_length(values)
+            differs = lengths.to_numpy(zero_copy_only=False) != size  # NaN for null
+            if differs.any():
+                k = int(np.argmax(differs))
+                problem = f"holds {lengths[k].as_py()} values where others hold {size}"
+                raise self._refusal(numbers, k // width, problem)
+            values, width = values.flatten(), width * size
+        if values.null_count:
+            k = values.is_null().index(True).as_py() // width
             raise self._refusal(numbers, k, "holds a null")
-        return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(len(cells), *self.shape)
+        return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(cells), *self.shape)
 
-    def _refusal(self, numbers: RowsInFile, k: int, what: str, remedy: str = "") -> DataError:
+    def _refusal(self, numbers: RowsInFile, k: int, problem: str, remedy: str = "") -> DataError:
         return DataError(
-            f"{self._where}, row {row_number(numbers, k)}: column {self._name!r} {what}",
+            f"{self._where}, row {row_number(numbers, k)}: column {self._name!r} {problem}",
             remedy or "correct such rows, or leave them out",
         )
 
@@ -89,17 +89,23 @@ class WideColumn:
                 "pip install pillow"
             ) from error
         except Exception as error:  # whatever Pillow raises for bytes that are not an image
-            what = f"holds an image that cannot be read ({type(error).__name__})"
-            raise self._refusal(numbers, k, what) from error
+            problem = f"holds an image that cannot be read ({type(error).__name__})"
+            raise self._refusal(numbers, k, problem) from error
         size = image.height, image.width
-        channels, (height, width, others) = _CHANNELS.get(image.mode), self.shape or (*size, None)
-        if channels is None or channels != (others or channels):
+        channels, (height, width, expected_channels) = (
+            _CHANNELS_OF_MODE.get(image.mode),
+            self.shape or (*size, None),
+        )
+        if channels is None or channels != (expected_channels or channels):
             remedy = f'{self._where}.cast_column({self._name!r}, Image(mode="RGB"))'
             if image.mode[0] in "IF":  # Pillow would cut off their numbers
                 remedy = "and give their pixels as a column of Array3D"
-            expected = [m for m, c in _CHANNELS.items() if others in (None, c)]
+            expected_modes = [
+                m for m, c in _CHANNELS_OF_MODE.items() if expected_channels in (None, c)
+            ]
             raise self._refusal(
-                numbers, k, f"holds an image of mode {image.mode!r} in place of {some(expected)}",
+                numbers, k,
+                f"holds an image of mode {image.mode!r} in place of {some(expected_modes)}",
                 f"convert all, {remedy}",
             )  # fmt: skip
         if size != (height, width):

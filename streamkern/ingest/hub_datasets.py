@@ -2,7 +2,7 @@
 
 Their columns of numbers, text and dates form a table. A column of lists, of arrays (`Array2D`, ...)
 or of images holds whole rows, and is then the only column of features. Everything is read by
-`datasets` itself, in batches, so that rows that were selected, filtered or shuffled come as chosen.
+`datasets` itself, in batches, so that selected, filtered and shuffled rows come in their order.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from streamkern.ingest.columns import as_list
 from streamkern.ingest.hub_cells import WideColumn, is_of_hub
 from streamkern.ingest.tables.cells import is_list_type, unwrapped
 
-_ROWS = 1000  # rows of a batch by default, as in `datasets`
+_BATCH_ROWS = 1000  # rows of a batch by default, as in `datasets`
 
 
-def is_hub_dataset(given: Any) -> bool:
-    """Return whether `given` is a `datasets.Dataset` or an `IterableDataset`."""
-    return is_of_hub(given, "Dataset", "IterableDataset")
+def is_hub_dataset(value: Any) -> bool:
+    """Return whether `value` is a `datasets.Dataset` or an `IterableDataset`."""
+    return is_of_hub(value, "Dataset", "IterableDataset")
 
 
-def refuse_splits(given: Any, name: str) -> None:
+def refuse_splits(value: Any, name: str) -> None:
     """Raise DataError for a `DatasetDict`, which holds a data set for each split."""
-    if is_of_hub(given, "DatasetDict", "IterableDatasetDict"):
-        splits = list(map(str, given))
+    if is_of_hub(value, "DatasetDict", "IterableDatasetDict"):
+        splits = list(map(str, value))
         first = splits[0] if splits else "train"
         raise DataError(
             f"{name} holds a data set for each split, {some(splits) or 'of which there is none'}",
@@ -56,7 +56,7 @@ class HubColumns:
             self.n_rows = len(data)
             if data.format["type"] == "custom":
                 raise DataError(
-                    f"{name} has a transform that changes rows as they are looked at, which would "
+                    f"{name} has a transform that changes rows when they are read, which would "
                     "not be applied here",
                     f"apply it, {name}.map(...), or leave it out, {name}.with_format(None)",
                 )
@@ -66,7 +66,7 @@ class HubColumns:
             self._data = data.with_format("arrow")
         self._features = self._data.features
         if self._features is None:  # such as after a `map`: the first rows decide
-            first = next(self._batches(_ROWS, None), None)
+            first = next(self._batches(_BATCH_ROWS, None), None)
             if first is None:
                 raise DataError(f"{name} is an IterableDataset without rows", "give one with rows")
             self._features = sys.modules["datasets"].Features.from_arrow_schema(first.schema)
@@ -89,7 +89,9 @@ class HubColumns:
             fields.append(field.with_type(kind))
         return arrow.schema(fields), wide
 
-    def tables(self, rows: int = _ROWS, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    def tables(
+        self, rows: int = _BATCH_ROWS, columns: Sequence[str] | None = None
+    ) -> Iterator[Any]:
         """Yield all rows as tables of at most `rows`.
 
         columns : names of the columns to read, by default all
@@ -172,12 +174,12 @@ class HubColumns:
         wide = [k for k in names if k in self.wide_names]
         if not wide or (len(wide) == 1 and (len(names) == 1 or not alone)):
             return wide[0] if wide else None
-        beside = [k for k in names if k != wide[0]]
+        other_columns = [k for k in names if k != wide[0]]
         raise DataError(
             f"column {wide[0]!r} of {self._name} holds whole rows (lists, an array or an image), "
-            f"and {some(list(map(str, beside)))} would be features beside it",
+            f"and {some(list(map(str, other_columns)))} would be features beside it",
             f"name targets with {mention('y=')}, and leave out other columns, "
-            f"{self._name}.remove_columns({beside})",
+            f"{self._name}.remove_columns({other_columns})",
         )
 
     def wide(self, name: str) -> WideColumn:
@@ -200,26 +202,26 @@ def hub_names(data: Any, name: str = "X") -> list[str]:
 
 def hub_table(data: Any, columns: Sequence[str] | None = None, name: str = "X") -> Any:
     """Return columns of a data set as one Arrow table, by default all."""
-    read = HubColumns(_with_length(data, name), name)
-    tables = list(read.tables(columns=columns))
-    empty = read.schema.empty_table()
+    hub_columns = HubColumns(_with_length(data, name), name)
+    tables = list(hub_columns.tables(columns=columns))
+    empty = hub_columns.schema.empty_table()
     arrow = import_optional("pyarrow")
     return arrow.concat_tables(tables) if tables else empty.select(columns or empty.column_names)
 
 
-def hub_values(given: Any, name: str) -> Any:
+def hub_values(data: Any, name: str) -> Any:
     """Return a column of a data set as a list, and a data set whose cells are rows as an array.
 
     Anything else is returned unchanged.
 
     name : "X", the only one whose cells may be rows, "y" or "sample_weight"
     """
-    if type(given).__module__.startswith("datasets.") and hasattr(given, "column_name"):
-        return given[:]
-    if name != "X" or not is_hub_dataset(given):
-        return given
-    rows = hub_rows(given, alone=False)
-    return given if rows is None else rows
+    if type(data).__module__.startswith("datasets.") and hasattr(data, "column_name"):
+        return data[:]
+    if name != "X" or not is_hub_dataset(data):
+        return data
+    rows = hub_rows(data, alone=False)
+    return data if rows is None else rows
 
 
 def hub_rows(
@@ -229,14 +231,14 @@ def hub_rows(
 
     others, alone : as in `HubColumns.wide_column`
     """
-    read = HubColumns(_with_length(data, name), name)
-    column = read.wide_column(None, others, alone=alone)
+    hub_columns = HubColumns(_with_length(data, name), name)
+    column = hub_columns.wide_column(None, others, alone=alone)
     if column is None:
         return None
-    wide, start = read.wide(column), 0
-    kind = read.schema.field(column).type.value_type
+    wide, start = hub_columns.wide(column), 0
+    kind = hub_columns.schema.field(column).type.value_type
     rows = np.empty((len(data), *wide.shape), kind.to_pandas_dtype())
-    for table in read.tables(columns=[column]):
+    for table in hub_columns.tables(columns=[column]):
         part = wide.rows(table.column(0), start)
         rows[start : start + len(part)] = part
         start += len(part)

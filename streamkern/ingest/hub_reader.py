@@ -19,7 +19,7 @@ from streamkern.ingest.frame_reader import BesideReader, beside_rows, digest_of
 from streamkern.ingest.hub_datasets import HubColumns
 from streamkern.ingest.tables.cells import RowsInFile
 
-_ROWS = 1000  # in a batch that is read for the digest
+_DIGEST_BATCH_ROWS = 1000  # in a batch that is read for the digest
 
 
 class HubReader(BesideReader):
@@ -33,45 +33,45 @@ class HubReader(BesideReader):
         self._hub = HubColumns(data)
         schema, n_rows = self._hub.schema, self._hub.n_rows
         beside: dict[str, Any] = {}
-        for name, given in (("y", request.y), ("w", request.w)):
-            if isinstance(given, np.ndarray):
+        for name, values in (("y", request.y), ("w", request.w)):
+            if isinstance(values, np.ndarray):
                 if n_rows is None:
                     raise DataError(
-                        "X is an IterableDataset, and targets or weights are given beside it",
+                        "X is an IterableDataset, beside which targets or weights cannot be given",
                         f"make them a column, and give its name as {mention('y=')}",
                     )
-                beside[name] = beside_rows(given, n_rows, name)
+                beside[name] = beside_rows(values, n_rows, name)
         empty: dict[str, Any] = {name: [] for name in beside}
         request = request._replace(**empty)
-        self._wide = None
+        self._wide_column = None
         if request.cells is None:
-            x = None if request.x is None else _names_of(request.x, schema.names)
-            others = _names_of("y" if request.y is None else request.y, schema.names)
-            others += _names_of(request.w, schema.names)
-            wide = self._hub.wide_column(x, others, request.dropped, alone=request.targets)
+            x = None if request.x is None else _column_names(request.x, schema.names)
+            other_columns = _column_names("y" if request.y is None else request.y, schema.names)
+            other_columns += _column_names(request.w, schema.names)
+            wide = self._hub.wide_column(x, other_columns, request.dropped, alone=request.targets)
             if wide is not None:
                 request = request._replace(x=wide)
-                self._wide = self._hub.wide(wide)
+                self._wide_column = self._hub.wide(wide)
         identity = {
             "kind": type(data).__name__,
             "schema": str(schema),
             "rows": n_rows,
-            "digest": self._digest(whole=n_rows is not None),
+            "digest": self._digest(all_rows=n_rows is not None),
             "asked": request.json(),
         }
         super().__init__(schema, n_rows, request, identity, beside)
 
-    def _digest(self, *, whole: bool) -> str:
-        tables = (t.replace_schema_metadata() for t in self._hub.raw(_ROWS))
+    def _digest(self, *, all_rows: bool) -> str:
+        tables = (t.replace_schema_metadata() for t in self._hub.raw(_DIGEST_BATCH_ROWS))
         first = next(tables, None)
         if first is None:
             raise DataError("X has no rows", "give some")
-        return digest_of(first.schema, chain([first], islice(tables, None if whole else 0)))
+        return digest_of(first.schema, chain([first], islice(tables, None if all_rows else 0)))
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         row_bytes = 8 * len(self._columns_read)
-        if self._wide is not None:
-            row_bytes += 8 * math.prod(self._wide.shape)
+        if self._wide_column is not None:
+            row_bytes += 8 * math.prod(self._wide_column.shape)
         rows = max(1, block_bytes // row_bytes)
         for table in self._hub.tables(rows, columns):
             yield import_optional("pyarrow").RecordBatch.from_arrays(
@@ -79,17 +79,17 @@ class HubReader(BesideReader):
             )
 
     def _rows_of_lists(self, lists: Any, rows: RowsInFile) -> NDArray[Any]:
-        assert self._wide is not None
-        return self._wide.rows(lists, rows).reshape(len(lists), -1)
+        assert self._wide_column is not None
+        return self._wide_column.rows(lists, rows).reshape(len(lists), -1)
 
     def _block(self, batch: Any, start: int) -> RawBlock:
         block = super()._block(batch, start)
-        if self._wide is None or self._cells:
+        if self._wide_column is None or self._cells:
             return block
-        return block._replace(X=block.X.reshape(-1, *self._wide.shape))
+        return block._replace(X=block.X.reshape(-1, *self._wide_column.shape))
 
 
-def _names_of(role: Any, names: list[str]) -> list[Any]:
+def _column_names(role: Any, names: list[str]) -> list[Any]:
     """Return columns by name, also those that are given by position."""
     return [
         names[k] if isinstance(k, int) and -len(names) <= k < len(names) else k

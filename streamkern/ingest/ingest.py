@@ -47,7 +47,7 @@ from streamkern.store.chunk_output import (
     DEFAULT_MEMORY,
     check_seed,
     checked_chunk_bytes,
-    fill,
+    fill_store,
     n_writers,
     refuse_same_place,
 )
@@ -209,37 +209,37 @@ def ingest(
     if options.like is not None and sample_weight is None:
         sample_weight = column_there(options.like.weight_column, inputs, form, input_options)
     mark = _store_at(out_url, storage_options)
-    with warned_once(), ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as work:
-        opened = partial(
+    with warned_once(), ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as spill:
+        open_input = partial(
             open_reader, inputs, options.targets(y, is_table(inputs, form)), files, x=x,
             sample_weight=sample_weight, input_options=input_options, missing=missing,
             external=external, foreign=foreign, form=form, drop_missing=drop_missing_targets,
             memory=memory,
         )  # fmt: skip
-        reader = opened(dropped=options.declared.dropped, columns=options.columns)
+        reader = open_input(dropped=options.declared.dropped, columns=options.columns)
         check_header(reader, options.columns, x)
         refuse_same_place(paths_of(inputs), out_url)
         source = _source(reader, options, targets, seed, shuffle, dtype, drop_missing_targets)
         plan, identity = {"source": source, "chunk_bytes": chunk_bytes}, json_digest(source)
         if mark is not None and not overwrite:
             if is_made_from(mark, plan, compress):
-                work.clear(identity)  # left by a call that was killed after it had published
+                spill.clear(identity)  # left by a call that was killed after it had published
                 return open_store(out_url, storage_options=storage_options).spec
             _check_place(mark, source, out_url)
         spool = partial(
-            spool_rows, files=files, seed=source["seed"], scratch=work, targets=targets,
+            spool_rows, files=files, seed=source["seed"], scratch=spill, targets=targets,
             dtype=dtype, memory=memory, progress=progress, row_shape=options.row_shape,
             chosen=options.chosen(x),
         )  # fmt: skip
         convert = partial(TargetConverter, targets=targets, as_text=reader.targets_as_text)
-        encoded = partial(options.reader, opened, convert, seed, block_size(memory), progress)
-        begin = partial(
+        encoded = partial(options.reader, open_input, convert, seed, block_size(memory), progress)
+        make_writer = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
             storage_options=storage_options,
         )  # fmt: skip
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
-        spooled = spool_table(reader, encoded, options, spool, identity, work)
-        return _write_chunks(*spooled, begin, chunk_bytes, n_ahead, progress)
+        spooled = spool_table(reader, encoded, options, spool, identity, spill)
+        return _write_chunks(*spooled, make_writer, chunk_bytes, n_ahead, progress)
 
 
 def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | None) -> None:
@@ -306,19 +306,19 @@ def _check_place(
 def _write_chunks(
     rows: Spooled,
     reader: Reader,
-    begin: Callable[..., StoreWriter],
+    make_writer: Callable[..., StoreWriter],
     chunk_bytes: int,
     n_ahead: int,
     progress: Progress | None,
 ) -> StoreSpec:
     """Write the spooled rows to the store and discard the spool; return the spec of the store.
 
-    begin : returns the writer, given the shapes, dtypes and names of the arrays
+    make_writer : returns the writer, given the shapes, dtypes and names of the arrays
     n_ahead : number of chunks that are made before they are written
     """
     spool, values = rows.spool, rows.values
     classes, ranks = values.ranks() if values.are_classes else (None, None)
-    writer = begin(
+    writer = make_writer(
         row_shape=spool.row_shape,
         x_dtype=spool.x_dtype,
         n_outputs=values.shape[0] if classes is None else len(classes),
@@ -342,7 +342,7 @@ def _write_chunks(
         label_dtype=values.label_dtype,
     )
     chunks_from = partial(_chunks_from, spool, ranks, writer.spec.chunk_rows)
-    spec = fill(writer, chunks_from, n_ahead, progress)
+    spec = fill_store(writer, chunks_from, n_ahead, progress)
     spool.discard()
     return spec
 

@@ -29,18 +29,18 @@ from streamkern.filesystem.remote_file import is_object, open_object, split_obje
 from streamkern.filesystem.urls import local_path
 from streamkern.filesystem.waiting import is_connection_refused
 from streamkern.ingest.decompress import COMPRESSIONS, DAMAGE, decompressed
-from streamkern.ingest.formats import ENDINGS, HEAD, FileForm, compression_of, content_of
+from streamkern.ingest.formats import ENDINGS, HEAD_BYTES, FileForm, compression_of, content_of
 
 Url = str | os.PathLike[str]
-_PIECE, _IN_MEMORY = 8 << 20, 64 << 20
+_COPY_BYTES, _MAX_BYTES_IN_MEMORY = 8 << 20, 64 << 20
 
 
-_BY_PANDAS: Final = {
+_PANDAS_READERS: Final = {
     ".xlsx": "read_excel", ".xls": "read_excel", ".pkl": "read_pickle", ".pickle": "read_pickle",
     ".dta": "read_stata", ".sas7bdat": "read_sas", ".sav": "read_spss", ".orc": "read_orc",
 }  # fmt: skip
 """Functions of pandas for formats that are not read here."""
-_VECTORS: Final = {
+_VECTOR_FILE_CODE: Final = {
     ".fvecs": "a.reshape(-1, a[:4].view('i4')[0] * 4 + 4)[:, 4:].copy().view('f4')",
     ".ivecs": "a.reshape(-1, a[:4].view('i4')[0] * 4 + 4)[:, 4:].copy().view('i4')",
     ".bvecs": "a.reshape(-1, a[:4].view('i4')[0] + 4)[:, 4:]",
@@ -63,20 +63,20 @@ def explained_damage(url: Url) -> Iterator[None]:
         packed = str(url).lower().endswith((*COMPRESSIONS, ".npz"))
         raise DataError(
             f"{redact(url)} {'does not decompress' if packed else 'cannot be read'} ({error})",
-            "it is damaged or cut short, or was on its way here: try again, or get it again from "
-            "where it came",
+            "it is damaged or truncated, at its source or in transfer: try again, or get it again "
+            "from where it came",
         ) from error
     except ValueError as error:
         if "range requests" not in str(error):  # fsspec's, for a server without range requests
             raise
         raise StorageError(
-            f"the server of {redact(url)} does not give parts of files, which this format needs",
+            f"the server of {redact(url)} does not send parts of files, which this format needs",
             "download the file, and give its path",
         ) from error
 
 
 @contextmanager
-def _named(url: Url) -> Iterator[None]:
+def _errors_with_url(url: Url) -> Iterator[None]:
     """Convert errors of fsspec to errors of streamkern, with the URL but without its secrets."""
     try:
         yield
@@ -149,11 +149,11 @@ class FileOpener:
             return path
         copy = self.keep(tempfile.TemporaryFile(prefix="streamkern-"))  # noqa: SIM115  kept open
         with self.open_once(url) as file, disk_full_hint(tempfile.gettempdir()):
-            shutil.copyfileobj(file, copy, _PIECE)
+            shutil.copyfileobj(file, copy, _COPY_BYTES)
         return copy
 
     def seekable(self, file: Any) -> Any:
-        """Return a file as it is, or a temporary copy of the rest if seeking is slow.
+        """Return a file, or a temporary copy of the rest of it if seeking is slow.
 
         Seeking is slow in decompressed and remote files; a small copy stays in memory.
         """
@@ -161,9 +161,9 @@ class FileOpener:
             return file
         if isinstance(getattr(file, "f", None), io.BufferedReader):  # fsspec's, of a local file
             return file.f
-        copy = self.keep(tempfile.SpooledTemporaryFile(_IN_MEMORY, prefix="streamkern-"))  # noqa: SIM115
+        copy = self.keep(tempfile.SpooledTemporaryFile(_MAX_BYTES_IN_MEMORY, prefix="streamkern-"))  # noqa: SIM115
         with disk_full_hint(tempfile.gettempdir()):
-            shutil.copyfileobj(file, copy, _PIECE)
+            shutil.copyfileobj(file, copy, _COPY_BYTES)
         copy.seek(0)
         return copy
 
@@ -177,7 +177,7 @@ class FileOpener:
 
     def _raw(self, url: Url) -> Any:
         """Return the open file without decompressing it."""
-        with _named(url):
+        with _errors_with_url(url):
             if is_object(url):
                 return open_object(str(url), self.options)
             return fsspec.open(os.fspath(url), "rb", **self.options).open()
@@ -192,7 +192,7 @@ class FileOpener:
         return {} if self.missing == "error" else {"missing": self.missing}
 
     def _file(self, url: Url) -> dict[str, str]:
-        with _named(url):
+        with _errors_with_url(url):
             if is_object(url):
                 objects, name = split_object(str(url), self.options)
                 size, version = objects.stat(name)
@@ -219,17 +219,17 @@ class FileOpener:
         content = self._content(url)
         if content is not None and content[0] is not None:
             return content[0]
-        if (packed := self._kind_in_zip(url)) is not None:
-            return packed
+        if (kind_in_zip := self._kind_in_zip(url)) is not None:
+            return kind_in_zip
         if text.lower().endswith(ARCHIVES):
             raise DataError(f"{text} is an archive", "unpack it, and give the files in it")
-        if ending in _VECTORS:
+        if ending in _VECTOR_FILE_CODE:
             raise DataError(
                 f"{text} holds vectors that each begin with their length, which are not read here",
                 f"write them as an array: a = numpy.fromfile({text!r}, 'u1'), "
-                f"numpy.save({os.path.splitext(text)[0] + '.npy'!r}, {_VECTORS[ending]})",
+                f"numpy.save({os.path.splitext(text)[0] + '.npy'!r}, {_VECTOR_FILE_CODE[ending]})",
             )
-        reader = _BY_PANDAS.get(os.path.splitext(text)[1].lower())
+        reader = _PANDAS_READERS.get(os.path.splitext(text)[1].lower())
         if reader is not None:
             raise DataError(
                 f"{text} is of a format that is not read here",
@@ -254,7 +254,7 @@ class FileOpener:
     def _content(self, url: Url, kind: str | None = None) -> tuple[str | None, str] | None:
         """Return `content_of` a file, decompressed by its ending."""
         with explained_damage(url), self.open_once(url) as file:
-            return content_of(file.read(HEAD), redact(url), kind)
+            return content_of(file.read(HEAD_BYTES), redact(url), kind)
 
     def misnamed(self, url: Url, kind: str) -> str | None:
         """Return an error message for a file whose content is not `kind`; None if it may be.
@@ -267,19 +267,20 @@ class FileOpener:
         ending = os.path.splitext(where)[1].lower()
         try:
             with self._raw(url) as file:
-                head = file.read(HEAD)
+                head = file.read(HEAD_BYTES)
             if not head:
                 return f"{where} is empty; give a file with rows"
-            packed = compression_of(head)
-            if ending in COMPRESSIONS and packed != ending:
-                so = (
+            compression = compression_of(head)
+            if ending in COMPRESSIONS and compression != ending:
+                problem = (
                     "is not compressed"
-                    if packed is None
-                    else f"is compressed by {COMPRESSIONS[packed]}"
+                    if compression is None
+                    else f"is compressed by {COMPRESSIONS[compression]}"
                 )
-                name = where.rpartition("/")[2][: -len(ending)] + (packed or "")
+                name = where.rpartition("/")[2][: -len(ending)] + (compression or "")
                 return (
-                    f"{where} {so}, and its name says {COMPRESSIONS[ending]}; rename it to {name}"
+                    f"{where} {problem}, and its name says {COMPRESSIONS[ending]}; rename it to "
+                    f"{name}"
                 )
             content = self._content(url, kind)
         except (OSError, StreamkernError):

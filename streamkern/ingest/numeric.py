@@ -26,24 +26,24 @@ from streamkern.store.layout import X_DTYPES
 GIVE_ROWS = "give rows: an array, a data frame, a path or a store"
 
 
-def array_of_list(given: Any, name: str) -> Any:
+def array_of_list(values: Any, name: str) -> Any:
     """Return a list as an array, of objects if it mixes numbers and text."""
     try:
-        array = np.asarray(given)
+        array = np.asarray(values)
     except ValueError:
-        if isinstance(given, tuple) and name == "X" and len(given) in (2, 3):
+        if isinstance(values, tuple) and name == "X" and len(values) in (2, 3):
             raise DataError(
-                f"X is a tuple of {len(given)}",
+                f"X is a tuple of {len(values)}",
                 "give rows, targets and weights as arguments of their own, X, y and sample_weight",
             ) from None
         raise DataError(
-            f"{name} is a {type(given).__name__} whose rows are not of one length",
+            f"{name} is a {type(values).__name__} whose rows are not of one length",
             "give as many values in each row",
         ) from None
-    if array.dtype.kind == "f" and objects_are_rounded(given, array):
+    if array.dtype.kind == "f" and objects_are_rounded(values, array):
         warn_of_rounded(name)
-    if array.dtype.kind == "U" and array.ndim == 1 and array.tolist() != list(given):
-        return np.fromiter(given, object, len(given))  # NumPy made text of numbers, or cut some
+    if array.dtype.kind == "U" and array.ndim == 1 and array.tolist() != list(values):
+        return np.fromiter(values, object, len(values))  # NumPy made text of numbers, or cut some
     return array
 
 
@@ -76,7 +76,7 @@ def numeric(X: Any, name: str = "X") -> Any:
     dtype = getattr(X, "dtype", None)
     kind = getattr(dtype, "kind", "")
     if kind == "O" and isinstance(X, np.ndarray):
-        return _of_objects(X, name)
+        return _numbers_of_objects(X, name)
     wrong = {
         **dict.fromkeys("USTV", f"{name} is an array of text"),
         "M": f"{name} is an array of dates", "m": f"{name} is an array of durations",
@@ -92,7 +92,7 @@ def numeric(X: Any, name: str = "X") -> Any:
     raise NotNumbersError(f"{wrong} ({dtype}), and an array holds numbers here", f"{remedy}")
 
 
-def _of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
+def _numbers_of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
     """Return an array of objects as float64; raise NotNumbersError for other cells."""
     try:
         numbers = X.astype(np.float64)
@@ -125,7 +125,7 @@ def _is_number(cell: Any) -> bool:
 
 def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
     """Return numbers (n, d) in a dtype that holds all; None if a column has other cells or gaps."""
-    kinds = [_kind(dtype) for dtype in frame.schema.values()]
+    kinds = [_number_kind(dtype) for dtype in frame.schema.values()]
     if set(kinds) <= {"number"}:
         rows: NDArray[Any] = np.asarray(frame.to_numpy())
         if rows.dtype.kind == "O":  # booleans, perhaps with missing values
@@ -136,13 +136,13 @@ def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
         if rows.dtype.kind == "f":
             integers = [k for k, dtype in frame.schema.items() if dtype.is_integer()]
             warn_of_rounded_columns((k, frame.get_column(k).to_numpy()) for k in integers)
-        return rows if rows.dtype.kind in "biuf" and not _lacks_some(rows) else None
+        return rows if rows.dtype.kind in "biuf" and not _has_nan(rows) else None
     if not set(kinds) <= {"number", "perhaps"}:
         return None
     table = arrow_table(frame, name)
     # The index follows the columns.
     columns = [_column_numbers(table.column(k)) for k in range(len(kinds))]
-    if any(column is None or _lacks_some(column) for column in columns):
+    if any(column is None or _has_nan(column) for column in columns):
         return None
     rows = np.stack([column for column in columns if column is not None], axis=1)
     for k, column in enumerate(frame.columns) if rows.dtype.kind == "f" else ():
@@ -151,7 +151,7 @@ def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
     return rows
 
 
-def _kind(dtype: Any) -> str:
+def _number_kind(dtype: Any) -> str:
     """Return "number", "perhaps" for decimals and objects, which may be numbers, or "no"."""
     narwhals = on_demand("narwhals.stable.v2")
     if dtype in (narwhals.Decimal, narwhals.Object, narwhals.Unknown):
@@ -159,7 +159,7 @@ def _kind(dtype: Any) -> str:
     return "number" if dtype.is_numeric() or dtype == narwhals.Boolean else "no"
 
 
-def _lacks_some(values: NDArray[Any]) -> bool:
+def _has_nan(values: NDArray[Any]) -> bool:
     return values.dtype.kind == "f" and bool(np.isnan(values).any())
 
 
@@ -174,15 +174,16 @@ def _column_numbers(column: Any) -> NDArray[Any] | None:
     return np.asarray(column.to_numpy())
 
 
-def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]:
+def column_values(series: Any, name: str, *, keep_missing: bool = False) -> NDArray[Any]:
     """Return the values of a narwhals series (n,): numbers, or an object array of anything else.
 
     Categories that are not text, such as the intervals of `pandas.cut`, become their text. A
-    missing value is NaN among floats, and otherwise raises DataError. keep : whether it becomes
-    None or NaT instead.
+    missing value is NaN among floats, and otherwise raises DataError.
+
+    keep_missing : whether a missing value becomes None or NaT in place of an error
     """
     narwhals = on_demand("narwhals.stable.v2")
-    kind = _kind(series.dtype)
+    kind = _number_kind(series.dtype)
     if kind == "number" and (series.dtype.is_float() or not series.is_null().any()):
         return np.asarray(series.to_numpy())
     if kind == "perhaps":
@@ -190,7 +191,7 @@ def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]
         if numbers is not None:
             return numbers[:, 0]
     missing = np.asarray(series.is_null().to_numpy(), bool)
-    if missing.any() and not keep:
+    if missing.any() and not keep_missing:
         raise DataError(
             f"{name} has no value in row {int(np.argmax(missing))}",
             "leave such rows out, or fill them in",
@@ -205,23 +206,25 @@ def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]
         return np.asarray(series.to_numpy())
     values = series.to_list()
     if series.dtype in (narwhals.Categorical, narwhals.Enum):
-        plain = (str, int, float, bool)
-        odd = next((v for v in values if v is not None and not isinstance(v, plain)), None)
-        if odd is not None and name == "y":
+        plain_types = (str, int, float, bool)
+        other_category = next(
+            (v for v in values if v is not None and not isinstance(v, plain_types)), None
+        )
+        if other_category is not None and name == "y":
             raise DataError(
-                f"y is a column of categories that are not text, such as {odd} "
-                f"({type(odd).__name__}), and predictions would be their text, which is equal to "
-                "none of them",
+                f"y is a column of categories that are not text, such as {other_category} "
+                f"({type(other_category).__name__}), and predictions would be their text, which is "
+                "equal to none of them",
                 "give y.astype(str)",
             )
-        values = [v if v is None or isinstance(v, plain) else str(v) for v in values]
-    return _objects(values)
+        values = [v if v is None or isinstance(v, plain_types) else str(v) for v in values]
+    return _object_array(values)
 
 
-def _objects(values: Sequence[Any]) -> NDArray[Any]:
-    held = np.empty(len(values), dtype=object)
-    held[:] = values
-    return held
+def _object_array(values: Sequence[Any]) -> NDArray[Any]:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
 
 
 def with_lengths(table: Any, name: str, columns: list[Any] | None = None) -> Any:
@@ -250,10 +253,10 @@ def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **opt
                 "encode them as numbers, or leave them out, or give a frame in memory, which is "
                 f"encoded: {name}.compute()",
             )
-        numbers = np.result_type(*(_plain(dtype) for dtype in table.dtypes))
+        numbers = np.result_type(*(_numpy_dtype(dtype) for dtype in table.dtypes))
         table = table if columns is None else table[columns]
     else:
-        numbers = _plain(table.dtype)
+        numbers = _numpy_dtype(table.dtype)
     if name == "X" and numbers not in X_DTYPES:
         numbers = np.dtype(np.float64)
     if (
@@ -275,7 +278,7 @@ def _with_warnings(part: Any) -> Any:
     return part
 
 
-def _plain(dtype: Any) -> np.dtype[Any]:
+def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
     """Return NumPy's dtype of a column; float64 for a nullable one."""
     if isinstance(dtype, np.dtype):
         return dtype

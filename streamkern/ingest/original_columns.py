@@ -1,4 +1,4 @@
-"""Read all columns of tables as they are in their files, to write them next to predictions."""
+"""Read all columns of tables unchanged, to write them next to predictions."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, some
-from streamkern.ingest.arrow_files import TYPED
+from streamkern.ingest.arrow_files import TYPED_READERS
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import TABLES
 from streamkern.ingest.input_files import FileOpener, Url, explained_damage
 
-_ALL = ReadRequest(y=(), targets=False, whole=True)
+_ALL_COLUMNS = ReadRequest(y=(), targets=False, whole=True)
 
 
 class OriginalColumns:
     """Columns of CSV or Parquet files, one file after another, by the names of the first file.
 
-    Cells of CSV are texts as they are between the delimiters, without the quotes around them;
-    columns of Parquet are Arrow arrays. Files are opened one at a time, and must not change after
+    Cells of CSV are the texts between the delimiters, without the quotes around them; columns of
+    Parquet are Arrow arrays. Files are opened one at a time, and must not change after
     this was created.
 
     Attributes
     ----------
-    urls : of the files
-    names : of the columns, as in the first file
+    urls : URLs of the files
+    names : names of the columns, as in the first file
     schema : Arrow schema of the first Parquet file; None for CSV
 
     Raises
@@ -42,7 +42,7 @@ class OriginalColumns:
 
     def __init__(self, urls: Sequence[Url], opener: FileOpener) -> None:
         self.urls, self._opener = tuple(urls), opener
-        self._kind = self._one_kind()
+        self._kind = self._common_format()
         self._identities = [opener.identity(url) for url in urls]
         self.names: tuple[str, ...] = ()
         self.schema: Any = None
@@ -55,16 +55,16 @@ class OriginalColumns:
         Raises DataError if a file has changed since this was created.
         """
         for url, identity, order in zip(self.urls, self._identities, self._orders, strict=True):
-            self._check_same(url, identity)
+            self._check_unchanged(url, identity)
             with explained_damage(url), ExitStack() as files:
                 for block in self._open(url, files).original_blocks(block_bytes):
                     yield [block[k] for k in order]
-            self._check_same(url, identity)
+            self._check_unchanged(url, identity)
 
     def check_texts(self) -> None:
         """Raise ConfigError unless all columns can be written as text."""
         for field in self.schema or ():
-            if not _has_texts(field.type):
+            if not _can_be_text(field.type):
                 raise ConfigError(
                     f"column {field.name!r} of {redact(self.urls[0])} is {field.type}, which "
                     "CSV cannot hold",
@@ -78,7 +78,7 @@ class OriginalColumns:
             return list(self.schema)
         return [arrow.field(name, arrow.string()) for name in self.names]
 
-    def _one_kind(self) -> str:
+    def _common_format(self) -> str:
         """Return the format of all files; raise ConfigError unless it is one with named columns."""
         kinds = [self._opener.kind(url) for url in self.urls]
         for url, kind in zip(self.urls, kinds, strict=True):
@@ -97,26 +97,28 @@ class OriginalColumns:
         return kinds[0]
 
     def _open(self, url: Url, files: ExitStack) -> Any:
-        opened: Any = TYPED.get(self._kind, open_csv)
-        return opened(url, _ALL, FileOpener(self._opener.options, files, form=self._opener.form))
+        open_reader: Any = TYPED_READERS.get(self._kind, open_csv)
+        return open_reader(
+            url, _ALL_COLUMNS, FileOpener(self._opener.options, files, form=self._opener.form)
+        )
 
     def _column_order(self, url: Url) -> list[int]:
         """Return the indices of the columns of a file in the order of the first file."""
         with explained_damage(url), ExitStack() as files:
             reader = self._open(url, files)
             schema = None if self._kind == "csv" else reader.schema
-            named = schema is not None or reader.has_cells
+            has_names = schema is not None or reader.has_cells
             columns = reader.header if schema is None else tuple(schema.names)
-        if not named:
+        if not has_names:
             raise ConfigError(
                 f"{redact(url)} has no header line, and its columns have no names to be written by",
                 f"add one, or give {mention('names=')}",
             )
         if not self.names:
             self.names, self.schema = columns, schema
-        plain = str.strip if self._kind == "csv" else str
-        index_of = {plain(name): k for k, name in enumerate(columns)}
-        wanted = [plain(name) for name in self.names]
+        normalise = str.strip if self._kind == "csv" else str
+        index_of = {normalise(name): k for k, name in enumerate(columns)}
+        wanted = [normalise(name) for name in self.names]
         first = redact(self.urls[0])
         if index_of.keys() != {*wanted}:
             raise DataError(
@@ -129,21 +131,22 @@ class OriginalColumns:
     def _check_types(self, schema: Any, where: str, first: str) -> None:
         """Raise DataError if a type differs from the first file; merge whether it is nullable."""
         for field in schema or ():
-            known = self.schema.field(field.name)
-            if known.type != field.type:
+            first_field = self.schema.field(field.name)
+            if first_field.type != field.type:
                 raise DataError(
-                    f"column {field.name!r} is {field.type} in {where} and {known.type} in {first}",
+                    f"column {field.name!r} is {field.type} in {where} and {first_field.type} in "
+                    f"{first}",
                     "write each to a file of its own, or give them one type",
                 )
-            if field.nullable and not known.nullable:
+            if field.nullable and not first_field.nullable:
                 k = self.schema.get_field_index(field.name)
-                self.schema = self.schema.set(k, known.with_nullable(True))
+                self.schema = self.schema.set(k, first_field.with_nullable(True))
 
-    def _check_same(self, url: Url, identity: Any) -> None:
+    def _check_unchanged(self, url: Url, identity: Any) -> None:
         if self._opener.identity(url) != identity:
             raise DataError(
-                f"{redact(url)} was changed while it was predicted",
-                "run the same command again, which begins anew",
+                f"{redact(url)} was changed while its rows were predicted",
+                "run the same command again, which predicts all rows again",
             )
 
 
@@ -162,7 +165,7 @@ def texts(column: Any, name: str) -> list[str]:
     return cells
 
 
-def _has_texts(kind: Any) -> bool:
+def _can_be_text(kind: Any) -> bool:
     """Return whether cells of an Arrow type can be written as text without loss."""
     arrow, types = import_optional("pyarrow"), import_optional("pyarrow.types")
     kind = kind.value_type if types.is_dictionary(kind) else kind

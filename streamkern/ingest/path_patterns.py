@@ -21,11 +21,13 @@ from streamkern.filesystem.remote_file import is_object
 from streamkern.filesystem.urls import local_path, open_objects
 from streamkern.ingest.input_files import Url, is_path, kind_by_ending
 
-_ZARR = {"zarr.json", ".zgroup", ".zarray", ".zmetadata"}
-_TABLE_FORMATS = {"_delta_log/": "Delta", ".hoodie/": "Hudi"}
-_MAGIC = re.compile(r"[*?[]")
+_ZARR_FILES = {"zarr.json", ".zgroup", ".zarray", ".zmetadata"}
+_TABLE_FORMAT_FILES = {"_delta_log/": "Delta", ".hoodie/": "Hudi"}
+_WILDCARD = re.compile(r"[*?[]")
 _PARTITION = re.compile(r"[^=]+=[^=]*")
-_SCRATCH = re.compile(r".+-[0-9a-f]{12}\.(ingest|append|predict)/")  # of an output in the folder
+_SCRATCH_FOLDER = re.compile(
+    r".+-[0-9a-f]{12}\.(ingest|append|predict)/"
+)  # of an output in the folder
 
 
 def expand_paths(
@@ -50,14 +52,14 @@ def expand_paths(
         deleted rows in it; a pattern matches files of several formats or partitions.
     """
     if is_path(inputs):
-        given: Sequence[Any] = [inputs]
+        paths: Sequence[Any] = [inputs]
     elif isinstance(inputs, list | tuple) and inputs and all(is_path(k) for k in inputs):
-        given = inputs
+        paths = inputs
     else:
         return inputs
     if out_url is not None:
-        refuse_among(given, out_url)
-    files = [file for url in given for file in _files_at(url, dict(options or {}))]
+        refuse_among(paths, out_url)
+    files = [file for url in paths for file in _files_at(url, dict(options or {}))]
     return files[0] if len(files) == 1 else files
 
 
@@ -71,13 +73,17 @@ def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
         path = local_path(url)
         if path is None or out is None:
             continue
-        there, here = Path(os.path.abspath(path)), Path(os.path.abspath(out))
-        among = here.parent == there and path.is_dir()
-        if not path.exists() and _MAGIC.search(str(path)):
-            pairs = zip(here.parts, there.parts, strict=False)
-            among = len(here.parts) == len(there.parts) and all(fnmatchcase(*k) for k in pairs)
-            among = among or ("**" in there.parts and fnmatchcase(str(here), str(there)))
-        if among and here.name[0] not in "._":
+        input_path, out_path = Path(os.path.abspath(path)), Path(os.path.abspath(out))
+        is_among = out_path.parent == input_path and path.is_dir()
+        if not path.exists() and _WILDCARD.search(str(path)):
+            pairs = zip(out_path.parts, input_path.parts, strict=False)
+            is_among = len(out_path.parts) == len(input_path.parts) and all(
+                fnmatchcase(*k) for k in pairs
+            )
+            is_among = is_among or (
+                "**" in input_path.parts and fnmatchcase(str(out_path), str(input_path))
+            )
+        if is_among and out_path.name[0] not in "._":
             raise ConfigError(
                 f"{redact(out_url)} would be among the files of {redact(url)}, and be read as rows "
                 "the next time",
@@ -87,8 +93,8 @@ def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
 
 def paths_of(inputs: Any) -> list[Url]:
     """Return the paths in `inputs`, which may be anything that `ingest` takes."""
-    given = inputs if isinstance(inputs, list | tuple) else [inputs]
-    return [k for k in given if is_path(k)]
+    paths = inputs if isinstance(inputs, list | tuple) else [inputs]
+    return [k for k in paths if is_path(k)]
 
 
 def _files_at(url: Url, options: dict[str, Any]) -> list[Url]:
@@ -96,11 +102,11 @@ def _files_at(url: Url, options: dict[str, Any]) -> list[Url]:
     path = local_path(url)
     if path is not None:
         if path.exists():
-            return _in_folder(_LocalTree(path), url) if path.is_dir() else [url]
-        if not _MAGIC.search(str(path)):
+            return _files_in_folder(_LocalTree(path), url) if path.is_dir() else [url]
+        if not _WILDCARD.search(str(path)):
             return [url]
         parts = path.parts
-        k = next(k for k, part in enumerate(parts) if _MAGIC.search(part))
+        k = next(k for k, part in enumerate(parts) if _WILDCARD.search(part))
         return _matching(_LocalTree(Path(*parts[:k])), parts[k:], str(path))
     text = str(url)
     if is_icechunk(url):
@@ -112,21 +118,21 @@ def _files_at(url: Url, options: dict[str, Any]) -> list[Url]:
 
 def _remote_files(url: str, options: dict[str, Any]) -> list[Url]:
     """Return the files of a URL, which may name an object and a folder at once."""
-    if url.rstrip("/").endswith(".zarr") and not _MAGIC.search(url):
+    if url.rstrip("/").endswith(".zarr") and not _WILDCARD.search(url):
         return [url]
     scheme, _, rest = url.partition("://")
     parts = rest.rstrip("/").split("/")
     # The first part is a bucket.
-    k = max(1, next((k for k, part in enumerate(parts) if _MAGIC.search(part)), len(parts) - 1))
+    k = max(1, next((k for k, part in enumerate(parts) if _WILDCARD.search(part)), len(parts) - 1))
     tree, name = _RemoteTree(f"{scheme}://{'/'.join(parts[:k])}", options), "/".join(parts[k:])
-    pattern = _MAGIC.search(name) is not None
-    named = pattern or kind_by_ending(url) is not None or "-ubyte" in name
+    pattern = _WILDCARD.search(name) is not None
+    is_file_name = pattern or kind_by_ending(url) is not None or "-ubyte" in name
     try:
-        if named and not url.endswith("/") and tree.has(name):
+        if is_file_name and not url.endswith("/") and tree.has(name):
             return [url]
         if not pattern:
             folder = name and f"{name}/"
-            return _in_folder(tree, url, folder) if tree.entries(folder) else [url]
+            return _files_in_folder(tree, url, folder) if tree.entries(folder) else [url]
     except StorageAccessError:  # without permission to list objects, reading them may be allowed
         if pattern:
             raise
@@ -195,7 +201,7 @@ class _RemoteTree:
 def _entries(tree: _Tree, folder: str) -> list[str]:
     """Return the entries of a folder; raise DataError for formats that keep deleted rows."""
     names = tree.entries(folder)
-    for mark, table in _TABLE_FORMATS.items():
+    for mark, table in _TABLE_FORMAT_FILES.items():
         if mark in names:
             raise DataError(
                 f"{redact(tree.url(folder)).rstrip('/')} is a {table} table, among whose files are "
@@ -205,20 +211,20 @@ def _entries(tree: _Tree, folder: str) -> list[str]:
     return names
 
 
-def _in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
+def _files_in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
     """Return the files of a folder, or the folder itself if it is a Zarr group."""
     where = redact(str(url)).rstrip("/")
     names = _entries(tree, folder)
-    if where.endswith(".zarr") or not _ZARR.isdisjoint(names):
+    if where.endswith(".zarr") or not _ZARR_FILES.isdisjoint(names):
         return [url]
-    shown = [n for n in names if n[0] not in "._" and not _SCRATCH.fullmatch(n)]
-    shown.sort(key=_natural)
-    if not shown:
+    data_names = [n for n in names if n[0] not in "._" and not _SCRATCH_FOLDER.fullmatch(n)]
+    data_names.sort(key=_natural_key)
+    if not data_names:
         raise StoreNotFoundError(
             f"there is no zarr group at {where}, and the folder has no files",
             "give the path of a store, or of a folder with files",
         )
-    folders = [n[:-1] for n in shown if n.endswith("/") and not n.endswith(".zarr/")]
+    folders = [n[:-1] for n in data_names if n.endswith("/") and not n.endswith(".zarr/")]
     if any(_PARTITION.fullmatch(name) for name in folders):
         raise _partitioned(where, f"is partitioned into folders ({some(folders)})", where)
     if folders:
@@ -226,33 +232,33 @@ def _in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
             f"{where} holds folders ({some(folders)})",
             f"name the files with a pattern, such as {where}/**/*.parquet",
         )
-    _check_one_kind(shown, where)
-    return [tree.url(f"{folder}{name}".rstrip("/")) for name in shown]
+    _check_one_format(data_names, where)
+    return [tree.url(f"{folder}{name}".rstrip("/")) for name in data_names]
 
 
 def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
     """Return the files that match a pattern, and the files of the folders that match it."""
     where = redact(url)
-    names = sorted({*_matches(tree, "", tuple(parts))}, key=_natural)
+    names = sorted({*_matches(tree, "", tuple(parts))}, key=_natural_key)
     names = [n for n in names if not _is_marker_file(n)]
     if not names:
         raise StoreNotFoundError(f"no file matches {where}", "check the pattern")
     partitions = {tuple(p for p in n.split("/")[:-1] if _PARTITION.fullmatch(p)) for n in names}
     if len(partitions) > 1:
-        held = some(["/".join(p) for p in sorted(partitions)])
-        above = _MAGIC.split(where)[0].rpartition("/")[0] or "."
-        raise _partitioned(where, f"matches files of several partitions ({held})", above)
+        partition_names = some(["/".join(p) for p in sorted(partitions)])
+        root = _WILDCARD.split(where)[0].rpartition("/")[0] or "."
+        raise _partitioned(where, f"matches files of several partitions ({partition_names})", root)
     files: list[Url] = []
     for name in names:
         url_of_name = tree.url(name.rstrip("/"))
-        files += _in_folder(tree, url_of_name, name) if name.endswith("/") else [url_of_name]
-    _check_one_kind([str(file) for file in files], where)
+        files += _files_in_folder(tree, url_of_name, name) if name.endswith("/") else [url_of_name]
+    _check_one_format([str(file) for file in files], where)
     return files
 
 
-def _partitioned(where: str, how: str, folder: str) -> DataError:
+def _partitioned(where: str, reason: str, folder: str) -> DataError:
     return DataError(
-        f"{where} {how}, whose names are a column that the files lack",
+        f"{where} {reason}, whose names are a column that the files lack",
         f"write it into a file, as by pandas.read_parquet({folder!r}).to_parquet('whole.parquet')",
     )
 
@@ -269,16 +275,16 @@ def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
     if first == "**" and rest:
         yield from _matches(tree, folder, tuple(rest))
     for name in _entries(tree, folder):
-        plain, deep = name.rstrip("/"), name.endswith("/")
-        if plain.startswith(".") and not first.startswith("."):
+        bare_name, is_folder = name.rstrip("/"), name.endswith("/")
+        if bare_name.startswith(".") and not first.startswith("."):
             continue
-        if first == "**" and deep:
-            if not plain.startswith("_") and tree.descends(folder + plain):
+        if first == "**" and is_folder:
+            if not bare_name.startswith("_") and tree.descends(folder + bare_name):
                 yield from _matches(tree, folder + name, parts)
-        elif fnmatchcase(plain, first):
+        elif fnmatchcase(bare_name, first):
             if not rest:
                 yield folder + name
-            elif deep:
+            elif is_folder:
                 yield from _matches(tree, folder + name, tuple(rest))
 
 
@@ -288,18 +294,18 @@ def _is_marker_file(name: str) -> bool:
     return last.startswith("_") and kind_by_ending(last) is None
 
 
-def _check_one_kind(names: Sequence[str], where: str) -> None:
+def _check_one_format(names: Sequence[str], where: str) -> None:
     by_kind: dict[str | None, str] = {}
     for name in names:
         by_kind.setdefault(kind_by_ending(name), name.rstrip("/").rpartition("/")[2])
     if len(by_kind) > 1:
         raise DataError(
             f"{where} has files of several formats ({some(list(by_kind.values()))})",
-            "name those that are meant, as with *.csv",
+            "name the files of one format, as with *.csv",
         )
 
 
-def _natural(name: str) -> Any:
+def _natural_key(name: str) -> Any:
     """Return the key of the natural order: by folder, then by numbers (part-2 before part-10)."""
     split = [enumerate(re.split(r"([0-9]+)", part)) for part in name.rstrip("/").split("/")]
     return [[int(k) if i % 2 else k for i, k in part] for part in split], name

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_LABEL = 256  # most characters of a label
-_DROP = f"{mention('drop_missing_targets', True)} leaves such rows out"
+_DROP_REMEDY = f"{mention('drop_missing_targets', True)} leaves such rows out"
 
 
 def plain_targets(block: RawBlock) -> RawBlock:
@@ -40,22 +40,22 @@ def plain_targets(block: RawBlock) -> RawBlock:
         return block
     labels = [_decoded(k, block, row) for row, k in enumerate(y.ravel().tolist())]
     present = [k for k in labels if isinstance(k, str) or not is_missing(k)]
-    plain: NDArray[Any]
+    converted: NDArray[Any]
     if not present:
         return block
     if all(isinstance(k, str) for k in present):
         texts = [k if isinstance(k, str) else "" for k in labels]
         refuse_odd_text(block, texts)
-        plain = np.array(texts)
+        converted = np.array(texts)
     elif all(isinstance(k, bool) for k in present) and len(present) == len(labels):
-        plain = np.array(labels, bool)
+        converted = np.array(labels, bool)
     elif all(isinstance(k, Decimal | float) for k in present):
-        plain = np.array([np.nan if is_missing(k) else float(k) for k in labels])
-        if objects_are_rounded(block.y.ravel(), plain):
+        converted = np.array([np.nan if is_missing(k) else float(k) for k in labels])
+        if objects_are_rounded(block.y.ravel(), converted):
             warn_of_rounded(f"the target of {block.where}")
     else:
         return block
-    return block._replace(y=plain.reshape(y.shape))
+    return block._replace(y=converted.reshape(y.shape))
 
 
 def refuse_odd_text(block: RawBlock, texts: Sequence[str]) -> None:
@@ -83,17 +83,19 @@ def missing_target(block: RawBlock, row: int, *, labels: bool = False) -> DataEr
     if block.y.dtype.kind == "U":
         cells = np.atleast_1d(block.y[row]).tolist()
         text = next((k for k in cells if is_missing(k)), "").strip()
-    shown = f" ({text!r})" if text else ""
-    keep = (
+    text_note = f" ({text!r})" if text else ""
+    label_remedy = (
         f", and {mention('targets', 'classes')} takes {text!r} for a label"
         if text and labels
         else ""
     )
-    kind = NonFiniteError if block.y.dtype.kind == "f" else DataError
-    return kind(f"the target of {block.place(row)} is missing{shown}; {_DROP}{keep}")
+    error_class = NonFiniteError if block.y.dtype.kind == "f" else DataError
+    return error_class(
+        f"the target of {block.place(row)} is missing{text_note}; {_DROP_REMEDY}{label_remedy}"
+    )
 
 
-def other_notation_error(block: RawBlock, row: int, text: str, way: str) -> DataError:
+def other_notation_error(block: RawBlock, row: int, text: str, notation: str) -> DataError:
     """Return the error for a target that is a number or a date in another notation."""
     remedy = style_remedy(text)
     remedy = (
@@ -104,15 +106,15 @@ def other_notation_error(block: RawBlock, row: int, text: str, way: str) -> Data
         f"{mention('targets', 'classes')} if such text is a label"
     )
     return DataError(
-        f"the target of {block.place(row)} is {text[:80]!r}, {notation_text(way)}", f"{remedy}"
+        f"the target of {block.place(row)} is {text[:80]!r}, {notation_text(notation)}", f"{remedy}"
     )
 
 
-def described(dtype: np.dtype[Any]) -> str:
+def dtype_problem(dtype: np.dtype[Any]) -> str:
     """Return a description of targets of this dtype, with the remedy."""
     if dtype.kind in "mM":
-        what = "dates" if dtype.kind == "M" else "durations"
-        return f"{what}, and targets are numbers or labels; convert them, to days or seconds say"
+        noun = "dates" if dtype.kind == "M" else "durations"
+        return f"{noun}, and targets are numbers or labels; convert them, to days or seconds say"
     return f"of dtype {dtype}, and targets are numbers or labels; convert them"
 
 
@@ -128,7 +130,7 @@ def as_values(block: RawBlock) -> NDArray[Any]:
     if block.y.dtype.kind in "UO" and y.dtype.kind == "f" and objects_are_rounded(block.y, y):
         warn_of_rounded(f"the target of {block.where}")
     if y.dtype.kind not in "biuf":
-        raise DataError(f"y of {block.where} is {described(y.dtype)}")
+        raise DataError(f"y of {block.where} is {dtype_problem(y.dtype)}")
     missing = missing_in(y)
     if missing.any():
         raise missing_target(block, int(np.argmax(missing)))
@@ -145,9 +147,9 @@ def _numbers_of_text(block: RawBlock) -> NDArray[np.float64]:
         row, wrong = next(k for k in cells if not is_number(k[1]) or is_missing(k[1]))
     if is_missing(wrong):
         raise missing_target(block, row)
-    way = other_notation(wrong)
-    if way is not None:
-        raise other_notation_error(block, row, wrong, way)
+    notation = other_notation(wrong)
+    if notation is not None:
+        raise other_notation_error(block, row, wrong, notation)
     raise DataError(
         f"the target of {block.place(row)} is {wrong[:80]!r}, not a number",
         f"correct it, or pass {mention('targets', 'classes')} if all targets are labels",
@@ -191,7 +193,7 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
             raise mixed_labels(block)
         return _as_integers(labels, block)
     if kind != "U":
-        raise DataError(f"y of {block.where} is {described(y.dtype)}")
+        raise DataError(f"y of {block.where} is {dtype_problem(y.dtype)}")
     _refuse_long(block, int(np.char.str_len(y).max()))
     return y
 

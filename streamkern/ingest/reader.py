@@ -126,8 +126,10 @@ class ManyReader(Reader):
         self._readers = readers
         self._describe_as(readers[0])
         dtypes = [reader.natural_dtype for reader in readers]
-        known = [dtype for dtype in dtypes if dtype is not None and dtype.kind in "biuf"]
-        self.natural_dtype = np.result_type(*known) if len(known) == len(dtypes) else None
+        numeric_dtypes = [dtype for dtype in dtypes if dtype is not None and dtype.kind in "biuf"]
+        self.natural_dtype = (
+            np.result_type(*numeric_dtypes) if len(numeric_dtypes) == len(dtypes) else None
+        )
         for name in ("as_text", "targets_as_text", "has_cells", "typed"):
             setattr(self, name, all(getattr(reader, name) for reader in readers))
         self.identity = [reader.identity for reader in readers]
@@ -172,16 +174,16 @@ class ManyReader(Reader):
         self.as_text = self._readers[0].as_text
 
 
-def with_targets(block: RawBlock, marks: MissingMarkers | None) -> RawBlock:
+def rows_with_targets(block: RawBlock, marks: MissingMarkers | None) -> RawBlock:
     """Return the block without the rows that lack a target."""
     missing = missing_in(block.y)
     if marks is not None:
-        missing |= marks.matched_in(block.y).reshape(len(missing), -1).any(axis=1)
+        missing |= marks.mask_of_array(block.y).reshape(len(missing), -1).any(axis=1)
     return block.without(missing)
 
 
-class KeptRows(Reader):
-    """Rows of `reader` that have a target; only these are counted by the row numbers."""
+class TargetedRows(Reader):
+    """The rows of `reader` that have a target; row numbers count these rows only."""
 
     def __init__(self, reader: Reader, request: ReadRequest) -> None:
         self._describe_as(reader)
@@ -198,19 +200,19 @@ class KeptRows(Reader):
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         """Yield blocks from kept row `start` on; the rows before it are read again."""
         self._n_dropped = 0
-        row, begins = 0, False
+        row, is_first = 0, False
         for block in self._reader.blocks(0, block_bytes):
-            begins = begins or block.start == 0
-            block = with_targets(block, self._request.marks)
+            is_first = is_first or block.start == 0
+            block = rows_with_targets(block, self._request.marks)
             self._n_dropped += block.dropped
             skip = max(start - row, 0)
             row += len(block.X)
             if skip < len(block.X):
-                yield _beginning(block) if begins and not skip else block.part(skip)
-                begins = False
+                yield _as_first_block(block) if is_first and not skip else block.part(skip)
+                is_first = False
 
 
-def _beginning(block: RawBlock) -> RawBlock:
+def _as_first_block(block: RawBlock) -> RawBlock:
     """Return the block as the first of its file if all rows before it were left out."""
     if block.start == 0 or block.rows is not None:
         return block._replace(start=0)
@@ -249,7 +251,7 @@ class EncodedReader(Reader):
         row, step = start, max(1, block_bytes // (12 * len(self._encoder.features)))
         blocks, unknown = self._reader.blocks(start, block_bytes), UnknownWords(self._encoder)
         # Features may take far more bytes than the cells they are made of.
-        parts = (k.part(at, at + step) for k in blocks for at in range(0, len(k.X), step))
+        parts = (k.part(first, first + step) for k in blocks for first in range(0, len(k.X), step))
         for block in parts:
             if self._fitted is None:
                 X = self._encoder.encode(block.X, block.where, block.numbers)

@@ -27,7 +27,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import holds_one_array, open_npz, open_single_array
 from streamkern.ingest.array_reader import BlockReader, open_dask_table, open_memory
-from streamkern.ingest.arrow_files import TYPED
+from streamkern.ingest.arrow_files import TYPED_READERS
 from streamkern.ingest.columns import ReadRequest, RecordedArrays
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
@@ -38,7 +38,7 @@ from streamkern.ingest.hub_datasets import is_hub_dataset
 from streamkern.ingest.hub_reader import HubReader
 from streamkern.ingest.input_files import FileOpener, Url, ending_of, explained_damage, is_path
 from streamkern.ingest.path_patterns import expand_paths
-from streamkern.ingest.reader import FileReader, KeptRows, ManyReader, Reader
+from streamkern.ingest.reader import FileReader, ManyReader, Reader, TargetedRows
 from streamkern.ingest.svmlight_files import open_svmlight, read_alike
 from streamkern.ingest.tables.missing import MissingMarkers
 from streamkern.ingest.zarr_groups import arrays_of_group, has_array, open_zarr, own_state
@@ -91,14 +91,14 @@ def open_reader(
         Largest size in bytes of an array that cannot be read by rows, and is converted whole.
     """
     opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form, memory)
-    wanted = None if columns is None else tuple(columns)
+    feature_names = None if columns is None else tuple(columns)
     drop_missing = drop_missing and targets
     request = ReadRequest(
-        x, y, sample_weight, targets, wanted, tuple(dropped), cells, marks, drop_missing
+        x, y, sample_weight, targets, feature_names, tuple(dropped), cells, marks, drop_missing
     )
     reader = _reader(inputs, request, opener)
     _pack_sparse(reader, opener.form.recorded)
-    return KeptRows(reader, request) if drop_missing else reader
+    return TargetedRows(reader, request) if drop_missing else reader
 
 
 def _pack_sparse(reader: Reader, recorded: Mapping[str, Any] | None) -> None:
@@ -109,13 +109,13 @@ def _pack_sparse(reader: Reader, recorded: Mapping[str, Any] | None) -> None:
     if reader.sparse_shape is None:
         return
     n_features, longest = reader.sparse_shape
-    before = sparse_features(recorded)
-    if before is None:
+    recorded_features = sparse_features(recorded)
+    if recorded_features is None:
         if recorded is None and stays_sparse(n_features, longest):
             reader.pack(longest)
-    elif before != n_features:
+    elif recorded_features != n_features:
         raise DataError(
-            f"the rows have {n_features:,} features, and those before {before:,}",
+            f"the rows have {n_features:,} features, and those before {recorded_features:,}",
             "give rows with the same features",
         )
     else:
@@ -145,7 +145,7 @@ def _reader(inputs: Any, request: ReadRequest, opener: FileOpener) -> Reader:
     if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping):
         if request.y is not None or request.w is not None:
             raise ConfigError(
-                "y or sample_weight was given beside an iterable",
+                "y or sample_weight was given beside an iterable of blocks",
                 "its blocks must be pairs (X, y), or (X, y, w) with sample weights",
             )
         return BlockReader(inputs, request)
@@ -161,21 +161,21 @@ def _file_readers(
     """Yield a reader for each file; later files need the columns of the first, in its order."""
     kind = opener.kind(urls[0])
     y, w = request.y, request.w
-    separate = holds_one_array(urls[0], kind, opener)
-    if separate:
+    has_separate_targets = holds_one_array(urls[0], kind, opener)
+    if has_separate_targets:
         y, w = expand_paths(y, opener.options), expand_paths(w, opener.options)
-    targets = _one_for_each_file(y, len(urls), separate, "y")
-    weights = _one_for_each_file(w, len(urls), separate, "sample weights")
+    targets = _one_for_each_file(y, len(urls), has_separate_targets, "y")
+    weights = _one_for_each_file(w, len(urls), has_separate_targets, "sample weights")
     first: FileReader | None = None
     for url, y, w in zip(urls, targets, weights, strict=True):
-        one = request._replace(y=y, w=w)
+        file_request = request._replace(y=y, w=w)
         if first is not None and first.columns is not None:
-            one = one._replace(columns=first.columns)
+            file_request = file_request._replace(columns=first.columns)
             if kind in TABLES:
-                one = _by_name(one, first)
+                file_request = _by_name(file_request, first)
         elif first is not None and kind == "csv":
             opener = _without_names(opener, first)
-        reader = _file_reader(url, one, opener)
+        reader = _file_reader(url, file_request, opener)
         first = first or reader
         if (reader.columns is None) != (first.columns is None):
             raise DataError(
@@ -207,18 +207,18 @@ def _by_name(request: ReadRequest, first: Reader) -> ReadRequest:
     return request._replace(x=x, y=first.target_columns if request.targets else request.y)
 
 
-def _one_for_each_file(given: Any, n_files: int, separate: bool, what: str) -> list[Any]:
-    """Return the targets or weights of each file. separate : whether they are in other files."""
-    if not separate or given is None:
-        return [given] * n_files
-    if not isinstance(given, list | tuple):
-        given = [given]
-    if len(given) != n_files:
+def _one_for_each_file(values: Any, n_files: int, is_separate: bool, noun: str) -> list[Any]:
+    """Return the targets or weights of each file. is_separate : whether they are in other files."""
+    if not is_separate or values is None:
+        return [values] * n_files
+    if not isinstance(values, list | tuple):
+        values = [values]
+    if len(values) != n_files:
         raise ConfigError(
-            f"{n_files} files of X and {len(given)} of {what} were given",
+            f"{n_files} files of X and {len(values)} of {noun} were given",
             "give one for each, and in a shell put a pattern in quotes",
         )
-    return list(given)
+    return list(values)
 
 
 def _open_group(group: zarr.Group, request: ReadRequest, opener: FileOpener) -> Reader:
@@ -226,8 +226,8 @@ def _open_group(group: zarr.Group, request: ReadRequest, opener: FileOpener) -> 
     root = getattr(group.store, "root", None)
     if root is not None:
         return _file_reader(os.path.join(root, group.path), request, opener)
-    before = RecordedArrays.from_form(opener.form.recorded)
-    request = before.filled(request, partial(has_array, group))
+    recorded_arrays = RecordedArrays.from_form(opener.form.recorded)
+    request = recorded_arrays.filled(request, partial(has_array, group))
     X, *others = arrays_of_group(group, request, opener)
     y, w = (*others, None, None)[:2]
     reader = open_memory(X, request._replace(y=y, w=w))
@@ -261,10 +261,10 @@ def column_there(
     if name is None or not is_table(inputs, form):
         return None
     with ExitStack() as files:
-        opened = open_reader(
+        reader = open_reader(
             inputs, None, files, targets=False, form=form, input_options=input_options
         )
-    return name if name in (opened.columns or ()) else None
+    return name if name in (reader.columns or ()) else None
 
 
 # ------------------------------------------------------------------------------ a reader of a file
@@ -290,23 +290,23 @@ def _reader_of(kind: str, url: Url, request: ReadRequest, opener: FileOpener) ->
         raise ConfigError(
             f"the sample weights of {redact(url)} are in it: give the name of their array or column"
         )
-    opened = _READERS[kind]
+    open_file = _READERS[kind]
     form: Mapping[str, Any] | None = opener.form.for_kind(kind).record(kind, ending_of(url))
     arrays = kind in NAMED_ARRAYS or (kind == "zarr" and own_state(url, opener) is None)
     if arrays:
-        before = RecordedArrays.from_form(opener.form.recorded)
-        request = before.filled(request, partial(_has_array, opened, url, opener))
+        recorded_arrays = RecordedArrays.from_form(opener.form.recorded)
+        request = recorded_arrays.filled(request, partial(_has_array, open_file, url, opener))
         form = RecordedArrays.from_request(request).added(form)
-    reader = opened(url, request, opener)
+    reader = open_file(url, request, opener)
     if reader.positions is not None:
         form = {**(form or {"format": kind}), "positions": reader.positions}
     return FileReader(reader, url, form)
 
 
-def _has_array(opened: Callable[..., Reader], url: Url, opener: FileOpener, name: str) -> bool:
+def _has_array(open_file: Callable[..., Reader], url: Url, opener: FileOpener, name: str) -> bool:
     """Return whether a file has an array of this name."""
     try:
-        opened(url, ReadRequest(name, targets=False), opener)
+        open_file(url, ReadRequest(name, targets=False), opener)
     except StoreNotFoundError:
         return False
     except StreamkernError:  # it exists, but not as an array of rows and columns
@@ -317,7 +317,7 @@ def _has_array(opened: Callable[..., Reader], url: Url, opener: FileOpener, name
 _READERS: dict[str, Callable[[Url, ReadRequest, FileOpener], Reader]] = {
     "npz": open_npz,
     "csv": open_csv,
-    **TYPED,
+    **TYPED_READERS,
     "hdf5": open_hdf5,
     "netcdf": open_netcdf,
     "svmlight": open_svmlight,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
-from streamkern.ingest.columns import USUAL, ReadRequest, RecordedArrays, split_columns
+from streamkern.ingest.columns import DEFAULT_ARRAYS, ReadRequest, RecordedArrays, split_columns
 from streamkern.ingest.formats import NO_OPTIONS, FileForm
 from streamkern.ingest.frames import are_names, as_frame, is_dask_table, is_frame, split_frame
 from streamkern.ingest.hub_datasets import (
@@ -40,21 +40,21 @@ from streamkern.store.conventions import check_dimensions
 from streamkern.store.packing import packing_of
 from streamkern.store.sample_weights import warn_of_unused
 
-_PIECE = 4 << 20  # bytes of an unread file in one block of a Dask array
+_DASK_BLOCK_BYTES = 4 << 20  # bytes of an unread file in one block of a Dask array
 
 
-def received(given: Any, name: str, *, keep: bool = False) -> Any:
-    """Convert `given` from the types of other libraries to the types used internally.
+def received(data: Any, name: str, *, keep_missing: bool = False) -> Any:
+    """Convert `data` from the types of other libraries to the types used internally.
 
     A table becomes a narwhals data frame, also if it is lazy, a reader or a structured array. A
     column, a list, a DataArray and anything with DLPack, such as a tensor of PyTorch, become NumPy
-    arrays, or Dask arrays if they are not read yet. Sparse arrays, arrays of Dask and Zarr,
-    frames of Dask, groups, stores, sources, paths and anything else stay as they are.
+    arrays, or Dask arrays if they are not read yet. Anything else, such as sparse arrays, arrays
+    and frames of Dask, Zarr arrays, groups, stores, sources and paths, is returned unchanged.
 
     Parameters
     ----------
-    name : "X", "y" or "sample_weight", for messages.
-    keep : whether missing values of a column are kept, see `received_targets`.
+    name : "X", "y" or "sample_weight", for messages
+    keep_missing : as for `received_targets`
 
     Raises
     ------
@@ -62,68 +62,68 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
         The input cannot be rows, or it holds missing values that NumPy cannot represent. Numbers
         are not checked.
     """
-    if given is None and name == "X":
+    if data is None and name == "X":
         raise DataError("X is None", f"{GIVE_ROWS}")
-    if given is None or isinstance(given, str | os.PathLike) or (name == "X" and are_paths(given)):
-        return given
-    given = list(given) if isinstance(given, range) else given
-    if name == "X" and _is_instance_of("xarray", "Dataset", given) and "X" in given:
-        given = given["X"]
-    _refuse_containers(given, name)
-    if isinstance(given, memoryview | np.matrix):
-        return np.asarray(given)
-    if _is_instance_of("xarray", "DataArray", given):
-        _refuse_undecoded(given, name)
-        return _dataarray_values(given)
-    if is_dask_table(given):
-        return given if name == "X" else with_lengths(given, name)
-    if isinstance(given, np.ma.MaskedArray):
-        if np.ma.is_masked(given):
+    if data is None or isinstance(data, str | os.PathLike) or (name == "X" and are_paths(data)):
+        return data
+    data = list(data) if isinstance(data, range) else data
+    if name == "X" and _is_instance_of("xarray", "Dataset", data) and "X" in data:
+        data = data["X"]
+    _refuse_containers(data, name)
+    if isinstance(data, memoryview | np.matrix):
+        return np.asarray(data)
+    if _is_instance_of("xarray", "DataArray", data):
+        _refuse_undecoded(data, name)
+        return _dataarray_values(data)
+    if is_dask_table(data):
+        return data if name == "X" else with_lengths(data, name)
+    if isinstance(data, np.ma.MaskedArray):
+        if np.ma.is_masked(data):
             raise DataError(
                 f"{name} is a masked array, whose masked entries would be taken for values",
                 f"fill them, {name}.filled(value), or leave those rows out",
             )
-        return np.asarray(given)
-    given = hub_values(given, name)
-    if isinstance(given, list | tuple):
-        return array_of_list(given, name)
-    frame = as_frame(given, name)
+        return np.asarray(data)
+    data = hub_values(data, name)
+    if isinstance(data, list | tuple):
+        return array_of_list(data, name)
+    frame = as_frame(data, name)
     if frame is not None:
-        return frame if is_frame(frame) else _column(frame, name, keep)
-    if isinstance(given, set | frozenset):
+        return frame if is_frame(frame) else _column(frame, name, keep_missing)
+    if isinstance(data, set | frozenset):
         raise DataError(
-            f"{name} is a {type(given).__name__}, which has no order",
+            f"{name} is a {type(data).__name__}, which has no order",
             "give a list or an array with an entry for each row",
         )
-    if is_iterator(given):
+    if is_iterator(data):
         raise DataError(
-            f"{name} is a {_kind(given)}, which can be read once",
+            f"{name} is a {_kind(data)}, which can be read once",
             f"give its rows as an array, np.array(list({name})), or a GeneratorSource where they "
             "do not fit into memory",
         )
-    reads = hasattr(given, "__array__") or hasattr(given, "__array_interface__")
-    if reads and not hasattr(given, "shape"):
-        return np.asarray(given)
-    if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__"):
-        return given
+    reads = hasattr(data, "__array__") or hasattr(data, "__array_interface__")
+    if reads and not hasattr(data, "shape"):
+        return np.asarray(data)
+    if isinstance(data, np.ndarray) or not hasattr(data, "__dlpack__"):
+        return data
     try:
         # The library's own conversion is preferred: DLPack loses that a tensor is a negative view.
-        return np.asarray(given) if hasattr(given, "__array__") else np.from_dlpack(given)
+        return np.asarray(data) if hasattr(data, "__array__") else np.from_dlpack(data)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise DataError(
-            f"{name} is a {_kind(given)} that cannot be read as an array here ({reason})",
+            f"{name} is a {_kind(data)} that cannot be read as an array here ({reason})",
             "give one on the CPU, dense, without gradient and of a dtype that NumPy has",
         ) from None
 
 
-def received_targets(y: Any, name: str = "y", *, keep: bool = False) -> Any:
+def received_targets(y: Any, name: str = "y", *, keep_missing: bool = False) -> Any:
     """Return targets or weights as `received` does, except that a data frame becomes an array.
 
-    One column of words becomes (n,), columns of numbers become (n, c). keep : whether missing
-    values of a column are kept, to leave out their rows; if not, they raise DataError.
+    One column of words becomes (n,), columns of numbers become (n, c).
+    keep_missing : whether missing values of a column are kept, in place of an error
     """
-    values = received(y, name, keep=keep)
+    values = received(y, name, keep_missing=keep_missing)
     if is_sparse(values):
         return values.toarray()
     if name == "y" and (
@@ -136,7 +136,7 @@ def received_targets(y: Any, name: str = "y", *, keep: bool = False) -> Any:
     if numbers is not None:
         return numbers
     if len(values.columns) == 1:
-        return column_values(values.get_column(values.columns[0]), name, keep=keep)
+        return column_values(values.get_column(values.columns[0]), name, keep_missing=keep_missing)
     raise DataError(
         f"{name} has {len(values.columns)} columns that are not all numbers, or lack some, "
         f"{some([str(k) for k in values.columns])}",
@@ -149,29 +149,29 @@ def received_for_store(
 ) -> tuple[Any, Any, Any, Any, FileForm]:
     """Return rows, the names of their arrays, targets, weights and form, for making a store.
 
-    Paths, names of columns and of arrays stay as they are, and so does an iterable of blocks.
+    Paths, names of columns and of arrays, and an iterable of blocks are returned unchanged.
     form : form of files, with array names of earlier data; an xarray.Dataset replaces these names
     """
     if is_dataset(X, y):
-        before = RecordedArrays.from_form(form.recorded)
-        request = before.filled(ReadRequest(x, y, sample_weight), X.__contains__)
+        recorded_arrays = RecordedArrays.from_form(form.recorded)
+        request = recorded_arrays.filled(ReadRequest(x, y, sample_weight), X.__contains__)
         form = form._replace(recorded=RecordedArrays.from_request(request).added(form.recorded))
         return *dataset_arrays(X, request.x, request.y, request.w), form
     _check_arrays(X, y, sample_weight)
-    # named : types of y and sample_weight that name columns, arrays or files, in place of values
+    # name_types : types of y and sample_weight that are names or files, not values
     if are_paths(X):
-        named: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
+        name_types: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
     elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
         return X, x, y, sample_weight, form  # blocks
     elif is_hub_dataset(X):
-        named = (str, int)
+        name_types = (str, int)
     else:
-        X, named = received(X, "X"), (str, int)
+        X, name_types = received(X, "X"), (str, int)
     tables = is_frame(X) or is_hub_dataset(X)
-    if not (y is None or isinstance(y, named) or (tables and are_names(y, X))):
-        y = received_targets(y, "y", keep=True)
-    number = isinstance(sample_weight, int) and isinstance(X, np.ndarray)
-    if not (sample_weight is None or (isinstance(sample_weight, named) and not number)):
+    if not (y is None or isinstance(y, name_types) or (tables and are_names(y, X))):
+        y = received_targets(y, "y", keep_missing=True)
+    is_number = isinstance(sample_weight, int) and isinstance(X, np.ndarray)
+    if not (sample_weight is None or (isinstance(sample_weight, name_types) and not is_number)):
         sample_weight = _weights(sample_weight, X)
     return X, x, y, sample_weight, form
 
@@ -200,7 +200,7 @@ class Received(NamedTuple):
 
 
 def received_data(
-    X: Any, y: Any = None, sample_weight: Any = None, arrays: RecordedArrays = USUAL
+    X: Any, y: Any = None, sample_weight: Any = None, arrays: RecordedArrays = DEFAULT_ARRAYS
 ) -> Received:
     """Return data to train on or to compare with.
 
@@ -211,8 +211,8 @@ def received_data(
         request = arrays.filled(ReadRequest(None, y, sample_weight), X.__contains__)
         rows, _, targets, weights = dataset_arrays(X, request.x, request.y, request.w)
         _, name, column = RecordedArrays.from_request(request)
-        named = None if name is None else (name,)
-        return Received(rows, targets, weights, named, name is not None, column)
+        target_names = None if name is None else (name,)
+        return Received(rows, targets, weights, target_names, name is not None, column)
     _check_arrays(X, y, sample_weight)
     if are_paths(X):
         return Received(X, y, sample_weight)
@@ -234,11 +234,11 @@ def received_data(
             dropped.append(column)
         targets, w = received(X[y], "y"), _weights(sample_weight, X)
         return Received(X.drop(columns=dropped), targets, w, (y,), True, column)
-    for name, given in (("y", y), ("sample_weight", sample_weight)):
-        if isinstance(given, str):
+    for name, argument in (("y", y), ("sample_weight", sample_weight)):
+        if isinstance(argument, str):
             raise DataError(
-                f"{mention(name, given)} is the name of a column, and X is a {_kind(X)}, which has "
-                "no columns by name",
+                f"{mention(name, argument)} is the name of a column, but X is a {_kind(X)}, which "
+                "has no named columns",
                 "give the values, or a data frame as X",
             )
     return Received(X, received_targets(y), _weights(sample_weight, X), names_of_targets(y))
@@ -246,10 +246,10 @@ def received_data(
 
 def _of_hub(X: Any, y: Any, sample_weight: Any) -> Received | None:
     """Return the data of a data set of Hugging Face whose cells are rows; None if it is a table."""
-    held, of_columns = hub_names(X), are_names(y, X)
-    column = sample_weight if isinstance(sample_weight, str) else None
-    request = ReadRequest(y=y if of_columns else (), w=column)
-    split = split_columns(held, request, "X")
+    column_names, of_columns = hub_names(X), are_names(y, X)
+    weight_column = sample_weight if isinstance(sample_weight, str) else None
+    request = ReadRequest(y=y if of_columns else (), w=weight_column)
+    split = split_columns(column_names, request, "X")
     targets, weights = split.targets, split.weights
     rows = hub_rows(X, (*targets, *weights))
     if rows is None:
@@ -259,14 +259,14 @@ def _of_hub(X: Any, y: Any, sample_weight: Any) -> Received | None:
         y = y.column(0) if len(targets) == 1 else y
     names = targets if of_columns else names_of_targets(y)
     w = hub_table(X, weights).column(0) if weights else sample_weight
-    return Received(rows, received_targets(y), _weights(w, rows), names, of_columns, column)
+    return Received(rows, received_targets(y), _weights(w, rows), names, of_columns, weight_column)
 
 
 def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
     """Return the data of a frame in which targets or weights are named columns."""
-    of_columns, given = are_names(y, X), sample_weight
-    X, targets, sample_weight = split_frame(X, y if of_columns else (), given)
-    column = str(sample_weight.name) if isinstance(given, str | int) else None
+    of_columns, weight_argument = are_names(y, X), sample_weight
+    X, targets, sample_weight = split_frame(X, y if of_columns else (), weight_argument)
+    column = str(sample_weight.name) if isinstance(weight_argument, str | int) else None
     names = names_of_targets(targets if of_columns else y)
     if of_columns:
         y = column_values(targets, "y") if len(names or ()) == 1 else targets
@@ -290,15 +290,15 @@ def _weights(sample_weight: Any, X: Any) -> Any:
     return w[:, 0] if getattr(w, "ndim", 1) == 2 and w.shape[1] == 1 else w
 
 
-def is_iterator(given: Any) -> bool:
-    """Return whether `given` is a generator or other iterator, except of Arrow batches."""
-    return isinstance(given, Iterator) and not hasattr(given, "__arrow_c_stream__")
+def is_iterator(value: Any) -> bool:
+    """Return whether `value` is a generator or other iterator, except of Arrow batches."""
+    return isinstance(value, Iterator) and not hasattr(value, "__arrow_c_stream__")
 
 
 def are_paths(X: Any) -> bool:
     """Return whether X is a path or a URL, or several."""
-    given = X if isinstance(X, list | tuple) else [X]
-    return len(given) > 0 and all(isinstance(k, str | os.PathLike) for k in given)
+    values = X if isinstance(X, list | tuple) else [X]
+    return len(values) > 0 and all(isinstance(k, str | os.PathLike) for k in values)
 
 
 def is_dataset(X: Any, y: Any) -> bool:
@@ -337,54 +337,54 @@ def names_of_targets(y: Any) -> tuple[Any, ...] | None:
     return None if name is None or name == "" else (name,)
 
 
-def _refuse_containers(given: Any, name: str) -> None:
+def _refuse_containers(value: Any, name: str) -> None:
     """Raise DataError for a container of arrays or frames."""
-    refuse_splits(given, name)
-    if _is_instance_of("xarray", "Dataset", given):
-        held = sorted(map(str, given.data_vars))
+    refuse_splits(value, name)
+    if _is_instance_of("xarray", "Dataset", value):
+        names = sorted(map(str, value.data_vars))
         raise DataError(
-            f"{name} is an xarray.Dataset, which holds several arrays, {some(held)}",
+            f"{name} is an xarray.Dataset, which holds several arrays, {some(names)}",
             f'give one of them, {name}["name"]',
         )
-    if isinstance(given, Mapping) and not hasattr(given, "shape"):
-        keys = ", ".join(map(str, list(given)[:3]))
+    if isinstance(value, Mapping) and not hasattr(value, "shape"):
+        keys = ", ".join(map(str, list(value)[:3]))
         raise DataError(
-            f"{name} is a {type(given).__name__} with the keys {keys}",
+            f"{name} is a {type(value).__name__} with the keys {keys}",
             f"give one of its values, or a table of all as columns, pandas.DataFrame({name})",
         )
-    if hasattr(given, "__dask_graph__") and not isinstance(getattr(given, "ndim", None), int):
+    if hasattr(value, "__dask_graph__") and not isinstance(getattr(value, "ndim", None), int):
         raise DataError(
-            f"{name} is a {_kind(given)}, whose shape Dask does not know",
+            f"{name} is a {_kind(value)}, whose shape Dask does not know",
             "give a Dask array or data frame, as dask.array.from_delayed and a bag's to_dataframe "
             "make them",
         )
 
 
-def _column(series: Any, name: str, keep: bool) -> NDArray[Any]:
+def _column(series: Any, name: str, keep_missing: bool) -> NDArray[Any]:
     if name == "X":
         raise DataError(
             f"X is one column, {series.name!r}",
             "give a data frame with it, as X.to_frame() makes it",
         )
-    return column_values(series, name, keep=keep)
+    return column_values(series, name, keep_missing=keep_missing)
 
 
-def _kind(given: Any) -> str:
-    return f"{type(given).__module__.partition('.')[0]}.{type(given).__name__}"
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
 
 
-def _is_instance_of(package: str, name: str, given: Any) -> bool:
+def _is_instance_of(package: str, name: str, value: Any) -> bool:
     kind = getattr(sys.modules.get(package), name, None)
-    return kind is not None and isinstance(given, kind)
+    return kind is not None and isinstance(value, kind)
 
 
 def _refuse_undecoded(array: Any, name: str) -> None:
     """Raise DataError for a DataArray whose attributes declare packed numbers."""
     packing = packing_of(array, name)
     if packing is not None and (packing.changes or packing.gaps):
-        what = ", ".join([*packing.attributes, *(text for text, _ in packing.gaps)])
+        reasons = ", ".join([*packing.attributes, *(text for text, _ in packing.gaps)])
         raise DataError(
-            f"{name} is a DataArray that is not decoded ({what})",
+            f"{name} is a DataArray that is not decoded ({reasons})",
             f'decode it, xarray.decode_cf({name}.to_dataset(name="X"))["X"]',
         )
 
@@ -393,7 +393,7 @@ def _dataarray_values(array: Any) -> Any:
     """Return the data of a DataArray; for a file that is not loaded, a chunked Dask array."""
     # `data` of an unread array would read the whole file, so its own attribute is checked first.
     if array.chunks is None and not array.variable._in_memory:
-        rows = max(1, _PIECE * len(array) // max(1, array.nbytes))
+        rows = max(1, _DASK_BLOCK_BYTES * len(array) // max(1, array.nbytes))
         stored = array.encoding.get("preferred_chunks", {}).get(array.dims[0], 1)
         pieces = dict.fromkeys(array.dims, -1) | {array.dims[0]: stored * max(1, rows // stored)}
         array = array.chunk(pieces)

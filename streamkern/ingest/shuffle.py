@@ -6,8 +6,8 @@ the block size, nor on the format of the input, and needs no row count in advanc
 
 While the rows fit the limit they stay in one buffer. Beyond it they are distributed to bucket files
 by the leading bits of their key, so that each bucket can be loaded and sorted alone: every row is
-written and read once more, sequentially (a random gather from 10^8 small rows would read 4 KiB
-pages for 784 bytes). A bucket that turns out too large is split by the next bits. Bucket names are
+written and read once more, sequentially (a random gather of small rows from a disk would read a
+whole page for each). A bucket that turns out too large is split by the next bits. Bucket names are
 those bits as text, so their alphabetical order is the key order. Keys and targets, which are
 sorted, are stored apart from X, which is gathered once when written and once when read.
 """
@@ -20,7 +20,7 @@ import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.randomness import words
-from streamkern.store.sample_weights import DTYPE as WEIGHT
+from streamkern.store.sample_weights import WEIGHT_DTYPE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from streamkern.filesystem.scratch import Scratch
 
 INGEST_STAGE = 1000  # distinct from the stages of a run, so that no training draw repeats the order
-_UNKNOWN_BITS = 6  # buckets for a stream of unknown length: 64, split later if too few
-_SPLIT_BITS = 4
-_MAX_BITS = 10
-_SORT_BYTES = 24  # per row besides the record: the key copy, argsort's result and workspace
+_DEFAULT_BUCKET_BITS = 6  # 64 buckets for an unknown number of rows; large ones are split later
+_BUCKET_SPLIT_BITS = 4
+_MAX_BUCKET_BITS = 10
+_SORT_BYTES_PER_ROW = 24  # besides the record: copy of the key, result and workspace of argsort
 
 
 def row_keys(seed: int, start: int, n_rows: int) -> NDArray[np.uint64]:
@@ -44,11 +44,11 @@ class FullRows(NamedTuple):
     """X (k, *row_shape), and the keys, targets, weights and row numbers as records `rest` (k,)."""
 
     X: NDArray[Any]
-    rest: NDArray[Any]
+    records: NDArray[Any]
 
     def part(self, start: int, stop: int) -> FullRows:
         """Return rows `start` to `stop`."""
-        return FullRows(self.X[start:stop], self.rest[start:stop])
+        return FullRows(self.X[start:stop], self.records[start:stop])
 
 
 class Spool:
@@ -88,12 +88,12 @@ class Spool:
         weighted: bool = False,
     ) -> None:
         self.row_shape, self.x_dtype, self.weighted = row_shape, x_dtype, weighted
-        extra: list[Any] = [("w", WEIGHT)] if weighted else []
+        extra: list[Any] = [("w", WEIGHT_DTYPE)] if weighted else []
         if seed is not None:  # otherwise the key is the row number
             extra.append(("row", np.uint64))
-        self._rest = np.dtype([("key", np.uint64), ("y", y_dtype, y_shape), *extra])
+        self._record_dtype = np.dtype([("key", np.uint64), ("y", y_dtype, y_shape), *extra])
         self._x_bytes = int(np.prod(row_shape)) * x_dtype.itemsize
-        bytes_each = self._x_bytes + self._rest.itemsize + _SORT_BYTES
+        bytes_each = self._x_bytes + self._record_dtype.itemsize + _SORT_BYTES_PER_ROW
         self._capacity = max(1, limit_bytes // bytes_each)
         self._scratch, self._seed, self._expected = scratch, seed, expected_rows
         self._loaded: tuple[str, FullRows, NDArray[np.int64]] | None = None
@@ -106,7 +106,7 @@ class Spool:
         self.sealed = False
         self.notes: Any = None  # the caller's own state at the last `save`
         self.unsaved_bytes = 0
-        saved = scratch.restore(f"{identity} {row_shape} {x_dtype.str} {self._rest.descr}")
+        saved = scratch.restore(f"{identity} {row_shape} {x_dtype.str} {self._record_dtype.descr}")
         if saved is not None:
             self._bucket_rows, self.n_rows, self._bits = (
                 saved["leaves"],
@@ -134,20 +134,21 @@ class Spool:
                 "give them to all or to none",
             )
         k, start = len(X), self.n_rows
-        rest = np.empty(k, self._rest)
-        numbers = np.arange(start, start + k, dtype=np.uint64)
+        records = np.empty(k, self._record_dtype)
+        row_numbers = np.arange(start, start + k, dtype=np.uint64)
         if self._seed is None:
-            rest["key"] = numbers
+            records["key"] = row_numbers
         else:
-            rest["key"], rest["row"] = row_keys(self._seed, start, k), numbers
-        rest["y"] = y
+            records["key"], records["row"] = row_keys(self._seed, start, k), row_numbers
+        records["y"] = y
         if w is not None:
-            rest["w"] = w
+            records["w"] = w
         if self._in_memory is not None and start + k <= len(self._in_memory.X):
-            self._in_memory.X[start : start + k], self._in_memory.rest[start : start + k] = X, rest
+            self._in_memory.X[start : start + k] = X
+            self._in_memory.records[start : start + k] = records
         else:
             self._spill()
-            self._distribute(FullRows(X, rest), "", self._bits)
+            self._distribute(FullRows(X, records), "", self._bits)
         self.n_rows += k
 
     def save(self, notes: Any, *, sealed: bool = False, wait: bool = False) -> None:
@@ -188,11 +189,11 @@ class Spool:
         for name, count in (
             sorted(self._bucket_rows.items()) if self.spilled else [("", self.n_rows)]
         ):
-            a, b = max(start - first, 0), min(stop - first, count)
-            if a < b:
+            start_in_bucket, stop_in_bucket = max(start - first, 0), min(stop - first, count)
+            if start_in_bucket < stop_in_bucket:
                 loaded, order = self._load(name)
-                positions = order[a:b]
-                arrays = [loaded.X, *(loaded.rest[field] for field in names)]
+                positions = order[start_in_bucket:stop_in_bucket]
+                arrays = [loaded.X, *(loaded.records[field] for field in names)]
                 for part, array in zip(parts, arrays, strict=True):
                     part.append(array.take(positions, axis=0))
             first += count
@@ -208,40 +209,45 @@ class Spool:
     def _allocate(self, n_rows: int) -> FullRows:
         n_rows = max(n_rows, 1)  # pages are committed on use
         X = np.empty((n_rows, *self.row_shape), self.x_dtype)
-        return FullRows(X, np.empty(n_rows, self._rest))
+        return FullRows(X, np.empty(n_rows, self._record_dtype))
 
     def _spill(self) -> None:
         """Switch from memory to buckets; the rows held so far are distributed first."""
         if self._bits:
             return
-        self._bits = _UNKNOWN_BITS
+        self._bits = _DEFAULT_BUCKET_BITS
         if self._expected is not None:
             # Twice as many as would just fit: buckets of random size must not need a split.
             buckets = max(2 * self._expected // self._capacity, 1)
-            self._bits = min(buckets.bit_length(), _MAX_BITS)
-        held, self._in_memory = self._in_memory, None
-        if held is not None:
+            self._bits = min(buckets.bit_length(), _MAX_BUCKET_BITS)
+        rows_in_memory, self._in_memory = self._in_memory, None
+        if rows_in_memory is not None:
             step = max(1, self._capacity // 16)
             for start in range(0, self.n_rows, step):
-                self._distribute(held.part(start, min(start + step, self.n_rows)), "", self._bits)
+                self._distribute(
+                    rows_in_memory.part(start, min(start + step, self.n_rows)), "", self._bits
+                )
 
     def _distribute(self, rows: FullRows, prefix: str, bits: int) -> None:
         """Append rows to the buckets below `prefix`, in their order."""
         if self._seed is None:
-            bucket = rows.rest["key"] // np.uint64(self._capacity)
+            bucket = rows.records["key"] // np.uint64(self._capacity)
         else:
             shift = np.uint64(64 - len(prefix) - bits)
-            bucket = rows.rest["key"] >> shift & np.uint64((1 << bits) - 1)
+            bucket = rows.records["key"] >> shift & np.uint64((1 << bits) - 1)
             order = np.argsort(bucket, kind="stable")
             bucket, rows = bucket[order], self._gathered(rows, order)
         numbers, starts = np.unique(bucket, return_index=True)
         stops = np.append(starts, len(bucket))[1:]
-        for number, a, b in zip(numbers.tolist(), starts.tolist(), stops.tolist(), strict=True):
-            name = f"{number:012d}" if self._seed is None else prefix + f"{number:0{bits}b}"
-            self._scratch.append(f"{name}.rows", rows.X[a:b])
-            self._scratch.append(f"{name}.keys", rows.rest[a:b].view(np.uint8))
-            self._bucket_rows[name] = self._bucket_rows.get(name, 0) + b - a
-        self.unsaved_bytes += rows.X.nbytes + rows.rest.nbytes
+        for bucket_number, start, stop in zip(
+            numbers.tolist(), starts.tolist(), stops.tolist(), strict=True
+        ):
+            by_key = self._seed is not None
+            name = f"{prefix}{bucket_number:0{bits}b}" if by_key else f"{bucket_number:012d}"
+            self._scratch.append(f"{name}.rows", rows.X[start:stop])
+            self._scratch.append(f"{name}.keys", rows.records[start:stop].view(np.uint8))
+            self._bucket_rows[name] = self._bucket_rows.get(name, 0) + stop - start
+        self.unsaved_bytes += rows.X.nbytes + rows.records.nbytes
 
     def _gathered(self, rows: FullRows, order: NDArray[np.int64]) -> FullRows:
         """Return rows in an order, X in a buffer that is reused, because fresh pages cost more."""
@@ -250,7 +256,7 @@ class Spool:
             self._gather_buffer = np.empty((len(order), *self.row_shape), self.x_dtype)
         # Indices come from an argsort, and are valid; "raise" would gather into a copy first.
         X = rows.X.take(order, axis=0, out=self._gather_buffer[: len(order)], mode="clip")
-        return FullRows(X, rows.rest.take(order))
+        return FullRows(X, rows.records.take(order))
 
     def _split(self, name: str) -> None:
         """Distribute the rows of a bucket to smaller ones by the next bits of their keys."""
@@ -259,7 +265,7 @@ class Spool:
         for start in range(0, count, step):
             rows = self._allocate(min(step, count - start))
             self._read(name, start, rows)
-            self._distribute(rows, name, _SPLIT_BITS)
+            self._distribute(rows, name, _BUCKET_SPLIT_BITS)
         del self._bucket_rows[name]
         self._scratch.forget(f"{name}.rows")
         self._scratch.forget(f"{name}.keys")
@@ -278,12 +284,14 @@ class Spool:
                 rows = self._buffer.part(0, self._bucket_rows[name])
                 self._read(name, 0, rows)
             # Stable: rows with equal keys stay in source order.
-            self._loaded = name, rows, np.argsort(rows.rest["key"], kind="stable")
+            self._loaded = name, rows, np.argsort(rows.records["key"], kind="stable")
         return self._loaded[1], self._loaded[2]
 
     def _read(self, name: str, start: int, out: FullRows) -> None:
         self._scratch.read(f"{name}.rows", start * self._x_bytes, out.X)
-        self._scratch.read(f"{name}.keys", start * self._rest.itemsize, out.rest.view(np.uint8))
+        self._scratch.read(
+            f"{name}.keys", start * self._record_dtype.itemsize, out.records.view(np.uint8)
+        )
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:

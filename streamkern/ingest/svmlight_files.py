@@ -27,10 +27,10 @@ from streamkern.ingest.reader import FileReader, Reader
 from streamkern.ingest.tables.key_columns import text_is_rounded, warn_of_rounded
 from streamkern.store.sparse_rows import MAX_GAP, longest_row, packed
 
-_PIECE = 4 << 20  # bytes of text that are parsed at a time
-_MAX_FEATURES = 1 << 24
-_WHOLE = 2.0**53  # integers below it are exact in float64
-_LAST_FEATURE = 2**31 - 1  # of the reader in scikit-learn
+_PIECE_BYTES = 4 << 20  # bytes of text that are parsed at a time
+_MAX_FEATURES_OF_DENSE_ROWS = 1 << 24
+_MAX_EXACT_INTEGER = 2.0**53  # integers below it are exact in float64
+_MAX_FEATURE_NUMBER = 2**31 - 1  # of the reader in scikit-learn
 SVMLIGHT = "svmlight"
 
 
@@ -88,8 +88,8 @@ class SvmlightReader(Reader):
             )
         if n_features is not None and width > n_features:
             raise DataError(
-                f"{self._where} has the feature {highest}, counted from {base}, and {n_features} "
-                f"features were asked for",
+                f"{self._where} has the feature {highest}, counted from {base}, but {n_features} "
+                f"features were requested",
                 f"leave {mention('x=')} out, or give as many as there are",
             )
         self._width = n_features or width
@@ -106,27 +106,27 @@ class SvmlightReader(Reader):
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row_bytes = 8 * (2 * self.width if self.width is not None else self._width)
-        if self.width is None and self._width > _MAX_FEATURES:
+        if self.width is None and self._width > _MAX_FEATURES_OF_DENSE_ROWS:
             raise DataError(
                 f"{self._where} has {self._width:,} features, and a row with {self._longest:,} "
                 "that are not 0",
-                f"such rows are made dense, and at most {_MAX_FEATURES:,} features can be: hash or "
-                "choose features first",
+                f"such rows are made dense, with at most {_MAX_FEATURES_OF_DENSE_ROWS:,} features: "
+                "hash or choose features first",
             )
         step = max(1, block_bytes // row_bytes)
         check_row_bytes(row_bytes, 1, self._where, block_bytes)
         for first, lines in self._pieces():
             if first + len(lines) <= start:
                 continue
-            for a in range(max(0, start - first), len(lines), step):
-                part = lines[a : a + step]
-                X, y = self._parsed(part, first + a, self._width, self._zero_based)
+            for offset in range(max(0, start - first), len(lines), step):
+                part = lines[offset : offset + step]
+                X, y = self._parsed(part, first + offset, self._width, self._zero_based)
                 self._warn_of_rounding(X, part)
-                labels = y.astype(np.int64) if self._whole else y
+                labels = y.astype(np.int64) if self._labels_are_integers else y
                 rows = X.toarray() if self.width is None else packed(X, self.width, np.float64)
                 yield RawBlock(
                     rows, labels if self._targets else np.empty((len(y), 0)),
-                    self._where, first + a,
+                    self._where, first + offset,
                 )  # fmt: skip
 
     def _warn_of_queries(self) -> None:
@@ -140,7 +140,7 @@ class SvmlightReader(Reader):
 
     def _warn_of_rounding(self, X: Any, lines: list[bytes]) -> None:
         """Warn once of integers that float64 rounds."""
-        if not self._warned_of_rounding and np.abs(X.data).max(initial=0) >= _WHOLE:
+        if not self._warned_of_rounding and np.abs(X.data).max(initial=0) >= _MAX_EXACT_INTEGER:
             cells = (cell.rpartition(b":")[2].decode() for k in lines for cell in k.split()[1:])
             if any(map(text_is_rounded, cells)):
                 self._warned_of_rounding = True
@@ -158,8 +158,10 @@ class SvmlightReader(Reader):
                 lowest = min(lowest, int(X.indices.min()))
                 highest = max(highest, int(X.indices.max()))
             with np.errstate(invalid="ignore"):
-                integers = integers and bool(np.all((y == np.floor(y)) & (np.abs(y) < _WHOLE)))
-        self._n_rows, self.lowest, self.highest, self._whole = (
+                integers = integers and bool(
+                    np.all((y == np.floor(y)) & (np.abs(y) < _MAX_EXACT_INTEGER))
+                )
+        self._n_rows, self.lowest, self.highest, self._labels_are_integers = (
             n_rows,
             int(lowest),
             highest,
@@ -185,8 +187,8 @@ class SvmlightReader(Reader):
                 middle = len(lines) // 2  # to find the line
                 self._parsed(lines[:middle], first, width, zero_based)
                 self._parsed(lines[middle:], first + middle, width, zero_based)
-            at = f"{self._where}, line {self._line_number(first)}"
-            raise DataError(f"{at}, {_why(lines[0], error)}") from error
+            location = f"{self._where}, line {self._line_number(first)}"
+            raise DataError(f"{location}, {_line_problem(lines[0], error)}") from error
         return X, y
 
     def _line_number(self, row: int) -> int:
@@ -219,7 +221,7 @@ def open_svmlight(url: Url, request: ReadRequest, opener: FileOpener) -> Svmligh
 
 
 def read_alike(readers: Sequence[FileReader], n_features: int | None) -> None:
-    """Give several files the same features: from 0 in all if one has a feature 0."""
+    """Number the features of several files alike: from 0 in all if one has a feature 0."""
     files = [(k, k.reader) for k in readers if isinstance(k.reader, SvmlightReader)]
     if len(files) < 2 or files[0][1].first is not None:
         return
@@ -238,7 +240,7 @@ def _lines(file: Any) -> Iterator[list[bytes]]:
 def _texts(file: Any) -> Iterator[bytes]:
     """Yield pieces of the text that end before a line break, or with the file."""
     rest = b""
-    while piece := file.read(_PIECE):
+    while piece := file.read(_PIECE_BYTES):
         text, newline, rest = (rest + piece).rpartition(b"\n")
         if newline:
             yield text
@@ -257,17 +259,17 @@ def _load(lines: list[bytes], width: int | None, zero_based: bool) -> Any:
     )
 
 
-def _why(line: bytes, error: Exception) -> str:
+def _line_problem(line: bytes, error: Exception) -> str:
     """Return why scikit-learn refuses a line, with a remedy."""
     label, *cells = line.decode("utf-8", "replace").split()
     if "," in label:
         return f"has the labels {label}; give rows of one label, or of one number, each"
     numbers = (cell.partition(":")[0] for cell in cells)
-    large = next((n for n in numbers if n.isdecimal() and int(n) > _LAST_FEATURE), None)
+    large = next((n for n in numbers if n.isdecimal() and int(n) > _MAX_FEATURE_NUMBER), None)
     if large is not None:
         return (
-            f"has the feature number {large}, and at most {_LAST_FEATURE} is read; number the "
-            "features that occur from 1, or hash them to fewer (FeatureHasher of scikit-learn)"
+            f"has the feature number {large}, and at most {_MAX_FEATURE_NUMBER} is read; number "
+            "the features that occur from 1, or hash them to fewer (FeatureHasher of scikit-learn)"
         )
     return (
         f"is not a row of an svmlight file ({str(error).rstrip('.')}); write it as "

@@ -44,9 +44,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_CLASSES = 65_536
-MAX_AUTO_CLASSES = 1_000  # more distinct integers than this are probably values: refused
-MANY_CLASSES, FEW_ROWS = 30, 10  # more classes than that, most with fewer rows than that: refused
-_INTEGER, _FRACTION, _WORD = "an integer", "a number with a fraction", "no number"
+MAX_AUTO_CLASSES = 1_000  # distinct integers; more are probably values, and refused
+MANY_CLASSES, MIN_CLASS_ROWS = (
+    30,
+    10,
+)  # more classes, most of them with fewer rows, are refused
+_IS_INTEGER, _IS_FRACTION, _IS_WORD = "an integer", "a number with a fraction", "no number"
 
 
 class TargetConverter:
@@ -131,7 +134,7 @@ class TargetConverter:
         self._codes = {label: code for code, label in enumerate(labels)}
         self._counts, self._dtypes = np.array(counts, np.int64), set(dtypes)
         if labels and isinstance(labels[0], str):
-            self._kind = _kind(labels[0])
+            self._kind = _label_kind(labels[0])
 
     def convert(self, block: RawBlock) -> NDArray[Any]:
         """Return int32 codes (k,), or float values (k, c)."""
@@ -167,13 +170,15 @@ class TargetConverter:
         n_classes, n_rows = len(self._counts), int(self._counts.sum())
         labels = [str(label) for label in self._codes]
         integers = all(map(is_integer, labels))
-        few = n_classes > MANY_CLASSES and float(np.median(self._counts)) < FEW_ROWS
-        names = n_classes > FEW_ROWS and 2 * n_classes > n_rows
-        units = not integers and n_classes > FEW_ROWS and share_a_unit(labels)
-        if few or names or units:
+        has_small_classes = (
+            n_classes > MANY_CLASSES and float(np.median(self._counts)) < MIN_CLASS_ROWS
+        )
+        look_like_names = n_classes > MIN_CLASS_ROWS and 2 * n_classes > n_rows
+        have_units = not integers and n_classes > MIN_CLASS_ROWS and share_a_unit(labels)
+        if has_small_classes or look_like_names or have_units:
             remedy = (
                 f'pass {mention("targets", "values")} if they are numbers' if integers else
-                "write them without the unit if they are numbers" if units else
+                "write them without the unit if they are numbers" if have_units else
                 f"choose another column with {mention('y=')} if they are names"
             )  # fmt: skip
             raise DataError(
@@ -224,11 +229,11 @@ class TargetConverter:
         for i, label in enumerate(labels.tolist()):
             codes[i] = self._codes.setdefault(label, len(self._codes))
         self._check_labels(block)
-        of_rows = codes[inverse.reshape(-1)]
-        more = np.bincount(of_rows, minlength=len(self._codes))
-        more[: len(self._counts)] += self._counts
-        self._counts = more
-        return of_rows
+        row_codes = codes[inverse.reshape(-1)]
+        counts = np.bincount(row_codes, minlength=len(self._codes))
+        counts[: len(self._counts)] += self._counts
+        self._counts = counts
+        return row_codes
 
     def _check_known(self, block: RawBlock, y: NDArray[Any], labels: NDArray[Any]) -> None:
         """Raise DataError for the first label that is not one of the known classes."""
@@ -247,20 +252,22 @@ class TargetConverter:
         if any(map(is_missing, labels.tolist())):
             row = next(k for k, label in enumerate(y.tolist()) if is_missing(label))
             raise missing_target(block, row, labels=True)
-        ways = {str(k): way for k in labels.tolist() if (way := other_notation(k)) is not None}
-        if ways:
-            row = next(k for k, label in enumerate(y.tolist()) if label in ways)
-            raise other_notation_error(block, row, str(y[row]), ways[str(y[row])])
+        notations = {
+            str(k): notation for k in labels.tolist() if (notation := other_notation(k)) is not None
+        }
+        if notations:
+            row = next(k for k, label in enumerate(y.tolist()) if label in notations)
+            raise other_notation_error(block, row, str(y[row]), notations[str(y[row])])
         if self._kind is None:
-            self._kind = _kind(str(y[0]))
-        if all(_kind(label) == self._kind for label in labels.tolist()):
+            self._kind = _label_kind(str(y[0]))
+        if all(_label_kind(label) == self._kind for label in labels.tolist()):
             return
-        row, label = next(k for k in enumerate(y.tolist()) if _kind(k[1]) != self._kind)
-        if self._kind == _INTEGER and is_number(label) and np.isinf(float(label)):
+        row, label = next(k for k in enumerate(y.tolist()) if _label_kind(k[1]) != self._kind)
+        if self._kind == _IS_INTEGER and is_number(label) and np.isinf(float(label)):
             raise _not_finite(block, row, label)
         raise DataError(
-            f"the target of {block.place(row)} is {label!r}, {_kind(label)}, and that of the first "
-            f"row is {self._kind}",
+            f"the target of {block.place(row)} is {label!r}, {_label_kind(label)}, and that of the "
+            f"first row is {self._kind}",
             f"pass {mention('targets', 'values')} if all are numbers, "
             f"{mention('targets', 'classes')} if all are labels, or correct it",
         )
@@ -292,10 +299,10 @@ def _not_finite(block: RawBlock, row: int, value: object) -> NonFiniteError:
     )
 
 
-def _kind(label: str) -> str:
+def _label_kind(label: str) -> str:
     if is_integer(label):
-        return _INTEGER
-    return _FRACTION if is_number(label) else _WORD
+        return _IS_INTEGER
+    return _IS_FRACTION if is_number(label) else _IS_WORD
 
 
 def _look_like_labels(first: RawBlock, y: NDArray[Any]) -> bool:
@@ -305,5 +312,5 @@ def _look_like_labels(first: RawBlock, y: NDArray[Any]) -> bool:
     if y.dtype.kind == "U":
         if is_missing(str(y[0])):
             raise missing_target(first, 0, labels=True)
-        return _kind(str(y[0])) != _FRACTION
+        return _label_kind(str(y[0])) != _IS_FRACTION
     return y.dtype.kind in "biuO"

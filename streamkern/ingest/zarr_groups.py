@@ -45,22 +45,22 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
     store = zarr_store(url, storage_options=opener.options or None)
     state = own_state(url, opener)
     # The metadata of streamkern stores are checked, and chunks bound to their positions.
-    opened = None if state is None else open_store(url, storage_options=opener.options or None)
+    own_store = None if state is None else open_store(url, storage_options=opener.options or None)
     group = _group(store if opener.missing == "fill" else StrictStore(store), where)
     columns = target_columns = order = None
     if state is not None:
         request, columns, target_columns, order = own_columns(state, request, where)
-    own_arrays = {} if opened is None else opened.rows
-    own_targets = opened is not None and request.targets and request.y is None
-    signed = ATTRIBUTE if state is None and not opener.foreign else None
+    own_arrays = {} if own_store is None else own_store.rows
+    own_targets = own_store is not None and request.targets and request.y is None
+    mark_name = ATTRIBUTE if state is None and not opener.foreign else None
 
     def read(i: int, name: str) -> Any:
         if name in own_arrays:
             return own_arrays[name]
-        return _member(group, name, url, opener, signed, keep=request.keeps(i))
+        return _member(group, name, url, opener, mark_name, keep_missing=request.keeps(i))
 
     identity: dict[str, Any] = {"kind": "zarr", "url": where, "asked": request.json()}
-    if opened is None:
+    if own_store is None:
         arrays = named_arrays(partial(_get, group), read, request, where)
         identity |= opener.reading
         identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks or ())] for a in arrays]
@@ -69,9 +69,9 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
         if own_targets and request.w is None and "w" in own_arrays:
             names.append("w")  # weights of streamkern stores are kept
         arrays = [read(i, name) for i, name in enumerate(names)]
-        identity["fingerprint"] = opened.spec.fingerprint
+        identity["fingerprint"] = own_store.spec.fingerprint
     aligned = int((arrays[0].shards or arrays[0].chunks or (1,))[0])
-    features = None if opened is None else sparse_features(opened.spec.file_form)
+    features = None if own_store is None else sparse_features(own_store.spec.file_form)
     if features is not None and names[0] == "X":
         arrays[0] = StoredSparseRows(arrays[0], features)
     return ArrayReader(
@@ -79,7 +79,7 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
         where,
         identity,
         aligned=aligned,
-        labels=_labels_of(opened.spec) if opened is not None and own_targets else None,
+        labels=_labels_of(own_store.spec) if own_store is not None and own_targets else None,
         columns=columns,
         target_columns=target_columns,
         order=order,
@@ -93,24 +93,26 @@ def arrays_of_group(group: zarr.Group, request: ReadRequest, opener: FileOpener)
     if group.attrs.get(ATTRIBUTE) is not None and not opener.foreign:
         raise ConfigError(f"{redact(where)} is a store that streamkern wrote", "give its URL")
     inner = group.store if opener.missing == "fill" else StrictStore(group.store)
-    fresh = _group(inner, redact(where), group.path)
+    strict_group = _group(inner, redact(where), group.path)
 
     def read(i: int, name: str) -> Any:
-        return _member(fresh, name, where, opener, None, keep=request.keeps(i))
+        return _member(strict_group, name, where, opener, None, keep_missing=request.keeps(i))
 
-    return named_arrays(partial(_get, fresh), read, request, redact(where))
+    return named_arrays(partial(_get, strict_group), read, request, redact(where))
 
 
-def foreign_group(given: Any, options: Any = None, *, any_mark: bool = False) -> zarr.Group | None:
+def foreign_group(source: Any, options: Any = None, *, any_mark: bool = False) -> zarr.Group | None:
     """Return a group, given as such or by path, that another program wrote; otherwise None.
 
     options : storage options of a path
     any_mark : whether a streamkern store counts as well
     """
-    opened = isinstance(given, zarr.Group)
-    where = str(given.store_path) if opened else redact(given)
+    is_open = isinstance(source, zarr.Group)
+    where = str(source.store_path) if is_open else redact(source)
     store, path = (
-        (given.store, given.path) if opened else (zarr_store(given, storage_options=options), "")
+        (source.store, source.path)
+        if is_open
+        else (zarr_store(source, storage_options=options), "")
     )
     if not any_mark and store_mark(StrictStore(store), path, where) is not None:
         return None
@@ -144,7 +146,7 @@ def has_array(group: zarr.Group | None, name: str) -> bool:
     return group is not None and isinstance(_get(group, name), zarr.Array)
 
 
-def zarr_array(url: Url, opener: FileOpener, *, keep: bool = False) -> Any | None:
+def zarr_array(url: Url, opener: FileOpener, *, keep_missing: bool = False) -> Any | None:
     """Return the decoded Zarr array at a URL; None if a group or nothing is there."""
     store = zarr_store(url, storage_options=opener.options or None)
     strict = store if opener.missing == "fill" else StrictStore(store)
@@ -153,7 +155,7 @@ def zarr_array(url: Url, opener: FileOpener, *, keep: bool = False) -> Any | Non
     except (FileNotFoundError, ValueError, NodeTypeValidationError, ContainsGroupError):
         return None
     return decoded_array(
-        array, dict[str, Any]().__getitem__, redact(url), opener.memory, keep=keep,
+        array, dict[str, Any]().__getitem__, redact(url), opener.memory, keep_missing=keep_missing,
         fill_is_gap=opener.missing != "fill",
     )  # fmt: skip
 
@@ -188,11 +190,11 @@ def own_columns(
     request = request._replace(x=x)
     if names is None or (isinstance(x, str) and x not in names):
         return request, None, targets, None
-    wanted = set(names if request.columns is None else request.columns)
-    if state.get("encoder") is not None and wanted != set(names):
+    feature_names = set(names if request.columns is None else request.columns)
+    if state.get("encoder") is not None and feature_names != set(names):
         raise DataError(
             f"{where} holds the features of an encoded table, which are others than those wanted "
-            f"({some(sorted(wanted ^ set(names)))})",
+            f"({some(sorted(feature_names ^ set(names)))})",
             f"ingest the tables of both together, or its table with {mention('like=')} and the "
             "other store",
         )
@@ -220,16 +222,22 @@ def _group(store: Any, where: str, path: str = "") -> zarr.Group:
 
 
 def _member(
-    group: Any, name: str, url: Url, opener: FileOpener, signed: str | None, *, keep: bool
+    group: Any,
+    name: str,
+    url: Url,
+    opener: FileOpener,
+    mark_name: str | None,
+    *,
+    keep_missing: bool,
 ) -> Any:
-    """Return an array of a foreign group. signed : the attribute of streamkern stores."""
+    """Return an array of a foreign group. mark_name : the attribute of streamkern stores."""
     where = redact(url)
     member = _get(group, name)
-    if member is not None and signed is not None and member.attrs.get(signed) == STORE:
+    if member is not None and mark_name is not None and member.attrs.get(mark_name) == STORE:
         raise lost_mark(str(url))
     array = decoded_array(
         member, lambda part: _part(group, f"{name}/{part}", where), f"{name} of {where}",
-        opener.memory, keep=keep, fill_is_gap=opener.missing != "fill",
+        opener.memory, keep_missing=keep_missing, fill_is_gap=opener.missing != "fill",
     )  # fmt: skip
     if array is None:
         raise StoreNotFoundError(no_member(name, group, where))

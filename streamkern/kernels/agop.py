@@ -24,7 +24,7 @@ from streamkern.backend.base import Array, tiles
 from streamkern.kernels.points import Points, n_terms
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
-from streamkern.planning.memory import METRIC_COLUMNS
+from streamkern.planning.memory import MAX_DERIVATIVE_COLUMNS
 
 
 class GradientSum:
@@ -50,7 +50,7 @@ class GradientSum:
         self.op.kernel = Slope(op.kernel)
         b, c, xp = coordinates(op, Z), weights.shape[1], op.backend.xp
         self.r, self.backend = int(b.shape[1]), op.backend
-        group_size = max(1, METRIC_COLUMNS // (1 + self.r))
+        group_size = max(1, MAX_DERIVATIVE_COLUMNS // (1 + self.r))
         self._output_groups = tiles(c, group_size)
         self._b, self._weights = b, weights
         self._total, self._total_weight = np.zeros((self.r, self.r)), 0.0

@@ -1,1 +1,1 @@
-"""Pure integers: the sizes of a run, its bytes, its FLOPs, and the best that fits."""
+"""Sizes, memory and FLOPs of a run, computed from numbers before the run starts."""

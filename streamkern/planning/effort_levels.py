@@ -13,8 +13,8 @@ class EffortLevel(NamedTuple):
     n_centers : largest number of centers that are drawn.
     all_rows : largest number of rows that may all be centers, if solver "direct" can solve the
         equations of their kernel matrix (`solver.kernel_ridge`); may exceed `n_centers`.
-    metric_rows : largest number of rows from which a metric is learned. Its gradient steps draw
-        from a third of them, and have more stages with more rows, see `setup.metric_steps`.
+    metric_rows : largest number of rows from which a metric is learned. Its gradient steps use a
+        third of them, in more stages if there are more rows, see `setup.metric_steps`.
     """
 
     n_centers: int

@@ -2,7 +2,7 @@
 
 `streamkern plan` prints the list before a run starts, and tests compare it with the measured peak.
 The buffers here are common to all methods; each method adds its own (`solver.method.Method.count`).
-This module computes with integers only, and holds no arrays.
+This module only computes with integers.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from streamkern.basics.randomness import COUNTER_BYTES, DEVICE_TILE
 from streamkern.planning.problem import MiB, ProblemShape
 from streamkern.planning.sizes import Sizes
 
-OVERHEAD = 64 * MiB
+PROCESS_OVERHEAD_BYTES = 64 * MiB
 """Bytes of Python objects, thread stacks, BLAS buffers and allocator slack."""
-ROW_ID = 8
+ROW_ID_BYTES = 8
 """Bytes of a row number, which is stored with each row."""
 PRODUCT_TILE = 512
 """Rows and columns of the part of a matrix product that a thread computes at once."""
-SAVED_CHUNK = 64 * MiB
+SAVED_CHUNK_BYTES = 64 * MiB
 """Largest chunk of an array in a run directory, in bytes."""
 RANK_SLAB_BYTES = 4 * MiB
 """Largest part of an array in one all-reduce, in bytes; each part is held three times."""
 BROADCAST_CENTER_BYTES = 4 * MiB
 """Largest part of the centers that rank 0 broadcasts at once, in bytes."""
-CENTER_KEY = 16
-"""Bytes of a digest of a center, by which it is found in another run."""
-KEYS_SORTED = 4 * CENTER_KEY + 3 * ROW_ID
+CENTER_DIGEST_BYTES = 16
+"""Bytes of a digest of a center, by which it is matched with centers of another run."""
+CENTER_MATCH_BYTES = 4 * CENTER_DIGEST_BYTES + 3 * ROW_ID_BYTES
 """Bytes per center to match the centers of two runs: their digests, sorted, and positions."""
 MAX_ORIGINS = 1 << 18
 """Largest number of rows, plus one unit, whose origins are read at once."""
 MAX_COPIES = 16
-"""Largest number of equal rows with equal targets that count as copies of one row. More equal rows
-mean that the table has few distinct rows, so that new rows will be equal to them as well."""
-METRIC_FIT = 1024
+"""Largest number of equal rows with equal targets that count as copies of one row. If there are
+more, the table has few distinct rows, and new rows will equal them too."""
+METRIC_FIT_ROWS = 1024
 """Number of rows that are fitted to learn a metric."""
-STEPPED_FIT, STEPPED_OTHERS = 1536, 1536
-"""Largest numbers of rows that a metric step fits, and predicts."""
-METRIC_FEATURES = 256
+METRIC_STEP_FIT_ROWS, METRIC_STEP_PREDICTED_ROWS = 1536, 1536
+"""Largest numbers of rows to which a metric step fits a model, and that it predicts."""
+MAX_FULL_METRIC_FEATURES = 256
 """Largest number of features for which gradient steps learn a full metric."""
-METRIC_COLUMNS = 2048
+MAX_DERIVATIVE_COLUMNS = 2048
 """Largest number of columns of a matrix product of kernel derivatives, unless one output has more.
-The outputs are divided into groups accordingly. Each group evaluates the derivatives again, which
-costs less than a tenth of a product with this many columns."""
+The outputs are divided into groups accordingly. Each group evaluates the derivatives again, at less
+than a tenth of the cost of a product with this many columns."""
 EVALUATED_ROWS = 1024
 """Number of rows on which a model is evaluated at once."""
-HARD_ROWS, HARD_BYTES = 500, 64 << 20
+RESIDUAL_SCALE_ROWS, RESIDUAL_SCALE_BYTES = 500, 64 << 20
 """Largest number of calibration rows, and of their bytes, to which the residual scale is fitted."""
-KEPT_SHARE = 8
-"""Stores are kept decoded in memory if they take at most 1 / KEPT_SHARE of the budget."""
-PANEL = 4096
+KEPT_STORE_BUDGET_RATIO = 8
+"""Smallest ratio of the memory budget to the decoded stores at which these stay in memory."""
+MAX_PANEL_OUTPUTS = 4096
 """Largest number of outputs for which a model is evaluated on `EVALUATED_ROWS` rows at once; with
 more outputs, on fewer rows."""
 
@@ -66,12 +66,12 @@ class Buffers:
 
     lines: list[tuple[str, str, int]] = field(default_factory=list)
 
-    def add(self, phase: str, what: str, *shape: int, itemsize: int = 1) -> None:
+    def add(self, phase: str, name: str, *shape: int, itemsize: int = 1) -> None:
         """Append a buffer. shape, itemsize : its entries, and the bytes of an entry"""
         size = itemsize
         for extent in shape:
             size *= extent
-        self.lines.append((phase, what, size))
+        self.lines.append((phase, name, size))
 
     def total(self, phase: str) -> int:
         """Return the bytes held during a phase, with the buffers of "always"."""
@@ -127,7 +127,7 @@ def _count_stream(
     d, s, h, point = problem.d, sizes.n_sample, sizes.n_probe, problem.point
     add, on_device = buffers.add, problem.staging > 0
     train = "host" if on_device else "train"  # phase of buffers in host memory
-    add("host" if on_device else "always", "interpreter, stacks, allocator", OVERHEAD)
+    add("host" if on_device else "always", "interpreter, stacks, allocator", PROCESS_OVERHEAD_BYTES)
     if problem.library_bytes:
         add("always", "compiler", problem.library_bytes)
     add("always", "tiles of kernel matrices", problem.threads, problem.tile_bytes)
@@ -149,7 +149,7 @@ def _count_stream(
     # A unit that is being decoded counts twice.
     add("sample", "sample and probe", s + h, max(_sample_row_bytes(problem), d * item + point))
     add("sample", "targets of sample and probe", 2 * (s + h), c, itemsize=item)
-    add("host" if on_device else "sample", "units being read", _in_hand(problem))
+    add("host" if on_device else "sample", "units being read", _reading_bytes(problem))
     if problem.ranks > 1:
         add("host" if on_device else "always", "all-reduce buffers", 3, RANK_SLAB_BYTES)
     add(train, "loader, its shuffle blocks", loader_bytes(problem, sizes))
@@ -159,20 +159,20 @@ def _count_stream(
             counters = min(-(-rows * d // 4), DEVICE_TILE)
             add(phase, "random numbers of transforms", counters, COUNTER_BYTES)
     if on_device:
-        for phase, what in (("train", "staging"), ("host", "staging, pinned")):
-            add(phase, what, problem.staging * m, problem.row_bytes + ROW_ID)
+        for phase, name in (("train", "staging"), ("host", "staging, pinned")):
+            add(phase, name, problem.staging * m, problem.row_bytes + ROW_ID_BYTES)
     add("train", "batch, prepared", 2 * m, point + c * item)
     add("train", "batch, cast and transformed", problem.feed_arrays * m, d + c, itemsize=item)
     add("train", "rows being evaluated", rows_at_once(c),
         problem.row_bytes + point + d * max(item, problem.transformed) + 4 * c * item)  # fmt: skip
     _count_weights(buffers, problem)
     if problem.n_validation_rows or problem.n_calibration_rows:
-        add(train, "validation and calibration rows being read", _in_hand(problem))
+        add(train, "validation and calibration rows being read", _reading_bytes(problem))
     if problem.n_calibration_rows:
         values = 6 * problem.n_calibration_rows
         add(train, "outputs for the calibration rows", values, c, itemsize=8)
-        n_points = min(problem.n_calibration_rows // 2, HARD_ROWS)
-        rows = min(n_points * (2 * point + d * item), 3 * HARD_BYTES)
+        n_points = min(problem.n_calibration_rows // 2, RESIDUAL_SCALE_ROWS)
+        rows = min(n_points * (2 * point + d * item), 3 * RESIDUAL_SCALE_BYTES)
         add("train", "rows that estimate the residual scale", rows, itemsize=1)
         add(train, "kernel matrices of the residual scale", 5 * n_points, n_points, itemsize=8)
 
@@ -189,21 +189,20 @@ def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
         add(phase, "this rank's stripe of the centers", n, point)
         if problem.staging == 0:
             add(phase, "this rank's stripe of the raw centers", n, problem.d, itemsize=item)
-    held = problem.of_column(p)
-    add("train", "this rank's part of the centers", held, point)
+    column_part = problem.of_column(p)
+    add("train", "this rank's part of the centers", column_part, point)
     if problem.staging == 0:
-        add("train", "this rank's part of the raw centers", held, problem.d, itemsize=item)
+        add("train", "this rank's part of the raw centers", column_part, problem.d, itemsize=item)
 
 
 def _count_chosen_centers(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the rows that become centers, and the raw centers, without the selector's buffers."""
     p, on_device = problem.p, problem.staging > 0
     if problem.selection is None:  # the rows are copied into the order of the centers
-        most = max(2 * problem.row_bytes, _sample_row_bytes(problem))
-        buffers.add("centers", "rows chosen as centers", p, most)
-        buffers.add(
-            "host" if on_device else "centers", "units with centers being read", _in_hand(problem)
-        )
+        row_bytes = max(2 * problem.row_bytes, _sample_row_bytes(problem))
+        buffers.add("centers", "rows chosen as centers", p, row_bytes)
+        phase = "host" if on_device else "centers"
+        buffers.add(phase, "units with centers being read", _reading_bytes(problem))
     if not on_device:
         for phase in ("sample", "setup", "train"):
             buffers.add(phase, "raw centers", p, problem.d, itemsize=problem.itemsize)
@@ -212,30 +211,31 @@ def _count_chosen_centers(buffers: Buffers, problem: ProblemShape) -> None:
 def _sample_row_bytes(problem: ProblemShape) -> int:
     """Return the bytes of a row of the sample: stored, transformed, and cast if the dtypes
     differ."""
-    d, item, wide = problem.d, problem.itemsize, problem.transformed
-    return problem.row_bytes + d * max(item, wide) + (d * item if wide > item else 0)
+    d, item, transformed = problem.d, problem.itemsize, problem.transformed
+    return problem.row_bytes + d * max(item, transformed) + (d * item if transformed > item else 0)
 
 
 def _count_scattered_centers(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the centers that rank 0 holds while it reads and broadcasts them."""
     item, p, d = problem.itemsize, problem.p, problem.d
-    on_device, wide = problem.staging > 0, max(item, problem.transformed)
+    on_device, transformed = problem.staging > 0, max(item, problem.transformed)
     phase = "host" if on_device else "centers"
     add = buffers.add
     add(phase, "this rank's stripe of the raw centers", problem.in_setup(p), d, itemsize=item)
     if problem.has_initial_weights:
         _count_initial_weights(buffers, problem)
     if problem.reads_stripes:
-        add(phase, "chunk of centers being read", 2, min(SAVED_CHUNK, p * d * item))
+        add(phase, "chunk of centers being read", 2, min(SAVED_CHUNK_BYTES, p * d * item))
         return
     add(phase, "centers being broadcast", 2, min(BROADCAST_CENTER_BYTES, p * d * item))
     if problem.streams_centers:
         rows = min(p, problem.unit_rows)
-        add(phase, "centers of one unit", rows, problem.row_bytes + d * wide)
-        add(phase, "row numbers and targets of the centers", p, 7 * ROW_ID + 2 * problem.c * item)
-        add(phase, "units being read", _in_hand(problem))
+        add(phase, "centers of one unit", rows, problem.row_bytes + d * transformed)
+        row_bytes = 7 * ROW_ID_BYTES + 2 * problem.c * item
+        add(phase, "row numbers and targets of the centers", p, row_bytes)
+        add(phase, "units being read", _reading_bytes(problem))
     elif problem.selection is None:
-        add(phase, "all raw centers, on rank 0", p, problem.row_bytes + d * wide)
+        add(phase, "all raw centers, on rank 0", p, problem.row_bytes + d * transformed)
 
 
 def _count_initial_weights(buffers: Buffers, problem: ProblemShape) -> None:
@@ -246,28 +246,28 @@ def _count_initial_weights(buffers: Buffers, problem: ProblemShape) -> None:
     add, p, weights = buffers.add, problem.p, problem.p * problem.c * problem.itemsize
     if problem.staging > 0:
         add("host", "initial weights, on rank 0", 3, weights)
-        add("host", "order of the initial weights", p, KEYS_SORTED)
+        add("host", "order of the initial weights", p, CENTER_MATCH_BYTES)
         return
     add("centers", "initial weights being read, on rank 0", 3, weights)
     for phase in ("noise", "sample", "setup"):
-        add(phase, "initial weights, on rank 0", weights + p * ROW_ID)
-    add("train", "order of the initial weights", p, KEYS_SORTED)
+        add(phase, "initial weights, on rank 0", weights + p * ROW_ID_BYTES)
+    add("train", "order of the initial weights", p, CENTER_MATCH_BYTES)
 
 
 def _count_weights(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the weights in the steps. Rank 0 gathers partitioned weights for checkpoints."""
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
-    best = problem.n_validation_rows > 0
+    keeps_best = problem.n_validation_rows > 0
     if problem.center_ranks == 1:
-        what = "weights, their average, last good ones, checkpoint copies"
-        add("train", what, 7 * p, c, itemsize=item)
-        if best:
+        name = "weights, their average, last good ones, checkpoint copies"
+        add("train", name, 7 * p, c, itemsize=item)
+        if keeps_best:
             add("train", "best weights, and their checkpoint copy", 2 * p, c, itemsize=item)
         return
-    held = (4 + best) * problem.of_column(p)
-    add("train", "this rank's part of weights, average, last good weights", held, c, itemsize=item)
+    rows = (4 + keeps_best) * problem.of_column(p)
+    add("train", "this rank's part of weights, average, last good weights", rows, c, itemsize=item)
     if problem.staging == 0:
-        copies = 3 + problem.finds_ridge + best
+        copies = 3 + problem.finds_ridge + keeps_best
         add("train", "checkpoint copies of all weights, on rank 0", copies * p, c, itemsize=item)
     add("train", "weights being sent to rank 0", 3, min(RANK_SLAB_BYTES, p * c * item))
 
@@ -277,17 +277,17 @@ def _count_saving(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     on_device = problem.staging > 0
     if on_device:
-        # Arrays move between a disk and the device in chunks of at most `SAVED_CHUNK`, which Zarr
+        # Arrays move between disk and device in chunks of at most `SAVED_CHUNK_BYTES`, which Zarr
         # encodes into a second buffer.
         parts = problem.streams_centers or problem.reads_stripes
         chosen = problem.of_column(p) if parts else p
         add("host", "raw centers", chosen, problem.d, itemsize=item)
-        add("host", "encoded chunk being saved or loaded", 2, SAVED_CHUNK)
+        add("host", "encoded chunk being saved or loaded", 2, SAVED_CHUNK_BYTES)
         copies = 5 if problem.n_validation_rows else 4
         add("host", "checkpoint copies of the weights", copies * p, c, itemsize=item)
     elif problem.kept:  # on a disk
         saved = 4 * p * c * item + needs.sums
-        add("train", "encoded chunks being saved", min(3 * SAVED_CHUNK, saved))
+        add("train", "encoded chunks being saved", min(3 * SAVED_CHUNK_BYTES, saved))
     if problem.saving:
         saved = (p * problem.d + needs.setup) * item
         add("host" if on_device else "setup", "setup being uploaded", min(problem.saving, saved))
@@ -306,16 +306,16 @@ def _count_selection(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> N
     streamed = problem.selection.streamed
     if library := problem.selection.library_bytes:
         buffers.add("host" if on_device else "always", "library that selects the centers", library)
-    for what, size in problem.selection.buffers:
-        buffers.add("host" if on_device and streamed else "centers", what, size)
+    for name, size in problem.selection.buffers:
+        buffers.add("host" if on_device and streamed else "centers", name, size)
     if not on_device:
         single = replace(problem, ranks=1, center_ranks=1)  # rank 0 selects for all ranks
-        reading = loader_bytes(single, sizes) if streamed else _in_hand(problem)
+        reading = loader_bytes(single, sizes) if streamed else _reading_bytes(problem)
         buffers.add("centers", "units being read", reading)
 
 
-def _in_hand(problem: ProblemShape) -> int:
-    """Return the bytes of units that are read in order, with one that is being decoded twice."""
+def _reading_bytes(problem: ProblemShape) -> int:
+    """Return the bytes of units read ahead in order; one that is being decoded counts twice."""
     return (2 * problem.units_in_hand - 1) * problem.read_bytes
 
 
@@ -336,14 +336,14 @@ def count_products(buffers: Buffers, problem: ProblemShape, b: int, phase: str =
 
 def rows_at_once(c: int) -> int:
     """Return the number of rows on which a model with c outputs is evaluated at once."""
-    return max(16, EVALUATED_ROWS * PANEL // max(c, PANEL))
+    return max(16, EVALUATED_ROWS * MAX_PANEL_OUTPUTS // max(c, MAX_PANEL_OUTPUTS))
 
 
 def n_groups(c: int) -> int:
     """Return the largest number of groups of columns whose partial products are held together.
 
-    16 groups keep 16 threads busy on a batch. With many outputs fewer suffice, since a single tile
-    is enough work for a thread.
+    16 groups occupy 16 threads in a batch. With many outputs, fewer groups suffice, since a single
+    tile is enough work for a thread.
     """
     return max(1, min(16, 1024 // max(c, 1)))
 
@@ -351,19 +351,20 @@ def n_groups(c: int) -> int:
 def loader_bytes(problem: ProblemShape, sizes: Sizes) -> int:
     """Return the bytes of two shuffle blocks of whole units, a partial batch and units being read.
 
-    Each row takes 16 bytes more, for its number and its position. A unit that is being read is held
-    stored and decoded. With several ranks, each holds its share of the rows of a block, and the
-    positions of all.
+    Each row takes 16 additional bytes for its number and its position. A unit that is being read is
+    held in stored and in decoded form. Each of several ranks holds its share of the rows of a
+    block, and the positions of all rows.
     """
     row, unit = problem.row_bytes + 16, problem.unit_rows
     units = max(1, sizes.loader_block_bytes // (unit * row))
     block_rows = min(units * unit, problem.n_rows)
-    allowed = max(1, sizes.loader_in_flight_bytes // (unit * row))
-    reading = min(problem.readers or problem.threads, allowed)
-    held, places = block_rows, 0
+    max_units = max(1, sizes.loader_in_flight_bytes // (unit * row))
+    reading = min(problem.readers or problem.threads, max_units)
+    held_rows, position_bytes = block_rows, 0
     if problem.of_row(block_rows) < block_rows:
-        held, places = min(block_rows, problem.of_row(block_rows) + unit), 2 * 8 * block_rows
-    blocks = 2 * (held * row + places)
+        held_rows = min(block_rows, problem.of_row(block_rows) + unit)
+        position_bytes = 2 * 8 * block_rows
+    blocks = 2 * (held_rows * row + position_bytes)
     return blocks + sizes.batch_size * row + 2 * reading * problem.read_bytes
 
 
@@ -376,11 +377,11 @@ def keep_stores(buffers: Buffers, problem: ProblemShape, decoded: int, budget_by
     decoded : bytes of all rows of the stores
     budget_bytes : budget of host memory
     """
-    again = problem.epochs > 1 or problem.n_rows > problem.n_stored
+    rereads = problem.epochs > 1 or problem.n_rows > problem.n_stored
     on_device = problem.staging > 0
     planned = buffers.total("host" if on_device else "train")
-    fits = KEPT_SHARE * decoded <= budget_bytes and planned + decoded <= budget_bytes
-    if not (again and fits and decoded):
+    fits = KEPT_STORE_BUDGET_RATIO * decoded <= budget_bytes and planned + decoded <= budget_bytes
+    if not (rereads and fits and decoded):
         return 0
     buffers.add("host" if on_device else "train", "rows of the stores, kept decoded", decoded)
     return decoded

@@ -45,10 +45,11 @@ class OpCounts:
 
     @property
     def _amounts(self) -> tuple[float, ...]:
+        """The counts in the order of `WORK_KINDS`."""
         return tuple(getattr(self, name) for name in WORK_KINDS)
 
     def flops(self, problem: ProblemShape) -> int:
-        """Return the FLOPs of all kinds together. problem : determines the FLOPs of an entry"""
+        """Return the total FLOPs. problem : determines the FLOPs of a kernel value"""
         evaluated, per_value = self.entries + self.kept, 2 * problem.c
         linear_algebra = sum(self._amounts[3:-1])  # products ... wide_factors
         products = per_value * (evaluated + self.swept)
@@ -66,7 +67,7 @@ WORK_KINDS = tuple(field.name for field in fields(OpCounts))
 NO_WORK = OpCounts()
 
 
-def together(counts: Iterable[OpCounts]) -> OpCounts:
+def summed_counts(counts: Iterable[OpCounts]) -> OpCounts:
     """Return the sum of several operation counts."""
     return sum(counts, NO_WORK)
 
@@ -88,19 +89,19 @@ class Speeds:
     busy: float
     compiled: float
 
-    def streaming(self, rows: float, computing: float, problem: ProblemShape) -> float:
+    def streaming(self, rows: float, compute_s: float, problem: ProblemShape) -> float:
         """Return the seconds to read rows and take steps on them, which overlap.
 
         rows : number of rows.
-        computing : seconds of the steps alone.
+        compute_s : seconds of the steps alone.
         problem : numbers of threads and of readers.
         """
         readers = problem.readers or problem.threads
-        processor = computing + rows * (self.prepared + self.busy / problem.threads)
-        return max(processor, rows * self.read / readers)
+        processor_s = compute_s + rows * (self.prepared + self.busy / problem.threads)
+        return max(processor_s, rows * self.read / readers)
 
     def as_rates(self) -> dict[str, Any]:
-        """Return operations per second by kind, and rows per second, as far as measured."""
+        """Return operations per second by kind, and rows per second, if measured."""
         costs = {name: getattr(self.compute, name) for name in WORK_KINDS}
         costs |= {"rows_prepared": self.prepared, "rows_read": self.read}
         return {name: 1 / seconds for name, seconds in costs.items() if seconds}

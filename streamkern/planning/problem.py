@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-ENTRY: Final = 400
-"""Cost of a kernel value on a CPU, without its products: a distance, an exponential, and a number
-that is written once and read twice. Measured on two cores with 200 GFLOP/s."""
+CPU_ENTRY: Final = 400
+"""`Costs.entry` of a CPU: a distance, an exponential, and a number that is written once and read
+twice. Measured on two cores with 200 GFLOP/s."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Costs:
         number of outputs.
     points : time of a FLOP in a product of points, relative to other products.
     setup, sweeps : FLOPs that the setup of a block, and the sweeps over all blocks, may take in any
-        run; they take some seconds.
+        run, because they need only a few seconds.
     most_rows : largest batch size that is chosen automatically.
     basis : source of the numbers, for a plan.
     """
@@ -40,13 +40,11 @@ class Costs:
     basis: str
 
 
-CPU: Final = Costs(ENTRY, 80, 1.0, 3 * 10**11, 10**12, 4096, "measured on two cores")
+CPU: Final = Costs(CPU_ENTRY, 80, 1.0, 3 * 10**11, 10**12, 4096, "measured on two cores")
 """Costs on a CPU with 200 GFLOP/s. `setup` then takes about two seconds, and `sweeps` one or two,
-because most of their time is spent on kernel values, for which `entry` is the cost with NumPy. On
-bike, with p = 8000, blocks of p / 4 and one epoch, 14 sweeps led to 1.064 times the loss of the
-exact model, and 24 sweeps to 1.054 with three more seconds on one core."""
+because most of their time is spent on kernel values, for which `entry` is the cost with NumPy."""
 
-DEVICE_FLOPS, DEVICE_FAST, DEVICE_BANDWIDTH = 52.5e12, 545e12, 1.9e12
+DEVICE_FLOPS, DEVICE_HALF_FLOPS, DEVICE_BANDWIDTH = 52.5e12, 545e12, 1.9e12
 """Speeds of an H100, measured by `tools/gpu_check.py` (benchmarks/results/gpu_h100.json): FLOPs per
 second in float32 and in half precision, for 60 000 centers with 784 features; and bytes per second
 when a matrix is multiplied with ten columns. A copy moves 3e12 bytes per second."""
@@ -60,16 +58,16 @@ DEVICE_POINTS: Final[Mapping[str, float]] = MappingProxyType(
 )
 """`Costs.points` of a device for each precision, from two measurements. "high" takes three products
 in half precision, at up to 727 TFLOP/s."""
-DEVICE_ROWS: Final = 16_384
+DEVICE_MAX_BATCH: Final = 16_384
 """`Costs.most_rows` of a device."""
 
 
 def device_costs(precision: str) -> Costs:
     """Return the costs of a GPU. precision : one of `kernels.PRECISIONS`."""
-    faster = DEVICE_FLOPS / 200e9
+    speedup = DEVICE_FLOPS / 200e9
     return Costs(
-        DEVICE_ENTRY, DEVICE_APPLY, DEVICE_POINTS[precision], int(CPU.setup * faster),
-        int(CPU.sweeps * faster), DEVICE_ROWS, "measured on an H100",
+        DEVICE_ENTRY, DEVICE_APPLY, DEVICE_POINTS[precision], int(CPU.setup * speedup),
+        int(CPU.sweeps * speedup), DEVICE_MAX_BATCH, "measured on an H100",
     )  # fmt: skip
 
 
@@ -77,12 +75,12 @@ def device_costs(precision: str) -> Costs:
 class Selection:
     """Cost of a selector that reads more rows than it keeps as centers.
 
-    first : number of rows that it starts from.
+    first : number of rows from which it starts.
     rows : number of rows that it reads.
     flops : leading terms of its FLOPs.
     buffers : (name, bytes) of its large buffers.
-    streamed : whether the rows are streamed, and computed with on the host; otherwise they are read
-        once, to the device.
+    streamed : whether it streams the rows and computes on the host; otherwise it reads all rows
+        once and computes on the device.
     library_bytes : bytes of code that is loaded for it, and stays in memory.
     """
 
@@ -100,7 +98,7 @@ class Selection:
 
 
 MiB = 1 << 20
-TOLD_APART = 64
+SPLIT_ROW_BYTES = 64
 """Bytes per row of a unit that are needed to determine which rows the run leaves out."""
 
 
@@ -250,10 +248,10 @@ class ProblemShape:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of a unit while it is read, with half of `TOLD_APART` if rows are left out."""
+        """Bytes of a unit while it is read, with half of `SPLIT_ROW_BYTES` if rows are left out."""
         if not self.read_rows:
             return self.unit_rows * self.row_bytes
-        return self.read_rows * (self.row_bytes + TOLD_APART // 2)
+        return self.read_rows * (self.row_bytes + SPLIT_ROW_BYTES // 2)
 
     @property
     def point(self) -> int:

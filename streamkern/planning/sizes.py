@@ -1,6 +1,6 @@
 """Choose the sizes that all methods have: batches, samples and read-ahead.
 
-This module computes with numbers only, and holds no arrays.
+This module only computes with numbers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MIN_PROBE, MAX_PROBE = 512, 4096
 """Smallest and largest number of rows of the probe."""
 MIN_BATCH, MAX_BATCH = 256, 4096
 """Smallest and largest batch size that `auto_batch` returns."""
-LOADERS = ((128 * MiB, 68 * MiB), (64 * MiB, 32 * MiB), (32 * MiB, 16 * MiB))
+LOADER_SIZES = ((128 * MiB, 68 * MiB), (64 * MiB, 32 * MiB), (32 * MiB, 16 * MiB))
 """Bytes of a shuffle block and of the reads in flight, in the order in which they are tried. 68 MiB
-hold 64 MiB of rows with their row numbers, whole chunks of 4, 8 or 16 MiB."""
+hold 64 MiB of rows, in whole chunks of 4, 8 or 16 MiB, with their row numbers."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,11 @@ class Sizes:
     def recorded(self) -> dict[str, Any]:
         """Return the sizes as JSON values for the record of a run.
 
-        Sizes that have their default are left out, because earlier versions do not know them.
+        Sizes with their default value are left out, because earlier versions do not have them.
         """
-        defaults = {name: of.default for name, of in self.__dataclass_fields__.items()}
+        defaults = {
+            name: size_field.default for name, size_field in self.__dataclass_fields__.items()
+        }
         return {k: v for k, v in asdict(self).items() if v != defaults[k]}
 
 
@@ -115,16 +117,16 @@ def steps(problem: ProblemShape) -> int:
     return -(-problem.n_rows // (problem.batch_size or auto_batch(problem))) * problem.epochs
 
 
-def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
+def sample_sizes(n_rows: int, n_sample: int, n_probe: int) -> tuple[int, int]:
     """Return the numbers of rows of the setup sample and of the probe.
 
-    With fewer than wanted + probe rows, the sample is four fifths of the rows. The probe is then
-    all rows if there are at most `MAX_PROBE`: the stream cycles over exactly these rows, so that
-    step sizes measured on them are exact bounds and no estimates. Otherwise the probe is at most
-    the remaining fifth.
+    They are `n_sample` and `n_probe` if there are enough rows. Otherwise the sample is four fifths
+    of the rows. The probe is then all rows if there are at most `MAX_PROBE`: the steps use exactly
+    these rows, so that step sizes measured on them are bounds instead of estimates. With more rows,
+    the probe is at most the remaining fifth.
     """
-    if wanted + probe <= n_rows:
-        return wanted, probe
+    if n_sample + n_probe <= n_rows:
+        return n_sample, n_probe
     sample = max(1, n_rows * 4 // 5)
     return sample, n_rows if n_rows <= MAX_PROBE else min(n_rows - sample, MAX_PROBE)
 
@@ -134,6 +136,6 @@ def check_epochs(problem: ProblemShape, solver: str) -> None:
     if problem.epochs < 2:
         raise ConfigError(
             f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver {solver!r}, "
-            "whose first pass is not a step yet",
-            "set it to the steps wished for and 1 more, or leave it out",
+            "whose first pass takes no step",
+            "set it to the number of steps plus 1, or leave it out",
         )

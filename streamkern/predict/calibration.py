@@ -1,20 +1,20 @@
 """Calibration: probabilities, intervals and sets, fitted to rows that were not used in training.
 
 Classes get probabilities (`probabilities`) and sets of classes, values get intervals. Intervals and
-sets use split conformal prediction: for m such rows, the score s is |y - f| for values and
-1 - f_y for classes. It is computed from f, and from nothing fitted to these rows. For one more row
-like them, every rank of its s among theirs is equally likely. So s is at most the k-th smallest
-score, k = ceil((m + 1) level), with probability at least `level`. A row with a weight counts that
-many times, and the new row is assumed to be as heavy as the heaviest (Tibshirani, Barber, Candes
-and Ramdas 2019, corollary 1, for a row of any weight up to that).
+sets use split conformal prediction with m calibration rows. The score s of a row is |y - f| for
+values and 1 - f_y for classes; nothing in it is fitted to these rows. For a new row from the same
+distribution, each rank of its score among theirs is equally likely. So its score is at most the
+k-th smallest, k = ceil((m + 1) level), with probability at least `level`. A row of weight w counts
+w times, and the new row is assumed to have the largest weight of all rows (Tibshirani, Barber,
+Candes and Ramdas 2019, corollary 1, which holds for a new row of at most this weight).
 
-For targets on a log scale (`stream.target_scale`), s is the distance of their logarithms: the
-intervals are wide where the predictions are large, and hold the truth as often.
+For targets on a log scale (`stream.target_scale`), s is the distance of their logarithms: intervals
+are wider where predictions are larger, with the same coverage.
 
-Quantiles are shifted: with the score s = y - f, the k-th smallest is added to f, k = ceil((m + 1)
-q) for q >= 1/2 and floor((m + 1) q) below. So a new target is below a quantile q >= 1/2 with
-probability at least q, and below a smaller one with probability at most q (Romano, Patterson and
-Candes 2019, conformalized quantile regression, with a shift for each end).
+Predicted quantiles are shifted: with the score s = y - f, the k-th smallest score is added to f,
+where k = ceil((m + 1) q) for q >= 1/2 and k = floor((m + 1) q) for q < 1/2. So a new target is
+below the quantile q with probability at least q if q >= 1/2, and at most q otherwise (Romano,
+Patterson and Candes 2019, conformalized quantile regression, with a separate shift for each end).
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ from streamkern.predict.probabilities import (
 from streamkern.predict.residual_scale import ResidualScale
 
 CALIBRATION_PREFIX = "calibration_"
-"""Prefix of the names of its arrays when they are stored with others."""
+"""Prefix of the names of the arrays of a calibration that are stored with other arrays."""
 _SCALE_PREFIX, _SCORES_PREFIX = "normalised_", "of_"
-_ROUNDING, _MEDIAN = 1e-9, 0.5
+_RANK_TOLERANCE = 1e-9  # absorbs the rounding error of a rank
+_MEDIAN = 0.5
 
 
 def _without_prefix(
@@ -68,7 +69,7 @@ class Intervals:
 
     @classmethod
     def of(cls, scores: Floats, w: Floats | None) -> Intervals:
-        """Sort scores (m, c) of rows, with weights (m,); rows of weight 0 are ignored."""
+        """Return the sorted scores (m, c) of rows with weights w (m,); ignore rows of weight 0."""
         if w is None:
             return cls(np.sort(scores, axis=0))
         scores, w = scores[w > 0], w[w > 0] / w[w > 0].mean()
@@ -78,7 +79,7 @@ class Intervals:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Intervals:
-        """Return the intervals that `arrays` stored."""
+        """Return the intervals from the result of `arrays`."""
         return cls(arrays["missed"], arrays.get("weights"))
 
     def arrays(self) -> dict[str, Floats]:
@@ -86,28 +87,28 @@ class Intervals:
         weights = {} if self.weights is None else {"weights": self.weights}
         return {"missed": self.scores} | weights
 
-    def reach(self, level: float) -> Floats:
+    def score_quantile(self, level: float) -> Floats:
         """Return the score (c,) that a new row does not exceed with probability `level`.
 
         Raises ConfigError if there are too few rows for the level.
         """
         m = len(self.scores)
-        new_row = 1.0 if self.weights is None else float(self.weights.max())
+        new_row_weight = 1.0 if self.weights is None else float(self.weights.max())
         check_level(level)
         if self.weights is None:
-            k = max(math.ceil((m + 1) * level - _ROUNDING), 1)
+            k = max(math.ceil((m + 1) * level - _RANK_TOLERANCE), 1)
             ranks = np.full(self.scores.shape[1], k - 1)
         else:
-            weight = (m + new_row) * level - _ROUNDING
+            weight = (m + new_row_weight) * level - _RANK_TOLERANCE
             ranks = (self.weights.cumsum(axis=0) < weight).sum(axis=0)
         if (ranks >= m).any():
             raise ConfigError(
-                f"{mention('interval', level)} needs more than the {m} rows that were set aside "
-                f"for it, which allow at most {m / (m + new_row):.4g}",
-                "give a smaller one, or more rows",
+                f"{mention('interval', level)} needs more than {m} calibration rows, which "
+                f"allow at most {m / (m + new_row_weight):.4g}",
+                "give a smaller interval, or train on more rows",
             )
-        reach: Floats = self.scores[ranks, np.arange(len(ranks))]
-        return reach
+        quantile: Floats = self.scores[ranks, np.arange(len(ranks))]
+        return quantile
 
     def shifts(self, levels: Sequence[float]) -> Floats:
         """Return the shifts (c,) of quantiles, as defined in the module docstring.
@@ -120,11 +121,15 @@ class Intervals:
         mirrored, shifts = Intervals(-self.scores[::-1], weights), np.zeros(c)
         for k, q in enumerate(np.broadcast_to(np.asarray(levels), c).tolist()):
             try:
-                shifts[k] = self.reach(q)[k] if q >= _MEDIAN else -mirrored.reach(1 - q)[k]
+                shifts[k] = (
+                    self.score_quantile(q)[k]
+                    if q >= _MEDIAN
+                    else -mirrored.score_quantile(1 - q)[k]
+                )
             except ConfigError:
                 warn(
-                    f"quantile {q:g} is not calibrated, as the {m} rows that were set aside are "
-                    "too few for it; train on more rows"
+                    f"quantile {q:g} is not calibrated, because {m} calibration rows are too few; "
+                    "train on more rows"
                 )
         return shifts
 
@@ -133,9 +138,9 @@ class Intervals:
 
         F : (n, c) values of the model. A set always contains the class with the largest value.
         """
-        inside: npt.NDArray[np.bool_] = 1 - F.astype(np.float64) <= self.reach(level)
-        inside |= F.max(axis=1, keepdims=True, initial=-np.inf) == F
-        return inside
+        in_set: npt.NDArray[np.bool_] = 1 - F.astype(np.float64) <= self.score_quantile(level)
+        in_set |= F.max(axis=1, keepdims=True, initial=-np.inf) == F
+        return in_set
 
 
 def check_level(level: Any) -> None:
@@ -143,8 +148,8 @@ def check_level(level: Any) -> None:
     number = isinstance(level, numbers.Real) and not isinstance(level, bool)
     if not (number and 0 < level < 1):
         raise ConfigError(
-            f"{mention('interval', level)} must be a number between 0 and 1, such as 0.9: how "
-            "often the truth is to be inside"
+            f"{mention('interval', level)} must be a number between 0 and 1, such as 0.9: the "
+            "probability that the interval contains the target"
         )
 
 
@@ -155,11 +160,11 @@ class Calibration:
     intervals : scores for intervals of values, or for sets of classes
     probabilities : for classes; otherwise None
     residual_scale : for values; None in models of older versions
-    normalised : scores in units of the residual scale, of rows to which this was not fitted
+    normalised : scores divided by the residual scale, of rows to which the scale was not fitted
     shifts : (c,) constants added to the outputs of a model of quantiles, whose `intervals` hold
         y - f; None for other models
-    unit : (c,) unit of targets on a log scale, times the gain: the scores are
-        |log(1 + y / unit) - log(1 + f / unit)|. None if they are |y - f|
+    unit : (c,) unit of targets on a log scale, times the gain; the scores are then
+        |log(1 + y / unit) - log(1 + f / unit)|. None if the scores are |y - f|
     """
 
     intervals: Intervals
@@ -191,7 +196,7 @@ class Calibration:
     ) -> Calibration:  # fmt: skip
         """Fit to values and targets (m, c), with weights (m,) or None; see `of_classes`."""
         F, Y, w, origins = _with_weight(F, Y, w, origins)
-        scores = distances(F, Y, unit)
+        scores = interval_scores(F, Y, unit)
         scores, _, w = _one_per_origin(scores, np.zeros(len(F), np.int64), w, origins)
         return cls(Intervals.of(scores, w), unit=unit)
 
@@ -214,7 +219,7 @@ class Calibration:
         """Number of calibration rows; 0 if the probabilities follow from the loss."""
         return len(self.intervals.scores)
 
-    def normalised_by(
+    def with_normalised(
         self, scale: ResidualScale, residuals: Floats, sigma: Floats, w: Floats | None
     ) -> Calibration:
         """Return the calibration with normalised intervals added.
@@ -228,19 +233,23 @@ class Calibration:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Calibration | None:
-        """Return the calibration stored in `arrays`; None if they hold none."""
+        """Return the calibration that is stored in `arrays`; None if there is none."""
         stored = _without_prefix(arrays, CALIBRATION_PREFIX)
         if not stored:
             return None
         intervals, probabilities = Intervals.from_arrays(stored), probabilities_from_arrays(stored)
         if "shifts" in stored:
             return cls(intervals, shifts=stored["shifts"])
-        found = cls(intervals, probabilities, unit=stored.get("unit"))
-        scaled = _without_prefix(stored, _SCALE_PREFIX)
-        if not scaled:
-            return found
-        scores = Intervals.from_arrays(_without_prefix(scaled, _SCORES_PREFIX))
-        return replace(found, residual_scale=ResidualScale.from_arrays(scaled), normalised=scores)
+        calibration = cls(intervals, probabilities, unit=stored.get("unit"))
+        normalised_arrays = _without_prefix(stored, _SCALE_PREFIX)
+        if not normalised_arrays:
+            return calibration
+        scores = Intervals.from_arrays(_without_prefix(normalised_arrays, _SCORES_PREFIX))
+        return replace(
+            calibration,
+            residual_scale=ResidualScale.from_arrays(normalised_arrays),
+            normalised=scores,
+        )
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to store, by prefixed names."""
@@ -270,47 +279,47 @@ class Calibration:
         return description
 
 
-def distances(F: npt.NDArray[Any], Y: npt.NDArray[Any], unit: Floats | None) -> Floats:
+def interval_scores(F: npt.NDArray[Any], Y: npt.NDArray[Any], unit: Floats | None) -> Floats:
     """Return the scores (m, c) of values F and targets Y; unit : see `Calibration`."""
     if unit is not None:
         F, Y = (symmetric_log(np, a, unit) for a in (F, Y))
-    found: Floats = np.abs(F - Y)
-    return found
+    scores: Floats = np.abs(F - Y)
+    return scores
 
 
 def interval_ends(
-    F: npt.NDArray[Any], reach: Floats, unit: Floats | None
+    F: npt.NDArray[Any], half_width: Floats, unit: Floats | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return the ends (m, c) of intervals around values F (m, c).
 
-    reach : (c,) or (m, c) half width, on the log scale if there is a unit
+    half_width : (c,) or (m, c), on the log scale if there is a unit
     unit : see `Calibration`
     """
     if unit is None:
-        return F - reach, F + reach
+        return F - half_width, F + half_width
     logs = symmetric_log(np, F, unit)
-    return symmetric_exp(np, logs - reach, unit), symmetric_exp(np, logs + reach, unit)
+    return symmetric_exp(np, logs - half_width, unit), symmetric_exp(np, logs + half_width, unit)
 
 
-def lacking(meta: Mapping[str, Any]) -> str:
-    """Return the end of an error message: calibration rows are missing, and the reason.
+def no_calibration_text(meta: Mapping[str, Any]) -> str:
+    """Return the end of the error "... needs" for a model without calibration rows.
 
     meta : meta data of the setup of the run
     """
-    why = meta.get("uncalibrated") or "or its run has not ended; train it with calibrate=True"
+    reason = meta.get("uncalibrated") or "or its run has not ended; train it with calibrate=True"
     for text, value in (("calibrate=True", True), ('calibrate="auto"', "auto")):
-        why = why.replace(text, mention("calibrate", value))  # it is recorded in plain text
-    return f"rows that were set aside in training, and of this model none were, {why}"
+        reason = reason.replace(text, mention("calibrate", value))  # the record has plain text
+    return f"calibration rows set aside in training, but this model has none, {reason}"
 
 
 def _with_weight(F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Any, origins: Any) -> Any:
-    """Return the rows with a weight above 0, with their values in float64."""
+    """Return F in float64, Y, w and origins of the rows with a weight above 0."""
     F = F.astype(np.float64)
     if w is None:
         return F, Y, None, origins
-    counted = w > 0
-    origins = None if origins is None else origins[counted]
-    return F[counted], Y[counted], w[counted].astype(np.float64), origins
+    has_weight = w > 0
+    origins = None if origins is None else origins[has_weight]
+    return F[has_weight], Y[has_weight], w[has_weight].astype(np.float64), origins
 
 
 def _one_per_origin(
@@ -324,8 +333,8 @@ def _one_per_origin(
     if origins is None:
         return F, labels, w
     order = np.lexsort((labels, origins))
-    other = (np.diff(origins[order]) != 0) | (np.diff(labels[order]) != 0)
-    starts = np.concatenate(([0], np.flatnonzero(other) + 1))
+    differs = (np.diff(origins[order]) != 0) | (np.diff(labels[order]) != 0)
+    starts = np.concatenate(([0], np.flatnonzero(differs) + 1))
     if len(starts) == len(F):
         return F, labels, w
     weights = np.add.reduceat(np.ones(len(F)) if w is None else w[order], starts)

@@ -1,4 +1,4 @@
-"""Open rows to evaluate: stores, or raw files as they are read, converted as in `ingest`."""
+"""Open the rows to evaluate: stores, or files, which are converted as in `ingest`."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from streamkern.stream.sources.transforms import Transform
 
 
 class FileRows:
-    """Source of the rows of `reader`, once and in their order.
+    """Source of the rows of files or arrays, in their order, each read once.
 
     Parameters
     ----------
-    reader : of files or arrays, opened with or without targets
-    like : the model, or the schema of its data; several named targets are returned in its order
+    reader : reader of files or arrays, opened with or without targets
+    like : the model, or the schema of its data, whose order named targets get
     targets : whether blocks have targets
 
     Attributes
     ----------
-    original : the columns of the files as they are, if they are written beside the predictions
+    original : the unchanged columns of the files, if they are written beside the predictions
     """
 
     feed_transforms: tuple[Transform, ...] = ()
@@ -58,11 +58,11 @@ class FileRows:
         self._reader, classes = reader, like.classes
         first = next(reader.blocks(0, UNIT_BYTES), None)
         if first is None or not len(first.X):
-            raise DataError("the input has no rows", "give a file with one at least")
-        # Nothing is rounded, whatever the dtype of the store that the model was trained on.
-        natural = reader.natural_dtype
+            raise DataError("the input has no rows", "give a file with at least one row")
+        # Rows keep their dtype, so that nothing is rounded to the dtype of the training store.
+        dtype = reader.natural_dtype
         self._features = FeatureConverter(
-            first, np.float64 if natural is None else None, natural, packed=reader.width is not None
+            first, np.float64 if dtype is None else None, dtype, packed=reader.width is not None
         )
         self._targets = None
         self.row_shape, self.n_rows = self._features.row_shape, reader.n_rows
@@ -74,19 +74,19 @@ class FileRows:
         if targets:
             names = reader.target_columns
             self.target_columns = targets_in_order(names, like.target_columns, "the data")
-            self._target_places = column_index(names, self.target_columns)
+            self._target_index = column_index(names, self.target_columns)
             self._targets = TargetConverter(
                 first, "values" if classes is None else "classes", as_text=reader.targets_as_text
             )
             self.classes = classes
-            self._known = KnownClasses(classes or (), like.label_dtype)
+            self._known_classes = KnownClasses(classes or (), like.label_dtype)
             self.n_outputs = self._targets.shape[0] if classes is None else len(classes)
         row_bytes = int(np.prod(self.row_shape)) * self._features.dtype.itemsize
         self._unit_rows = max(1, UNIT_BYTES // row_bytes)
 
     @property
     def n_left_out(self) -> int:
-        """Number of rows left out for lack of a target; of all rows once all blocks were read."""
+        """Number of rows without a target that were left out of the blocks read so far."""
         return self._reader.n_dropped
 
     @property
@@ -101,25 +101,26 @@ class FileRows:
     def numbered_blocks(self, start: int) -> Iterator[tuple[int, RowBlock]]:
         """Yield numbered blocks as `BaseSource` does; their lengths do not depend on `start`."""
         first = end = start - start % self._unit_rows
-        waiting: list[RowBlock] = []
+        pending: list[RowBlock] = []
         for raw in self._reader.blocks(first, UNIT_BYTES):
-            waiting.append(self._block(raw, end))
+            pending.append(self._block(raw, end))
             end += len(raw.X)
             while end - first >= self._unit_rows:
-                rows = concatenated(waiting)
+                rows = concatenated(pending)
                 yield first, rows.take(slice(self._unit_rows))
-                waiting = [rows.take(slice(self._unit_rows, None))]
+                pending = [rows.take(slice(self._unit_rows, None))]
                 first += self._unit_rows
         if end > first:
-            yield first, concatenated(waiting)
+            yield first, concatenated(pending)
         self.n_rows = end
 
     def _block(self, raw: RawBlock, first: int) -> RowBlock:
+        """Return the converted rows of a block, numbered from `first` on."""
         y: NDArray[Any] = np.empty((len(raw.X), 0), np.float32)
         if self._targets is not None:
             y = self._targets.convert(raw)
             if self.classes is None:
-                y = np.ascontiguousarray(y[:, self._target_places])
+                y = np.ascontiguousarray(y[:, self._target_index])
             else:
                 y = self._ids(raw, self._targets, y)
         rows = np.arange(first, first + len(raw.X))
@@ -129,14 +130,14 @@ class FileRows:
         self, raw: RawBlock, targets: TargetConverter, codes: NDArray[Any]
     ) -> NDArray[np.int64]:
         """Return class ids of the model; raise DataError for an unknown label."""
-        positions = map(self._known.find, targets.labels)
-        known = np.array([-1 if k is None else k for k in positions], np.int64)
-        ids: NDArray[np.int64] = known[codes]
+        positions = map(self._known_classes.find, targets.labels)
+        class_ids = np.array([-1 if k is None else k for k in positions], np.int64)
+        ids: NDArray[np.int64] = class_ids[codes]
         if (ids < 0).any():
             row = int(np.argmin(ids))
             raise DataError(
-                f"the label of {raw.place(row)} is {targets.labels[codes[row]]!r}, which is none "
-                f"of the classes of the model, {some(self._known.names)}",
+                f"the label of {raw.place(row)} is {targets.labels[codes[row]]!r}, which is not a "
+                f"class of the model ({some(self._known_classes.names)})",
                 "leave such rows out, or train on rows of all classes",
             )
         return ids
@@ -155,15 +156,15 @@ def open_rows(
     inputs : paths or URLs, folders and patterns as in `ingest`. Files are read one after another in
         the given order.
     files : closes everything that is opened
-    like : the model, or the schema of its data, which gives the defaults: the names of arrays, of
-        target columns and of the weight column, and the encoder of a table. Without `targets`, its
-        target columns are left out if they exist, and so is its weight column if it is not used.
+    like : the model, or the schema of its data, with the default names of arrays, target columns
+        and weight column, and the encoder of a table. Without `targets`, these target columns are
+        left out if they exist, and so is the weight column if it is not used.
     targets : whether targets and sample weights are read
     x, y, sample_weight, missing, external, foreign : as in `ingest`
     form : as in `open_reader`
-    drop_missing_targets : whether rows of files that lack a target are left out
+    drop_missing_targets : whether rows of files without a target are left out
     with_input : whether all columns of CSV and Parquet files are written beside the predictions;
-        columns that the model does not use are then no error
+        additional columns are then allowed
 
     Raises ConfigError if stores and files are given together, or if a file has no column names
     although the model has some, and the errors of `ingest`.
@@ -174,12 +175,12 @@ def open_rows(
     arrays = like.arrays.with_columns(like.target_columns, like.weight_column)
     form = form._replace(recorded=arrays.added(like.file_form) or {})
     opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form)
-    # Before anything is read, so that every change is noticed.
+    # Opened before rows are read, so that later changes are detected.
     original = OriginalColumns(inputs, opener) if with_input else None
     encoder = None if like.encoder is None else Encoder.from_json(like.encoder, "the model")
-    known = like.columns if encoder is None else encoder.columns
-    if original is not None and x is None and known is not None:
-        x = list(known)
+    expected_columns = like.columns if encoder is None else encoder.columns
+    if original is not None and x is None and expected_columns is not None:
+        x = list(expected_columns)
     kinds = {opener.kind(url) for url in inputs}
     if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", opener) for url in inputs):
         return _open_stores(inputs, ReadRequest(x, y, sample_weight, targets), opener, arrays)
@@ -190,7 +191,7 @@ def open_rows(
     are_tables, weight_column = kinds <= {*TABLES}, like.weight_column
     if y is None and are_tables:
         y = like.target_columns
-    if targets and sample_weight is None and weight_column not in (known or ()):
+    if targets and sample_weight is None and weight_column not in (expected_columns or ()):
         sample_weight = column_there(weight_column, inputs, opener.form, input_options)
     opened = partial(
         open_reader, inputs[0] if len(inputs) == 1 else inputs, y, files, x=x,
@@ -215,8 +216,8 @@ def _check_header(reader: Reader, columns: Sequence[str] | None) -> None:
     """Raise ConfigError for a CSV without a header if the model has column names."""
     if columns is not None and reader.columns is None:
         raise ConfigError(
-            f"{reader.files[0][0]} has no header line, and the model was trained on columns with "
-            f"names ({some(columns)})",
+            f"{reader.files[0][0]} has no header line, but the columns of the model have names "
+            f"({some(columns)})",
             f"give it a header, or give the positions of these columns with {mention('x=')}",
         )
 
@@ -225,8 +226,8 @@ def _check_table(kinds: set[str]) -> None:
     """Raise ConfigError for input that cannot be encoded like the table of the model."""
     if not kinds <= {*TABLES}:
         raise ConfigError(
-            "the model was trained on an encoded table, and takes rows of a CSV, a Parquet file or "
-            f"a store made with {mention('like=')}, not of {', '.join(sorted(kinds))}"
+            f"the model was trained on a table, but the rows are of {', '.join(sorted(kinds))}",
+            f"give a CSV, a Parquet file or a store made with {mention('like=')}",
         )
 
 
@@ -241,9 +242,9 @@ def _open_stores(
 def _open_store(
     url: str, request: ReadRequest, opener: FileOpener, arrays: RecordedArrays
 ) -> BaseSource:
-    """Return a source: of a streamkern store by column names, of others by array names.
+    """Return the source of a store; columns are chosen in a store of streamkern, else arrays.
 
-    arrays : names known to the model
+    arrays : default names of the arrays
     """
     options = opener.options if local_path(url) is None else {}
     mark = own_state(url, opener)
@@ -265,16 +266,18 @@ def _open_store(
 
 def _check_own(unresolved: ReadRequest, mark: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for a requested name that is not a column of a streamkern store."""
-    for name, given, own in (
+    for name, requested, stored_names in (
         ("x", unresolved.x, mark.get("columns")),
         ("y", unresolved.y, mark.get("target_columns")),
         ("sample_weight", None if unresolved.w == "w" else unresolved.w, None),
     ):
-        if given is not None:
-            held = "that has no names" if own is None else f"with {name} of {some(own)}"
-            what = "which brings its own weights" if name == "sample_weight" else held
+        if requested is not None:
+            description = (
+                "without names" if stored_names is None else f"with {name} of {some(stored_names)}"
+            )
+            store_text = "with its own weights" if name == "sample_weight" else description
             raise ConfigError(
-                f"{mention(name, given)} makes no sense for {where}, a store of streamkern's "
-                f"{what}",
+                f"{mention(name, requested)} cannot be used with {where}, a store of streamkern "
+                f"{store_text}",
                 f"leave {mention(f'{name}=')} out",
             )

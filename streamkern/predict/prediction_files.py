@@ -1,9 +1,9 @@
 """Write predictions as files: Zarr, .npy, CSV and Parquet, once from the first row to the last.
 
-In all of them row k belongs to row k of the data, or `row` holds its row number; labels are the
-user's own. Tables may have the columns of the input before the predictions. One slab is in memory
-at a time. A file gets its name only when it is complete and durable; a Zarr group records from its
-first file on who writes it and whether it is complete.
+In all formats, row k belongs to row k of the data, or the column `row` has its row number. Labels
+are those of the user. Tables may have the columns of the input before the predictions. One slab is
+in memory at a time. A file gets its name only when it is complete and durable; a Zarr group has a
+mark from its first file on, which says whether it is complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streamkern.filesystem.durable import sync_file, sync_folder
 from streamkern.filesystem.ownership import (
     ATTRIBUTE,
     PREDICTIONS,
-    begin,
+    begin_group,
     check_kind,
     is_marked,
     mark_at,
@@ -42,8 +42,8 @@ from streamkern.ingest.original_columns import texts
 from streamkern.predict.prediction_buffer import PredictionBuffer
 from streamkern.predict.prediction_table import PredictionTable, Slabs
 
-GROUP_BYTES = 32 << 20  # smallest row group of Parquet
-_TEXT_CELLS = 1 << 16  # cells of CSV made at once
+ROW_GROUP_BYTES = 32 << 20  # smallest row group of a Parquet file
+_CSV_BLOCK_CELLS = 1 << 16  # cells of a CSV that are formatted at once
 _NUMBER = re.compile(
     r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.IGNORECASE | re.ASCII
 )
@@ -55,14 +55,13 @@ def write_zarr(group: Any, table: PredictionTable, slabs: Slabs) -> None:
     """Write `values` (n, c) into an empty group.
 
     Also `labels` (n,) for classes, or `most_probable` for probabilities, and `row` (n,) if
-    numbered. Unwritten parts read as no prediction: NaN, a label that no class has, and row
-    2**64 - 1.
+    numbered. Unwritten parts have fill values: NaN, a label of no class, and row 2**64 - 1.
     """
-    n, c, rows = table.n_rows, table.width, min(table.chunk_rows, table.n_rows)
+    n, c, chunk_rows = table.n_rows, table.width, min(table.chunk_rows, table.n_rows)
 
     def array(name: str, shape: tuple[int, ...], dtype: Any, fill: Any) -> Any:
         return group.create_array(
-            name, shape=shape, chunks=(rows, *shape[1:]), dtype=dtype, fill_value=fill,
+            name, shape=shape, chunks=(chunk_rows, *shape[1:]), dtype=dtype, fill_value=fill,
             compressors=[Crc32cCodec()], config={"write_empty_chunks": True},
         )  # fmt: skip
 
@@ -70,7 +69,7 @@ def write_zarr(group: Any, table: PredictionTable, slabs: Slabs) -> None:
     if table.classes is not None:
         dtype: Any = str if table.classes.dtype.kind == "U" else table.classes.dtype
         name = "labels" if table.label_name == "label" else table.label_name
-        labels = array(name, (n,), dtype, _no_class(table.classes))
+        labels = array(name, (n,), dtype, _fill_label(table.classes))
     if table.numbered:
         arrays["row"] = array("row", (n,), np.uint64, np.iinfo(np.uint64).max)
     for first, numbers, values in slabs:
@@ -82,21 +81,21 @@ def write_zarr(group: Any, table: PredictionTable, slabs: Slabs) -> None:
             arrays["row"][part] = numbers
 
 
-def _no_class(classes: NDArray[Any]) -> int | float | bool | str:
+def _fill_label(classes: NDArray[Any]) -> int | float | bool | str:
     """Return a label that no class has: the lowest free number, NaN, or a text.
 
     For booleans, which have no free label, it is False.
     """
-    known = set(classes.tolist())
+    used = set(classes.tolist())
     if classes.dtype.kind in "bf":
         return False if classes.dtype.kind == "b" else np.nan
     if classes.dtype.kind in "iu":
         number = int(np.iinfo(classes.dtype).min)
-        while number in known and number < np.iinfo(classes.dtype).max:
+        while number in used and number < np.iinfo(classes.dtype).max:
             number += 1
         return number
     text = "<missing>"
-    while text in known:
+    while text in used:
         text += "_"
     return text
 
@@ -125,29 +124,30 @@ def write_csv(path: Path, table: PredictionTable, slabs: Slabs) -> None:
     value.
     """
     header = table.header()
-    step = max(1, _TEXT_CELLS // len(header))
+    step = max(1, _CSV_BLOCK_CELLS // len(header))
     with path.open("w", newline="", encoding="utf-8") as file:
-        plain = csv.writer(file, lineterminator="\n")
-        # Before Python 3.13 a CR is not quoted, and would end the line for most readers.
-        quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
-        plain.writerow(map(escaped, header) if table.escapes_formulas else header)
+        writer = csv.writer(file, lineterminator="\n")
+        # Python before 3.13 does not quote a CR, which would end the line for most readers.
+        quoting_writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        writer.writerow(map(escaped, header) if table.escapes_formulas else header)
         for _, rows, values in slabs:
             for start in range(0, len(values), step):
                 columns = table.columns(rows, values, slice(start, start + step))
                 cells = [_texts(*k) for k in zip(columns, header, strict=True)]
                 if table.escapes_formulas:
                     cells = [[*map(escaped, column)] for column in cells]
-                returns = any("\r" in "".join(column) for column in cells)
-                (quoted if returns else plain).writerows(zip(*cells, strict=True))
+                has_returns = any("\r" in "".join(column) for column in cells)
+                (quoting_writer if has_returns else writer).writerows(zip(*cells, strict=True))
 
 
 def escaped(text: str) -> str:
     """Return a CSV cell with "'" in front of text that a spreadsheet would read as a formula."""
-    formula = text[:1] in tuple("=+-@\t\r") and not _NUMBER.fullmatch(text)
-    return f"'{text}" if formula else text
+    is_formula = text[:1] in tuple("=+-@\t\r") and not _NUMBER.fullmatch(text)
+    return f"'{text}" if is_formula else text
 
 
 def _texts(column: Any, name: str) -> list[str]:
+    """Return a column as the texts of CSV cells."""
     if not isinstance(column, np.ndarray):
         return texts(column, name)
     cells: list[str] = column.astype(str).tolist()
@@ -168,19 +168,19 @@ def write_parquet(path: Path, table: PredictionTable, slabs: Slabs) -> None:
     fields += [(name, arrow.array(column).type) for name, column in zip(names, empty, strict=True)]
     schema = arrow.schema(fields, metadata=metadata)
     with parquet.ParquetWriter(path, schema) as file:
-        waiting, waiting_bytes = [], 0
+        pending, pending_bytes = [], 0
         for _, rows, values in slabs:
             columns = [
                 arrow.array(np.ascontiguousarray(k)) if isinstance(k, np.ndarray) else k
                 for k in table.columns(rows, values)
             ]
-            waiting.append(arrow.table(columns, schema=schema))
-            waiting_bytes += waiting[-1].nbytes
-            if waiting_bytes >= GROUP_BYTES:
-                file.write_table(arrow.concat_tables(waiting))
-                waiting, waiting_bytes = [], 0
-        if waiting:
-            file.write_table(arrow.concat_tables(waiting))
+            pending.append(arrow.table(columns, schema=schema))
+            pending_bytes += pending[-1].nbytes
+            if pending_bytes >= ROW_GROUP_BYTES:
+                file.write_table(arrow.concat_tables(pending))
+                pending, pending_bytes = [], 0
+        if pending:
+            file.write_table(arrow.concat_tables(pending))
 
 
 def parquet_record(path: Path) -> Any:
@@ -193,7 +193,7 @@ def parquet_record(path: Path) -> Any:
         return None
 
 
-FILES: dict[str, Callable[[Path, PredictionTable, Slabs], None]] = {
+FILE_WRITERS: dict[str, Callable[[Path, PredictionTable, Slabs], None]] = {
     ".npy": write_npy,
     ".csv": write_csv,
     ".parquet": write_parquet,
@@ -215,27 +215,27 @@ class PredictionGroup:
         self._store = zarr_store(url, storage_options=options, read_only=False)
 
     def rows_done(self, buffer: PredictionBuffer) -> int | None:
-        """Return the number of rows if the same call has written the output already; else None."""
-        # without our scratch folder beside it, another call wrote it
+        """Return the number of rows if the same call already wrote the output; else None."""
+        # Without a scratch folder, another call wrote the output.
         if not buffer.begun or mark_at(self._store, self._url) != self._complete:
             return None
         values: Any = zarr.open_group(self._store, mode="r")["values"]
         return int(values.shape[0])
 
     def check_free(self) -> None:
-        """Raise an error if something is at the URL that this call may not replace."""
+        """Raise an error if the URL holds something that this call must not replace."""
         mark = mark_at(self._store, self._url)
         if mark is None:
             return
         check_kind(mark, PREDICTIONS, self._url)
         if mark.get("status") == "complete" and not self._overwrite:
-            raise _exists(self._url)
+            raise _exists_error(self._url)
 
     def write(self, table: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
         """Write the predictions. publishing : is called before the first change of the output."""
         self.check_free()
         publishing()
-        group = begin(self._store, self._url, self._writing)
+        group = begin_group(self._store, self._url, self._writing)
         if table.classes is not None:
             group.attrs["classes"] = table.classes.tolist()
         write_zarr(group, table, slabs)
@@ -250,9 +250,9 @@ class PredictionFile:
     ) -> None:
         path = local_path(url)
         assert path is not None
-        self._path, self._ending = path.resolve(), ending  # beside the folder
+        self._path, self._ending = path.resolve(), ending
         self._overwrite = overwrite
-        # Named like our temporary files, and the same in every call.
+        # A temporary file by its name, the same in every call.
         self._temporary = folder / f".answers{ending}.{0:032x}.streamkern"
 
     def rows_done(self, buffer: PredictionBuffer) -> int | None:
@@ -266,11 +266,11 @@ class PredictionFile:
         if not os.path.lexists(self._path):
             return
         if not self._overwrite:
-            raise self._exists()
+            raise self._exists_error()
         if not self._is_own():
             raise ConfigError(
-                f"nothing in {self._path} says that streamkern wrote it, and that it was not "
-                "changed since, so it is not overwritten",
+                f"{self._path} was not written by streamkern, or was changed since, and is not "
+                "overwritten",
                 "delete it, or give another output",
             )
 
@@ -282,7 +282,7 @@ class PredictionFile:
         return isinstance(record, dict) and record.get("kind") == PREDICTIONS
 
     def write(self, table: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
-        FILES[self._ending](self._temporary, table, slabs)
+        FILE_WRITERS[self._ending](self._temporary, table, slabs)
         mark_file(self._temporary, PREDICTIONS)
         sync_file(self._temporary)
         self.check_free()
@@ -293,21 +293,24 @@ class PredictionFile:
             self._link()
         sync_folder(self._path.parent)
 
-    def _exists(self) -> ConfigError:
-        return _exists(str(self._path), *(() if self._is_own() else ("delete it",)))
+    def _exists_error(self) -> ConfigError:
+        return _exists_error(str(self._path), *(() if self._is_own() else ("delete it",)))
 
     def _link(self) -> None:
-        """Rename, but never over a file that has just appeared."""
+        """Rename the temporary file, but never replace a file that has just appeared."""
         try:
             os.link(self._temporary, self._path)
         except FileExistsError:
-            raise self._exists() from None
-        except OSError:  # a file system without links; the check just made must do
+            raise self._exists_error() from None
+        except OSError:  # no links on this file system: rely on the check before
             self._temporary.replace(self._path)
         else:
-            sync_folder(self._path.parent)  # the new name is durable before the old one goes
+            sync_folder(
+                self._path.parent
+            )  # make the new name durable before the old one is removed
             self._temporary.unlink()
 
 
-def _exists(url: str, remedy: str = f"pass {mention('overwrite', True)}") -> ConfigError:
-    return ConfigError(f"{redact(url)} exists already", f"give another output, or {remedy}")
+def _exists_error(url: str, remedy: str = f"pass {mention('overwrite', True)}") -> ConfigError:
+    """Return the error for an output that exists and is not replaced."""
+    return ConfigError(f"{redact(url)} already exists", f"give another output, or {remedy}")

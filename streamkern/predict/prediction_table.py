@@ -1,4 +1,4 @@
-"""Description of predictions, and the conversion of a model's values to them.
+"""Describe predictions, and convert the values of a model to them.
 
 Predictions are values, scores or probabilities of classes, or values with the ends of intervals or
 with standard deviations.
@@ -21,17 +21,17 @@ from streamkern.predict.calibration import Calibration, Intervals, check_level, 
 from streamkern.predict.probabilities import Probabilities
 from streamkern.store.class_labels import labels_of
 
-CHUNK_BYTES = 8 << 20  # of values in a chunk of Zarr
+CHUNK_BYTES = 8 << 20  # bytes of the values in a Zarr chunk
 Slabs = Iterable[tuple[int, Any, Any]]
 """Blocks of predictions as (first position, rows, values).
 
 rows : row numbers (k,), or a list of columns (k,) of the input
 values : (k, c), or class ids (k, 1)
 """
-SAME_QUANTILE = 1e-9
-"""Largest difference of two numbers that are the same quantile."""
+QUANTILE_TOLERANCE = 1e-9
+"""Largest difference between two levels of the same quantile."""
 MOST_PROBABLE = "most_probable"
-"""Name of the labels of probabilities; the model itself may predict another class."""
+"""Column of the class with the largest probability, which may differ from the predicted class."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PredictionTable:
 
     @property
     def label_name(self) -> str:
-        """Name of the labels: the class of the largest score is the predicted one."""
+        """Name of the column of labels; only with scores these are the predicted classes."""
         return "label" if self.scores == "score" else MOST_PROBABLE
 
     @property
@@ -83,8 +83,10 @@ class PredictionTable:
         """Return the names of the columns of a table, all distinct."""
         names = ["row"] if self.input_columns is None else list(self.input_columns.names)
         if self.classes is None:
-            several = [f"value_{k}" for k in range(self.width)] if self.width > 1 else ["value"]
-            columns = list(self.names or several)
+            default_names = (
+                [f"value_{k}" for k in range(self.width)] if self.width > 1 else ["value"]
+            )
+            columns = list(self.names or default_names)
         else:
             label = self.label_name
             label = self.names[0] if self.names and label == "label" else label
@@ -97,13 +99,13 @@ class PredictionTable:
 
     def columns(self, rows: Any, values: NDArray[Any], part: slice = slice(None)) -> list[Any]:
         """Return the columns of a table, as in `header`, or a part of their rows."""
-        before = [rows] if self.input_columns is None else rows
+        first_columns = [rows] if self.input_columns is None else rows
         labels = [] if self.classes is None else [self.labels(values[part])]
-        return [*(column[part] for column in before), *labels, *values[part].T]
+        return [*(column[part] for column in first_columns), *labels, *values[part].T]
 
 
-def answered_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
-    """Return the labels (c,) as written to files: as in `labels_of`, or text, also for dates."""
+def output_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
+    """Return the labels (c,) as written to files: those of `labels_of`, but dates as text."""
     labels = labels_of(names, dtype)
     if labels.dtype.kind in "iu" and np.can_cast(labels.dtype, np.int64):
         return labels.astype(np.int64)
@@ -111,57 +113,63 @@ def answered_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
 
 
 NO_POSTERIOR = (
-    "the posterior of a model, and of this one none was kept; train with "
+    "the posterior of the model, but this model has none; train with "
     f"{mention('posterior', True)} and {mention('solver', 'direct')}, or give "
     f"{mention('interval=')} instead"
 )
-"""Requirement of standard deviations, for errors."""
+"""End of the error "... needs" for a model without a posterior."""
 
 
 def check_normalised(level: float | None, normalised: bool) -> None:
-    """Raise ConfigError for normalised without an interval."""
+    """Raise ConfigError if `normalised` is requested without an interval."""
     if normalised and level is None:
         raise ConfigError(
-            f"{mention('normalised', True)} is for intervals", "give interval, such as 0.9, as well"
+            f"{mention('normalised', True)} needs an interval", "give interval too, such as 0.9"
         )
 
 
-def _normalised_of(calibration: Calibration) -> Intervals:
+def _normalised_intervals(calibration: Calibration) -> Intervals:
     """Return the normalised intervals of a calibration; raise ConfigError if it has none."""
     if calibration.normalised is None:
         raise ConfigError(
-            f"{mention('normalised', True)} needs a model that was calibrated with values by a "
-            "version of streamkern that knows it, and this one was not",
-            "leave it out, or train anew",
+            f"{mention('normalised', True)} needs a residual scale, which the calibration of this "
+            "model does not have",
+            "leave it out, or train again",
         )
     return calibration.normalised
 
 
-def _quantiles_of(level: float, quantiles: Sequence[float], normalised: bool) -> tuple[int, int]:
+def _interval_quantiles(
+    level: float, quantiles: Sequence[float], normalised: bool
+) -> tuple[int, int]:
     """Return the indices of the two quantiles that are the ends of intervals of this level.
 
     Raises ConfigError if the model was not trained for both, or if `normalised` is requested.
     """
     if normalised:
         raise ConfigError(
-            f"{mention('normalised', True)} scales intervals about a value, and those between "
-            "quantiles are as wide as the quantiles of a row are apart",
+            f"{mention('normalised', True)} cannot be used with a model of quantiles, whose "
+            "intervals already vary in width",
             "leave it out",
         )
     ends = (1 - level) / 2, (1 + level) / 2
-    places = [np.flatnonzero(np.isclose(quantiles, q, 0, SAME_QUANTILE)) for q in ends]
-    if not all(map(len, places)):
+    matches = [np.flatnonzero(np.isclose(quantiles, q, 0, QUANTILE_TOLERANCE)) for q in ends]
+    if not all(map(len, matches)):
         trained = ", ".join(f"{q:g}" for q in quantiles)
         raise ConfigError(
-            f"{mention('interval', level)} is between the quantiles {ends[0]:.6g} and "
-            f"{ends[1]:.6g}, and the model was trained for {trained}",
+            f"{mention('interval', level)} needs the quantiles {ends[0]:.6g} and {ends[1]:.6g}, "
+            f"but the model was trained for {trained}",
             f"train it with both of them among {mention('quantile=')}",
         )
-    return int(places[0][0]), int(places[1][0])
+    return int(matches[0][0]), int(matches[1][0])
 
 
 def needed_calibration(calibration: Calibration | None, request: str, lacking: str) -> Calibration:
-    """Return the calibration of a model; raise ConfigError if it has none."""
+    """Return the calibration; raise ConfigError if it is None.
+
+    request : argument that needs it, for the error
+    lacking : end of the error, from `no_calibration_text`
+    """
     if calibration is None:
         raise ConfigError(f"{request} needs {lacking}")
     return calibration
@@ -172,16 +180,16 @@ class OutputFormat:
     """Conversion of a model's values to the requested output; by default the values themselves.
 
     probabilities : maps values to probabilities, which replace them; None to keep the values
-    reach : (c,) half width of intervals at `level`
+    half_width : (c,) half width of intervals at `level`
     level : level of the intervals; None without intervals
-    normalised : whether `reach` is multiplied by the residual scale of a row
+    normalised : whether `half_width` is multiplied by the residual scale of a row
     std : whether standard deviations follow the values
     ends : indices of the two outputs of a model of quantiles that are the ends of intervals
     unit : see `Calibration`
     """
 
     probabilities: Probabilities | None = None
-    reach: NDArray[np.float64] | None = None
+    half_width: NDArray[np.float64] | None = None
     level: float | None = None
     std: bool = False
     normalised: bool = False
@@ -193,70 +201,71 @@ class OutputFormat:
         cls, calibration: Calibration | None, classes: Sequence[str] | None, proba: bool,
         level: float | None, lacking: str, normalised: bool = False, loss: Loss | None = None,
     ) -> OutputFormat:  # fmt: skip
-        """Return the requested format; raise ConfigError if it makes no sense for the model.
+        """Return the requested format; raise ConfigError if the model does not support it.
 
-        lacking : requirement of a model without calibration, for the error
-        loss : the loss of the model; None: squares
+        lacking : see `needed_calibration`
+        loss : the loss of the model; None for the squared error
         """
         if level is not None:
             check_level(level)
         if proba and classes is None:
             raise ConfigError(
-                f"{mention('proba', True)} is for classes, and the model has values", "leave it out"
+                f"{mention('proba', True)} needs classes, but the model predicts values",
+                "leave it out",
             )
         if level is not None and classes is not None:
             raise ConfigError(
-                f"{mention('interval', level)} is for values, and the model has classes",
+                f"{mention('interval', level)} needs values, but the model predicts classes",
                 f"give {mention('proba', True)}",
             )
         check_normalised(level, normalised)
         if not proba and level is None:
             return cls()
         if level is not None and loss is not None and loss.quantiles is not None:
-            return cls(level=level, ends=_quantiles_of(level, loss.quantiles, normalised))
+            return cls(level=level, ends=_interval_quantiles(level, loss.quantiles, normalised))
         request = "proba=True" if proba else f"interval={level!r}"
         calibration = needed_calibration(calibration, request, lacking)
         if level is None:
             return cls(calibration.probabilities)
-        intervals = _normalised_of(calibration) if normalised else calibration.intervals
-        reach = intervals.reach(level)
-        return cls(None, reach, level, normalised=normalised, unit=calibration.unit)
+        intervals = _normalised_intervals(calibration) if normalised else calibration.intervals
+        half_width = intervals.score_quantile(level)
+        return cls(None, half_width, level, normalised=normalised, unit=calibration.unit)
 
-    def with_std(self, known: bool) -> OutputFormat:
+    def with_std(self, has_posterior: bool) -> OutputFormat:
         """Return the format with standard deviations.
 
-        Raises ConfigError if another format is requested as well, or if they are not `known`.
+        Raises ConfigError if another format is requested too, or without a posterior.
         """
         if self != OutputFormat():
             raise ConfigError(
-                f"{mention('std', True)} gives standard deviations behind the values alone",
+                f"{mention('std', True)} cannot be combined with probabilities or intervals",
                 f"leave it out, or leave {mention('proba=')} and {mention('interval=')} out",
             )
-        if not known:
+        if not has_posterior:
             raise ConfigError(f"{mention('std', True)} needs {NO_POSTERIOR}")
         return OutputFormat(std=True)
 
     def applied_to(self, values: PredictionTable) -> PredictionTable:
-        """Return the description of the output in this format, given the one of the values."""
+        """Return the description of the output, given the description of the plain values."""
         if self.probabilities is not None:
             dtype, record = np.dtype(np.float64), values.record | {"proba": True}
             return replace(values, dtype=dtype, scores="probability", record=record)
-        if self.reach is None and not self.std and self.ends is None:
+        if self.half_width is None and not self.std and self.ends is None:
             return values
         c = values.width
         names = values.names or ([f"value_{k}" for k in range(c)] if c > 1 else ["value"])
-        more: tuple[str, ...] = ("low", "high")
+        suffixes: tuple[str, ...] = ("low", "high")
         record = {"interval": self.level} | ({"normalised": True} if self.normalised else {})
         if self.ends is not None:
             assert values.names is not None
-            ends = tuple(f"interval_{end}" for end in more)
+            ends = tuple(f"interval_{end}" for end in suffixes)
             record = values.record | record
             return replace(values, width=c + 2, names=(*values.names, *ends), record=record)
         if self.std:
-            more, record = ("std",), {"std": True}
-        names = (*names, *(f"{name}_{end}" for end in more for name in names))
+            suffixes, record = ("std",), {"std": True}
+        names = (*names, *(f"{name}_{end}" for end in suffixes for name in names))
         return replace(
-            values, width=(1 + len(more)) * c, names=names, record=values.record | record
+            values, width=(1 + len(suffixes)) * c, names=names, record=values.record | record
         )
 
     def __call__(self, F: NDArray[Any]) -> NDArray[Any]:
@@ -265,9 +274,9 @@ class OutputFormat:
             return self.probabilities(F)
         if self.ends is not None:
             return np.concatenate((F, F[:, list(self.ends)]), axis=1)
-        if self.reach is None:
+        if self.half_width is None:
             return F
-        c, reach = len(self.reach), self.reach
+        c, half_width = len(self.half_width), self.half_width
         if self.normalised:
-            F, reach = F[:, :c], reach * F[:, c:]
-        return np.concatenate((F, *interval_ends(F, reach, self.unit)), axis=1)
+            F, half_width = F[:, :c], half_width * F[:, c:]
+        return np.concatenate((F, *interval_ends(F, half_width, self.unit)), axis=1)

@@ -1,4 +1,4 @@
-"""Write predictions to an output, in order.
+"""Write predictions to a file or a Zarr group, in order.
 
     source --units--> model --values--> buffer (sorts) --slabs--> output
 
@@ -38,7 +38,7 @@ from streamkern.filesystem.urls import local_path
 from streamkern.predict.prediction_buffer import PredictionBuffer
 from streamkern.predict.prediction_files import (
     DONE,
-    FILES,
+    FILE_WRITERS,
     PUBLISHING,
     PredictionFile,
     PredictionGroup,
@@ -48,7 +48,7 @@ from streamkern.store.chunk_output import refuse_same_place
 from streamkern.stream.sources.base import UNIT_BYTES
 
 ORDERS = ("source", "store")
-_COMPUTED = "computed"  # the first stage of the buffer
+_COMPUTED = "computed"  # stage of the buffer when all predictions are in it
 
 Compute = Callable[[int], Iterator[tuple[int, NDArray[Any], NDArray[Any]]]]
 """Yields (index in reading order, row numbers (k,), values (k, c)), starting at a given index."""
@@ -83,14 +83,14 @@ def write_predictions(
             try:
                 output.check_free()
             except StreamkernError:
-                if not buffer.n_rows:  # no predictions that a later call could resume
+                if not buffer.n_rows:  # there is nothing that a later call could resume
                     scratch.discard()
                 raise
-            if buffer.stage == DONE:  # the output of that call was deleted
+            if buffer.stage == DONE:  # the output was deleted since
                 buffer.restart()
             with _discard_on_data_error(scratch):
                 if not buffer.stage:
-                    _fill(buffer, compute, table, progress)
+                    _compute_missing(buffer, compute, table, progress)
             table = replace(table, n_rows=buffer.n_rows)
             slabs = _output_slabs(buffer, scratch, table)
             output.write(table, slabs, lambda: buffer.save(PUBLISHING))
@@ -102,7 +102,7 @@ def write_predictions(
 
 @contextmanager
 def _discard_on_data_error(scratch: Scratch) -> Iterator[None]:
-    """Delete the scratch on errors of streamkern after which the same call cannot resume."""
+    """Delete the scratch on errors of streamkern from which the same call cannot resume."""
     try:
         yield
     except (StorageError, CorruptChunkError):
@@ -115,7 +115,8 @@ def _discard_on_data_error(scratch: Scratch) -> Iterator[None]:
 def _output_slabs(buffer: PredictionBuffer, scratch: Scratch, table: PredictionTable) -> Slabs:
     """Yield the slabs of the output in order.
 
-    An error in reading them may delete the scratch; an error of the writer does not.
+    Errors in reading the slabs delete the scratch, see `_discard_on_data_error`; errors in writing
+    the output do not.
     """
     with _discard_on_data_error(scratch):
         if table.input_columns is None:
@@ -130,24 +131,24 @@ def with_input_columns(blocks: Iterator[list[Any]], slabs: Slabs) -> Slabs:
     Raises DataError unless the input has as many rows as there are predictions.
     """
     slab_values, first = (values for _, _, values in slabs), 0
-    waiting = next(slab_values, np.empty((0, 1)))  # predictions not yet yielded
+    pending = next(slab_values, np.empty((0, 1)))  # predictions not yet yielded
     for columns in blocks:
         k = len(columns[0])
-        while len(waiting) < k and (more := next(slab_values, None)) is not None:
-            waiting = np.concatenate((waiting, more))
-        if len(waiting) < k:
-            raise _other_rows(f"more than the {first + len(waiting)} that were predicted")
-        yield first, columns, waiting[:k]
-        waiting, first = waiting[k:], first + k
-    if len(waiting) or next(slab_values, None) is not None:
-        raise _other_rows(f"{first}, and more were predicted")
+        while len(pending) < k and (next_values := next(slab_values, None)) is not None:
+            pending = np.concatenate((pending, next_values))
+        if len(pending) < k:
+            raise _changed_input_error(f"more than the {first + len(pending)} that were predicted")
+        yield first, columns, pending[:k]
+        pending, first = pending[k:], first + k
+    if len(pending) or next(slab_values, None) is not None:
+        raise _changed_input_error(f"{first}, and more were predicted")
 
 
-def _other_rows(rows: str) -> DataError:
+def _changed_input_error(rows: str) -> DataError:
     """Return the error for an input that changed after its rows were predicted."""
     return DataError(
-        f"the input has other rows than it had when it was predicted ({rows})",
-        "give the same command or call again, which begins anew",
+        f"the input has changed since its rows were predicted (rows: {rows})",
+        "repeat the same command or call, which begins again",
     )
 
 
@@ -157,24 +158,24 @@ def _checked_ending(url: str | os.PathLike[str], order: str) -> str:
     check_output(url, "predictions")
     if order not in ORDERS:
         raise ConfigError(f"{mention('order', order)} is unknown", 'use "source" or "store"')
-    if ending not in FILES:
+    if ending not in FILE_WRITERS:
         if ending not in ("", ".zarr"):
             raise ConfigError(
                 f"cannot write predictions to {redact(os.fspath(url))}",
-                f"its ending must be .zarr, {' or '.join(FILES)}",
+                f"give an output that ends in .zarr, {' or '.join(FILE_WRITERS)}",
             )
         return ".zarr"
     if local_path(url) is None:
         raise ConfigError(
-            f"{redact(os.fspath(url))} is remote, where predictions can only go to .zarr",
-            "give that, or a local file",
+            f"{redact(os.fspath(url))} is remote, where only .zarr can be written",
+            "give a URL that ends in .zarr, or a local file",
         )
-    if ending == ".parquet":  # a missing package is found before the predictions are computed
+    if ending == ".parquet":  # raise for a missing package before predictions are computed
         import_optional("pyarrow.parquet", "writing Parquet")
     if (ending, order) == (".npy", "store"):
         raise ConfigError(
-            f"{mention('order', 'store')} needs the number of each row beside its answer, and a "
-            ".npy file has room for one array",
+            f"{mention('order', 'store')} needs row numbers beside the predictions, but a .npy "
+            "file holds a single array",
             "write .zarr, .csv or .parquet, or use the order of the source",
         )
     return ending
@@ -184,7 +185,7 @@ def _check_table(table: PredictionTable, url: str | os.PathLike[str], ending: st
     """Raise ConfigError if the output cannot hold the table."""
     if table.escapes_formulas and ending != ".csv":
         raise ConfigError(
-            f"{mention('escape_formulas', True)} is for .csv, and not for {redact(os.fspath(url))}",
+            f"{mention('escape_formulas', True)} needs a .csv, not {redact(os.fspath(url))}",
             "leave it out",
         )
     if table.input_columns is None:
@@ -212,7 +213,7 @@ def _output_table(table: PredictionTable, ending: str, order: str, values: bool)
     return replace(table, only_ids=only_ids, numbered=order == "store", record=record)
 
 
-def _fill(
+def _compute_missing(
     buffer: PredictionBuffer, compute: Compute, table: PredictionTable, progress: Progress | None
 ) -> None:
     """Compute the predictions that are not in the buffer yet, and add them to it."""

@@ -5,9 +5,9 @@
     isotonic      for each class a monotone function of f, fitted to the indicator of the class;
                   these divided by their sum
 
-The first two minimise the weighted log loss of the rows and of one additional row that belongs to
-all classes equally: without it, rows that are all classified correctly would make T zero and every
-prediction certain.
+The first two minimise the weighted log loss of the rows and of one additional row that belongs
+equally to all classes. Without it, T would become 0 if all rows were classified correctly, and all
+probabilities 0 or 1.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CALIBRATION_FOLDS = 5
 MIN_ROWS_TO_CHOOSE = 500
 """Smallest number of rows for choosing among the methods."""
 MIN_ROWS_OF_ISOTONIC = 1000
-"""Smallest number of rows for isotonic; with fewer it follows single rows."""
+"""Smallest number of rows for the method isotonic, which overfits with fewer."""
 MAX_VECTOR_CLASSES = 100
-"""Most classes for vector; it solves equations of twice that size."""
+"""Largest number of classes for the method vector, which solves equations of twice that size."""
 CALIBRATION_GAIN_SE = 2.0
-"""Standard errors by which a method must be better than a simpler one."""
-_NEWTON_STEPS, _HALVINGS = 50, 30
+"""Number of standard errors by which a method must be better than a simpler one."""
+_MAX_NEWTON_STEPS, _MAX_HALVINGS = 50, 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Softmax:
         return p
 
     def log(self, F: npt.NDArray[Any]) -> Floats:
-        """Return logarithms (n, c) of the probabilities, also where these underflow to 0."""
+        """Return the logarithms (n, c) of the probabilities, which do not underflow."""
         z: Floats = F * self.slope + self.shift
         z -= z.max(axis=1, keepdims=True)
         z -= np.log(np.exp(z).sum(axis=1, keepdims=True))
@@ -57,8 +57,8 @@ class Softmax:
     @property
     def method(self) -> str:
         """Name of the method."""
-        one = not self.shift.any() and not np.ptp(self.slope)
-        return "temperature" if one else "vector"
+        is_temperature = not self.shift.any() and not np.ptp(self.slope)
+        return "temperature" if is_temperature else "vector"
 
     def arrays(self) -> dict[str, Floats]:
         """Return the arrays to store."""
@@ -67,15 +67,15 @@ class Softmax:
 
 @dataclass(frozen=True, eq=False)
 class Isotonic:
-    """Piecewise linear function for each class, constant outside of its points.
+    """Piecewise linear function for each class, constant outside of its knots.
 
-    ends : (c + 1,) where the points of each class begin and end
-    at, height : (k,) arguments and values of the points
+    ends : (c + 1,) index of the first knot of each class, and the number of knots
+    knots, values : (k,) arguments and function values
     """
 
     ends: npt.NDArray[np.int64]
-    at: Floats
-    height: Floats
+    knots: Floats
+    values: Floats
 
     method = "isotonic"
 
@@ -84,20 +84,20 @@ class Isotonic:
         p: Floats = np.empty(F.shape)
         for k in range(F.shape[1]):
             part = slice(self.ends[k], self.ends[k + 1])
-            p[:, k] = np.interp(F[:, k], self.at[part], self.height[part])
+            p[:, k] = np.interp(F[:, k], self.knots[part], self.values[part])
         p /= p.sum(axis=1, keepdims=True)
         return p
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to store."""
-        return {"ends": self.ends, "at": self.at, "height": self.height}
+        return {"ends": self.ends, "at": self.knots, "height": self.values}
 
 
 Probabilities = Softmax | Isotonic
 
 
 def probabilities_from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Probabilities | None:
-    """Return the probabilities stored in `arrays`; None if they hold none."""
+    """Return the probabilities that are stored in `arrays`; None if there are none."""
     for kind, names in ((Softmax, ("slope", "shift")), (Isotonic, ("ends", "at", "height"))):
         if names[0] in arrays:
             return kind(*(np.asarray(arrays[name]) for name in names))
@@ -122,52 +122,52 @@ def fit_probabilities(
     if m >= MIN_ROWS_OF_ISOTONIC:
         fits.append(isotonic)
     best = fits.pop(0)
-    least = _cross_validated(best, F, labels, w) if fits else np.zeros(m)
+    best_losses = _cross_validated(best, F, labels, w) if fits else np.zeros(m)
     for fit in fits:
         losses = _cross_validated(fit, F, labels, w)
-        gain = w * (least - losses)
+        gain = w * (best_losses - losses)
         if gain.mean() > CALIBRATION_GAIN_SE * gain.std(ddof=1) / np.sqrt(m):
-            best, least = fit, losses
+            best, best_losses = fit, losses
     return best(F, labels, w)
 
 
 def log_losses(p: Floats, labels: npt.NDArray[np.int64]) -> Floats:
     """Return -log p (n,) of each row's class; p is clipped at the smallest normal float."""
-    of_labels = np.take_along_axis(p, labels[:, None], axis=1)[:, 0]
-    losses: Floats = -np.log(np.maximum(of_labels, np.finfo(np.float64).tiny))
+    label_probabilities = np.take_along_axis(p, labels[:, None], axis=1)[:, 0]
+    losses: Floats = -np.log(np.maximum(label_probabilities, np.finfo(np.float64).tiny))
     return losses
 
 
 def _cross_validated(
     fit: Callable[..., Probabilities], F: Floats, labels: npt.NDArray[np.int64], w: Floats
 ) -> Floats:
-    """Return the log loss of every row, by a fit to the folds that it is not in."""
+    """Return the log loss (m,) of every row, predicted by a fit to the other folds."""
     fold, losses = np.empty(len(F), np.int64), np.empty(len(F))
     # Stratified by class.
     fold[np.argsort(labels, kind="stable")] = np.arange(len(F)) % CALIBRATION_FOLDS
     for k in range(CALIBRATION_FOLDS):
-        inside, outside = fold == k, fold != k
-        probabilities = fit(F[outside], labels[outside], w[outside])
-        losses[inside] = log_losses(probabilities(F[inside]), labels[inside])
+        test, train = fold == k, fold != k
+        probabilities = fit(F[train], labels[train], w[train])
+        losses[test] = log_losses(probabilities(F[test]), labels[test])
     return losses
 
 
 def temperature(
     F: Floats, labels: npt.NDArray[np.int64], w: Floats, shift: Floats | None = None
 ) -> Softmax:
-    """Fit one slope, 0 or above, for all classes. shift : (c,) held fixed; None for 0."""
+    """Fit one slope of at least 0 for all classes. shift : (c,) fixed shifts; None for 0"""
     c = F.shape[1]
     Q, w = _smoothed(c, labels, w)
     shift = np.zeros(c) if shift is None else shift
 
-    def at(theta: Floats) -> tuple[float, Floats, Floats]:
+    def objective(theta: Floats) -> tuple[float, Floats, Floats]:
         z = theta[0] * F + shift
         loss, p = _loss(z, Q, w)
         mean = (p * F).sum(axis=1)
-        curve = w @ ((p * F * F).sum(axis=1) - mean**2)
-        return loss, np.array([w @ ((p - Q) * F).sum(axis=1)]), np.array([[curve]])
+        curvature = w @ ((p * F * F).sum(axis=1) - mean**2)
+        return loss, np.array([w @ ((p - Q) * F).sum(axis=1)]), np.array([[curvature]])
 
-    slope = max(_minimise(at, np.ones(1))[0], 0.0)
+    slope = max(_minimise(objective, np.ones(1))[0], 0.0)
     return Softmax(np.full(c, slope), shift)
 
 
@@ -177,43 +177,47 @@ def vector(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
     start = np.concatenate((temperature(F, labels, w).slope, np.zeros(c)))
     Q, w = _smoothed(c, labels, w)
 
-    def at(theta: Floats) -> tuple[float, Floats, Floats]:
+    def objective(theta: Floats) -> tuple[float, Floats, Floats]:
         loss, p = _loss(F * theta[:c] + theta[c:], Q, w)
         V = np.concatenate((p * F, p), axis=1)
-        wV, rest = V * w[:, None], (p - Q) * w[:, None]
-        curve = -V.T @ wV
-        k, between = np.arange(c), (wV[:, :c]).sum(axis=0)
-        curve[k, k] += (wV[:, :c] * F).sum(axis=0)
-        curve[k, k + c] += between
-        curve[k + c, k] += between
-        curve[k + c, k + c] += wV[:, c:].sum(axis=0)
-        return loss, np.concatenate(((rest * F).sum(axis=0), rest.sum(axis=0))), curve
+        wV, residuals = V * w[:, None], (p - Q) * w[:, None]
+        hessian = -V.T @ wV
+        k, cross_terms = np.arange(c), (wV[:, :c]).sum(axis=0)
+        hessian[k, k] += (wV[:, :c] * F).sum(axis=0)
+        hessian[k, k + c] += cross_terms
+        hessian[k + c, k] += cross_terms
+        hessian[k + c, k + c] += wV[:, c:].sum(axis=0)
+        return loss, np.concatenate(((residuals * F).sum(axis=0), residuals.sum(axis=0))), hessian
 
-    theta = _minimise(at, start)
+    theta = _minimise(objective, start)
     return Softmax(theta[:c], theta[c:])
 
 
 def isotonic(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Isotonic:
     """Fit a monotone function by least squares, for each class separately."""
     regress = on_demand("scipy.optimize").isotonic_regression
-    least = 1.0 / (len(F) + 2)  # probability of a class without rows
-    ends, at, height = [0], list[Floats](), list[Floats]()
+    min_probability = 1.0 / (len(F) + 2)  # probability of a class without rows
+    ends, knots, heights = [0], list[Floats](), list[Floats]()
     for k in range(F.shape[1]):
         values, inverse = np.unique(F[:, k], return_inverse=True)
         weights = np.bincount(inverse, w, len(values))
-        counted = weights > 0
-        shares = np.bincount(inverse, w * (labels == k), len(values))[counted] / weights[counted]
-        fitted = np.clip(regress(shares, weights=weights[counted]).x, least, 1 - least)
-        bend = np.ones(len(fitted), bool)  # first and last point of every constant interval
-        bend[1:-1] = (fitted[1:-1] != fitted[:-2]) | (fitted[1:-1] != fitted[2:])
-        at.append(values[counted][bend])
-        height.append(fitted[bend])
-        ends.append(ends[-1] + len(at[-1]))
-    return Isotonic(np.array(ends), np.concatenate(at), np.concatenate(height))
+        has_weight = weights > 0
+        shares = (
+            np.bincount(inverse, w * (labels == k), len(values))[has_weight] / weights[has_weight]
+        )
+        fitted = np.clip(
+            regress(shares, weights=weights[has_weight]).x, min_probability, 1 - min_probability
+        )
+        is_knot = np.ones(len(fitted), bool)  # first and last point of every constant interval
+        is_knot[1:-1] = (fitted[1:-1] != fitted[:-2]) | (fitted[1:-1] != fitted[2:])
+        knots.append(values[has_weight][is_knot])
+        heights.append(fitted[is_knot])
+        ends.append(ends[-1] + len(knots[-1]))
+    return Isotonic(np.array(ends), np.concatenate(knots), np.concatenate(heights))
 
 
 def _smoothed(c: int, labels: npt.NDArray[np.int64], w: Floats) -> tuple[Floats, Floats]:
-    """Return targets (m, c), and weights that sum to 1, with the additional row of all classes."""
+    """Return targets (m, c) that include the additional row, and weights that sum to 1."""
     m = len(labels)
     Q = np.full((m, c), 1.0 / (c * (m + 1)))
     Q[np.arange(m), labels] += m / (m + 1)
@@ -229,28 +233,28 @@ def _loss(z: Floats, Q: Floats, w: Floats) -> tuple[float, Floats]:
     return float(w @ losses), p / total
 
 
-def _minimise(at: Callable[[Floats], tuple[float, Floats, Floats]], theta: Floats) -> Floats:
+def _minimise(objective: Callable[[Floats], tuple[float, Floats, Floats]], theta: Floats) -> Floats:
     """Return the minimiser of a convex function, by Newton's method with backtracking.
 
-    at : returns value, gradient (k,) and Hessian (k, k) of the function at a point (k,)
+    objective : returns value, gradient (k,) and Hessian (k, k) of the function at a point (k,)
     theta : (k,) starting point
     """
-    loss, gradient, curve = at(theta)
-    for _ in range(_NEWTON_STEPS):
+    loss, gradient, hessian = objective(theta)
+    for _ in range(_MAX_NEWTON_STEPS):
         diagonal = np.arange(len(theta))
-        curve[diagonal, diagonal] += 1e-9 * max(float(np.trace(curve)) / len(theta), 1e-30)
-        step = np.linalg.solve(curve, gradient)
-        falls = float(gradient @ step)
-        if falls <= 1e-14 * max(abs(loss), 1e-300):
+        hessian[diagonal, diagonal] += 1e-9 * max(float(np.trace(hessian)) / len(theta), 1e-30)
+        step = np.linalg.solve(hessian, gradient)
+        decrease = float(gradient @ step)
+        if decrease <= 1e-14 * max(abs(loss), 1e-300):
             break
         length = 1.0
-        for _ in range(_HALVINGS):
-            trial = at(theta - length * step)
-            if trial[0] <= loss - 1e-4 * length * falls:
+        for _ in range(_MAX_HALVINGS):
+            trial = objective(theta - length * step)
+            if trial[0] <= loss - 1e-4 * length * decrease:
                 break
             length /= 2
         else:
             break
         theta = theta - length * step
-        loss, gradient, curve = trial
+        loss, gradient, hessian = trial
     return theta

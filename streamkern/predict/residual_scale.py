@@ -1,4 +1,4 @@
-"""Scale of a model's residuals as a function of x, for intervals that widen with difficulty.
+"""Scale of a model's residuals as a function of x, for intervals of varying width.
 
 For rows with features x_i and residuals r_i = |y_i - f(x_i)|, g is the kernel ridge regression of
 log r_i minus its mean, and sigma(x) = exp g(x), which has no unit. The intervals f(x) +- s sigma(x)
@@ -7,9 +7,9 @@ were used neither in training nor for g (normalised conformal prediction: Papado
 and Vovk 2008).
 
 The ridge and the kernel are chosen by the leave-one-out squared error, which one eigensystem gives
-for all ridges. Insignificant structure is dropped: g is multiplied by the factor that is best in
-leave-one-out. It is 0, so that all intervals are equally wide, unless its leave-one-out error is
-smaller than the error of 0 by two standard errors. g is clipped to its range over these rows.
+for all ridges. Then g is multiplied by the factor in [0, 1] that minimises this error. The factor
+is set to 0, so that all intervals have the same width, unless the error is smaller than without g
+by two standard errors. g is clipped to its range over these rows.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from streamkern.basics.array_types import Floats
 SCALE_RIDGES = 10.0 ** np.arange(-2, 3.5, 0.5)
 """Ridges that are tried, relative to the mean k(x, x)."""
 SCALE_FLOOR = 0.01
-"""Fraction of the median of r added to all r: a row predicted well by chance is not easy."""
+"""Fraction of the median of r that is added to all r, since r can be near 0 by chance."""
 RESIDUAL_SCALE_GAIN_SE = 2.0
-"""Standard errors by which g must be better than 0."""
+"""Number of standard errors by which g must be better than 0."""
 MIN_ROWS_OF_SCALE = 20
-"""Smallest number of rows for fitting differences between rows."""
+"""Smallest number of rows to which g is fitted; with fewer, it is 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class ResidualScale:
     """Fitted function g(x) = sum_j weights[j] k(x, points[j]); see the module docstring.
 
-    points : (q, d) rows, scaled as for the kernel; (0, d) if no rows are significantly harder
+    points : (q, d) rows, scaled as for the kernel; (0, d) if g is 0
     weights : (q, c)
     low, high : (c,) range to which g is clipped
     bandwidth : bandwidth of the Laplace kernel k, or 0 for the model's kernel
@@ -51,7 +51,7 @@ class ResidualScale:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ResidualScale:
-        """Return the scale that `arrays` stored."""
+        """Return the scale from the result of `arrays`."""
         points, weights, low, high = (arrays[k] for k in ("points", "weights", "low", "high"))
         return cls(points, weights, low, high, float(arrays["bandwidth"][0]))
 
@@ -63,7 +63,7 @@ class ResidualScale:
             "bandwidth": bandwidth,
         }  # fmt: skip
 
-    def spread(self, G: npt.NDArray[Any]) -> Floats:
+    def sigma(self, G: npt.NDArray[Any]) -> Floats:
         """Return sigma (n, c) for g (n, c) as evaluated by the kernel."""
         sigma: Floats = np.exp(np.clip(G.astype(np.float64), self.low, self.high))
         return sigma
@@ -74,8 +74,8 @@ def fit_residual_scale(
 ) -> ResidualScale:
     """Fit g to rows X (q, d) with absolute residuals (q, c) and weights w (q,) or None.
 
-    kernels : bandwidth -> K(X, X) (q, q); the best bandwidth is chosen. Another q x q matrix is
-        in memory, and the eigensystem of each K takes 9 q^3 FLOPs.
+    kernels : K(X, X) (q, q) by bandwidth; the best bandwidth is chosen. The eigensystem of each K
+        takes 9 q^3 FLOPs, and the memory of another (q, q) array.
     """
     q, c = residuals.shape
     best = ResidualScale(X[:0], np.zeros((0, c)), np.zeros(c), np.zeros(c), 0.0)
@@ -86,19 +86,20 @@ def fit_residual_scale(
     logs -= w @ logs / w.sum()
     squares = w @ logs**2
     unit = np.where(squares > 0, squares, 1.0)
-    least = float((squares / unit).sum())
+    least_error = float((squares / unit).sum())
     for bandwidth, K in kernels.items():
         weights, left_out = _leave_one_out(K, logs, w)
         factor = _shrinkage(logs, left_out, w)
         left_out *= factor
         error = float((w @ (logs - left_out) ** 2 / unit).sum())
-        if factor.any() and error < least:
-            least, low, high = error, left_out.min(axis=0), left_out.max(axis=0)
+        if factor.any() and error < least_error:
+            least_error, low, high = error, left_out.min(axis=0), left_out.max(axis=0)
             best = ResidualScale(X, weights * factor, low, high, bandwidth)
     return best
 
 
 def _logs(residuals: Floats, w: Floats) -> Floats:
+    """Return log(residuals + floor), (q, c); see `SCALE_FLOOR`."""
     mean = w @ residuals / w.sum()
     floor = SCALE_FLOOR * np.maximum(np.median(residuals, axis=0), 1e-3 * mean)
     logs: Floats = np.log(residuals + np.where(floor > 0, floor, 1.0))
@@ -109,23 +110,31 @@ def _leave_one_out(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, Floats]:
     """Return weights (q, c) and leave-one-out values (q, c), by the best ridge of each output.
 
     With D^2 the weights of the rows, D K D has eigenvalues lam, and the fit retains the fraction
-    lam / (lam + ridge) of D logs along each eigenvector; the leave-one-out residual of a row is its
-    residual times 1 / (1 - h), h its leverage.
+    lam / (lam + ridge) of D logs along each eigenvector. The leave-one-out residual of a row with
+    leverage h is its residual divided by 1 - h.
     """
     D = np.sqrt(w)[:, None]
-    lam, U = np.linalg.eigh(D * K * D.T)
-    lam = np.maximum(lam, 0.0)
-    along, squares = U.T @ (D * logs), U**2
+    eigenvalues, U = np.linalg.eigh(D * K * D.T)
+    eigenvalues = np.maximum(eigenvalues, 0.0)
+    projections, squares = U.T @ (D * logs), U**2
     unit = float(np.diagonal(K).mean())
-    least = np.full(logs.shape[1], np.inf)
+    least_errors = np.full(logs.shape[1], np.inf)
     ridges, errors = np.ones(logs.shape[1]), np.empty_like(logs)
     for ridge in SCALE_RIDGES * unit:
-        rest = ridge / (lam + ridge)
-        off = U @ (rest[:, None] * along) / (squares @ rest)[:, None]
-        error = np.square(off).sum(axis=0)
-        better = error < least
-        least[better], ridges[better], errors[:, better] = error[better], ridge, off[:, better]
-    weights = D * (U @ (along / (lam[:, None] + ridges)))
+        residual_fractions = ridge / (eigenvalues + ridge)
+        row_errors = (
+            U
+            @ (residual_fractions[:, None] * projections)
+            / (squares @ residual_fractions)[:, None]
+        )
+        error = np.square(row_errors).sum(axis=0)
+        is_better = error < least_errors
+        least_errors[is_better], ridges[is_better], errors[:, is_better] = (
+            error[is_better],
+            ridge,
+            row_errors[:, is_better],
+        )
+    weights = D * (U @ (projections / (eigenvalues[:, None] + ridges)))
     return weights, logs - errors / D
 
 

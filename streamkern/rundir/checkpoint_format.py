@@ -28,7 +28,7 @@ from zarr.codecs import Crc32cCodec
 
 from streamkern.basics.errors import CheckpointError, StorageError, StreamkernError
 from streamkern.basics.text import utc_now
-from streamkern.planning.memory import SAVED_CHUNK
+from streamkern.planning.memory import SAVED_CHUNK_BYTES
 from streamkern.rundir.checksums import CheckedStore, RecordingStore, UnverifiedError, seal, unseal
 from streamkern.rundir.chunked_array import (
     ChunkedArray,
@@ -39,16 +39,16 @@ from streamkern.rundir.chunked_array import (
 from streamkern.rundir.run_storage import RunStorage, reason
 
 CHECKPOINT_KIND = "checkpoint"
-_KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run", "log"}
+_MANIFEST_KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run", "log"}
 """Entries of a manifest."""
-STEM = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
+GROUP_NAME = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
 """Name of a group: number of the writer (on object stores), step or "setup", and number of the
 attempt after the first."""
-_NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_KINDS = frozenset("?bhilqBHILQefdFD")  # bool, integers, half to double, complex
-_CHUNK_BYTES = (8 << 20, SAVED_CHUNK)
+_ARRAY_NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_DTYPE_CHARS = frozenset("?bhilqBHILQefdFD")  # bool, integers, half to double, complex
+_CHUNK_BYTES = (8 << 20, SAVED_CHUNK_BYTES)
 """Preferred and largest size of a chunk in bytes."""
-_AT_ONCE = (2, 16)
+_CONCURRENT_CHUNKS = (2, 16)
 """Smallest and largest number of chunks that are transferred at once to or from an object store."""
 
 
@@ -113,20 +113,20 @@ def publish_checkpoint(
     ready : called when only the manifest is missing; returns the number of stored lines of the run
         log, or raises an error to prevent the publication
     """
-    plain, manifest = checked_meta(meta, "meta"), f"{stem}.json"
+    meta_json, manifest = checked_meta(meta, "meta"), f"{stem}.json"
     checked = checked_arrays(arrays)
     names = (stem, *(f"{stem}-{k}" for k in range(1, 1000)))
-    group = next(name for name in names if _base(name) not in taken)
+    group = next(name for name in names if _base_name(name) not in taken)
     try:
         files = _write_arrays(folder, group, checked)
         folder.sync(group)
         body = {
             "step": step,
-            "group": _base(group),
+            "group": _base_name(group),
             "saved": utc_now(),
             "arrays": {k: [list(x.shape), x.dtype.name] for k, x in checked.items()},
             "files": files,
-            "meta": plain,
+            "meta": meta_json,
             "run": run,
             "log": ready(),
         }
@@ -142,11 +142,11 @@ def publish_checkpoint(
     except StorageError:
         raise
     except Exception:  # not Ctrl-C, after which the manifest may still arrive
-        if named_group(folder, manifest) != _base(group):
+        if named_group(folder, manifest) != _base_name(group):
             with contextlib.suppress(OSError):
                 folder.delete_group(group)
         raise
-    return _base(group)
+    return _base_name(group)
 
 
 def load_checkpoint(folder: RunStorage, manifest: str, into: TargetFactory = on_host) -> Saved:
@@ -166,9 +166,9 @@ def load_checkpoint(folder: RunStorage, manifest: str, into: TargetFactory = on_
     except StorageError:
         raise
     except OSError as error:
-        raise UnverifiedError(f"{_base(manifest)}: {reason(error)}") from error
+        raise UnverifiedError(f"{_base_name(manifest)}: {reason(error)}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UnverifiedError(f"{_base(manifest)} is damaged ({error})") from error
+        raise UnverifiedError(f"{_base_name(manifest)} is damaged ({error})") from error
     return Saved(body["step"], arrays, body["meta"], body["run"], checksums=checksums)
 
 
@@ -179,13 +179,13 @@ def read_manifest(folder: RunStorage, manifest: str) -> dict[str, Any]:
     except StorageError:
         raise
     except OSError as error:
-        raise UnverifiedError(f"{_base(manifest)}: {reason(error)}") from error
+        raise UnverifiedError(f"{_base_name(manifest)}: {reason(error)}") from error
     except ValueError as error:
-        raise UnverifiedError(f"{_base(manifest)} is damaged ({error})") from error
-    if body.keys() != _KEYS or not isinstance(body["log"], int):
-        raise UnverifiedError(f"{_base(manifest)} has other entries than a manifest")
-    if not STEM.fullmatch(str(body["group"])):
-        raise UnverifiedError(f"{_base(manifest)} names a group outside the run directory")
+        raise UnverifiedError(f"{_base_name(manifest)} is damaged ({error})") from error
+    if body.keys() != _MANIFEST_KEYS or not isinstance(body["log"], int):
+        raise UnverifiedError(f"{_base_name(manifest)} has other entries than a manifest")
+    if not GROUP_NAME.fullmatch(str(body["group"])):
+        raise UnverifiedError(f"{_base_name(manifest)} names a group outside the run directory")
     return body
 
 
@@ -198,7 +198,7 @@ def _checksums(files: Mapping[str, list[Any]]) -> dict[str, str]:
     return {name: array.hexdigest() for name, array in digests.items()}
 
 
-def _base(name: str) -> str:
+def _base_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
@@ -249,13 +249,17 @@ def checked_arrays(arrays: Mapping[str, object]) -> dict[str, ChunkedArray]:
     checked: dict[str, ChunkedArray] = {}
     lower: set[str] = set()
     for name, x in arrays.items():
-        if not _NAME.fullmatch(name) or name == "zarr.json" or name.lower() in lower:
+        if not _ARRAY_NAME.fullmatch(name) or name == "zarr.json" or name.lower() in lower:
             raise CheckpointError(
                 f"array name {name!r} must be letters, digits, '_', '-', '.' and differ from the"
                 " others by more than case"
             )
         lower.add(name.lower())
-        if not isinstance(x, ChunkedArray) or x.dtype.char not in _KINDS or not x.dtype.isnative:
+        if (
+            not isinstance(x, ChunkedArray)
+            or x.dtype.char not in _DTYPE_CHARS
+            or not x.dtype.isnative
+        ):
             kind = x.dtype if isinstance(x, ChunkedArray) else type(x).__name__
             raise CheckpointError(
                 f"array {name!r} is {kind}",
@@ -268,9 +272,9 @@ def checked_arrays(arrays: Mapping[str, object]) -> dict[str, ChunkedArray]:
 def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
     """Return the number of rows per chunk, for chunks of 8 to 64 MiB of nearly equal size."""
     n_rows, row_bytes = shape[0], itemsize * math.prod(shape[1:])
-    small, large = _CHUNK_BYTES
-    target = min(max(n_rows * row_bytes // 64, small), large)
-    n_chunks = math.ceil(n_rows / max(1, target // max(1, row_bytes)))
+    preferred_bytes, max_bytes = _CHUNK_BYTES
+    chunk_bytes = min(max(n_rows * row_bytes // 64, preferred_bytes), max_bytes)
+    n_chunks = math.ceil(n_rows / max(1, chunk_bytes // max(1, row_bytes)))
     return max(1, math.ceil(n_rows / max(1, n_chunks)))
 
 
@@ -280,7 +284,7 @@ def _write_arrays(
     """Write a group that does not exist yet; return [size, SHA-256] of every file."""
     store = RecordingStore(folder.store(group, read_only=False))
     root = zarr.create_group(store)
-    at_once = _at_once(folder, arrays.values())
+    n_concurrent = _n_concurrent(folder, arrays.values())
 
     def create(name: str, x: ChunkedArray) -> zarr.Array[Any]:
         return root.create_array(
@@ -295,9 +299,16 @@ def _write_arrays(
             config={"write_empty_chunks": True},
         )
 
-    stored = _all((partial(create, name, x) for name, x in arrays.items()), at_once)
-    pairs = zip(stored, arrays.values(), strict=True)
-    _all((partial(_copy, x, to, part) for to, x in pairs for part in _chunks(to)), at_once)
+    stored_arrays = _run_all((partial(create, name, x) for name, x in arrays.items()), n_concurrent)
+    pairs = zip(stored_arrays, arrays.values(), strict=True)
+    _run_all(
+        (
+            partial(_copy, x, stored, part)
+            for stored, x in pairs
+            for part in _chunk_selections(stored)
+        ),
+        n_concurrent,
+    )
     return store.files
 
 
@@ -306,25 +317,34 @@ def _read_arrays(
 ) -> dict[str, Any]:
     """Read a manifest's arrays; raise UnverifiedError if a file differs from its entry."""
     if {key.partition("/")[0] for key in body["files"]} != {"zarr.json", *body["arrays"]}:
-        raise UnverifiedError(f"the arrays and the files of {_base(group)} are not the same")
-    store = CheckedStore(folder.store(group, read_only=True), body["files"], _base(group))
+        raise UnverifiedError(f"the arrays and the files of {_base_name(group)} are not the same")
+    store = CheckedStore(folder.store(group, read_only=True), body["files"], _base_name(group))
     root = zarr.open_group(store, mode="r", zarr_format=3)
-    places = {
+    targets = {
         name: into(name, tuple(shape), np.dtype(dtype))
         for name, (shape, dtype) in body["arrays"].items()
     }
-    arrays = {name: place for name, place in places.items() if place is not None}
-    at_once = _at_once(folder, arrays.values())
+    arrays = {name: place for name, place in targets.items() if place is not None}
+    n_concurrent = _n_concurrent(folder, arrays.values())
 
-    def find(name: str, x: ChunkedArray) -> zarr.Array[Any]:
-        stored = root[name]
-        if not isinstance(stored, zarr.Array) or stored.shape != x.shape:
+    def open_array(name: str, x: ChunkedArray) -> zarr.Array[Any]:
+        stored_arrays = root[name]
+        if not isinstance(stored_arrays, zarr.Array) or stored_arrays.shape != x.shape:
             raise UnverifiedError(f"array {name} is not of shape {list(x.shape)}")
-        return stored
+        return stored_arrays
 
-    stored = _all((partial(find, name, x) for name, x in arrays.items()), at_once)
-    pairs = zip(stored, arrays.values(), strict=True)
-    _all((partial(_copy, of, x, part) for of, x in pairs for part in _wanted(of, x)), at_once)
+    stored_arrays = _run_all(
+        (partial(open_array, name, x) for name, x in arrays.items()), n_concurrent
+    )
+    pairs = zip(stored_arrays, arrays.values(), strict=True)
+    _run_all(
+        (
+            partial(_copy, stored, x, part)
+            for stored, x in pairs
+            for part in _needed_chunks(stored, x)
+        ),
+        n_concurrent,
+    )
     return arrays
 
 
@@ -338,35 +358,34 @@ def _chunk_shape(x: ChunkedArray) -> tuple[int, ...]:
     return (chunk_rows(x.shape, x.dtype.itemsize), *(max(1, n) for n in x.shape[1:]))
 
 
-def _chunks(stored: zarr.Array[Any]) -> list[Any]:
-    """Return the selection of each chunk, one by one, since zarr would copy ten chunks at a
-    time."""
+def _chunk_selections(stored: zarr.Array[Any]) -> list[Any]:
+    """Return the selection of each chunk; zarr would read several chunks of a larger selection."""
     if stored.ndim == 0:
         return [()]
     rows, n_rows = stored.chunks[0], stored.shape[0] if stored.size else 0
     return [slice(i, i + rows) for i in range(0, n_rows, rows)]
 
 
-def _wanted(stored: zarr.Array[Any], x: ChunkedArray) -> list[Any]:
+def _needed_chunks(stored: zarr.Array[Any], x: ChunkedArray) -> list[Any]:
     """Return the selections of the chunks that the target needs."""
-    chunks = _chunks(stored)
-    return [part for part in chunks if x.wants(part)] if isinstance(x, SelectiveTarget) else chunks
+    chunks = _chunk_selections(stored)
+    return [part for part in chunks if x.needs(part)] if isinstance(x, SelectiveTarget) else chunks
 
 
-def _at_once(folder: RunStorage, arrays: Iterable[ChunkedArray]) -> int:
+def _n_concurrent(folder: RunStorage, arrays: Iterable[ChunkedArray]) -> int:
     """Return the number of chunks to transfer at once; 1 if the storage has no latency to hide."""
     if not folder.in_flight_bytes:
         return 1
     largest = max((math.prod(_chunk_shape(x)) * x.dtype.itemsize for x in arrays), default=1)
-    fewest, most = _AT_ONCE
-    return min(max(fewest, folder.in_flight_bytes // max(1, largest)), most)
+    least, most = _CONCURRENT_CHUNKS
+    return min(max(least, folder.in_flight_bytes // max(1, largest)), most)
 
 
-def _all(calls: Iterable[Callable[[], Any]], at_once: int) -> list[Any]:
+def _run_all(calls: Iterable[Callable[[], Any]], n_concurrent: int) -> list[Any]:
     """Return the results of the calls; after an error no further call is started."""
-    if at_once == 1:
+    if n_concurrent == 1:
         return [call() for call in calls]
-    with ThreadPoolExecutor(at_once, thread_name_prefix="streamkern-chunk") as pool:
+    with ThreadPoolExecutor(n_concurrent, thread_name_prefix="streamkern-chunk") as pool:
         futures = [pool.submit(call) for call in calls]
         try:
             return [future.result() for future in futures]

@@ -6,8 +6,7 @@ A document contains the checksum of its other entries as sorted JSON without whi
 tool can therefore read and re-indent it, and any change of its content is detected.
 
 `RecordingStore` and `CheckedStore` are zarr stores for a group that is written once. They record
-and verify [size, SHA-256] of every file as it passes through them, without reading or writing it a
-second time.
+and verify [size, SHA-256] of every file while zarr writes or reads it, so no file is read twice.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from zarr.abc.store import Store
 
 from streamkern.basics.values import json_digest, parsed_json
-from streamkern.filesystem.objects import READS, Bytes
+from streamkern.filesystem.objects import MAX_READS, Bytes
 from streamkern.filesystem.zarr_store import bounds
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
 
 DOCUMENT_VERSION = 2
-_OWN = frozenset({"format", "version", "sha256"})
+_OWN_KEYS = frozenset({"format", "version", "sha256"})
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
@@ -39,7 +38,7 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
     kind : kind of the document, such as "run"
     body : JSON values with finite numbers
     """
-    assert not _OWN & body.keys()
+    assert not _OWN_KEYS & body.keys()
     document = {"format": f"streamkern-{kind}", "version": DOCUMENT_VERSION, **body}
     sealed = document | {"sha256": json_digest(document)}
     return json.dumps(sealed, indent=1, allow_nan=False).encode() + b"\n"
@@ -52,7 +51,7 @@ def unseal(kind: str, data: Bytes) -> dict[str, Any]:
         raise ValueError("it is not a JSON object")
     recorded = document.pop("sha256", None)
     if recorded is None:
-        raise ValueError("it carries no checksum, so it was edited or is of another version")
+        raise ValueError("it has no checksum, so it was edited or is of another version")
     kind_and_version = document.get("format"), document.get("version")
     if kind_and_version != (f"streamkern-{kind}", DOCUMENT_VERSION):
         raise ValueError(
@@ -60,7 +59,7 @@ def unseal(kind: str, data: Bytes) -> dict[str, Any]:
         )
     if json_digest(document) != recorded:
         raise ValueError("its checksum does not match")
-    return {name: value for name, value in document.items() if name not in _OWN}
+    return {name: value for name, value in document.items() if name not in _OWN_KEYS}
 
 
 def is_sealed(data: Bytes) -> bool:
@@ -78,8 +77,7 @@ _METADATA = "zarr.json"
 
 
 class UnverifiedError(Exception):
-    """A manifest, or a file that it names, is incomplete, changed or missing; the message says
-    which."""
+    """A manifest, or a file that it names, is incomplete, changed or missing."""
 
 
 class _GroupStore(Store):
@@ -96,12 +94,12 @@ class _GroupStore(Store):
         return self is other
 
     @abstractmethod
-    async def _value(self, key: str, prototype: BufferPrototype) -> Buffer | None: ...
+    async def _read_value(self, key: str, prototype: BufferPrototype) -> Buffer | None: ...
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        value = await self._value(key, prototype)
+        value = await self._read_value(key, prototype)
         return value if value is None else value[slice(*bounds(byte_range))]
 
     async def get_partial_values(
@@ -143,12 +141,12 @@ class RecordingStore(_GroupStore):
         super().__init__(store, {}, read_only=False)
         self._metadata: dict[str, Buffer] = {}
 
-    async def _value(self, key: str, prototype: BufferPrototype) -> Buffer | None:
+    async def _read_value(self, key: str, prototype: BufferPrototype) -> Buffer | None:
         # The group is new, so there is nothing to look up in the storage.
         return self._metadata.get(key)
 
     async def set(self, key: str, value: Buffer) -> None:
-        entry = await _entry(value)
+        entry = await _manifest_entry(value)
         await self._inner.set(key, value)
         self.files[key] = entry
         if key.endswith(_METADATA):
@@ -165,28 +163,28 @@ class CheckedStore(_GroupStore):
         super().__init__(store, dict(files), read_only=True)
         self._name = name
 
-    async def _value(self, key: str, prototype: BufferPrototype) -> Buffer | None:
+    async def _read_value(self, key: str, prototype: BufferPrototype) -> Buffer | None:
         expected = self.files.get(key)
         if expected is None:
             if key.endswith(_METADATA):
                 return None
             raise UnverifiedError(f"{self._name}/{key} is not in the manifest")
-        for reads_left in reversed(range(READS)):
+        for reads_left in reversed(range(MAX_READS)):
             value = await self._inner.get(key, prototype)
             if value is None:
                 raise UnverifiedError(f"{self._name}/{key} is missing")
-            if await _entry(value) == expected:
+            if await _manifest_entry(value) == expected:
                 return value
             if not reads_left and len(value) != expected[0]:
                 raise UnverifiedError(f"{self._name}/{key} is not {expected[0]} bytes long")
         raise UnverifiedError(f"{self._name}/{key} does not match its checksum")
 
 
-async def _entry(value: Buffer) -> list[Any]:
+async def _manifest_entry(value: Buffer) -> list[Any]:
     if len(value) < _THREAD_BYTES:
-        return _measured(value)
-    return await asyncio.to_thread(_measured, value)
+        return _size_and_sha256(value)
+    return await asyncio.to_thread(_size_and_sha256, value)
 
 
-def _measured(value: Buffer) -> list[Any]:
+def _size_and_sha256(value: Buffer) -> list[Any]:
     return [len(value), hashlib.sha256(value.as_numpy_array().data).hexdigest()]

@@ -29,9 +29,9 @@ class ChunkedArray(Protocol):
 
 @runtime_checkable
 class SelectiveTarget(ChunkedArray, Protocol):
-    """A target that needs only some of the parts; the others are neither read nor verified."""
+    """An array that receives only the parts it needs; others are neither read nor verified."""
 
-    def wants(self, part: Any, /) -> bool: ...
+    def needs(self, part: Any, /) -> bool: ...
 
 
 TargetFactory = Callable[[str, tuple[int, ...], np.dtype[Any]], ChunkedArray | None]

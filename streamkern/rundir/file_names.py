@@ -12,27 +12,27 @@ from streamkern.basics.errors import RunError, StorageError
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import is_temporary
 from streamkern.filesystem.objects import Bytes
-from streamkern.rundir.checkpoint_format import STEM, named_group, read_manifest
+from streamkern.rundir.checkpoint_format import GROUP_NAME, named_group, read_manifest
 from streamkern.rundir.checksums import UnverifiedError, seal, unseal
 from streamkern.rundir.run_log import read_lines
 from streamkern.rundir.run_storage import RunStorage, WriterLock, reason
 
 CHECKPOINTS, CONFIG = "checkpoints/", "run.json"
-_SETUP = re.compile(r"(?:\d{12}-)?setup(?:-\d{1,3})?(?:\.json)?")
-_FORMAT = re.compile(rb'"format":\s*"streamkern-')
-_MANIFEST = re.compile(r"(?:(\d{12})-)?(\d{12}|setup)\.json")
+_SETUP_NAME = re.compile(r"(?:\d{12}-)?setup(?:-\d{1,3})?(?:\.json)?")
+_FORMAT_ENTRY = re.compile(rb'"format":\s*"streamkern-')
+_MANIFEST_NAME = re.compile(r"(?:(\d{12})-)?(\d{12}|setup)\.json")
 
 CheckpointId = tuple[int, int]
 """Number of the writer, and step. A later checkpoint has a higher id."""
 
 
-def stem_of(writer: int, what: int | str) -> str:
+def stem_of(writer: int, step: int | str) -> str:
     """Return the name of a setup or checkpoint without ``.json``: ``000000000003-000000000042``.
 
     writer : number of the writer; 0 on a disk, where names do not contain it
-    what : "setup", or the step of a checkpoint
+    step : step of a checkpoint, or "setup"
     """
-    text = what if isinstance(what, str) else f"{what:012d}"
+    text = step if isinstance(step, str) else f"{step:012d}"
     return f"{writer:012d}-{text}" if writer else text
 
 
@@ -44,55 +44,59 @@ def writer_of(name: str) -> int:
 
 def checkpoint_ids(names: set[str]) -> list[CheckpointId]:
     """Return (writer, step) for each manifest among `names`, oldest first; a setup has step 0."""
-    matches = [match for name in names if (match := _MANIFEST.fullmatch(name))]
+    matches = [match for name in names if (match := _MANIFEST_NAME.fullmatch(name))]
     return sorted((int(m[1] or 0), 0 if m[2] == "setup" else int(m[2])) for m in matches)
 
 
 def foreign_files(folder: RunStorage) -> str | None:
     """Return a file of another program whose name a run would use; None if there is none.
 
-    A folder belongs to streamkern if one of its documents has the format of streamkern, even if it
-    is damaged. The name of a file is not enough.
+    A folder belongs to streamkern if one of its documents, perhaps a damaged one, has a format of
+    streamkern. The name of a file is not enough.
     """
-    names = {name for name in folder.names() if name in folder.keeps or _SETUP.fullmatch(name)}
-    if not names or any(_FORMAT.search(data) for data in _documents(folder)):
+    names = {
+        name for name in folder.names() if name in folder.used_names or _SETUP_NAME.fullmatch(name)
+    }
+    if not names or any(_FORMAT_ENTRY.search(data) for data in _run_documents(folder)):
         return None
     return min(names)
 
 
-def _documents(folder: RunStorage) -> Iterator[Bytes]:
+def _run_documents(folder: RunStorage) -> Iterator[Bytes]:
     """Yield the content of documents that a run writes, as far as they exist."""
     # List again: a writer that is just starting writes writer.json before all other files.
     names = folder.names()
-    yield from _read(folder, sorted(names & {CONFIG, "writer.json"}))
-    yield from _read(folder, sorted(n for n in names if n.endswith(".json") and _SETUP.match(n)))
+    yield from _read_existing(folder, sorted(names & {CONFIG, "writer.json"}))
+    yield from _read_existing(
+        folder, sorted(n for n in names if n.endswith(".json") and _SETUP_NAME.match(n))
+    )
     for where in ("lease/", CHECKPOINTS):
         newest = sorted(n for n in folder.names(where) if n.endswith(".json"))[-3:]
-        yield from _read(folder, [where + name for name in newest])
+        yield from _read_existing(folder, [where + name for name in newest])
 
 
-def _read(folder: RunStorage, names: list[str]) -> Iterator[Bytes]:
+def _read_existing(folder: RunStorage, names: list[str]) -> Iterator[Bytes]:
     for name in names:
         # The file may have been deleted since the listing, or may be a folder.
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
             yield folder.read(name)
 
 
-def recorded(folder: RunStorage) -> dict[str, Any] | None:
+def recorded_config(folder: RunStorage) -> dict[str, Any] | None:
     """Return the configuration in the manifest of the setup, or of the newest intact checkpoint.
 
     None if there is no manifest. Nothing has been computed then, and another configuration may be
     used.
     """
-    setups, saves = published(folder)
-    body = _first_good(folder, [*reversed(setups), *reversed(saves)])
+    setups, checkpoints = published(folder)
+    body = _first_intact(folder, [*reversed(setups), *reversed(checkpoints)])
     return None if body is None else body["run"]
 
 
 def n_logged_lines(folder: RunStorage) -> int:
     """Return the number of log lines that the newest intact checkpoint, or the setup, records."""
-    setups, saves = published(folder)
-    body = _first_good(folder, [*reversed(saves), *reversed(setups)])
+    setups, checkpoints = published(folder)
+    body = _first_intact(folder, [*reversed(checkpoints), *reversed(setups)])
     return 0 if body is None else int(body["log"])
 
 
@@ -111,14 +115,14 @@ def stored_records(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None
 def published(folder: RunStorage) -> tuple[list[str], list[str]]:
     """Return the names of the manifests of setups, and of checkpoints, each oldest first."""
     setups = [stem_of(writer, "setup") for writer, _ in checkpoint_ids(folder.names())]
-    saves = [
+    checkpoints = [
         CHECKPOINTS + stem_of(*checkpoint)
         for checkpoint in checkpoint_ids(folder.names(CHECKPOINTS))
     ]
-    return [f"{name}.json" for name in setups], [f"{name}.json" for name in saves]
+    return [f"{name}.json" for name in setups], [f"{name}.json" for name in checkpoints]
 
 
-def _first_good(folder: RunStorage, names: list[str]) -> dict[str, Any] | None:
+def _first_intact(folder: RunStorage, names: list[str]) -> dict[str, Any] | None:
     for name in names:
         with contextlib.suppress(UnverifiedError):  # reported when it is loaded
             return read_manifest(folder, name)
@@ -144,7 +148,7 @@ def read_config(folder: RunStorage) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise RunError(
             f"{folder.place}/run.json is damaged ({error})",
-            "restore it from a copy, or run the same command again, which writes it anew where "
+            "restore it from a copy, or run the same command again, which writes it again if "
             "there is a setup or a checkpoint",
         ) from error
 
@@ -153,12 +157,12 @@ def repair_run_json(folder: RunStorage, run: Mapping[str, Any]) -> None:
     """Write run.json again if it differs from the configuration in the manifests."""
     try:
         stored = read_config(folder)
-        what = "is missing" if stored is None else "is of another run"
+        state = "is missing" if stored is None else "is of another run"
     except RunError:
-        stored, what = None, "was damaged or edited"
+        stored, state = None, "was damaged or edited"
     if stored != run:
         write_config(folder, run)
-        text = f"{folder.place}/run.json {what}; it is written again as its setup has it"
+        text = f"{folder.place}/run.json {state}; it is written again from its setup"
         warn(text)
 
 
@@ -208,8 +212,8 @@ class CheckpointRetention:
             lock.check()
             if where == CHECKPOINTS:
                 old = [stem_of(*checkpoint) for checkpoint in checkpoint_ids(names)]
-                good = [stem for stem in old if stem not in self.unverified]
-                retired = {f"{stem}.json" for stem in (*good[: -self._keep], *self.unverified)}
+                intact = [stem for stem in old if stem not in self.unverified]
+                retired = {f"{stem}.json" for stem in (*intact[: -self._keep], *self.unverified)}
                 self._folder.delete([where + name for name in sorted(retired)])
                 names -= retired
                 self.unverified.clear()
@@ -220,7 +224,7 @@ class CheckpointRetention:
     def _sweep(self, lock: WriterLock, where: str, names: set[str]) -> None:
         """Delete temporary files, and groups of this or earlier writers without a manifest."""
         for name in names:
-            match = STEM.fullmatch(name)
+            match = GROUP_NAME.fullmatch(name)
             if is_temporary(name):
                 self._folder.delete([where + name])
             elif match and ("setup" in name) == (not where) and writer_of(name) <= lock.number:

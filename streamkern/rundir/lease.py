@@ -41,11 +41,11 @@ from streamkern.rundir.checksums import seal, unseal
 
 TTL_S = 60.0
 """Seconds without a heartbeat after which another process may take over."""
-_BEATS, _LOOKS = 4, 20
+_BEATS_PER_TTL, _CHECKS_PER_TTL = 4, 20
 """Number of heartbeats of a holder per ttl, and of checks by a process that waits for it."""
-_live: set[str] = set()
-"""Nonces of the leases that this process holds. Another note of this process was left by a release,
-or a creation, that has failed halfway."""
+_held_nonces: set[str] = set()
+"""Nonces of the leases that this process holds. A note of this process with another nonce was left
+by a release or a creation that failed halfway."""
 
 
 class Lease:
@@ -68,13 +68,13 @@ class Lease:
         self._objects, self._ttl, self._clock, self._wait = objects, ttl_s, clock, wait
         self._place = redact(objects.url)
         self._note: dict[str, Any] = {}
-        self._alive_at = 0.0  # start of the last heartbeat that arrived
-        self._changing = threading.Lock()
+        self._last_beat_at = 0.0  # start of the last heartbeat that arrived
+        self._note_lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         # A heartbeat is useless after the ttl, so it is not retried for longer.
-        self._hasty = copy.copy(objects)
-        self._hasty.deadline_s = min(objects.deadline_s, ttl_s / 2)
+        self._heartbeat_objects = copy.copy(objects)
+        self._heartbeat_objects.deadline_s = min(objects.deadline_s, ttl_s / 2)
 
     # -- acquiring it ----------------------------------------------------------------------
 
@@ -90,70 +90,70 @@ class Lease:
         StorageAccessError
             The storage does not support conditional creation of objects.
         """
-        watched: tuple[int, bytes] | None = None
-        since = 0.0
+        first_seen: tuple[int, bytes] | None = None
+        seen_at = 0.0
         while True:
-            now, seen = self._clock(), _newest(self._objects)
-            holder = _parsed(seen[1])
-            if seen[0] and not _is_over(holder):
-                if _runs_here(holder) or (watched is not None and seen != watched):
-                    raise being_written(self._place, describe(holder))
-                if watched is None:
-                    watched, since = seen, self._clock()
-                    self._say_why(holder)
-                if now - since < self._ttl:
-                    self._wait(self._ttl / _LOOKS)
+            now, newest = self._clock(), _newest(self._objects)
+            holder = _parsed(newest[1])
+            if newest[0] and not _has_ended(holder):
+                if _runs_here(holder) or (first_seen is not None and newest != first_seen):
+                    raise locked_error(self._place, holder_text(holder))
+                if first_seen is None:
+                    first_seen, seen_at = newest, self._clock()
+                    self._warn_of_wait(holder)
+                if now - seen_at < self._ttl:
+                    self._wait(self._ttl / _CHECKS_PER_TTL)
                     continue
-            if self._create(seen[0], max(seen[0], beyond) + 1):
+            if self._create(newest[0], max(newest[0], beyond) + 1):
                 return
 
     def _create(self, last: int, number: int) -> bool:
         """Create the object of `number`, unless another process has acted since `last` was read."""
         nonce = uuid.uuid4().hex
         self._note = {**_identity(), "nonce": nonce, "beat": 0}
-        _live.add(nonce)  # before the object exists
+        _held_nonces.add(nonce)  # before the object exists
         try:
-            return self._win(last, number)
+            return self._claim_number(last, number)
         finally:
             if not self.number:
-                _live.discard(nonce)
+                _held_nonces.discard(nonce)
 
-    def _win(self, last: int, number: int) -> bool:
+    def _claim_number(self, last: int, number: int) -> bool:
         """Create the object of `number`; return whether this process has acquired the lease."""
-        began = self._clock()
+        start = self._clock()
         try:
             if not self._objects.create(_key(number), self._data()):
                 return False
         except (NotImplementedError, ValueError, TypeError) as error:
-            raise self._unsuited() from error
+            raise self._unsupported_error() from error
         try:
             # Objects of low numbers are deleted, so that a free number may have been used before.
             numbers = self._numbers()
-            first = [n for n in numbers if n > last] == [number]
-            if first and self._objects.create(_key(number), self._data() + b"\n"):
-                raise self._unsuited()
+            is_first = [n for n in numbers if n > last] == [number]
+            if is_first and self._objects.create(_key(number), self._data() + b"\n"):
+                raise self._unsupported_error()
         except BaseException:
             with contextlib.suppress(StorageError):
-                self._hasty.delete([_key(number)])
+                self._heartbeat_objects.delete([_key(number)])
             raise
-        if not first:
+        if not is_first:
             self._objects.delete([_key(number)])
             return False
-        self.number, self._alive_at = number, began
+        self.number, self._last_beat_at = number, start
         with contextlib.suppress(StorageError):
             self._objects.delete([_key(n) for n in numbers if n < number])
         return True
 
-    def _unsuited(self) -> StorageAccessError:
+    def _unsupported_error(self) -> StorageAccessError:
         return StorageAccessError(
             f"{self._place} does not refuse to create an object that exists, so two runs could "
-            "write there at once",
+            "write to it at the same time",
             "keep runs on a local disk, on S3, or on another storage that does",
         )
 
-    def _say_why(self, holder: dict[str, Any]) -> None:
+    def _warn_of_wait(self, holder: dict[str, Any]) -> None:
         warn(
-            f"{self._place} is, or was, being written by {describe(holder)}; waiting for up to "
+            f"{self._place} is, or was, being written by {holder_text(holder)}; waiting for up to "
             f"{self._ttl:.0f} s to see whether it still is"
         )
 
@@ -166,42 +166,43 @@ class Lease:
         self._thread = thread
 
     def _keep_beating(self) -> None:
-        while not self._stopped.wait(self._ttl / _BEATS):
-            with contextlib.suppress(Exception):  # `check` knows when the last one arrived
+        while not self._stopped.wait(self._ttl / _BEATS_PER_TTL):
+            with contextlib.suppress(Exception):  # `check` sees when the last one arrived
                 self.beat()
 
     def beat(self) -> None:
         """Show other processes that this one is alive."""
-        with self._changing:
+        with self._note_lock:
             if self._stopped.is_set():
                 return
-            began = self._clock()
+            start = self._clock()
             self._note["beat"] += 1
-            self._hasty.put(_key(self.number), self._data())
-            self._alive_at = began
+            self._heartbeat_objects.put(_key(self.number), self._data())
+            self._last_beat_at = start
 
     def check(self) -> None:
         """Raise RunLostError if another process has taken over.
 
         Raises StorageError if this is unknown, because no heartbeat has arrived within the ttl.
         """
-        later = self._later()
-        if not later and self._clock() - self._alive_at >= self._ttl:
+        later_numbers = self._later_numbers()
+        if not later_numbers and self._clock() - self._last_beat_at >= self._ttl:
             self.beat()
-            later = self._later()
-        if later:
+            later_numbers = self._later_numbers()
+        if later_numbers:
             raise RunLostError(
-                f"run directory {self._place} was taken over by {self._who(later[-1])}, because "
-                f"this process showed no sign of life for {self._ttl:.0f} s",
-                "nothing more is written by this one",
+                f"run directory {self._place} was taken over by "
+                f"{self._holder_of(later_numbers[-1])}, because this process sent no heartbeat for "
+                f"{self._ttl:.0f} s",
+                "let the other process finish, or stop it and run the same command again",
             )
 
-    def _later(self) -> list[int]:
+    def _later_numbers(self) -> list[int]:
         return [n for n in self._numbers() if n > self.number]
 
-    def _who(self, number: int) -> str:
+    def _holder_of(self, number: int) -> str:
         try:
-            return describe(_parsed(bytes(self._objects.get(_key(number)))))
+            return holder_text(_parsed(bytes(self._objects.get(_key(number)))))
         except OSError:
             return "another process"
 
@@ -214,11 +215,11 @@ class Lease:
         if not self.number:  # never acquired
             return
         try:
-            with self._changing, contextlib.suppress(Exception):
+            with self._note_lock, contextlib.suppress(Exception):
                 self._note["released"] = True
-                self._hasty.put(_key(self.number), self._data())
+                self._heartbeat_objects.put(_key(self.number), self._data())
         finally:
-            _live.discard(self._note["nonce"])
+            _held_nonces.discard(self._note["nonce"])
         if self._thread is not None:
             self._thread.join()
 
@@ -252,12 +253,12 @@ def current_holder(objects: Objects) -> str | None:
     """
     number, note = _newest(objects)
     holder = _parsed(note)
-    if not number or _is_over(holder):
+    if not number or _has_ended(holder):
         return None
-    return describe(holder) + ("" if _runs_here(holder) else " (unless it was killed there)")
+    return holder_text(holder) + ("" if _runs_here(holder) else " (unless it was killed there)")
 
 
-def being_written(place: str, holder: str | None) -> RunError:
+def locked_error(place: str, holder: str | None) -> RunError:
     """Return the error for a second writer. holder : description of the first one, or None"""
     return RunLockedError(
         f"run directory {place} is being written by {holder or 'another process'}",
@@ -279,12 +280,12 @@ def _identity() -> dict[str, Any]:
         "pid": pid,
         "host": socket.gethostname(),
         "since": utc_now(),
-        "machine": _machine(),
-        "started": _started(pid),
+        "machine": _machine_id(),
+        "started": _start_time(pid),
     }
 
 
-def _machine() -> str | None:
+def _machine_id() -> str | None:
     """Return text that identifies this boot of this machine, and the namespace of process ids.
 
     None if it is unknown.
@@ -297,7 +298,7 @@ def _machine() -> str | None:
     return None if boot is None else f"{socket.gethostname()} {boot} {space}"
 
 
-def _started(pid: int) -> str | None:
+def _start_time(pid: int) -> str | None:
     """Return the start time of a process in clock ticks; "" if it has ended, None if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -315,19 +316,19 @@ def _parsed(data: bytes) -> dict[str, Any]:
         return {}
 
 
-def describe(holder: dict[str, Any]) -> str:
+def holder_text(holder: dict[str, Any]) -> str:
     """Return the note of a lease as part of a sentence."""
     if not holder:
-        return "a process unknown, as its note is damaged"
+        return "an unknown process, as its note is damaged"
     return f"process {holder['pid']} on {holder.get('host')} since {holder.get('since')}"
 
 
 def _is_ours(holder: dict[str, Any]) -> bool:
     """Return whether the holder ran on this machine since its last boot."""
-    return holder.get("machine") is not None and holder["machine"] == _machine()
+    return holder.get("machine") is not None and holder["machine"] == _machine_id()
 
 
-def _is_over(holder: dict[str, Any]) -> bool:
+def _has_ended(holder: dict[str, Any]) -> bool:
     """Return whether the holder has released the lease, or is known to have ended."""
     return bool(holder.get("released")) or (_is_ours(holder) and not _runs_here(holder))
 
@@ -335,7 +336,7 @@ def _is_over(holder: dict[str, Any]) -> bool:
 def _runs_here(holder: dict[str, Any]) -> bool:
     if not _is_ours(holder):
         return False
-    if holder["pid"] == os.getpid() and holder.get("nonce") not in _live:
+    if holder["pid"] == os.getpid() and holder.get("nonce") not in _held_nonces:
         return False
     # Another process may have the same id now, but not the same start time.
-    return is_alive(holder["pid"]) and _started(holder["pid"]) in (holder.get("started"), None)
+    return is_alive(holder["pid"]) and _start_time(holder["pid"]) in (holder.get("started"), None)

@@ -120,7 +120,7 @@ class RunDirectory:
                 raise RunError(no_run(self.place, self.place))
             return
         with self._acquiring():
-            lock = self._folder.hold(self._highest_writer())
+            lock = self._folder.acquire_lock(self._highest_writer())
             try:
                 self._retention.delete_unfinished(lock)
                 self._run, self._run_is_known = self.recorded(), True
@@ -190,7 +190,7 @@ class RunDirectory:
     def recorded(self) -> dict[str, Any] | None:
         """Return the configuration in the manifest of the setup, or of the newest intact
         checkpoint. None if there is no manifest, so that nothing has been computed yet."""
-        return file_names.recorded(self._folder)
+        return file_names.recorded_config(self._folder)
 
     def open_log(self) -> RunLog:
         """Open the run log; the caller closes it. Every save first flushes it to the storage."""
@@ -232,10 +232,10 @@ class RunDirectory:
         """
         with self._writing(f"the checkpoint of step {step}") as lock:
             names = self._folder.names(CHECKPOINTS)
-            good = [
+            intact = [
                 r for r in checkpoint_ids(names) if stem_of(*r) not in self._retention.unverified
             ]
-            newest, checkpoint = max(good, default=(0, 0)), (lock.number, step)
+            newest, checkpoint = max(intact, default=(0, 0)), (lock.number, step)
             if newest[0] > lock.number:
                 lock.check()  # raises an error that names the process that took over
             if not newest <= checkpoint or not 0 <= step < 10**12:
@@ -286,12 +286,12 @@ class RunDirectory:
         self._retention.record_group(f"{where}{stem}.json", group)
 
     @contextlib.contextmanager
-    def _writing(self, what: str) -> Iterator[WriterLock]:
+    def _writing(self, file_text: str) -> Iterator[WriterLock]:
         """Yield the lock for one save at a time; convert an OSError to CheckpointError."""
         with self._saving:
             if self._lock is None:
                 raise RunError(
-                    f"{what} cannot be written: {self.place} was not acquired",
+                    f"{file_text} cannot be written: {self.place} was not acquired",
                     "use it in a with block",
                 )
             try:
@@ -302,7 +302,7 @@ class RunDirectory:
                 if not isinstance(error, StorageError):
                     self._lock.check()  # the directory may be gone, or have a new writer
                 raise CheckpointError(
-                    f"{what} could not be written to {self.place}: {reason(error)}",
+                    f"{file_text} could not be written to {self.place}: {reason(error)}",
                     "earlier checkpoints are untouched, so run the same command again once that is "
                     "solved",
                 ) from error
@@ -323,33 +323,33 @@ class RunDirectory:
         Raises CheckpointError if there are manifests but none verifies, and ResumeMismatchError if
         the checkpoint belongs to another run than the setup.
         """
-        failed: dict[CheckpointId, str] = {}
+        failures: dict[CheckpointId, str] = {}
         damaged: list[CheckpointId] = []
-        # List again each time, since another process may delete the one that is read next.
+        # List again each time, since another process may delete the checkpoint to be read next.
         while remaining := [
-            checkpoint for checkpoint in self._published() if checkpoint not in failed
+            checkpoint for checkpoint in self._published() if checkpoint not in failures
         ]:
             try:
                 saved = load_checkpoint(
                     self._folder, f"{CHECKPOINTS}{stem_of(*remaining[-1])}.json", into
                 )
             except UnverifiedError as error:
-                failed[remaining[-1]] = str(error)
+                failures[remaining[-1]] = str(error)
                 damaged += remaining[-1:] if remaining[-1] in self._published() else []
                 continue
             self._check_same_run(saved)
             self._retention.unverified.update(stem_of(*checkpoint) for checkpoint in damaged)
             skipped = tuple(
                 f"checkpoint of step {checkpoint[1]} in {self.place} was skipped, and that of step "
-                f"{saved.step} is used: {failed[checkpoint]}"
+                f"{saved.step} is used: {failures[checkpoint]}"
                 for checkpoint in damaged
             )
             return replace(saved, skipped=skipped)
-        if not failed:
+        if not failures:
             return None
-        reasons = "; ".join(f"step {step}: {why}" for (_, step), why in failed.items())
+        reasons = "; ".join(f"step {step}: {why}" for (_, step), why in failures.items())
         raise CheckpointError(
-            f"{self.place} has {len(failed)} checkpoint(s) and none verifies ({reasons})",
+            f"{self.place} has {len(failures)} checkpoint(s) and none verifies ({reasons})",
             "restore one from a copy, or start again in a new run directory",
         )
 

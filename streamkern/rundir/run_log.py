@@ -34,12 +34,12 @@ from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import sync_folder
 from streamkern.filesystem.objects import Bytes, Objects
 
-_LINE = re.compile(rb'(\{.+), "crc32c": "([0-9a-f]{8})"\}')
+_LINE_PATTERN = re.compile(rb'(\{.+), "crc32c": "([0-9a-f]{8})"\}')
 FLUSH_S = 10.0
 """Seconds between two writes of the log to an object store."""
 PART_BYTES = 1 << 20
 """Size in bytes from which a new part is started."""
-_DEADLINE_S = 30.0
+_WRITE_DEADLINE_S = 30.0
 """Seconds for which writing a part is retried; after that it is written with the next lines."""
 
 
@@ -47,21 +47,21 @@ class RunLog:
     """The log of a run, for writing.
 
     lines : file or objects that receive the lines; None to write nothing
-    after : number of the last line that this or an earlier process has written
+    after : number of the last line that earlier processes have written
     """
 
     def __init__(self, lines: LogLines | None, after: int = 0) -> None:
         self._lines = lines
         self._last = self._stored = after
-        self._writing = threading.Lock()
+        self._write_lock = threading.Lock()
 
     def write(self, *, step: int, epoch: int, samples: int, **fields: object) -> None:
-        """Append one record: the time, the position of the run, and `fields`."""
+        """Append one record: the time, the step, epoch and samples so far, and `fields`."""
         if self._lines is None:
             return
-        place = {"time": utc_now(), "step": step, "epoch": epoch, "samples": samples}
-        with self._writing:
-            record = _plain({"line": self._last + 1, **place, **fields})
+        position = {"time": utc_now(), "step": step, "epoch": epoch, "samples": samples}
+        with self._write_lock:
+            record = _as_json({"line": self._last + 1, **position, **fields})
             self._lines.append(_sealed(json.dumps(record, allow_nan=False).encode()))
             self._last += 1
 
@@ -85,7 +85,7 @@ class RunLog:
         self.close()
 
 
-def _plain(value: object) -> object:
+def _as_json(value: object) -> object:
     """Return `value` as strict JSON values.
 
     NaN and infinity become strings, NumPy values become Python ones, and secrets in text are
@@ -96,17 +96,17 @@ def _plain(value: object) -> object:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, np.generic | np.ndarray):
-        return _plain(value.tolist())
+        return _as_json(value.tolist())
     if isinstance(value, Mapping):
-        return {str(name): _plain_field(str(name), item) for name, item in value.items()}
+        return {str(name): _as_json_field(str(name), item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
+        return [_as_json(v) for v in value]
     return redact(str(value))
 
 
-def _plain_field(name: str, value: object) -> object:
+def _as_json_field(name: str, value: object) -> object:
     secret = SECRET_NAME.search(name) and not isinstance(value, int | float | None)
-    return "***" if secret else _plain(value)
+    return "***" if secret else _as_json(value)
 
 
 # -- in a file ---------------------------------------------------------------------------------
@@ -129,11 +129,14 @@ class FileLines:
         self._fd: int | None = None
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            _mend_tail(self._fd)
+            _repair_tail(self._fd)
             sync_folder(self.path.parent)
         except OSError as error:
             self.close()
-            raise RunError(f"run log {self.path} cannot be opened: {error.strerror}") from error
+            raise RunError(
+                f"run log {self.path} cannot be opened: {error.strerror}",
+                "make it writable, and run the same command again",
+            ) from error
 
     def append(self, line: bytes) -> None:
         """Append one line; raise RunError if it cannot be written."""
@@ -155,7 +158,10 @@ class FileLines:
             if self._fd is not None:
                 os.fsync(self._fd)
         except OSError as error:
-            raise RunError(f"run log {self.path} cannot be stored: {error.strerror}") from error
+            raise RunError(
+                f"run log {self.path} cannot be stored: {error.strerror}",
+                "run the same command again once that is solved",
+            ) from error
         return True
 
     def close(self) -> None:
@@ -165,24 +171,24 @@ class FileLines:
             os.close(fd)
 
 
-def _mend_tail(fd: int) -> None:
+def _repair_tail(fd: int) -> None:
     """Complete a last line that only lacks its newline, or remove an incomplete last line."""
     size = os.fstat(fd).st_size
     tail, start = b"", size
     while start > 0 and b"\n" not in tail:
-        take = min(start, 1 << 16)
-        start -= take
+        n_bytes = min(start, 1 << 16)
+        start -= n_bytes
         os.lseek(fd, start, os.SEEK_SET)
-        tail = os.read(fd, take) + tail
-    torn = tail[tail.rfind(b"\n") + 1 :]
-    if torn:
-        complete = _unfinished(torn)
-        os.ftruncate(fd, size - len(torn) + len(complete))
+        tail = os.read(fd, n_bytes) + tail
+    incomplete = tail[tail.rfind(b"\n") + 1 :]
+    if incomplete:
+        complete = _complete_line(incomplete)
+        os.ftruncate(fd, size - len(incomplete) + len(complete))
         os.write(fd, b"\n" if complete else b"")
 
 
-def _unfinished(tail: bytes) -> bytes:
-    """Return a last line without its newline if it is complete, else b"".
+def _complete_line(tail: bytes) -> bytes:
+    """Return the last line of a log without its newline if the line is complete, else b"".
 
     A damaged newline counts as missing.
     """
@@ -204,54 +210,56 @@ class ObjectLines:
 
     def __init__(self, objects: Objects, token: int, *, period_s: float = FLUSH_S) -> None:
         self._objects = copy.copy(objects)
-        self._objects.deadline_s = min(objects.deadline_s, _DEADLINE_S)
+        self._objects.deadline_s = min(objects.deadline_s, _WRITE_DEADLINE_S)
         self._token, self._period = token, period_s
         self._parts = {1: bytearray()}  # by number; those before the last are full
-        self._unsaved = False
+        self._has_unsaved = False
         self._failure: Exception | None = None
         self._warned = False
-        self._adding, self._saving = threading.Lock(), threading.Lock()
+        self._append_lock, self._flush_lock = threading.Lock(), threading.Lock()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="streamkern-log", daemon=True)
+        self._thread = threading.Thread(
+            target=self._flush_periodically, name="streamkern-log", daemon=True
+        )
         self._thread.start()
 
     def append(self, line: bytes) -> None:
         """Append one line, which the next flush writes."""
-        with self._adding:
+        with self._append_lock:
             last = max(self._parts)
             if self._parts[last] and len(self._parts[last]) + len(line) > PART_BYTES:
                 last += 1
                 self._parts[last] = bytearray()
             self._parts[last] += line
-            self._unsaved = True
-        self._say_failure()
+            self._has_unsaved = True
+        self._warn_of_failure()
 
     def flush(self) -> bool:
         """Write the parts that have changed; return False if that fails."""
-        with self._saving:
-            with self._adding:
-                if not self._unsaved:
+        with self._flush_lock:
+            with self._append_lock:
+                if not self._has_unsaved:
                     return True
                 parts = {number: bytes(part) for number, part in self._parts.items()}
-                self._unsaved = False
+                self._has_unsaved = False
             try:
                 for number, part in parts.items():
                     key = f"log/{self._token:012d}-{number:06d}.jsonl"
                     self._objects.put(key, part)
             except Exception as error:  # a failing log must not stop a run
-                self._failure, self._unsaved = error, True
+                self._failure, self._has_unsaved = error, True
                 return False
-            with self._adding:
+            with self._append_lock:
                 for number in parts:
                     if number < max(parts):
                         del self._parts[number]
             return True
 
-    def _work(self) -> None:
+    def _flush_periodically(self) -> None:
         while not self._closing.wait(self._period):
             self.flush()
 
-    def _say_failure(self) -> None:
+    def _warn_of_failure(self) -> None:
         """Warn of a failed write, once, on the thread of the caller."""
         if self._failure is not None and not self._warned:
             self._warned = True
@@ -265,13 +273,13 @@ class ObjectLines:
         self._closing.set()
         self._thread.join()
         self.flush()
-        self._say_failure()
+        self._warn_of_failure()
 
 
 LogLines = FileLines | ObjectLines
 
 
-def _is_whole(part: Bytes) -> bool:
+def _is_intact_part(part: Bytes) -> bool:
     return all(_record(line) is not None for line in bytes(part).splitlines())
 
 
@@ -286,9 +294,9 @@ def read_parts(objects: Objects) -> bytes:
     A run that was copied from a disk also has a file, whose lines come first. A part whose lines do
     not match their checksums is read again.
     """
-    parts = list(objects.get_many(part_keys(objects), good=_is_whole))
+    parts = list(objects.get_many(part_keys(objects), intact=_is_intact_part))
     with contextlib.suppress(FileNotFoundError):
-        parts.insert(0, objects.get("log.jsonl", good=_is_whole))
+        parts.insert(0, objects.get("log.jsonl", intact=_is_intact_part))
     return b"".join(map(bytes, parts))
 
 
@@ -302,7 +310,7 @@ def _sealed(record: bytes) -> bytes:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     """Return the record of a line, or None if the line is not intact."""
-    match = _LINE.fullmatch(line)
+    match = _LINE_PATTERN.fullmatch(line)
     if match is None or google_crc32c.value(match[1] + b"}") != int(match[2], 16):
         return None
     try:
@@ -315,19 +323,19 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return {name: entry for name, entry in value.items() if name != "crc32c"}
 
 
-def _found(data: bytes) -> list[dict[str, Any] | None]:
+def _parsed_lines(data: bytes) -> list[dict[str, Any] | None]:
     """Return the record of each line, or None for a damaged line.
 
     An incomplete last line is left out.
     """
     *lines, tail = data.split(b"\n")
-    complete = _unfinished(tail)
+    complete = _complete_line(tail)
     return [_record(line) for line in (*lines, *([complete] if complete else []))]
 
 
 def last_line(data: bytes, stored: int) -> int:
     """Return the number of the last line of a log, which is at least `stored`."""
-    numbers = [int(record["line"]) for record in _found(data) if record is not None]
+    numbers = [int(record["line"]) for record in _parsed_lines(data) if record is not None]
     return max([stored, *numbers])
 
 
@@ -338,17 +346,17 @@ def read_lines(data: bytes, where: str, stored: int = 0) -> tuple[list[dict[str,
     stored : number of lines that a checkpoint records. An incomplete last line after these does not
         count as damage, because a kill has truncated it, or it is being written.
     """
-    lines = _found(data)
-    damaged = [number for number, record in enumerate(lines, 1) if record is None]
-    records = [record for record in lines if record is not None]
-    numbers = {record.pop("line") for record in records}
-    lost = max({stored, *numbers}) - len(numbers) - len(damaged)
+    parsed = _parsed_lines(data)
+    damaged = [number for number, record in enumerate(parsed, 1) if record is None]
+    records = [record for record in parsed if record is not None]
+    line_numbers = {record.pop("line") for record in records}
+    n_lost = max({stored, *line_numbers}) - len(line_numbers) - len(damaged)
     sentences = []
     if damaged:
-        shown = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
-        sentences.append(f"{len(damaged)} damaged line(s) of {where} are left out: {shown}")
-    if lost > 0:
-        sentences.append(f"{lost} line(s) of {where} are lost")
+        damaged_text = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
+        sentences.append(f"{len(damaged)} damaged line(s) of {where} are left out: {damaged_text}")
+    if n_lost > 0:
+        sentences.append(f"{n_lost} line(s) of {where} are lost")
     return records, "; ".join(sentences) or None
 
 
@@ -363,7 +371,9 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise RunError(f"run log {path} cannot be read: {error.strerror}") from error
+        raise RunError(
+            f"run log {path} cannot be read: {error.strerror}", "make it readable, or restore it"
+        ) from error
     if damage is not None:
         warn(damage)
     return records

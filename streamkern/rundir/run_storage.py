@@ -41,7 +41,7 @@ from streamkern.rundir import lease
 from streamkern.rundir.checksums import is_sealed, seal, unseal
 from streamkern.rundir.run_log import FileLines, LogLines, ObjectLines, read_parts
 
-_REASONS = {
+_ERRNO_REASONS = {
     errno.EEXIST: "a file is where a folder should be",
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -51,19 +51,19 @@ _REASONS = {
 
 
 def open_folder(
-    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> RunStorage:
     """Return the folder at a path or URL; nothing is read or created yet.
 
     storage_options : as for `open_objects`; a local path does not need them
     """
-    text = path_text(place)
+    text = path_text(location)
     if text.startswith("file://") and urlsplit(text).netloc not in ("", "localhost"):
         raise RunError(
             f"run directory {redact(text)} is on another machine",
             "mount it and give its path, or give the URL of an object store",
         )
-    path = local_path(place)
+    path = local_path(location)
     if path is not None:
         return LocalFolder(path)
     return ObjectFolder(open_objects(text, storage_options=storage_options))
@@ -73,7 +73,7 @@ def reason(error: OSError) -> str:
     """Return the cause of an error as a short text."""
     if isinstance(error, StreamkernError):
         return str(error)
-    return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
+    return _ERRNO_REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
 
 
 # -- on a disk ---------------------------------------------------------------------------------
@@ -85,11 +85,11 @@ class LocalFolder:
     place : path, for messages
     in_flight_bytes : bytes that are transferred at once to hide the latency of requests; 0 if there
         is none
-    keeps : names of files and folders that a run uses, except setups
+    used_names : names of files and folders that a run uses, except setups
     """
 
     in_flight_bytes = 0
-    keeps = frozenset({"run.json", "writer.json", "log", "log.jsonl", "checkpoints"})
+    used_names = frozenset({"run.json", "writer.json", "log", "log.jsonl", "checkpoints"})
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.abspath(path))
@@ -131,20 +131,20 @@ class LocalFolder:
         if read_only:
             return LocalStore(self.path / group, read_only=True)
         (self.path / group).mkdir()
-        return _NewGroup(self.path / group)
+        return _NewGroupFiles(self.path / group)
 
     def sync(self, group: str) -> None:
         """Make all files of `group` durable."""
         sync_tree(self.path / group)
 
-    def hold(self, beyond: int) -> WriterLock:
+    def acquire_lock(self, beyond: int) -> WriterLock:
         """Acquire the writer lock, whose number is at least `beyond`.
 
         Raises RunLockedError, which names the holder, if another process has it.
         """
         make_folders(self.path)
         lock = file_lock(self.path / "run.lock")
-        self._take(lock)
+        self._acquire(lock)
         try:
             token = uuid.uuid4().hex
             note = {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_now()}
@@ -156,9 +156,9 @@ class LocalFolder:
         except BaseException:
             lock.release()
             raise
-        return _Lock(self, lock, beyond, token)
+        return _RunFileLock(self, lock, beyond, token)
 
-    def _take(self, lock: filelock.BaseFileLock) -> None:
+    def _acquire(self, lock: filelock.BaseFileLock) -> None:
         """Acquire the lock, or raise an error that names its holder.
 
         A holder writes writer.json after it has acquired the lock; before that, the file names the
@@ -174,7 +174,7 @@ class LocalFolder:
             if holder is not None or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        raise lease.being_written(self.place, holder)
+        raise lease.locked_error(self.place, holder)
 
     def holder(self) -> str | None:
         """Return a description of the process in ``writer.json``; None if it has ended, or there
@@ -185,14 +185,14 @@ class LocalFolder:
         except (OSError, KeyError):
             return None
         except (ValueError, TypeError):
-            return "a process unknown, as writer.json is damaged"
+            return "an unknown process, as writer.json is damaged"
         if host == socket.gethostname() and os.name != "nt" and not is_alive(pid):
             return None
         return f"process {pid} on {host} since {since}"
 
-    def open_log(self, hold: WriterLock) -> LogLines:
-        hold.check()
-        return FileLines(self.path / "log.jsonl", hold.check)
+    def open_log(self, lock: WriterLock) -> LogLines:
+        lock.check()
+        return FileLines(self.path / "log.jsonl", lock.check)
 
     def read_log(self) -> bytes:
         """Return all lines of the log.
@@ -203,10 +203,10 @@ class LocalFolder:
         return b"".join(file.read_bytes() for file in files if file.exists())
 
 
-class _NewGroup(LocalFiles):
+class _NewGroupFiles(LocalFiles):
     """Store that writes below an existing folder, and does not create it again if it was moved.
 
-    Files are written in place, since they are not read before the whole group is durable.
+    Files are not written atomically, because they are read only once the whole group is durable.
     """
 
     def write(self, key: str, data: Any, *, exclusive: bool = False) -> None:
@@ -219,7 +219,7 @@ class _NewGroup(LocalFiles):
             file.write(data)
 
 
-class _Lock:
+class _RunFileLock:
     """A lock on ``run.lock``, which is valid as long as ``writer.json`` contains its token.
 
     The file lock ends with its process and cannot be taken over. But the folder may be moved or
@@ -239,7 +239,7 @@ class _Lock:
             note = unseal("writer", self._folder.read("writer.json"))
         except (FileNotFoundError, NotADirectoryError):
             raise RunLostError(
-                f"run directory {place} is gone, it was moved or deleted",
+                f"run directory {place} is gone: it was moved or deleted",
                 "put it back, or give its new place, and run the same command again",
             ) from None
         except OSError as error:
@@ -256,9 +256,9 @@ class _Lock:
         if note.get("token") != self._token:
             raise RunLostError(
                 f"run directory {place} was taken over by "
-                f"{self._folder.holder() or 'another process'}, which can only be after its "
-                "run.lock was deleted",
-                "nothing more is written by this one",
+                f"{self._folder.holder() or 'another process'} after its run.lock was deleted, so "
+                "this process writes nothing more",
+                "keep run.lock while a process writes to the directory",
             )
 
     def release(self) -> None:
@@ -281,7 +281,7 @@ class ObjectFolder:
     """
 
     in_flight_bytes = 64 << 20
-    keeps = frozenset({"run.json", "lease", "log", "log.jsonl", "checkpoints"})
+    used_names = frozenset({"run.json", "lease", "log", "log.jsonl", "checkpoints"})
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
@@ -295,7 +295,7 @@ class ObjectFolder:
         return {key.removeprefix(folder).partition("/")[0] for key, _ in listing}
 
     def read(self, name: str) -> bytes:
-        return bytes(self.objects.get(name, good=is_sealed))
+        return bytes(self.objects.get(name, intact=is_sealed))
 
     def write(self, name: str, data: bytes) -> None:
         self.objects.put(name, data)
@@ -313,28 +313,28 @@ class ObjectFolder:
     def sync(self, group: str) -> None:
         pass
 
-    def hold(self, beyond: int) -> WriterLock:
-        held = lease.Lease(self.objects, ttl_s=lease.TTL_S)
+    def acquire_lock(self, beyond: int) -> WriterLock:
+        new_lease = lease.Lease(self.objects, ttl_s=lease.TTL_S)
         try:
-            held.acquire(beyond)
-            held.start()
+            new_lease.acquire(beyond)
+            new_lease.start()
         except BaseException:
-            held.release()
+            new_lease.release()
             raise
-        return held
+        return new_lease
 
     def holder(self) -> str | None:
         return lease.current_holder(self.objects)
 
-    def open_log(self, hold: WriterLock) -> LogLines:
-        return ObjectLines(self.objects, hold.number)
+    def open_log(self, lock: WriterLock) -> LogLines:
+        return ObjectLines(self.objects, lock.number)
 
     def read_log(self) -> bytes:
         return read_parts(self.objects)
 
 
 RunStorage = LocalFolder | ObjectFolder
-WriterLock = _Lock | lease.Lease
+WriterLock = _RunFileLock | lease.Lease
 """The right to write, until it is released or lost.
 
 `number` is higher than the numbers of all earlier writers on an object store.

@@ -1,4 +1,4 @@
-"""Summarise and verify a run directory, while another process may write to it.
+"""Summarise and verify a run directory, even while another process writes to it.
 
 `glance` verifies the checksums of manifests and of the log. `verify` also reads every byte of the
 arrays.
@@ -61,10 +61,10 @@ def glance(
     """
     folder = open_folder(place, storage_options)
     notes: list[str] = []
-    setups, saves = published(folder)
-    setup, saved = (_newest(folder, names, notes) for names in (setups, saves))
-    bound = _bound(folder, setup or saved, notes)
-    if bound is None and not setups + saves:
+    setups, checkpoints = published(folder)
+    setup, saved = (_newest_intact(folder, names, notes) for names in (setups, checkpoints))
+    bound = _recorded_config(folder, setup or saved, notes)
+    if bound is None and not setups + checkpoints:
         raise RunError(no_run(place, folder.place))
     steps = tuple(step for _, step in checkpoint_ids(folder.names(CHECKPOINTS)))
     records, damage = stored_records(folder)
@@ -75,7 +75,7 @@ def glance(
     )  # fmt: skip
 
 
-def _newest(folder: RunStorage, names: list[str], notes: list[str]) -> Manifest | None:
+def _newest_intact(folder: RunStorage, names: list[str], notes: list[str]) -> Manifest | None:
     """Return the newest intact manifest of `names`, oldest first; add damaged ones to `notes`."""
     for name in reversed(names):
         try:
@@ -86,7 +86,7 @@ def _newest(folder: RunStorage, names: list[str], notes: list[str]) -> Manifest 
     return None
 
 
-def _bound(
+def _recorded_config(
     folder: RunStorage, manifest: Manifest | None, notes: list[str]
 ) -> Mapping[str, Any] | None:
     """Return the configuration in the manifest, or else in run.json."""
@@ -122,7 +122,7 @@ def verify(
     # Another process may have deleted a checkpoint while it was read.
     present = set(chain(*published(folder)))
     return {
-        n.removesuffix(".json"): how
-        for n, how in results.items()
-        if how == WHOLE_CHECK or n in present
+        n.removesuffix(".json"): result
+        for n, result in results.items()
+        if result == WHOLE_CHECK or n in present
     }

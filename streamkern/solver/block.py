@@ -11,7 +11,7 @@ from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
 from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
-from streamkern.planning.op_counts import OpCounts, together
+from streamkern.planning.op_counts import OpCounts, summed_counts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import check_between
 from streamkern.solver.base import Solver, batch_room
@@ -80,7 +80,7 @@ class BlockMethod(Method[BlockSizes]):
         See `precondition.block.build_block` and `block_step`.
         """
         setup = setup_op_counts(replace(problem, ranks=1), sizes)
-        return setup, together(training_op_counts(problem, sizes))
+        return setup, summed_counts(training_op_counts(problem, sizes))
 
     def outputs(self, problem: ProblemShape) -> int:
         """Return the columns of the product with K(X, Z): outputs and a sketch of the leverage."""

@@ -26,7 +26,7 @@ from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import (
-    LOADERS,
+    LOADER_SIZES,
     MAX_PROBE,
     MIN_PROBE,
     Sizes,
@@ -81,7 +81,7 @@ def candidates(problem: ProblemShape, options: SolverConfig) -> list[BlockSizes]
         for b in blocks
         for k in _sample_blocks(problem, b, preferred)
         for m in batch_sizes
-        for loader in LOADERS
+        for loader in LOADER_SIZES
     ]
 
 

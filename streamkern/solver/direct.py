@@ -15,7 +15,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig, set_value
-from streamkern.planning.memory import PANEL, PRODUCT_TILE, Buffers, MemoryNeeds
+from streamkern.planning.memory import MAX_PANEL_OUTPUTS, PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes, batches
@@ -202,7 +202,13 @@ class Direct(Method[DirectSizes]):
             add("train", "targets of a batch", 2 * m, c, itemsize=item)
             item = self.factor_dtype(problem).itemsize
             refined = item < 8
-            add("train", "solutions", (10 if refined else 2) * p, min(c, PANEL), itemsize=8)
+            add(
+                "train",
+                "solutions",
+                (10 if refined else 2) * p,
+                min(c, MAX_PANEL_OUTPUTS),
+                itemsize=8,
+            )
             add("train", "kernel matrix, then its factor", p, p, itemsize=item)
             if refined:
                 tile = min(p, KERNEL_SLAB_ROWS) * PRODUCT_COLUMNS
@@ -235,7 +241,7 @@ class Direct(Method[DirectSizes]):
                 itemsize=8,
             )
         add("train", "normal equations", sizes.n_sums * p, p + c, itemsize=8)
-        add("train", "solutions", 4 * p, min(c, PANEL), itemsize=8)
+        add("train", "solutions", 4 * p, min(c, MAX_PANEL_OUTPUTS), itemsize=8)
         add("train", "factor of the normal equations", p, p, itemsize=8)
         add("train", "slab of K(Z, Z)", min(p, KERNEL_SLAB_ROWS), p, itemsize=item)
         add_left_out(buffers, problem)

@@ -47,7 +47,7 @@ from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import PANEL
+from streamkern.planning.memory import MAX_PANEL_OUTPUTS
 from streamkern.solver.base import State
 from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver, middle, on_grid
 from streamkern.solver.left_out import LeftOut, left_out_together, residuals_without
@@ -97,7 +97,7 @@ class DirectSolver(EquationSolver):
         float64 = np.dtype(np.float64)
         self.wide_K = self.K if op.dtype == float64 else xp.empty((max_batch, p), float64)
         self.wide_Y = xp.empty((max_batch, c), float64)
-        self.KtY = xp.empty((p, min(c, PANEL)), float64)
+        self.KtY = xp.empty((p, min(c, MAX_PANEL_OUTPUTS)), float64)
         self.x = op.empty_points(max_batch, Z.n_coordinates, left=True)
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
 
@@ -235,7 +235,7 @@ class DirectSolver(EquationSolver):
 
     def _panels(self) -> list[slice]:
         """Return slices of the outputs that fit the buffers."""
-        return tiles(self.n_outputs, PANEL)
+        return tiles(self.n_outputs, MAX_PANEL_OUTPUTS)
 
     def _find_ridges(self, state: State, A: Array) -> None:
         if self.ridge is None:

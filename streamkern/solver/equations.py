@@ -16,7 +16,7 @@ from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DivergenceError
 from streamkern.basics.message import mention
-from streamkern.planning.memory import PANEL
+from streamkern.planning.memory import MAX_PANEL_OUTPUTS
 from streamkern.solver.base import Solver, State
 from streamkern.solver.posterior import Posterior, diagonalised
 from streamkern.solver.precondition.norm import eps
@@ -106,16 +106,17 @@ class EquationSolver(Solver):
         return state.average
 
     def _solve(self, state: State, out: Array) -> Array:
-        """Write the weights to `out` (p, c), at most `PANEL` columns at once; return the factor.
+        """Write the weights to `out` (p, c), and return the factor.
 
-        With several ridges it is the factor for the last of them, (p, p).
+        At most `MAX_PANEL_OUTPUTS` columns are computed at once. With several ridges, the factor
+        (p, p) is that for the last of them.
         """
         p, asarray = len(self.Z), self.backend.asarray
         A = self.backend.xp.empty((p, p), self.factor_dtype)
         self._find_ridges(state, A)
         for ridge, outputs in outputs_by_ridge(self._ridges(state)):
             self._factor_with(A, state, ridge)
-            for part in tiles(len(outputs), PANEL):
+            for part in tiles(len(outputs), MAX_PANEL_OUTPUTS):
                 panel = asarray(outputs[part])
                 out[:, panel] = self._solution(A, state, panel)
         return A

@@ -29,12 +29,12 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.losses.scaled import ScaledLoss
 from streamkern.planning.memory import (
     EVALUATED_ROWS,
+    MAX_DERIVATIVE_COLUMNS,
     MAX_ORIGINS,
-    METRIC_COLUMNS,
-    METRIC_FIT,
-    PANEL,
-    STEPPED_FIT,
-    STEPPED_OTHERS,
+    MAX_PANEL_OUTPUTS,
+    METRIC_FIT_ROWS,
+    METRIC_STEP_FIT_ROWS,
+    METRIC_STEP_PREDICTED_ROWS,
     Buffers,
     MemoryNeeds,
     count_products,
@@ -42,7 +42,7 @@ from streamkern.planning.memory import (
 )
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import MiB, ProblemShape
-from streamkern.planning.sizes import LOADERS, Sizes, check_batch_size
+from streamkern.planning.sizes import LOADER_SIZES, Sizes, check_batch_size
 from streamkern.solver.base import Solver
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.partition import Centers
@@ -254,7 +254,7 @@ class Method(Generic[_S]):
         return [
             make_sizes(self.name, m, n_sample, n_probe, *loader, **sizes)
             for m in batch_sizes
-            for loader in LOADERS
+            for loader in LOADER_SIZES
         ]
 
     def plan(
@@ -310,7 +310,7 @@ class Method(Generic[_S]):
         row = (problem.d + problem.c) * item
         add("noise", "rows that estimate the noise", n, row + problem.point)
         product_rows = count_products(buffers, problem, n, "noise")
-        wide = min(problem.c, PANEL)
+        wide = min(problem.c, MAX_PANEL_OUTPUTS)
         add("noise", "targets of the noise rows in float64", 4 * n, wide, itemsize=8)
         if not problem.repeats or problem.hides_copies:
             read = min(problem.n_rows, MAX_ORIGINS + problem.unit_rows)
@@ -384,7 +384,7 @@ def _mib(size: int) -> str:
 def _count_metric(buffers: Buffers, problem: ProblemShape) -> None:
     """Add the buffers of learning a metric, which comes before everything else."""
     add, item, d, c = buffers.add, problem.itemsize, problem.d, problem.c
-    rows, n = problem.metric_rows, min(METRIC_FIT, problem.n_rows)
+    rows, n = problem.metric_rows, min(METRIC_FIT_ROWS, problem.n_rows)
     add("metric", "rows to learn the metric", rows, d + c + 1, itemsize=item)
     add("metric", "rows to learn the metric, as read", rows, problem.row_bytes + (d + c) * item)
     add("metric", "prepared rows for the metric", 12 * n, problem.point)
@@ -393,8 +393,8 @@ def _count_metric(buffers: Buffers, problem: ProblemShape) -> None:
     targets = 6 * n + 4 * held_out
     add("metric", "kernel matrices and a factor for the metric", matrices, n, itemsize=8)
     add("metric", "targets and weights for the metric in float64", targets, c, itemsize=8)
-    step_rows = min(STEPPED_FIT + STEPPED_OTHERS, rows)
+    step_rows = min(METRIC_STEP_FIT_ROWS + METRIC_STEP_PREDICTED_ROWS, rows)
     add("metric", "rows of a metric step", step_rows, 6 * d + 4 * c, itemsize=8)
-    columns = max(d + 1, min(METRIC_COLUMNS, c * (d + 1)))
+    columns = max(d + 1, min(MAX_DERIVATIVE_COLUMNS, c * (d + 1)))
     add("metric", "kernel slopes times centers", n + 2 * EVALUATED_ROWS, columns, itemsize=item)
     add("metric", "metrics and their gradients", 8 * d, d, itemsize=8)

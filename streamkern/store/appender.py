@@ -4,8 +4,8 @@
     -> the zarr.json of each array, for programs that open one array alone
 
 Until the group's zarr.json is replaced, readers see the old store, and a reader that opened the old
-store never reads beyond its rows. The only old chunk that changes is the last one, if it has room.
-It still begins with the old rows, so that such a reader can verify them by their digest
+store never reads beyond its rows. The only old chunk that changes is the last one, if it is not
+full. It still begins with the old rows, so that such a reader can verify them by their digest
 (`StoredChunks`), and the new content is durable before it replaces the old. The next append removes
 the tables of the old store.
 """
@@ -42,7 +42,7 @@ from streamkern.store.zarr_json import (
     store_mark,
 )
 
-_PLAN = "plan"
+_PLAN_ATTRIBUTE = "plan"
 
 
 class StoreAppender(ChunkOutput):
@@ -64,7 +64,7 @@ class StoreAppender(ChunkOutput):
     spec : StoreSpec
         Spec of the store after the append.
     head : RowBlock or None
-        The old rows of the last old chunk, if it has room for more.
+        The old rows of the last old chunk, if it is not full.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class StoreAppender(ChunkOutput):
         assert isinstance(store, LocalFiles)
         self._store = store
         spec = replace(
-            old, n_rows=old.n_rows + n_rows, files=_files(old, n_rows, files), fingerprint="",
+            old, n_rows=old.n_rows + n_rows, files=_all_files(old, n_rows, files), fingerprint="",
             n_left_out=old.n_left_out + n_left_out,
         )  # fmt: skip
         self._first_chunk = old.n_rows // old.chunk_rows  # the first one with appended rows
         self.head = self._read_head()
         self._group: Any = zarr.open_group(store, mode="r+", use_consolidated=False)
-        self._names = layout.row_arrays(old.weight_totals is not None)
+        self._array_names = layout.row_arrays(old.weight_totals is not None)
         self._appends = int(self._mark.get("appends", 0)) + 1  # including this one
         self._digest_table, self._crc_table = layout.table_names(self._appends)
         with disk_full_hint(str(url)):
             journal = self._begin(spec)
-        arrays = [self._group[name] for name in self._names]
+        arrays = [self._group[name] for name in self._array_names]
         replaced = None if self.head is None else self._first_chunk
         super().__init__(str(url), spec, arrays, journal, replaced)
 
@@ -102,7 +102,7 @@ class StoreAppender(ChunkOutput):
 
     def finish(self, stats: Statistics) -> StoreSpec:
         """Publish the new store in place of the old one, in one step; return its spec."""
-        self._check_place()  # before chunks are read from a store that was replaced
+        self._check_unchanged()  # before chunks are read from a store that was replaced
         damaged = self._first_damaged(self._first_chunk)
         if damaged is not None:
             raise DataError(
@@ -115,8 +115,8 @@ class StoreAppender(ChunkOutput):
             arrays = self._documents()
             mark = sealed({**self._attributes(stats), "crc": crc}, arrays)
             root = root_metadata(mark, arrays, self._other_attributes())
-            self._sync()
-            self._check_place()
+            self._sync_new_files()
+            self._check_unchanged()
             self._store.write("zarr.json", root)
             _update_arrays(self._store, self.url)
         return open_store(self.url).spec
@@ -125,26 +125,26 @@ class StoreAppender(ChunkOutput):
         """Return the journal of a killed call, or a new one with the full old chunks."""
         plan = [self._plan, self._old.spec.fingerprint, spec.n_rows]
         digests = self._old.stored.read_digests()[: self._first_chunk]
-        self._remove(self._crc_table)
+        self._remove_table(self._crc_table)
         if self._digest_table in self._group:
             table = self._group[self._digest_table]
-            if table.attrs.get(_PLAN) == plan:
+            if table.attrs.get(_PLAN_ATTRIBUTE) == plan:
                 journal = Journal(table)
                 if not np.array_equal(journal.digests[: self._first_chunk], digests):
-                    journal.keep(digests)  # the call was killed while it wrote them
+                    journal.keep_first(digests)  # the call was killed while it wrote them
                 return journal
-            self._remove(self._digest_table)
-        shape = (spec.n_chunks, len(self._names) * layout.DIGEST_BYTES)
+            self._remove_table(self._digest_table)
+        shape = (spec.n_chunks, len(self._array_names) * layout.DIGEST_BYTES)
         table = create_array(
-            self._group, self._digest_table, shape, layout.DIGEST_CHUNK, np.dtype(np.uint8),
+            self._group, self._digest_table, shape, layout.DIGEST_CHUNK_ROWS, np.dtype(np.uint8),
             ("chunk", "byte"), self._compress(),
         )  # fmt: skip
         journal = Journal(table)
-        journal.keep(digests)
-        table.attrs[_PLAN] = plan
+        journal.keep_first(digests)
+        table.attrs[_PLAN_ATTRIBUTE] = plan
         return journal
 
-    def _remove(self, name: str) -> None:
+    def _remove_table(self, name: str) -> None:
         """Remove a table, if it exists."""
         if (self._store.root / name).is_dir():
             remove_arrays(self._store, STORE, (name,))
@@ -166,7 +166,7 @@ class StoreAppender(ChunkOutput):
         documents = store_documents(self._store, "", self.url)
         assert documents is not None
         arrays: dict[str, Mapping[str, Any]] = {}
-        for name in self._names:
+        for name in self._array_names:
             document = documents.arrays[name]
             arrays[name] = {**document, "shape": [self.spec.n_rows, *document["shape"][1:]]}
         tables = (self._digest_table, self._crc_table)
@@ -193,26 +193,29 @@ class StoreAppender(ChunkOutput):
         attributes = json.loads((self._store.root / "zarr.json").read_bytes())["attributes"]
         return {name: value for name, value in attributes.items() if name != ATTRIBUTE}
 
-    def _sync(self) -> None:
+    def _sync_new_files(self) -> None:
         """Make the new chunks and tables durable."""
         root = self._store.root
         chunks = range(self._first_chunk, self.spec.n_chunks)
-        files = [root / chunk_key(self._group[name], i) for name in self._names for i in chunks]
+        files = [
+            root / chunk_key(self._group[name], i) for name in self._array_names for i in chunks
+        ]
         tables = (root / name for name in (self._digest_table, self._crc_table))
         files += [path for table in tables for path in table.rglob("*") if path.is_file()]
         sync_files(root, files)
 
-    def _check_place(self) -> None:
+    def _check_unchanged(self) -> None:
         """Raise DataError unless the URL still holds the old store."""
         now = store_mark(self._store, "", self.url) or {}
         if now.get("fingerprint") != self._old.spec.fingerprint:
             raise DataError(
-                f"rows cannot be appended to {redact(self.url)}: it was replaced meanwhile",
-                "let only one call write to it at a time",
+                f"rows cannot be appended to {redact(self.url)}: it was replaced while they were "
+                "written",
+                "let only one call write to it at a time, and append the rows again",
             )
 
 
-def complete(url: str | os.PathLike[str]) -> None:
+def complete_append(url: str | os.PathLike[str]) -> None:
     """Finish the work of a killed append.
 
     Removes temporary files. If the rows of the append are published, also updates the zarr.json of
@@ -231,16 +234,16 @@ def _update_arrays(store: LocalFiles, url: str) -> None:
         return
     names = tuple(documents.arrays)
     for name, current in read_documents(store, "", url, names).items():
-        wanted = {**documents.arrays[name], "attributes": current.get("attributes", {})}
-        if current != wanted:
-            store.write(f"{name}/zarr.json", json.dumps(wanted, indent=2).encode())
+        document = {**documents.arrays[name], "attributes": current.get("attributes", {})}
+        if current != document:
+            store.write(f"{name}/zarr.json", json.dumps(document, indent=2).encode())
     old = [name for k in range(documents.mark["appends"] - 1) for name in layout.table_names(k)]
     unused = [name for name in old if (store.root / name).is_dir()]
     if unused:
         remove_arrays(store, STORE, unused)
 
 
-def _files(
+def _all_files(
     old: StoreSpec, n_rows: int, files: Sequence[tuple[str, int]]
 ) -> tuple[tuple[str, int], ...]:
     """Return the files that the rows come from: of the old rows, then of the new, in order."""

@@ -1,7 +1,7 @@
 """Write the chunks of a store, several at a time, record them in its journal, and read them back.
 
-Chunks left by a killed call are verified by their digests and kept, and the same call makes the
-rest.
+When a killed call is repeated, the chunks that it wrote are verified by their digests and kept, and
+only the others are made again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import local_path
 from streamkern.store import layout
 from streamkern.store.fast_chunks import ChunkWriter
-from streamkern.store.layout import DIGEST_CHUNK, StoreSpec
+from streamkern.store.layout import DIGEST_CHUNK_ROWS, StoreSpec
 from streamkern.store.row_block import RowBlock, checked_chunk
 from streamkern.store.statistics import RunningStatistics, Statistics
 
@@ -56,14 +56,16 @@ class Journal:
         except (ValueError, RuntimeError):  # with a damaged journal no chunk is known to be done
             self.digests = np.zeros(array.shape, np.uint8)
 
-    def keep(self, digests: NDArray[np.uint8]) -> None:
+    def keep_first(self, digests: NDArray[np.uint8]) -> None:
         """Record the first chunks as written, with these digests from another journal."""
         self.digests[: len(digests)] = digests
-        for slab in range(-(-len(digests) // DIGEST_CHUNK)):
-            self._write(slab)
+        for slab in range(-(-len(digests) // DIGEST_CHUNK_ROWS)):
+            self._write_slab(slab)
 
-    def _write(self, slab: int) -> None:
-        self._chunks.write(slab, self.digests[slab * DIGEST_CHUNK : (slab + 1) * DIGEST_CHUNK])
+    def _write_slab(self, slab: int) -> None:
+        self._chunks.write(
+            slab, self.digests[slab * DIGEST_CHUNK_ROWS : (slab + 1) * DIGEST_CHUNK_ROWS]
+        )
 
     @property
     def done(self) -> NDArray[np.bool_]:
@@ -78,7 +80,7 @@ class Journal:
         """Record chunk `i` as completely written."""
         with self._lock:
             self.digests[i] = digest
-            self._write(i // DIGEST_CHUNK)
+            self._write_slab(i // DIGEST_CHUNK_ROWS)
 
 
 class ChunkOutput(ABC):
@@ -86,7 +88,7 @@ class ChunkOutput(ABC):
 
     spec : spec of the store being written
     arrays : open arrays of the rows, in the order of `layout.row_arrays`
-    replaced : the chunk in use by readers that is written anew, or None
+    replaced : number of a chunk that readers use and that is replaced, or None
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class ChunkOutput(ABC):
         row_ids : row numbers in the source; None: their positions in the store
         """
         if row_ids is None:
-            row_ids = i * self.spec.chunk_rows + np.arange(len(X), dtype=layout.ROW)
+            row_ids = i * self.spec.chunk_rows + np.arange(len(X), dtype=layout.ROW_NUMBER_DTYPE)
         arrays = checked_chunk(self.spec, i, RowBlock(X, y, w, row_ids)).arrays
         with disk_full_hint(self.url):
             chunks = zip(self._chunks, arrays, strict=True)
@@ -130,13 +132,15 @@ class ChunkOutput(ABC):
             return None
         n_rows = min(self.spec.chunk_rows, self.spec.n_rows - i * self.spec.chunk_rows)
         try:
-            read = [chunk.read(i, n_rows) for chunk in self._chunks]
+            rows_and_crcs = [chunk.read(i, n_rows) for chunk in self._chunks]
         except (ValueError, RuntimeError, FileNotFoundError):  # bytes that do not decode
             return None
-        arrays = [rows.astype(rows.dtype.newbyteorder("="), copy=False) for rows, _ in read]
+        arrays = [
+            rows.astype(rows.dtype.newbyteorder("="), copy=False) for rows, _ in rows_and_crcs
+        ]
         if not np.array_equal(layout.chunk_digest(*arrays), digest):
             return None
-        self._crcs[i] = [crc for _, crc in read]
+        self._crcs[i] = [crc for _, crc in rows_and_crcs]
         return RowBlock.from_arrays(arrays)
 
     @abstractmethod
@@ -159,7 +163,7 @@ class ChunkOutput(ABC):
         """
         new = [self._crcs[i] for i in range(len(old), self.spec.n_chunks)]
         table = np.concatenate([old, np.array(new, np.uint32).reshape(-1, old.shape[1])])
-        rows, names = min(layout.CRC_CHUNK, len(table)), ("chunk", "array")
+        rows, names = min(layout.CRC_CHUNK_ROWS, len(table)), ("chunk", "array")
         create_array(group, name, table.shape, rows, table.dtype, names, "none")[:] = table
         return layout.array_digest(table).tobytes().hex()
 
@@ -170,12 +174,12 @@ def create_array(
     shape: tuple[int, ...],
     chunk_rows: int,
     dtype: np.dtype[Any],
-    names: tuple[str, ...],
+    dimensions: tuple[str, ...],
     compress: str,
 ) -> Any:
     """Create an array of a store, in chunks of whole rows.
 
-    names : names of its dimensions
+    dimensions : names of its dimensions
     """
     return group.create_array(
         name,
@@ -185,7 +189,7 @@ def create_array(
         filters=None,
         compressors=layout.codecs(dtype, compress, shape[1:]),
         fill_value=0,
-        dimension_names=names,
+        dimension_names=dimensions,
         config={"write_empty_chunks": True},
         attributes={ATTRIBUTE: STORE},  # identifies the group if its own attribute is lost
     )
@@ -195,7 +199,7 @@ DEFAULT_MEMORY = 1 << 30
 _REMOTE_WRITERS = 16
 # Copies of a chunk being made and written: the rows as read, the cast, the results of two
 # transforms, and five for digesting, compressing and writing it, less those freed by then.
-COPIES_OF_A_CHUNK = 8
+COPIES_PER_CHUNK = 8
 
 
 def check_seed(seed: int) -> None:
@@ -235,19 +239,20 @@ def refuse_same_place(
 def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int:
     """Return the number of chunks to make and write at a time; more for writes to a network."""
     # On a disk, two more than there are cores: these wait for writes.
-    wanted = available_cpus() + 2 if local_path(url) is not None else _REMOTE_WRITERS
-    return max(1, min(wanted, memory // (COPIES_OF_A_CHUNK * chunk_bytes)))
+    desired = available_cpus() + 2 if local_path(url) is not None else _REMOTE_WRITERS
+    return max(1, min(desired, memory // (COPIES_PER_CHUNK * chunk_bytes)))
 
 
-def fill(
+def fill_store(
     writer: ChunkOutput,
     chunks_from: Callable[[int], Iterable[Callable[[], RowBlock]]],
     n_ahead: int,
     progress: Progress | None = None,
 ) -> StoreSpec:
-    """Keep the chunks that verify, make the others, and publish; return the spec of the store.
+    """Write all chunks of a store and publish it; return its spec.
 
-    The chunks are those with rows that `writer.statistics()` does not include.
+    Chunks whose rows `writer.statistics()` includes are finished. Of the others, the ones that the
+    store has already are kept if their digest is correct.
 
     Parameters
     ----------
@@ -257,7 +262,7 @@ def fill(
     """
     spec, stats = writer.spec, writer.statistics()
     with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
-        # Statistics are taken on the threads and merged in chunk order, which is part of the bits.
+        # Merged in the order of the chunks, because rounding depends on the order.
         for counted in _chunk_statistics(writer, chunks_from, stats, pool, n_ahead):
             stats.merge(counted)
             if progress is not None:
@@ -268,22 +273,22 @@ def fill(
 def _chunk_statistics(
     writer: ChunkOutput,
     chunks_from: Callable[[int], Iterable[Callable[[], RowBlock]]],
-    before: RunningStatistics,
+    old_rows: RunningStatistics,
     pool: ThreadPoolExecutor,
     n_ahead: int,
 ) -> Iterator[RunningStatistics]:
     """Write the chunks; yield the statistics of each in order, once it is in the store.
 
-    before : the statistics of the old rows
+    old_rows : the statistics of the old rows
     """
-    n_old, chunk_rows = before.n_rows, writer.spec.chunk_rows
+    n_old, chunk_rows = old_rows.n_rows, writer.spec.chunk_rows
 
     def counted(i: int, chunk: RowBlock) -> RunningStatistics:
-        stats = before.empty()
+        stats = old_rows.empty()
         stats.add(*chunk.take(slice(max(n_old - i * chunk_rows, 0), None)).contents)
         return stats
 
-    def keep(i: int) -> RunningStatistics | None:
+    def verify(i: int) -> RunningStatistics | None:
         chunk = writer.stored(i)
         return None if chunk is None else counted(i, chunk)
 
@@ -294,14 +299,16 @@ def _chunk_statistics(
             writer.write_chunk(i, *chunk)
         return counted(i, chunk)
 
-    first = n_old // chunk_rows
-    stored = (partial(keep, i) for i in range(first, writer.spec.n_chunks))
+    next_chunk = n_old // chunk_rows
+    stored = (partial(verify, i) for i in range(next_chunk, writer.spec.n_chunks))
     with closing(ordered_map(pool, stored, n_ahead)) as verified:
         for stats in verified:
             if stats is None:
                 break
             yield stats
-            first += 1
+            next_chunk += 1
     # Threads finish out of order, so some of these chunks may be stored as well.
-    missing = (partial(write, i, make) for i, make in enumerate(chunks_from(first), first))
+    missing = (
+        partial(write, i, make) for i, make in enumerate(chunks_from(next_chunk), next_chunk)
+    )
     yield from ordered_map(pool, missing, n_ahead)

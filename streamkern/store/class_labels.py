@@ -1,4 +1,4 @@
-"""Labels of classes: the values that class names stand for, and the lookup of labels.
+"""Convert between the labels of classes and their names, and look labels up.
 
 A store and a model keep class names as text, together with the dtype of the labels that the names
 were made from: integers, booleans, floating-point numbers, dates, or text ("O").
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 TEXT = "O"
 BOOLEAN = np.dtype(bool).str
 INTEGER = np.dtype(np.int64).str
-_TRUTH = {"true": True, "false": False}
+_BOOLEAN_TEXTS = {"true": True, "false": False}
 
 
 def labels_of(names: Sequence[str], dtype: str | None = None) -> NDArray[Any]:
-    """Return the labels (c,) that the names of classes stand for.
+    """Return the labels (c,) from which the names of classes were made.
 
     dtype : dtype of the labels, as text. None, as in older stores and runs: integers if all names
         are written as such, else text.
@@ -50,21 +50,23 @@ def dtype_of_texts(texts: Iterable[str]) -> str:
     text.
     """
     texts = list(texts)
-    if texts and all(text.lower() in _TRUTH for text in texts):
+    if texts and all(text.lower() in _BOOLEAN_TEXTS for text in texts):
         return BOOLEAN
     return INTEGER if texts and _are_integers(texts) else TEXT
 
 
 def as_boolean(text: str) -> bool | None:
     """Return the value of "true" or "false", in any case; None for other text."""
-    return _TRUTH.get(text.lower())
+    return _BOOLEAN_TEXTS.get(text.lower())
 
 
 def encode_labels(y: NDArray[Any], labels: NDArray[Any], first_row: int) -> NDArray[np.int64]:
     """Return the index of each label, (k,) int64; raise DataError for an unknown one."""
     order = np.argsort(labels, kind="stable")
-    rank = np.searchsorted(labels[order], y)
-    ids: NDArray[np.int64] = order[np.minimum(rank, len(labels) - 1)].astype(np.int64, copy=False)
+    position = np.searchsorted(labels[order], y)
+    ids: NDArray[np.int64] = order[np.minimum(position, len(labels) - 1)].astype(
+        np.int64, copy=False
+    )
     if (unknown := labels[ids] != y).any():
         row = int(np.argmax(unknown))
         raise DataError(
@@ -78,8 +80,9 @@ def encode_labels(y: NDArray[Any], labels: NDArray[Any], first_row: int) -> NDAr
 class KnownClasses:
     """The classes of a store or a model, in which the labels of other rows are looked up.
 
-    A label is found by its value (1, 1.0 and True are one value), else by the text or number it is
-    written as: files, stores and frames of one table agree whatever types they keep.
+    A label is found by its value (1, 1.0 and True are one value), or else by its text or by the
+    number in its text. So the same table has the same classes in a file, a store and a data frame,
+    whatever types they keep.
     """
 
     def __init__(self, names: Sequence[str], dtype: str | None = None) -> None:
@@ -113,9 +116,9 @@ def _number(text: str) -> bool | int | float | None:
         return truth
     if not text.isascii() or "_" in text:
         return None
-    for kind in (int, float):
+    for parse in (int, float):
         try:
-            return kind(text)
+            return parse(text)
         except ValueError:
             pass
     return None

@@ -33,7 +33,7 @@ def number_of(value: Any) -> Any:
         return value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, str):
         return None
-    for parse in _PARSERS:
+    for parse in _NUMBER_PARSERS:
         try:
             return parse(value.strip())
         except ValueError:
@@ -50,7 +50,7 @@ def _float_from_base64(text: str) -> float:
     return float(number)
 
 
-_PARSERS: tuple[Callable[[str], Any], ...] = (int, float, _float_from_base64)
+_NUMBER_PARSERS: tuple[Callable[[str], Any], ...] = (int, float, _float_from_base64)
 
 
 def as_stored(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
@@ -86,11 +86,11 @@ def dimensions_of(array: Any) -> tuple[str, ...] | None:
         dimensions = getattr(array, "dimensions", None) or getattr(array, "dims", None)
     if dimensions is None or isinstance(dimensions, str):
         return None
-    names = tuple(_name(name) for name in dimensions)
+    names = tuple(_dimension_name(name) for name in dimensions)
     return names if names and all(names) else None
 
 
-def _name(dimension: Any) -> str:
+def _dimension_name(dimension: Any) -> str:
     """Return the name of a dimension, or "" if it has none.
 
     dimension : its name, or a dimension of h5py.
@@ -124,7 +124,7 @@ def check_dimensions(X: Any, *others: tuple[str, Any]) -> None:
 
 _COMPOUND_MEMBERS = (CSR_MEMBERS, ("codes", "categories"), ("values", "mask"))
 """Members of groups that stand for one array: sparse, categorical, or with missing values."""
-_MAX_NAMES = 12
+_MAX_MESSAGE_NAMES = 12
 """Largest number of names in a message."""
 _MAX_MEMBERS, _MAX_DEPTH = 200, 4
 """Largest number of members that are read for a message, and largest depth of their groups."""
@@ -140,8 +140,10 @@ def no_member(name: str, group: Any, where: str) -> str:
             paths = list(_paths(group))
     except Exception:  # plain HTTP cannot list, and a file may be damaged
         return f"{where} has no array {name!r}: name the arrays with x= and y="
-    more = ", ..." if len(paths) > _MAX_NAMES else ""
-    names = f"it has {', '.join(paths[:_MAX_NAMES]) or 'none'}{more}: name them with x= and y="
+    more = ", ..." if len(paths) > _MAX_MESSAGE_NAMES else ""
+    names = (
+        f"it has {', '.join(paths[:_MAX_MESSAGE_NAMES]) or 'none'}{more}: name them with x= and y="
+    )
     if is_group(member):
         return f"{name!r} of {where} is a group and not an array; {names}"
     return f"{where} has no array {name!r}; {names}"

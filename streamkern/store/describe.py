@@ -1,7 +1,7 @@
 """Describe a store in plain numbers, with warnings about slow or wrong training.
 
-Cheap on remote storage too: beside the metadata, y of 8 chunks and the sizes of 8 chunks of X are
-read, side by side. All objects are listed if that takes a page or two, or on request.
+Of a large remote store, only the metadata, y of 8 chunks and the sizes of 8 chunks of X are read.
+All objects are listed if that takes few requests, or if the caller asks for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zarr.codecs import Crc32cCodec
 from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.text import redact, size_text
 from streamkern.filesystem.urls import local_path, zarr_store
-from streamkern.store.facts import bytes_beside_row, store_facts
+from streamkern.store.facts import store_facts, target_row_bytes
 from streamkern.store.sample_weights import class_notes
 from streamkern.store.zarr_json import store_mark
 
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_SMALL_CHUNK, _LARGE_CHUNK = 1 << 20, 32 << 20
-_SAMPLED_CHUNKS = 8
-_SORTED_RATIO = 10.0  # chi-square per degree of freedom; mixed rows give 1, sorted ones thousands
-_LISTED_CHUNKS = 1000  # a page of S3
-_WORTH_COMPRESSING = 1.25
+_SMALL_CHUNK_BYTES, _LARGE_CHUNK_BYTES = 1 << 20, 32 << 20
+_N_SAMPLED_CHUNKS = 8
+_SORTED_CHI2_PER_DOF = (
+    10.0  # chi-square per degree of freedom; mixed rows give 1, sorted ones thousands
+)
+_MAX_LISTED_CHUNKS = 1000  # one page of a listing of S3
+_MIN_COMPRESSION_RATIO = 1.25
 
 
 def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
     `stored_bytes` is None if the storage does not report sizes. URLs are shown without credentials.
     """
     facts = store_facts(store.stored)
-    listed = exact or local_path(store.url) is not None or store.n_chunks <= _LISTED_CHUNKS
+    listed = exact or local_path(store.url) is not None or store.n_chunks <= _MAX_LISTED_CHUNKS
     stored = _listed_bytes(store) if listed else None
     estimated = None if stored is not None else _estimated_bytes(store)
     stored = stored if estimated is None else estimated
@@ -77,49 +79,49 @@ def describe_unfinished(
     if not isinstance(plan, Mapping):
         return None
     try:
-        done = int(np.asarray(zarr.open_group(store, mode="r")["digests"]).any(axis=1).sum())
-    except Exception:  # missing yet, or damaged: no chunk is known to be done
-        done = 0
-    rows, n_rows = (k if isinstance(k, int) else None for k in map(plan.get, _COUNTS))
+        n_written = int(np.asarray(zarr.open_group(store, mode="r")["digests"]).any(axis=1).sum())
+    except Exception:  # not written yet, or damaged: no chunk is known to be written
+        n_written = 0
+    chunk_rows, n_rows = (k if isinstance(k, int) else None for k in map(plan.get, _PLAN_COUNTS))
     return {
         "url": redact(url),
         "unfinished": True,
-        "chunks_written": done,
-        "n_chunks": None if not (rows and n_rows) else math.ceil(n_rows / rows),
-        "chunk_rows": rows,
+        "chunks_written": n_written,
+        "n_chunks": None if not (chunk_rows and n_rows) else math.ceil(n_rows / chunk_rows),
+        "chunk_rows": chunk_rows,
         "n_rows": n_rows,
     }
 
 
-_COUNTS = ("chunk_rows", "n_rows")
+_PLAN_COUNTS = ("chunk_rows", "n_rows")
 
 
 def is_sorted_by_class(store: Store) -> bool:
     """Return whether class shares differ between chunks by far more than chance.
 
-    The test is Pearson's chi-square of the chunks by classes table, over its degrees of freedom, on
-    up to 8 chunks spread over the store. It is about 1 if rows are mixed, and about the rows per
-    chunk over the classes if they are sorted.
+    The statistic is Pearson's chi-square of the table of chunks by classes, divided by its degrees
+    of freedom, on up to 8 chunks spread over the store. It is about 1 if rows are mixed, and about
+    the rows per chunk divided by the number of classes if they are sorted.
     """
     if store.spec.classes is None or store.n_chunks < 2:
         return False
-    targets = _sampled(store, store.read_targets)
+    targets = _sample_chunks(store, store.read_targets)
     counts = np.stack([np.bincount(y, minlength=store.spec.n_outputs) for y in targets])
     table = counts[:, counts.sum(axis=0) > 0].astype(np.float64)
     if table.shape[1] < 2:
         return False  # one class in all the chunks read: nothing to compare
     expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
     statistic = ((table - expected) ** 2 / expected).sum()
-    return bool(statistic / ((len(table) - 1) * (table.shape[1] - 1)) > _SORTED_RATIO)
+    return bool(statistic / ((len(table) - 1) * (table.shape[1] - 1)) > _SORTED_CHI2_PER_DOF)
 
 
 # -------------------------------------------------------------------------------------- reads
 
 
-def _sampled(store: Store, read: Callable[[int], _T]) -> list[_T]:
-    """Return `read` of up to 8 chunks spread over the store, read side by side."""
-    chunks = np.unique(np.linspace(0, store.n_chunks - 1, _SAMPLED_CHUNKS).astype(int)).tolist()
-    with ThreadPoolExecutor(_SAMPLED_CHUNKS, "streamkern-describe") as pool:
+def _sample_chunks(store: Store, read: Callable[[int], _T]) -> list[_T]:
+    """Return the results of `read` for up to 8 chunks spread over the store, read concurrently."""
+    chunks = np.unique(np.linspace(0, store.n_chunks - 1, _N_SAMPLED_CHUNKS).astype(int)).tolist()
+    with ThreadPoolExecutor(_N_SAMPLED_CHUNKS, "streamkern-describe") as pool:
         return list(pool.map(read, chunks))
 
 
@@ -142,11 +144,11 @@ def _estimated_bytes(store: Store) -> int | None:
         return objects.stat(store.stored.key(store.stored.x, i))[0]
 
     try:
-        sizes = _sampled(store, size)
+        sizes = _sample_chunks(store, size)
     except OSError:
         return None
     X_bytes = float(np.mean(sizes)) * _objects_per_read(store) * store.n_chunks
-    return int(X_bytes) + store.spec.n_rows * bytes_beside_row(store.spec)
+    return int(X_bytes) + store.spec.n_rows * target_row_bytes(store.spec)
 
 
 def _objects_per_read(store: Store) -> int:
@@ -162,25 +164,28 @@ def _objects_per_read(store: Store) -> int:
 def _layout_warnings(store: Store) -> list[str]:
     """Return warnings about chunk sizes, shards and compression."""
     spec, warnings, advice = store.spec, [], "ingest with chunk_mb between 4 and 16"
-    chunk = spec.chunk_rows * spec.row_bytes
-    if chunk < _SMALL_CHUNK and spec.n_rows * spec.row_bytes > _SMALL_CHUNK:
+    chunk_bytes = spec.chunk_rows * spec.row_bytes
+    if chunk_bytes < _SMALL_CHUNK_BYTES and spec.n_rows * spec.row_bytes > _SMALL_CHUNK_BYTES:
         warnings.append(
-            f"chunks of {size_text(chunk)} are small: every read costs a request; {advice}"
+            f"chunks of {size_text(chunk_bytes)} are small: every read costs a request; {advice}"
         )
-    if chunk > _LARGE_CHUNK:
-        warnings.append(f"chunks of {size_text(chunk)} are large: prefetching holds many; {advice}")
+    if chunk_bytes > _LARGE_CHUNK_BYTES:
+        warnings.append(
+            f"chunks of {size_text(chunk_bytes)} are large: prefetching holds many; {advice}"
+        )
     X, y = store.stored.x, store.stored.y
     if X.shards is not None:
-        inner = math.prod(X.shards) // math.prod(X.chunks)
+        n_inner_chunks = math.prod(X.shards) // math.prod(X.chunks)
         warnings.append(
-            f"X is sharded: rows are read a shard at a time, {size_text(chunk)} in {inner} pieces, "
-            "and decoded by zarr, which is slower than plain chunks; ingest the store"
+            f"X is sharded: rows are read a shard at a time, {size_text(chunk_bytes)} in "
+            f"{n_inner_chunks} pieces, and decoded by zarr, which is slower than plain chunks; "
+            "ingest the store"
         )
-    pieces = _objects_per_read(store)
-    if pieces > 1:
+    n_pieces = _objects_per_read(store)
+    if n_pieces > 1:
         warnings.append(
-            f"X is cut into {pieces} pieces along its features: a read of some rows costs "
-            f"{pieces} requests; ingest the store"
+            f"X is cut into {n_pieces} pieces along its features: a read of some rows costs "
+            f"{n_pieces} requests; ingest the store"
         )
     y_rows = spec.chunk_rows if y is None else min((y.shards or y.chunks)[0], spec.n_rows)
     if y_rows != spec.chunk_rows:
@@ -189,8 +194,8 @@ def _layout_warnings(store: Store) -> list[str]:
             "more than once; ingest the store"
         )
     if spec.x_dtype.kind == "u" and not _is_compressed(store):
-        ratio = _would_compress(store)
-        if ratio > _WORTH_COMPRESSING:
+        ratio = _zstd_ratio(store)
+        if ratio > _MIN_COMPRESSION_RATIO:
             warnings.append(
                 f"{spec.x_dtype.name} rows are stored as they are; zstd would make them "
                 f"{ratio:.2g} times smaller: ingest with compress zstd"
@@ -202,25 +207,25 @@ def _is_compressed(store: Store) -> bool:
     return any(not isinstance(codec, Crc32cCodec) for codec in store.stored.x.compressors)
 
 
-def _would_compress(store: Store) -> float:
+def _zstd_ratio(store: Store) -> float:
     """Return the compression ratio of zstd on the first MiB of rows."""
     try:
         rows = store.read_chunk(0)[0]
     except DataError:  # perhaps absent
         return 1.0
-    part = rows[: max(1, _SMALL_CHUNK // store.spec.row_bytes)].tobytes()
-    return len(part) / len(Zstd(level=3).encode(part))
+    sample = rows[: max(1, _SMALL_CHUNK_BYTES // store.spec.row_bytes)].tobytes()
+    return len(sample) / len(Zstd(level=3).encode(sample))
 
 
 def _foreign_warnings(store: Store, listed: bool) -> list[str]:
-    lacks = "no digests, no statistics, and the fingerprint covers its metadata only"
+    missing_facts = "no digests, no statistics, and the fingerprint covers its metadata only"
     if store.spec.fingerprint.startswith("icechunk:"):
-        lacks = "no statistics"
-    warnings = [f"streamkern did not write this store: {lacks}; ingest it to get them"]
-    absent = store.stored.absent_chunks() if listed else 0
-    if absent:
+        missing_facts = "no statistics"
+    warnings = [f"streamkern did not write this store: {missing_facts}; ingest it to get them"]
+    n_absent = store.stored.absent_chunks() if listed else 0
+    if n_absent:
         warnings.append(
-            f"{absent} chunks are absent; reading them is an error unless the store is opened "
+            f"{n_absent} chunks are absent; reading them is an error unless the store is opened "
             'with missing="fill"'
         )
     return warnings

@@ -1,4 +1,4 @@
-"""Facts of an open store that need no request: as plain numbers, and as HTML."""
+"""Describe an open store in plain numbers and as HTML, without a request to the storage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from streamkern.store.layout import StoreSpec
     from streamkern.store.stored_chunks import StoredChunks
 
-_SHOWN = 12  # names of classes or columns in a cell
+_MAX_NAMES_SHOWN = 12  # of classes or columns, in a cell of the table
 
 
 def store_facts(stored: StoredChunks) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def store_facts(stored: StoredChunks) -> dict[str, Any]:
         "chunk_rows": spec.chunk_rows,
         "chunk_bytes": spec.chunk_rows * spec.row_bytes,
         "codecs": [codec["name"] for codec in codecs],
-        "decoded_bytes": spec.n_rows * (spec.row_bytes + bytes_beside_row(spec)),
+        "decoded_bytes": spec.n_rows * (spec.row_bytes + target_row_bytes(spec)),
         "global_mean": spec.global_mean,
         "global_scale": spec.global_scale,
         "constant_features": (
@@ -55,8 +55,8 @@ def store_facts(stored: StoredChunks) -> dict[str, Any]:
     }
 
 
-def bytes_beside_row(spec: StoreSpec) -> int:
-    """Return the bytes of the target and the weight of a row."""
+def target_row_bytes(spec: StoreSpec) -> int:
+    """Return the bytes of the target and of the weight of one row."""
     if spec.y_dtype is None:
         return 0
     weight = 0 if spec.weight_totals is None else 4
@@ -83,33 +83,38 @@ def store_html(stored: StoredChunks) -> str:
     facts, spec = store_facts(stored), stored.spec
     left_out = f"; {spec.n_left_out:,} without a target were left out" if spec.n_left_out else ""
     shape = row_shape_text(spec.row_shape, facts["sparse_features"])
-    cells = [
+    table_rows = [
         ("store", facts["url"]),
         ("rows", f"{spec.n_rows:,}{left_out}"),
-        ("features", f"{shape} {facts['dtype']}{listed(spec.columns or ())}"),
+        ("features", f"{shape} {facts['dtype']}{names_after_colon(spec.columns or ())}"),
         (facts["targets"] if facts["targets"] == "classes" else "targets", _targets(spec)),
         ("weights", "sample weights" if facts["sample_weights"] else "none"),
         ("chunks", chunks_text(facts)),
         ("size", f"{size_text(facts['decoded_bytes'])} decoded"),
     ]
-    return html_table_of(cells)
+    return html_table_of(table_rows)
 
 
 def _targets(spec: StoreSpec) -> str:
-    """Return the classes with their rows, or the columns of values."""
+    """Return the classes with their numbers of rows, or the columns of values."""
     if spec.classes is None:
         dtype = "" if spec.y_dtype is None else f" {spec.y_dtype.name}"
         names = spec.target_columns or ()
-        return f"{spec.n_outputs:,} values{dtype}{listed(names)}" if spec.n_outputs else "none"
+        return (
+            f"{spec.n_outputs:,} values{dtype}{names_after_colon(names)}"
+            if spec.n_outputs
+            else "none"
+        )
     counts = spec.class_counts
     if counts is None:
-        return f"{spec.n_outputs:,}{listed(spec.classes)}"
+        return f"{spec.n_outputs:,}{names_after_colon(spec.classes)}"
     total = sum(counts) or 1
-    pairs = zip(spec.classes[: _SHOWN + 1], counts, strict=False)
-    return f"{spec.n_outputs:,}{listed([f'{name} {n:,} ({n / total:.1%})' for name, n in pairs])}"
+    pairs = zip(spec.classes[: _MAX_NAMES_SHOWN + 1], counts, strict=False)
+    counted = [f"{name} {n:,} ({n / total:.1%})" for name, n in pairs]
+    return f"{spec.n_outputs:,}{names_after_colon(counted)}"
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return the names after a colon, or the first of many."""
-    more = ", ..." if len(names) > _SHOWN else ""
-    return f": {', '.join(names[:_SHOWN])}{more}" if names else ""
+def names_after_colon(names: Sequence[str]) -> str:
+    """Return ": a, b, c", of many names the first ones; "" without names."""
+    more = ", ..." if len(names) > _MAX_NAMES_SHOWN else ""
+    return f": {', '.join(names[:_MAX_NAMES_SHOWN])}{more}" if names else ""

@@ -1,10 +1,9 @@
-"""Read and write whole chunks of a store without zarr's machinery.
+"""Read and write whole chunks of a store without zarr, on the calling thread.
 
 Zarr passes every chunk through an event loop and other threads, once to read it and once for each
-codec: 0.6 ms a chunk whatever its size, and a copy of it. Stores of one chunk per row range with
-the codecs that `layout` writes do not need that: here a chunk is one read (a file, or one request),
-one checksum and at most one decompression, on the calling thread. Everything else is left to zarr,
-which is also the reference in the tests.
+codec, and copies it. Arrays that are chunked by rows only, with the codecs that `layout` writes, do
+not need that: here a chunk is one read (a file, or one request), one checksum and at most one
+decompression. All other arrays are read by zarr, which is also the reference in the tests.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from zarr.core.sync import sync
 
 from streamkern.basics.errors import CorruptChunkError
 from streamkern.filesystem.durable import LocalFiles
-from streamkern.filesystem.urls import ABSENT, StrictStore
+from streamkern.filesystem.urls import MISSING_CHUNK_TEXT, StrictStore
 from streamkern.store.layout import ZSTD_LEVEL
 
 if TYPE_CHECKING:
@@ -34,18 +33,18 @@ if TYPE_CHECKING:
     from streamkern.filesystem.objects import Objects
 
 _CHECKSUM_BYTES = 4
-# Pieces that are read and then checked stay in cache in between: 1.15x as fast on two threads, also
-# because the checksum holds the interpreter's lock.
-_PIECE = 1 << 20
+# A piece of a file is checked while it is still in the processor's cache. Small pieces also keep
+# the checksum from holding the interpreter's lock for long.
+_READ_BYTES = 1 << 20
 _KNOWN_CODECS: tuple[list[type], ...] = ([], [Crc32cCodec], [ZstdCodec], [ZstdCodec, Crc32cCodec])
 
 
 class Chunks:
-    """The storage form of the chunks of one array. Safe to share between threads."""
+    """Encodes and decodes the chunks of one array. Safe to share between threads."""
 
     def __init__(self, array: Any) -> None:
         codecs = [type(codec) for codec in array.metadata.codecs]
-        self._checked, self._compressed = Crc32cCodec in codecs, ZstdCodec in codecs
+        self._has_checksum, self._compressed = Crc32cCodec in codecs, ZstdCodec in codecs
         self._shape, self._dtype = array.chunks, np.dtype(array.dtype).newbyteorder("<")
         self._bytes: int = int(np.prod(self._shape)) * self._dtype.itemsize
 
@@ -55,10 +54,10 @@ class Chunks:
         Raises ValueError or RuntimeError if the checksum, the frame or the length is wrong.
         """
         data, crc = np.frombuffer(raw, np.uint8), None
-        if self._checked:
+        if self._has_checksum:
             data, trailer = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
             crc = google_crc32c.value(data)
-            _compare(crc, trailer)
+            _check_checksum(crc, trailer)
         return self._decoded(data, n_rows), crc
 
     def encode(self, rows: NDArray[Any]) -> tuple[list[Any], int]:
@@ -77,7 +76,7 @@ class Chunks:
         return [data, crc.to_bytes(_CHECKSUM_BYTES, "little")], crc
 
     @property
-    def _largest(self) -> int:
+    def _max_stored_bytes(self) -> int:
         """Upper bound on the bytes of a stored chunk: incompressible data grows by little."""
         growth = self._bytes // 8 + 1024 if self._compressed else 0
         return self._bytes + _CHECKSUM_BYTES + growth
@@ -85,7 +84,7 @@ class Chunks:
     def _decoded(self, data: NDArray[np.uint8], n_rows: int) -> NDArray[Any]:
         """Return the first `n_rows` rows, from the bytes before the checksum."""
         if self._compressed:
-            # The frame holds its size; it gets no more memory than a chunk of this array takes.
+            # A damaged frame must not be given more memory than a chunk of this array takes.
             size = _frame_bytes(data)
             if size not in (None, self._bytes):
                 raise ValueError(f"it holds {size} bytes and should hold {self._bytes}")
@@ -105,23 +104,25 @@ class ChunkFiles(Chunks):
 
     def read(self, key: str, n_rows: int) -> tuple[NDArray[Any], int | None]:
         """Return `decode` of the file `key`; raise CorruptChunkError if there is none."""
-        done = crc = 0
+        n_read = crc = 0
         try:
             with (self._folder / key).open("rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                if size > self._largest:
+                if size > self._max_stored_bytes:
                     raise ValueError(f"it has {size} bytes, more than a chunk can have")
                 raw = np.empty(size, np.uint8)
-                end = max(raw.size - _CHECKSUM_BYTES, 0) if self._checked else raw.size
-                while n := file.readinto(raw[done : done + _PIECE].data):
-                    if self._checked:
-                        crc = google_crc32c.extend(crc, raw[done : min(done + n, end)])
-                    done += n
+                data_end = max(raw.size - _CHECKSUM_BYTES, 0) if self._has_checksum else raw.size
+                while n := file.readinto(raw[n_read : n_read + _READ_BYTES].data):
+                    if self._has_checksum:
+                        crc = google_crc32c.extend(crc, raw[n_read : min(n_read + n, data_end)])
+                    n_read += n
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-            raise CorruptChunkError(f"chunk {key} {ABSENT}") from error
-        if self._checked:
-            _compare(crc, raw[end:done])
-        return self._decoded(raw[: min(done, end)], n_rows), crc if self._checked else None
+            raise CorruptChunkError(f"chunk {key} {MISSING_CHUNK_TEXT}") from error
+        if self._has_checksum:
+            _check_checksum(crc, raw[data_end:n_read])
+        return self._decoded(
+            raw[: min(n_read, data_end)], n_rows
+        ), crc if self._has_checksum else None
 
 
 class ChunkObjects(Chunks):
@@ -133,9 +134,9 @@ class ChunkObjects(Chunks):
 
     def until(self, stopped: threading.Event) -> ChunkObjects:
         """Return the same chunks, see `Objects.until`."""
-        again = copy.copy(self)
-        again.objects = self.objects.until(stopped)
-        return again
+        stoppable = copy.copy(self)
+        stoppable.objects = self.objects.until(stopped)
+        return stoppable
 
 
 class ChunkValues(Chunks):
@@ -191,7 +192,7 @@ def chunk_key(array: Any, i: int) -> str:
 def chunk_reader(array: Any) -> ChunkFiles | ChunkValues | ChunkObjects | None:
     """Return a reader of an array in which missing chunks are errors; None to leave it to zarr."""
     store = array.store_path.store
-    if not isinstance(store, StrictStore) or not _is_plain(array):
+    if not isinstance(store, StrictStore) or not _is_supported(array):
         return None
     if store.folder is not None:
         return ChunkFiles(store.folder, array)
@@ -200,8 +201,8 @@ def chunk_reader(array: Any) -> ChunkFiles | ChunkValues | ChunkObjects | None:
     return ChunkValues(store, array)
 
 
-def _is_plain(array: Any) -> bool:
-    """Return whether each chunk is one object and its codecs are known here."""
+def _is_supported(array: Any) -> bool:
+    """Return whether each chunk is one object whose codecs are implemented here."""
     if array.metadata.zarr_format != 3 or array.shards is not None:
         return False
     first, *compressors = array.metadata.codecs
@@ -212,7 +213,7 @@ def _is_plain(array: Any) -> bool:
     return little and rows_only and [type(codec) for codec in compressors] in _KNOWN_CODECS
 
 
-def _compare(crc: int, trailer: NDArray[np.uint8]) -> None:
+def _check_checksum(crc: int, trailer: NDArray[np.uint8]) -> None:
     if trailer.size != _CHECKSUM_BYTES or crc != int.from_bytes(trailer.tobytes(), "little"):
         raise ValueError("its checksum does not match")
 
@@ -223,9 +224,11 @@ def _frame_bytes(data: NDArray[np.uint8]) -> int | None:
     if head[:4] != b"\x28\xb5\x2f\xfd" or len(head) < 6:
         raise ValueError("it is not a zstd frame")
     descriptor = head[4]
-    single = descriptor >> 5 & 1
-    start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
-    n = (single, 2, 4, 8)[descriptor >> 6]
-    if n == 0:
+    single_segment = descriptor >> 5 & 1
+    start = 5 + (1 - single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    size_bytes = (single_segment, 2, 4, 8)[descriptor >> 6]
+    if size_bytes == 0:
         return None
-    return int.from_bytes(head[start : start + n], "little") + (256 if n == 2 else 0)
+    return int.from_bytes(head[start : start + size_bytes], "little") + (
+        256 if size_bytes == 2 else 0
+    )

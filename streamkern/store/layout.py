@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from zarr.abc.codec import BytesBytesCodec
 
 STORE_SCHEMA = 3
-ROW = np.dtype(np.uint64)
+ROW_NUMBER_DTYPE = np.dtype(np.uint64)
 DIGEST_BYTES = 32
-DIGEST_CHUNK = 1024  # rows of `digests` written at once: 64 KiB
-CRC_CHUNK = 1 << 16  # rows of `crc` in a chunk
+DIGEST_CHUNK_ROWS = 1024  # rows of `digests` written at once: 64 KiB
+CRC_CHUNK_ROWS = 1 << 16  # rows of `crc` in a chunk
 ZSTD_LEVEL = 3
 X_DTYPES = tuple(np.dtype(t) for t in ("uint8", "uint16", "float16", "float32", "float64"))
 
@@ -178,18 +178,18 @@ def check_row_layout(
 def wanted_dtype(dtype: Any) -> np.dtype[Any]:
     """Return the requested dtype of X; ConfigError if a store cannot hold it."""
     try:
-        wanted: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
+        requested: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except TypeError as error:
         names = ", ".join(t.name for t in X_DTYPES)
         raise ConfigError(
             f"{mention('dtype', dtype)} is not a dtype ({error})", f"use one of {names}"
         ) from error
-    if wanted not in X_DTYPES:
+    if requested not in X_DTYPES:
         names = ", ".join(t.name for t in X_DTYPES)
         raise ConfigError(
-            f"{mention('dtype', wanted.name)} cannot be stored", f"use one of {names}"
+            f"{mention('dtype', requested.name)} cannot be stored", f"use one of {names}"
         )
-    return wanted
+    return requested
 
 
 def rows_per_chunk(
@@ -207,17 +207,17 @@ def id_dtype(n_classes: int) -> np.dtype[Any]:
 def codecs(
     dtype: np.dtype[Any], compress: str, row_shape: Sequence[int] = ()
 ) -> list[BytesBytesCodec]:
-    """Return the codecs after the bytes codec: zstd level 3 if it pays, and a checksum, last.
+    """Return the codecs after the bytes codec: perhaps zstd, and a checksum, last.
 
-    ``auto`` compresses integers and packed sparse rows only: float32/64 noise does not shrink, and
-    decoding it costs more than reading it.
+    compress : "zstd", "none", or "auto", which compresses integers and packed sparse rows only,
+        because the noise in floats does not compress, and decoding would slow reading down
     """
     if compress not in ("auto", "zstd", "none"):
         raise ConfigError(
             f"{mention('compress', compress)} is unknown", 'use "auto", "zstd" or "none"'
         )
-    pays = dtype.kind == "u" or is_packed(row_shape)
-    zstd = compress == "zstd" or (compress == "auto" and pays)
+    compressible = dtype.kind == "u" or is_packed(row_shape)
+    zstd = compress == "zstd" or (compress == "auto" and compressible)
     return [*([ZstdCodec(level=ZSTD_LEVEL)] if zstd else []), Crc32cCodec()]
 
 

@@ -18,13 +18,13 @@ from streamkern.store.sparse_rows import sparse_features
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BLOCK_BYTES = 8 << 20
-_LOADER = "streamkern.stream.loader"
-"""Module of `Loader`: it reads stores, so that no module of this room imports it."""
+_MIN_DASK_CHUNK_BYTES = 8 << 20
+_LOADER_MODULE = "streamkern.stream.loader"
+"""Module of `Loader`, imported when it is needed, because it imports this package."""
 
 
 class _CheckedArray:
-    """One array of a store, which is opened anew in another process; `from_array` reads it."""
+    """One array of a store, for `dask.array.from_array`; another process opens the store again."""
 
     def __init__(self, store: Any, name: str) -> None:
         rows = store.rows[name]
@@ -35,19 +35,21 @@ class _CheckedArray:
 
     def __getitem__(self, index: tuple[Any, ...]) -> NDArray[Any]:
         """Return the part at `index`, of slices and integers."""
-        wanted = range(self.shape[0])[index[0]]
-        places = [wanted] if isinstance(wanted, int) else list(wanted)
-        first, stop = (min(places), max(places) + 1) if places else (0, 0)
+        selected = range(self.shape[0])[index[0]]
+        row_numbers = [selected] if isinstance(selected, int) else list(selected)
+        first, stop = (min(row_numbers), max(row_numbers) + 1) if row_numbers else (0, 0)
         block: NDArray[Any] = self.store.rows[self.name][first:stop]
-        if len(places) < len(block) or (len(places) > 1 and places[1] < places[0]):
-            block = block[np.array(places, np.int64) - first]
-        part: NDArray[Any] = block[(0 if isinstance(wanted, int) else slice(None), *index[1:])]
+        if len(row_numbers) < len(block) or (
+            len(row_numbers) > 1 and row_numbers[1] < row_numbers[0]
+        ):
+            block = block[np.array(row_numbers, np.int64) - first]
+        part: NDArray[Any] = block[(0 if isinstance(selected, int) else slice(None), *index[1:])]
         return part
 
 
 def torch_dataset(store: Any, batch_size: int, options: Mapping[str, Any]) -> Any:
     """Return the dataset of `Store.to_torch`. options : of `Loader`"""
-    return on_demand(_LOADER).Loader(store, batch_size, **options).to_torch()
+    return on_demand(_LOADER_MODULE).Loader(store, batch_size, **options).to_torch()
 
 
 def dask_arrays(store: Any) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def dask_arrays(store: Any) -> dict[str, Any]:
     for name in store.rows:
         array = _CheckedArray(store, name)
         chunk_bytes = store.spec.chunk_rows * math.prod(array.shape[1:]) * array.dtype.itemsize
-        rows = store.spec.chunk_rows * max(1, _BLOCK_BYTES // max(1, chunk_bytes))
+        rows = store.spec.chunk_rows * max(1, _MIN_DASK_CHUNK_BYTES // max(1, chunk_bytes))
         arrays[name] = da.from_array(
             array,
             chunks=(rows, *array.shape[1:]),
@@ -76,9 +78,9 @@ def xarray_dataset(store: Any) -> Any:
     axes = ("feature",) if len(spec.row_shape) == 1 else [f"axis_{k}" for k in _axes(store)]
     dims = {"X": ("row", *axes), "y": ("row", "output"), "w": ("row",)}
     arrays = {name: (dims[name][: array.ndim], array) for name, array in dask_arrays(store).items()}
-    named = {"feature": spec.columns, "output": spec.target_columns}
+    column_names = {"feature": spec.columns, "output": spec.target_columns}
     used = {dim for array_dims, _ in arrays.values() for dim in array_dims}
-    coords = {dim: list(names) for dim, names in named.items() if names and dim in used}
+    coords = {dim: list(names) for dim, names in column_names.items() if names and dim in used}
     attrs = {} if spec.classes is None else {"classes": list(spec.classes)}
     return xr.Dataset(arrays, coords, attrs)
 
@@ -90,6 +92,6 @@ def _axes(store: Any) -> range:
 def _refuse_sparse(store: Any) -> None:
     if sparse_features(store.spec.file_form) is not None:
         raise DataError(
-            f"the rows of {store!r} are sparse, and arrays of Dask are dense",
+            f"the rows of {store!r} are sparse, which the dense arrays of Dask cannot hold",
             "read them by streamkern.Loader, which gives CSR arrays",
         )

@@ -1,4 +1,4 @@
-"""Determine the contents of a zarr group at opening: a store of streamkern, or a foreign one."""
+"""Read the metadata of a zarr group: a store of streamkern, or a foreign one."""
 
 from __future__ import annotations
 
@@ -91,15 +91,17 @@ def read_metadata(
     return _foreign_contents(inner, prefix, names, missing, url, foreign)
 
 
-def fingerprints_now(found: GroupContents, url: str) -> list[str]:
-    """Return the present fingerprint of a store, then the ones before rows were appended.
+def fingerprints_now(contents: GroupContents, url: str) -> list[str]:
+    """Return the present fingerprint of a store, then its earlier ones, before rows were appended.
 
-    The newest come first. Empty if a store of streamkern is gone.
+    The newest is first. The list is empty if a store of streamkern was deleted.
     """
-    if found.spec.foreign:
-        arrays = _foreign_arrays(_strict_group(found.store, found.path, url), found.names, url)
-        return [foreign_fingerprint(arrays, found.names)]
-    mark = store_mark(found.store, found.path, url)
+    if contents.spec.foreign:
+        arrays = _foreign_arrays(
+            _strict_group(contents.store, contents.path, url), contents.names, url
+        )
+        return [foreign_fingerprint(arrays, contents.names)]
+    mark = store_mark(contents.store, contents.path, url)
     if mark is None:
         return []
     return [str(mark.get("fingerprint")), *(was for _, was in reversed(mark.get("before", [])))]
@@ -108,8 +110,8 @@ def fingerprints_now(found: GroupContents, url: str) -> list[str]:
 def rows_appended(url: str, n_rows: int) -> DataError:
     """Return the error for a store of `n_rows` rows that can no longer be read in its old state."""
     return DataError(
-        f"rows were appended to {redact(url)} since it was opened with {n_rows}, and it cannot be "
-        "read on as it was",
+        f"rows were appended to {redact(url)} since it was opened with {n_rows} rows, which can no "
+        "longer be read alone",
         "open it again, and continue a run in another run_dir (streamkern train "
         "--continue, or continues of train_model)",
     )
@@ -122,7 +124,7 @@ def _streamkern_contents(
     if names[0] != "X" or names[1] not in ("y", None) or names[2] not in ("w", None):
         raise DataError(
             f"{redact(url)} is a store that streamkern wrote, with rows in 'X' and targets in 'y', "
-            f"and {', '.join(repr(n) for n in names if n is not None)} were asked for",
+            f"but {', '.join(repr(n) for n in names if n is not None)} were requested",
             f"leave the names out, or pass {mention('foreign', True)} to read other arrays, "
             "without classes, weights and checks",
         )
@@ -134,7 +136,7 @@ def _streamkern_contents(
         spec = layout.spec_from_attributes(arrays["X"], y, w, documents.mark)
     except Exception as error:  # metadata that this version of zarr or streamkern cannot read
         raise CorruptChunkError(
-            f"the metadata of {redact(url)} are as they were written and make no sense here "
+            f"the metadata of {redact(url)} are unaltered, but cannot be read by this version "
             f"({type(error).__name__}: {error})",
             "ingest the data again",
         ) from error
@@ -148,7 +150,7 @@ def _streamkern_contents(
 def _check_name(name: str | None) -> None:
     """Raise ConfigError for a name that leads out of the group, or is an alias in it."""
     if name is not None and any(part in ("", ".", "..") for part in name.split("/")):
-        raise ConfigError(f"{name!r} is not the name of an array", "give it as it is in the group")
+        raise ConfigError(f"{name!r} is not the name of an array", "give its path in the group")
 
 
 # -------------------------------------------------------------------------------- foreign stores
@@ -185,7 +187,7 @@ def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
     """Return the arrays of these names; raise StoreNotFoundError if one is missing."""
     arrays = []
     for name in names:
-        with _explained(f"the metadata of {name!r} of {redact(url)}"):
+        with _metadata_errors_explained(f"the metadata of {name!r} of {redact(url)}"):
             array = None if name is None else _member(group, name)
             if isinstance(array, zarr.Array):
                 dict(array.attrs)  # zarr parses them only when they are used
@@ -193,7 +195,7 @@ def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
             if stands_for_array(array):
                 raise DataError(
                     f"{name!r} of {redact(url)} is a group of a sparse matrix or of categories, "
-                    "and no array to be read as it is",
+                    "not an array",
                     "ingest it (streamkern ingest, or ingest_store)",
                 )
             raise StoreNotFoundError(no_member(name, group, redact(url)))
@@ -211,7 +213,7 @@ def _member(group: zarr.Group, name: str) -> Any:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _metadata_errors_explained(what: str) -> Iterator[None]:
     """Turn any error that a library raises on metadata it does not understand into a DataError."""
     try:
         yield
@@ -227,13 +229,15 @@ def _explained(what: str) -> Iterator[None]:
 def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
     """Return the group, with missing chunks turned into errors."""
     try:
-        with _explained(f"the metadata of {redact(url)}"):
+        with _metadata_errors_explained(f"the metadata of {redact(url)}"):
             # Consolidated metadata may be older than the arrays, and hide rows appended since.
-            opened = partial(zarr.open_group, strict, path=path, mode="r", use_consolidated=False)
+            open_group = partial(
+                zarr.open_group, strict, path=path, mode="r", use_consolidated=False
+            )
             try:  # without a format zarr asks for the metadata of both: four requests
-                return opened(zarr_format=3)
+                return open_group(zarr_format=3)
             except FileNotFoundError:
-                return opened(zarr_format=2)
+                return open_group(zarr_format=2)
             except (ContainsArrayError, NodeTypeValidationError) as error:
                 raise single_array(url) from error
     except FileNotFoundError:
@@ -253,7 +257,7 @@ def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
     x_dtype = native(np.dtype(X.dtype))
     if x_dtype.kind in "biuf" and x_dtype not in layout.X_DTYPES:
         raise DataError(
-            f"{where} has dtype {x_dtype}, and a store that is read as it is holds "
+            f"{where} has dtype {x_dtype}, but rows that are read without ingest have "
             f"{', '.join(t.name for t in layout.X_DTYPES)}",
             "ingest it, which converts it (streamkern ingest, or ingest_store)",
         )
@@ -294,8 +298,8 @@ def foreign_fingerprint(arrays: Arrays, names: ArrayNames) -> str:
     """Return the fingerprint of the snapshot, which covers the contents, else of the metadata."""
     snapshot = snapshot_of(arrays[0].store_path.store)
     if snapshot is not None:
-        read = [a.path for a in arrays if a is not None]
-        return f"icechunk:{snapshot}:{'+'.join(read)}"
+        paths = [a.path for a in arrays if a is not None]
+        return f"icechunk:{snapshot}:{'+'.join(paths)}"
     return layout.metadata_fingerprint(
         [
             [name, list(a.shape), np.dtype(a.dtype).str, list(a.chunks), dict(a.attrs)]

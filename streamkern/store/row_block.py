@@ -34,7 +34,7 @@ class RowBlock(NamedTuple):
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[NDArray[Any]]) -> RowBlock:
-        """Return the block whose `arrays` are given."""
+        """Return the block that has these `arrays`, in the order of the property."""
         X, y, *w, row_ids = arrays
         return cls(X, y, w[0] if w else None, row_ids)
 
@@ -84,7 +84,7 @@ def checked_chunk(spec: StoreSpec, i: int, rows: RowBlock) -> RowBlock:
         )
     w = None if w is None else as_weights(w, len(X), f"chunk {i}", start)
     check_finite(X, f"X of chunk {i}", start)
-    return RowBlock(X, y, w, row_ids.astype(layout.ROW, copy=False))
+    return RowBlock(X, y, w, row_ids.astype(layout.ROW_NUMBER_DTYPE, copy=False))
 
 
 def check_finite(values: NDArray[Any], where: str, first_row: int) -> None:
@@ -108,10 +108,10 @@ def _first_row(spec: StoreSpec, i: int, X: NDArray[Any]) -> int:
     if not 0 <= i < spec.n_chunks:
         raise DataError(f"chunk {i} does not fit the store", f"give 0 to {spec.n_chunks - 1}")
     start = i * spec.chunk_rows
-    needed = min(spec.chunk_rows, spec.n_rows - start)
-    if len(X) != needed:
+    n_expected = min(spec.chunk_rows, spec.n_rows - start)
+    if len(X) != n_expected:
         raise DataError(
-            f"chunk {i} has {len(X)} rows", f"it needs {needed} of {spec.n_rows} in all"
+            f"chunk {i} has {len(X)} rows", f"give {n_expected} of the {spec.n_rows} rows in all"
         )
     return start
 
@@ -119,7 +119,9 @@ def _first_row(spec: StoreSpec, i: int, X: NDArray[Any]) -> int:
 def _stored_targets(spec: StoreSpec, y: NDArray[Any], i: int, rows: int) -> NDArray[Any]:
     """Return the targets of chunk `i` in the dtype of the store; raise unless they fit."""
     if len(y) != rows:
-        raise DataError(f"chunk {i} has {rows} rows of X and {len(y)} of y", "they must agree")
+        raise DataError(
+            f"chunk {i} has {rows} rows of X and {len(y)} of y", "give one target for each row"
+        )
     if spec.classes is not None:
         if y.ndim != 1 or y.dtype.kind not in "iu":
             raise DataError(f"chunk {i} has y {y.shape} {y.dtype}", "give class ids, (n,) integers")

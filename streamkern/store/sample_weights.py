@@ -2,12 +2,12 @@
 
 A row may have a weight (array `w` of a store, `sample_weight` of an array), and a class may have
 one; the weight of a row is their product, divided by the mean over an epoch. With mean 1 the ridge,
-the losses and the step rules keep their scale without weights, and a whole-number weight is worth
-as many copies of the row. Weights of rows are float32 and are not divided before: the rows of a
-mixture keep the proportions they were stored with.
+the losses and the step rules keep the scale that they have without weights, and a row with weight 3
+counts as three copies of it. The weights of rows are stored as float32 before this division,
+so the rows of a mixture of stores keep the proportions in which they were stored.
 
-The weights of whole stores in a mixture (`data.weights`) are something else: the shares of their
-rows in an epoch.
+The weights of whole stores in a mixture (`data.weights`) are not sample weights, but the shares of
+the stores in the rows of an epoch.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from streamkern.basics.warning import warn
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DTYPE = np.dtype(np.float32)
+WEIGHT_DTYPE = np.dtype(np.float32)
 NEGLIGIBLE_WEIGHT = 1e-12
 """Share of the largest weight up to which a weight changes nothing visible in float32."""
-IMBALANCE = 100  # ratio of the largest class to the smallest above which a note is made
+IMBALANCE_RATIO = (
+    100  # rows of the largest class per row of the smallest; `class_notes` reports more
+)
 ClassWeight = Mapping[str, float] | Literal["balanced"]
 
 
@@ -49,18 +51,17 @@ def as_weights(w: Any, n_rows: int, where: str, first_row: int = 0) -> NDArray[n
             f"give one number for each of its {n_rows} rows",
         )
     with np.errstate(over="ignore"):
-        weights: NDArray[np.float32] = w.astype(DTYPE, copy=False)
-    wrong = ~(np.isfinite(weights) & (weights >= 0))
+        weights: NDArray[np.float32] = w.astype(WEIGHT_DTYPE, copy=False)
+    invalid = ~(np.isfinite(weights) & (weights >= 0))
     largest = w.max(initial=0)
-    lost = 0 < largest < np.finfo(DTYPE).tiny
-    if lost or (wrong.any() and np.isfinite(largest) and w.min() >= 0):
+    underflows = 0 < largest < np.finfo(WEIGHT_DTYPE).tiny
+    if underflows or (invalid.any() and np.isfinite(largest) and w.min() >= 0):
         raise DataError(
-            f"the sample weights of {where} are up to {largest:.3g}, and they are kept as float32, "
-            "which does not hold these",
+            f"the sample weights of {where} are up to {largest:.3g}, which float32 cannot hold",
             "divide all of them by their mean",
         )
-    if wrong.any():
-        row = int(np.argmax(wrong))
+    if invalid.any():
+        row = int(np.argmax(invalid))
         raise DataError(
             f"the sample weight of {where}, row {first_row + row}, is {w[row]}",
             "weights are finite numbers, 0 or above",
@@ -126,7 +127,7 @@ def weight_factors(
         return None
     if class_weight is not None and source.classes is None:
         raise ConfigError(
-            f"{mention('data.class_weight')} is for classes, and the targets are values",
+            f"{mention('data.class_weight')} needs classes, but the targets are values",
             "leave it out, or give a weight for each row",
         )
     if totals is None:
@@ -163,33 +164,33 @@ def weights_of(
     return np.where(has_weight(weights), weights, 0.0)
 
 
-def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], what: str) -> list[str]:
+def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], noun: str) -> list[str]:
     """Return sentences about anything unusual in the classes.
 
     totals : (c,) the rows of each class, or their weights
-    what : noun for the messages, "rows", perhaps with a phrase, or "weight"
+    noun : noun for the messages, "rows", perhaps with a phrase, or "weight"
     """
     present = np.flatnonzero(totals > 0)
     if len(present) == 0:
         return []
     if len(present) == 1:
-        are = "are" if what.startswith("rows") else "is"
+        are = "are" if noun.startswith("rows") else "is"
         return [
-            f"all {what} {are} of class {classes[present[0]]!r}, so there is nothing to learn; "
+            f"all {noun} {are} of class {classes[present[0]]!r}, so there is nothing to learn; "
             "add rows of another class"
         ]
     notes = []
     if len(present) < len(totals):
         first = int(np.argmin(totals > 0))
         more = len(totals) - len(present) - 1
-        rest = f" and {more} more have" if more else " has"
-        notes.append(f"class {classes[first]!r}{rest} no {what}, and will not be predicted")
+        and_others = f" and {more} more have" if more else " has"
+        notes.append(f"class {classes[first]!r}{and_others} no {noun}, and will not be predicted")
     shares = totals / totals.sum()
     low, high = present[np.argmin(totals[present])], int(np.argmax(totals))
-    if totals[high] > IMBALANCE * totals[low]:
+    if totals[high] > IMBALANCE_RATIO * totals[low]:
         notes.append(
             f"classes are unbalanced: class {classes[low]!r} has {100 * shares[low]:.2g}% of the "
-            f"{what} and class {classes[high]!r} {100 * shares[high]:.3g}%; set class_weight = "
+            f"{noun} and class {classes[high]!r} {100 * shares[high]:.3g}%; set class_weight = "
             '"balanced" if both matter alike'
         )
     return notes
@@ -208,7 +209,7 @@ def _class_factors(
     unknown = [name for name in class_weight if name not in classes]
     if unknown:
         raise ConfigError(
-            f"{mention('data.class_weight')} has the class {unknown[0]!r}, which the data has not",
-            f"its classes are {some(classes)}",
+            f"{mention('data.class_weight')} has the class {unknown[0]!r}, which the data lacks",
+            f"use its classes, {some(classes)}",
         )
     return np.array([float(class_weight.get(name, 1.0)) for name in classes])

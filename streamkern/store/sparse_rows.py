@@ -24,10 +24,9 @@ from streamkern.basics.errors import DataError
 MAX_GAP = 1 << 24
 """Largest gap. float32 holds it, and all smaller ones, exactly."""
 MAX_FEATURES = 1 << 31
-DENSE_FEATURES = 4096
-"""Rows with more features than this stay sparse if that makes them at least `SMALLER` times
-shorter."""
-SMALLER = 4
+MAX_DENSE_FEATURES = 4096
+"""Rows with more features than this stay sparse if they are `MIN_SIZE_RATIO` times shorter so."""
+MIN_SIZE_RATIO = 4
 
 
 def is_packed(row_shape: Sequence[int]) -> bool:
@@ -42,10 +41,10 @@ def stays_sparse(n_features: int, n_entries: int) -> bool:
     """
     if n_features > MAX_FEATURES:
         raise DataError(
-            f"the sparse rows have {n_features:,} features, and at most {MAX_FEATURES:,} are read",
+            f"the sparse rows have {n_features:,} features, more than the {MAX_FEATURES:,} allowed",
             "leave out columns, or hash features to fewer (FeatureHasher of scikit-learn)",
         )
-    return n_features > DENSE_FEATURES and 2 * SMALLER * n_entries <= n_features
+    return n_features > MAX_DENSE_FEATURES and 2 * MIN_SIZE_RATIO * n_entries <= n_features
 
 
 def longest_row(indptr: NDArray[Any], n_features: int) -> int:
@@ -70,22 +69,24 @@ def packed(X: Any, width: int | None = None, dtype: Any = np.float32) -> NDArray
     gaps = np.diff(features, prepend=0)
     starts = X.indptr[:-1][np.diff(X.indptr) > 0]
     gaps[starts] = features[starts]
-    steps = gaps // MAX_GAP + 1
-    last = np.cumsum(steps) - 1  # places of the entries, after those that only divide a gap
-    row_of = np.repeat(row_of, steps)
+    n_entries_of_gap = gaps // MAX_GAP + 1
+    entry_of_feature = (
+        np.cumsum(n_entries_of_gap) - 1
+    )  # position of each entry, after those that only divide its gap
+    row_of = np.repeat(row_of, n_entries_of_gap)
     lengths = np.bincount(row_of, minlength=X.shape[0])
     longest = int(lengths.max(initial=1))
     if width is not None and longest > width:
         raise DataError(
-            f"row {int(np.argmax(lengths))} has {longest} entries that are not 0, and the rows "
-            f"before have at most {width}",
+            f"row {int(np.argmax(lengths))} has {longest} entries that are not 0, more than the "
+            f"{width} of the rows before",
             "ingest all rows together, to a new store",
         )
-    places = np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    positions = np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     out = np.zeros((X.shape[0], 2, width or longest), dtype)
-    out[row_of, 0, places] = MAX_GAP
-    out[row_of[last], 0, places[last]] = gaps % MAX_GAP
-    out[row_of[last], 1, places[last]] = X.data
+    out[row_of, 0, positions] = MAX_GAP
+    out[row_of[entry_of_feature], 0, positions[entry_of_feature]] = gaps % MAX_GAP
+    out[row_of[entry_of_feature], 1, positions[entry_of_feature]] = X.data
     return out
 
 
@@ -109,16 +110,16 @@ def as_csr(rows: NDArray[Any], n_features: int) -> Any:
 
 def put_packed(rows: Any, out: Any) -> None:
     """Write packed rows (n, 2 k) to `out` (n, 2 K). DataError if k is above K."""
-    k, room = rows.shape[1] // 2, out.shape[1] // 2
-    if k > room:
+    k, k_out = rows.shape[1] // 2, out.shape[1] // 2
+    if k > k_out:
         raise DataError(
-            f"there are rows with up to {k} entries that are not 0, and the first ones had at most "
-            f"{room}",
-            "give the longest row with the first ones, or train on all rows together",
+            f"there are rows with up to {k} entries that are not 0, more than the {k_out} of the "
+            "first rows",
+            "give the longest row among the first rows, or train on all rows together",
         )
-    for start, first in ((0, 0), (k, room)):
-        out[:, first : first + k] = rows[:, start : start + k]
-        out[:, first + k : first + room] = 0
+    for start, out_start in ((0, 0), (k, k_out)):
+        out[:, out_start : out_start + k] = rows[:, start : start + k]
+        out[:, out_start + k : out_start + k_out] = 0
 
 
 def widened(rows: NDArray[Any], row_shape: Sequence[int]) -> NDArray[Any]:

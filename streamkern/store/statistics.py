@@ -27,7 +27,9 @@ from streamkern.store.sample_weights import add_totals, has_weight
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SLAB_BYTES = 1 << 20  # float64 working copy: stays in L2, and bounds memory for wide rows
+_STATISTICS_SLAB_BYTES = (
+    1 << 20
+)  # float64 working copy: stays in L2, and bounds memory for wide rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +61,7 @@ class ColumnMoments:
         self._first: NDArray[np.float64] | None = None
         self._mean = np.zeros(n_columns)  # less the first row
         self._m2 = np.zeros(n_columns)
-        self._slab = max(1, _SLAB_BYTES // (8 * max(1, n_columns)))
+        self._slab_rows = max(1, _STATISTICS_SLAB_BYTES // (8 * max(1, n_columns)))
 
     @classmethod
     def from_statistics(
@@ -73,15 +75,15 @@ class ColumnMoments:
         moments.weight, moments._first, moments._m2 = weight, mean.copy(), weight * scale**2
         return moments
 
-    def take(self, places: Any) -> ColumnMoments:
-        """Return the moments of the columns at `places`, a slice or an array, in that order."""
-        moments = ColumnMoments(len(self._mean[places]))
+    def take(self, columns: Any) -> ColumnMoments:
+        """Return the moments of the columns at `columns`, a slice or an array, in that order."""
+        moments = ColumnMoments(len(self._mean[columns]))
         moments.weight, moments._mean, moments._m2 = (
             self.weight,
-            self._mean[places],
-            self._m2[places],
+            self._mean[columns],
+            self._m2[columns],
         )
-        moments._first = None if self._first is None else self._first[places]
+        moments._first = None if self._first is None else self._first[columns]
         return moments
 
     def add(self, rows: NDArray[Any], w: NDArray[Any] | None = None) -> None:
@@ -94,8 +96,8 @@ class ColumnMoments:
         if self._first is None and len(rows):
             self._first = rows[0].astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, len(rows), self._slab):
-                part = slice(start, start + self._slab)
+            for start in range(0, len(rows), self._slab_rows):
+                part = slice(start, start + self._slab_rows)
                 self._add_slab(
                     rows[part] - self._first,
                     None if w is None else w[part].astype(np.float64)[:, None],
@@ -112,14 +114,14 @@ class ColumnMoments:
             block *= w
         self._merge(weight, mean, block.sum(axis=0))
 
-    def merge(self, other: ColumnMoments, times: float = 1.0) -> None:
-        """Add the rows of `other`, with weights multiplied by `times`."""
+    def merge(self, other: ColumnMoments, factor: float = 1.0) -> None:
+        """Add the rows of `other`, with weights multiplied by `factor`."""
         if not other.weight:
             return
         if self._first is None:
             self._first = other.mean
         with np.errstate(over="ignore", invalid="ignore"):
-            self._merge(times * other.weight, other.mean - self._first, times * other._m2)
+            self._merge(factor * other.weight, other.mean - self._first, factor * other._m2)
 
     def _merge(self, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
         delta = mean - self._mean

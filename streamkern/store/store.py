@@ -25,7 +25,7 @@ from streamkern.filesystem.icechunk_repository import (
     snapshot_url,
     store_of,
 )
-from streamkern.filesystem.objects import READS
+from streamkern.filesystem.objects import MAX_READS
 from streamkern.filesystem.urls import check_missing, local_path, zarr_store
 from streamkern.store import layout
 from streamkern.store.facts import store_facts, store_html
@@ -63,10 +63,10 @@ class Store:
         return store_html(self.stored)
 
     def __reduce__(self) -> Any:
-        # A Dask worker opens the store anew: no open file, socket or event loop is pickled.
+        # A Dask worker opens the store again: no open file, socket or event loop is pickled.
         if self._reopen is None:
             raise TypeError(
-                f"{self!r} was opened from a zarr Group and cannot travel; open it by URL"
+                f"{self!r} was opened from a zarr Group and cannot be pickled; open it by URL"
             )
         return _reopened, (self._reopen, self.spec.fingerprint)
 
@@ -165,14 +165,16 @@ class Store:
             raise ConfigError(f"row {bad} is not in {self!r}", f"give 0 to {self.spec.n_rows - 1}")
         spec = self.spec
         X = np.empty((len(rows), *spec.row_shape), spec.x_dtype)
-        ids = spec.classes is not None
-        y = np.empty(len(rows) if ids else (len(rows), spec.n_outputs), self._delivered_dtype())
+        are_class_ids = spec.classes is not None
+        y = np.empty(
+            len(rows) if are_class_ids else (len(rows), spec.n_outputs), self._target_dtype()
+        )
         order = np.argsort(rows, kind="stable")
         chunks = rows[order] // spec.chunk_rows
-        wanted, starts = np.unique(chunks, return_index=True)
+        chunk_numbers, starts = np.unique(chunks, return_index=True)
         stops = np.append(starts, len(rows))[1:]
-        for chunk, a, b in zip(wanted.tolist(), starts, stops, strict=True):
-            index = order[a:b]
+        for chunk, start, stop in zip(chunk_numbers.tolist(), starts, stops, strict=True):
+            index = order[start:stop]
             inside = rows[index] - chunk * spec.chunk_rows
             chunk_X, chunk_y = self.read_chunk(chunk)
             X[index], y[index] = chunk_X[inside], chunk_y[inside]
@@ -200,7 +202,7 @@ class Store:
         `read_chunk`.
         """
         if self.stored.row is None:
-            return np.arange(*self.chunk_bounds(i), dtype=layout.ROW)
+            return np.arange(*self.chunk_bounds(i), dtype=layout.ROW_NUMBER_DTYPE)
         rows: NDArray[np.uint64] = self.stored.read_array(self.stored.row, i)
         return rows
 
@@ -217,7 +219,7 @@ class Store:
                 "restore it and resume, or start a new run",
             )
         if self.spec.fingerprint not in now:
-            raise _changed(self, self.spec.fingerprint, now[0])
+            raise _changed_error(self, self.spec.fingerprint, now[0])
 
     def codec_names(self) -> list[str]:
         """Return the names of X's codecs, in the order of encoding."""
@@ -278,7 +280,7 @@ class Store:
                 "clean the data and ingest it again",
             )
 
-    def _delivered_dtype(self) -> np.dtype[Any]:
+    def _target_dtype(self) -> np.dtype[Any]:
         if self.spec.classes is not None:
             return np.dtype(np.int64)
         dtype = np.dtype(np.float32) if self.spec.y_dtype is None else self.spec.y_dtype
@@ -292,11 +294,11 @@ def _reopened(reopen: Callable[[], Store], fingerprint: str) -> Store:
         before = {was: n for n, was in store.stored.contents.mark.get("before", [])}
         if fingerprint in before:
             raise rows_appended(store.url, before[fingerprint])
-        raise _changed(store, fingerprint, store.spec.fingerprint)
+        raise _changed_error(store, fingerprint, store.spec.fingerprint)
     return store
 
 
-def _changed(store: Store, was: str, now: str) -> DataError:
+def _changed_error(store: Store, was: str, now: str) -> DataError:
     return DataError(
         f"{store!r} was changed while it was in use: its fingerprint was {was[:16]} and is "
         f"{now[:16]}",
@@ -362,10 +364,10 @@ def open_store(
         text = f"icechunk+session:///@snapshot={snapshot_of(inner)}"
         reopen = partial(open_store, inner, x=x, y=y, w=w, missing=missing, foreign=foreign)
     else:
-        # pathlib paths and relative strings become absolute: a worker has another directory.
+        # Absolute, because a worker that opens the store has another working directory.
         path = local_path(url)
         text = str(url) if path is None else str(path.absolute())
-        if is_icechunk(text):  # its branch may have moved on by then
+        if is_icechunk(text):  # a worker may open it after another commit to the branch
             text = snapshot_url(text, storage_options)
         reopen = partial(
             open_store,
@@ -380,7 +382,7 @@ def open_store(
         )
         inner, prefix = zarr_store(text, storage_options=storage_options), ""
     # Retried on a disk, too: rows may be appended between the reads of two files.
-    for reads_left in reversed(range(2 if local_path(text) is not None else READS)):
+    for reads_left in reversed(range(2 if local_path(text) is not None else MAX_READS)):
         try:
             contents = read_metadata(inner, prefix, text, (x, y, w), missing, foreign)
             break

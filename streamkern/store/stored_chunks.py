@@ -1,8 +1,8 @@
-"""Read the chunks of a store as stored: each by the fastest path, and again after a fault.
+"""Read the chunks of a store as stored, and again after a fault of the storage.
 
 If `fast_chunks` supports the arrays, chunks are files or objects, the latter perhaps kept in a
 cache; else zarr reads them. A chunk of streamkern's own stores is compared with the recorded
-checksum of its place, so a chunk of another place or store is never mistaken for it.
+checksum of its place, so a chunk of another place or store is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.filesystem.cache import Cache, CachedObjects
-from streamkern.filesystem.objects import READS
+from streamkern.filesystem.objects import MAX_READS
 from streamkern.filesystem.traffic import Traffic
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.store import layout
@@ -68,8 +68,8 @@ class StoredChunks:
         self.contents, self.url, self.spec = contents, url, contents.spec
         self.x, self.y, self.w, self.row = contents.x, contents.y, contents.w, contents.row
         self.arrays = [a for a in (self.x, self.y, self.w) if a is not None]
-        inner = contents.x.store_path.store
-        self.objects = inner.objects if isinstance(inner, StrictStore) else None
+        store = contents.x.store_path.store
+        self.objects = store.objects if isinstance(store, StrictStore) else None
         self.traffic = Traffic() if self.objects is None else self.objects.traffic
         self.cache: Cache | None = None
         self._known_crcs: list[Any] = []  # read at the first use
@@ -90,23 +90,23 @@ class StoredChunks:
         """Return the same chunks; requests end once `stopped` is set, except reads by zarr."""
         if self.objects is None:
             return self
-        again = copy.copy(self)
-        again._readers = {
+        stoppable = copy.copy(self)
+        stoppable._readers = {
             path: reader.until(stopped) if isinstance(reader, ChunkObjects) else reader
             for path, reader in self._readers.items()
         }
-        return again
+        return stoppable
 
     def absent_chunks(self) -> int:
         """Return the number of chunks, or shards if any, missing in the storage, from a listing."""
-        absent = 0
+        n_absent = 0
         for array in self.arrays:
             unit = array.shards or array.chunks
             expected = np.prod([-(-n // k) for n, k in zip(array.shape, unit, strict=True)])
             # zarr counts the chunks inside shards
-            inside = int(np.prod(unit) // np.prod(array.chunks))
-            absent += int(expected) - int(array.nchunks_initialized) // inside
-        return absent
+            chunks_per_shard = int(np.prod(unit) // np.prod(array.chunks))
+            n_absent += int(expected) - int(array.nchunks_initialized) // chunks_per_shard
+        return n_absent
 
     def bounds(self, i: int) -> tuple[int, int]:
         """Return the first row of chunk `i`, and the row after its last."""
@@ -143,15 +143,15 @@ class StoredChunks:
             if not self._known_crcs:
                 with self._appends_explained():
                     table = self._read_table(self.contents.crc)
-                    self._last_digests = self._digests_of_last()
+                    self._last_digests = self._last_chunk_digests()
                 if layout.array_digest(table).tobytes().hex() != self.contents.mark["crc"]:
                     raise CorruptChunkError(
                         f"the checksums in crc of {self!r} do not match their digest",
                         f"{self._remedy()}",
                     )
                 self._known_crcs.append(table)
-        known: NDArray[np.uint32] = self._known_crcs[0]
-        return known
+        crcs: NDArray[np.uint32] = self._known_crcs[0]
+        return crcs
 
     @contextmanager
     def _appends_explained(self) -> Iterator[None]:
@@ -159,8 +159,8 @@ class StoredChunks:
         try:
             yield
         except (CorruptChunkError, FileNotFoundError) as error:
-            now, opened = fingerprints_now(self.contents, self.url), self.spec.fingerprint
-            if opened in now[1:]:
+            now, fingerprint = fingerprints_now(self.contents, self.url), self.spec.fingerprint
+            if fingerprint in now[1:]:
                 raise rows_appended(self.url, self.spec.n_rows) from error
             raise
 
@@ -171,8 +171,8 @@ class StoredChunks:
         """Return the recorded checksum of a chunk; None in foreign stores."""
         if self.contents.crc is None:
             return None
-        known = self.read_crcs()
-        return int(known[i, layout.row_arrays(known.shape[1] == 4).index(array.basename)])
+        crcs = self.read_crcs()
+        return int(crcs[i, layout.row_arrays(crcs.shape[1] == 4).index(array.basename)])
 
     def _read_table(self, array: Any) -> NDArray[Any]:
         """Return all values of a small array of a store that streamkern wrote."""
@@ -196,27 +196,27 @@ class StoredChunks:
     def _read_objects(self, readers: list[Any], parts: Sequence[_Part]) -> list[Any]:
         """Return the rows of each part, requested at once."""
         objects, rows = readers[0].objects, dict[str, Any]()
-        for reads_left in reversed(range(READS)):
+        for reads_left in reversed(range(MAX_READS)):
             missing = [(r, p) for r, p in zip(readers, parts, strict=True) if p.key not in rows]
-            fresh = reads_left < READS - 1
+            fresh = reads_left < MAX_READS - 1
             try:
                 raw = objects.get_many([part.key for _, part in missing], fresh=fresh)
             except FileNotFoundError as error:
                 raise CorruptChunkError(f"chunk {error}", f"{self._remedy()}") from error
             for (reader, part), data in zip(missing, raw, strict=True):
-                with self._explained(part.key, retry=reads_left > 0):
-                    read = reader.decode(data, part.stop - part.start)
-                    rows[part.key] = self._checked_rows(part, *read)
+                with self._errors_explained(part.key, retry=reads_left > 0):
+                    rows_and_crc = reader.decode(data, part.stop - part.start)
+                    rows[part.key] = self._checked_rows(part, *rows_and_crc)
             if len(rows) == len(parts):
                 break
         return [rows[part.key] for part in parts]
 
     def _read_part(self, reader: Any, part: _Part) -> NDArray[Any]:
         rows = None
-        for reads_left in reversed(range(READS if self._remote else 1)):
-            with self._explained(part.key, retry=reads_left > 0):
+        for reads_left in reversed(range(MAX_READS if self._remote else 1)):
+            with self._errors_explained(part.key, retry=reads_left > 0):
                 if reader is None:
-                    rows = _native(np.asarray(part.array[part.start : part.stop]))
+                    rows = _native_byte_order(np.asarray(part.array[part.start : part.stop]))
                 else:
                     rows = self._checked_rows(part, *reader.read(part.key, part.stop - part.start))
                 break
@@ -227,9 +227,9 @@ class StoredChunks:
         """Return the rows; raise ValueError unless the chunk is the one written at its place."""
         if part.crc is not None and crc != part.crc and not self._was_extended(part, rows):
             raise ValueError(
-                "it is whole, and not the chunk that was written there: its checksum is another one"
+                "it is intact, but not the chunk that was written there: its checksum differs"
             )
-        return _native(rows)
+        return _native_byte_order(rows)
 
     def _was_extended(self, part: _Part, rows: NDArray[Any]) -> bool:
         """Return whether this is the last chunk, and rows were appended to it since the opening."""
@@ -243,10 +243,10 @@ class StoredChunks:
         written = digests[start : start + layout.DIGEST_BYTES]
         return np.array_equal(layout.array_digest(rows), written)
 
-    def _digests_of_last(self) -> NDArray[np.uint8] | None:
+    def _last_chunk_digests(self) -> NDArray[np.uint8] | None:
         """Return the digests of the last chunk if rows may be appended to it, else None.
 
-        They are read at once, since the table is removed at the second append.
+        They are read with the checksums, because the second append removes their table.
         """
         if self.spec.n_rows % self.spec.chunk_rows == 0 or self._remote:
             return None
@@ -254,7 +254,7 @@ class StoredChunks:
         return last
 
     @contextmanager
-    def _explained(self, key: str, *, retry: bool) -> Iterator[None]:
+    def _errors_explained(self, key: str, *, retry: bool) -> Iterator[None]:
         """Name the chunk that does not decode, or suppress the error if it will be read again."""
         try:
             yield
@@ -331,5 +331,5 @@ class StoredRows:
         return np.concatenate(parts[1:]) if len(parts) > 2 else parts[-1]
 
 
-def _native(data: NDArray[Any]) -> NDArray[Any]:
+def _native_byte_order(data: NDArray[Any]) -> NDArray[Any]:
     return data.astype(data.dtype.newbyteorder("="), copy=False)

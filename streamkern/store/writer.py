@@ -1,9 +1,9 @@
-"""Writes a training set in Zarr chunk by chunk, resumable, published in one step at the end.
+"""Write a training set in Zarr chunk by chunk, resumably, and publish it in one step at the end.
 
 The state of an unfinished store is kept in the store itself. The group attribute holds the status
-"writing", the plan, and the id of the writer: a writer that was presumed dead and wakes up no
-longer finds its own id, and does not publish. The array `digests` is the journal, in which each
-chunk is recorded after it is written.
+"writing", the plan, and the id of the writer: a writer that continues after another one has taken
+over does not find its own id, and does not publish. The array `digests` is the journal, in which
+each chunk is recorded after it is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.ownership import (
     ATTRIBUTE,
     STORE,
-    begin,
+    begin_group,
     mark_at,
     publish_group,
     sweep,
@@ -33,7 +33,7 @@ from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.chunk_output import ChunkOutput, Journal, create_array
 from streamkern.store.layout import StoreSpec, id_dtype
-from streamkern.store.sample_weights import DTYPE
+from streamkern.store.sample_weights import WEIGHT_DTYPE
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.statistics import RunningStatistics, Statistics
 from streamkern.store.zarr_json import sealed_mark
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Data identified only by name, or by first and last rows: enough to resume, not to skip a call.
+# Kinds of data that are identified only by name or by their first and last rows, which suffices to
+# resume a call, but not to skip it.
 _WEAKLY_IDENTIFIED = ("iterator", "arrays", "generator", "function")
 
 
@@ -67,7 +68,7 @@ class StoreWriter(ChunkOutput):
         Dtype of regression targets; class ids get the smallest unsigned integer that holds them.
     storage_options : mapping, optional
     plan : mapping of JSON values, optional
-        Everything the content is made from. Resuming with a different plan raises an error.
+        Everything that determines the content. Resuming with a different plan raises an error.
     weighted : bool
         Whether rows have sample weights.
     details
@@ -102,7 +103,7 @@ class StoreWriter(ChunkOutput):
             self._arrays = self._create_arrays(spec)
             shape = (spec.n_chunks, len(self._arrays) * layout.DIGEST_BYTES)
             digests = self._array(
-                "digests", shape, layout.DIGEST_CHUNK, np.dtype(np.uint8), ("chunk", "byte")
+                "digests", shape, layout.DIGEST_CHUNK_ROWS, np.dtype(np.uint8), ("chunk", "byte")
             )
             super().__init__(str(url), spec, self._arrays.values(), Journal(digests))
 
@@ -139,7 +140,7 @@ class StoreWriter(ChunkOutput):
                     f"{where} holds an unfinished store made with other settings or data ({names})",
                     f"repeat the call with those, or pass {mention('overwrite', True)}",
                 )
-        return begin(self._store, url, writing), False
+        return begin_group(self._store, url, writing), False
 
     def _check_claim(self) -> None:
         """Raise DataError unless the group still belongs to this writer."""
@@ -147,7 +148,7 @@ class StoreWriter(ChunkOutput):
         if (state.get("status"), state.get("writer")) != ("writing", self._writer_id):
             raise DataError(
                 f"{redact(self.url)} cannot be finished: another writer has since taken it over",
-                "let only one write at a time",
+                "let only one call write to it at a time",
             )
 
     def _create_arrays(self, spec: StoreSpec) -> dict[str, Any]:
@@ -161,8 +162,10 @@ class StoreWriter(ChunkOutput):
             "y": self._array("y", y_shape, k, np.dtype(spec.y_dtype), y_names),
         }
         if spec.weight_totals is not None:
-            arrays["w"] = self._array("w", (n,), k, DTYPE, ("row",))
-        arrays["row"] = self._array("row", (n,), k, layout.ROW, ("row",), compress="none")
+            arrays["w"] = self._array("w", (n,), k, WEIGHT_DTYPE, ("row",))
+        arrays["row"] = self._array(
+            "row", (n,), k, layout.ROW_NUMBER_DTYPE, ("row",), compress="none"
+        )
         return arrays
 
     def _array(
@@ -194,15 +197,15 @@ class StoreWriter(ChunkOutput):
         """Publish the store: attributes are written last, in one step. Return its spec."""
         missing = np.flatnonzero(~self.done)
         if len(missing):
-            raise self._unfinished(f"chunk {missing[0]} of {self.spec.n_chunks} was not written")
+            raise self._finish_error(f"chunk {missing[0]} of {self.spec.n_chunks} was not written")
         if self.spec.weight_totals is not None and (stats is None or stats.weight_totals is None):
-            raise self._unfinished("pass statistics computed with the sample weights")
+            raise self._finish_error("pass statistics computed with the sample weights")
         self._check_claim()
         group, arrays = self._group, self._arrays
         with disk_full_hint(self.url):
             damaged = self._first_damaged()
             if damaged is not None:
-                raise self._unfinished(
+                raise self._finish_error(
                     f"chunk {damaged} of {self.spec.n_chunks} is damaged; write it again"
                 )
             if "crc" in group:
@@ -213,7 +216,7 @@ class StoreWriter(ChunkOutput):
             publish_group(group, state, self._check_claim)
         return layout.spec_from_attributes(arrays["X"], arrays["y"], arrays.get("w"), state)
 
-    def _unfinished(self, why: str) -> DataError:
+    def _finish_error(self, why: str) -> DataError:
         return DataError(f"{redact(self.url)} cannot be finished: {why}")
 
     def _attributes(self, stats: Statistics | None) -> dict[str, Any]:
@@ -320,10 +323,10 @@ def source_digest(plan: Mapping[str, Any], compress: str) -> str | None:
 
 def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str) -> bool:
     """Return whether the store is complete and is what this call would write."""
-    made = mark.get("made_from")
+    made_from = mark.get("made_from")
     state = mark.get("kind"), mark.get("schema"), mark.get("status")
     return state == (STORE, layout.STORE_SCHEMA, "complete") and (
-        made is not None and made == source_digest(plan, compress)
+        made_from is not None and made_from == source_digest(plan, compress)
     )
 
 
@@ -331,9 +334,9 @@ def _identifies_data(value: Any) -> bool:
     if isinstance(value, Mapping):
         # An ingested foreign store is identified by its metadata only: it has no fingerprint.
         unknown = "meta:" if value.get("kind") == "zarr" else ""
-        known_by = str(value.get("fingerprint", unknown))
-        vague = value.get("kind") in _WEAKLY_IDENTIFIED or known_by.startswith(("meta:", "name:"))
-        return not vague and all(_identifies_data(v) for v in value.values())
+        identity = str(value.get("fingerprint", unknown))
+        is_weak = value.get("kind") in _WEAKLY_IDENTIFIED or identity.startswith(("meta:", "name:"))
+        return not is_weak and all(_identifies_data(v) for v in value.values())
     return not isinstance(value, list | tuple) or all(_identifies_data(v) for v in value)
 
 

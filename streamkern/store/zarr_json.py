@@ -32,9 +32,9 @@ from streamkern.store.layout import STORE_SCHEMA
 
 _REMEDY = "restore the zarr.json files from a copy, or ingest the data again"
 _DIGEST_KEY = "metadata_digest"
-_GROUP = {"zarr_format": 3, "node_type": "group"}
+_GROUP_METADATA = {"zarr_format": 3, "node_type": "group"}
 # A group without its attribute is a damaged store if its zarr.json still contains one of these.
-_TRACES = ('"streamkern"', f'"{_DIGEST_KEY}"')
+_STREAMKERN_TEXTS = ('"streamkern"', f'"{_DIGEST_KEY}"')
 
 
 class Documents(NamedTuple):
@@ -92,8 +92,8 @@ def store_mark(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
 
 def _group_document(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
     """Return the content of a group's zarr.json; None if there is none."""
-    (data,) = _read(store, path, [""])
-    return None if data is None else _parse(data, f"zarr.json of {redact(url)}")
+    (data,) = _read_zarr_json(store, path, [""])
+    return None if data is None else _parse_zarr_json(data, f"zarr.json of {redact(url)}")
 
 
 def _checked_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None:
@@ -103,7 +103,7 @@ def _checked_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None
     attributes = root.get("attributes")
     mark = attributes.get(ATTRIBUTE) if isinstance(attributes, Mapping) else None
     if not isinstance(mark, Mapping):
-        if any(trace in json.dumps(root) for trace in _TRACES):
+        if any(trace in json.dumps(root) for trace in _STREAMKERN_TEXTS):
             raise lost_mark(url)
         return None
     finished = mark.get("status") == "complete" and mark.get("kind") == STORE
@@ -129,8 +129,8 @@ def _array_documents(
         documents = (inline.get(name) for name in names)
         return [document if isinstance(document, Mapping) else None for document in documents]
     return [
-        None if data is None else _parse(data, f"{name}/zarr.json of {redact(url)}")
-        for name, data in zip(names, _read(store, path, names), strict=True)
+        None if data is None else _parse_zarr_json(data, f"{name}/zarr.json of {redact(url)}")
+        for name, data in zip(names, _read_zarr_json(store, path, names), strict=True)
     ]
 
 
@@ -158,15 +158,15 @@ def read_documents(
     store: Any, path: str, url: str, names: Sequence[str]
 ) -> dict[str, Mapping[str, Any]]:
     """Return the contents of the stored zarr.json files of arrays, by name."""
-    files = zip(names, _read(store, path, names), strict=True)
-    return {name: _parse(data or b"", f"{name} of {redact(url)}") for name, data in files}
+    files = zip(names, _read_zarr_json(store, path, names), strict=True)
+    return {name: _parse_zarr_json(data or b"", f"{name} of {redact(url)}") for name, data in files}
 
 
 def sealed(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the attribute of a finished store, with the digests of its arrays' documents."""
     digests = {name: document_digest(document) for name, document in arrays.items()}
-    plain = json.loads(json.dumps({**mark, "metadata": digests}))
-    return {**plain, _DIGEST_KEY: _digest(_GROUP, plain)}
+    as_json = json.loads(json.dumps({**mark, "metadata": digests}))
+    return {**as_json, _DIGEST_KEY: _digest(_GROUP_METADATA, as_json)}
 
 
 def root_metadata(
@@ -179,16 +179,20 @@ def root_metadata(
     attributes : the group's other attributes
     """
     inline = {"kind": "inline", "must_understand": False, "metadata": dict(arrays)}
-    ours = {ATTRIBUTE: dict(mark)}
-    root = {**_GROUP, "attributes": {**attributes, **ours}, "consolidated_metadata": inline}
+    own_attributes = {ATTRIBUTE: dict(mark)}
+    root = {
+        **_GROUP_METADATA,
+        "attributes": {**attributes, **own_attributes},
+        "consolidated_metadata": inline,
+    }
     return json.dumps(root, indent=2).encode()
 
 
 def open_array(store: Any, path: str, name: str, documents: Documents) -> Any:
     """Return a zarr array by its checked document, without reading its metadata again."""
-    place = StorePath(store, f"{path}/{name}".strip("/"))
+    store_path = StorePath(store, f"{path}/{name}".strip("/"))
     document: Any = documents.arrays[name]
-    return zarr.Array(zarr.AsyncArray(metadata=document, store_path=place))
+    return zarr.Array(zarr.AsyncArray(metadata=document, store_path=store_path))
 
 
 def document_digest(document: Mapping[str, Any]) -> str:
@@ -215,8 +219,8 @@ def _check_state(mark: Mapping[str, Any], url: str) -> None:
         )
     if mark.get("schema") != STORE_SCHEMA:
         raise DataError(
-            f"{redact(url)} has store schema {mark.get('schema')!r} and this version reads "
-            f"{STORE_SCHEMA} alone",
+            f"{redact(url)} has store schema {mark.get('schema')!r}, but this version reads only "
+            f"{STORE_SCHEMA}",
             "ingest the data again",
         )
     if mark.get("status") != "complete":
@@ -225,7 +229,7 @@ def _check_state(mark: Mapping[str, Any], url: str) -> None:
         )
 
 
-def _read(store: Any, path: str, names: Iterable[str]) -> list[bytes | None]:
+def _read_zarr_json(store: Any, path: str, names: Iterable[str]) -> list[bytes | None]:
     """Return the zarr.json of members of a group ("" for the group); None where there is none.
 
     All are requested at once.
@@ -245,7 +249,7 @@ def _read(store: Any, path: str, names: Iterable[str]) -> list[bytes | None]:
     return [None if value is None else value.to_bytes() for value in sync(get_all())]
 
 
-def _parse(data: bytes, where: str) -> Mapping[str, Any]:
+def _parse_zarr_json(data: bytes, where: str) -> Mapping[str, Any]:
     """Return a JSON object. where : the name of its file in error messages"""
     try:
         document = parsed_json(data)

@@ -27,26 +27,26 @@ from streamkern.basics.machine import available_cpus
 from streamkern.basics.message import mention
 from streamkern.basics.values import to_builtin
 from streamkern.store.row_block import RowBlock
-from streamkern.stream.buffers import WHOLE_SHARE, Buffer, Fill, Share
+from streamkern.stream.buffers import WHOLE_SHARE, Buffer, OpenBlock, Share
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
 from streamkern.stream.sources.base import Source, target_bytes
 from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import as_source
-from streamkern.stream.unit_readers import ClusterReader, LocalReader, UnitReader, read_patiently
+from streamkern.stream.unit_readers import ClusterReader, LocalReader, UnitReader, read_with_retries
 
 MAX_THREADS = 64
 
 
 @dataclass
 class ReaderStats:
-    """Counts so far; `stall_s` over the run's time is the share lost to waiting.
+    """Counts and waiting times of a reader since it was created.
 
     batches, rows : number of batches and rows that were delivered
-    stall_s, last_wait_s, longest_wait_s : seconds that the consumer waited in all, for the last
-        batch, and for one batch at most
+    stall_s : seconds that the consumer waited for data in total
+    last_wait_s, longest_wait_s : seconds that it waited for the last batch, and at most for a batch
     bytes_read : decoded bytes of the units that arrived
-    bytes_in_flight : decoded bytes of the units being read
-    retries : reads repeated after a fault, counted as they happen
+    bytes_in_flight, bytes_in_flight_peak : decoded bytes of the units being read, now and at most
+    retries : reads repeated after a fault
     """
 
     batches: int = 0
@@ -68,18 +68,17 @@ class BatchReader:
 
     Parameters
     ----------
-    block_bytes : size of one shuffle block, at least one unit; two are held
+    block_bytes : size of one shuffle block, at least one unit; two blocks are held in memory
     in_flight_bytes : bound on the units being read, one per thread, at least one unit
-    threads : number of reading threads; "auto" is one per processor, or, if reads wait for a
-        network or a cluster, as many as `in_flight_bytes` allows (up to 64), which is always the
-        bound
+    threads : number of reading threads, at most as many as `in_flight_bytes` allows and 64. "auto":
+        one per processor, or the largest number allowed if reads wait for a network or a cluster
     client : a `distributed.Client` to read on
     retry_s : seconds for which a transient OSError (a time-out, a reset connection) is retried
     in_order : keep the order of the source, without shuffling
-    repeat : every epoch has the order, the draws and the number of epoch 0
+    repeat : repeat the order and the random draws of epoch 0, and its number, in every epoch
     share : the share of each batch that this rank reads
-    keep_bytes : if the stores of the source have no more decoded bytes, they are kept, once read,
-        for the next replica or epoch; of no use with `client`
+    keep_bytes : if the decoded rows of all stores of the source fit into this size, rows stay in
+        memory after their first read, for the next replica or epoch; ignored with `client`
     """
 
     def __init__(
@@ -111,21 +110,21 @@ class BatchReader:
         y_bytes = target_bytes(source)
         self._unit_bytes = unit_rows * (x_bytes + y_bytes + 8)
         self._row_bytes = x_bytes + y_bytes + 16  # with its row id and its place
-        fit = max(1, block_bytes // (unit_rows * self._row_bytes))
-        self.mix_units = max(1, min(fit, source.n_units))
+        units_per_block = max(1, block_bytes // (unit_rows * self._row_bytes))
+        self.mix_units = max(1, min(units_per_block, source.n_units))
         self._block_rows = min(self.mix_units * unit_rows, source.n_rows)
         self._buffer_rows = min(share.rows(self.mix_units, unit_rows), source.n_rows)
         self.n_batches = self._plan(0).n_batches  # also checks seed and batch_size
-        waits = client is not None or source.remote
-        self.threads = _n_threads(threads, in_flight_bytes // self._unit_bytes, waits)
-        keeps = client is None and source.decoded_bytes <= keep_bytes
-        self._reader: UnitReader = LocalReader(source.kept() if keeps else source)
+        reads_wait = client is not None or source.remote
+        self.threads = _n_threads(threads, in_flight_bytes // self._unit_bytes, reads_wait)
+        in_memory = client is None and source.decoded_bytes <= keep_bytes
+        self._reader: UnitReader = LocalReader(source.kept() if in_memory else source)
         if client is not None:
             self._reader = ClusterReader(source, client, retry_s)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-prefetch")
         self._buffers: list[Buffer] = []
         self._straddling_batch: Buffer | None = None
-        self._run: _Run | None = None
+        self._iteration: _Iteration | None = None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -138,8 +137,8 @@ class BatchReader:
     def close(self) -> None:
         """End the iterator and the threads, and drop the buffers. May be called twice."""
         self._closed = True
-        if self._run is not None:
-            self._end(self._run)
+        if self._iteration is not None:
+            self._stop_reads(self._iteration)
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._reader.close()
         self._buffers, self._straddling_batch = [], None
@@ -175,13 +174,13 @@ class BatchReader:
         """
         if not 0 <= start <= self.n_batches or first < 0:
             raise ConfigError(
-                f"batch {start} of epoch {first} was asked for",
-                f"begin at an epoch from 0 on and at a batch from 0 to {self.n_batches}",
+                f"batch {start} of epoch {first} does not exist",
+                f"give an epoch of at least 0 and a batch from 0 to {self.n_batches}",
             )
         return self._iterate(first, stop, start)
 
     def positions(self, first: int, stop: int, start: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield (epoch of the draws, number in the epoch) of each batch of `epochs`."""
+        """Yield (epoch, index) of each batch of `epochs`; the epoch keys its random draws."""
         for epoch in range(first, stop):
             for index in range(start if epoch == first else 0, self.n_batches):
                 yield 0 if self.repeat else epoch, index
@@ -190,25 +189,27 @@ class BatchReader:
 
     def _iterate(self, first: int, stop: int, start: int) -> Iterator[RowBlock]:
         """Yield the batches of `epochs`, after ending the iteration before."""
-        if self._run is not None:
-            self._end(self._run)
+        if self._iteration is not None:
+            self._stop_reads(self._iteration)
         if self._closed:
             raise RunError("this loader is closed", "make a new one")
-        run = self._run = _Run(self._blocks(first, stop, start), list(self._buffers))
+        iteration = self._iteration = _Iteration(
+            self._blocks(first, stop, start), list(self._buffers)
+        )
         try:
-            self._start_reads(run)
+            self._start_reads(iteration)
             for _, index in self.positions(first, stop, start):
-                yield self._batch(run, index)
-                if run.stopped.is_set():
+                yield self._batch(iteration, index)
+                if iteration.stopped.is_set():
                     raise RunError(
                         "this iterator has ended: another one was started on its loader, or "
                         "the loader was closed",
-                        "use one to its end before the next",
+                        "finish an iterator before you start another one",
                     )
-                if run.drained:
-                    self._release(run)
+                if iteration.drained:
+                    self._release_drained(iteration)
         finally:
-            self._end(run)
+            self._stop_reads(iteration)
 
     def _plan(self, epoch: int) -> EpochPlan:
         return EpochPlan(
@@ -231,82 +232,84 @@ class BatchReader:
             for block in range(begin, plan.n_blocks):
                 yield plan, block
 
-    def _batch(self, run: _Run, index: int) -> RowBlock:
+    def _batch(self, iteration: _Iteration, index: int) -> RowBlock:
         """Return batch `index`: a view if one block holds all of it, else a copy in one buffer."""
         self.stats.last_wait_s = 0.0
-        pieces = run.fills[0].plan.batch(index)
+        pieces = iteration.open_blocks[0].plan.batch(index)
         if len(pieces) == 1:
-            piece, fill = pieces[0], self._ready(run)
-            run.drained = piece.stop == fill.n_rows
-            rows = fill.part(piece.start, piece.stop)
+            piece, block = pieces[0], self._wait_for_block(iteration)
+            iteration.drained = piece.stop == block.n_rows
+            rows = block.part(piece.start, piece.stop)
         else:
             if self._straddling_batch is None:
                 self._straddling_batch = Buffer(self.source, self.batch_size, 0)
-            done = 0
+            n_copied = 0
             for piece in pieces:
-                if done:
-                    self._release(run)
-                fill = self._ready(run)
-                part = fill.part(piece.start, piece.stop)
+                if n_copied:
+                    self._release_drained(iteration)
+                block = self._wait_for_block(iteration)
+                part = block.part(piece.start, piece.stop)
                 size = len(part.row_ids)
-                self._straddling_batch.rows.put(slice(done, done + size), part)
-                run.drained = piece.stop == fill.n_rows
-                done += size
-            rows = self._straddling_batch.part(0, done)
+                self._straddling_batch.rows.put(slice(n_copied, n_copied + size), part)
+                iteration.drained = piece.stop == block.n_rows
+                n_copied += size
+            rows = self._straddling_batch.part(0, n_copied)
         self.stats.batches += 1
         self.stats.rows += len(rows.row_ids)
         return rows
 
-    def _ready(self, run: _Run) -> Fill:
+    def _wait_for_block(self, iteration: _Iteration) -> OpenBlock:
         """Return the block being drained, once all of its units are in place."""
-        fill = run.fills[0]
-        if fill.futures:
-            before = time.perf_counter()
-            for future in fill.futures:
+        block = iteration.open_blocks[0]
+        if block.futures:
+            start_s = time.perf_counter()
+            for future in block.futures:
                 future.result()  # in plan order, so that the same error is raised every time
-            fill.futures = []
-            waited = time.perf_counter() - before
+            block.futures = []
+            waited_s = time.perf_counter() - start_s
             stats = self.stats
-            stats.stall_s += waited
-            stats.last_wait_s += waited
+            stats.stall_s += waited_s
+            stats.last_wait_s += waited_s
             stats.longest_wait_s = max(stats.longest_wait_s, stats.last_wait_s)
-        return fill
+        return block
 
-    def _release(self, run: _Run) -> None:
+    def _release_drained(self, iteration: _Iteration) -> None:
         """Give the drained block's buffer to the next block to be read."""
-        run.free.append(run.fills.popleft().buffer)
-        self._start_reads(run)
+        iteration.free_buffers.append(iteration.open_blocks.popleft().buffer)
+        self._start_reads(iteration)
 
-    def _start_reads(self, run: _Run) -> None:
+    def _start_reads(self, iteration: _Iteration) -> None:
         """Submit the reads of following blocks until two are being read or drained."""
-        while len(run.fills) < 2:
-            following = next(run.blocks, None)
+        while len(iteration.open_blocks) < 2:
+            following = next(iteration.remaining_blocks, None)
             if following is None:
                 return
-            if not run.free:
-                run.free.append(Buffer(self.source, self._buffer_rows, self._block_rows))
-                self._buffers.append(run.free[0])
-            plan, block = following
-            fill = Fill(plan, block, run.free.pop(), self.share)
-            run.fills.append(fill)
-            fill.futures = [
-                self._pool.submit(self._read_into, fill, u, offset, run.stopped)
-                for u, offset in fill.units
+            if not iteration.free_buffers:
+                iteration.free_buffers.append(
+                    Buffer(self.source, self._buffer_rows, self._block_rows)
+                )
+                self._buffers.append(iteration.free_buffers[0])
+            plan, index = following
+            block = OpenBlock(plan, index, iteration.free_buffers.pop(), self.share)
+            iteration.open_blocks.append(block)
+            block.futures = [
+                self._pool.submit(self._read_into, block, u, offset, iteration.stopped)
+                for u, offset in block.units
             ]
 
-    def _end(self, run: _Run) -> None:
-        """Stop a run's reads and wait for those under way: they write into its buffers."""
-        run.stopped.set()
-        futures = [future for fill in run.fills for future in fill.futures]
+    def _stop_reads(self, iteration: _Iteration) -> None:
+        """Stop the reads of an iteration; wait for those under way, which write to its buffers."""
+        iteration.stopped.set()
+        futures = [future for block in iteration.open_blocks for future in block.futures]
         for future in futures:
             future.cancel()
         wait(futures)
-        run.fills.clear()
+        iteration.open_blocks.clear()
 
     # ----------------------------------------------------------------------- the pool's threads
 
-    def _read_into(self, fill: Fill, u: int, offset: int, stopped: threading.Event) -> None:
-        """Read unit u and write its rows to the buffer. offset : as in `Fill.units`."""
+    def _read_into(self, block: OpenBlock, u: int, offset: int, stopped: threading.Event) -> None:
+        """Read unit u and write its rows to the buffer. offset : as in `OpenBlock.units`."""
         if stopped.is_set():
             return
         stats = self.stats
@@ -315,24 +318,24 @@ class BatchReader:
         with self._lock:
             stats.bytes_in_flight += n_bytes
             stats.bytes_in_flight_peak = max(stats.bytes_in_flight_peak, stats.bytes_in_flight)
-        done_bytes = 0
+        n_read = 0
         try:
-            block = read_patiently(
+            unit = read_with_retries(
                 self._reader,
                 u,
                 self.seed,
-                fill.plan.epoch,
+                block.plan.epoch,
                 bounds=(start, stop),
                 stopped=stopped,
                 retry_s=self.retry_s,
                 on_retry=self._count_retry,
             )
-            fill.scatter(offset, block, u)
-            done_bytes = n_bytes
+            block.scatter(offset, unit, u)
+            n_read = n_bytes
         finally:
             with self._lock:
                 stats.bytes_in_flight -= n_bytes
-                stats.bytes_read += done_bytes
+                stats.bytes_read += n_read
 
     def _count_retry(self) -> None:
         with self._lock:
@@ -340,22 +343,26 @@ class BatchReader:
 
 
 @dataclass
-class _Run:
-    """One iteration: the blocks to come, the blocks being read or drained, the free buffers."""
+class _Iteration:
+    """The state of one iteration: blocks not yet opened, blocks being read or drained, buffers."""
 
-    blocks: Iterator[tuple[EpochPlan, int]]
-    free: list[Buffer]
-    fills: deque[Fill] = field(default_factory=deque)
+    remaining_blocks: Iterator[tuple[EpochPlan, int]]  # with the index of the block in its plan
+    free_buffers: list[Buffer]
+    open_blocks: deque[OpenBlock] = field(default_factory=deque)
     stopped: threading.Event = field(default_factory=threading.Event)
     drained: bool = False  # whether the last batch drained its block
 
 
-def _n_threads(threads: int | str, allowed: int, waits: bool) -> int:
-    threads, allowed = to_builtin(threads), max(1, min(allowed, MAX_THREADS))
+def _n_threads(threads: int | str, max_allowed: int, reads_wait: bool) -> int:
+    """Return the number of reading threads, at most `max_allowed`.
+
+    reads_wait : whether reads wait for a network or a cluster instead of using a processor
+    """
+    threads, max_allowed = to_builtin(threads), max(1, min(max_allowed, MAX_THREADS))
     if threads == "auto":
-        return allowed if waits else min(allowed, max(2, available_cpus()))
+        return max_allowed if reads_wait else min(max_allowed, max(2, available_cpus()))
     if not isinstance(threads, int) or threads < 1:
         raise ConfigError(
             f'{mention("threads", threads)} must be "auto" or a whole number, at least 1'
         )
-    return min(allowed, threads)
+    return min(max_allowed, threads)

@@ -1,8 +1,8 @@
 """Buffers of shuffle blocks: units arrive in any order, rows leave in the order of the plan.
 
 If several ranks train on the batches, each rank holds its own share of a block. The units of the
-block are dealt out so that the ranks get about equally many rows, and each unit is read by one
-rank. A block of few units cannot be dealt out evenly; then each of the R ranks reads all units and
+block are assigned so that the ranks get about equally many rows, and each unit is read by one rank.
+A block of few units cannot be divided evenly by units; then each of the R ranks reads all units and
 keeps every R-th row.
 """
 
@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.order import EpochPlan
-from streamkern.stream.sources.base import BaseSource, check_promise, empty_rows
+from streamkern.stream.sources.base import BaseSource, check_unit, empty_rows
 
-MIN_UNITS = 8
-"""Smallest number of units per rank at which a block is shared out by units, not by rows."""
+MIN_UNITS_PER_RANK = 8
+"""Smallest number of units per rank at which the units of a block are assigned to ranks."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Share:
         """True if the share is the whole block."""
         return self.size == 1
 
-    def deals(self, mix_units: int) -> bool:
-        """Return whether blocks of `mix_units` units are shared out by units, not by rows."""
-        return not self.whole and mix_units >= MIN_UNITS * self.size
+    def divides_units(self, mix_units: int) -> bool:
+        """Return whether blocks of `mix_units` units are divided by units, not by rows."""
+        return not self.whole and mix_units >= MIN_UNITS_PER_RANK * self.size
 
     def units(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the indices of the units of a block that this rank reads, in ascending order.
@@ -50,34 +50,37 @@ class Share:
 
         sizes : (n,) rows of each unit
         """
-        totals, mine = [0] * self.size, []
+        totals, indices = [0] * self.size, []
         for k in np.argsort(-sizes, kind="stable").tolist():
             rank = totals.index(min(totals))
             totals[rank] += int(sizes[k])
-            mine += [k] if rank == self.rank else []
-        return np.sort(np.array(mine, np.int64))
+            indices += [k] if rank == self.rank else []
+        return np.sort(np.array(indices, np.int64))
 
     def rows(self, mix_units: int, unit_rows: int) -> int:
         """Return an upper bound on the rows of a block that this rank holds."""
         share = -(-mix_units * unit_rows // self.size)
-        return share + unit_rows if self.deals(mix_units) else share
+        return share + unit_rows if self.divides_units(mix_units) else share
 
 
 WHOLE_SHARE = Share()
 
 
 class Buffer:
-    """Memory for the rows of a block, or of a share of it, and for their shuffled positions."""
+    """Memory for the rows of a block, or of a share of it, and for their shuffled positions.
 
-    def __init__(self, source: BaseSource, n_rows: int, n_places: int) -> None:
+    n_positions : rows of the whole block
+    """
+
+    def __init__(self, source: BaseSource, n_rows: int, n_positions: int) -> None:
         self.rows = empty_rows(source, n_rows)
-        self.positions = np.empty(n_places, np.int64)
+        self.positions = np.empty(n_positions, np.int64)
 
     def part(self, start: int, stop: int) -> RowBlock:
         return self.rows.take(slice(start, stop))
 
 
-class Fill:
+class OpenBlock:
     """One shuffle block, or a share of it, that is being read into a buffer.
 
     units : the units to read, each with the position of its first row in the unshuffled block
@@ -87,56 +90,61 @@ class Fill:
         self.plan, self.block, self.buffer, self.share = plan, block, buffer, share
         self.n_rows = plan.block_rows(block)
         units, offsets = plan.block_units(block)
-        mine = share.units(np.diff(offsets)) if share.deals(plan.mix_units) else slice(None)
-        self._ends = offsets[1:][mine]
-        self.units = list(zip(units[mine].tolist(), offsets[:-1][mine].tolist(), strict=True))
+        own_units = (
+            share.units(np.diff(offsets)) if share.divides_units(plan.mix_units) else slice(None)
+        )
+        self._ends = offsets[1:][own_units]
+        self.units = list(
+            zip(units[own_units].tolist(), offsets[:-1][own_units].tolist(), strict=True)
+        )
         self.futures: list[Future[None]] = []
         self._shuffled = False
-        self._before: np.ndarray | None = None
+        # (n_rows + 1,) number of this rank's rows before each position of the shuffled block.
+        self._share_index: np.ndarray | None = None
         self._lock = threading.Lock()
 
     def part(self, start: int, stop: int) -> RowBlock:
         """Return the rows of this share in [start, stop) of the shuffled block."""
         if not self.share.whole:
             self._shuffle()
-            assert self._before is not None
-            start, stop = int(self._before[start]), int(self._before[stop])
+            assert self._share_index is not None
+            start, stop = int(self._share_index[start]), int(self._share_index[stop])
         return self.buffer.part(start, stop)
 
     def _shuffle(self) -> None:
-        """Compute the shuffled positions of all rows, and the rows of this share before each."""
+        """Compute the shuffled positions of all rows, and which of them this rank holds."""
         with self._lock:  # the first unit to arrive does it for all
             if self._shuffled:
                 return
             positions = self.buffer.positions[: self.n_rows]
             self.plan.shuffle(self.block, positions)
             if not self.share.whole:
-                before = np.zeros(self.n_rows + 1, np.int64)
-                if self.share.deals(self.plan.mix_units):
+                share_index = np.zeros(self.n_rows + 1, np.int64)
+                if self.share.divides_units(self.plan.mix_units):
                     for (_, start), stop in zip(self.units, self._ends, strict=True):
-                        before[1 + positions[start:stop]] = 1
+                        share_index[1 + positions[start:stop]] = 1
                 else:
-                    before[1 + self.share.rank :: self.share.size] = 1
-                self._before = np.cumsum(before, out=before)
+                    share_index[1 + self.share.rank :: self.share.size] = 1
+                self._share_index = np.cumsum(share_index, out=share_index)
             self._shuffled = True
 
     def scatter(self, offset: int, block: RowBlock, u: int) -> None:
         """Write unit u, which begins at row `offset` of the unshuffled block, in shuffled order."""
         self._shuffle()
         positions = self.buffer.positions[offset : offset + len(block.row_ids)]
-        held = self.buffer.rows
-        check_promise(block, held, len(positions), u)
-        if self._before is not None:
-            mine = self._before[positions + 1] > self._before[positions]
-            positions, block = self._before[positions[mine]], block.take(mine)
-        for target, part in zip(held.arrays, block.arrays, strict=True):
+        target_rows = self.buffer.rows
+        check_unit(block, target_rows, len(positions), u)
+        if self._share_index is not None:
+            is_own = self._share_index[positions + 1] > self._share_index[positions]
+            positions, block = self._share_index[positions[is_own]], block.take(is_own)
+        for target, part in zip(target_rows.arrays, block.arrays, strict=True):
             _scatter(target, positions, part)
 
 
-def _scatter(target: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
-    """Assign ``target[places] = rows``, a row as one opaque item: 3x as fast at 64 bytes a row."""
-    width = target[:1].nbytes
-    if width == 0 or not len(rows):
+def _scatter(target: np.ndarray, positions: np.ndarray, rows: np.ndarray) -> None:
+    """Assign ``target[positions] = rows``, a row as one opaque item: faster for short rows."""
+    row_bytes = target[:1].nbytes
+    if row_bytes == 0 or not len(rows):
         return
-    items = np.ascontiguousarray(rows).reshape(len(rows), -1).view(f"V{width}")[:, 0]
-    target.reshape(len(target), -1).view(f"V{width}")[:, 0][places] = items
+    items = np.ascontiguousarray(rows).reshape(len(rows), -1).view(f"V{row_bytes}")[:, 0]
+    target.reshape(len(target), -1).view(f"V{row_bytes}")[:, 0][positions] = items

@@ -15,14 +15,20 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.unit_readers import Recipe, address_of, draw_versions, mismatch, run_on
+from streamkern.stream.unit_readers import (
+    Recipe,
+    address_of,
+    checked_versions,
+    run_on,
+    version_mismatch,
+)
 
-CONNECT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 
 
 @contextlib.contextmanager
 def connect(
-    address: str, *, wait_s: float = CONNECT_S, setting: str = "data.dask"
+    address: str, *, wait_s: float = CONNECT_TIMEOUT_S, setting: str = "data.dask"
 ) -> Iterator[Any]:
     """Yield a `distributed.Client` of the scheduler at `address`, "tcp://host:8786", and close it.
 
@@ -41,15 +47,15 @@ def connect(
             f"the scheduler address {redact(address)!r} must look like tcp://host:8786",
             f"correct {setting}",
         )
-    make = import_optional("distributed", "reading on a cluster", "cluster").Client
+    client_class = import_optional("distributed", "reading on a cluster", "cluster").Client
     with _event_loop() as loop:
         try:
             # First, because a client has no time limit for a port that does not answer.
-            run_on(loop, asyncio.wait_for(_identity(address), wait_s)).result()
-            client = make(address, loop=loop, timeout=wait_s, set_as_default=False)
+            run_on(loop, asyncio.wait_for(_check_scheduler(address), wait_s)).result()
+            client = client_class(address, loop=loop, timeout=wait_s, set_as_default=False)
         except Exception as error:  # any error, as the peer may be anything
             raise ConfigError(
-                f"no scheduler answers at {address} ({str(error) or 'it is silent'})",
+                f"no scheduler answers at {address} ({str(error) or 'it does not answer'})",
                 f"start one with `dask scheduler`, or correct {setting}",
             ) from error
         try:
@@ -57,33 +63,35 @@ def connect(
         finally:
             # The scheduler may hang; the loop ends anyway. If the scheduler is gone, the attempt to
             # reconnect that ends here would write a traceback to the log.
-            with contextlib.suppress(TimeoutError), _quiet():
+            with contextlib.suppress(TimeoutError), _muted_client_log():
                 client.close()
 
 
-async def _identity(address: str) -> None:
+async def _check_scheduler(address: str) -> None:
+    """Raise an error unless a scheduler answers at `address`."""
     distributed = on_demand("distributed")
     security = distributed.Security  # the certificates of Dask's settings, for tls://
     arguments = security().get_connection_args("client")
     async with distributed.rpc(address, connection_args=arguments) as scheduler:
-        found = (await scheduler.identity(n_workers=0))["type"]
-    if found != "Scheduler":
-        raise ValueError(f"there is a {found}")
+        peer = (await scheduler.identity(n_workers=0))["type"]
+    if peer != "Scheduler":
+        raise ValueError(f"the address is that of a {peer}")
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    log = logging.getLogger("distributed.client")
-    before, log.disabled = log.disabled, True
+def _muted_client_log() -> Iterator[None]:
+    """Mute the log of the client."""
+    logger = logging.getLogger("distributed.client")
+    was_disabled, logger.disabled = logger.disabled, True
     try:
         yield
     finally:
-        log.disabled = before
+        logger.disabled = was_disabled
 
 
 @contextlib.contextmanager
 def _event_loop() -> Iterator[Any]:
-    """Yield a running event loop for a client: one of its own would outlive a failed connection."""
+    """Yield a running event loop; a client's own loop would outlive a failed connection."""
     current = on_demand("tornado.ioloop").IOLoop.current
     running = threading.Event()
     started: dict[str, Any] = {}
@@ -102,7 +110,7 @@ def _event_loop() -> Iterator[Any]:
         yield started["loop"]
     finally:
         started["loop"].add_callback(started["end"].set)
-        thread.join(CONNECT_S)  # a name look-up may hold it up
+        thread.join(CONNECT_TIMEOUT_S)  # a DNS look-up may block it
 
 
 def check_cluster(client: Any, source: BaseSource) -> None:
@@ -111,25 +119,29 @@ def check_cluster(client: Any, source: BaseSource) -> None:
     A cluster without workers passes: workers that join are checked when they receive the source.
     """
     if client.asynchronous:
-        raise ConfigError("client is asynchronous", "give one made without asynchronous=True")
+        raise ConfigError(
+            "client is asynchronous", "pass a distributed.Client made without asynchronous=True"
+        )
     Recipe(source)
     check_versions(client)
 
 
 def check_versions(client: Any) -> None:
     """Raise a ConfigError unless the cluster runs the same versions of streamkern and NumPy."""
-    for name, ours in draw_versions().items():
-        where = f"{name}:__version__"
-        versions = client.run(pkgutil.resolve_name, where, on_error="return")
+    for name, local_version in checked_versions().items():
+        attribute = f"{name}:__version__"
+        versions = client.run(pkgutil.resolve_name, attribute, on_error="return")
         if name == "streamkern":  # the scheduler unpickles tasks, too
             try:
-                versions["scheduler"] = client.run_on_scheduler(pkgutil.resolve_name, where)
+                versions["scheduler"] = client.run_on_scheduler(pkgutil.resolve_name, attribute)
             except ImportError as error:
                 versions["scheduler"] = error
         for process, version in versions.items():
-            if version != ours:
+            if version != local_version:
                 raise ConfigError(
-                    mismatch(name, ours, version, f"{process} of {address_of(client)}")
+                    version_mismatch(
+                        name, local_version, version, f"{process} of {address_of(client)}"
+                    )
                 )
 
 

@@ -37,8 +37,8 @@ def transform_dtype(
     Rows stored in float64 keep it: until a scaling has removed their offset, float32 may not
     distinguish them (time stamps).
     """
-    wide = len(transforms) > 0 and np.dtype(stored) == np.float64
-    return np.dtype(np.float64) if wide else np.dtype(dtype)
+    keep_float64 = len(transforms) > 0 and np.dtype(stored) == np.float64
+    return np.dtype(np.float64) if keep_float64 else np.dtype(dtype)
 
 
 def prepare(
@@ -58,9 +58,9 @@ def prepare(
     """Return features X (m, d), targets Y (m, c) and sample weights w (m,) on the device.
 
     X and w have `dtype`. Class ids become one-hot rows of {0, 1} in `dtype`; float64 values keep
-    float64. With `targets`, Y is (Y - mean) / scale in `dtype`, the targets of a solver, formed in
-    float64 for values; with several outputs for a single target, each has a column of it. w is None
-    without `factors` (from `weight_factors`). The draws of random transforms depend on (seed,
+    float64. With `targets`, Y is (Y - mean) / scale in `dtype`, the targets of a solver, computed
+    in float64 for values; if several outputs share a single target, each gets a column of it. w is
+    None without `factors` (from `weight_factors`). The draws of random transforms depend on (seed,
     epoch, block.row_ids). Cost: one pass per transform; memory: X in `dtype`, and once more inside
     a transform. `check` is called with the targets as stored.
     """
@@ -68,19 +68,19 @@ def prepare(
         check(block.y, block.row_ids)
     X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.row_ids))
     w = None if block.w is None else backend.asarray(block.w)
-    path = _BatchPipeline(
+    pipeline = _BatchPipeline(
         backend, transforms, dtype, seed, None if classes is None else n_outputs, len(rows),
         backend.xp.empty, factors, targets,
     )  # fmt: skip
-    return path.take(X, y, rows, epoch, w)
+    return pipeline.step_arrays(X, y, rows, epoch, w)
 
 
 class Feed:
     """The batches of a loader on the device, ready for a step. Use as a context manager.
 
     On a GPU the copies run on their own stream from pinned memory, so batch i + 1 is uploaded while
-    step i computes, as long as the loop does not wait for the device. Arrays computed on the way
-    are reused for the next batch.
+    step i computes, as long as the loop does not wait for the device. Intermediate arrays are
+    reused for the next batch.
 
     Parameters
     ----------
@@ -142,15 +142,19 @@ class Feed:
     def _iterate(
         self, blocks: Iterator[RowBlock], first: int, stop: int, start: int
     ) -> Iterator[Batch]:
+        """Yield the device batches of the host batches `blocks`."""
         loader = self.loader
         positions = loader.positions(first, stop, start)
         try:
             for block, (epoch, index) in zip(blocks, positions, strict=True):
                 if self._check is not None:
                     self._check(block.y, block.row_ids)
-                up = {name: ring.upload(getattr(block, name)) for name, ring in self._rings.items()}
+                uploaded = {
+                    name: ring.upload(getattr(block, name)) for name, ring in self._rings.items()
+                }
+                X, y, row_ids = (uploaded[name] for name in ("X", "y", "row_ids"))
                 self._arrays.restart()
-                X, Y, w = self._pipeline.take(up["X"], up["y"], up["row_ids"], epoch, up.get("w"))
+                X, Y, w = self._pipeline.step_arrays(X, y, row_ids, epoch, uploaded.get("w"))
                 n_rows = min(loader.batch_size, loader.source.n_rows - index * loader.batch_size)
                 last = index + 1 == loader.n_batches
                 yield Batch(X, Y, block.row_ids, w, epoch, index, last, n_rows)
@@ -159,14 +163,14 @@ class Feed:
 
 
 class _Arrays:
-    """Reusable arrays of a batch: the k-th request gets the k-th array of the batch before.
+    """Reusable arrays of a batch: the k-th request gets the k-th array of the previous batch.
 
     Fresh memory for every batch would cost more in page faults than a cast does.
     """
 
     def __init__(self, xp: Any) -> None:
         self._xp = xp
-        self._held: list[Array] = []
+        self._arrays: list[Array] = []
         self._next = 0
 
     def restart(self) -> None:
@@ -177,54 +181,54 @@ class _Arrays:
         """Return an uninitialised C-ordered array; allocate only if the old one is too small."""
         size, k = math.prod(shape), self._next
         self._next += 1
-        if k == len(self._held):
-            self._held.append(self._xp.empty(size, dtype))
-        elif self._held[k].size < size or self._held[k].dtype != dtype:
-            self._held[k] = self._xp.empty(size, dtype)
-        return self._held[k][:size].reshape(shape)
+        if k == len(self._arrays):
+            self._arrays.append(self._xp.empty(size, dtype))
+        elif self._arrays[k].size < size or self._arrays[k].dtype != dtype:
+            self._arrays[k] = self._xp.empty(size, dtype)
+        return self._arrays[k][:size].reshape(shape)
 
 
 class _BatchPipeline:
     """Computes the arrays of a training step from uploaded rows.
 
     n_classes : number of classes; None for float targets
-    most_rows : upper bound on the rows of a call
+    max_rows : upper bound on the rows of a call
     empty : allocates an uninitialised array, given shape and dtype
     factors, targets : as for `Feed`, or None
     """
 
     def __init__(
         self, backend: Backend, transforms: Sequence[Transform], dtype: Any, seed: int,
-        n_classes: int | None, most_rows: int, empty: Empty, factors: np.ndarray | None,
+        n_classes: int | None, max_rows: int, empty: Empty, factors: np.ndarray | None,
         targets: TargetScale | None,
     ) -> None:  # fmt: skip
         self.backend, self.transforms, self.seed = backend, transforms, seed
         self.dtype, self.n_classes, self.empty = np.dtype(dtype), n_classes, empty
-        self.order = backend.xp.arange(most_rows)
+        self._row_index = backend.xp.arange(max_rows)
         self.factors = None if factors is None else backend.asarray(factors, self.dtype)
         self.targets = self.unit = None
         if targets is not None:  # one-hot rows are exact in `dtype`; values need float64
-            wide = np.dtype(np.float64) if n_classes is None else self.dtype
-            self.targets = [backend.asarray(a, wide) for a in (targets.mean, targets.scale)]
+            target_dtype = np.dtype(np.float64) if n_classes is None else self.dtype
+            self.targets = [backend.asarray(a, target_dtype) for a in (targets.mean, targets.scale)]
             if targets.unit is not None:
-                self.unit = backend.asarray(targets.unit, wide)
+                self.unit = backend.asarray(targets.unit, target_dtype)
 
-    def take(
+    def step_arrays(
         self, X: Array, y: Array, rows: Array, epoch: int, w: Array | None
     ) -> tuple[Array, Array, Array | None]:
         """Return X (m, d), Y (m, c) and sample weights (m,) of uploaded rows."""
-        work = transform_dtype(X.dtype, self.dtype, self.transforms)
+        work_dtype = transform_dtype(X.dtype, self.dtype, self.transforms)
         X, Y, weights = apply_transforms(
             self.backend.xp,
             self.transforms,
-            self._cast(X, work),
-            self._values(y) if self.n_classes is None else self._one_hot(y, self.n_classes),
+            self._cast(X, work_dtype),
+            self._float_targets(y) if self.n_classes is None else self._one_hot(y, self.n_classes),
             self._weights(y, w),
             rows=rows,
             seed=self.seed,
             epoch=epoch,
             stage=(Stage.FEED_TRANSFORM,),
-            dtype=work,
+            dtype=work_dtype,
             run=self.backend.run,
             fills=self.backend.fills,
             empty=self.empty,
@@ -232,22 +236,24 @@ class _BatchPipeline:
         flat = self._cast(X, self.dtype).reshape(len(X), math.prod(X.shape[1:]))
         return flat, self._scaled_targets(Y), weights
 
-    def _values(self, y: Array) -> Array:
-        """Return the targets, in float64 if they have it: the mean is subtracted later."""
+    def _float_targets(self, y: Array) -> Array:
+        """Return the targets, in float64 if stored so: their mean is subtracted later."""
         return self._cast(y, np.promote_types(y.dtype, self.dtype))
 
     def _scaled_targets(self, Y: Array) -> Array:
+        """Return (Y - mean) / scale, of the logarithms if the targets are on a log scale."""
         if self.targets is None:
             return Y
         mean, scale = self.targets
-        inside = self.empty((len(Y), len(mean)), np.promote_types(Y.dtype, mean.dtype))
+        scaled = self.empty((len(Y), len(mean)), np.promote_types(Y.dtype, mean.dtype))
         if self.unit is not None:
             Y = symmetric_log(self.backend.xp, Y, self.unit)
-        self.backend.xp.subtract(Y, mean, out=inside)
-        inside /= scale
-        return self._cast(inside, self.dtype)
+        self.backend.xp.subtract(Y, mean, out=scaled)
+        scaled /= scale
+        return self._cast(scaled, self.dtype)
 
     def _weights(self, y: Array, w: Array | None) -> Array | None:
+        """Return the sample weights times the factors, (m,); None without factors."""
         if self.factors is None:
             return None
         weights = self.empty((len(y),), self.dtype)
@@ -268,7 +274,8 @@ class _BatchPipeline:
         return cast
 
     def _one_hot(self, y: Array, n_classes: int) -> Array:
+        """Return the class ids y (m,) as one-hot rows (m, n_classes)."""
         Y = self.empty((len(y), n_classes), self.dtype)
         Y[...] = 0
-        Y[self.order[: len(y)], y] = 1
+        Y[self._row_index[: len(y)], y] = 1
         return Y

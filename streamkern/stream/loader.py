@@ -38,11 +38,11 @@ from streamkern.stream.sources.transforms import Transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.torch_rows import torch_rows
 
-_STATE = ("epoch", "batch", "order", "source")
+_STATE_KEYS = ("epoch", "batch", "order", "source")
 
 
 class _ActiveReader(NamedTuple):
-    """Reader of batches with its threads, and maker of rows, in the process that started them."""
+    """A batch reader with its threads, a row maker, and the id of the process that started them."""
 
     process: int
     reader: BatchReader
@@ -171,8 +171,8 @@ class Loader:
 
     def __repr__(self) -> str:
         store = getattr(self.source, "store", None)  # whose repr shows its URL without secrets
-        what = type(self.source).__name__ if store is None else repr(store)
-        return f"Loader({what}, batch_size={self.batch_size}, n_rows={self.source.n_rows})"
+        data = type(self.source).__name__ if store is None else repr(store)
+        return f"Loader({data}, batch_size={self.batch_size}, n_rows={self.source.n_rows})"
 
     def __enter__(self) -> Loader:
         return self
@@ -203,14 +203,14 @@ class Loader:
 
     def close(self) -> None:
         """End the iterator and the threads. A new iteration starts them again."""
-        machinery, self._active = self._active, None
+        active, self._active = self._active, None
         self._iteration += 1
-        if machinery is not None and machinery.process == os.getpid():
-            machinery.reader.close()
-            machinery.maker.backend.close()
+        if active is not None and active.process == os.getpid():
+            active.reader.close()
+            active.maker.backend.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that was delivered, as JSON-able values."""
+        """Return the order and the position after the last delivered batch, JSON-able."""
         epoch, batch = self.position
         return {
             "epoch": epoch,
@@ -230,36 +230,37 @@ class Loader:
             The state belongs to other rows or another order.
         """
         try:
-            epoch, batch, order, source = (state[name] for name in _STATE)
+            epoch, batch, order, source = (state[name] for name in _STATE_KEYS)
             order = dict(order)
             position = checked_int("epoch", epoch, 0), checked_int("batch", batch, 0)
         except (TypeError, ValueError, KeyError):
             raise ConfigError(
-                f"{mention('state')} is not a state of a loader", "give one of Loader.state_dict"
+                f"{mention('state')} is not a state of a loader",
+                "pass the result of Loader.state_dict()",
             ) from None
         if source != self._digest():
             raise ResumeMismatchError(
                 "the state of the loader belongs to other rows or transforms",
-                "make the loader with those, or begin without a state",
+                "create the loader with the same rows and transforms, or begin without a state",
             )
         for name, value in self._order.items():
             if order.get(name) != value:
                 raise ResumeMismatchError(
-                    f"the state of the loader has {name} {order.get(name)}, and this loader has "
-                    f"{value}",
-                    "make the loader with the settings of the state (mix_units follows from "
+                    f"{name} is {order.get(name)} in the state of the loader, but {value} in this "
+                    "loader",
+                    "create the loader with the settings of the state (mix_units follows from "
                     "block_bytes), or begin without a state",
                 )
         epoch, batch = position
         if batch == math.ceil(self.source.n_rows / self.batch_size):
-            batch = len(self)  # the end, also where one of the two drops the last batch
+            batch = len(self)  # the end, even if only one of the two loaders drops the last batch
         self.begin_at(epoch, batch)
 
     def begin_at(self, epoch: int, batch: int = 0) -> None:
         """Let the next iteration begin at this batch of this epoch."""
         if checked_int("batch", batch, 0) > len(self):
             raise ConfigError(
-                f"{mention('batch', batch)} is not in an epoch", f"give 0 to {len(self)}"
+                f"{mention('batch', batch)} is beyond the end of an epoch", f"give 0 to {len(self)}"
             )
         self.position, self._state_loaded = (checked_int("epoch", epoch, 0), batch), True
         self._iteration += 1
@@ -285,7 +286,7 @@ class Loader:
     def batches(self, step: int = 1) -> Iterator[Any]:
         """Iterate as a ``for`` loop does, but deliver only one of `step` batches, the first one."""
         self._iteration += 1
-        turn, process = self._iteration, os.getpid()
+        iteration, process = self._iteration, os.getpid()
         epoch, start = self.position = self.next_position
         self._state_loaded = False
         _, reader, maker = self._activate()
@@ -296,19 +297,20 @@ class Loader:
                     break
                 if (batch - start) % step:
                     continue
-                made = maker.make(rows.copy(), epoch, f"batch {batch} of epoch {epoch}")
-                delivered = self._delivered(made)
+                arrays = maker.make(rows.copy(), epoch, f"batch {batch} of epoch {epoch}")
+                fields = self._selected_fields(arrays)
                 self.position = (epoch, min(batch + step, n_batches))
-                yield delivered
-                if self._iteration != turn or process != os.getpid():
+                yield fields
+                if self._iteration != iteration or process != os.getpid():
                     raise RunError(
                         "this iterator of the loader has ended: another one was started, a state "
                         "was loaded, the loader was closed, or the process forked",
-                        "use one to its end before the next",
+                        "finish an iterator before you start another one",
                     )
         self.position = (epoch + 1, 0)
 
-    def _delivered(self, rows: RowBlock) -> Array | tuple[Array, ...]:
+    def _selected_fields(self, rows: RowBlock) -> Array | tuple[Array, ...]:
+        """Return the arrays that `fields` names, X in the dtype of the loader."""
         if self._n_features is not None:
             X = as_csr(rows.X, self._n_features)
             rows = rows._replace(X=X if self._dtype is None else X.astype(self._dtype))
@@ -320,6 +322,7 @@ class Loader:
         return tuple(getattr(rows, name) for name in self.fields)
 
     def _check_finite(self, values: Array) -> None:
+        """Raise NonFiniteError if the cast to the dtype of the loader overflowed."""
         if not bool(self._activate().maker.backend.xp.isfinite(values).all()):
             raise NonFiniteError(
                 f"{mention('dtype', str(values.dtype))} cannot hold all values of X",
@@ -330,12 +333,13 @@ class Loader:
         """Return the reader of this process, started anew after a fork, which ends its threads."""
         if self._active is None or self._active.process != os.getpid():
             backend = get_backend(self._device, accelerator="none")
-            dtype = self._dtype if self._n_features is None else None  # packed rows hold numbers
+            dtype = self._dtype if self._n_features is None else None  # packed rows keep theirs
             maker = RowMaker(self.source, self.seed, dtype, backend)
             reader = BatchReader(self.source, client=self._client, **self._reader_options)
             self._active = _ActiveReader(os.getpid(), reader, maker)
         return self._active
 
     def _digest(self) -> str:
+        """Return a digest of the description of the source."""
         text = json.dumps(self.source.describe(), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""The arguments of a `Loader`: the source that is meant, and checks."""
+"""Check the arguments of a `Loader`, and open its source."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from streamkern.stream.sources.user import is_source
 def check_loader(
     source: BaseSource, batch_size: int, n_ranks: int, *, shuffle: Any, drop_last: Any
 ) -> None:
-    """Raise ConfigError for arguments that are not possible."""
-    for name, given in (("shuffle", shuffle), ("drop_last", drop_last)):
-        if not isinstance(given, bool | np.bool_):
-            raise ConfigError(f"{mention(name, given)} must be True or False")
+    """Raise ConfigError if arguments are invalid or exclude each other."""
+    for name, value in (("shuffle", shuffle), ("drop_last", drop_last)):
+        if not isinstance(value, bool | np.bool_):
+            raise ConfigError(f"{mention(name, value)} must be True or False")
     if drop_last and source.n_rows < batch_size:
         raise ConfigError(
-            f"{mention('drop_last', True)} leaves nothing of {source.n_rows} rows in batches of "
+            f"{mention('drop_last', True)} would drop all {source.n_rows} rows: a batch has "
             f"{batch_size}",
             f"leave it out, or give a smaller {mention('batch_size')}",
         )
     if n_ranks > 1 and any(isinstance(t, MixUp) for t in _transforms(source)):
         raise ConfigError(
-            f"mix-up mixes rows of a batch, which {mention('n_ranks', n_ranks)} share out",
+            f"mix-up needs all rows of a batch, which {mention('n_ranks', n_ranks)} divide",
             f"leave {mention('n_ranks')} out",
         )
 
@@ -39,27 +39,28 @@ def check_loader(
 def opened_source(
     data: Any, transforms: Sequence[Transform], options: Mapping[str, Any] | None
 ) -> Any:
-    """Return the source that `data` is or names; raise ConfigError for other data.
+    """Return `data` if it is a source, else the source of the store that it names.
 
-    transforms, options : transforms and storage options of a store; ConfigError for a source
+    transforms, options : transforms and storage options of the store
+    Raises ConfigError for other data, and for transforms or options of a source.
     """
     if not is_source(data):
         if isinstance(data, tuple | list) or hasattr(data, "__array__"):
             raise ConfigError(
-                f"{mention('data')} is a {type(data).__name__}, and a loader reads stores and "
-                "sources",
+                f"{mention('data')} is a {type(data).__name__}, not a store or a source",
                 "give the URL of a store, or arrays as streamkern.ArraySource(X, y)",
             )
         return ZarrSource(data, transforms, storage_options=options)
     if transforms or options:
-        given = "transforms" if transforms else "storage_options"
+        name = "transforms" if transforms else "storage_options"
         raise ConfigError(
-            f"{mention(given)} is given with a source", f"give {mention(given)} to the source"
+            f"{mention(name)} is only for the URL of a store", f"give {mention(name)} to the source"
         )
     return data
 
 
 def _transforms(source: BaseSource) -> Iterator[Transform]:
+    """Yield the transforms of a source and of its parts."""
     yield from (*source.host_transforms, *source.feed_transforms)
     for part in source.parts:
         yield from _transforms(part)
@@ -67,18 +68,22 @@ def _transforms(source: BaseSource) -> Iterator[Transform]:
 
 def checked_fields(fields: str | Sequence[str], source: Any) -> str | tuple[str, ...]:
     """Return the fields, one name or a tuple; raise ConfigError if the source lacks one."""
-    given: Any = fields
-    names = (given,) if isinstance(given, str) or not np.iterable(given) else tuple(given)
+    requested: Any = fields
+    names = (
+        (requested,)
+        if isinstance(requested, str) or not np.iterable(requested)
+        else tuple(requested)
+    )
     unknown = [name for name in names if name not in RowBlock._fields]
     if unknown or not names or len(set(names)) < len(names):
         raise ConfigError(
-            f"{mention('fields', fields)} is not possible",
+            f"{mention('fields', fields)} are not names of arrays",
             f"give some of {', '.join(RowBlock._fields)}, each once",
         )
     if ("w" in names and not source.weighted) or ("y" in names and not source.n_outputs):
         lacking = "sample weights" if "w" in names and not source.weighted else "targets"
         raise ConfigError(
-            f"{mention('fields', fields)} asks for {lacking}, and the source has none",
-            f"give {mention('fields', 'X')}, or others that it has",
+            f"{mention('fields', fields)} is not possible: the source has no {lacking}",
+            f"give {mention('fields', 'X')}, or other arrays that it has",
         )
-    return given if isinstance(given, str) else names
+    return requested if isinstance(requested, str) else names

@@ -27,10 +27,10 @@ from streamkern.filesystem.ownership import check_output, mark_at
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.chunk_output import (
-    COPIES_OF_A_CHUNK,
+    COPIES_PER_CHUNK,
     DEFAULT_MEMORY,
     checked_chunk_bytes,
-    fill,
+    fill_store,
     n_writers,
     refuse_same_place,
 )
@@ -114,24 +114,24 @@ def materialise(
     chunk_mb : MiB of X in a chunk
     dtype : dtype of X. Default: as read, or float32 (float64 from float64) with a feed transform.
         Another dtype must hold every value; floats may be rounded to narrower floats.
-    overwrite : replace a store made by streamkern; anything else at the place is never deleted
+    overwrite : replace a store made by streamkern; anything else at `out_url` is never deleted
     threads : threads that read, and threads that make chunks; "auto" as for `BatchReader`
-    memory : bytes to stay within
+    memory : bound on the memory used, in bytes
     progress : called with ("write", rows done, rows in all) after each chunk
 
     Raises
     ------
     ConfigError, DataError
-        A setting or a row cannot be stored, or the place is taken.
+        A setting is invalid, a row cannot be stored, or other files are at `out_url`.
     ResumeMismatchError
-        An unfinished store of other data or settings is there.
+        `out_url` has an unfinished store of other data or settings.
     """
     seed, epoch = checked_int("seed", seed, 0), checked_int("epoch", epoch, 0)
     source = as_source(source)
-    chunk_bytes = _check(source, out_url, chunk_mb, memory)
+    chunk_bytes = _checked_settings(source, out_url, chunk_mb, memory)
     maker = RowMaker(source, seed, dtype, Backend(threads=1))
-    targets = 0 if maker.classes is not None else source.n_outputs * maker.y_dtype.itemsize
-    chunk_rows = layout.rows_per_chunk(source.row_shape, maker.dtype, chunk_bytes, targets)
+    target_row_bytes = 0 if maker.classes is not None else source.n_outputs * maker.y_dtype.itemsize
+    chunk_rows = layout.rows_per_chunk(source.row_shape, maker.dtype, chunk_bytes, target_row_bytes)
     loader = BatchReader(
         source,
         batch_size=min(chunk_rows, source.n_rows),
@@ -142,16 +142,15 @@ def materialise(
         in_order=not shuffle,
         keep_bytes=memory // 8 if source.n_rows > stored_rows(source).n_rows else 0,
     )
-    # Once for all of the pool: limits set and reset by each thread would outlive the threads.
+    # Set once for the whole pool: limits that each thread sets and resets would outlive it.
     with loader, maker.backend.single_threaded_blas():
-        plan = _plan_of(maker, loader, epoch, shuffle)
+        plan = _content_plan(maker, loader, epoch, shuffle)
         if not overwrite and _is_finished(out_url, storage_options, plan, compress):
             return open_store(out_url, storage_options=storage_options).spec
         writer = StoreWriter(
             out_url,
             row_shape=source.row_shape, x_dtype=maker.dtype,
-            n_outputs=source.n_outputs,
-            classes=maker.classes,
+            n_outputs=source.n_outputs, classes=maker.classes,
             chunk_rows=loader.batch_size,
             overwrite=overwrite,
             compress=compress,
@@ -166,13 +165,16 @@ def materialise(
             hides_copies=source.hides_copies and not source.n_origins, encoder=source.encoder,
             weight_column=source.weight_column, file_form=source.file_form,
         )  # fmt: skip
-        n = n_writers(out_url, memory // 2, chunk_bytes)
-        n = n if threads == "auto" else min(n, int(threads))
-        numbers = row_numbers(source, loader.mix_units + n)
-        return fill(writer, partial(_chunks_from, maker, loader, epoch, numbers), n, progress)
+        n_threads = n_writers(out_url, memory // 2, chunk_bytes)
+        n_threads = n_threads if threads == "auto" else min(n_threads, int(threads))
+        numbers_of = row_numbers(source, loader.mix_units + n_threads)
+        chunks_from = partial(_chunks_from, maker, loader, epoch, numbers_of)
+        return fill_store(writer, chunks_from, n_threads, progress)
 
 
-def _plan_of(maker: RowMaker, loader: BatchReader, epoch: int, shuffle: bool) -> dict[str, Any]:
+def _content_plan(
+    maker: RowMaker, loader: BatchReader, epoch: int, shuffle: bool
+) -> dict[str, Any]:
     """Return everything that determines the content of the store."""
     order = loader.order_key()
     # The memory changes the order of the rows only through the units in a shuffle block.
@@ -197,40 +199,43 @@ def _is_finished(
 
 def _chunks_from(
     maker: RowMaker, loader: BatchReader, epoch: int,
-    numbers: Callable[[np.ndarray], np.ndarray], first: int,
+    numbers_of: Callable[[np.ndarray], np.ndarray], first: int,
 ) -> Iterator[Callable[[], RowBlock]]:  # fmt: skip
-    """Yield the calls that make chunk `first` and the chunks after it."""
+    """Yield functions that make chunk `first` and the chunks after it.
 
-    def make(i: int, rows: RowBlock) -> RowBlock:
-        made = maker.make(rows, epoch, f"chunk {i}")
-        return made._replace(row_ids=numbers(rows.row_ids))
+    numbers_of : from `row_numbers`
+    """
+
+    def make_chunk(i: int, rows: RowBlock) -> RowBlock:
+        chunk = maker.make(rows, epoch, f"chunk {i}")
+        return chunk._replace(row_ids=numbers_of(rows.row_ids))
 
     for i, rows in enumerate(loader.epoch(epoch, first), first):
-        yield partial(make, i, rows.copy())  # the loader reuses its arrays
+        yield partial(make_chunk, i, rows.copy())  # the loader reuses its arrays
 
 
-def _check(
+def _checked_settings(
     source: BaseSource, out_url: str | os.PathLike[str], chunk_mb: float, memory: int
 ) -> int:
-    """Return the bytes of a chunk; raise for impossible settings before anything is written."""
-    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_OF_A_CHUNK)
+    """Return the bytes of a chunk; raise for invalid settings before anything is written."""
+    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_PER_CHUNK)
     if source.n_outputs < 1:
-        raise ConfigError("the source has no targets y", "a store needs them")
+        raise ConfigError("the source has no targets y", "add them: a store needs targets")
     refuse_same_place((store.url for store in stores_of(source)), out_url)
     return chunk_bytes
 
 
-def row_numbers(source: BaseSource, n_kept: int) -> Callable[[np.ndarray], np.ndarray]:
+def row_numbers(source: BaseSource, n_cached_units: int) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function from virtual rows (k,) to their row numbers, (k,) uint64, for any thread.
 
-    n_kept : units whose numbers stay in memory, 8 bytes for each row, to be read once
+    n_cached_units : number of units whose row numbers stay in memory, 8 bytes for each row
     """
-    edges, numbers_of_unit = unit_edges(source), lru_cache(n_kept)(source.source_rows)
+    edges, numbers_of_unit = unit_edges(source), lru_cache(n_cached_units)(source.source_rows)
 
     def numbers(rows: np.ndarray) -> np.ndarray:
-        result = np.empty(len(rows), layout.ROW)
-        for u, index, inside in by_unit(edges, rows):
-            result[index] = numbers_of_unit(u)[inside]
+        result = np.empty(len(rows), layout.ROW_NUMBER_DTYPE)
+        for u, index, index_in_unit in by_unit(edges, rows):
+            result[index] = numbers_of_unit(u)[index_in_unit]
         return result
 
     return numbers

@@ -19,7 +19,7 @@ _MIN_INTERVAL_S = 0.25
 
 @dataclass(frozen=True)
 class Flow:
-    """The data flow as a "train" record of the run log holds it beside the loss.
+    """The data flow, as recorded in the "train" events of the run log.
 
     Rates are over the last 10 seconds; counts are since the process began to train. On a cluster
     the workers move the data, and only the rows that arrive from them are counted here.
@@ -29,7 +29,8 @@ class Flow:
     read_bytes_per_s : decoded bytes that arrived, from any place
     bytes_in_flight : decoded bytes of the units being read
     retries : reads and requests repeated after a fault
-    requests, stored_bytes_per_s : of the stores if they are remote, else None
+    requests, stored_bytes_per_s : number of requests to remote stores, and stored bytes that arrive
+        from them; None for local stores
     cache_share : share of the requested chunks found in the cache; None without a cache
     """
 
@@ -46,8 +47,8 @@ class Flow:
         """Return the fields that are not None, for the run log."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    def words(self) -> str:
-        """Return the text of the progress line, the most important first; terminals cut the end."""
+    def text(self) -> str:
+        """Return the text of the progress line, the most important first: terminals cut its end."""
         parts = [f"{three_digits(self.samples_per_s)} samples/s"]
         if self.stall_share >= 0.01:
             parts.append(f"waits for data {self.stall_share:.0%}")
@@ -61,7 +62,9 @@ class Flow:
 
 
 class _Reading(NamedTuple):
-    at: float
+    """Counters at one time, in seconds of the clock."""
+
+    time_s: float
     samples: int
     stall_s: float
     bytes_read: int
@@ -69,7 +72,10 @@ class _Reading(NamedTuple):
 
 
 class Meter:
-    """Measures a loader and its consumer from now on."""
+    """Measures the data flow from a loader to its consumer, from its construction on.
+
+    samples : number of samples trained on so far
+    """
 
     def __init__(
         self, loader: BatchReader, samples: int, clock: Callable[[], float] = time.monotonic
@@ -79,30 +85,30 @@ class Meter:
         caches = dict.fromkeys(chunks.cache for chunks in stored if chunks.cache is not None)
         self._counters: list[Traffic | CacheCounts] = [chunks.traffic for chunks in stored]
         self._counters += [cache.counts for cache in caches]
-        self._before, self._retries = self._counts(), loader.stats.retries
+        self._first_counts, self._first_retries = self._counts(), loader.stats.retries
         self._readings = deque([self._reading(samples)])
 
     def flow(self, samples: int) -> Flow:
         """Return the flow, given that `samples` were trained on so far."""
         now, readings = self._reading(samples), self._readings
-        while len(readings) > 1 and now.at - readings[1].at >= WINDOW_S:
+        while len(readings) > 1 and now.time_s - readings[1].time_s >= WINDOW_S:
             readings.popleft()
-        before = readings[0]
-        if now.at - readings[-1].at >= _MIN_INTERVAL_S:
+        oldest = readings[0]
+        if now.time_s - readings[-1].time_s >= _MIN_INTERVAL_S:
             readings.append(now)
-        seconds = max(now.at - before.at, 1e-9)
-        moved = self._counts()
-        moved.subtract(self._before)
-        requests, hits, misses = (moved[name] for name in ("requests", "hits", "misses"))
+        seconds = max(now.time_s - oldest.time_s, 1e-9)
+        counts = self._counts()
+        counts.subtract(self._first_counts)
+        requests, hits, misses = (counts[name] for name in ("requests", "hits", "misses"))
         stats = self._loader.stats
         return Flow(
-            samples_per_s=(now.samples - before.samples) / seconds,
-            stall_share=min(1.0, (now.stall_s - before.stall_s) / seconds),
-            read_bytes_per_s=(now.bytes_read - before.bytes_read) / seconds,
+            samples_per_s=(now.samples - oldest.samples) / seconds,
+            stall_share=min(1.0, (now.stall_s - oldest.stall_s) / seconds),
+            read_bytes_per_s=(now.bytes_read - oldest.bytes_read) / seconds,
             bytes_in_flight=stats.bytes_in_flight,
-            retries=stats.retries - self._retries + moved["retries"],
+            retries=stats.retries - self._first_retries + counts["retries"],
             requests=requests or None,
-            stored_bytes_per_s=(now.bytes_in - before.bytes_in) / seconds if requests else None,
+            stored_bytes_per_s=(now.bytes_in - oldest.bytes_in) / seconds if requests else None,
             cache_share=hits / (hits + misses) if hits + misses else None,
         )
 
@@ -119,7 +125,7 @@ class Meter:
 
 
 def three_digits(number: float) -> str:
-    """Return a number with three digits: 950, 48.2k, 1.23M."""
+    """Return a number as text with three digits: 950, 48.2k, 1.23M."""
     for unit, size in (("", 1.0), ("k", 1e3)):
         if number < 999.5 * size:
             return f"{number / size:.3g}{unit}"

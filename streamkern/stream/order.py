@@ -11,7 +11,7 @@ consecutive runs of rows through the blocks and may straddle their edges.
 Units of a mixture come from several strata. A block holds few units, so in a random order the
 shares of a batch would fluctuate as in a sorted store; the strata are interleaved evenly instead.
 
-Planning costs O(units log units) time and O(units) memory: 0.03 s for 1.2e8 rows in 24 000 units.
+Planning an epoch costs O(units log units) time and O(units) memory.
 The state of an iteration is (epoch, batch); a resume computes the same plan and skips.
 """
 
@@ -25,7 +25,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.randomness import Stage
 
-_SLAB = 1 << 16
+_SLAB_ROWS = 1 << 16
 PLAN_VERSION = 1  # part of a run's order; increase it whenever the same seed gives other batches
 
 
@@ -69,10 +69,11 @@ class EpochPlan:
         if seed < 0 or epoch < 0:
             raise ConfigError(f"{mention('seed', seed)} and epoch={epoch} must be at least 0")
         if sizes.sum() < 1:
-            raise ConfigError("the source has no rows", "give one with rows")
+            raise ConfigError("the source has no rows", "give a source with rows")
         if strata is not None and len(strata) != len(sizes):
             raise ConfigError(
-                f"strata has {len(strata)} entries for {len(sizes)} units", "give one for each unit"
+                f"strata has {len(strata)} entries for {len(sizes)} units",
+                "give one entry for each unit",
             )
         self.seed, self.epoch = seed, epoch
         self.batch_size, self.mix_units = batch_size, mix_units
@@ -81,10 +82,10 @@ class EpochPlan:
         self._units = np.arange(len(sizes)) if in_order else _unit_order(len(sizes), strata, rng)
         permuted = sizes[self._units]
         self._sizes = permuted
-        per_block = np.add.reduceat(permuted, np.arange(0, len(sizes), mix_units))
-        self._edges = np.concatenate(([0], np.cumsum(per_block)))  # epoch positions
+        block_rows = np.add.reduceat(permuted, np.arange(0, len(sizes), mix_units))
+        self._edges = np.concatenate(([0], np.cumsum(block_rows)))  # epoch positions
         self.n_rows = int(self._edges[-1])
-        self.n_blocks = len(per_block)
+        self.n_blocks = len(block_rows)
         self.n_batches = -(-self.n_rows // batch_size)
 
     def block_units(self, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -97,19 +98,19 @@ class EpochPlan:
         return int(self._edges[k + 1] - self._edges[k])
 
     def shuffle(self, k: int, out: np.ndarray) -> None:
-        """Fill ``out[r]`` with the place in the shuffled block of its r-th row as read.
+        """Fill ``out[r]`` with the position in the shuffled block of the r-th row in reading order.
 
         out : (block_rows(k),) int64
         """
-        for start in range(0, len(out), _SLAB):  # a whole arange would double the memory
-            out[start : start + _SLAB] = np.arange(start, min(start + _SLAB, len(out)))
+        for start in range(0, len(out), _SLAB_ROWS):  # a whole arange would double the memory
+            out[start : start + _SLAB_ROWS] = np.arange(start, min(start + _SLAB_ROWS, len(out)))
         if not self._in_order:
             np.random.default_rng([self.seed, self.epoch, Stage.ROWS, k]).shuffle(out)
 
     def batch(self, i: int) -> list[BlockSlice]:
         """Return the pieces of batch i, in order; several if the batch straddles block edges."""
         if not 0 <= i < self.n_batches:
-            raise ConfigError(f"batch {i} was asked for", f"an epoch has 0 to {self.n_batches - 1}")
+            raise ConfigError(f"batch {i} does not exist", f"give 0 to {self.n_batches - 1}")
         start = i * self.batch_size
         stop = min(start + self.batch_size, self.n_rows)
         pieces = []
@@ -125,16 +126,16 @@ class EpochPlan:
 def _unit_order(n_units: int, strata: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
     """Return a random order of the units in which every stratum is spread evenly: (n_units,) int64.
 
-    Unit i of a stratum of k, in a random order of its own, goes to the place (i + u) / k of the
-    epoch, where u is one uniform draw per stratum. A single stratum gets the plain permutation.
+    Unit i of the k units of a stratum, in random order, gets the position (i + u) / k in the epoch,
+    where u is one uniform draw per stratum. Without strata, the order is a random permutation.
     """
     units = rng.permutation(n_units)
     if strata is None:
         return units
-    units = units[np.argsort(strata[units], kind="stable")]  # keeps the random order in each
+    units = units[np.argsort(strata[units], kind="stable")]  # random order within a stratum
     counts = np.unique(strata, return_counts=True)[1]
-    count = np.repeat(counts, counts)
-    rank = np.arange(n_units) - np.repeat(np.cumsum(counts) - counts, counts)
-    position = (rank + np.repeat(rng.random(len(counts)), counts)) / count
+    stratum_units = np.repeat(counts, counts)
+    index_in_stratum = np.arange(n_units) - np.repeat(np.cumsum(counts) - counts, counts)
+    position = (index_in_stratum + np.repeat(rng.random(len(counts)), counts)) / stratum_units
     order: np.ndarray = units[np.argsort(position, kind="stable")]
     return order

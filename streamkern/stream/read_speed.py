@@ -1,8 +1,8 @@
 """Measure the read speed of a store: stored objects, decoded chunks and batches.
 
     objects    whole objects of X, as stored, by 1, 4, 8, ... threads, one request each
-    chunks     `Store.read_chunk` by as many threads: the same with y, checksums and decoding
-    batches    the `BatchReader` with its defaults, and a consumer that takes no time
+    chunks     `Store.read_chunk` by as many threads: also reads y, verifies checksums, decodes
+    batches    the `BatchReader` with its defaults, with a consumer that takes no time
 
 Chunks are read in random order. On a local disk, chunks that were read before come from the page
 cache if they fit.
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from streamkern.store.store import Store
 
-CONNECTIONS = (1, 4, 8, 16, 32, 64)
-_MAX_IN_FLIGHT = 512 << 20  # decoded bytes
-_MAX_BYTES_READ = 8 << 30  # most bytes read for one row of the table
-_NEAR_BEST = 0.9  # share of the best speed that counts as reaching it
+CONNECTION_COUNTS = (1, 4, 8, 16, 32, 64)
+_MAX_IN_FLIGHT_BYTES = 512 << 20  # decoded
+_MAX_BYTES_READ = 8 << 30  # for one row of the table
+_NEAR_BEST_SHARE = 0.9  # share of the best speed that counts as reaching it
 _BATCH_ROWS = 1000
 
 ReadRow = dict[str, Any]
@@ -61,19 +61,19 @@ def read_speed(
     progress : called with each row once it is measured
     """
     if not 0 < seconds < math.inf:
-        raise ConfigError(f"{mention('seconds', seconds)} must be above 0")
+        raise ConfigError(f"{mention('seconds', seconds)} must be finite and above 0")
     source = ZarrSource(url, x=x, y=y, storage_options=storage_options)
     store, rows = source.store, list[ReadRow]()
     chunk_bytes = store.spec.chunk_rows * store.spec.row_bytes
-    most = max(1, _MAX_IN_FLIGHT // chunk_bytes)
-    counts = [n for n in CONNECTIONS if n <= most]
+    max_connections = max(1, _MAX_IN_FLIGHT_BYTES // chunk_bytes)
+    counts = [n for n in CONNECTION_COUNTS if n <= max_connections]
     reads = {"objects": _object_reader(store, x, storage_options), "chunks": _chunk_reader(store)}
-    for what, read in reads.items():
+    for stage, read in reads.items():
         for n in counts:
-            rows.append(_measure(what, read, store, n, seconds))
+            rows.append(_measure(stage, read, store, n, seconds))
             progress(rows[-1])
     expected = max(row["bytes_per_s"] for row in rows if row["what"] == "chunks")
-    rows.append(_batches(source, seconds, expected))
+    rows.append(_measure_batches(source, seconds, expected))
     progress(rows[-1])
     return {
         "url": redact(store.url),
@@ -86,7 +86,7 @@ def read_speed(
 
 def speed_text(rows: Sequence[ReadRow]) -> str:
     """Return the rows as a table of text."""
-    shown = [
+    table = [
         {
             "": row["what"],
             "connections": row["connections"],
@@ -98,31 +98,31 @@ def speed_text(rows: Sequence[ReadRow]) -> str:
         }
         for row in rows
     ]
-    return text_table(shown, list(shown[0]))
+    return text_table(table, list(table[0]))
 
 
 def conclusion(rows: Sequence[ReadRow], chunk_bytes: int) -> str:
-    """Return two sentences: the bottleneck, the bytes to keep in flight, the expected speed."""
-    objects, chunks = ([r for r in rows if r["what"] == what] for what in ("objects", "chunks"))
+    """Return two sentences: the bottleneck with the bytes in flight, and the speed of batches."""
+    objects, chunks = ([r for r in rows if r["what"] == stage] for stage in ("objects", "chunks"))
     batches, best, decoded = rows[-1], max(objects, key=_speed), max(chunks, key=_speed)
     n = _connections_near_best(objects)
     in_flight = f"{n} connection{'s' * (n > 1)}, {size_text(n * chunk_bytes)} in flight"
-    mb_per_s, most = best["bytes_per_s"] / 1e6, chunks[-1]["connections"]
-    if most > 1 and _connections_near_best(chunks) == most:
-        side = (
-            f"Latency is the slow side: reads still get faster at {most} connections, "
-            f"{size_text(most * chunk_bytes)} in flight; larger chunks, or more memory for the "
-            "run, keep more in flight."
+    mb_per_s, max_connections = best["bytes_per_s"] / 1e6, chunks[-1]["connections"]
+    if max_connections > 1 and _connections_near_best(chunks) == max_connections:
+        bottleneck = (
+            f"Latency is the slow side: reads still get faster at {max_connections} connections, "
+            f"{size_text(max_connections * chunk_bytes)} in flight; larger chunks, or more memory "
+            "for the run, keep more in flight."
         )
-    elif _speed(decoded) < _NEAR_BEST * _speed(best):
-        side = (
+    elif _speed(decoded) < _NEAR_BEST_SHARE * _speed(best):
+        bottleneck = (
             f"Decoding is the slow side: {_speed(decoded):,.0f} samples/s, where the storage gives "
             f"{_speed(best):,.0f}; more processors help, and so may chunks without compression."
         )
     else:
-        side = f"Bandwidth is the slow side: {mb_per_s:,.0f} MB/s, reached with {in_flight}."
+        bottleneck = f"Bandwidth is the slow side: {mb_per_s:,.0f} MB/s, reached with {in_flight}."
     return (
-        f"{side} In batches, with {batches['connections']} readers, {_speed(batches):,.0f} "
+        f"{bottleneck} In batches, with {batches['connections']} readers, {_speed(batches):,.0f} "
         f"samples/s arrive ({_speed(batches) / _speed(best):.0%} of the best): a run that takes "
         "fewer does not wait for this store."
     )
@@ -131,10 +131,11 @@ def conclusion(rows: Sequence[ReadRow], chunk_bytes: int) -> str:
 def _connections_near_best(rows: Sequence[ReadRow]) -> int:
     """Return the fewest connections that reach 0.9 of the best speed."""
     best = max(map(_speed, rows))
-    return int(next(row["connections"] for row in rows if _speed(row) >= _NEAR_BEST * best))
+    return int(next(row["connections"] for row in rows if _speed(row) >= _NEAR_BEST_SHARE * best))
 
 
 def _speed(row: ReadRow) -> float:
+    """Return the samples per second of a measurement."""
     return float(row["samples_per_s"])
 
 
@@ -142,6 +143,8 @@ def _speed(row: ReadRow) -> float:
 
 
 def _chunk_reader(store: Store) -> Callable[[int], int]:
+    """Return a function that reads chunk i and returns its decoded bytes."""
+
     def read(i: int) -> int:
         return sum(part.nbytes for part in store.read_chunk(i))
 
@@ -170,64 +173,73 @@ def _object_reader(
 
 
 def _measure(
-    what: str, read: Callable[[int], int], store: Store, n_threads: int, seconds: float
+    stage: str, read: Callable[[int], int], store: Store, n_threads: int, seconds: float
 ) -> ReadRow:
     """Measure `read` of random chunks by `n_threads` threads for `seconds`."""
-    n_chunks, lock, done = store.n_chunks, threading.Lock(), list[tuple[float, int, int]]()
+    n_chunks, lock, finished_reads = (
+        store.n_chunks,
+        threading.Lock(),
+        list[tuple[float, int, int]](),
+    )
     order = np.random.default_rng(n_threads).permutation(n_chunks)
-    began = time.perf_counter()
-    moved = turn = 0
+    start_s = time.perf_counter()
+    n_bytes_read = n_started = 0
 
-    def work() -> None:
-        nonlocal moved, turn
+    def read_chunks() -> None:
+        nonlocal n_bytes_read, n_started
         while True:
             with lock:
-                over = time.perf_counter() - began > seconds or moved > _MAX_BYTES_READ
-                if over and done:
+                time_is_up = (
+                    time.perf_counter() - start_s > seconds or n_bytes_read > _MAX_BYTES_READ
+                )
+                if time_is_up and finished_reads:
                     return
-                i, turn = int(order[turn % n_chunks]), turn + 1
-            start = time.perf_counter()
+                i, n_started = int(order[n_started % n_chunks]), n_started + 1
+            read_start_s = time.perf_counter()
             n_bytes = read(i)
             first, last = store.chunk_bounds(i)
             with lock:
-                moved += n_bytes
-                done.append((time.perf_counter() - start, n_bytes, last - first))
+                n_bytes_read += n_bytes
+                finished_reads.append((time.perf_counter() - read_start_s, n_bytes, last - first))
 
     with ThreadPoolExecutor(n_threads, "streamkern-readspeed") as pool:
-        for future in [pool.submit(work) for _ in range(n_threads)]:
+        for future in [pool.submit(read_chunks) for _ in range(n_threads)]:
             future.result()
-    elapsed = time.perf_counter() - began
-    latencies = [latency for latency, _, _ in done]
+    elapsed = time.perf_counter() - start_s
+    latencies = [latency for latency, _, _ in finished_reads]
     return {
-        "what": what,
+        "what": stage,
         "connections": n_threads,
-        "requests_per_s": len(done) / elapsed,
-        "bytes_per_s": sum(n_bytes for _, n_bytes, _ in done) / elapsed,
-        "samples_per_s": sum(rows for _, _, rows in done) / elapsed,
+        "requests_per_s": len(finished_reads) / elapsed,
+        "bytes_per_s": sum(n_bytes for _, n_bytes, _ in finished_reads) / elapsed,
+        "samples_per_s": sum(rows for _, _, rows in finished_reads) / elapsed,
         "median_ms": 1e3 * float(np.median(latencies)),
         "p95_ms": 1e3 * float(np.percentile(latencies, 95)),
     }
 
 
-def _batches(source: ZarrSource, seconds: float, expected: float) -> ReadRow:
-    """Measure the loader with its defaults, with blocks that take half of the time at most."""
-    block_bytes = int(min(128 << 20, max(1.0, expected * seconds / 2)))
+def _measure_batches(source: ZarrSource, seconds: float, bytes_per_s: float) -> ReadRow:
+    """Measure the `BatchReader` for `seconds`, with blocks that take at most half of that time.
+
+    bytes_per_s : expected speed, in decoded bytes per second
+    """
+    block_bytes = int(min(128 << 20, max(1.0, bytes_per_s * seconds / 2)))
     batch_size = min(_BATCH_ROWS, source.n_rows)
     with BatchReader(source, batch_size=batch_size, seed=0, block_bytes=block_bytes) as loader:
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         for _ in loader.epochs(0, 1 << 30):
-            if time.perf_counter() - began > seconds:
+            if time.perf_counter() - start_s > seconds:
                 break
-        elapsed = time.perf_counter() - began
-        speed = loader.stats.bytes_read / elapsed
+        elapsed = time.perf_counter() - start_s
+        measured = loader.stats.bytes_read / elapsed
         threads = loader.threads
     y_bytes = math.prod(y_shape(source)) * source.y_dtype.itemsize
     return {
         "what": "batches",
         "connections": threads,
         "requests_per_s": None,
-        "bytes_per_s": speed,
-        "samples_per_s": speed / (source.row_bytes + y_bytes + 8),  # with its row number
+        "bytes_per_s": measured,
+        "samples_per_s": measured / (source.row_bytes + y_bytes + 8),  # with its row number
         "median_ms": None,
         "p95_ms": None,
     }

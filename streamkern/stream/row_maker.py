@@ -1,4 +1,4 @@
-"""Rows of an epoch with all transforms applied, in the form in which a store holds them."""
+"""Apply all transforms to rows of an epoch, and return them in the form of a store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import apply_transforms, integers_stay
 
-_TRIED_ROWS = 8  # rows that show whether the transforms change targets
+_SAMPLE_ROWS = 8  # rows that show whether the transforms change targets
 
 
 class RowMaker:
@@ -42,26 +42,26 @@ class RowMaker:
 
     def __init__(self, source: BaseSource, seed: int, dtype: Any, backend: Backend) -> None:
         self.source, self.seed, self.backend = source, seed, backend
-        wanted = None if dtype is None else layout.wanted_dtype(dtype)
-        wide = np.float64 in (source.dtype, wanted)
-        self._computed = np.dtype(np.float64 if wide else np.float32)
-        integers = source.dtype.kind == "u" and integers_stay(source.feed_transforms)
-        natural = self._computed if source.feed_transforms and not integers else source.dtype
-        self.dtype = natural if wanted is None else wanted
-        if not np.can_cast(natural, self.dtype, "same_kind" if natural.kind == "f" else "safe"):
+        requested = None if dtype is None else layout.wanted_dtype(dtype)
+        uses_float64 = np.float64 in (source.dtype, requested)
+        self._computed = np.dtype(np.float64 if uses_float64 else np.float32)
+        keeps_integers = source.dtype.kind == "u" and integers_stay(source.feed_transforms)
+        default = self._computed if source.feed_transforms and not keeps_integers else source.dtype
+        self.dtype = default if requested is None else requested
+        if not np.can_cast(default, self.dtype, "same_kind" if default.kind == "f" else "safe"):
             raise ConfigError(
                 f"{mention('dtype', self.dtype.name)} would lose values: the rows come out as "
-                f"{natural.name}",
+                f"{default.name}",
                 f"leave {mention('dtype=')} out, or give one that holds them",
             )
         # dtype of targets after a transform: values stored in float64 keep it, as in the feed.
-        values = source.y_dtype if source.classes is None else self._computed
-        self._values_dtype = np.promote_types(values, self._computed)
+        value_dtype = source.y_dtype if source.classes is None else self._computed
+        self._values_dtype = np.promote_types(value_dtype, self._computed)
         self._new_targets = self._changes_targets()
         self.classes = None if self._new_targets else source.classes
         self.target_columns = None if self._new_targets else source.target_columns
         self.y_dtype = self._values_dtype if self._new_targets else source.y_dtype
-        # Factors 1 keep the weights unchanged; training divides them by their mean.
+        # Factors of 1 keep the sample weights unchanged; training divides them by their mean.
         self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
 
     def make(self, rows: RowBlock, epoch: int, where: str) -> RowBlock:
@@ -72,7 +72,8 @@ class RowMaker:
         Raises
         ------
         DataError
-            A transform changes targets, or gives numbers, that it had not given before.
+            A transform changed targets that it left unchanged at first, or returned numbers that
+            `dtype` cannot hold.
         """
         xp = self.backend.xp
         X, y = (self.backend.asarray(a) for a in (rows.X, rows.y))
@@ -93,18 +94,18 @@ class RowMaker:
                 y = Y
             elif not xp.array_equal(Y, self._as_values(y)):
                 raise DataError(
-                    f"a transform changed targets of {where}, though it gave Y itself back for "
+                    f"a transform changed targets of {where}, though it returned Y itself for "
                     "the first rows",
                     "let it return a new array in every call, so that targets are stored as values",
                 )
-        with np.errstate(over="ignore"):  # a writer refuses infinities by row
-            stored = X.astype(self.dtype, copy=False)
-        if self.source.feed_transforms and self.dtype.kind == "u" and (stored != X).any():
+        with np.errstate(over="ignore"):  # the writer reports the rows with infinities
+            converted = X.astype(self.dtype, copy=False)
+        if self.source.feed_transforms and self.dtype.kind == "u" and (converted != X).any():
             raise DataError(
                 f"transforms of {where} made numbers that are not {self.dtype.name}",
-                "let those that are marked keeps_integers return whole numbers in its range",
+                "let transforms that are marked keeps_integers return whole numbers in its range",
             )
-        X = stored.reshape(len(X), *self.source.row_shape)
+        X = converted.reshape(len(X), *self.source.row_shape)
         return RowBlock(X, y, w, rows.row_ids)
 
     def _as_values(self, y: Array) -> Array:
@@ -120,15 +121,15 @@ class RowMaker:
         """Return whether the feed transforms return another Y than the one they are given."""
         if not self.source.feed_transforms:
             return False
-        tried = self.source.read_unit(0, self.seed, 0).take(slice(_TRIED_ROWS))
-        X, y = (self.backend.asarray(a) for a in (tried.X, tried.y))
+        sample = self.source.read_unit(0, self.seed, 0).take(slice(_SAMPLE_ROWS))
+        X, y = (self.backend.asarray(a) for a in (sample.X, sample.y))
         Y = self._as_values(y)
         _, returned, _ = apply_transforms(
             self.backend.xp,
             self.source.feed_transforms,
             X.astype(self._computed),
             Y,
-            rows=self.backend.asarray(tried.row_ids),
+            rows=self.backend.asarray(sample.row_ids),
             seed=self.seed,
             epoch=0,
             stage=(Stage.FEED_TRANSFORM,),

@@ -1,10 +1,10 @@
-"""The mean and the scale of the targets: y = mean + scale f(x), or so on a log scale.
+"""The mean and the scale of the targets: y = mean + scale f(x), or so for their logarithm.
 
-A kernel model has no constant term, and in float32 small changes of a large number are lost and
-numbers above 3e38 overflow. So a least squares solver is given (y - mean) / scale, computed in
-float64 from the stored y, and the model maps its outputs back. Every output has its own `scale`,
-the power of two above its standard deviation, by which division is exact. It does not change the
-fit at a given ridge, which is linear in the targets of each output. For classes the scale is 1;
+A kernel model has no constant term, and float32 loses small changes of large numbers and overflows
+above 3e38. So a least squares solver gets (y - mean) / scale, computed in float64 from the stored
+y, and the model maps its outputs back. Every output has its own `scale`, the power of two above its
+standard deviation, so that the division is exact. The scale does not change the fit at a given
+ridge, which is linear in the targets of each output. For classes the scale is 1;
 with the log loss it is the gain of the logits (`train.setup.loss_start`). With
 `model.fit_intercept = false`, the convention of papers, the mean is 0.
 
@@ -13,10 +13,10 @@ counts, from statistics or from the targets without the features. If a function 
 changes the targets, it is the mean of a sample, and f learns the difference.
 
 On a log scale, mean and scale refer to z = log(1 + y / unit). The inverse, unit (exp(z) - 1),
-turns a mean of z into something like a median of y; so it is multiplied by the `gain`, which makes
-predictions means. Both maps are continued as odd functions: the rows that chose the log scale had
-no targets below 0, and later negative targets and predictions stay finite. Far from the training
-rows the exponential of f may be anything, so |z| is limited to `most`, a little above its value for
+maps a mean of z to about a median of y; the factor `gain` turns predictions into means again. Both
+maps are continued as odd functions, so that negative targets and predictions stay finite; the log
+scale is chosen only if a sample of the targets has none below 0. Far from the training rows the
+exponential of f may be arbitrarily large, so |z| is limited to `most`, a little above its value for
 the largest target, if all targets are in memory.
 """
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 CONSTANT_TARGET = 1e-10
 """Standard deviation, relative to the mean, below which a target may be a rounded constant."""
-UNITS_IN_TEXT = 3
+MAX_UNITS_IN_TEXT = 3
+"""Largest number of units that `transform_text` lists."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +46,11 @@ class TargetScale:
     """Mean and scale of each output.
 
     mean, scale : (c,) float64
-    unit : (c,) unit of the log scale, for which mean and scale refer to log(1 + y / unit): for
-        targets on a log scale, and in a setup with squares for a loss with a log link; else None
-    gain, most : (c,) factor of predictions on a log scale, and largest |log(1 + y / unit)| before
-        it; None without a unit, and `most` if the largest target is not known
+    unit : (c,) unit of the log scale; mean and scale then refer to log(1 + y / unit). None without
+        a log scale. The setup for a loss with a log link uses one for its least squares start
+    gain : (c,) factor of predictions on a log scale; None without a unit
+    most : (c,) largest |log(1 + y / unit)| of a prediction before the factor; None without a unit,
+        or if the largest target is not known
     """
 
     mean: NDArray[np.float64]
@@ -76,22 +78,22 @@ class TargetScale:
                 "give the targets in a larger unit",
             )
         mean = moments.mean if fit_intercept else np.zeros_like(moments.mean)
-        spread = np.maximum(np.sqrt(mean_square), CONSTANT_TARGET * np.abs(mean))
-        exponent = np.where(spread > 0, np.frexp(spread)[1], 0)
+        bounded_scale = np.maximum(np.sqrt(mean_square), CONSTANT_TARGET * np.abs(mean))
+        exponent = np.where(bounded_scale > 0, np.frexp(bounded_scale)[1], 0)
         return cls(mean, np.ldexp(1.0, exponent))
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> TargetScale:
-        """Return the scale that `arrays` returned, in this version or one without a log scale."""
-        found = (arrays.get(f"target_{name}") for name in ("unit", "gain", "most"))
+        """Return the scale from the result of `arrays`; versions without log scales had fewer."""
+        log_arrays = (arrays.get(f"target_{name}") for name in ("unit", "gain", "most"))
         mean, scale = (np.asarray(arrays[f"target_{name}"]) for name in ("mean", "scale"))
-        return cls(mean, scale, *(None if a is None else np.asarray(a) for a in found))
+        return cls(mean, scale, *(None if a is None else np.asarray(a) for a in log_arrays))
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
-        """Return the arrays, without those that are None, under their names in a setup."""
+        """Return the arrays that are not None, by their names in a setup."""
         return {f"target_{name}": a for name, a in vars(self).items() if a is not None}
 
-    def outside(self, xp: Any, F: Any, dtype: Any) -> Any:
+    def in_target_units(self, xp: Any, F: Any, dtype: Any) -> Any:
         """Return mean + scale * F in `dtype`, predictions in the units of the targets.
 
         F : (m, c) on the device, outputs of the kernel model for scaled targets
@@ -112,12 +114,12 @@ class TargetScale:
     ) -> NDArray[np.float64]:
         """Return the squared errors (m, c) on the scale on which the targets are learned."""
         if self.unit is not None:
-            inside = predictions if self.gain is None else predictions / self.gain
-            predictions, Y = (symmetric_log(np, a, self.unit) for a in (inside, Y))
+            ungained = predictions if self.gain is None else predictions / self.gain
+            predictions, Y = (symmetric_log(np, a, self.unit) for a in (ungained, Y))
         return (predictions - Y) ** 2
 
     def slopes(self, predictions: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the derivatives of predictions (m, c) by the outputs of the kernel model.
+        """Return the derivatives of predictions (m, c) with respect to the outputs of the model.
 
         By the delta method, the standard deviation of a prediction is about its derivative times
         the standard deviation of the output.
@@ -130,11 +132,11 @@ class TargetScale:
 
 def transform_text(facts: Mapping[str, Any]) -> str:
     """Return the facts of a setup about a log scale of the targets as text."""
-    units = [f"{unit:.4g}" for unit in facts["unit"][:UNITS_IN_TEXT]]
-    more = ", ..." if len(facts["unit"]) > UNITS_IN_TEXT else ""
-    text = f"log scale ({'unit' if len(units) == 1 else 'units'} {', '.join(units)}{more})"
+    units = [f"{unit:.4g}" for unit in facts["unit"][:MAX_UNITS_IN_TEXT]]
+    ellipsis = ", ..." if len(facts["unit"]) > MAX_UNITS_IN_TEXT else ""
+    text = f"log scale ({'unit' if len(units) == 1 else 'units'} {', '.join(units)}{ellipsis})"
     change = facts.get("error_ratio", 1.0) - 1
     if round(change, 2) == 0:
         return text
-    which = f"{abs(change):.0%} {'lower' if change < 0 else 'higher'}"
-    return f"{text}: squared error of left-out rows, the largest capped, {which}"
+    change_text = f"{abs(change):.0%} {'lower' if change < 0 else 'higher'}"
+    return f"{text}: squared error of left-out rows, the largest capped, {change_text}"

@@ -1,11 +1,11 @@
 """Batches of a loader as an iterable dataset of PyTorch.
 
-A DataLoader starts its workers anew for each pass, each from a copy of the dataset, and without any
-message to the dataset of the main process. A small file therefore records where the next pass
-begins, and the workers of one pass read it there. Workers belong to the same pass if the seeds of
-their DataLoader agree and the numbers of their processes are consecutive.
+A DataLoader starts new workers for each pass, each with a copy of the dataset, and tells the
+dataset of the main process nothing. A small file therefore records where the next pass begins, and
+the workers of a pass read it. Workers belong to the same pass if the seeds of their DataLoader
+agree and the numbers of their processes are consecutive.
 
-Each parameter `loader` is a `Loader`, whose module imports this one.
+The parameters `loader` are `Loader` objects; they have no type here, since its module imports this.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from filelock import FileLock
 from streamkern.basics.errors import RunError
 from streamkern.basics.optional import import_optional
 
-_MAX_PASSES = 256  # newest passes in the record, for workers that start late
+_MAX_RECORDED_PASSES = 256  # the record lists the newest passes, for workers that start late
 
 
 def torch_rows(loader: Any, folder: str | None = None) -> Any:
     """Return the dataset of `Loader.to_torch`.
 
-    folder : folder of the record of passes that a copy of a dataset shares; None for a new one
+    folder : folder of the record of passes, shared by copies of a dataset; None creates one
     """
     return _dataset_class()(loader, folder)
 
 
 @functools.cache
 def _dataset_class() -> Any:
-    """Return the class of the datasets, which can be defined only if PyTorch is installed."""
+    """Return the class of datasets; defined here because its base class needs PyTorch."""
     torch: Any = import_optional("torch", "Loader.to_torch", "torch")
 
     class TorchRows(torch.utils.data.IterableDataset):  # type: ignore[misc]
@@ -62,22 +62,21 @@ def _dataset_class() -> Any:
             if worker is None:
                 self.passes.begin()
                 return map(_as_tensors, self.loader)
-            self.passes.begin_in(worker)
+            self.passes.begin_in_worker(worker)
             return map(_as_tensors, self.loader.batches(worker.num_workers))
 
         def state_dict(self) -> dict[str, Any]:
             in_worker = torch.utils.data.get_worker_info() is not None
             if not in_worker and self.passes.of_workers:
                 raise RunError(
-                    "the workers of a DataLoader deliver the batches, so the dataset does not know "
-                    "how many were used",
+                    "the dataset cannot count the batches that the workers of a DataLoader deliver",
                     "use num_workers=0, or the state of torchdata's StatefulDataLoader",
                 )
             state: dict[str, Any] = self.loader.state_dict()
             return state
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            self.passes.enter()
+            self.passes.note_process()
             self.loader.load_state_dict(state)
             self.passes.loaded = torch.utils.data.get_worker_info() is not None
 
@@ -90,7 +89,7 @@ def _dataset_class() -> Any:
             return torch.sparse_csr_tensor(*parts, array.shape, check_invariants=True)
         if isinstance(array, np.ndarray):
             return torch.from_numpy(array)
-        return torch.from_dlpack(array)  # of CuPy: it stays on its device
+        return torch.from_dlpack(array)  # a CuPy array, which stays on its device
 
     return TorchRows
 
@@ -98,9 +97,9 @@ def _dataset_class() -> Any:
 class _PassRecord:
     """The record of the passes over a dataset, in a file that its processes share.
 
-    The file holds "next", the (epoch, batch) where the next pass begins; "base", the position of
-    the loader from which "next" follows; "passes", (key, process number, begin) of passes that
-    workers began; and "of_workers", whether workers made the newest pass.
+    The file has these entries: "next", the (epoch, batch) where the next pass begins; "base", the
+    position of the loader from which "next" follows; "passes", (key, process number, position) of
+    the passes that workers began; and "of_workers", whether workers made the newest pass.
 
     loaded : whether a state was loaded in this worker, for its next pass
     """
@@ -110,7 +109,7 @@ class _PassRecord:
         self.folder = tempfile.mkdtemp(prefix="streamkern-passes-") if folder is None else folder
         if folder is None:
             weakref.finalize(self, _remove, self.folder, os.getpid())
-        self._process, self._begun, self._base = 0, 0, (0, 0)
+        self._process, self._n_begun, self._base = 0, 0, (0, 0)
 
     @property
     def of_workers(self) -> bool:
@@ -119,30 +118,30 @@ class _PassRecord:
         return bool(record["of_workers"]) and record["base"] == list(self.loader.next_position)
 
     def begin(self) -> None:
-        """Let the next iteration of the loader in the main process be the next pass."""
+        """Begin the next pass in the main process: set the position of the loader."""
         with self._lock():
             record, base = self._read(), list(self.loader.next_position)
             epoch, batch = record["next"] if record["base"] == base else base
             self.loader.begin_at(epoch, batch)
-            after = [epoch + 1, 0]
-            self._write({**record, "base": after, "next": after, "of_workers": False})
+            next_epoch = [epoch + 1, 0]
+            self._write({**record, "base": next_epoch, "next": next_epoch, "of_workers": False})
         self.loaded = False
 
-    def enter(self) -> None:
-        """Remember the position of the loader when it was copied, if this process is new to it."""
+    def note_process(self) -> None:
+        """Store the position of the copied loader, at the first call in a process."""
         if self._process != os.getpid():
-            self._process, self._begun = os.getpid(), 0
+            self._process, self._n_begun = os.getpid(), 0
             self._base = self.loader.next_position
 
-    def begin_in(self, worker: Any) -> None:
-        """Let the next iteration be the part of a worker of the pass that it belongs to.
+    def begin_in_worker(self, worker: Any) -> None:
+        """Begin the part of a pass that a worker delivers: set the position of its loader.
 
-        Worker w of W delivers batches w, w + W, … from where the pass begins.
+        Worker w of W delivers batches w, w + W, … from the first batch of the pass on.
         """
-        self.enter()
+        self.note_process()
         number = multiprocessing.current_process()._identity[-1] - worker.id
-        key = [worker.seed - worker.id, self._begun]
-        self._begun += 1
+        key = [worker.seed - worker.id, self._n_begun]
+        self._n_begun += 1
         with self._lock():
             record = self._read()
             if self.loaded:  # the loader is at the next batch of this worker
@@ -158,20 +157,20 @@ class _PassRecord:
     def _pass_start(
         self, record: dict[str, Any], key: list[int], number: int, n_workers: int
     ) -> list[int]:
-        """Return (epoch, batch) where the pass begins; the first of its workers records it.
+        """Return (epoch, batch) where the pass begins; the first worker of a pass records it.
 
         key : seed of the DataLoader, and number of passes that this process began before
-        number : number of the process, less the index of the worker
+        number : number of the process minus the index of the worker
         """
-        for of_pass, first_number, begin in record["passes"]:
-            if of_pass == key and abs(first_number - number) < n_workers:
-                return list(begin)
-        if record["base"] != list(self._base):  # the loader was moved since
+        for pass_key, first_number, position in record["passes"]:
+            if pass_key == key and abs(first_number - number) < n_workers:
+                return list(position)
+        if record["base"] != list(self._base):  # the position of the loader was set since
             record["base"] = record["next"] = list(self._base)
-        begin = record["next"]
-        record["passes"] = [*record["passes"], [key, number, begin]][-_MAX_PASSES:]
-        record["next"] = [begin[0] + 1, 0]
-        return list(begin)
+        position = record["next"]
+        record["passes"] = [*record["passes"], [key, number, position]][-_MAX_RECORDED_PASSES:]
+        record["next"] = [position[0] + 1, 0]
+        return list(position)
 
     def _lock(self) -> FileLock:
         return FileLock(Path(self.folder, "lock"))
@@ -189,6 +188,6 @@ class _PassRecord:
 
 
 def _remove(folder: str, process: int) -> None:
-    """Remove the record if this process made it; a forked process has the dataset as well."""
+    """Remove the record if this process made it, and not a process from which it was forked."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,21 +1,16 @@
 """Read units of a source: on the calling thread, or on the workers of a Dask cluster.
 
-Transient faults are retried. A worker receives the pickled source with its first task and keeps it
-open, so a worker that joins late or restarts needs nothing else; it opens the stores itself. The
-bits do not depend on which worker reads a unit, or on how often. Tasks of a lost worker run on
-another one; a lost cluster ends the run.
+Transient faults are retried. A worker receives the pickled source with its first task, opens the
+stores itself and keeps the source open, so a worker that joins late or restarts needs nothing else.
+The bits of a unit do not depend on the worker that reads it, or on the number of tries. Tasks of a
+lost worker run on another one; a lost cluster ends the run.
 
-When a cluster pays (`python -m benchmarks cluster`; client, scheduler and two workers on two
-cores): a task costs about 2.5 ms (the second task of a unit, if host transforms are separate, 1
-ms), and its rows 1 ms or more per MB through the scheduler, half of that or less if fetched from
-the workers. Threads of this process hand over the same rows at 0.1 to 0.3 ms per MB. So a cluster
-does not pay for plain reads. It pays for transforms and generators that need more than some 5 ms of
-processor time per MB, on cores of other machines (with 5 ms of Python per MB, two workers on the
-same two cores reached 0.95 of the threads' speed, and 0.68 through the scheduler). Units of 4 to 8
-MB are best: for smaller ones the task costs more than its rows; at 32 MB the scheduler slows down.
-Several units per task would help below 4 MB only, which is rare. A client made with
-`direct_to_workers=True`, or DASK_DISTRIBUTED__CLIENT__DIRECT_TO_WORKERS=true, fetches from the
-workers, and must be able to reach them.
+A cluster is faster than the threads of this process if transforms or generators take more processor
+time than moving the rows; docs/howto/cluster.md gives the measured costs, and `python -m benchmarks
+cluster` measures them. Units of 4 to 8 MB are best: for smaller ones a task costs more than moving
+its rows, and larger ones slow the scheduler down. A client made with `direct_to_workers=True` (or
+DASK_DISTRIBUTED__CLIENT__DIRECT_TO_WORKERS=true) fetches rows from the workers instead of through
+the scheduler; it must be able to connect to them.
 """
 
 from __future__ import annotations
@@ -45,9 +40,9 @@ from streamkern.stream.sources.base import BaseSource
 
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 10.0
-# OSErrors that a retry does not cure; errors of streamkern itself, and errors that it has already
-# retried until a deadline, are never retried.
-_PERMANENT = (
+# Errors that are not retried: errors of streamkern itself, some of which follow retries until a
+# deadline, and OSErrors that would occur again.
+_PERMANENT_ERRORS = (
     StreamkernError,
     FileNotFoundError,
     PermissionError,
@@ -69,23 +64,24 @@ class LocalReader:
 
     def __init__(self, source: BaseSource) -> None:
         self._source = source
-        self._bound: tuple[threading.Event | None, BaseSource] = (None, source)
+        self._cancellable: tuple[threading.Event | None, BaseSource] = (None, source)
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock:
-        bound = self._bound  # one value, so that threads need no lock
-        if bound[0] is not stopped:  # so that closing does not wait for a lost network
-            bound = self._bound = stopped, self._source.until(stopped)
-        return bound[1].read_unit(u, seed, epoch)
+        cancellable = self._cancellable  # one tuple, so that threads need no lock
+        if cancellable[0] is not stopped:  # closing then does not wait for a lost network
+            cancellable = self._cancellable = stopped, self._source.until(stopped)
+        return cancellable[1].read_unit(u, seed, epoch)
 
     def close(self) -> None:
         pass
 
 
 def _is_transient(error: BaseException) -> bool:
-    return isinstance(error, OSError) and not isinstance(error, _PERMANENT)
+    """Return whether a read that raised this error is retried."""
+    return isinstance(error, OSError) and not isinstance(error, _PERMANENT_ERRORS)
 
 
-def read_patiently(
+def read_with_retries(
     reader: UnitReader,
     u: int,
     seed: int,
@@ -98,36 +94,39 @@ def read_patiently(
 ) -> RowBlock:
     """Return the block of unit u.
 
-    A transient OSError (a time-out, a reset connection) is retried after up to 0.1, 0.2, 0.4 … 10
-    s, drawn at random so that many readers do not return at once, until `retry_s` would be
-    exceeded; setting `stopped` ends a pause. The last error is raised unchanged but for a note that
-    names the unit.
+    A transient OSError (a time-out, a reset connection) is retried after a random pause of up to
+    0.1, 0.2, 0.4 … 10 s, so that many readers do not retry at once, until `retry_s` would be
+    exceeded; setting `stopped` ends a pause. The last error is raised with a note that names the
+    unit.
+
+    bounds : first row of the unit, and the row after its last, for the note
     """
     pauses = backoff_delays(FIRST_RETRY_S, LONGEST_RETRY_S, time.monotonic() + retry_s)
-    tries = 1
+    n_tries = 1
     while True:
         try:
             return reader.read(u, seed, epoch, stopped)
         except Exception as error:
-            again = _is_transient(error) and not stopped.is_set()
-            pause = next(pauses, None) if again else None
+            retry = _is_transient(error) and not stopped.is_set()
+            pause = next(pauses, None) if retry else None
             if pause is None or stopped.wait(pause):
-                more = f", {tries} tries" if tries > 1 else ""
-                rows = f"rows {bounds[0]} to {bounds[1] - 1}"
-                error.add_note(f"while reading unit {u} ({rows}) of epoch {epoch}{more}")
+                tries_text = f", {n_tries} tries" if n_tries > 1 else ""
+                rows_text = f"rows {bounds[0]} to {bounds[1] - 1}"
+                error.add_note(f"while reading unit {u} ({rows_text}) of epoch {epoch}{tries_text}")
                 raise
-        tries += 1
+        n_tries += 1
         on_retry()
 
 
-INLINE_BYTES = 64 << 10  # larger sources are sent once, not with every task
+MAX_INLINE_BYTES = 64 << 10  # larger sources are sent once, not with every task
 _POLL_S = 0.25
-_ANSWER_S = 2.0
-KEPT_SOURCES = 4  # that a worker keeps open
-_RESUME_HINT = "run the same command again and a run with a run_dir goes on where it was saved"
+_REQUEST_TIMEOUT_S = 2.0  # and smallest time between two requests to the scheduler
+MAX_OPEN_SOURCES = 4  # sources that a worker keeps open
+_RESUME_HINT = "run the same command again: a run with a run_dir resumes from its last checkpoint"
 
 
 def address_of(client: Any) -> str:
+    """Return "the cluster at ADDRESS" for messages."""
     scheduler = client.scheduler
     return "the cluster" if scheduler is None else f"the cluster at {redact(scheduler.address)}"
 
@@ -138,27 +137,27 @@ def run_on(loop: Any, coroutine: Any) -> Future[Any]:
 
 
 class ClusterReader:
-    """Runs units on the workers of a `distributed.Client` while the calling thread waits.
+    """Reads units on the workers of a `distributed.Client` while the calling thread waits.
 
-    Each thread has one unit submitted and releases its rows once fetched, so the workers and the
-    scheduler hold no more rows than the threads wait for. KilledWorker (several workers died of a
-    task) is raised as an OSError, which `read_patiently` retries.
+    Each thread submits one unit at a time and releases its rows once fetched, so the workers and
+    the scheduler hold one unit per waiting thread. KilledWorker (several workers died in a task) is
+    raised as an OSError, which `read_with_retries` retries.
 
     Raises
     ------
     ClusterError
-        The client was closed or has given up its scheduler, or for `patience_s` the scheduler did
-        not answer or had no worker.
+        The client was closed or has lost its scheduler, or for `patience_s` seconds the scheduler
+        did not answer or had no worker.
     """
 
     def __init__(self, source: BaseSource, client: Any, patience_s: float) -> None:
-        self._killed = on_demand("distributed").KilledWorker
+        self._killed_worker = on_demand("distributed").KilledWorker
         self._client, self._patience_s = client, patience_s
         self._address = address_of(client)
         self._recipe, self._numbers = Recipe(source), itertools.count()
-        # Only if `read_unit` is the same as the two tasks one after the other.
-        standard = type(source).read_unit is BaseSource.read_unit
-        self._two_tasks = standard and bool(source.host_transforms)
+        # Two tasks are the same as `read_unit` only if a class does not override it.
+        is_default = type(source).read_unit is BaseSource.read_unit
+        self._two_tasks = is_default and bool(source.host_transforms)
         self._recipe_future: Any = None
         self._lock = threading.Lock()
         self._request_lock = threading.Lock()
@@ -166,24 +165,24 @@ class ClusterReader:
         self._problem = ""
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock:
-        began = time.monotonic()
+        start_s = time.monotonic()
         while True:
             future = None
             try:
                 future = self._submit(u, seed, epoch)
-                return self._wait(future, began, stopped)
+                return self._wait_for_rows(future, start_s, stopped)
             except CancelledError:  # the scheduler was lost, or restarted its workers
                 if stopped.wait(_POLL_S):
                     raise
-                self._check_pulse(began)
+                self._check_cluster(start_s)
             except ImportError as error:
                 raise ClusterError(
-                    f"a worker of {self._address} cannot import what the source needs ({error})",
-                    f"install it there; then {_RESUME_HINT}",
+                    f"a worker of {self._address} cannot import a package of the source ({error})",
+                    f"install it on the workers; then {_RESUME_HINT}",
                 ) from error
             except Exception as error:
                 self._check_client(error)
-                if isinstance(error, self._killed):
+                if isinstance(error, self._killed_worker):
                     raise OSError(str(error)) from error
                 raise
             finally:
@@ -201,8 +200,8 @@ class ClusterReader:
         A dashboard shows the tasks of a loader as one "read" and one "transform". No two tasks
         share a key, not even two tries to read the same unit.
         """
-        recipe, number = self._argument(), (epoch, u, next(self._numbers))
-        # With a time-out a worker reads all of its units before it transforms one.
+        recipe, number = self._recipe_argument(), (epoch, u, next(self._numbers))
+        # Without it, a worker would read all of its units before it transforms one.
         submit = partial(self._client.submit, fifo_timeout="0s")
         key = (f"read-{self._recipe.token}", *number)
         read = submit(_read, recipe, not self._two_tasks, u, seed, epoch, key=key)
@@ -211,9 +210,9 @@ class ClusterReader:
         key = (f"transform-{self._recipe.token}", *number)
         return submit(_transform, recipe, read, seed, epoch, key=key)
 
-    def _argument(self) -> Any:
+    def _recipe_argument(self) -> Any:
         """Return the recipe, or a future of it if it is large."""
-        if len(self._recipe.data) <= INLINE_BYTES:
+        if len(self._recipe.data) <= MAX_INLINE_BYTES:
             return self._recipe
         with self._lock:
             if self._recipe_future is None or self._recipe_future.status in (
@@ -221,53 +220,64 @@ class ClusterReader:
                 "lost",
                 "error",
             ):
-                # Dask warns of large graphs; this one goes out once, not with every task.
+                # Dask would warn of a large graph, but the source is sent only once.
                 limit = {"distributed.admin.large-graph-warning-threshold": "1 PiB"}
                 with on_demand("dask").config.set(limit):
-                    self._recipe_future = self._client.submit(hold, self._recipe, pure=False)
+                    self._recipe_future = self._client.submit(
+                        share_recipe, self._recipe, pure=False
+                    )
             return self._recipe_future
 
-    def _wait(self, future: Any, began: float, stopped: threading.Event) -> RowBlock:
-        """Return the result; `future.result(timeout)` would restart a slow transfer."""
+    def _wait_for_rows(self, future: Any, start_s: float, stopped: threading.Event) -> RowBlock:
+        """Return the result of the task.
+
+        Polls one transfer: `future.result(timeout)` would restart a slow transfer each time.
+        """
         gather = self._client.gather(future, errors="skip", asynchronous=True)
-        answer = run_on(self._client.loop, gather)
+        gathered = run_on(self._client.loop, gather)
         try:
             while True:
-                wait([answer], timeout=_POLL_S)
-                if answer.done():
-                    block: RowBlock | None = answer.result()
-                    return future.result(_ANSWER_S) if block is None else block  # which raises
+                wait([gathered], timeout=_POLL_S)
+                if gathered.done():
+                    block: RowBlock | None = gathered.result()
+                    return (
+                        future.result(_REQUEST_TIMEOUT_S) if block is None else block
+                    )  # raises if None
                 if stopped.is_set():
                     raise CancelledError("the loader was closed")
-                self._check_pulse(began)
+                self._check_cluster(start_s)
         finally:
-            answer.cancel()
+            gathered.cancel()
 
     def _check_client(self, error: BaseException | None = None) -> None:
+        """Raise ClusterError if the client was closed or has lost its scheduler."""
         if self._client.status in ("closing", "closed"):
             raise ClusterError(
-                f"{self._address} is gone: its scheduler was lost, or the client was closed",
+                f"{self._address} is lost: its scheduler ended, or the client was closed",
                 f"start it again, then {_RESUME_HINT}",
             ) from error
 
-    def _check_pulse(self, began: float) -> None:
-        """Raise if the cluster had no worker for too long; one of the waiting threads asks."""
+    def _check_cluster(self, start_s: float) -> None:
+        """Raise ClusterError if the cluster had no worker for too long.
+
+        One of the waiting threads sends a request to the scheduler, the others return at once.
+        """
         self._check_client()
         if not self._request_lock.acquire(blocking=False):
             return
         try:
-            if time.monotonic() - self._last_request >= _ANSWER_S:
+            if time.monotonic() - self._last_request >= _REQUEST_TIMEOUT_S:
                 self._problem = self._cluster_problem()
                 self._last_request = time.monotonic()
                 if not self._problem:
                     self._last_answer = self._last_request
         finally:
             self._request_lock.release()
-        silent_s = time.monotonic() - max(self._last_answer, began)
+        silent_s = time.monotonic() - max(self._last_answer, start_s)
         if self._problem and silent_s > self._patience_s:
             raise ClusterError(
                 f"{self._address} {self._problem} for {silent_s:.0f} s",
-                f"bring it back, then {_RESUME_HINT}",
+                f"start its scheduler and workers again, then {_RESUME_HINT}",
             )
 
     def _cluster_problem(self) -> str:
@@ -275,7 +285,7 @@ class ClusterReader:
         try:
             identity = run_on(self._client.loop, self._client.scheduler.identity(n_workers=0))
             try:
-                workers = identity.result(_ANSWER_S)["n_workers"]
+                workers = identity.result(_REQUEST_TIMEOUT_S)["n_workers"]
             finally:
                 identity.cancel()
         except Exception:
@@ -283,68 +293,78 @@ class ClusterReader:
         return "" if workers else "has had no worker"
 
     def _release(self, future: Any) -> None:
-        with contextlib.suppress(Exception):  # the client may be closed, which released it too
+        """Release a future, and ignore errors of a closed client."""
+        with contextlib.suppress(Exception):  # a closed client has released it already
             future.release()
 
 
 def _read(recipe: Recipe, transformed: bool, u: int, seed: int, epoch: int) -> RowBlock:
-    source = opened(recipe)
+    """Task of a worker: return the rows of unit u, after the host transforms if `transformed`."""
+    source = open_recipe(recipe)
     return source.read_unit(u, seed, epoch) if transformed else source.read_rows(u, seed, epoch)
 
 
 def _transform(recipe: Recipe, rows: RowBlock, seed: int, epoch: int) -> RowBlock:
-    return opened(recipe).transform(rows, seed, epoch)
+    """Task of a worker: return the rows after the host transforms."""
+    return open_recipe(recipe).transform(rows, seed, epoch)
 
 
-# ------------------------------------------------------------------- a source that travels
+# -------------------------------------------------------------------------- pickled sources
 
 
-def draw_versions() -> dict[str, str]:
+def checked_versions() -> dict[str, str]:
     """Return the package versions that must agree: NumPy's random draws depend on its version."""
     return {"streamkern": __version__, "numpy": np.__version__}
 
 
-def mismatch(name: str, ours: str, theirs: object, where: str) -> str:
-    shown = f"has {name} {theirs}" if isinstance(theirs, str) else f"lacks {name} ({theirs})"
-    return f"{where} {shown}; install {name} {ours} there, the version used here"
+def version_mismatch(name: str, local: str, remote: object, process: str) -> str:
+    """Return the message for a process with another version of a package, or without it.
+
+    remote : its version, or the error of its import
+    """
+    problem = f"has {name} {remote}" if isinstance(remote, str) else f"lacks {name} ({remote})"
+    return f"{process} {problem}; install {name} {local} there, the version of this process"
 
 
 class Recipe:
-    """A pickled source; its repr, which dashboards and logs may show, reveals nothing of it."""
+    """A pickled source. Its repr, which dashboards and logs may show, reveals no contents."""
 
     def __init__(self, source: BaseSource) -> None:
         self.token = uuid.uuid4().hex
-        self.versions = draw_versions()
+        self.versions = checked_versions()
         cloudpickle = import_optional("cloudpickle", "reading on a cluster", "cluster")
         try:
             self.data: bytes = cloudpickle.dumps(source)
         except Exception as error:
             raise ConfigError(
-                f"the source cannot travel to the workers of a cluster: {error}",
-                "make it of things that can be pickled, and open stores by URL",
+                f"the source cannot be pickled for the workers of a cluster: {error}",
+                "use only objects that can be pickled, and open stores by URL",
             ) from error
 
 
-_open: OrderedDict[str, BaseSource] = OrderedDict()  # of this process, the last used at the end
-_opening = threading.Lock()
+# Open sources of this process by token, the most recently used last.
+_open_sources: OrderedDict[str, BaseSource] = OrderedDict()
+_open_lock = threading.Lock()
 
 
-def opened(recipe: Recipe) -> BaseSource:
-    """Return the source, opened once per process; the last four are kept."""
-    with _opening:
-        source = _open.pop(recipe.token, None)
+def open_recipe(recipe: Recipe) -> BaseSource:
+    """Return the source, opened once per process; the last `MAX_OPEN_SOURCES` stay open."""
+    with _open_lock:
+        source = _open_sources.pop(recipe.token, None)
         if source is None:
-            for name, version in draw_versions().items():
+            for name, version in checked_versions().items():
                 if version != recipe.versions[name]:
-                    where = "a worker of the cluster"
-                    raise ClusterError(mismatch(name, recipe.versions[name], version, where))
+                    process = "a worker of the cluster"
+                    raise ClusterError(
+                        version_mismatch(name, recipe.versions[name], version, process)
+                    )
             source = pickle.loads(recipe.data)
-        _open[recipe.token] = source
-        while len(_open) > KEPT_SOURCES:
-            _open.popitem(last=False)
+        _open_sources[recipe.token] = source
+        while len(_open_sources) > MAX_OPEN_SOURCES:
+            _open_sources.popitem(last=False)
     return source
 
 
-def hold(recipe: Recipe) -> Recipe:
-    """Return the recipe; as the result of a task, workers fetch it from peers or recompute it."""
+def share_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe: as the result of a task, workers fetch it from each other."""
     return recipe

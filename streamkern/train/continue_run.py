@@ -50,90 +50,93 @@ def continuing(
     """
     recorded = recorded_run(directory)
     ancestry = None if recorded is None else recorded["identity"].get("continues")
-    place = inputs.continues
-    if place is None:
+    parent_place = inputs.continues
+    if parent_place is None:
         if ancestry is not None and directory is not None:
             raise ResumeMismatchError(
                 f"{directory.place} holds a run that continues {ancestry['run']}",
                 f"repeat {mention('continues', ancestry['run'])}, or give another run_dir",
             )
         return config, inputs
-    if directory is not None and _absolute(directory.place) == _absolute(place):
+    if directory is not None and _absolute(directory.place) == _absolute(parent_place):
         raise ConfigError(
             f"{mention('run_dir', directory.place)} is the run that is continued, which stays as "
             f"it is",
             "give the new one its own, such as "
             f"{mention('run_dir', directory.place.rstrip('/') + '-2')}",
         )
-    config = _warm_started(config, place, inputs)
+    config = _warm_started(config, parent_place, inputs)
     if recorded is None:
-        return _from_parent(place, config, inputs, parent_id)
+        return _from_parent(parent_place, config, inputs, parent_id)
     assert directory is not None
-    if ancestry is None or ancestry["run"] != _absolute(place):
-        what = "no other run" if ancestry is None else ancestry["run"]
+    if ancestry is None or ancestry["run"] != _absolute(parent_place):
+        other_parent = "no other run" if ancestry is None else ancestry["run"]
         raise ResumeMismatchError(
-            f"{directory.place} holds a run that continues {what}, and not {_absolute(place)}",
+            f"{directory.place} holds a run that continues {other_parent}, and not "
+            f"{_absolute(parent_place)}",
             "give another run_dir",
         )
     # `_find` opens the directory again, because a load changes the state of `directory`.
-    begun = _find(config, config.run.run_dir or "")
-    if begun is None:
+    own_run = _find(config, config.run.run_dir or "")
+    if own_run is None:
         raise RunError(
-            f"the setup in {directory.place} is gone, without which a run that continues another "
-            "one cannot go on",
+            f"the setup in {directory.place} is missing; a run that continues another one cannot "
+            "be resumed without it",
             "restore it from a copy, or continue in another run_dir",
         )
-    with checkpoint_errors(begun.check().place):
+    with checkpoint_errors(own_run.check().place):
         # There is no digest for Fourier features, which are read from the setup.
         digest = recorded["identity"].get("centers", {"sha256": ""})
-        centers = replace(begun.stored, recorded=digest["sha256"])
-        parent = replace(begun, ancestry=ancestry, centers=centers)
+        centers = replace(own_run.stored, recorded=digest["sha256"])
+        parent = replace(own_run, ancestry=ancestry, centers=centers)
     return _with_model_of(recorded["identity"]["settings"], parent, parent_id, config, inputs)
 
 
-def _find(config: RunConfig, place: str, *, load_weights: bool = False) -> ParentRun | None:
-    options = storage_options_for(config, place)
-    return ParentRun.find(place, options, load_centers=False, load_weights=load_weights)
+def _find(config: RunConfig, run_dir: str, *, load_weights: bool = False) -> ParentRun | None:
+    options = storage_options_for(config, run_dir)
+    return ParentRun.find(run_dir, options, load_centers=False, load_weights=load_weights)
 
 
-def _warm_started(config: RunConfig, place: str, inputs: RunInputs) -> RunConfig:
-    """Return the settings with the run in `place` as solver.warm_start."""
+def _warm_started(config: RunConfig, parent_path: str, inputs: RunInputs) -> RunConfig:
+    """Return the settings with the run in `parent_path` as solver.warm_start."""
     for name, array in (("centers", inputs.centers), ("metric", inputs.metric)):
         if array is not None:
             raise ConfigError(
                 f"{name} are those of the run that is continued", f"leave {mention(f'{name}=')} out"
             )
-    name, own = config.solver.name, config.solver.warm_start
+    name, warm_start = config.solver.name, config.solver.warm_start
     if "warm_start" not in options_of(name):
         raise ConfigError(
-            f"{mention('solver.name', name)} starts from nothing and cannot continue a run",
-            "use another one, such as 'block'",
+            f"{mention('solver.name', name)} cannot start from existing weights, and so cannot "
+            "continue a run",
+            "use another solver, such as 'block'",
         )
-    if own is not None and _absolute(own) != _absolute(place):
+    if warm_start is not None and _absolute(warm_start) != _absolute(parent_path):
         raise ConfigError(
-            f"{mention(f'solver.warm_start={redact(own)}')} is another run than the one that is "
+            f"{mention(f'solver.warm_start={redact(warm_start)}')} is not the run that is "
             "continued, whose weights are taken",
             "leave it out",
         )
-    path = local_path(place)
+    path = local_path(parent_path)
     return config.with_overrides(
-        {"solver.warm_start": place if path is None else str(path.absolute())}
+        {"solver.warm_start": parent_path if path is None else str(path.absolute())}
     )
 
 
 def _from_parent(
-    place: str, config: RunConfig, inputs: RunInputs, parent_id: ParentId | None
+    parent_path: str, config: RunConfig, inputs: RunInputs, parent_id: ParentId | None
 ) -> tuple[RunConfig, RunInputs]:
     """Return settings and inputs from the parent run. Its weights are loaded later, by the
     setup."""
-    parent = _find(config, place, load_weights=parent_id is None)
+    parent = _find(config, parent_path, load_weights=parent_id is None)
     if parent is None or parent.setup.run is None:
         raise ConfigError(
-            f"{redact(place)} has no checkpoint to continue from yet", "train it first"
+            f"{redact(parent_path)} has no checkpoint to continue from yet",
+            "train it to its first checkpoint",
         )
     settings = parent.record["identity"]["settings"]
     with checkpoint_errors(parent.check().place):
-        ancestry = _ancestry(_absolute(place), parent) if parent_id is None else parent_id[0]
+        ancestry = _ancestry(_absolute(parent_path), parent) if parent_id is None else parent_id[0]
         parent = replace(parent, ancestry=ancestry, checkpoint=None)
         # The caller of the parent run gave these facts about the targets, which still hold.
         inherited = ("flat", "labels", "weight_column")
@@ -141,19 +144,23 @@ def _from_parent(
     return _with_model_of(settings, parent, parent_id, config, replace(inputs, facts=facts))
 
 
-def _ancestry(place: str, parent: ParentRun) -> dict[str, Any]:
+def _ancestry(parent_path: str, parent: ParentRun) -> dict[str, Any]:
     """Return the ancestry of a run that continues `parent`, as JSON values.
 
     It describes the parent run, and its ancestors in the list "before", the nearest first.
     """
-    saved, own = parent.saved, parent.record["identity"].get("continues")
+    saved, grandparent_entry = parent.saved, parent.record["identity"].get("continues")
     position = saved.meta["position"]
-    epochs = position["epoch"] + (position["batch"] > 0) + (0 if own is None else own["epochs"])
-    grandparent = {k: v for k, v in (own or {}).items() if k != "before"}
+    epochs = (
+        position["epoch"]
+        + (position["batch"] > 0)
+        + (0 if grandparent_entry is None else grandparent_entry["epochs"])
+    )
+    grandparent = {k: v for k, v in (grandparent_entry or {}).items() if k != "before"}
     return {
-        "run": place, "step": saved.step, "samples": position["samples"], "epochs": epochs,
+        "run": parent_path, "step": saved.step, "samples": position["samples"], "epochs": epochs,
         "model": model_digest(parent),
-        "before": [] if own is None else [grandparent, *own["before"]],
+        "before": [] if grandparent_entry is None else [grandparent, *grandparent_entry["before"]],
     }  # fmt: skip
 
 
@@ -168,45 +175,54 @@ def _with_model_of(
 
     settings : recorded settings of the parent run
     """
-    requested, usual = config.identity()["model"], RunConfig().identity()["model"]
+    requested, defaults = config.identity()["model"], RunConfig().identity()["model"]
     added = {k.partition(".")[2]: v for k, v in NEUTRAL_VALUES.items() if k.startswith("model.")}
-    old, named = settings["model"], {**usual, **added, **settings["model"]}
-    kernel = kernel_of_run(old.get("kernel"))
-    made = None
+    recorded, recorded_or_default = settings["model"], {**defaults, **added, **settings["model"]}
+    kernel = kernel_of_run(recorded.get("kernel"))
+    kernel_object = None
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # description of a `Kernel` object
-        made = get_kernel(kernel, "auto")
-        if requested["kernel"] == reference_of(type(made)):  # the same class, given by its name
-            requested["kernel"] = old["kernel"]
+        kernel_object = get_kernel(kernel, "auto")
+        if requested["kernel"] == reference_of(
+            type(kernel_object)
+        ):  # the same class, given by its name
+            requested["kernel"] = recorded["kernel"]
     # Settings that the record lacks were given as arrays; they may be at their defaults now.
-    other = [k for k, v in requested.items() if v not in (usual.get(k), old.get(k, usual.get(k)))]
-    if "loss" not in old:
-        other = [k for k in other if k not in ("loss", "quantile")]
-    if other:
-        wrong = "; ".join(
-            f"{mention(f'model.{k}')}: was {named.get(k)!r}, now {requested[k]!r}" for k in other
+    changed = [
+        k
+        for k, v in requested.items()
+        if v not in (defaults.get(k), recorded.get(k, defaults.get(k)))
+    ]
+    if "loss" not in recorded:
+        changed = [k for k in changed if k not in ("loss", "quantile")]
+    if changed:
+        changes = "; ".join(
+            f"{mention(f'model.{k}')}: was {recorded_or_default.get(k)!r}, now {requested[k]!r}"
+            for k in changed
         )
         raise ConfigError(
-            f"a run keeps the model of the one it continues, {parent.ancestry['run']}: {wrong}",
+            f"a run keeps the model of the one it continues, {parent.ancestry['run']}: {changes}",
             "leave these out, or start a run of its own",
         )
-    own = {f"model.{k}": v for k, v in {**usual, **old}.items()}
-    if made is not None:
-        own["model.kernel"] = made
-    if "loss" in old:
-        own["model.loss"] = loss_of_run(old["loss"])
+    overrides = {f"model.{k}": v for k, v in {**defaults, **recorded}.items()}
+    if kernel_object is not None:
+        overrides["model.kernel"] = kernel_object
+    if "loss" in recorded:
+        overrides["model.loss"] = loss_of_run(recorded["loss"])
     if parent_id is not None:
         parent = replace(parent, centers=replace(parent.stored, sha256=parent_id[1]))
-    centers = None if old.get("features") == "fourier" else parent.stored
-    if centers is not None and own["model.n_centers"] != "auto":
-        own["model.n_centers"] = centers.shape[0]  # fewer than asked for, if the rows were fewer
+    centers = None if recorded.get("features") == "fourier" else parent.stored
+    if centers is not None and overrides["model.n_centers"] != "auto":
+        overrides["model.n_centers"] = centers.shape[
+            0
+        ]  # fewer than asked for, if the rows were fewer
     if config.run.precision == "auto" and parent.stored.dtype == np.float64:
-        own["run.precision"] = "float64"
-    metric = None if "metric" in old else parent.metric
+        overrides["run.precision"] = "float64"
+    metric = None if "metric" in recorded else parent.metric
     inputs = replace(inputs, continued=parent, centers=centers, metric=metric)
-    return config.with_overrides(own), inputs
+    return config.with_overrides(overrides), inputs
 
 
-def _absolute(place: str) -> str:
+def _absolute(path_or_url: str) -> str:
     """Return a path or URL in the form in which it is recorded and compared."""
-    path = local_path(place)
-    return redact(place).rstrip("/") if path is None else str(path.absolute())
+    path = local_path(path_or_url)
+    return redact(path_or_url).rstrip("/") if path is None else str(path.absolute())

@@ -9,24 +9,29 @@ from typing import Any
 
 from streamkern.kernels.notation import kernel_text
 
-SHOWN_ENTRIES = 6
+MAX_SHOWN_ENTRIES = 6
 """Largest number of entries of a list that are shown."""
 _SOURCE_ENTRIES = ("n_rows", "row_shape", "dtype", "n_outputs", "classes", "copies")
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the differences of two nested records, as "solver.level: was 100, now 200"."""
-    before, after = dict(_entries(old)), dict(_entries(new))
-    changed: list[str] = []
-    for key in dict.fromkeys([*before, *after]):
-        a, b = before.get(key), after.get(key)
-        if a is not None and b is not None and _is_source(a) and _is_source(b):
-            changed += _source_changes(key, a, b)
-        elif key not in before or key not in after or a != b:
-            changed.append(_change(key, before, after))
-    if any(change.startswith("settings.data.scale:") for change in changed):  # the same difference
-        changed = [change for change in changed if not change.startswith("data.transforms:")]
-    return changed
+    old_entries, new_entries = dict(_entries(old)), dict(_entries(new))
+    changes: list[str] = []
+    for key in dict.fromkeys([*old_entries, *new_entries]):
+        old_value, new_value = old_entries.get(key), new_entries.get(key)
+        if (
+            old_value is not None
+            and new_value is not None
+            and _is_source(old_value)
+            and _is_source(new_value)
+        ):
+            changes += _source_changes(key, old_value, new_value)
+        elif key not in old_entries or key not in new_entries or old_value != new_value:
+            changes.append(_change(key, old_entries, new_entries))
+    if any(change.startswith("settings.data.scale:") for change in changes):  # the same difference
+        changes = [change for change in changes if not change.startswith("data.transforms:")]
+    return changes
 
 
 def _entries(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -39,16 +44,19 @@ def _entries(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         name = f"{prefix}{key}"
         if not prefix and _is_array(value) and "settings" in tables:
             name = f"settings.model.{key}"
-        whole = _is_array(value) or _is_source(value) or key in ("kernel", "continues")
-        if isinstance(value, Mapping) and not whole:
+        is_value = _is_array(value) or _is_source(value) or key in ("kernel", "continues")
+        if isinstance(value, Mapping) and not is_value:
             yield from _entries(value, f"{name}.")
         else:
             yield name, value
 
 
-def _change(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    shown = _kernel_text if key.rpartition(".")[2] == "kernel" else _text
-    old, new = (shown(values[key]) if key in values else "not set" for values in (before, after))
+def _change(key: str, old_entries: Mapping[str, Any], new_entries: Mapping[str, Any]) -> str:
+    to_text = _kernel_text if key.rpartition(".")[2] == "kernel" else _text
+    old, new = (
+        to_text(values[key]) if key in values else "not set"
+        for values in (old_entries, new_entries)
+    )
     return f"{key}: other contents" if old == new else f"{key}: was {old}, now {new}"
 
 
@@ -56,23 +64,25 @@ def _source_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
     """Return the differences of the data of two runs, from the descriptions of their sources."""
     changes = []
     for key in _SOURCE_ENTRIES:
-        values = old.get(key), new.get(key)
-        if values[0] != values[1] and (key != "copies" or set(values) != {1, None}):
+        pair = old.get(key), new.get(key)
+        if pair[0] != pair[1] and (key != "copies" or set(pair) != {1, None}):
             entry = f"{name}.{key}"
-            both = ({entry: each[key]} if key in each else {} for each in (old, new))
-            changes.append(_change(entry, *both))
+            entries = ({entry: source[key]} if key in source else {} for source in (old, new))
+            changes.append(_change(entry, *entries))
     other_rows = set(_checksums(old)) != set(_checksums(new))
     if other_rows:
         changes.append(f"{name}: other rows or targets")
-    steps = [list(_transforms(source)) for source in (old, new)]
-    kinds = [[step.get("kind", "?") for step in each] for each in steps]
+    transforms = [list(_transforms(source)) for source in (old, new)]
+    kinds = [[step.get("kind", "?") for step in source] for source in transforms]
     if kinds[0] != kinds[1]:
         changes.append(f"{name}.transforms: was {_text(kinds[0])}, now {_text(kinds[1])}")
-    elif steps[0] != steps[1] and not other_rows:
-        others = [a["kind"] for a, b in zip(*steps, strict=True) if a != b and "kind" in a]
-        changes.append(f"{name}.transforms: other numbers in {_text(others)}")
+    elif transforms[0] != transforms[1] and not other_rows:
+        changed_kinds = [
+            a["kind"] for a, b in zip(*transforms, strict=True) if a != b and "kind" in a
+        ]
+        changes.append(f"{name}.transforms: other numbers in {_text(changed_kinds)}")
     if not changes and old != new:
-        changes.append(f"{name}: the same rows are brought in another way")
+        changes.append(f"{name}: the same rows from another kind of source")
     return changes
 
 
@@ -84,8 +94,8 @@ def _transforms(source: Any) -> Iterator[Mapping[str, Any]]:
                 yield from _transforms(value)
         yield from source.get("transforms", ())
     elif isinstance(source, Sequence) and not isinstance(source, str):
-        for each in source:
-            yield from _transforms(each)
+        for item in source:
+            yield from _transforms(item)
 
 
 def _checksums(value: Any) -> Iterator[str]:
@@ -119,8 +129,8 @@ def _is_source(value: object) -> bool:
 def _kernel_text(value: Any) -> str:
     if not isinstance(value, Mapping):
         return _text(value)
-    plain = {key: entry for key, entry in value.items() if key != "metric"}
-    return kernel_text(plain) + (" in a metric" if "metric" in value else "")
+    without_metric = {key: entry for key, entry in value.items() if key != "metric"}
+    return kernel_text(without_metric) + (" in a metric" if "metric" in value else "")
 
 
 def _text(value: Any) -> str:
@@ -130,6 +140,6 @@ def _text(value: Any) -> str:
             return f"an array of shape {value['shape']}"
         return str(value.get("run", value.get("kind", "a table")))
     if isinstance(value, list | tuple):
-        shown = [_text(entry) for entry in value[:SHOWN_ENTRIES]]
-        return f"[{', '.join(shown + ['...'] * (len(value) > SHOWN_ENTRIES))}]"
+        entry_texts = [_text(entry) for entry in value[:MAX_SHOWN_ENTRIES]]
+        return f"[{', '.join(entry_texts + ['...'] * (len(value) > MAX_SHOWN_ENTRIES))}]"
     return "other contents" if _is_checksum(value) else repr(value)

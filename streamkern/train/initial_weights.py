@@ -15,7 +15,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
-from streamkern.planning.memory import SAVED_CHUNK
+from streamkern.planning.memory import SAVED_CHUNK_BYTES
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.train.loop.rank_coordinator import RankCoordinator
 from streamkern.train.loop.step_loop import StepLoop
@@ -30,21 +30,21 @@ def load_warm_start(config: RunConfig) -> ParentRun | None:
 
     Warns if a newer checkpoint is damaged. Raises ConfigError if there is no checkpoint.
     """
-    place = config.solver.warm_start
-    if place is None:
+    parent_path = config.solver.warm_start
+    if parent_path is None:
         return None
-    run = ParentRun.find(place, storage_options_for(config, place), load_centers=False)
+    run = ParentRun.find(parent_path, storage_options_for(config, parent_path), load_centers=False)
     if run is None:
         raise ConfigError(
-            f"{mention(f'solver.warm_start={redact(place)}')} has no checkpoint yet",
-            "train it first, or leave warm_start out",
+            f"{mention(f'solver.warm_start={redact(parent_path)}')} has no checkpoint yet",
+            "train it to its first checkpoint, or leave warm_start out",
         )
     run.warn_of_damage()
     with checkpoint_errors(run.check().place):
         alpha = run.weights[np.argsort(run.order)]
         samples = run.saved.meta["position"]["samples"]
-        without = replace(run.saved, arrays={})
-        return replace(run, alpha=alpha, samples=samples, checkpoint=without)
+        without_arrays = replace(run.saved, arrays={})
+        return replace(run, alpha=alpha, samples=samples, checkpoint=without_arrays)
 
 
 def given_weights(run: ResolvedRun) -> ParentRun | None:
@@ -62,7 +62,7 @@ def given_weights(run: ResolvedRun) -> ParentRun | None:
 
 
 def initial_weights(
-    warm: ParentRun | None, steps: StepLoop, agreement: RankCoordinator, *, saved: bool
+    warm: ParentRun | None, steps: StepLoop, coordinator: RankCoordinator, *, saved: bool
 ) -> HostArray | None:
     """Return the initial weights (q, c) of this rank's centers; None to start from zero.
 
@@ -73,22 +73,22 @@ def initial_weights(
 
     Raises ConfigError if the weights belong to other centers.
     """
-    made, share, ranks, alpha = steps.made, steps.share, steps.ranks, None
+    assembled, share, ranks, alpha = steps.assembled, steps.share, steps.ranks, None
     config = steps.run.config
     if warm is not None:
-        Z: HostArray | StoredCenters = made.arrays["Z"]
-        place = config.run.run_dir
-        if saved and place is not None:
-            stored = stored_centers(place, storage_options_for(config, place))
+        Z: HostArray | StoredCenters = assembled.arrays["Z"]
+        run_dir = config.run.run_dir
+        if saved and run_dir is not None:
+            stored = stored_centers(run_dir, storage_options_for(config, run_dir))
             if stored is not None and (warm.has(stored) or not share.whole):
                 Z = stored
-        alpha = warm.weights_for(Z, made.meta)
-        if (slope := made.meta["setup"].get("warm_slope")) is not None:
+        alpha = warm.weights_for(Z, assembled.meta)
+        if (slope := assembled.meta["setup"].get("warm_slope")) is not None:
             alpha *= slope
     if ranks.is_single or config.solver.warm_start is None:
         return alpha
-    agreement.check_step()
-    return scatter_weights(alpha, (share.n, steps.run.problem.c), made.op.dtype, share, ranks)
+    coordinator.check_step()
+    return scatter_weights(alpha, (share.n, steps.run.problem.c), assembled.op.dtype, share, ranks)
 
 
 def scatter_weights(
@@ -102,11 +102,11 @@ def scatter_weights(
     share : centers of this rank
     """
     own = np.empty(shape, dtype)
-    for rows in tiles(share.p, max(1, SAVED_CHUNK // max(1, own[:1].nbytes))):
-        part = np.empty((rows.stop - rows.start, shape[1]), dtype)
+    for rows in tiles(share.p, max(1, SAVED_CHUNK_BYTES // max(1, own[:1].nbytes))):
+        chunk = np.empty((rows.stop - rows.start, shape[1]), dtype)
         if alpha is not None:
-            part[...] = alpha[rows]
-        part = ranks.broadcast(part)
+            chunk[...] = alpha[rows]
+        chunk = ranks.broadcast(chunk)
         first, stop = np.searchsorted(share.ids, (rows.start, rows.stop)).tolist()
-        own[first:stop] = part[share.ids[first:stop] - rows.start]
+        own[first:stop] = chunk[share.ids[first:stop] - rows.start]
     return own

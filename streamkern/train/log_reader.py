@@ -20,27 +20,35 @@ CurvePoint = tuple[float, float]
 LogRecord = Mapping[str, Any]
 
 RATES = ("samples_per_s", "stall_share")
+"""Figures of the speed of a run."""
 RANK_FIGURES = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares")
-"""Figures that each of several ranks has; see `of_rank` for the names of their curves."""
+"""Figures that each of several ranks has; see `rank_curve` for the names of their curves."""
 SLOWEST = "slowest_rank"
 LOSS, PEAK = "train_mse", "peak_bytes"
-_ORDER = {"metric": 0, "kernel": 1, "centers": 2, "noise": 3, "sample": 4, "preconditioner": 5}
+_STAGE_ORDER = {
+    "metric": 0,
+    "kernel": 1,
+    "centers": 2,
+    "noise": 3,
+    "sample": 4,
+    "preconditioner": 5,
+}
 """Order of the stages of a setup."""
-_LATER = 6
-"""Place in this order of all other events."""
-_ONCE = ("setup", "centers", "noise", "start")
+_LAST_STAGE = 6
+"""Position in this order of all events that are no stage of the setup."""
+_EVENTS_ONCE = ("setup", "centers", "noise", "start")
 """Events that a process reports at most once for each stage."""
-_NO_CHOICE = (
-    *("setup", "start", "resume", "changed", "skipped", "back-off", "finished", "pass"),
-    *("calibrated", "posterior"),
-)
+_NOT_SETUP_CHOICES = (
+    "setup", "start", "resume", "changed", "skipped", "back-off", "finished", "pass", "calibrated",
+    "posterior",
+)  # fmt: skip
 """Events that report no choice of the setup."""
-_POSITION = ("time", "step", "epoch", "samples", "event")
+_POSITION_FIELDS = ("time", "step", "epoch", "samples", "event")
 """Fields that every record has."""
-_PLANNED = (
-    *("epochs", "of_samples", "train", "test", "ranks", "center_ranks", "workers", "dashboard"),
-)
-_NEWEST = ("train_mse", "samples_per_s", "left_s", *RANK_FIGURES, SLOWEST)
+_PLAN_FIELDS = (
+    "epochs", "of_samples", "train", "test", "ranks", "center_ranks", "workers", "dashboard",
+)  # fmt: skip
+_NEWEST_FIGURES = ("train_mse", "samples_per_s", "left_s", *RANK_FIGURES, SLOWEST)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class ProcessLog:
 class RunHistory:
     """The history of a run.
 
-    progress : present state, see `_advance`
+    progress : present state, see `_update_progress`
     curves : points of each figure, by its name, in ascending order of samples
     evaluations : for each evaluation, time, step, samples and "figures" by name
     processes : log records of each process
@@ -120,16 +128,16 @@ class RunHistory:
 def read_history(records: Sequence[LogRecord]) -> RunHistory:
     """Return the history from the records of a log, oldest first."""
     history = RunHistory(processes=processes_in(records), last=records[-1] if records else None)
-    for number, process in enumerate(history.processes, 1):
-        if _stage(process.records[0])[1] in _ORDER:
+    for process_number, process in enumerate(history.processes, 1):
+        if _stage(process.records[0])[1] in _STAGE_ORDER:
             history.setup = []
         for record in process.records:
-            _advance(history.progress, record)
-            _take(history, record, str(record.get("event", "")), number)
+            _update_progress(history.progress, record)
+            _add_record(history, record, str(record.get("event", "")), process_number)
     return history
 
 
-def _advance(progress: dict[str, Any], record: LogRecord) -> None:
+def _update_progress(progress: dict[str, Any], record: LogRecord) -> None:
     """Update the state of a run with a record.
 
     The entries of `progress` are the following; those that the log lacks are left out:
@@ -144,7 +152,7 @@ def _advance(progress: dict[str, Any], record: LogRecord) -> None:
     progress |= {name: record[name] for name in ("time", "step", "epoch", "samples")}
     match record.get("event"):
         case "start" | "resume":
-            progress |= {name: record[name] for name in _PLANNED if name in record}
+            progress |= {name: record[name] for name in _PLAN_FIELDS if name in record}
             for name in ("doing", "blocks_done", "blocks", "left_s", *RANK_FIGURES, SLOWEST):
                 progress.pop(name, None)
         case "setup":
@@ -154,20 +162,20 @@ def _advance(progress: dict[str, Any], record: LogRecord) -> None:
         case "finished":
             progress["why"] = record["why"]
         case "train":
-            progress |= {name: record[name] for name in _NEWEST if name in record}
+            progress |= {name: record[name] for name in _NEWEST_FIGURES if name in record}
 
 
 def processes_in(records: Iterable[LogRecord]) -> list[ProcessLog]:
     """Return the records grouped by the process that wrote them."""
     processes: list[list[LogRecord]] = []
-    seen: list[tuple[str, str]] = []
+    earlier: list[tuple[str, str]] = []
     for record in records:
-        here = _stage(record)
-        if _begins(here, seen):
+        entry = _stage(record)
+        if _starts_process(entry, earlier):
             processes.append([])
-            seen = []
+            earlier = []
         processes[-1].append(record)
-        seen.append(here)
+        earlier.append(entry)
     return [ProcessLog(process) for process in processes]
 
 
@@ -176,41 +184,52 @@ def _stage(record: LogRecord) -> tuple[str, str]:
     event = str(record.get("event", ""))
     stage = record.get("doing", event) if event == "setup" else event
     # The choice of the metric is reported after the kernels with and without it.
-    of_kernel = stage in ("bandwidth", "categorical") or (event == "metric" and "chosen" in record)
-    return event, "kernel" if of_kernel else str(stage)
+    is_kernel_stage = stage in ("bandwidth", "categorical") or (
+        event == "metric" and "chosen" in record
+    )
+    return event, "kernel" if is_kernel_stage else str(stage)
 
 
-def _begins(here: tuple[str, str], seen: Sequence[tuple[str, str]]) -> bool:
+def _starts_process(entry: tuple[str, str], earlier: Sequence[tuple[str, str]]) -> bool:
     """Return whether a record is the first of a new process.
 
-    here, seen : events and stages, see `_stage`, of this record and of the process before it
+    entry, earlier : events and stages, see `_stage`, of this record, and of the records of the
+        process so far
     """
-    event, stage = here
-    if not seen or event == "changed":
+    event, stage = entry
+    if not earlier or event == "changed":
         return True
     if event == "resume":
-        return seen[-1][0] != "changed"
-    if event in _ONCE and here in seen:
+        return earlier[-1][0] != "changed"
+    if event in _EVENTS_ONCE and entry in earlier:
         return True
     if event == "start":
-        return any(each == "resume" for each, _ in seen)
-    return _ORDER.get(stage, _LATER) < max(_ORDER.get(each, _LATER) for _, each in seen)
+        return any(earlier_event == "resume" for earlier_event, _ in earlier)
+    return _STAGE_ORDER.get(stage, _LAST_STAGE) < max(
+        _STAGE_ORDER.get(earlier_stage, _LAST_STAGE) for _, earlier_stage in earlier
+    )
 
 
-def _take(history: RunHistory, record: LogRecord, event: str, number: int) -> None:
-    """Add a record of process `number`, counted from 1, to the history."""
+def _add_record(history: RunHistory, record: LogRecord, event: str, process_number: int) -> None:
+    """Add a record of process `process_number`, counted from 1, to the history."""
     if event == "train":
         _add_losses(history.curves, record)
         for name in (*RATES, SLOWEST):
-            _add(history.curves, name, record["samples"], record.get(name))
+            _add_point(history.curves, name, record["samples"], record.get(name))
         for name in RANK_FIGURES:
             for rank, value in enumerate(record.get(name, ())):
-                _add(history.curves, of_rank(name, rank), record["samples"], value)
-        left = finite_number(record.get("left_s"))
-        if history.expected_s is None and left and history.steps_s is not None:
-            here = history.processes[number - 1]
-            begun = [r["time"] for r in here.records if r.get("event") in ("start", "resume")]
-            history.expected_s = seconds_between(begun[0], record["time"]) + left if begun else None
+                _add_point(history.curves, rank_curve(name, rank), record["samples"], value)
+        seconds_left = finite_number(record.get("left_s"))
+        if history.expected_s is None and seconds_left and history.steps_s is not None:
+            process = history.processes[process_number - 1]
+            step_starts = [
+                r["time"] for r in process.records if r.get("event") in ("start", "resume")
+            ]
+            history.expected_s = (
+                seconds_between(step_starts[0], record["time"]) + seconds_left
+                if step_starts
+                else None
+            )
         history.peak_bytes = max(history.peak_bytes or 0, int(record.get(PEAK, 0))) or None
         return
     if event == "evaluation":
@@ -224,25 +243,25 @@ def _take(history: RunHistory, record: LogRecord, event: str, number: int) -> No
             history.setup_s = (
                 max(history.setup_s or 0.0, finite_number(record.get("setup_s")) or 0.0) or None
             )
-        _go_back(history, record)
-    elif event not in _NO_CHOICE:
+        _drop_repeated(history, record)
+    elif event not in _NOT_SETUP_CHOICES:
         history.setup.append(record)
     if event == "resume":
-        shown: tuple[Any, ...] | None = _resumed(history.processes, number, record)
+        texts: tuple[Any, ...] | None = _resumed(history.processes, process_number, record)
     else:
-        shown = _event_text(record, event)
-    if shown is not None:
-        history.events.append(TimelineEvent(record["time"], record["samples"], *shown))
+        texts = _event_text(record, event)
+    if texts is not None:
+        history.events.append(TimelineEvent(record["time"], record["samples"], *texts))
 
 
-def of_rank(name: str, rank: int) -> str:
+def rank_curve(name: str, rank: int) -> str:
     """Return the name of a curve that exists for each rank."""
     return f"{name}/{rank}"
 
 
 def _evaluation(record: LogRecord) -> dict[str, Any]:
     figures = {
-        name: finite_number(value) for name, value in record.items() if name not in _POSITION
+        name: finite_number(value) for name, value in record.items() if name not in _POSITION_FIELDS
     }
     return {"time": record["time"], "step": record["step"], "samples": record["samples"],
             "figures": figures}  # fmt: skip
@@ -251,45 +270,47 @@ def _evaluation(record: LogRecord) -> dict[str, Any]:
 def _add_losses(curves: dict[str, list[CurvePoint]], record: LogRecord) -> None:
     """Add the losses of the windows that ended since the previous record, or the last of them."""
     losses = record.get("losses") or [record.get(LOSS)]
-    before = curves[LOSS][-1][0] if curves.get(LOSS) else 0.0
-    each = (record["samples"] - before) / len(losses)
+    start = curves[LOSS][-1][0] if curves.get(LOSS) else 0.0
+    samples_per_loss = (record["samples"] - start) / len(losses)
     for k, loss in enumerate(losses, 1):
         if k > record.get("empty", 0):  # losses of the steps in which the model was still zero
-            _add(curves, LOSS, before + k * each, loss)
+            _add_point(curves, LOSS, start + k * samples_per_loss, loss)
 
 
-def _add(curves: dict[str, list[CurvePoint]], name: str, samples: float, value: object) -> None:
-    known = finite_number(value)
-    if known is not None:
-        curves.setdefault(name, []).append((float(samples), known))
+def _add_point(
+    curves: dict[str, list[CurvePoint]], name: str, samples: float, value: object
+) -> None:
+    number = finite_number(value)
+    if number is not None:
+        curves.setdefault(name, []).append((float(samples), number))
 
 
-def _go_back(history: RunHistory, record: LogRecord) -> None:
+def _drop_repeated(history: RunHistory, record: LogRecord) -> None:
     """Drop curves and evaluations after the position at which a process resumes."""
-    here = record["samples"]
-    done = [points[-1][0] for points in history.curves.values() if points]
-    done += [float(e["samples"]) for e in history.evaluations]
-    again = int(max([here, *done])) - here
-    if again:
-        history.lost += again
+    resumed_at = record["samples"]
+    reached = [points[-1][0] for points in history.curves.values() if points]
+    reached += [float(e["samples"]) for e in history.evaluations]
+    repeated = int(max([resumed_at, *reached])) - resumed_at
+    if repeated:
+        history.lost += repeated
         history.events.append(
             TimelineEvent(
-                record["time"], here, f"{again:,} samples or more are done again", bad=True
+                record["time"], resumed_at, f"{repeated:,} samples or more are done again", bad=True
             )
         )
     for name, points in history.curves.items():
-        history.curves[name] = [point for point in points if point[0] <= here]
-    history.evaluations = [e for e in history.evaluations if e["samples"] <= here]
+        history.curves[name] = [point for point in points if point[0] <= resumed_at]
+    history.evaluations = [e for e in history.evaluations if e["samples"] <= resumed_at]
 
 
-def _resumed(processes: Sequence[ProcessLog], number: int, record: LogRecord) -> tuple[str]:
+def _resumed(processes: Sequence[ProcessLog], process_number: int, record: LogRecord) -> tuple[str]:
     """Return the text for the start of a process, with the time since the one before it."""
-    if number == 1:
+    if process_number == 1:
         return (f"went on{_with_ranks(record)}",)
-    before = processes[number - 2].records[-1]["time"]
-    pause = duration(max(seconds_between(before, record["time"]), 0.0))
-    after = f"{pause} after the last word of process {number - 1}"
-    return (f"went on, in process {number}, {after}{_with_ranks(record)}",)
+    last_time = processes[process_number - 2].records[-1]["time"]
+    pause = duration(max(seconds_between(last_time, record["time"]), 0.0))
+    text = f"{pause} after the last word of process {process_number - 1}"
+    return (f"went on, in process {process_number}, {text}{_with_ranks(record)}",)
 
 
 def _with_ranks(record: LogRecord) -> str:
@@ -301,11 +322,13 @@ def _event_text(record: LogRecord, event: str) -> tuple[str, bool] | tuple[str] 
     """Return the text of an event, and True if it is a problem; None if it is not shown."""
     match event:
         case "start":
-            took = record.get("setup_s")
-            done = f"set up{f' in {duration(took)}' if took else ''}"
-            return (f"{done}; the steps begin{_with_ranks(record)}",)
+            setup_s = record.get("setup_s")
+            text = f"set up{f' in {duration(setup_s)}' if setup_s else ''}"
+            return (f"{text}; the steps begin{_with_ranks(record)}",)
         case "evaluation":
-            figures = {k: float(v) for k, v in record.items() if k not in _POSITION}
+            figures = {
+                name: float(value) for name, value in record.items() if name not in _POSITION_FIELDS
+            }
             return (f"evaluated: {format_metrics(figures)}",)
         case "back-off":
             return (f"the loss grew; back to the last good weights, steps x {_scale(record)}", True)
@@ -337,12 +360,14 @@ def _scale(record: LogRecord) -> str:
 
 def facts_text(record: LogRecord) -> str:
     """Return the fields of a record other than its position as text: names and values."""
-    shown = {
-        k: v for k, v in record.items() if k not in _POSITION and not isinstance(v, list | dict)
+    fields = {
+        k: v
+        for k, v in record.items()
+        if k not in _POSITION_FIELDS and not isinstance(v, list | dict)
     }
     return ", ".join(
         f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
-        for name, value in shown.items()
+        for name, value in fields.items()
     )
 
 
@@ -362,8 +387,8 @@ def duration(seconds: float) -> str:
     """Return seconds as "0.4 s", "2 min 5 s" or "3 h 20 min"."""
     if seconds < 60:
         return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {remainder} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"

@@ -33,13 +33,13 @@ from streamkern.solver.methods import find
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source, check_unchanged
 from streamkern.train.loop.progress import RunProgress
-from streamkern.train.loop.step_loop import Between, Kept, Position, Result, StepLoop
+from streamkern.train.loop.step_loop import ArraysAndMeta, Position, Result, StepCallback, StepLoop
 from streamkern.train.model.calibrating import native_calibration
 from streamkern.train.model.training_fit import sample_of, training_fit
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs
 from streamkern.train.restart.run_snapshot import RunSnapshot, sizes_of
-from streamkern.train.run_identity import begun_with
+from streamkern.train.run_identity import accelerator_at_start
 from streamkern.train.setup.assemble import reassemble, start
 from streamkern.train.train import closing_line
 
@@ -51,14 +51,14 @@ class Online:
     inputs : inputs of the run, without rows
     sizes : sizes of the plan, from the first block; None before it
     setup : arrays and JSON values of the setup, from the first block; None before it
-    kept : state after the last block, see `StepLoop.kept`; None before the first
+    kept : state after the last block, see `StepLoop.snapshot`; None before the first
     """
 
     config: RunConfig
     inputs: RunInputs = NO_INPUTS
     sizes: Sizes | None = None
-    setup: Kept | None = None
-    kept: Kept | None = None
+    setup: ArraysAndMeta | None = None
+    kept: ArraysAndMeta | None = None
 
     def advance(self, source: Source, progress: bool | str = False) -> Result:
         """Train data.epochs epochs on `source`. The caller closes `Result.model.backend`.
@@ -85,17 +85,17 @@ class Online:
         name, model = self.config.solver.name, self.config.model
         method = find(name, model.features, squares=model.loss == SQUARES)
         if method.in_place or model.centers == "all":
-            what = f"solver={name!r}" if method.in_place else "centers='all'"
+            reason = f"solver={name!r}" if method.in_place else "centers='all'"
             raise ConfigError(
-                f"{what} needs all rows at once and cannot be used with partial_fit",
+                f"{reason} needs all rows at once and cannot be used with partial_fit",
                 "use fit, or random centers and another solver",
             )
         if method.same_rows or self.config.solver.warm_start is not None:
-            what = "warm_start needs a run of its own"
+            reason = "warm_start needs a run of its own"
             if method.same_rows:
-                what = f"{mention('solver', name)} needs the same rows in every pass"
+                reason = f"{mention('solver', name)} needs the same rows in every pass"
             raise ConfigError(
-                f"{what} and cannot be used with partial_fit", "use fit, or another solver"
+                f"{reason} and cannot be used with partial_fit", "use fit, or another solver"
             )
         inputs, config = replace(self.inputs, source=source), self.config
         if config.solver.name == "auto":
@@ -103,7 +103,7 @@ class Online:
         if config.solver.ridge == "auto":
             config = config.with_overrides({"solver.ridge": 0.0})
         if self.setup is not None and config.run.accelerator == "auto":
-            config = config.with_overrides({"run.accelerator": begun_with(self.setup[1])})
+            config = config.with_overrides({"run.accelerator": accelerator_at_start(self.setup[1])})
         if self.setup is not None and model.metric == "auto":
             learned = "learned_metric" in self.setup[1]["setup"]
             config = config.with_overrides({"model.metric": "learn" if learned else "none"})
@@ -112,59 +112,67 @@ class Online:
         run = open_run(config, inputs, fixed_sizes=self.sizes, complete=False)
         try:
             with run.backend.active(), Line(setting=progress) as line:
-                began = time.perf_counter()
+                start_s = time.perf_counter()
                 result = self._train(run, RunProgress(line, RunLog(None), Position()))
-                line.finish(closing_line(result, time.perf_counter() - began))
+                line.finish(closing_line(result, time.perf_counter() - start_s))
                 return result
         except BaseException:
             run.backend.close()
             raise
 
-    def _train(self, run: ResolvedRun, live: RunProgress) -> Result:
+    def _train(self, run: ResolvedRun, run_progress: RunProgress) -> Result:
         """Train on one block: compute or load the setup, restore the state, and take the steps."""
-        with live.setting_up():
-            made = start(run, live.report) if self.setup is None else reassemble(run, *self.setup)
-        steps = StepLoop(run, made, live.position, live.report)
+        with run_progress.setting_up():
+            setup = (
+                start(run, run_progress.report)
+                if self.setup is None
+                else reassemble(run, *self.setup)
+            )
+        steps = StepLoop(run, setup, run_progress.position, run_progress.report)
         if self.kept is None:
             steps.begin()
         else:
             arrays, meta = self.kept
             steps.restore(arrays | {"good": arrays["good"].copy()}, meta)
             # No rows are set aside, and the calibration of the loaded run is for other weights.
-            steps.calibration = native_calibration(run, made.targets)
-            made.meta["uncalibrated"] = run.data.uncalibrated
+            steps.calibration = native_calibration(run, setup.targets)
+            setup.meta["uncalibrated"] = run.data.uncalibrated
         # Epoch numbers continue, so that each block has its own order and random transforms.
-        first, passes = steps.position.epoch, run.config.data.passes
+        first_epoch, passes = steps.position.epoch, run.config.data.passes
         with steps.feed() as feed:
-            done = first, steps.position.samples
-            meter, note = Meter(feed.loader, done[1]), loss_note(made.meta)
-            live.begin(meter, run.data.source.n_rows, passes, done, loss_note=note)
-            steps.run_through(feed.epochs(first, first + passes), _updating(live))
+            done_before = first_epoch, steps.position.samples
+            meter, loss_text = Meter(feed.loader, done_before[1]), loss_note(setup.meta)
+            run_progress.begin(
+                meter, run.data.source.n_rows, passes, done_before, loss_note=loss_text
+            )
+            steps.run_through(
+                feed.epochs(first_epoch, first_epoch + passes), _updating(run_progress)
+            )
         steps.solver.finish(steps.state)
         check_unchanged(run.data.source)
         model = steps.model()
         if not run.backend.xp.isfinite(model.weights).all():
             raise DivergenceError(
-                "training diverged on this block",
-                "check it for outliers, or give a larger bandwidth",
+                "training diverged on this block of rows",
+                "check the rows for outliers, or give a larger bandwidth",
             )
         if self.setup is None:
-            arrays = {name: run.backend.copy_to_host(a) for name, a in made.arrays.items()}
-            self.setup, self.sizes = (arrays, made.meta), run.sizes
+            arrays = {name: run.backend.copy_to_host(a) for name, a in setup.arrays.items()}
+            self.setup, self.sizes = (arrays, setup.meta), run.sizes
         if (
             run.method.empty_epochs
             and (fit := training_fit(run, model, sample_of(run))) is not None
         ):
             steps.measured(fit.mse)
-        self.kept = steps.kept()
+        self.kept = steps.snapshot()
         return steps.result()
 
 
-def _updating(live: RunProgress) -> Between:
+def _updating(run_progress: RunProgress) -> StepCallback:
     """Return a function that updates the progress after each step, and never ends the run."""
 
-    def between(before: int, loss: float | None) -> bool:
-        live.stepped(loss)
+    def between(samples_before: int, loss: float | None) -> bool:
+        run_progress.stepped(loss)
         return False
 
     return between
@@ -210,8 +218,8 @@ class SavedRun:
                 )
             if saved.meta.get("model_only"):
                 raise ConfigError(
-                    f"{run.place} holds a model without the state of its solver, which "
-                    "partial_fit would continue from",
+                    f"{run.place} holds a model without the state of its solver, from which "
+                    "partial_fit would continue",
                     "save an estimator after partial_fit, load a run directory, or use fit",
                 )
             sizes = sizes_of(record)
@@ -227,15 +235,17 @@ def _continued(
 ) -> RunConfig:
     """Return the settings of a run to continue with new rows, with the kernel and the solver that
     it has chosen."""
-    described = kernel_of_run({name: value for name, value in kernel.items() if name != "metric"})
+    kernel_notation = kernel_of_run(
+        {name: value for name, value in kernel.items() if name != "metric"}
+    )
     if solver == "direct" and settings["solver"]["ridge"] == "auto":
         raise ConfigError(
-            "the ridge of a run of 'direct' was found on some of its rows, and partial_fit cannot "
-            "use it for other rows",
-            "use fit, or train the run with a ridge",
+            "the ridge of this run of 'direct' was chosen on its own rows; partial_fit cannot use "
+            "it for other rows",
+            "use fit, or train the run with a set ridge",
         )
     tables = {name: dict(table) for name, table in settings.items()}
-    model = {"kernel": described, "bandwidth": "auto", "metric": "none", "centers": "random"}
+    model = {"kernel": kernel_notation, "bandwidth": "auto", "metric": "none", "centers": "random"}
     tables["model"] |= model
     if "loss" in tables["model"]:
         tables["model"]["loss"] = loss_of_run(tables["model"]["loss"])

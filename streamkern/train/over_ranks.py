@@ -89,7 +89,7 @@ def train_over(
         _check_absolute(config)
     _check_recorded_run(config, inputs)
     settings = {
-        "config": config, "given": _packed(config, inputs),
+        "config": config, "given": _pickled_inputs(config, inputs),
         "progress": progress, "devices": devices,
         # Modules of the caller's classes; the record of an older run has only the classes' names.
         "modules": own_modules(Kernel, Loss),
@@ -131,8 +131,8 @@ def check_placeable(config: RunConfig) -> None:
         )
     if config.data.dask is not None:
         raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)} reads on the ranks themselves, and "
-            f"{mention('data.dask')} names a cluster to read on",
+            f"{mention('run.ranks', config.run.ranks)} reads on the ranks themselves and cannot "
+            f"use the cluster of {mention('data.dask')} for reading",
             "leave one of them out",
         )
 
@@ -153,8 +153,8 @@ def _check_absolute(config: RunConfig) -> None:
         if path is not None and not os.path.isabs(path):
             raise ConfigError(
                 f"{mention('run.ranks', config.run.ranks)} on a cluster: {url!r} is a relative "
-                "path, and the workers have other working directories",
-                "give an absolute path that all see, or a URL",
+                "path, but the workers have other working directories",
+                "give an absolute path that all workers see, or a URL",
             )
 
 
@@ -187,15 +187,15 @@ def is_complete(config: RunConfig, inputs: RunInputs) -> bool:
     The process cannot if it does not see the data, or has too little memory for all weights.
     """
     check_placeable(config)
-    directory, single = run_directory(config, writable=False), as_one_rank(config)
+    directory, one_rank_config = run_directory(config, writable=False), as_one_rank(config)
     with warnings.catch_warnings(), contextlib.suppress(StreamkernError):
         warnings.simplefilter("ignore")  # issued again when the run is read
         saved = directory.load_latest(lambda *of: None)
         if saved is None or not saved.meta["position"]["done"]:
             return False
-        run = opened_run(single, inputs, directory)
+        run = opened_run(one_rank_config, inputs, directory)
         run.backend.close()
-        open_test(single, run.data, inputs.test)
+        open_test(one_rank_config, run.data, inputs.test)
         return True
     return False
 
@@ -206,27 +206,27 @@ def as_one_rank(config: RunConfig) -> RunConfig:
     return config.with_overrides(changes)
 
 
-def _packed(config: RunConfig, inputs: RunInputs) -> bytes:
+def _pickled_inputs(config: RunConfig, inputs: RunInputs) -> bytes:
     """Return the inputs that are not in the settings, pickled.
 
     Raises ConfigError if they cannot be pickled, or take more than `MAX_TASK_BYTES`.
     """
     cloudpickle = import_optional("cloudpickle", "a run of several ranks", "ranks")
     try:
-        packed: bytes = cloudpickle.dumps(replace(inputs, client=None))
+        pickled: bytes = cloudpickle.dumps(replace(inputs, client=None))
     except Exception as error:
         raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)}: the data or the kernel cannot travel to "
+            f"{mention('run.ranks', config.run.ranks)}: the data or the kernel cannot be sent to "
             f"other processes: {error}",
             "use objects that can be pickled, or name stores in the settings",
         ) from error
-    if len(packed) > MAX_TASK_BYTES:
+    if len(pickled) > MAX_TASK_BYTES:
         raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)} would send {len(packed) >> 20} MiB of "
+            f"{mention('run.ranks', config.run.ranks)} would send {len(pickled) >> 20} MiB of "
             f"arrays to every rank; at most {MAX_TASK_BYTES >> 20} MiB are allowed",
             "write them to a store (streamkern.ingest_store), and give the store",
         )
-    return packed
+    return pickled
 
 
 @contextlib.contextmanager
@@ -235,27 +235,27 @@ def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
     if client is not None:
         yield client
     elif config.run.cluster is not None:
-        with connect(config.run.cluster, setting="run.cluster") as made:
-            yield made
+        with connect(config.run.cluster, setting="run.cluster") as opened_client:
+            yield opened_client
     else:
         threads = None if config.run.threads == "auto" else config.run.threads
-        with local_cluster(config.run.n_ranks, threads) as made:
-            yield made
+        with local_cluster(config.run.n_ranks, threads) as opened_client:
+            yield opened_client
 
 
 # -- GPUs of this machine --------------------------------------------------------------------------
 
 
-def with_rank_count(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
+def with_rank_count(config: RunConfig, *, on_cluster: bool = False) -> RunConfig:
     """Return the settings with run.ranks="gpus" replaced by the number of GPUs of this machine.
 
-    elsewhere : whether the ranks run on a cluster that the caller has given
+    on_cluster : whether the ranks run on a cluster that the caller has given
 
     Raises ConfigError if there are no GPUs, or if the settings exclude them.
     """
     if config.run.ranks != "gpus":
         return config
-    if elsewhere or config.run.cluster is not None:
+    if on_cluster or config.run.cluster is not None:
         raise ConfigError(
             f"{mention('run.ranks', 'gpus')} is for the GPUs of this machine, and cannot be used "
             "on a cluster",
@@ -267,13 +267,13 @@ def with_rank_count(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
             f"{mention('run.device', config.run.device)}",
             "leave one of them out",
         )
-    count = gpu_count()
-    if not count:
+    n_gpus = gpu_count()
+    if not n_gpus:
         raise ConfigError(
             f"{mention('run.ranks', 'gpus')} needs a GPU, but none was found: {gpu_problem()}",
             "give a number",
         )
-    return config.with_overrides({"run.ranks": count, "run.device": "gpu"})
+    return config.with_overrides({"run.ranks": n_gpus, "run.device": "gpu"})
 
 
 def devices_of(config: RunConfig) -> Sequence[str]:
@@ -282,13 +282,13 @@ def devices_of(config: RunConfig) -> Sequence[str]:
     Raises ConfigError if several ranks would share a GPU.
     """
     ranks, device = config.run.n_ranks, config.run.device
-    count = 0 if device == "cpu" else gpu_count()
-    if not count:
+    n_gpus = 0 if device == "cpu" else gpu_count()
+    if not n_gpus:
         return ()
-    if device not in ("auto", "gpu") or ranks > count:
+    if device not in ("auto", "gpu") or ranks > n_gpus:
         raise ConfigError(
             f"{mention('run.ranks', ranks)} with {mention('run.device', device)} needs a GPU for "
-            f"each rank, and this machine has {count}",
+            f"each rank, and this machine has {n_gpus}",
             f"give {mention('run.ranks', 'gpus')}, or {mention('run.device', 'cpu')}",
         )
     return [f"gpu:{rank}" for rank in range(ranks)]
@@ -298,12 +298,12 @@ def devices_of(config: RunConfig) -> Sequence[str]:
 
 _RESUME_TEXTS = {
     "checkpoint": "the run goes on from its last checkpoint",
-    "setup": "there is no checkpoint yet, and the run begins its first pass again",
-    "nothing": "there is no checkpoint yet, and the setup begins again",
+    "setup": "there is no checkpoint yet, so the run begins its first pass again",
+    "nothing": "there is no checkpoint yet, so the setup begins again",
 }
 
 
-class RankNews:
+class RankEventHandler:
     """Event handler of `train_over` that shows the progress line, evaluations and warnings.
 
     A warning that several ranks send is issued once.

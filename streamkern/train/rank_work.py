@@ -17,11 +17,11 @@ from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.loop.sinks import sinks_of
-from streamkern.train.placement.task import RankSpec, Tell
+from streamkern.train.placement.task import RankSpec, SendMessage
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs
 from streamkern.train.start_run import acquired_run, run_directory, started_trainer
 
-_RETRY_S = 0.5
+_LOCK_RETRY_S = 0.5
 """Seconds between two attempts to lock the run directory."""
 
 
@@ -32,7 +32,7 @@ def prepare_rank(
     import_own_modules(settings["modules"])
     prepare_run(
         settings["config"], stop, pickle.loads(settings["given"]),
-        progress=_line(settings, spec.tell),
+        progress=_progress_setting(settings, spec.tell),
     )  # fmt: skip
 
 
@@ -54,21 +54,21 @@ def work_as_rank(
     locations: dict[str, Any] = {"workers": list(spec.addresses)}
     if settings["dashboard"] is not None:
         locations["dashboard"] = settings["dashboard"]
-    give_up = time.monotonic() + spec.outlived_s
+    give_up = time.monotonic() + spec.earlier_ranks_s
     while True:
         try:
             inputs = replace(pickle.loads(settings["given"]), rank_locations=locations)
             return train_rank(
                 config, ranks, stop, inputs,
-                progress=_line(settings, spec.tell), tell=spec.tell,
+                progress=_progress_setting(settings, spec.tell), tell=spec.tell,
             )  # fmt: skip
         except RunLockedError as error:  # the rank 0 before this one has not ended yet
             if isinstance(error, RunLostError) or time.monotonic() > give_up:
                 raise
-        time.sleep(_RETRY_S)
+        time.sleep(_LOCK_RETRY_S)
 
 
-def _line(settings: dict[str, Any], tell: Tell) -> ProgressSetting:
+def _progress_setting(settings: dict[str, Any], tell: SendMessage) -> ProgressSetting:
     return Relay(lambda text: tell({"line": text})) if settings["progress"] else False
 
 
@@ -95,9 +95,9 @@ def prepare_run(
     directory = run_directory(config)
     with resumable(stop, kept=True, where=lambda: "in the setup") as request:
         with acquired_run(config, inputs, directory, request) as (run, *_):
-            together = run.method.setup_together(run.problem)
+            computes_together = run.method.setup_together(run.problem)
             run.backend.close()
-        if not together:
+        if not computes_together:
             with started_trainer(
                 config, inputs, run_directory(config), request, progress
             ) as trainer:
@@ -112,7 +112,7 @@ def train_rank(
     inputs: RunInputs = NO_INPUTS,
     *,
     progress: ProgressSetting = False,
-    tell: Tell = lambda said: None,
+    tell: SendMessage = lambda said: None,
 ) -> dict[str, Any]:
     """Train a run to its end as one rank. Collective.
 
@@ -123,19 +123,19 @@ def train_rank(
 
     Raises RankLostError if another rank is lost, and the errors of `train`.
     """
-    first = ranks.rank == 0
+    is_rank0 = ranks.rank == 0
     with (
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         started_trainer(
-            config, replace(inputs, ranks=ranks), run_directory(config, writable=first), request,
-            progress if first else False, lambda record: tell({"evaluation": record}),
-            callbacks=sinks_of(config.run) if first else (),
+            config, replace(inputs, ranks=ranks), run_directory(config, writable=is_rank0), request,
+            progress if is_rank0 else False, lambda record: tell({"evaluation": record}),
+            callbacks=sinks_of(config.run) if is_rank0 else (),
         ) as trainer,
     ):  # fmt: skip
-        in_setup = trainer.ranks.waited_s
+        waited_in_setup_s = trainer.ranks.waited_s
         result = trainer.run_to_end()
-        waited = {"waited_s": trainer.ranks.waited_s - in_setup}
-        timing: Mapping[str, float] = result.timing | waited
+        waited_timing = {"waited_s": trainer.ranks.waited_s - waited_in_setup_s}
+        timing: Mapping[str, float] = result.timing | waited_timing
         trainer.run.backend.close()
     return {
         "metrics": result.metrics, "timing": dict(timing), "samples": result.samples,

@@ -86,11 +86,13 @@ def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
     if config.run.accelerator == "auto":
         setup = directory.load_setup(lambda *_: None)
         with checkpoint_errors(directory.place):
-            resolved["run.accelerator"] = "auto" if setup is None else begun_with(setup.meta)
+            resolved["run.accelerator"] = (
+                "auto" if setup is None else accelerator_at_start(setup.meta)
+            )
     return config.with_overrides(resolved)
 
 
-def begun_with(meta: Mapping[str, Any]) -> str:
+def accelerator_at_start(meta: Mapping[str, Any]) -> str:
     """Return the accelerator with which a run was started, as a value of run.accelerator.
 
     "auto" if it is not available on this machine.
@@ -98,8 +100,8 @@ def begun_with(meta: Mapping[str, Any]) -> str:
     meta : metadata of the run's setup
     """
     name = str(meta["backend"].get("accelerator")).partition(" ")[0]
-    here = name == "none" or (name == "numba" and numba_problem() is None)
-    return name if here else "auto"
+    is_available = name == "none" or (name == "numba" and numba_problem() is None)
+    return name if is_available else "auto"
 
 
 def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
@@ -128,35 +130,37 @@ def recorded_patches(directory: RunDirectory | None, config: RunConfig) -> Patch
     if directory is None or not config.model.patch_features or recorded_run(directory) is None:
         return None
 
-    def into(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
+    def scaling_arrays(
+        name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> ChunkedArray | None:
         return on_host(name, shape, dtype) if name.startswith("scaling.") else None
 
-    setup = directory.load_setup(into)
+    setup = directory.load_setup(scaling_arrays)
     if setup is None:
         return None
     with checkpoint_errors(directory.place):
         return saved_patches(setup.arrays, setup.meta["scaling"])
 
 
-def _has_scores(described: Any) -> bool:
+def _has_scores(description: Any) -> bool:
     """Return whether the description of a source has quantile scores, at any depth."""
-    if isinstance(described, Mapping):
-        return described.get("mode") == "quantiles" or any(map(_has_scores, described.values()))
-    return isinstance(described, list | tuple) and any(map(_has_scores, described))
+    if isinstance(description, Mapping):
+        return description.get("mode") == "quantiles" or any(map(_has_scores, description.values()))
+    return isinstance(description, list | tuple) and any(map(_has_scores, description))
 
 
-def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def changed_backend(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
     """Return the differences between two descriptions of a backend that can change the result.
 
     OpenMP is ignored. It is listed if any library of the process, such as scikit-learn, has loaded
     it, and streamkern does not compute with it.
     """
 
-    def arithmetic(described: dict[str, Any]) -> dict[str, Any]:
-        libraries = [name for name in described.get("blas", []) if not name.startswith("openmp")]
-        return {**described, "blas": libraries}
+    def arithmetic(description: dict[str, Any]) -> dict[str, Any]:
+        libraries = [name for name in description.get("blas", []) if not name.startswith("openmp")]
+        return {**description, "blas": libraries}
 
-    return difference(arithmetic(recorded), arithmetic(now))
+    return difference(arithmetic(recorded), arithmetic(current))
 
 
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
@@ -178,22 +182,22 @@ def check_same_model(directory: RunDirectory, config: RunConfig, inputs: RunInpu
     if recorded is None or "continues" in recorded["identity"]:
         return
     settings = checked_meta(inputs.recorded(inputs.settings(config)), "settings")
-    of_model = (
-        {"settings": {name: each[name] for name in ("model", "solver")}}
-        for each in (recorded["identity"]["settings"], settings)
+    model_settings = (
+        {"settings": {name: tables[name] for name in ("model", "solver")}}
+        for tables in (recorded["identity"]["settings"], settings)
     )
-    _check_same(directory, *of_model)
+    _check_same(directory, *model_settings)
 
 
 def _check_same(
-    directory: RunDirectory, before: Mapping[str, Any], now: Mapping[str, Any]
+    directory: RunDirectory, recorded: Mapping[str, Any], current: Mapping[str, Any]
 ) -> None:  # fmt: skip
     """Raise ResumeMismatchError with all differences of two identities, and a remedy."""
-    changes = difference(before, now)
+    changes = difference(recorded, current)
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         remedy = "restore these, or give another run_dir"
-        if _has_kernel_object(before) and not _has_kernel_object(now):
+        if _has_kernel_object(recorded) and not _has_kernel_object(current):
             remedy = (
                 "resume it in Python by the call that began it, whose kernel is an object, or "
                 "continue this run in another run_dir (streamkern train --continue)"
@@ -214,12 +218,12 @@ def _has_kernel_object(identity: Mapping[str, Any]) -> bool:
     return isinstance(kernel, Mapping) and "kind" not in kernel
 
 
-def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+def check_order(saved: Mapping[str, Any] | None, current: Mapping[str, Any]) -> None:
     """Raise ResumeMismatchError unless samples come in the same order as before.
 
-    saved, now : values of `BatchReader.order_key`; `saved` is None if there is no checkpoint
+    saved, current : values of `BatchReader.order_key`; `saved` is None if there is no checkpoint
     """
-    changes = difference(saved or now, now)
+    changes = difference(saved or current, current)
     if changes:
         raise ResumeMismatchError(
             f"the run was started with its samples in another order: {'; '.join(changes)}",
@@ -229,7 +233,7 @@ def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None
 
 # -- environment, on which the rounding of a run depends -------------------------------------------
 
-_GRID = ("ranks", "center_ranks")
+_GRID_FACTS = ("ranks", "center_ranks")
 
 
 class EnvironmentChanges:
@@ -241,7 +245,7 @@ class EnvironmentChanges:
     def __init__(self, run: ResolvedRun) -> None:
         grid = run.method.share(run.problem, run.sizes, run.inputs.ranks).grid
         self.grid = {"ranks": grid.size, "center_ranks": grid.columns}
-        self._backend, self._before = run.backend, dict[str, Any]()
+        self._backend, self._recorded = run.backend, dict[str, Any]()
 
     def now(self) -> dict[str, Any]:
         """Return the environment of this process as JSON values, for a checkpoint."""
@@ -250,35 +254,38 @@ class EnvironmentChanges:
     def of_setup(self, directory: RunDirectory, meta: Mapping[str, Any]) -> None:
         """Record the environment in which a setup was written.
 
-        The grid is left out, because a setup does not depend on it except for rounding.
+        The grid is left out, because a setup depends on it by rounding only.
         """
         recorded = recorded_run(directory)
-        self._before = {"backend": meta["backend"]}
-        self._before |= {} if recorded is None else {"versions": recorded["versions"]}
+        self._recorded = {"backend": meta["backend"]}
+        self._recorded |= {} if recorded is None else {"versions": recorded["versions"]}
 
     def of_checkpoint(self, meta: Mapping[str, Any]) -> None:
         """Record the environment in which a checkpoint was written.
 
         A checkpoint without a grid was written by a single process.
         """
-        self._before |= {name: meta[name] for name in ("backend", "versions") if name in meta}
+        self._recorded |= {name: meta[name] for name in ("backend", "versions") if name in meta}
         if not meta["position"]["done"]:  # otherwise nothing more is computed
-            self._before |= {name: meta.get(name, 1) for name in _GRID}
+            self._recorded |= {name: meta.get(name, 1) for name in _GRID_FACTS}
 
     def report(self, report: Callable[[str, dict[str, Any]], None]) -> None:
         """Warn of changes since the last writer, and report them as an event "changed"."""
-        before, now = self._before, self.now()
-        grids = ({name: each[name] for name in _GRID if name in before} for each in (before, now))
-        changes = {"libraries": _libraries(before, now), "ranks": difference(*grids)}
-        texts = [change for each in changes.values() for change in each]
+        recorded, current = self._recorded, self.now()
+        grids = (
+            {name: values[name] for name in _GRID_FACTS if name in recorded}
+            for values in (recorded, current)
+        )
+        changes = {"libraries": _libraries(recorded, current), "ranks": difference(*grids)}
+        texts = [change for values in changes.values() for change in values]
         if texts:
-            other = " and ".join(name for name, each in changes.items() if each)
-            warn(f"resumed with other {other}: {'; '.join(texts)}; same to rounding only")
+            changed_parts = " and ".join(name for name, values in changes.items() if values)
+            warn(f"resumed with other {changed_parts}: {'; '.join(texts)}; same to rounding only")
             report("changed", {"what": texts})
 
 
-def _libraries(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    if "backend" not in before:
+def _libraries(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    if "backend" not in recorded:
         return []
-    changed = changed_backend(before["backend"], now["backend"])
-    return changed + difference(before.get("versions", now["versions"]), now["versions"])
+    changed = changed_backend(recorded["backend"], current["backend"])
+    return changed + difference(recorded.get("versions", current["versions"]), current["versions"])

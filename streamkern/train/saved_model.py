@@ -15,17 +15,17 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
 from streamkern.ingest.columns import RecordedArrays
-from streamkern.predict.calibration import Calibration, lacking
+from streamkern.predict.calibration import Calibration, no_calibration_text
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
 from streamkern.train.loop.evaluations import evaluations_in
 from streamkern.train.loop.guard import LossCurve
-from streamkern.train.loop.step_loop import Kept, Result
+from streamkern.train.loop.step_loop import ArraysAndMeta, Result
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.model.recorded_columns import column_names
 from streamkern.train.model.wide_sum import may_be_wide
-from streamkern.train.resolve.early_stopping import kept_scores, scores_in
+from streamkern.train.resolve.early_stopping import scores_as_json, scores_from_json
 from streamkern.train.restart.run_snapshot import RunSnapshot
 from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.run_identity import library_versions
@@ -92,7 +92,7 @@ def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
     """Return the result of a run. records : records of its log"""
     meta, saved = run.setup.meta, run.saved.meta
     position = saved["position"]
-    why = [record.get("why") for record in records if record.get("event") == "finished"]
+    end_reasons = [record.get("why") for record in records if record.get("event") == "finished"]
     backend = get_backend("cpu", 1)
     try:
         return Result(
@@ -101,15 +101,18 @@ def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
             run.order,
             meta,
             position["samples"],
-            metrics={k: np.nan if v is None else v for k, v in (saved["metrics"] or {}).items()},
+            metrics={
+                name: np.nan if value is None else value
+                for name, value in (saved["metrics"] or {}).items()
+            },
             history=evaluations_in(records),
-            ended=why[-1] if why else None,
+            ended=end_reasons[-1] if end_reasons else None,
             skipped=run.skipped,
             ridge=saved["state"].get("ridge", 0.0) or meta["setup"].get("ridge", 0.0),
             ridges=run.setup.arrays.get("ridges", run.saved.arrays.get("ridges")),
             epochs=position["epoch"],
             losses=LossCurve(saved.get("losses", ())).losses(position["epoch"]),
-            validation_scores=scores_in(saved.get("validation", ())),
+            validation_scores=scores_from_json(saved.get("validation", ())),
         )
     except BaseException:
         backend.close()
@@ -128,15 +131,15 @@ def model_of(run: RunSnapshot, backend: Backend) -> KernelModel:
         skipped=run.skipped, **column_names(run.setup.meta),
         origin={"run": run.place, "step": run.saved.step},
         calibration=Calibration.from_arrays(arrays), posterior=Posterior.kept(arrays),
-        lacking=lacking(run.setup.meta), loss=run.loss,
+        lacking=no_calibration_text(run.setup.meta), loss=run.loss,
         centers=run.setup.arrays["Z"] if may_be_wide(settings) else None,
     )  # fmt: skip
 
 
 def model_digest(run: RunSnapshot) -> str:
     """Return `KernelModel.digest` of a run whose weights are loaded. The centers are not needed."""
-    none = np.empty((0, *run.centers.shape[1:]), run.centers.dtype)
-    setup = replace(run.setup, arrays=run.setup.arrays | {"Z": none})
+    no_centers = np.empty((0, *run.centers.shape[1:]), run.centers.dtype)
+    setup = replace(run.setup, arrays=run.setup.arrays | {"Z": no_centers})
     backend = get_backend("cpu", 1)
     try:
         return model_of(replace(run, setup=setup), backend).digest()
@@ -157,7 +160,7 @@ def without_solver(
     samples: int,
     ridge: float,
     ridges: Sequence[float] | None = None,
-) -> tuple[Kept, Kept]:
+) -> tuple[ArraysAndMeta, ArraysAndMeta]:
     """Return the setup and the state of a model, for `save_model`, without a solver's state.
 
     Z : (p, d) centers of the model, in storage order
@@ -175,8 +178,8 @@ def without_solver(
         arrays["metric"] = model.op.kernel.metric
     weights = {"alpha": model.backend.to_host(model.weights)}
     weights |= {} if ridges is None else {"ridges": np.array(ridges)}
-    for computed in (model.calibration, model.posterior):
-        weights |= {} if computed is None else computed.arrays()
+    for extra in (model.calibration, model.posterior):
+        weights |= {} if extra is None else extra.arrays()
     position = {"epoch": epochs, "batch": 0, "step": 0, "samples": samples, "done": True}
     state = {"position": position, "state": {"ridge": ridge}, "evaluated": "alpha"}
     return (arrays, dict(meta) | {"scaling": scaling}), (weights, state | {"model_only": True})
@@ -185,8 +188,8 @@ def without_solver(
 def save_model(
     place: str | os.PathLike[str],
     storage_options: Mapping[str, Any] | None,
-    setup: Kept,
-    state: Kept,
+    setup: ArraysAndMeta,
+    state: ArraysAndMeta,
     *,
     settings: Mapping[str, Any],
     metrics: Mapping[str, float],
@@ -198,7 +201,7 @@ def save_model(
     """Write a model to a directory that is new, empty, or holds all or a part of the same model.
 
     setup, state : arrays and JSON values of the setup, see `Assembled`, and of the state, see
-        `StepLoop.kept`
+        `StepLoop.snapshot`
     settings : settings of the run
     metrics, history, losses, ended, validation_scores : as in `Result`
 
@@ -226,15 +229,15 @@ def save_model(
             return
         directory.write_config(record)
         arrays, meta = state
-        position = {k: meta["position"][k] for k in ("step", "epoch", "samples")}
+        position = {name: meta["position"][name] for name in ("step", "epoch", "samples")}
         with directory.open_log() as log:
             for entry in history:
                 log.write(**{"epoch": 0, **entry, "event": "evaluation"})
             for epoch, loss in enumerate(losses, 1):
                 if np.isfinite(loss):
                     samples = round(epoch / len(losses) * position["samples"])
-                    reached = {"epoch": epoch, "samples": samples}
-                    log.write(**position | reached, event="train", train_mse=loss)
+                    epoch_end = {"epoch": epoch, "samples": samples}
+                    log.write(**position | epoch_end, event="train", train_mse=loss)
             if ended is not None:
                 log.write(**position, event="finished", why=ended)
             directory.save_setup(*setup)
@@ -243,5 +246,5 @@ def save_model(
                 "metrics": {k: v if np.isfinite(v) else None for k, v in metrics.items()},
             }  # fmt: skip
             if validation_scores:
-                figures["validation"] = kept_scores(validation_scores)
+                figures["validation"] = scores_as_json(validation_scores)
             directory.save(position["step"], arrays, meta | figures)

@@ -88,7 +88,7 @@ def acquired_run(
         run = replace(run, inputs=replace(run.inputs, ranks=ranks))
         if inputs.centers is not None:
             check_center_features(inputs.centers.shape, run.data.source.row_shape)
-        _refuse_mixup_over_ranks(config, run.data.source.feed_transforms)
+        _check_no_mixup_over_ranks(config, run.data.source.feed_transforms)
         for note in checked_classes(run.data):
             warn(note)
         is_rank0 = inputs.ranks.rank == 0
@@ -125,7 +125,7 @@ def started_trainer(
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[Trainer]:
-    """Yield a trainer whose state is that before the first step or of the newest checkpoint.
+    """Yield a trainer before its first step, or with the state of the newest checkpoint.
 
     After an error the backend is closed. Parameters: see `acquired_run` and `train`.
     """
@@ -141,7 +141,7 @@ def started_trainer(
         yield trainer
 
 
-def _refuse_mixup_over_ranks(config: RunConfig, transforms: Sequence[Transform]) -> None:
+def _check_no_mixup_over_ranks(config: RunConfig, transforms: Sequence[Transform]) -> None:
     """Raise ConfigError for mixup with several ranks, whose pairs of rows may lie on two ranks."""
     if config.run.n_ranks > 1 and any(isinstance(transform, MixUp) for transform in transforms):
         raise ConfigError(

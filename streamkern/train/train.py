@@ -31,7 +31,7 @@ from streamkern.train.loop.callbacks import Callback, check_callbacks
 from streamkern.train.loop.sinks import sinks_of
 from streamkern.train.loop.step_loop import Result
 from streamkern.train.over_ranks import (
-    RankNews,
+    RankEventHandler,
     as_one_rank,
     is_complete,
     train_over,
@@ -107,12 +107,12 @@ def train(
     """
     config = as_config(config)
     rows = None if centers is None else as_centers(centers)
-    own = None if metric is None else np.asarray(metric)
-    listeners = (*check_callbacks(callbacks), *sinks_of(config.run))
+    metric_array = None if metric is None else np.asarray(metric)
+    all_callbacks = (*check_callbacks(callbacks), *sinks_of(config.run))
     parent = None if continues is None else os.fspath(continues)
-    inputs = RunInputs(source, test, rows, own, client, warm, facts or {}, parent)
+    inputs = RunInputs(source, test, rows, metric_array, client, warm, facts or {}, parent)
     directory = None
-    config = with_rank_count(config, elsewhere=client is not None)
+    config = with_rank_count(config, on_cluster=client is not None)
     _check_ranks(config)
     if config.run.run_dir is not None:
         directory = run_directory(config)
@@ -122,10 +122,10 @@ def train(
         if not is_complete(config, replace(inputs, client=None)):
             return _over_ranks(config, inputs, stop, progress, on_evaluation, last_line=last_line)
         config, inputs = as_one_rank(config), replace(inputs, client=None)
-    kept = directory is not None
-    with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
+    saves = directory is not None
+    with resumable(stop, kept=saves, where=lambda: "before the next step") as request:
         beginning = started_trainer(
-            config, inputs, directory, request, progress, on_evaluation, listeners
+            config, inputs, directory, request, progress, on_evaluation, all_callbacks
         )  # fmt: skip
         with beginning as trainer:
             ended_already = trainer.position.done
@@ -133,28 +133,28 @@ def train(
             if last_line is not False and not ended_already:
                 seconds = time.perf_counter() - trainer.began
                 text = closing_line(result, seconds)
-                trainer.live.line.finish(text, always=last_line is True)
+                trainer.progress.line.finish(text, always=last_line is True)
             return result
 
 
 def _check_ranks(config: RunConfig) -> None:
     """Raise ConfigError if settings of several ranks are given for a run of one rank."""
     settings = config.run
-    asked = "run.cluster" if settings.cluster is not None else "run.min_ranks"
+    setting = "run.cluster" if settings.cluster is not None else "run.min_ranks"
     if settings.ranks == 1 and (settings.cluster is not None or settings.min_ranks > 1):
         raise ConfigError(
-            f"{asked} is for several ranks, and {mention('run.ranks')} is 1",
-            f"give {mention('run.ranks')}, or leave it out",
+            f"{setting} is for several ranks, but {mention('run.ranks')} is 1",
+            f"set {mention('run.ranks')} above 1, or leave {setting} out",
         )
 
 
 def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
     """Raise ConfigError if an argument is given that ranks in other processes cannot use."""
-    named = [name for name, value in given.items() if value is not None]
-    if named:
+    given_names = [name for name, value in given.items() if value is not None]
+    if given_names:
         raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)} trains in other processes, where {named[0]} "
-            "cannot be used",
+            f"{mention('run.ranks', config.run.ranks)} trains in other processes, where "
+            f"{given_names[0]} cannot be used",
             "leave it out, or train with one rank",
         )
 
@@ -166,21 +166,21 @@ def _over_ranks(
 ) -> Result:  # fmt: skip
     """Train over several ranks, see `over_ranks`. The result is loaded from the run directory."""
     _check_read_back(config, inputs)
-    began = time.perf_counter()
+    start = time.perf_counter()
     with (
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         Line(setting=progress) as line,
     ):
         summary = train_over(
             config, inputs, request, progress=bool(progress),
-            on_event=RankNews(line, on_evaluation),
+            on_event=RankEventHandler(line, on_evaluation),
         )  # fmt: skip
         result = load_result(str(config.run.run_dir), config.data.storage_options)[1]
         result.timing = summary["timing"]
         if not config.run.log:  # otherwise they are read from the log
             result.history = summary["history"]
         if last_line is not False:
-            text = closing_line(result, time.perf_counter() - began)
+            text = closing_line(result, time.perf_counter() - start)
             line.finish(text, always=last_line is True)
     return result
 
@@ -196,8 +196,8 @@ def _check_read_back(config: RunConfig, inputs: RunInputs) -> None:
             unsaved = f"transform {transform_name(transform)!r}"
     if unsaved is not None:
         raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)}: {unsaved} is a function, which cannot be "
-            "saved in the run directory that ranks share",
+            f"{unsaved} cannot be used with {mention('run.ranks', config.run.ranks)}: it is a "
+            "function, which cannot be saved in the run directory that ranks share",
             "train with one rank",
         )
 
@@ -231,19 +231,25 @@ def pin_branches(config: RunConfig, directory: RunDirectory | None) -> RunConfig
     if not any(map(is_branch, urls)):
         return config
     recorded = recorded_run(directory)
-    known = [] if recorded is None else list(_fingerprints(recorded["identity"]["data"]))
-    if len(known) != len(urls):  # the data differ, which is reported later
-        known = [""] * len(urls)
+    recorded_fingerprints = (
+        [] if recorded is None else list(_fingerprints(recorded["identity"]["data"]))
+    )
+    if len(recorded_fingerprints) != len(urls):  # the data differ, which is reported later
+        recorded_fingerprints = [""] * len(urls)
     pinned = []
-    for url, fingerprint in zip(urls, known, strict=True):
-        kind, _, rest = fingerprint.partition(":")
+    for url, fingerprint in zip(urls, recorded_fingerprints, strict=True):
+        kind, _, snapshot_part = fingerprint.partition(":")
         if is_branch(url):
             options = storage_options_for(config, url)
-            began = kind == "icechunk"
-            url = at_snapshot(url, rest.partition(":")[0]) if began else snapshot_url(url, options)
+            has_recorded = kind == "icechunk"
+            url = (
+                at_snapshot(url, snapshot_part.partition(":")[0])
+                if has_recorded
+                else snapshot_url(url, options)
+            )
         pinned.append(url)
-    one = isinstance(config.data.train, str)
-    return config.with_overrides({"data.train": pinned[0] if one else pinned})
+    is_single = isinstance(config.data.train, str)
+    return config.with_overrides({"data.train": pinned[0] if is_single else pinned})
 
 
 def _fingerprints(described: Mapping[str, Any]) -> Iterator[str]:
@@ -264,10 +270,10 @@ def closing_line(result: Result, seconds: float) -> str:
     units = "features" if model.op.kernel.explicit else "centers"
     note = loss_note(result.meta)
     ridge = f", ridge {result.ridge:.3g}" if result.ridge else ""
-    took = f"{seconds:.1f} s" if seconds < 10 else time_text(seconds)
-    parts = [
+    duration = f"{seconds:.1f} s" if seconds < 10 else time_text(seconds)
+    texts = [
         f"trained {model.op.kernel!r} with {len(model.weights):,} {units}, solver {solver}{ridge}",
-        f"{result.epochs} epoch{'s'[: result.epochs != 1]} in {took}",
+        f"{result.epochs} epoch{'s'[: result.epochs != 1]} in {duration}",
         *(f"train mse {loss:.4g}{note}" for loss in result.losses[-1:] if math.isfinite(loss)),
     ]
-    return "  ".join([*parts, format_metrics(result.metrics)] if result.metrics else parts)
+    return "  ".join([*texts, format_metrics(result.metrics)] if result.metrics else texts)

@@ -1,1 +1,1 @@
-"""The search for kernel, bandwidth and ridge by trainings on a sample."""
+"""Search for kernel, bandwidth and ridge by trainings on a sample."""

@@ -28,22 +28,22 @@ from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
 from streamkern.solver.methods import find
 from streamkern.stream.sources.base import Source, target_bytes
-from streamkern.train.resolve.metric_mode import NO_ROOM, requested_metric_mode
+from streamkern.train.resolve.metric_mode import NO_MEMORY_FOR_METRIC, requested_metric_mode
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.skew_targets import leaves_transform_open
 from streamkern.train.resolve.training_data import Data, auto_epochs, with_epochs
 from streamkern.train.setup.choose_transform import find_transform
-from streamkern.tuning.holdout import HELD_OUT_PARTS_OF, MIN_ROWS, SearchSample, draw
+from streamkern.tuning.holdout import MIN_PARTS, MIN_ROWS, SearchSample, draw_sample
 
 TUNING_ROWS, TUNING_SAMPLE_BYTES = 20_000, 512 << 20
-"""Largest number of rows of the sample, and of its bytes, if the user gives no number."""
-CENTERS, MIN_CENTERS = 2000, 50
-"""Largest number of centers, and number of centers that even a small sample may have."""
-TRIED_RIDGES = (0.0, 1e-6, 1e-4)
+"""Largest number of rows of the sample, and largest size, if the user gives no number."""
+MAX_CENTERS, MIN_CENTERS = 2000, 50
+"""Largest number of centers, and the number that even a small sample may have."""
+AUTO_RIDGES = (0.0, 1e-6, 1e-4)
 """Ridges that are tried for "auto", if the solver has a ridge."""
 _SIZES_OF_RUN = ("data.batch_size", *(f"solver.{name}" for name in SIZE_OPTIONS))
-"""Settings for the sizes of the run, which are meaningless for a small copy."""
+"""Settings for the sizes of the run, which do not apply to candidates."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Candidates:
     sample : the sample of rows
     n_parts : number of parts of the sample; each split holds one out
     trial : settings that all candidates have; kernel, bandwidth and ridge are the given ones. A
-        metric "auto" is resolved by `in_metric`.
+        metric "auto" is resolved by `with_chosen_metric`.
     distances : metric (d,) or (d, r) in place of model.metric, or None
     copies : number of replicas of the rows to fit in an epoch
     run_centers : number of centers of the run, or "auto"
@@ -73,29 +73,31 @@ class Candidates:
         self,
         config: RunConfig,
         data: Data,
-        wishes: FixedSizes,
+        fixed: FixedSizes,
         folds: int,
         distances: npt.NDArray[Any] | None = None,
     ) -> None:
-        self.folds, self.n_parts = folds, max(HELD_OUT_PARTS_OF, folds)
+        self.folds, self.n_parts = folds, max(MIN_PARTS, folds)
         self.data, self.distances = data, distances
         self.seed = config.run.random_state
-        self.sample = _sampled(config, data, wishes.rows)
+        self.sample = _draw_sample(config, data, fixed.rows)
         n = len(self.sample.X)
         n_fit = n - -(-n // self.n_parts)  # smallest number of rows to fit in a split
-        passes = wishes.epochs or auto_epochs(config, n_fit)
+        passes = fixed.epochs or auto_epochs(config, n_fit)
         replicas = max(1, data.source.n_rows // data.base.n_rows)
-        asked = with_epochs(config, data.source.n_rows).data.passes
-        self.copies, epochs = copies_and_epochs(passes, replicas, asked)
+        run_epochs = with_epochs(config, data.source.n_rows).data.passes
+        self.copies, epochs = copies_and_epochs(passes, replicas, run_epochs)
         self._split: tuple[int, tuple[Source, Source]] | None = None
         for fold in reversed(range(folds)):  # raises DataError if a split cannot be made
             self.split(fold)
-        self.run_centers = _asked_centers(config)
+        self.run_centers = _centers_setting(config)
         self.trial = config.with_overrides(
             {
                 **dict.fromkeys(_SIZES_OF_RUN, "auto"),
-                **_centers(config, n, n_fit, wishes.centers, whole=n == data.base.n_rows),
-                **_memory(config, self.sample),
+                **_center_settings(
+                    config, n, n_fit, fixed.centers, is_all_data=n == data.base.n_rows
+                ),
+                **_memory_setting(config, self.sample),
                 "data.epochs": epochs,
                 "data.class_sampling": None,  # already applied to the rows to fit
                 "data.test": None,
@@ -127,15 +129,18 @@ class Candidates:
             with suppress(MemoryBudgetError):
                 run = open_run(self.trial, RunInputs(self.split(0)[0], metric=self.distances))
                 with run.backend, run.backend.active():
-                    found = find_transform(run, np.dtype(np.float32), lambda event, fields: None)
-                chosen = chosen if found is None else "log"
+                    log_transform = find_transform(
+                        run, np.dtype(np.float32), lambda event, fields: None
+                    )
+                chosen = chosen if log_transform is None else "log"
         self.trial = self.trial.with_overrides({"model.target_transform": chosen})
 
     @property
     def _metric_is_open(self) -> bool:
+        """True if model.metric is "auto" and no metric is given."""
         return self.trial.model.metric == "auto" and self.distances is None
 
-    def in_metric(self, config: RunConfig) -> RunConfig:
+    def with_chosen_metric(self, config: RunConfig) -> RunConfig:
         """Return `config` with model.metric="auto" replaced by the choice of the run.
 
         The choice is made for all rows, and for bandwidth "auto", since the search chooses the
@@ -148,10 +153,11 @@ class Candidates:
         )
         chosen = config.with_overrides({"model.metric": choice.mode})
         if choice.learns and not self._has_room(chosen):
-            return config.with_overrides({"model.metric": NO_ROOM.mode})
+            return config.with_overrides({"model.metric": NO_MEMORY_FOR_METRIC.mode})
         return chosen
 
     def _has_room(self, config: RunConfig) -> bool:
+        """Return whether the settings fit into the memory budget."""
         try:
             open_run(config, RunInputs(self.split(0)[0])).backend.close()
         except MemoryBudgetError:
@@ -167,22 +173,22 @@ class Candidates:
 
     def targets(self, fold: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
         """Return (class ids (n,) or values (n, c), weights (n,) or None) of the held-out rows."""
-        out, sample = self.sample.held_out(fold, self.n_parts, self.seed), self.sample
-        return sample.y[out], None if sample.w is None else sample.w[out]
+        held_out, sample = self.sample.held_out(fold, self.n_parts, self.seed), self.sample
+        return sample.y[held_out], None if sample.w is None else sample.w[held_out]
 
-    def given(self) -> tuple[Any, Any, Any]:
+    def given_settings(self) -> tuple[Any, Any, Any]:
         """Return kernel, bandwidth and ridge of the given settings, as JSON values.
 
-        The bandwidth of a kernel that has one is its number, and None without one; otherwise it is
-        the setting, which may be a word such as "auto".
+        The bandwidth is the largest one of a kernel with fixed bandwidths, None for a kernel
+        without one, and otherwise the setting, which may be text such as "auto".
         """
         settings = self.trial.model_dump(mode="json")
-        kernel, width = settings["model"]["kernel"], settings["model"]["bandwidth"]
-        widths = [] if kernel == "auto" else bandwidths(kernel)
-        if kernel != "auto" and "auto" not in widths:
-            width = max(widths) if widths else None
+        kernel, bandwidth = settings["model"]["kernel"], settings["model"]["bandwidth"]
+        kernel_bandwidths = [] if kernel == "auto" else bandwidths(kernel)
+        if kernel != "auto" and "auto" not in kernel_bandwidths:
+            bandwidth = max(kernel_bandwidths) if kernel_bandwidths else None
         ridge = settings["solver"]["ridge"]
-        return kernel, _number(width), _number(ridge)
+        return kernel, _as_float(bandwidth), _as_float(ridge)
 
     def config(self, kernel: Any, bandwidth: float | None, ridge: float) -> RunConfig:
         """Return the settings of a candidate.
@@ -193,7 +199,7 @@ class Candidates:
         model = in_settings(kernel, bandwidth)
         if bandwidth is None and "auto" in bandwidths(kernel):
             model["bandwidth"] = "median"
-        return self.in_metric(
+        return self.with_chosen_metric(
             self.trial.with_overrides(
                 {**{f"model.{key}": v for key, v in model.items()}, "solver.ridge": ridge}
             )
@@ -206,7 +212,7 @@ class Candidates:
             "rows": len(self.sample.X),
             "fit": fit.n_rows // self.copies,
             "held_out": held_out.n_rows,
-            "centers": _asked_centers(self.trial),
+            "centers": _centers_setting(self.trial),
             "epochs": self.trial.data.epochs,
             "copies": self.copies,
             "folds": self.folds,
@@ -215,11 +221,11 @@ class Candidates:
         }
 
     def ridges(
-        self, asked: list[float] | None, kernels: list[Any], bandwidth: float | None
+        self, requested: list[float] | None, kernels: list[Any], bandwidth: float | None
     ) -> list[float]:
         """Return the ridges to try, ascending.
 
-        asked : ridges of the user; None for "auto"
+        requested : ridges of the user; None for "auto"
         kernels, bandwidth : candidates with which the ridges are checked
 
         Raises ConfigError if a training would reject a ridge or a kernel.
@@ -230,37 +236,37 @@ class Candidates:
             open_run(self.config(kernel, bandwidth, ridge), rows).backend.close()
 
         ridge = self.trial.solver.ridge
-        own = [0.0 if ridge == "auto" else ridge]
+        own_ridges = [0.0 if ridge == "auto" else ridge]
         for kernel in kernels:
-            for ridge in own if asked is None else asked:
+            for ridge in own_ridges if requested is None else requested:
                 check(kernel, ridge)
-        if asked is not None:
-            return asked
+        if requested is not None:
+            return requested
         try:
-            check(kernels[0], max(TRIED_RIDGES))
+            check(kernels[0], max(AUTO_RIDGES))
         except ConfigError:  # the solver has no ridge
             return [0.0]
-        return sorted({*TRIED_RIDGES, *own})
+        return sorted({*AUTO_RIDGES, *own_ridges})
 
 
-def _number(value: Any) -> Any:
-    """Return a number as a float, so that 3 and 3.0 identify the same record; others unchanged."""
+def _as_float(value: Any) -> Any:
+    """Return a number as a float, so that 3 and 3.0 identify the same record; text unchanged."""
     return value if value is None or isinstance(value, str) else float(value)
 
 
 def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:
     """Return numbers of copies and of epochs with a product of at least `passes`.
 
-    There are at most `copies` copies, and preferably as few epochs as the run has.
+    There are at most `copies` copies, and if possible at most `epochs` epochs.
     """
     copies = min(copies, math.ceil(passes / min(epochs, passes)))
     return copies, math.ceil(passes / copies)
 
 
-def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
+def _draw_sample(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
     """Draw the sample. rows : its number of rows; None for an automatic one that fits in memory"""
     if rows is not None and rows < MIN_ROWS:
-        raise ConfigError(f"{mention('rows', rows)} cannot be split", f"take {MIN_ROWS} at least")
+        raise ConfigError(f"{mention('rows', rows)} cannot be split", f"take at least {MIN_ROWS}")
     memory, size = config.run.memory, data.source.row_bytes + target_bytes(data.source)
     # The sample and its copy, the rows to fit and the held-out rows, take at most a quarter each.
     limit = (default_budget(available_memory()) if memory == "auto" else memory) // 4
@@ -272,17 +278,17 @@ def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
             "which is more than half of the memory",
             f"take at most {limit // size} or raise {mention('run.memory')}",
         )
-    return draw(data, rows, config.run.random_state)
+    return draw_sample(data, rows, config.run.random_state)
 
 
-def _asked_centers(config: RunConfig) -> int | str:
+def _centers_setting(config: RunConfig) -> int | str:
     """Return the number of centers, or of Fourier features, in the settings, or "auto"."""
     model = config.model
     return model.n_features if model.features == "fourier" else model.n_centers
 
 
-def _centers(
-    config: RunConfig, n: int, n_fit: int, wished: int | None, *, whole: bool
+def _center_settings(
+    config: RunConfig, n: int, n_fit: int, fixed: int | None, *, is_all_data: bool
 ) -> dict[str, Any]:
     """Return the settings for the number and the selection of the centers.
 
@@ -291,34 +297,35 @@ def _centers(
     selection method is the same as in the run, or random if that needs all rows.
 
     n, n_fit : numbers of rows of the sample, and of rows to fit
-    wished : number of centers that the user has fixed, or None
-    whole : whether the sample is the whole data
+    fixed : number of centers that the user has fixed, or None
+    is_all_data : whether the sample is the whole data
     """
-    model, name, asked = config.model, config.solver.name, _asked_centers(config)
-    few = min(CENTERS, n_fit, asked if isinstance(asked, int) else CENTERS)
-    if asked == "auto" or not whole:
-        few = min(few, max(n // 5, MIN_CENTERS))
+    model, name, setting = config.model, config.solver.name, _centers_setting(config)
+    n_centers = min(MAX_CENTERS, n_fit, setting if isinstance(setting, int) else MAX_CENTERS)
+    if setting == "auto" or not is_all_data:
+        n_centers = min(n_centers, max(n // 5, MIN_CENTERS))
     if model.features == "fourier":
-        return {"model.n_features": wished or max(2, few - few % 2)}
+        return {"model.n_features": fixed or max(2, n_centers - n_centers % 2)}
     if find(config.solver.name, config.model.features).in_place:
-        if wished is not None:
+        if fixed is not None:
             raise ConfigError(
-                f"{mention('centers', wished)} but solver {name!r} takes all rows it is trained on",
+                f"{mention('centers', fixed)} cannot be used with solver {name!r}, whose centers "
+                "are all rows to fit",
                 "leave centers out, and lower rows to make it faster",
             )
         return {"model.centers": "random", "model.n_centers": "auto"}
-    if wished is not None and wished > n_fit:
+    if fixed is not None and fixed > n_fit:
         raise ConfigError(
-            f"{mention('centers', wished)} cannot be drawn from the {n_fit} rows to fit",
-            "take fewer, or more rows",
+            f"{mention('centers', fixed)} cannot be drawn from the {n_fit} rows to fit",
+            "lower centers, or raise rows",
         )
     return {
         "model.centers": model.centers if model.centers in SELECTORS else "random",
-        "model.n_centers": wished or few,
+        "model.n_centers": fixed or n_centers,
     }
 
 
-def _memory(config: RunConfig, sample: SearchSample) -> dict[str, Any]:
+def _memory_setting(config: RunConfig, sample: SearchSample) -> dict[str, Any]:
     """Return the setting run.memory less the memory of the sample.
 
     "auto" stays, because the available memory is measured when the sample is in memory.
@@ -330,22 +337,28 @@ def _memory(config: RunConfig, sample: SearchSample) -> dict[str, Any]:
 # -- the arguments of a search ------------------------------------------------------------------
 
 
-def plain_kernels(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]:
+def kernel_descriptions(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]:
     """Return the distinct kernels as JSON values; raise ConfigError for an unknown one."""
     if kernels is not None and (isinstance(kernels, str | Mapping) or not len(kernels)):
         raise ConfigError(f"{mention('kernels', kernels)} must be a list of kernels, at least one")
-    given = config.model.kernels if kernels is None else kernels
-    for kernel in given:
+    requested = config.model.kernels if kernels is None else kernels
+    for kernel in requested:
         if isinstance(kernel, Kernel) and kernel.metric is not None:
             raise ConfigError(
-                f"kernel {kernel!r} has a metric, and a search has one for all kernels: give the "
-                f"kernel without it, and it as metric of the estimator, or as "
-                f"{mention('model.metric')}"
+                f"kernel {kernel!r} has a metric, but a search uses one metric for all kernels",
+                "give the kernel without it, and the metric as that of the estimator, or as "
+                f"{mention('model.metric')}",
             )
-    wanted = [k for each in given for k in (ROUGH_TO_SMOOTH if each == "auto" else (each,))]
-    made = [config.with_overrides({"model.kernel": k, "model.bandwidth": "auto"}) for k in wanted]
-    plain = [one.model_dump(mode="json")["model"]["kernel"] for one in made]
-    return [kernel for i, kernel in enumerate(plain) if kernel not in plain[:i]]
+    expanded = [
+        k for kernel in requested for k in (ROUGH_TO_SMOOTH if kernel == "auto" else (kernel,))
+    ]
+    configs = [
+        config.with_overrides({"model.kernel": k, "model.bandwidth": "auto"}) for k in expanded
+    ]
+    descriptions = [
+        config_of_kernel.model_dump(mode="json")["model"]["kernel"] for config_of_kernel in configs
+    ]
+    return [kernel for i, kernel in enumerate(descriptions) if kernel not in descriptions[:i]]
 
 
 def numbers_or_auto(name: str, values: Any, *, above: bool) -> list[float] | None:
@@ -354,11 +367,11 @@ def numbers_or_auto(name: str, values: Any, *, above: bool) -> list[float] | Non
         return None
     try:
         numbers = sorted({float(value) for value in values})
-        good = bool(numbers) and all(map(math.isfinite, numbers))
-        good = good and (numbers[0] > 0 if above else numbers[0] >= 0)
+        valid = bool(numbers) and all(map(math.isfinite, numbers))
+        valid = valid and (numbers[0] > 0 if above else numbers[0] >= 0)
     except (TypeError, ValueError):
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         rule = "above 0" if above else "0 or above"
         raise ConfigError(f'{mention(name, values)} must be "auto" or a list of numbers {rule}')
     return numbers
@@ -372,5 +385,5 @@ def checked_count(name: str, value: object, low: int, high: int | None) -> int |
         number = int(value)
         if low <= number and (high is None or number <= high):
             return number
-    upto = "" if high is None else f", at most {high}"
-    raise ConfigError(f"{mention(name, value)} must be a whole number, at least {low}{upto}")
+    bound_text = "" if high is None else f", at most {high}"
+    raise ConfigError(f"{mention(name, value)} must be a whole number, at least {low}{bound_text}")

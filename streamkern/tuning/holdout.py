@@ -1,8 +1,8 @@
 """Draw a bounded sample of the training rows, and split it into rows to fit and held-out rows.
 
 The sample has distinct stored rows, before any augmentation. Held-out rows are therefore no copies
-of rows to fit, and are not augmented. The sample is read from units all over the data. Memory holds
-the sample and one split, and does not depend on the size of the data.
+of rows to fit, and are not augmented. The sample is read from units that are spread over the data.
+Memory holds the sample and one split, whatever the size of the data.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, host_transforms
 from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
-from streamkern.stream.sources.sampling import MANY_UNITS, origins_of, sample_rows
+from streamkern.stream.sources.sampling import SAMPLE_UNITS, origins_of, sample_rows
 from streamkern.stream.sources.transforms import transform_name
 from streamkern.train.resolve.training_data import Data
 
 TUNING_SAMPLE_STAGE, SPLIT_STAGE = 31, 32
-"""Numbers of the random streams by which the sample is drawn, and split."""
+"""Keys of the random draws by which the sample is drawn, and split."""
 MIN_ROWS = 5
 """Smallest number of rows of a sample."""
-HELD_OUT_PARTS_OF = 5
-"""Smallest number of parts of the sample; each split holds one part out."""
+MIN_PARTS = 5
+"""Smallest number of parts of the sample; each split holds out one part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +38,9 @@ class SearchSample:
 
     X : (n, *row_shape) stored rows
     y : (n,) class ids, or (n, c) values
-    stratum : (n,) int64, number of the store (of a weighted mixture) and the class of a row; every
-        split has the same shares of the strata
-    source : stream from which they were drawn, whose augmentation and scaling are applied to them
+    stratum : (n,) int64, which identifies the store of a row (in a weighted mixture) and its class;
+        every split has the same shares of the strata
+    source : source from which they were drawn, whose augmentation and scaling are applied to them
     w : (n,) sample weights, or None; they count in training and in held-out figures
     """
 
@@ -52,8 +52,8 @@ class SearchSample:
 
     def held_out(self, fold: int, n_parts: int, seed: int) -> npt.NDArray[np.bool_]:
         """Return a mask (n,) of the rows that split `fold` holds out."""
-        found: npt.NDArray[np.bool_] = parts_of(self.stratum, n_parts, seed) == fold
-        return found
+        is_held_out: npt.NDArray[np.bool_] = part_of_rows(self.stratum, n_parts, seed) == fold
+        return is_held_out
 
     def split(
         self, fold: int, n_parts: int, seed: int, max_copies: int
@@ -67,8 +67,8 @@ class SearchSample:
 
         Raises DataError if there are no rows to hold out.
         """
-        out = self.held_out(fold, n_parts, seed)
-        if not out.any():
+        is_held_out = self.held_out(fold, n_parts, seed)
+        if not is_held_out.any():
             raise DataError(
                 f"split {fold + 1} has no rows to hold out: {len(self.X)} rows in "
                 f"{len(np.unique(self.stratum))} classes are too few for {n_parts} parts",
@@ -81,26 +81,26 @@ class SearchSample:
                 classes=self.source.classes,
                 sample_weight=None if self.w is None else self.w[rows],
             )
-            for rows in (~out, out)
+            for rows in (~is_held_out, is_held_out)
         )
-        return _like(self.source, fit, max_copies), held_out
+        return _with_transforms_of(self.source, fit, max_copies), held_out
 
 
-def draw(data: Data, n: int, seed: int) -> SearchSample:
+def draw_sample(data: Data, n: int, seed: int) -> SearchSample:
     """Draw about n distinct stored rows, or fewer if the data has fewer.
 
     A weighted mixture is represented according to its weights.
 
     Raises ConfigError if the rows are augmented in parts, and DataError if there are too few.
     """
-    _check_plain(data)
-    parts, shares = _parts(data)
+    _check_unaugmented(data)
+    parts, shares = _stores_and_shares(data)
     total = min(n, *(part.n_rows / share for part, share in zip(parts, shares, strict=True)))
     blocks = []
     for k, (part, share) in enumerate(zip(parts, shares, strict=True)):
         block = sample_rows(
             part, max(1, int(total * share)), seed, stage=TUNING_SAMPLE_STAGE + k * 100,
-            max_units=max(1, MANY_UNITS // len(parts)),
+            max_units=max(1, SAMPLE_UNITS // len(parts)),
         )  # fmt: skip
         # Of several stored copies, take one: a copy of a fitted row must not be held out.
         first = np.unique(origins_of(part, block.row_ids), return_index=True)[1]
@@ -116,7 +116,7 @@ def draw(data: Data, n: int, seed: int) -> SearchSample:
     return SearchSample(X, y, stratum, data.source, w)
 
 
-def parts_of(stratum: npt.NDArray[np.int64], n_parts: int, seed: int) -> npt.NDArray[np.int64]:
+def part_of_rows(stratum: npt.NDArray[np.int64], n_parts: int, seed: int) -> npt.NDArray[np.int64]:
     """Return the part of every row, (n,), from 0 to n_parts - 1.
 
     The rows of a stratum, in random order, are assigned to the parts in turn, and the next stratum
@@ -125,16 +125,16 @@ def parts_of(stratum: npt.NDArray[np.int64], n_parts: int, seed: int) -> npt.NDA
     its class could not be learned without it.
     """
     rng = np.random.default_rng([seed, SPLIT_STAGE])
-    part, dealt = np.full(len(stratum), -1), 0
+    part, n_assigned = np.full(len(stratum), -1), 0
     names, counts = np.unique(stratum, return_counts=True)
     for name in names[counts > 1]:
         rows = rng.permutation(np.flatnonzero(stratum == name))
-        part[rows] = (dealt + np.arange(len(rows))) % n_parts
-        dealt += len(rows)
+        part[rows] = (n_assigned + np.arange(len(rows))) % n_parts
+        n_assigned += len(rows)
     return part
 
 
-def _parts(data: Data) -> tuple[list[BaseSource], list[float]]:
+def _stores_and_shares(data: Data) -> tuple[list[BaseSource], list[float]]:
     """Return the stores to draw from, and the share of each."""
     source = without_copies(data.source)
     if not isinstance(source, MixtureSource) or source.weights is None:
@@ -143,28 +143,32 @@ def _parts(data: Data) -> tuple[list[BaseSource], list[float]]:
     return [stored_rows(part) for part in source.parts], [w / total for w in source.weights]
 
 
-def _like(source: BaseSource, rows: ArraySource, max_copies: int) -> BaseSource:
+def _with_transforms_of(source: BaseSource, rows: ArraySource, max_copies: int) -> BaseSource:
     """Return `rows` with the augmentation, the scaling and the class shares of `source`."""
     if isinstance(source, AugmentedSource):
-        below = _like(source.base, rows, max_copies)
-        transforms = [*source.host_transforms, *source._own_feed()]
-        return AugmentedSource(below, min(source.copies, max_copies), transforms)
-    own = (
+        base = _with_transforms_of(source.base, rows, max_copies)
+        transforms = [*source.host_transforms, *source._own_feed_transforms()]
+        return AugmentedSource(base, min(source.copies, max_copies), transforms)
+    resampled = (
         BalancedSource(rows, source.requested_shares)
         if isinstance(source, BalancedSource)
         else rows
     )
-    return AugmentedSource(own, 1, source.feed_transforms) if source.feed_transforms else own
+    return (
+        AugmentedSource(resampled, 1, source.feed_transforms)
+        if source.feed_transforms
+        else resampled
+    )
 
 
-def _check_plain(data: Data) -> None:
+def _check_unaugmented(data: Data) -> None:
     """Raise ConfigError if rows are augmented before they can be split."""
-    done = host_transforms(data.base)
+    applied = host_transforms(data.base)
     source = without_copies(data.source)
     inner = [part for part in source.parts if isinstance(part, AugmentedSource)]
-    if done or inner:
-        what = f"by {transform_name(done[0])!r}" if done else "in a part of the mixture"
+    if applied or inner:
+        place = f"by {transform_name(applied[0])!r}" if applied else "in a part of the mixture"
         raise ConfigError(
-            f"the source is augmented {what}, so that held-out rows would be augmented too",
-            "augment it as a whole, by an AugmentedSource around it",
+            f"the source is augmented {place}, so that held-out rows would be augmented too",
+            "augment the whole source instead, by an AugmentedSource around it",
         )

@@ -32,15 +32,18 @@ from streamkern.rundir.checksums import seal
 from streamkern.rundir.run_storage import RunStorage, open_folder, reason
 from streamkern.train.differences import difference
 
-JOURNAL, RESULT, SEARCH_LOCK = "journal.log", "result.json", "search.lock"
-STUDY = "trainings"
-OLD_SEARCH = "search.json"  # the journal of streamkern 0.1.0
+JOURNAL_NAME, RESULT_NAME, LOCK_NAME = "journal.log", "result.json", "search.lock"
+STUDY_NAME = "trainings"
+OLD_JOURNAL_NAME = "search.json"  # the journal of streamkern 0.1.0
 TrialRecord = dict[str, Any]
 
 
-def optuna_package(what: str = "a search that is recorded") -> Any:
-    """Import Optuna; raise MissingDependencyError, which names `what`, if it is not installed."""
-    return import_optional("optuna", what, "tune")
+def optuna_package(purpose: str = "a search that is recorded") -> Any:
+    """Import Optuna; raise MissingDependencyError if it is not installed.
+
+    purpose : the feature that needs it, for the error
+    """
+    return import_optional("optuna", purpose, "tune")
 
 
 @contextlib.contextmanager
@@ -109,35 +112,35 @@ class TrialJournal:
         settings : kernel, bandwidth and ridge as JSON values
         split : number of the split
         """
-        return self._records.get(_key(settings, split))
+        return self._records.get(_record_key(settings, split))
 
     def add(self, record: TrialRecord) -> None:
         """Add the record of a training; in a folder it is durable on return.
 
         The entries `settings` and `fold` identify the record.
         """
-        self._records[_key(record["settings"], record["fold"])] = record
+        self._records[_record_key(record["settings"], record["fold"])] = record
         if self._study is not None:
             with self._storage_errors():
-                self._study.add_trial(_trial(record))
+                self._study.add_trial(_optuna_trial(record))
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result of the search to result.json."""
         if self._folder is not None:
             with self._storage_errors():
-                self._folder.write(RESULT, seal("result", result))
+                self._folder.write(RESULT_NAME, seal("result", result))
 
     def _acquire(self, folder: RunStorage, path: Path | None) -> None:
         """Lock a folder on a disk, and delete temporary files left by killed calls."""
         if path is None:
             return
         make_folders(path)
-        lock = file_lock(path / SEARCH_LOCK)
+        lock = file_lock(path / LOCK_NAME)
         try:
             lock.acquire()
         except filelock.Timeout:
             raise RunLockedError(
-                f"another process is at the search in {folder.place}",
+                f"another process runs the search in {folder.place}",
                 "wait for it, or give another folder",
             ) from None
         self._lock = lock
@@ -145,7 +148,7 @@ class TrialJournal:
 
     def _open(self, folder: RunStorage, path: Path | None, identity: Mapping[str, Any]) -> None:
         """Open the study, check its identity, and read its records."""
-        name = f"{folder.place}/{JOURNAL}"
+        name = f"{folder.place}/{JOURNAL_NAME}"
         try:
             self._study = _load_study(folder, path)
             recorded, trials = self._study.user_attrs.get("identity"), self._study.trials
@@ -153,7 +156,7 @@ class TrialJournal:
                 raise ValueError("the settings of the search are missing")
         except (RunError, StorageError, OSError):
             raise
-        except Exception as error:  # any error of Optuna, for a line that it did not write
+        except Exception as error:  # Optuna raises various errors for damaged lines
             raise RunError(
                 f"{name} is damaged ({error})", "restore it from a copy, or give another folder"
             ) from error
@@ -163,15 +166,15 @@ class TrialJournal:
         changes = [text.removeprefix("settings.") for text in difference(recorded, identity)]
         if changes:
             raise ResumeMismatchError(
-                f"{folder.place} holds a search that differs: {'; '.join(changes)}",
+                f"{folder.place} holds a search with other settings or data: {'; '.join(changes)}",
                 "restore these, or give another folder",
             )
         for trial in trials:
             record = trial.user_attrs.get("record")
             if trial.user_attrs.get("digest") != json_digest(record):
-                warn(f"{name} is damaged (trial {trial.number}); its training is done again")
+                warn(f"{name} is damaged (trial {trial.number}); this training is repeated")
                 continue
-            self._records[_key(record["settings"], record["fold"])] = record
+            self._records[_record_key(record["settings"], record["fold"])] = record
 
     @contextlib.contextmanager
     def _storage_errors(self) -> Iterator[None]:
@@ -185,23 +188,23 @@ class TrialJournal:
             raise RunError(f"{self._folder.place} cannot be used: {reason(error)}") from error
 
 
-def _key(settings: Sequence[Any], split: int) -> str:
+def _record_key(settings: Sequence[Any], split: int) -> str:
     """Return the text that identifies a training."""
     return json.dumps([*settings, split], sort_keys=True)
 
 
-def _trial(record: TrialRecord) -> Any:
+def _optuna_trial(record: TrialRecord) -> Any:
     """Return a finished Optuna trial; a training that diverged is a failed trial."""
     optuna = optuna_package()
-    ranges, state = optuna.distributions, optuna.trial.TrialState
+    distributions, state = optuna.distributions, optuna.trial.TrialState
     params: dict[str, Any] = {"kernel": kernel_text(record["kernel"])}
     params |= {name: record[name] for name in ("bandwidth", "ridge") if record[name] is not None}
-    error = record["held_out_mse"]
+    mse = record["held_out_mse"]
     return optuna.trial.create_trial(
-        state=state.FAIL if error is None else state.COMPLETE, value=error, params=params,
+        state=state.FAIL if mse is None else state.COMPLETE, value=mse, params=params,
         distributions={
-            name: ranges.CategoricalDistribution((value,)) if name == "kernel"
-            else ranges.FloatDistribution(value, value)
+            name: distributions.CategoricalDistribution((value,)) if name == "kernel"
+            else distributions.FloatDistribution(value, value)
             for name, value in params.items()
         },
         user_attrs={"record": record, "digest": json_digest(record)},
@@ -211,13 +214,13 @@ def _trial(record: TrialRecord) -> Any:
 def _check_search_folder(folder: RunStorage) -> None:
     """Raise RunError unless the folder is empty or holds a search of this version."""
     names = folder.names()
-    if OLD_SEARCH in names and JOURNAL not in names:
+    if OLD_JOURNAL_NAME in names and JOURNAL_NAME not in names:
         raise RunError(
             f"{folder.place} holds a search of streamkern 0.1.0, which cannot be resumed",
             "give a new or empty folder",
         )
-    foreign = sorted(name for name in names if name != SEARCH_LOCK and not is_temporary(name))
-    if foreign and JOURNAL not in names:
+    foreign = sorted(name for name in names if name != LOCK_NAME and not is_temporary(name))
+    if foreign and JOURNAL_NAME not in names:
         raise RunError(
             f"{folder.place} holds {foreign[0]!r} but no search of streamkern",
             "give a new or empty folder",
@@ -234,18 +237,18 @@ def _load_study(folder: RunStorage, path: Path | None) -> Any:
     """
     optuna = optuna_package()
     storages = optuna.storages
-    if JOURNAL not in folder.names():
-        # This backend writes all or nothing: the first line of our journals is never torn.
+    if JOURNAL_NAME not in folder.names():
+        # This backend writes whole objects, so that the first line of a new journal is complete.
         with quiet_optuna(optuna):
             storage = storages.JournalStorage(_ObjectBackend(folder))
-            optuna.create_study(study_name=STUDY, storage=storage)
+            optuna.create_study(study_name=STUDY_NAME, storage=storage)
     backend: Any = _ObjectBackend(folder)
     _check_study(folder)
     if path is not None:
-        _truncate_at_damage(path / JOURNAL)
-        name = str(path / JOURNAL)
+        _truncate_at_damage(path / JOURNAL_NAME)
+        name = str(path / JOURNAL_NAME)
         backend = storages.journal.JournalFileBackend(name, lock_obj=_NoLock())
-    return optuna.load_study(study_name=STUDY, storage=storages.JournalStorage(backend))
+    return optuna.load_study(study_name=STUDY_NAME, storage=storages.JournalStorage(backend))
 
 
 def _check_study(folder: RunStorage) -> None:
@@ -253,12 +256,12 @@ def _check_study(folder: RunStorage) -> None:
 
     Raises ValueError if the first line is not an entry of a journal.
     """
-    first = folder.read(JOURNAL).splitlines(keepends=True)[:1]
+    first = folder.read(JOURNAL_NAME).splitlines(keepends=True)[:1]
     if not first or not _is_entry(first[0]):
         raise ValueError("its first line")
-    if json.loads(first[0]).get("study_name") != STUDY:
+    if json.loads(first[0]).get("study_name") != STUDY_NAME:
         raise RunError(
-            f"{folder.place}/{JOURNAL} is a study of Optuna and no search of streamkern",
+            f"{folder.place}/{JOURNAL_NAME} is a study of Optuna, not a search of streamkern",
             "give a new or empty folder",
         )
 
@@ -282,7 +285,7 @@ class _ObjectBackend:
     def __init__(self, folder: RunStorage) -> None:
         self._folder = folder
         try:
-            self._lines = folder.read(JOURNAL).decode().splitlines()
+            self._lines = folder.read(JOURNAL_NAME).decode().splitlines()
         except FileNotFoundError:
             self._lines = []
 
@@ -291,23 +294,23 @@ class _ObjectBackend:
 
     def append_logs(self, logs: Sequence[Mapping[str, Any]]) -> None:
         self._lines += map(json.dumps, logs)
-        self._folder.write(JOURNAL, "".join(f"{line}\n" for line in self._lines).encode())
+        self._folder.write(JOURNAL_NAME, "".join(f"{line}\n" for line in self._lines).encode())
 
 
 def _truncate_at_damage(path: Path) -> None:
     """Truncate a journal durably at its first damaged line.
 
-    Its first line is intact, see `_check_study`. Optuna only appends to the file, and refuses a
-    journal whose last line was torn by a kill or a power cut. Warns if more than that is damaged.
+    Its first line is intact, see `_check_study`. Optuna only appends to the file, and rejects a
+    journal whose last line is incomplete after a kill or a power cut. Warns of any other damage.
     """
     lines = path.read_bytes().splitlines(keepends=True)
     n_intact = next((k for k, line in enumerate(lines) if not _is_entry(line)), len(lines))
     if n_intact == len(lines):
         return
     last = lines[-1]
-    torn = not last.endswith(b"\n") and not _is_entry(last[:-1] + b"\n")
-    if len(lines) > n_intact + 1 or not torn:
-        warn(f"{path} is damaged from line {n_intact + 1} on; later trainings are done again")
+    is_torn = not last.endswith(b"\n") and not _is_entry(last[:-1] + b"\n")
+    if len(lines) > n_intact + 1 or not is_torn:
+        warn(f"{path} is damaged from line {n_intact + 1} on; later trainings are repeated")
     os.truncate(path, sum(map(len, lines[:n_intact])))
     sync_file(path)
 

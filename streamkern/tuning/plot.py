@@ -12,9 +12,9 @@ from typing import Any
 from streamkern.basics.plots import log_axis, new_figure, png
 from streamkern.kernels.notation import kernel_text
 
-_DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
+_LINE_STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
 _MARKERS = "osD^v<>P"
-_SHIFT = 0.006
+_LINE_SHIFT = 0.006
 """Shift between lines as a share of the width, so that error bars do not hide each other."""
 
 
@@ -33,43 +33,47 @@ def scores_figure(
 ) -> Any:
     """Return the plot of a search as a figure of Matplotlib.
 
-    Error bars are standard errors of the difference to the best figure. Kernels without a bandwidth
+    Error bars are standard errors of the difference to the best value. Kernels without a bandwidth
     are horizontal lines. Trainings that diverged are left out.
 
     table, best, metric : as in `Tuned`
     """
     figure = new_figure(8.4, 4.8)
     axes = figure.add_subplot()
-    widths = [row["bandwidth"] for row in table if row["bandwidth"] is not None]
+    bandwidths = [row["bandwidth"] for row in table if row["bandwidth"] is not None]
     lines = list(dict.fromkeys((kernel_text(row["kernel"]), row["ridge"]) for row in table))
     kernels, ridges = (sorted({line[j] for line in lines}) for j in (0, 1))
-    span = math.log(max(widths) / min(widths)) if widths else 0.0
-    of_best, figure_of = 1.0, f"held_out_{metric}"
+    log_range = math.log(max(bandwidths) / min(bandwidths)) if bandwidths else 0.0
+    best_shift, metric_key = 1.0, f"held_out_{metric}"
     for k, (kernel, ridge) in enumerate(lines):
         rows = [r for r in table if (kernel_text(r["kernel"]), r["ridge"]) == (kernel, ridge)]
         style = {
             "color": f"C{kernels.index(kernel) % 10}",
-            "ls": _DASHES[ridges.index(ridge) % len(_DASHES)],
+            "ls": _LINE_STYLES[ridges.index(ridge) % len(_LINE_STYLES)],
             "marker": _MARKERS[ridges.index(ridge) % len(_MARKERS)],
             "label": f"{kernel}, ridge {ridge:.3g}",
         }
-        shift = math.exp(_SHIFT * span * (k - (len(lines) - 1) / 2)) if "se" in table[0] else 1.0
-        good = [row for row in rows if row["held_out_mse"] is not None]
-        _draw(axes, good, figure_of, style, shift)
+        shift = (
+            math.exp(_LINE_SHIFT * log_range * (k - (len(lines) - 1) / 2))
+            if "se" in table[0]
+            else 1.0
+        )
+        converged = [row for row in rows if row["held_out_mse"] is not None]
+        _draw_kernel_line(axes, converged, metric_key, style, shift)
         if (kernel, ridge) == (kernel_text(best["kernel"]), best["ridge"]):
-            of_best = shift
-    _mark(axes, best, metric, of_best)
-    gains = ("accuracy", "balanced_accuracy", "r2")
-    figures = [row[figure_of] for row in table if row["held_out_mse"] is not None]
-    if metric not in gains and min(figures) > 0:
+            best_shift = shift
+    _mark_best(axes, best, metric, best_shift)
+    maximised = ("accuracy", "balanced_accuracy", "r2")
+    figures = [row[metric_key] for row in table if row["held_out_mse"] is not None]
+    if metric not in maximised and min(figures) > 0:
         log_axis(axes, "y")
-    if widths:
+    if bandwidths:
         log_axis(axes, "x")
     else:
         axes.set_xticks([])
-    axes.set_xlabel("bandwidth" if widths else "no kernel that was tried has a bandwidth")
-    words = "mean squared error" if metric == "mse" else metric.replace("_", " ")
-    axes.set_ylabel(f"{words} of rows held out")
+    axes.set_xlabel("bandwidth" if bandwidths else "no kernel that was tried has a bandwidth")
+    label = "mean squared error" if metric == "mse" else metric.replace("_", " ")
+    axes.set_ylabel(f"{label} of rows held out")
     axes.grid(which="major", color="0.92")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -77,35 +81,35 @@ def scores_figure(
     return figure
 
 
-def _draw(
+def _draw_kernel_line(
     axes: Any,
     rows: Sequence[Mapping[str, Any]],
-    figure_of: str,
+    metric_key: str,
     style: Mapping[str, Any],
     shift: float,
 ) -> None:
     """Draw the line of a kernel and a ridge.
 
-    figure_of : entry of the rows with the metric
+    metric_key : name of the entry of `rows` with the metric
     shift : factor of the bandwidths, so that error bars do not hide each other
     """
     if not rows:
         return
     if rows[0]["bandwidth"] is None:
-        level = {name: value for name, value in style.items() if name != "marker"}
-        axes.axhline(rows[0][figure_of], lw=1.3, **level)
+        line_style = {name: value for name, value in style.items() if name != "marker"}
+        axes.axhline(rows[0][metric_key], lw=1.3, **line_style)
         return
     rows = sorted(rows, key=lambda row: float(row["bandwidth"]))
-    widths = [shift * row["bandwidth"] for row in rows]
-    errors = [row[figure_of] for row in rows]
-    axes.plot(widths, errors, ms=4, lw=1.4, **style)
+    bandwidths = [shift * row["bandwidth"] for row in rows]
+    errors = [row[metric_key] for row in rows]
+    axes.plot(bandwidths, errors, ms=4, lw=1.4, **style)
     if "se" in rows[0]:
         bars = [row["se"] or 0.0 for row in rows]
-        axes.errorbar(widths, errors, bars, fmt="none", ecolor=style["color"], elinewidth=0.8,
+        axes.errorbar(bandwidths, errors, bars, fmt="none", ecolor=style["color"], elinewidth=0.8,
             capsize=0, alpha=0.55)  # fmt: skip
 
 
-def _mark(axes: Any, best: Mapping[str, Any], metric: str, shift: float) -> None:
+def _mark_best(axes: Any, best: Mapping[str, Any], metric: str, shift: float) -> None:
     """Draw a ring around the best point, and use its settings as the title."""
     width, error = best["bandwidth"], best[f"held_out_{metric}"]
     name = "error" if metric == "mse" else metric.replace("_", " ")

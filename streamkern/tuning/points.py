@@ -1,12 +1,13 @@
 """Generate the points of a search: a grid and its refinement, or proposals of Optuna's sampler.
 
-Each round of refinement adds two bandwidths for the best point: half way, on a log scale, to the
-next smaller and the next larger bandwidth tried. If there is none on one side, the new one is as
-far away as the next one on the other side. If the best ridge is the smallest or the largest one
-tried, a ridge beyond it is added at the same distance as the one before it, except below 0.
+Each round of refinement adds two bandwidths for the best point: on a log scale, half way to the
+next smaller and to the next larger bandwidth tried. If the best bandwidth is the smallest or the
+largest one tried, a bandwidth beyond it is added, at the distance of its neighbour on the other
+side. If the best ridge is the smallest or the largest one tried, a ridge beyond it is added in the
+same way, but none below 0.
 
-Optuna's sampler is deterministic: it makes the same proposals for the same seed and results. A
-search is resumed by asking it from the start, and recorded trainings are not repeated.
+Optuna's sampler is deterministic: it makes the same proposals for the same seed and results. So a
+resumed search requests all proposals again, and does not repeat recorded trainings.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from streamkern.tuning.table import SearchTable
 from streamkern.tuning.trainings import Trainings, TrialSettings
 
 GRID_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Bandwidths of the grid, relative to the kernel's own or to the median distance of centers."""
+"""Bandwidths of the grid, relative to the bandwidth of the kernel or to the median distance between
+centers."""
 N_TRIALS = 40
 """Default number of points that Optuna proposes."""
 BANDWIDTH_RANGE = [1 / 8, 8.0]
-"""Smallest and largest bandwidth for Optuna, relative to the same."""
+"""Smallest and largest bandwidth for Optuna, relative as in `GRID_FACTORS`."""
 RIDGE_RANGE = [1e-9, 1e-2]
 """Smallest and largest ridge for Optuna."""
 
@@ -51,18 +53,21 @@ class SearchPoints:
     def count(self, original: TrialSettings) -> int:
         """Return the largest number of trainings per split. original : the given settings"""
         if self.n_trials:  # plus the given settings, and trainings that measure median distances
-            auto = sum("auto" in notation.bandwidths(kernel) for kernel in self.kernels)
-            return self.n_trials + 1 + (auto if self.bandwidths is None else 0)
-        with_width = sum(1 for kernel in self.kernels if notation.bandwidths(kernel))
-        n_widths = len(GRID_FACTORS if self.bandwidths is None else self.bandwidths)
-        more = 2 * bool(with_width and n_widths > 1) + (sum(map(bool, self.ridges)) > 1)
-        each = with_width * n_widths + len(self.kernels) - with_width
-        kernel, width, ridge = original
-        inside = kernel in self.kernels and ridge in self.ridges
-        if inside and width is not None:
-            widths = notation.bandwidths(kernel)
-            inside = "auto" not in widths if self.bandwidths is None else width in self.bandwidths
-        return each * len(self.ridges) + more * self.refine + (not inside)
+            n_measured = sum("auto" in notation.bandwidths(kernel) for kernel in self.kernels)
+            return self.n_trials + 1 + (n_measured if self.bandwidths is None else 0)
+        n_with_bandwidth = sum(1 for kernel in self.kernels if notation.bandwidths(kernel))
+        n_bandwidths = len(GRID_FACTORS if self.bandwidths is None else self.bandwidths)
+        refines_ridge = sum(map(bool, self.ridges)) > 1
+        per_round = 2 * bool(n_with_bandwidth and n_bandwidths > 1) + refines_ridge
+        per_ridge = n_with_bandwidth * n_bandwidths + len(self.kernels) - n_with_bandwidth
+        kernel, bandwidth, ridge = original
+        in_grid = kernel in self.kernels and ridge in self.ridges
+        if in_grid and bandwidth is not None:
+            if self.bandwidths is None:
+                in_grid = "auto" not in notation.bandwidths(kernel)
+            else:
+                in_grid = bandwidth in self.bandwidths
+        return per_ridge * len(self.ridges) + per_round * self.refine + (not in_grid)
 
     def train(self, table: SearchTable, trainings: Trainings) -> None:
         """Train the points, and add them to the table."""
@@ -70,25 +75,26 @@ class SearchPoints:
             self._train_proposals(table, trainings)
             return
         for kernel in self.kernels:
-            for scaled, bandwidth in self._grid(trainings, kernel):
+            for kernel_to_try, bandwidth in self._grid(trainings, kernel):
                 for ridge in self.ridges:
-                    table.add(trainings.measured(scaled, bandwidth, ridge))
+                    table.add(trainings.point(kernel_to_try, bandwidth, ridge))
         for _ in range(self.refine):
             best = table.best()
             for ridge in ridge_beyond(best.ridge, table.tried("ridge", best.kernel)):
-                table.add(trainings.measured(best.kernel, best.bandwidth, ridge))
+                table.add(trainings.point(best.kernel, best.bandwidth, ridge))
             best = table.best()
-            for width in neighbours(best.bandwidth, table.tried("bandwidth", best.kernel)):
-                table.add(trainings.measured(best.kernel, width, best.ridge))
+            for bandwidth in neighbours(best.bandwidth, table.tried("bandwidth", best.kernel)):
+                table.add(trainings.point(best.kernel, bandwidth, best.ridge))
 
     def _grid(self, trainings: Trainings, kernel: Any) -> list[tuple[Any, float | None]]:
-        """Return pairs of a kernel, whose parts have bandwidths, and a bandwidth to try."""
+        """Return pairs (kernel, bandwidth) to try; the parts of the kernel have bandwidths."""
         if not notation.bandwidths(kernel):
             return [(kernel, None)]
         if self.bandwidths is not None:
             return [(kernel, bandwidth) for bandwidth in self.bandwidths]
-        kernel, scale = trainings.scale(kernel, self.ridges[0])
-        return [(kernel, scale if factor == 1 else neat(factor * scale)) for factor in GRID_FACTORS]
+        kernel, unit = trainings.scale(kernel, self.ridges[0])
+        grid = [unit if factor == 1 else four_digits(factor * unit) for factor in GRID_FACTORS]
+        return [(kernel, bandwidth) for bandwidth in grid]
 
     def _train_proposals(self, table: SearchTable, trainings: Trainings) -> None:
         """Train the proposals of Optuna's sampler, and add them to the table."""
@@ -98,52 +104,56 @@ class SearchPoints:
             study = optuna.create_study(sampler=sampler)
         for _ in range(self.n_trials):
             trial = study.ask()
-            point = trainings.measured(*self._proposal(trial, trainings))
+            point = trainings.point(*self._proposal(trial, trainings))
             table.add(point)
             loss = table.loss(point)
-            diverged = {"state": optuna.trial.TrialState.FAIL}
-            study.tell(trial, **({"values": loss} if math.isfinite(loss) else diverged))
+            failed = {"state": optuna.trial.TrialState.FAIL}
+            study.tell(trial, **({"values": loss} if math.isfinite(loss) else failed))
 
     def _proposal(self, trial: Any, trainings: Trainings) -> TrialSettings:
         """Return kernel, bandwidth and ridge of a trial of Optuna."""
         kernel = self.kernels[trial.suggest_categorical("kernel", range(len(self.kernels)))]
-        above, width, ridge = [ridge for ridge in self.ridges if ridge], None, 0.0
-        if above:
-            ridge = neat(trial.suggest_float("ridge", above[0], above[-1], log=True))
+        bandwidth, ridge, positive = None, 0.0, [value for value in self.ridges if value]
+        if positive:
+            ridge = four_digits(trial.suggest_float("ridge", positive[0], positive[-1], log=True))
         if notation.bandwidths(kernel):
-            ends, scale = BANDWIDTH_RANGE if self.bandwidths is None else self.bandwidths, 1.0
-            factor = trial.suggest_float("bandwidth", ends[0], ends[-1], log=True)
+            limits, unit = BANDWIDTH_RANGE if self.bandwidths is None else self.bandwidths, 1.0
+            factor = trial.suggest_float("bandwidth", limits[0], limits[-1], log=True)
             if self.bandwidths is None:
-                kernel, scale = trainings.scale(kernel, self.ridges[0])
-            width = neat(factor * scale)
-        return kernel, width, ridge
+                kernel, unit = trainings.scale(kernel, self.ridges[0])
+            bandwidth = four_digits(factor * unit)
+        return kernel, bandwidth, ridge
 
 
 def neighbours(best: float | None, tried: list[float]) -> list[float]:
-    """Return two bandwidths beside `best`, see the module; [] with fewer than two tried.
+    """Return two bandwidths next to `best`, see the module docstring; [] with fewer than two tried.
 
     tried : ascending bandwidths that were tried, with `best`
     """
     if best is None or len(tried) < 2:
         return []
     index = tried.index(best)
-    low = math.sqrt(tried[index - 1] * best) if index else best * best / tried[1]
-    last = best == tried[-1]
-    high = best * best / tried[index - 1] if last else math.sqrt(tried[index + 1] * best)
-    return [width for width in (neat(low), neat(high)) if width not in tried]
+    smaller = math.sqrt(tried[index - 1] * best) if index else best * best / tried[1]
+    is_largest = best == tried[-1]
+    larger = best * best / tried[index - 1] if is_largest else math.sqrt(tried[index + 1] * best)
+    return [
+        bandwidth
+        for bandwidth in (four_digits(smaller), four_digits(larger))
+        if bandwidth not in tried
+    ]
 
 
 def ridge_beyond(best: float, tried: list[float]) -> list[float]:
-    """Return [a ridge beyond `best`] if it is the smallest or largest tried and not 0; else [].
+    """Return a list with a ridge beyond `best`, or [] if `best` is 0 or not at an end of `tried`.
 
     tried : ascending ridges that were tried, with `best`
     """
-    above = [ridge for ridge in tried if ridge]
-    if len(above) < 2 or best not in (above[-1], tried[0]) or not best:
+    positive = [ridge for ridge in tried if ridge]
+    if len(positive) < 2 or best not in (positive[-1], tried[0]) or not best:
         return []
-    return [neat(best * best / above[-2 if best == above[-1] else 1])]
+    return [four_digits(best * best / positive[-2 if best == positive[-1] else 1])]
 
 
-def neat(bandwidth: float) -> float:
-    """Round to four significant digits; further digits have no influence."""
-    return float(f"{bandwidth:.4g}")
+def four_digits(value: float) -> float:
+    """Return the value rounded to four significant digits; further digits have no influence."""
+    return float(f"{value:.4g}")

@@ -8,16 +8,16 @@ and centers chosen in the same way, so that only the settings differ. In a sum o
 kernels, the bandwidths of all parts change by a common factor.
 
 Candidates are compared by an evaluation metric on the held-out rows (`metrics`), and by mean
-squared error if it is equal. By default, the metric is the figure of the loss that the training
-minimises, or of squares the accuracy or the mean squared error. The given settings are kept unless
-others are better by more than two standard errors of the difference, estimated from the losses of
-single rows (`table`).
+squared error if it is equal. By default, this is the metric of the loss that the training
+minimises; for the squared error, it is the accuracy or the mean squared error. The given settings
+are kept unless others are better by more than two standard errors of the difference, estimated from
+the losses of single rows (`table`).
 
 The result applies to the run on all data as follows:
 
 - The bandwidth is a length in the space of the scaled features, and is used unchanged. With more
   rows and centers, the best bandwidth is often slightly smaller.
-- The ridge belongs to the mean loss, (1/2n) sum |f(x_i) - y_i|^2 + (ridge/2) |f|^2, and needs no
+- The ridge refers to the mean loss, (1/2n) sum |f(x_i) - y_i|^2 + (ridge/2) |f|^2, and needs no
   rescaling. The best ridge falls as n grows, so the result is an upper bound for the run.
 - Settings "auto" stay "auto" if the given settings are kept; the run then chooses the values.
 - If the metric of the kernel is "auto", every training learns one or none, as the run would with
@@ -25,7 +25,7 @@ The result applies to the run on all data as follows:
   "none", because a bandwidth refers to distances in this metric.
 - If the scale of the targets is "auto", it is chosen once from the rows to fit, for all trainings,
   and recorded with the best settings (`setup.choose_transform`).
-- The errors are errors of models with few centers and few rows, and not of the run.
+- The errors are those of models with few centers and few rows. The errors of the run differ.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from streamkern.tuning.candidates import (
     Candidates,
     FixedSizes,
     checked_count,
+    kernel_descriptions,
     numbers_or_auto,
-    plain_kernels,
 )
 from streamkern.tuning.journal import TrialJournal, optuna_package
 from streamkern.tuning.metrics import find_metric, known_metrics, row_weights
@@ -66,10 +66,12 @@ from streamkern.tuning.points import N_TRIALS, RIDGE_RANGE, SearchPoints
 from streamkern.tuning.table import SearchTable, TrialRow
 from streamkern.tuning.trainings import Trainings
 
-REFINE = 2
+N_ROUNDS = 2
 """Default number of rounds in which the grid is refined."""
-RANGES = {"folds": (1, 20), "refine": (0, 20), "n_trials": (1, 10_000)}
+ARGUMENT_RANGES = {"folds": (1, 20), "refine": (0, 20), "n_trials": (1, 10_000)}
 """Smallest and largest values of arguments of a search."""
+_DISABLED_SETTINGS = ("run.early_stopping", "run.calibrate", "solver.posterior")
+"""Settings that trainings of a search do not need."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,11 @@ class Tuned:
     best : first row of the table: the given settings, unless others are better by more than two
         standard errors
     table : a row for each combination; after the first row, in the order of `metric`. The entries
-        of a row are: "kernel"; "bandwidth", of a sum or product the largest one, and None for a
+        of a row are: "kernel"; "bandwidth", the largest one of a sum or product, or None for a
         kernel without one; "ridge"; "as_given", whether these are the given settings, whose "auto"
-        is replaced by the value of a training; "held_out_mse" and other figures, means over the
+        is replaced by the value of a training; "held_out_mse" and other metrics, means over the
         splits; "se", the standard error over the held-out rows of the difference to the best
-        figure in `metric` (None for a single row); "within", whether this difference is at most two
+        value of `metric` (None for a single row); "within", whether this difference is at most two
         standard errors; and "seconds". If a training diverged, held_out_mse is None.
     config : the given settings with the best kernel, bandwidth (to six digits) and ridge, and with
         the metric "learn" or "none" of the trainings if it was "auto"
@@ -151,59 +153,59 @@ def search_settings(
     """
     config = config if isinstance(config, RunConfig) else load_run_file(config)
     folds, refine, n_trials = _counts(folds=folds, refine=refine, n_trials=n_trials)
-    wishes = FixedSizes(*_counts(rows=rows, centers=centers, epochs=epochs))
+    fixed = FixedSizes(*_counts(rows=rows, centers=centers, epochs=epochs))
     rounds, n_proposals = _rounds(sampler, refine, n_trials)
-    chosen = plain_kernels(config, kernels)
-    widths = numbers_or_auto("bandwidths", bandwidths, above=True)
-    penalties = numbers_or_auto("ridges", ridges, above=False)
-    if widths is not None and not any(map(notation.bandwidths, chosen)):
+    kernel_list = kernel_descriptions(config, kernels)
+    bandwidth_list = numbers_or_auto("bandwidths", bandwidths, above=True)
+    ridge_list = numbers_or_auto("ridges", ridges, above=False)
+    if bandwidth_list is not None and not any(map(notation.bandwidths, kernel_list)):
         raise ConfigError(
-            f"{mention('bandwidths', bandwidths)} but no kernel has one",
+            f"{mention('bandwidths', bandwidths)} cannot be used: no kernel has a bandwidth",
             f"leave {mention('bandwidths=')} out",
         )
-    off = ("run.early_stopping", "run.calibrate", "solver.posterior")
-    original, config = config, config.with_overrides(dict.fromkeys(off, False))
+    original, config = config, config.with_overrides(dict.fromkeys(_DISABLED_SETTINGS, False))
     data = open_data(config, source, scores=None if distances is None else False)
-    original, config = (_with_features_of(data, each) for each in (original, config))
-    judged_by = find_metric(metric, data.source.classes is not None, _loss_class(config))
-    candidates = Candidates(config, data, wishes, folds, distances)
-    known = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
-    if n_proposals and penalties is None and any(known):
-        known = RIDGE_RANGE
-    points = SearchPoints(chosen, widths, known, rounds, n_proposals)
-    total = points.count(candidates.given()) * folds
+    original, config = (_with_features_of(data, settings) for settings in (original, config))
+    deciding = find_metric(metric, data.source.classes is not None, _loss_class(config))
+    candidates = Candidates(config, data, fixed, folds, distances)
+    smallest = None if bandwidth_list is None else bandwidth_list[0]
+    ridges_to_try = candidates.ridges(ridge_list, kernel_list, smallest)
+    if n_proposals and ridge_list is None and any(ridges_to_try):
+        ridges_to_try = RIDGE_RANGE
+    points = SearchPoints(kernel_list, bandwidth_list, ridges_to_try, rounds, n_proposals)
+    total = points.count(candidates.given_settings()) * folds
     journal = TrialJournal(out, _identity(candidates, data), config.data.storage_options)
 
-    def recorded() -> str:
+    def recorded_text() -> str:
         return f"with {len(journal.records())} of {total} trainings recorded"
 
-    with resumable(stop, kept=out is not None, where=recorded) as request, journal:
+    with resumable(stop, kept=out is not None, where=recorded_text) as request, journal:
         trainings = Trainings(candidates, journal, request, total, report, progress)
         sizes = trainings.announce()
         targets = map(candidates.targets, range(folds))
-        table = SearchTable(judged_by, [row_weights(judged_by, *of_split) for of_split in targets])
-        table.add(trainings.as_given())
+        table = SearchTable(deciding, [row_weights(deciding, *of_split) for of_split in targets])
+        table.add(trainings.given_point())
         points.train(table, trainings)
-        tuned = _tuned(original, table, sizes, candidates)
+        tuned = _search_result(original, table, sizes, candidates)
         result = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
         journal.finish(result | {"search": sizes, "toml": tuned.toml})
     return tuned
 
 
 def _with_features_of(data: Data, config: RunConfig) -> RunConfig:
-    """Return settings that ask for quantile scores if the data has them.
+    """Return the settings, with scale "quantiles" if the data has quantile scores.
 
-    The best kernel of a search with scores is the best one for features with scores.
+    The kernel of a search with scores is chosen for features with scores.
     """
-    asked = {"data.scale": "quantiles"} if scores_among(data.fixed) else {}
-    return config.with_overrides(asked) if asked else config
+    overrides = {"data.scale": "quantiles"} if scores_among(data.fixed) else {}
+    return config.with_overrides(overrides) if overrides else config
 
 
-def _counts(**given: Any) -> Iterator[Any]:
-    """Yield each value as an int or None; raise ConfigError for other values."""
-    for name, value in given.items():
-        low, high = RANGES.get(name, (1, None))
-        yield checked_count(name, value, low, high)
+def _counts(**counts: Any) -> Iterator[Any]:
+    """Yield each count as an int, or None; raise ConfigError if it is not in its range."""
+    for name, value in counts.items():
+        smallest, largest = ARGUMENT_RANGES.get(name, (1, None))
+        yield checked_count(name, value, smallest, largest)
 
 
 def _rounds(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int, int]:
@@ -217,12 +219,12 @@ def _rounds(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int
             "leave it out",
         )
     if sampler == "grid":
-        return REFINE if refine is None else refine, 0
-    optuna_package('sampler="optuna"')  # or MissingDependencyError, before anything is written
+        return N_ROUNDS if refine is None else refine, 0
+    optuna_package('sampler="optuna"')  # raises MissingDependencyError before anything is written
     return 0, N_TRIALS if n_trials is None else n_trials
 
 
-def _tuned(
+def _search_result(
     config: RunConfig, table: SearchTable, sizes: TrialRow, candidates: Candidates
 ) -> Tuned:  # fmt: skip
     """Return the result of a search whose trainings are complete."""
@@ -234,8 +236,8 @@ def _tuned(
     edges = []
     for name in ("bandwidth", "ridge"):
         tried, value = table.tried(name, point.kernel), getattr(point, name)
-        at_end = len(tried) > 1 and value in (tried[0], tried[-1]) and value > 0
-        edges.append(at_end and not point.is_open)
+        is_at_end = len(tried) > 1 and value in (tried[0], tried[-1]) and value > 0
+        edges.append(is_at_end and not point.is_open)
     if not point.is_given:
         best = point.kernel, point.bandwidth, point.ridge
         metric = candidates.config(*best).model.metric
@@ -257,21 +259,25 @@ def _overrides(kernel: Any, bandwidth: float | None, ridge: float) -> dict[str, 
 
 
 def _loss_class(config: RunConfig) -> type[Loss] | None:
-    """Return the class of the loss that is minimised; None for squares."""
+    """Return the class of the loss that is minimised; None for the squared error."""
     loss = config.model.loss
     return None if loss == SQUARES else loss_class(loss)
 
 
 def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
-    """Return, as JSON values, what must not change when a search is resumed.
+    """Return the JSON values that must not change when a search is resumed.
 
-    That is everything except the searched settings and the evaluation metric.
+    These are all settings except the searched ones, and the data, but not the evaluation metric.
     """
     settings = candidates.trial.identity()
-    settings["data"].pop("train", None)  # the content of a store counts, and not its address
+    settings["data"].pop(
+        "train", None
+    )  # a store is identified by its content instead of its address
     for section, key in (("model", "kernel"), ("model", "bandwidth"), ("solver", "ridge")):
         settings[section].pop(key, None)
-    if settings["model"]["target_transform"] == "none":  # versions without the setting had this
+    if (
+        settings["model"]["target_transform"] == "none"
+    ):  # the behaviour of versions without this setting
         del settings["model"]["target_transform"]
     sample = {"rows": len(candidates.sample.X), "parts": candidates.n_parts}
     metrics = known_metrics(data.source.classes is not None, _loss_class(candidates.trial))

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from streamkern.kernels.notation import without_values
-from streamkern.tuning.metrics import Metric, Rows, squared_error, unpacked
+from streamkern.tuning.metrics import Metric, Rows, squared_standard_error, unpacked_predictions
 
 TrialRow = dict[str, Any]
 """Entries of a row of the table, or of a record."""
 TRIAL_GAIN_SE = 2
-"""Standard errors by which settings must be better than the given ones. With 1, the prediction of a
-single row could decide."""
+"""Number of standard errors by which settings must be better than the given ones. With 1, a single
+row could decide."""
 HELD_OUT = "held_out"
-"""Prefix of the names of figures on the held-out rows."""
+"""Prefix of the names of metrics on the held-out rows."""
 HELD_OUT_MSE = f"{HELD_OUT}_mse"
 
 
@@ -55,7 +55,7 @@ class TrialPoint:
         return any(record[HELD_OUT_MSE] is None for record in self.records)
 
     def figure(self, name: str) -> float:
-        """Return the mean of a figure over the splits."""
+        """Return the mean over the splits of an entry of the records."""
         return float(np.mean([record[name] for record in self.records]))
 
     def row(self) -> TrialRow:
@@ -84,7 +84,7 @@ class SearchTable:
     def add(self, point: TrialPoint) -> None:
         """Add a point, unless the table has it already."""
         settings = point.records[0]["settings"]
-        if all(other.records[0]["settings"] != settings for other in self.points):
+        if all(existing.records[0]["settings"] != settings for existing in self.points):
             self.points.append(point)
 
     def best(self) -> TrialPoint:
@@ -93,12 +93,12 @@ class SearchTable:
 
     def tried(self, name: str, kernel: Any) -> list[float]:
         """Return the values of "bandwidth" or "ridge" that were tried with a kernel, ascending."""
-        like = (p for p in self.points if not p.is_open and p.kernel == kernel)
-        values = {getattr(point, name) for point in like}
+        points = (p for p in self.points if not p.is_open and p.kernel == kernel)
+        values = {getattr(point, name) for point in points}
         return sorted(value for value in values if value is not None)
 
     def ranked(self) -> list[TrialPoint]:
-        """Return the points in the order of the metric and then of mse, best first.
+        """Return the points ordered by the metric and then by the mse, best first.
 
         Points whose training diverged are last.
         """
@@ -106,17 +106,18 @@ class SearchTable:
 
     def chosen(self) -> TrialPoint:
         """Return the point of the given settings, unless another one is significantly better."""
-        first = self.ranked()[0]
-        given = [p for p in self.points if p.is_given and self._compared(p, first)["within"]]
-        return given[0] if given else first
+        best = self.ranked()[0]
+        given_points = [p for p in self.points if p.is_given and self._compared(p, best)["within"]]
+        return given_points[0] if given_points else best
 
     def rows(self) -> list[TrialRow]:
-        """Return the rows of the table: the chosen one, and then the others, best first."""
+        """Return the rows of the table: the chosen point, then the others, best first."""
         ranked, chosen = self.ranked(), self.chosen()
-        rest = [point for point in ranked if point is not chosen]
-        return [{**p.row(), **self._compared(p, ranked[0])} for p in (chosen, *rest)]
+        others = [point for point in ranked if point is not chosen]
+        return [{**p.row(), **self._compared(p, ranked[0])} for p in (chosen, *others)]
 
     def _rank(self, point: TrialPoint) -> tuple[float, float]:
+        """Return the sort key of a point: the metric to minimise, and the mse."""
         return (self.loss(point), math.inf if point.diverged else point.figure(HELD_OUT_MSE))
 
     def loss(self, point: TrialPoint) -> float:
@@ -134,10 +135,12 @@ class SearchTable:
         """
         if point.diverged:
             return {"se": None, "within": False}
-        name, squares = self.metric.loss, 0.0
-        for record, other, weights in zip(point.records, best.records, self._weights, strict=True):
-            more = unpacked(record["losses"][name]) - unpacked(other["losses"][name])
-            squares += squared_error(more, weights)
-        se = math.sqrt(squares) / len(self._weights)
+        name, squared_se = self.metric.loss, 0.0
+        pairs = zip(point.records, best.records, self._weights, strict=True)
+        for record, best_record, weights in pairs:
+            losses = unpacked_predictions(record["losses"][name])
+            difference = losses - unpacked_predictions(best_record["losses"][name])
+            squared_se += squared_standard_error(difference, weights)
+        se = math.sqrt(squared_se) / len(self._weights)
         within = self.loss(point) - self.loss(best) <= TRIAL_GAIN_SE * se
         return {"se": se if math.isfinite(se) else None, "within": within}

@@ -309,7 +309,7 @@ def test_a_signal_in_setup_ends_the_run_with_75_and_the_same_command_goes_on(
 def test_a_run_that_keeps_nothing_ends_with_130(store: Path, number: signal.Signals) -> None:
     process = command("train", "--train", store, *LONG)
     assert process.stderr is not None
-    assert "the model is not kept" in process.stderr.readline()
+    assert "the model is not saved" in process.stderr.readline()
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == INTERRUPTED, err

@@ -210,7 +210,7 @@ def test_means_without_rows_are_moved_to_some() -> None:
     assert distortion(X, Z) < 4
 
 
-def chosen(run: ResolvedRun) -> tuple[choose_centers.Chosen, dict[str, Any]]:
+def chosen(run: ResolvedRun) -> tuple[choose_centers.ChosenCenters, dict[str, Any]]:
     events: list[tuple[str, dict[str, Any]]] = []
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
     found = choose_centers.choose_centers(run, dtype, lambda *event: events.append(event))

@@ -7,7 +7,7 @@ import pytest
 
 from streamkern.cli.described_store import store_text
 from streamkern.cli.glossary import (
-    FACTS,
+    FACT_MEANINGS,
     SETTING_MEANINGS,
     STORE_MEANINGS,
     glossary_page,
@@ -58,7 +58,7 @@ def test_every_setting_that_a_run_is_bound_to_is_explained() -> None:
 
 def test_every_parameter_of_a_kernel_is_explained() -> None:
     for name in KERNELS:
-        assert set(get_kernel(name, lambda geometry: 1.0).describe()) <= set(FACTS)
+        assert set(get_kernel(name, lambda geometry: 1.0).describe()) <= set(FACT_MEANINGS)
 
 
 @pytest.mark.parametrize("method", SHOWN)
@@ -108,8 +108,8 @@ def test_of_an_unfinished_store_too() -> None:
 
 
 def test_a_meaning_is_one_phrase_and_one_that_is_not_known_is_left_out() -> None:
-    for meaning in [*FACTS.values(), *STORE_MEANINGS.values()]:
+    for meaning in [*FACT_MEANINGS.values(), *STORE_MEANINGS.values()]:
         assert "\n" not in meaning
         assert ". " not in meaning
         assert not meaning.endswith(".")
-    assert with_meaning("nothing", "  nothing  1", FACTS) == "  nothing  1"
+    assert with_meaning("nothing", "  nothing  1", FACT_MEANINGS) == "  nothing  1"

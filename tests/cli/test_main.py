@@ -175,7 +175,7 @@ def test_ingest_info_and_the_library_agree(run: Run, tmp_path: Path) -> None:
     )
     code, _, err = run(*words, "--seed", 3)
     assert code == DONE
-    assert "is complete already, made by the same command" in err
+    assert "is already complete, from the same command" in err
     assert "already holds a store" in sentence(run(*words), USAGE)
     assert run(*words, "--overwrite")[0] == DONE
 
@@ -269,7 +269,7 @@ def test_plan_says_the_time_where_rows_can_be_read(run: Run, stores: Path, tmp_p
     code, out, err = run("plan", "--train", tmp_path / "bad.zarr", *BY_STEPS)
     assert code == DONE
     assert "expected on this machine" not in out
-    assert "the time is not known" in err
+    assert "the time is unknown" in err
 
 
 def test_plan_shows_what_a_continued_run_would_be(run: Run, stores: Path, tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_a_run_file_and_what_is_set_over_it(run: Run, stores: Path, tmp_path: Pa
     words = ("train", tmp_path / "run.toml", *settings, *FAST[2:])
     code, out, err = run(*words)
     assert code == DONE
-    assert "note: without --run-dir the model is not kept" in err
+    assert "note: without --run-dir the model is not saved" in err
     assert "samples" in out
 
 
@@ -465,7 +465,7 @@ def test_a_lost_run_json_is_no_lost_run(run: Run, stores: Path, tmp_path: Path) 
 
 BAD_TRAINING = {
     "wrong URL": (["--train", "nowhere.zarr"], "there is no zarr store at .*nowhere.zarr"),
-    "no such array": (["--set", "data.x=Z"], "'Z', 'y' were asked for; leave the names out"),
+    "no such array": (["--set", "data.x=Z"], "'Z', 'y' were requested; leave the names out"),
     "no such file": (["missing.toml"], "run file 'missing.toml' cannot be read"),
     "unknown scheme": (["--train", "what://x/y"], "what"),
     "batch above n": (
@@ -492,7 +492,7 @@ BAD_TRAINING = {
     "no such device": (["--set", "run.device=gpu:99"], "gpu:99|CuPy|cupy|CUDA"),
     "test set": (["--test", "nowhere.zarr"], "there is no zarr store at .*nowhere.zarr"),
     "centers": (["--set", "model.centers=nowhere.npy"], "no array of centers at nowhere.npy"),
-    "password": (["--train", "s3://me:secret@host/x"], "holds credentials, and other users"),
+    "password": (["--train", "s3://me:secret@host/x"], "holds credentials, which other users"),
 }
 
 
@@ -581,7 +581,7 @@ def test_a_model_for_other_rows(run: Run, stores: Path, tmp_path: Path, make_zar
         assert "rows of shape (4,), the model was trained on (5,)" in said
     assert not (tmp_path / "p.zarr").exists()
     other = make_zarr({"X": X[:50], "y": np.arange(50) % 4}, 50, "other.zarr")
-    assert "rows of the classes '0', '1'" in sentence(run("evaluate", place, other), USAGE)
+    assert "rows of the unknown classes '0', '1'" in sentence(run("evaluate", place, other), USAGE)
     none = sentence(run("evaluate", tmp_path / "none", stores / "test.zarr"), USAGE)
     assert "there is no run in" in none
     said = sentence(run("predict", place, stores / "test.zarr", stores / "train.zarr"), USAGE)
@@ -692,7 +692,7 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
     assert streamkern.open_store(tmp_path / "m.zarr").spec.fingerprint == spec.fingerprint
     code, _, err = run("augment", stores / "train.zarr", tmp_path / "a.zarr", *words)
     assert code == DONE
-    assert "is complete already, made by the same command" in err
+    assert "is already complete, from the same command" in err
     words = (*words, "--no-shuffle")
     said = sentence(run("augment", stores / "train.zarr", tmp_path / "a.zarr", *words), USAGE)
     assert "already holds a store" in said

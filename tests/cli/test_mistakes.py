@@ -12,7 +12,7 @@ import pytest
 
 import streamkern as sk
 from streamkern.cli.main import run_command
-from streamkern.cli.mistakes import _OPTIONS, _SETTINGS
+from streamkern.cli.mistakes import _OPTION_ALIASES, _SETTING_ALIASES
 from streamkern.cli.vocabulary import INGEST_COMMAND_OPTIONS
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem import objects
@@ -59,7 +59,7 @@ ANSWERS = {
     "train --train rides.zarr --set run=3": "run is a section of settings; name one",
     "train rides.csv": "streamkern ingest rides.csv rides.zarr --y NAME",
     "tune rides.csv": "--train rides.zarr",
-    "plan rides.zarr": "train on it with --train rides.zarr",
+    "plan rides.zarr": "give it as --train rides.zarr",
     "info nothing": "there is nothing at nothing",
     "fit x": "did you mean streamkern train?",
     "help": "did you mean streamkern --help?",
@@ -67,8 +67,8 @@ ANSWERS = {
     "-v": "did you mean --version?",
     "train -v": "streamkern train --help lists the options",
     "trian": "streamkern --help lists the commands",
-    "ingest rides.csv o.zarr --y": "--y has no value behind it; streamkern ingest --help",
-    "info runs/a --importances": "--importances has no value behind it; streamkern info --help",
+    "ingest rides.csv o.zarr --y": "--y needs a value; streamkern ingest --help",
+    "info runs/a --importances": "--importances needs a value; streamkern info --help",
     "train --train rides.zarr --epochs abc": '--epochs abc must be "auto" or a whole number',
     "ingest rides.csv o.zarr --seed x": "--seed x must be a whole number; correct it, or leave",
     "predict runs/a rides.csv o.csv --interval=x": "--interval x must be a number; correct it",
@@ -150,11 +150,11 @@ def test_what_is_suggested_is_there() -> None:
         for section, field in RunConfig.model_fields.items()
         for name in field.annotation.model_fields  # type: ignore[union-attr]
     }
-    assert set(_SETTINGS.values()) <= settings
+    assert set(_SETTING_ALIASES.values()) <= settings
     from streamkern.cli.main import COMMANDS, _command
 
     options = {word for name in COMMANDS for p in _command(name).params for word in p.opts}
-    assert set(_OPTIONS.values()) <= options | {"--version"}
+    assert set(_OPTION_ALIASES.values()) <= options | {"--version"}
     of_ingest = {param.name: param.opts[0] for param in _command("ingest").params}
     assert INGEST_COMMAND_OPTIONS.items() <= of_ingest.items()
 
@@ -162,8 +162,8 @@ def test_what_is_suggested_is_there() -> None:
 @pytest.fixture
 def refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that refuses is left at once, and not after a few seconds."""
-    assert objects._REFUSED_S < 10 < objects.DEADLINE_S
-    monkeypatch.setattr(objects, "_REFUSED_S", 0.0)
+    assert objects._REFUSED_RETRY_S < 10 < objects.DEADLINE_S
+    monkeypatch.setattr(objects, "_REFUSED_RETRY_S", 0.0)
 
 
 @pytest.mark.usefixtures("refused_once")

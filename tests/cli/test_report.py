@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     often = ("run.evaluate_every=50", "run.calibrate=false", "solver.name='block'")
     metric = ("model.metric='learn-diagonal'", "model.kernel='auto'")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(progress, "LOG_EVERY_S", 0.0)  # these runs take no second
+        patch.setattr(progress, "MIN_LOG_INTERVAL_S", 0.0)  # these runs take no second
         assert main.run_command(["train", *words(folder, folder / "one", *often)]) == DONE
         assert main.run_command(["train", *words(folder, folder / "two", *often, *metric)]) == DONE
     return folder
@@ -246,7 +246,7 @@ def test_what_is_no_page_is_never_replaced(run: Command, folder: Path, tmp_path:
     for out, said in (
         (mine, "was not made by streamkern report; name another file"),
         (tmp_path, "cannot be replaced (Is a directory); name another file"),
-        (tmp_path / "none" / "p.html", "make it first"),
+        (tmp_path / "none" / "p.html", "create it first"),
     ):
         code, _, err = run("report", one, "--out", out)
         assert (code, err.count("\n")) == (USAGE, 1)

@@ -38,7 +38,7 @@ def test_a_running_run_is_described_as_it_is_now(
 ) -> None:
     monkeypatch.setattr("streamkern.train.loop.guard.WINDOW", 2)
     monkeypatch.setattr("streamkern.train.loop.progress.WINDOW", 2)
-    monkeypatch.setattr("streamkern.train.loop.progress.LOG_EVERY_S", 0.0)
+    monkeypatch.setattr("streamkern.train.loop.progress.MIN_LOG_INTERVAL_S", 0.0)
     seen: dict[int, tuple[dict[str, Any], str]] = {}
 
     def look(record: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def test_steps_that_were_not_saved_are_not_those_of_a_stopped_run(
 def _only_when_due(trainer: Any) -> None:
     """As after a kill: nothing is saved on the way out."""
     if trainer.position.step % 4 == 0:
-        order, metrics = trainer.feed.loader.order_key(), trainer.evaluations.kept()
+        order, metrics = trainer.feed.loader.order_key(), trainer.evaluations.metrics_as_json()
         trainer.checkpoints.save(trainer.steps, {"order": order, "metrics": metrics}, lambda: None)
 
 

@@ -31,15 +31,15 @@ def test_a_run_of_more_than_a_minute_is_kept_where_no_place_was_given(
 ) -> None:
     words = ["train", "--train", "rides.zarr", "--epochs", "1", *QUICK]
     assert run_command(words) == 0
-    assert "without --run-dir the model is not kept" in capsys.readouterr().err
+    assert "without --run-dir the model is not saved" in capsys.readouterr().err
     assert not Path("runs").exists()
     monkeypatch.setattr(runs, "_expected_seconds", lambda *_: 3600.0)
     for place in ("runs/rides", "runs/rides-2"):
         assert run_command(words) == 0
-        assert f"it is kept in {place}" in capsys.readouterr().err.replace("\n", " ")
+        assert f"it is saved in {place}" in capsys.readouterr().err.replace("\n", " ")
         assert len(sk.load(place).centers_) == 30
     assert run_command([*words, "--run-dir", "runs/rides"]) == 0  # the command that the note names
-    assert "had come to its end" in capsys.readouterr().err
+    assert "was already finished" in capsys.readouterr().err
 
 
 def test_a_run_that_takes_one_pass_is_whole_after_it(

@@ -157,9 +157,9 @@ def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
     with open(tmp_path / "b.csv", encoding="utf-8") as file:
         rows = [[float(cell) for cell in list(row.values())[1:]] for row in csv.DictReader(file)]
     np.testing.assert_allclose(rows, whole, atol=1e-4)
-    with pytest.raises(ConfigError, match=r"interval=0\.99 needs more than the 50 rows"):
+    with pytest.raises(ConfigError, match=r"interval=0\.99 needs more than 50 calibration rows"):
         model.predict(X, interval=0.99, normalised=True)
-    with pytest.raises(ConfigError, match="normalised=True is for intervals; give interval"):
+    with pytest.raises(ConfigError, match="normalised=True needs an interval; give interval"):
         model.predict(X, normalised=True)
     lazy = on_demand("dask.array").from_array(X)
     with pytest.raises(ConfigError, match="not available for Dask arrays"):
@@ -169,13 +169,13 @@ def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
     # as it was saved before
     model._fitted_ = replace(fitted, calibration=replace(known, normalised=None))
     for place in ({}, {"out": tmp_path / "c.csv"}):
-        with pytest.raises(ConfigError, match="normalised=True needs a model that was calibrated"):
+        with pytest.raises(ConfigError, match="normalised=True needs a residual scale"):
             model.predict(X, interval=0.8, normalised=True, **place)
     assert model.predict(X[:3], interval=0.8)[1].shape == (3, 2)
 
 
 def test_what_is_refused(classifier: KernelClassifier, regressor: KernelRegressor) -> None:
-    with pytest.raises(ConfigError, match=r"interval=0\.999 needs more than the 100 rows"):
+    with pytest.raises(ConfigError, match=r"interval=0\.999 needs more than 100 calibration rows"):
         regressor.predict(X, interval=0.999)
     with pytest.raises(ConfigError, match="interval=2 must be a number between"):
         classifier.predict(X, interval=2)
@@ -184,7 +184,7 @@ def test_what_is_refused(classifier: KernelClassifier, regressor: KernelRegresso
     with pytest.raises(ConfigError, match="not available for Dask arrays"):
         regressor.predict(on_demand("dask.array").from_array(X), interval=0.9)
     plain = KernelRegressor(**QUICK | {"calibrate": False}).fit(X[FIT], t[FIT])
-    with pytest.raises(ConfigError, match="none were, as calibrate=False asks for; train with"):
+    with pytest.raises(ConfigError, match="has none, as calibrate=False asks for; train with"):
         plain.predict(X, interval=0.9)
     labels = np.stack((y == "yes", t > 0), axis=1).astype(int)
     with pytest.raises(ConfigError, match="calibrate=True is for rows of one class each"):

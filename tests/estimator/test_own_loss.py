@@ -172,7 +172,7 @@ def test_a_run_file_with_an_own_loss_is_written_and_read_again(tmp_path: Path) -
 
 
 def test_own_losses_are_for_values(tmp_path: Path) -> None:
-    with pytest.raises(sk.ConfigError, match="is for values, and the targets are classes"):
+    with pytest.raises(sk.ConfigError, match="is for values, but the targets are classes"):
         sk.KernelClassifier(loss=LogCosh(), **SMALL).fit(X, Y > 0)
     with pytest.raises(sk.ConfigError, match=r"quantile=0\.5 is not used by loss=LogCosh"):
         sk.KernelRegressor(loss=LogCosh(), quantile=0.5, **SMALL).fit(X, Y)

@@ -20,7 +20,7 @@ import streamkern as sk
 from streamkern.kernels import notation
 from streamkern.train.resolve.training_data import open_data
 from streamkern.tuning.candidates import Candidates, FixedSizes
-from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES, probabilities
+from streamkern.tuning.metrics import CLASS_METRICS, REGRESSION_METRICS, probabilities
 
 Array = npt.NDArray[Any]
 # A search of few trainings.
@@ -52,8 +52,8 @@ def held_out(config: Any, source: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("kind", "metric"),
     [
-        *((sk.KernelClassifier, k) for k in OF_CLASSES),
-        *((sk.KernelRegressor, k) for k in OF_VALUES),
+        *((sk.KernelClassifier, k) for k in CLASS_METRICS),
+        *((sk.KernelRegressor, k) for k in REGRESSION_METRICS),
     ],
 )
 def test_figures_are_those_of_predictions_of_the_rows_held_out(kind: Any, metric: str) -> None:
@@ -153,7 +153,7 @@ def test_which_trainings_learn_a_metric() -> None:
         made = Candidates(config, data, FixedSizes(None, 40, 2), 1, distances)
         asked = [("laplace", 3.0, 0.0), ("laplace_l1", 3.0, 0.0), ("gaussian", None, 0.0)]
         return [
-            made.in_metric(made.trial).model.metric,
+            made.with_chosen_metric(made.trial).model.metric,
             *(made.config(*each).model.metric for each in asked),
         ]
 
@@ -273,7 +273,7 @@ def test_another_metric_trains_nothing_again(tmp_path: Path) -> None:
     first = search("accuracy", kernels=["laplace"])
     assert len(trained) == 3
     assert all("losses" not in record for record in trained)
-    for metric in OF_CLASSES:
+    for metric in CLASS_METRICS:
         again = search(metric, kernels=["laplace"])
         assert json.loads((tmp_path / "t" / "result.json").read_text())["metric"] == metric
         fresh = sk.tune(X, y, metric=metric, kernels=["laplace"], **QUICK)
@@ -344,7 +344,7 @@ def test_a_kernel_that_carries_a_metric_is_searched_in_it(scales: Any) -> None:
     one, other = ([row["held_out_mse"] for row in tuned.table] for tuned in found)
     assert one == other
     np.testing.assert_array_equal(found[0].estimator.metric, np.array(scales))
-    with pytest.raises(sk.ConfigError, match=r"a search has one for all kernels"):
+    with pytest.raises(sk.ConfigError, match=r"a search uses one metric for all kernels"):
         sk.tune(rows, rows[:, 0], kernels=[sk.Laplace(metric=np.array(scales))])
     both = sk.KernelRegressor(kernel=sk.Laplace(metric=np.array(scales)), metric=[1.0, 1.0])
     with pytest.raises(sk.ConfigError, match="leave metric= out of the estimator"):

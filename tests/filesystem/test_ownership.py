@@ -16,7 +16,7 @@ from streamkern.cli.main import run_command
 from streamkern.filesystem.ownership import (
     ATTRIBUTE,
     PREDICTIONS,
-    begin,
+    begin_group,
     enclosing,
     mark_at,
     place_kind,
@@ -37,14 +37,14 @@ def store_at(url: str) -> Any:
 
 
 def predictions(url: str) -> None:
-    group = begin(store_at(url), url, MARK)
+    group = begin_group(store_at(url), url, MARK)
     group.create_array("values", data=np.ones((8, 2)), chunks=(4, 2))
     publish_group(group, {**MARK, "status": "complete"})
 
 
 def test_the_mark_is_there_from_the_first_file_on(tmp_path: Path) -> None:
     url = str(tmp_path / "p")
-    begin(store_at(url), url, MARK)
+    begin_group(store_at(url), url, MARK)
     assert tree(tmp_path / "p").keys() == {"zarr.json"}
     assert mark_at(store_at(url), url) == MARK
 
@@ -61,7 +61,7 @@ def test_what_is_replaced_goes_and_strangers_files_stay(local: bool, tmp_path: P
             (tmp_path / "p" / name).write_text(name)
         else:
             store.objects.put(name, name.encode())
-    group = begin(store, url, MARK)
+    group = begin_group(store, url, MARK)
     assert "values" not in group
     assert group.attrs[ATTRIBUTE] == MARK
     if local:
@@ -78,7 +78,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/0").write_text("mine")
     (tmp_path / "p/values/c/5").symlink_to(tmp_path / "elsewhere")
-    begin(store_at(url), url, MARK)
+    begin_group(store_at(url), url, MARK)
     assert tree(tmp_path / "elsewhere") == {"0": b"mine"}
 
 
@@ -96,7 +96,7 @@ def test_what_does_not_say_that_it_is_ours_is_refused(what: str, tmp_path: Path)
         (place / ("zarr.json" if what == "unreadable" else "notes.txt")).write_text("{")
     before = tree(tmp_path)
     with pytest.raises(DataError, match="holds something streamkern did not write"):
-        begin(store_at(str(place)), str(place), MARK)
+        begin_group(store_at(str(place)), str(place), MARK)
     assert tree(tmp_path) == before
 
 
@@ -104,7 +104,7 @@ def test_one_kind_does_not_replace_another(tmp_path: Path) -> None:
     url = str(tmp_path / "p")
     predictions(url)
     with pytest.raises(DataError, match=r"kind 'predictions' .* where 'store' would go"):
-        begin(store_at(url), url, {**MARK, "kind": "store"})
+        begin_group(store_at(url), url, {**MARK, "kind": "store"})
 
 
 def test_a_place_where_the_first_file_was_not_finished_is_free(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_wrong_place_is_answered_with_what_it_is(places: Path) -> None:
                 load(name)
             assert words in str(caught.value), (name, str(caught.value))
     stores = {
-        "runs/first": "is a run directory and no zarr store", "rows.tar": "unpack it",
+        "runs/first": "is a run directory, not a zarr store", "rows.tar": "unpack it",
         "rows.npz": "make one of it with streamkern ingest", "runs": "is a folder of runs",
         "project": "a folder of other files",
     }  # fmt: skip

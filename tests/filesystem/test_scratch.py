@@ -309,7 +309,7 @@ def test_the_folder_of_a_killed_process_is_removed_without_another_command(
 @pytest.mark.skipif(os.name != "posix", reason="the guard is a shell")
 def test_the_guard_ends_though_another_process_holds_its_pipe() -> None:
     folder, lock = locked_folder(FIT_PREFIX)
-    guard = abandoned._guards[folder]
+    guard = abandoned._guard_processes[folder]
     assert guard.stdin is not None
     held = os.dup(guard.stdin.fileno())  # as a forked process has it
     try:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from streamkern.filesystem.waiting import backoff_delays, within
+from streamkern.filesystem.waiting import await_within, backoff_delays
 
 FIRST_S, LONGEST_S = 0.1, 10.0
 BOUNDS_S = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]
@@ -38,7 +38,7 @@ def test_no_try_begins_after_the_end() -> None:
 
 async def _cancelled(answer: asyncio.Future[None], request: Awaitable[None]) -> None:
     """Cancel a request that waits for `answer` in the instant in which the answer fails."""
-    task = asyncio.ensure_future(within(60.0, request))
+    task = asyncio.ensure_future(await_within(60.0, request))
     await asyncio.sleep(0.01)
     if not answer.done():
         answer.set_exception(OSError("server error"))
@@ -75,6 +75,6 @@ def test_errors_and_the_time_limit_of_a_request_are_raised() -> None:
         raise OSError("server error")
 
     with pytest.raises(OSError, match="server error"):
-        asyncio.run(within(60.0, fails()))
+        asyncio.run(await_within(60.0, fails()))
     with pytest.raises(TimeoutError):
-        asyncio.run(within(0.01, asyncio.sleep(30)))
+        asyncio.run(await_within(0.01, asyncio.sleep(30)))

@@ -30,7 +30,7 @@ from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.ingest.append import append
 from streamkern.ingest.ingest import ingest
 from streamkern.store import zarr_json
-from streamkern.store.appender import StoreAppender, complete
+from streamkern.store.appender import StoreAppender, complete_append
 from streamkern.store.describe import describe_store
 from streamkern.store.layout import StoreSpec
 from streamkern.store.store import Store, open_store
@@ -251,7 +251,7 @@ def test_a_store_that_travels_arrives_as_it_was_or_not_at_all(tmp_path: Path) ->
     travelling = pickle.dumps(open_store(place))
     assert pickle.loads(travelling).spec.n_rows == 20
     added(place, rows(9, 1))
-    with pytest.raises(DataError, match=r"rows were appended .* with 20, .* --continue"):
+    with pytest.raises(DataError, match=r"rows were appended .* with 20 rows, .* --continue"):
         pickle.loads(travelling)
     shutil.rmtree(place)
     stored(place, rows(20, 5))
@@ -266,7 +266,9 @@ def test_a_store_that_was_opened_and_not_read_before_two_appends_says_so(tmp_pat
     for k in range(1, 3):
         added(place, rows(9, k))
     for call in (partial(old.read_chunk, 0), old.verify, other.verify):
-        with pytest.raises(DataError, match=r"rows were appended .* with 21, .* open it again"):
+        with pytest.raises(
+            DataError, match=r"rows were appended .* with 21 rows, .* open it again"
+        ):
             call()
 
 
@@ -352,7 +354,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[], object
             call()
 
 
-@pytest.mark.parametrize("name", ["_write_crcs", "_check_place", "_begin", "write_chunk"])
+@pytest.mark.parametrize("name", ["_write_crcs", "_check_unchanged", "_begin", "write_chunk"])
 def test_other_rows_may_be_appended_after_a_kill(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,7 +392,7 @@ def test_what_was_left_to_do_after_the_one_step_is_done_by_the_same_call(tmp_pat
     check_rows(open_store(place), *parts)
     assert added(place, parts[1]).n_rows == 51
     assert zarr.open_array(place / "X", mode="r").shape == (51, D)
-    complete(place)
+    complete_append(place)
 
 
 def test_the_same_rows_twice_in_a_row_need_another_seed(tmp_path: Path) -> None:
@@ -416,7 +418,7 @@ def test_rows_that_only_look_the_same_are_not_taken_for_it(tmp_path: Path) -> No
 def test_a_second_call_is_refused_while_one_is_at_work(tmp_path: Path) -> None:
     place = stored(tmp_path / "s", rows(21, 0))
     with Scratch(scratch_folder(place, ending=".append")) as other:
-        other.hold()
+        other.claim()
         with pytest.raises(DataError, match="in use by another call for the same output"):
             added(place, rows(9, 1))
         other.discard()
@@ -427,14 +429,14 @@ def test_a_store_that_was_replaced_meanwhile_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, other = stored(tmp_path / "s", rows(21, 0)), rows(21, 5)
-    check = StoreAppender._check_place
+    check = StoreAppender._check_unchanged
 
     def replaced(self: StoreAppender) -> None:
         ingest(other["inputs"], place, y=other["y"], overwrite=True, chunk_mb=128 / 2**20)
         check(self)
 
-    monkeypatch.setattr(StoreAppender, "_check_place", replaced)
-    with pytest.raises(DataError, match="it was replaced meanwhile"):
+    monkeypatch.setattr(StoreAppender, "_check_unchanged", replaced)
+    with pytest.raises(DataError, match="it was replaced while they were written"):
         added(place, rows(9, 1))
     check_rows(open_store(place), other)
 
@@ -506,7 +508,7 @@ X9 = rows(9, 1)["inputs"]
 REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "class": (DataError, "row 2 is 'Bern', which is none of the classes",
               {"inputs": X9, "y": np.array([*"ab", "Bern"] * 3).astype("U4")}),
-    "shape": (DataError, r"shape \(3,\), and those of the store have \(4,\)",
+    "shape": (DataError, r"shape \(3,\), but those of the store have \(4,\)",
               {"inputs": X9[:, :3], "y": NAMES[[0] * 9]}),
     "dtype": (DataError, "float64, .* stored as float32, .*pass dtype='float32' if the store",
               {"inputs": X9.astype(np.float64), "y": NAMES[[0] * 9]}),

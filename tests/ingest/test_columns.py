@@ -97,8 +97,8 @@ def test_columns_are_chosen_by_name_or_position(tmp_path: Path, kind: str) -> No
     for wrong, said in (
         (["nope"], "has no column 'nope'; it has 'a', 'b', 'c', 'label'"),
         ([9], "has no column 9; it has"),
-        (["a", "a"], "column 'a' of .* is asked for twice"),
-        (["label", "a"], "column 'label' of .* is asked for twice"),
+        (["a", "a"], "column 'a' of .* is requested twice"),
+        (["label", "a"], "column 'label' of .* is requested twice"),
         ([], "has no column left as a feature beside label"),
     ):
         with pytest.raises(DataError, match=said):
@@ -257,7 +257,7 @@ def test_values_in_the_place_of_columns_are_answered_with_what_to_do(tmp_path: P
     csv.write_text("a,b,y\n1,2,3\n4,5,6\n7,8,10\n2,4,9\n")
     for y in (np.arange(4.0), [1.5, 2.5, 3.5, 4.5], ["p", "q", "p", "q"], [0, 1, 0, 1]):
         with pytest.raises(
-            DataError, match=r"y holds values, and .*t\.csv is a table with targets"
+            DataError, match=r"y holds values, but .*t\.csv is a table with targets"
         ):
             ingest(csv, tmp_path / "s.zarr", y=y)
     assert ingest(csv, tmp_path / "s.zarr", y=["b", "y"]).n_outputs == 2

@@ -155,7 +155,7 @@ def test_an_unfinished_store_resumes_with_the_same_rows_only(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ingest_module, "fill", stop)
+        patch.setattr(ingest_module, "fill_store", stop)
         with pytest.raises(KeyboardInterrupt):
             stored(place, data)
     with pytest.raises(ResumeMismatchError):

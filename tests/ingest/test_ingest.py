@@ -621,8 +621,8 @@ def test_a_remote_file_replaced_while_it_is_read_makes_no_store(
     """Parquet's reader seeks: the end of the file is the first thing it reads, not the last. An
     HDF5 file is fetched before a row is read.
     """
-    monkeypatch.setattr(remote_file, "_RANGE", 4096)
-    monkeypatch.setattr(input_files, "_PIECE", 4096)
+    monkeypatch.setattr(remote_file, "_RANGE_BYTES", 4096)
+    monkeypatch.setattr(input_files, "_COPY_BYTES", 4096)
     url, rows = f"{memory_url()}/t.{kind}", 40_000
     versions = [as_file(kind, value, rows, tmp_path) for value in (1, 2)]
     assert len(versions[0]) == len(versions[1])
@@ -765,7 +765,7 @@ import os, signal, sys
 import numpy as np
 from streamkern.ingest import first_pass
 from streamkern.ingest.ingest import ingest
-first_pass._SAVE_EVERY = 20_000
+first_pass._SAVE_INTERVAL_BYTES = 20_000
 stage, stop_at, out, how = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 def progress(what, done, total):
     if what == stage and done >= stop_at:

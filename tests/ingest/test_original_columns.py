@@ -79,7 +79,7 @@ def test_a_file_that_changed_is_refused(tmp_path: Path, when: str) -> None:
         if when == "between":
             next(blocks)
         os.utime(path, (1, 1))
-        with pytest.raises(DataError, match="was changed while it was predicted"):
+        with pytest.raises(DataError, match="was changed while its rows were predicted"):
             list(blocks)
 
 

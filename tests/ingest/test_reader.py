@@ -225,7 +225,7 @@ def test_what_users_say_of_columns(tmp_path: Path) -> None:
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", numeric="n", drop="day")
     with pytest.raises(DataError, match=r"has no column 'dya' to leave out; it has 'zip', 'day'"):
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", drop="dya")
-    with pytest.raises(DataError, match=r"'y' of .* is a target or weight, and cannot be dropped"):
+    with pytest.raises(DataError, match=r"'y' of .* is a target or weight and cannot be dropped"):
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", drop="y")
     assert not (tmp_path / "n.zarr").exists()
 
@@ -331,7 +331,7 @@ def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
     table, place = csv_of(tmp_path, 12_000), tmp_path / "s.zarr"
     call: dict[str, Any] = WISH | {"memory": 1 << 20, "chunk_mb": 0.05}
     whole = ingest(table, tmp_path / "whole.zarr", **call)
-    monkeypatch.setattr(first_pass, "_SAVE_EVERY", 1 << 15)
+    monkeypatch.setattr(first_pass, "_SAVE_INTERVAL_BYTES", 1 << 15)
     take = Spool.append
 
     def dies(self: Spool, *rows: Any) -> None:
@@ -343,7 +343,7 @@ def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
     with pytest.raises(Killed):
         ingest(table, place, **call)
     with Scratch(scratch_folder(place)) as left:
-        assert left.holds("")
+        assert left.has_state("")
     rows: list[int] = []
     monkeypatch.setattr(
         Spool, "append", lambda self, *more: (rows.append(len(more[0])), take(self, *more))[1]
@@ -359,13 +359,13 @@ def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
     [
         ({"encode": "no"}, "encode='no' is unknown"),
         ({"encode": "none", "numeric": "a"}, "numeric= says how to encode"),
-        ({"like": "s.zarr", "drop": "id"}, "drop= makes no sense beside like="),
+        ({"like": "s.zarr", "drop": "id"}, "drop= contradicts like="),
         ({"like": "plain.zarr"}, "the store that like= names holds plain numbers"),
         ({"categorical": 3}, "categorical=3 must be names of columns"),
         ({"na_values": [None]}, r"na_values=\[None\] must be text or numbers"),
         ({"dates": {"since": 5}}, "must be a form with a year"),
         ({"dates": {"since": "%d/%m"}}, "must be a form with a year"),
-        ({"dates": {"since": "%Y-W%W"}}, "has %W, which says no one time"),
+        ({"dates": {"since": "%Y-W%W"}}, "has %W, which does not determine a date"),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:

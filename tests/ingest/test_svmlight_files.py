@@ -35,7 +35,7 @@ def read(url: Any, block_bytes: int = 1 << 20, start: int = 0, **wish: Any) -> t
 def test_rows_are_those_of_scikit_learn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, zero_based: bool
 ) -> None:
-    monkeypatch.setattr("streamkern.ingest.svmlight_files._PIECE", 700)
+    monkeypatch.setattr("streamkern.ingest.svmlight_files._PIECE_BYTES", 700)
     path = tmp_path / "a.svm"
     dump_svmlight_file(
         MATRIX, LABELS, str(path), zero_based=zero_based, comment="hi", query_id=np.arange(200)
@@ -94,7 +94,7 @@ def test_a_wrong_line_is_refused_by_its_number(
     """Comments and blank lines count, also where a piece of the file ends."""
     (tmp_path / "a.svm").write_text("# a\n\n" + "1 1:1\n" * 40 + line + "\n" + "2 1:1\n" * 30)
     for piece in (7, 100, 4 << 20):
-        monkeypatch.setattr("streamkern.ingest.svmlight_files._PIECE", piece)
+        monkeypatch.setattr("streamkern.ingest.svmlight_files._PIECE_BYTES", piece)
         with pytest.raises(DataError, match=f"a.svm, line 43, .*{words}"):
             read(tmp_path / "a.svm")
 
@@ -129,7 +129,7 @@ def test_files_that_belong_together_number_their_features_alike(tmp_path: Path) 
         np.testing.assert_array_equal(X, np.vstack([wanted[k].toarray() for k in order]))
     X, _ = read(both, x=6)
     np.testing.assert_array_equal(X[:, :4], np.vstack([wanted[k].toarray() for k in (0, 2)]))
-    with pytest.raises(DataError, match="counted from 0, and 3 features"):
+    with pytest.raises(DataError, match="counted from 0, but 3 features"):
         read(both, x=3)
 
 

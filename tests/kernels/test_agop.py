@@ -105,7 +105,7 @@ def test_without_weights_all_rows_count_alike() -> None:
 
 def test_groups_of_outputs_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = found(KERNELS["laplace"])
-    monkeypatch.setattr(agop, "METRIC_COLUMNS", 2 * (D + 1))
+    monkeypatch.setattr(agop, "MAX_DERIVATIVE_COLUMNS", 2 * (D + 1))
     # Entries are sums of terms of both signs, as large as the largest of them.
     atol = 1e-12 * float(np.abs(truth).max())
     np.testing.assert_allclose(found(KERNELS["laplace"]), truth, rtol=0, atol=atol)

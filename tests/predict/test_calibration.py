@@ -19,11 +19,11 @@ def test_of_any_rows_each_by_the_others(scores: np.ndarray, level: float) -> Non
     """The average over which row is the new one is the probability, where all are as likely."""
     n = len(scores)
     if n / 1.0 * (1 - level) < 1:  # n - 1 rows cannot tell
-        with pytest.raises(ConfigError, match="rows that were set aside"):
-            Intervals.of(scores[1:, None], None).reach(min(level + 1 / n, 0.999))
+        with pytest.raises(ConfigError, match="calibration rows, which allow"):
+            Intervals.of(scores[1:, None], None).score_quantile(min(level + 1 / n, 0.999))
         return
     inside = [
-        scores[k] <= Intervals.of(np.delete(scores, k)[:, None], None).reach(level)[0]
+        scores[k] <= Intervals.of(np.delete(scores, k)[:, None], None).score_quantile(level)[0]
         for k in range(n)
     ]
     assert np.mean(inside) >= level - 1e-9
@@ -43,11 +43,11 @@ def test_weights_are_counts(scores: np.ndarray) -> None:
     of_both = Intervals.of(scores[:, None], w)
     often = np.sort(np.repeat(scores, w.astype(int)))
     assert (
-        abs(np.searchsorted(often, of_both.reach(0.5)[0]) - len(often) / 2)
-        <= 2 + (often == of_both.reach(0.5)[0]).sum()
+        abs(np.searchsorted(often, of_both.score_quantile(0.5)[0]) - len(often) / 2)
+        <= 2 + (often == of_both.score_quantile(0.5)[0]).sum()
     )
     again = Intervals.from_arrays(of_both.arrays())
-    np.testing.assert_array_equal(again.reach(0.5), of_both.reach(0.5))
+    np.testing.assert_array_equal(again.score_quantile(0.5), of_both.score_quantile(0.5))
 
 
 @given(SCORES, st.integers(0, 2**31), st.floats(0.05, 0.95))
@@ -62,10 +62,10 @@ def test_a_row_of_any_weight_up_to_the_heaviest(
     if min(abs(share - level)) < 1e-6:
         return
     if place == len(scores):
-        with pytest.raises(ConfigError, match="rows that were set aside"):
-            Intervals.of(scores[:, None], w).reach(level)
+        with pytest.raises(ConfigError, match="calibration rows, which allow"):
+            Intervals.of(scores[:, None], w).score_quantile(level)
     else:
-        assert Intervals.of(scores[:, None], w).reach(level)[0] == scores[order][place]
+        assert Intervals.of(scores[:, None], w).score_quantile(level)[0] == scores[order][place]
 
 
 def test_sets_have_the_likeliest_class_and_hold_the_truth() -> None:
@@ -77,13 +77,15 @@ def test_sets_have_the_likeliest_class_and_hold_the_truth() -> None:
     held = sets[np.arange(38_000), labels[2000:]].mean()
     assert 0.88 < held < 0.95  # more than asked, as no set is empty
     assert sets[np.arange(38_000), p[2000:].argmax(axis=1)].all()
-    np.testing.assert_array_equal(Intervals.of(np.array([[1.0, 2.0]] * 9), None).reach(0.9), [1, 2])
+    np.testing.assert_array_equal(
+        Intervals.of(np.array([[1.0, 2.0]] * 9), None).score_quantile(0.9), [1, 2]
+    )
 
 
 def test_wrong_levels_are_refused() -> None:
     for level in (0, 1, -0.1, 2, "0.9", None, True, float("nan")):
         with pytest.raises(ConfigError, match="interval="):
-            Intervals.of(np.ones((30, 1)), None).reach(level)  # type: ignore[arg-type]
+            Intervals.of(np.ones((30, 1)), None).score_quantile(level)  # type: ignore[arg-type]
 
 
 def test_stored_intervals_of_values_are_restored() -> None:
@@ -91,7 +93,9 @@ def test_stored_intervals_of_values_are_restored() -> None:
     made = Calibration.of_values(F, Y, None)
     again = Calibration.from_arrays(made.arrays() | {"alpha": np.ones(3)})
     assert again is not None
-    np.testing.assert_array_equal(again.intervals.reach(0.5), made.intervals.reach(0.5))
+    np.testing.assert_array_equal(
+        again.intervals.score_quantile(0.5), made.intervals.score_quantile(0.5)
+    )
     assert Calibration.from_arrays({"alpha": np.ones(3)}) is None
 
 
@@ -102,12 +106,12 @@ def test_values_of_one_origin_count_as_one_in_intervals() -> None:
     calibration = Calibration.of_values(F[origins], Y[origins], None, origins)
     residuals = np.sort(np.abs(F - Y), axis=0)
     np.testing.assert_array_equal(
-        calibration.intervals.reach(0.9), residuals[27]
+        calibration.intervals.score_quantile(0.9), residuals[27]
     )  # ceil(31 * 0.9) - 1
     few = origins[origins < 6]
     of_few = Calibration.of_values(F[few], Y[few], None, few)
-    with pytest.raises(ConfigError, match="more than the 6 rows"):
-        of_few.intervals.reach(0.9)
+    with pytest.raises(ConfigError, match="more than 6 calibration rows"):
+        of_few.intervals.score_quantile(0.9)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -124,7 +128,9 @@ def test_rows_of_one_origin_count_as_one(weighted: bool) -> None:
     assert calibration.probabilities is not None
     assert once.probabilities is not None
     assert calibration.describe()["rows"] == once.describe()["rows"] == 120
-    np.testing.assert_allclose(calibration.intervals.reach(0.8), once.intervals.reach(0.8))
+    np.testing.assert_allclose(
+        calibration.intervals.score_quantile(0.8), once.intervals.score_quantile(0.8)
+    )
     assert calibration.probabilities.method == once.probabilities.method
     np.testing.assert_allclose(calibration.probabilities(F), once.probabilities(F), rtol=1e-9)
     distinct = Calibration.of_classes(F, labels, None, np.arange(120)[::-1])

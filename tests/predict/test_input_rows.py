@@ -541,9 +541,9 @@ def test_what_is_no_such_table_is_refused(encoded: Path, run: Run, tmp_path: Pat
     ingest(tables.troubled(300, 2), tmp_path / "other.zarr", y=tables.TARGET, drop=tables.ID)
     ingest(np.ones((3, 20)), tmp_path / "plain.zarr", y=np.arange(3.0))
     for inputs, said in (
-        (tmp_path / "rows.npz", "was trained on an encoded table, and takes rows of a CSV"),
+        (tmp_path / "rows.npz", "was trained on a table, but the rows are of"),
         (tmp_path / "other.zarr", "the data is a table that was encoded in another way"),
-        (tmp_path / "plain.zarr", "the data holds numbers, and the columns wanted are those of"),
+        (tmp_path / "plain.zarr", "the data holds plain numbers, but the features of"),
     ):
         code, _, err = run("predict", encoded / "run", inputs, tmp_path / "out.csv")
         assert code == 2

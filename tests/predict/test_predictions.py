@@ -25,7 +25,7 @@ from streamkern.basics.errors import (
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.predict import prediction_buffer, prediction_files, prediction_table
 from streamkern.predict.prediction_buffer import PredictionBuffer
-from streamkern.predict.prediction_table import PredictionTable, answered_labels
+from streamkern.predict.prediction_table import PredictionTable, output_labels
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.model import kernel_model as model_module
 from streamkern.train.model.kernel_model import KernelModel
@@ -84,7 +84,7 @@ def _small_slabs(set_attribute: Any) -> None:
     set_attribute(model_module, "EVALUATED_ROWS", 10)
     set_attribute(prediction_table, "CHUNK_BYTES", 17 * C * 4)
     set_attribute(prediction_buffer, "BUFFER_SLAB_BYTES", 40 * (8 + C * 4))
-    set_attribute(prediction_buffer, "DISTRIBUTED_BYTES", 23 * (8 + C * 4))
+    set_attribute(prediction_buffer, "PENDING_BYTES", 23 * (8 + C * 4))
     set_attribute(prediction_buffer, "SAVE_EVERY_S", 0.0)
 
 
@@ -154,7 +154,7 @@ def test_damaged_row_numbers_are_refused(model: KernelModel, tmp_path: Path) -> 
     for damage in (numbers[6], 1 << 40):
         source.numbers[5] = damage
         for predict in (model.predict, lambda rows: model.predict_to(rows, tmp_path / "out.csv")):
-            with pytest.raises(DataError, match="the numbers of its rows are damaged"):
+            with pytest.raises(DataError, match=r"numbers.* are damaged"):
                 predict(source)
     assert os.listdir(tmp_path) == []
 
@@ -164,7 +164,7 @@ def test_predictions_are_put_in_order_in_bounded_memory(
 ) -> None:
     """40 MB of answers in random order through slabs of 1 MB."""
     monkeypatch.setattr(prediction_buffer, "BUFFER_SLAB_BYTES", 1 << 20)
-    monkeypatch.setattr(prediction_buffer, "DISTRIBUTED_BYTES", 1 << 20)
+    monkeypatch.setattr(prediction_buffer, "PENDING_BYTES", 1 << 20)
     n, step = 1_000_000, 20_000
     order = np.random.default_rng(0).permutation(n)
     with traced_memory() as traced, Scratch(tmp_path / "s") as scratch:
@@ -246,9 +246,9 @@ def test_values_have_no_labels(regression: Result, tmp_path: Path) -> None:
 
 
 def test_labels_are_whole_numbers_where_all_classes_are() -> None:
-    assert answered_labels(("3", "5", "-7"), None).tolist() == [3, 5, -7]
+    assert output_labels(("3", "5", "-7"), None).tolist() == [3, 5, -7]
     for names in (("3", "05"), ("3", "x"), ("9" * 30, "1")):
-        assert answered_labels(names, None).tolist() == [*names]
+        assert output_labels(names, None).tolist() == [*names]
 
 
 def test_columns_of_a_table_have_different_names() -> None:
@@ -283,7 +283,7 @@ def test_predictions_are_not_overwritten_unasked(
     url = tmp_path / f"out{ending}"
     model.predict_to(array_source(20, 5), url)
     before = tree(tmp_path)
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         model.predict_to(array_source(30, 6), url)
     assert tree(tmp_path) == before
     assert model.predict_to(array_source(30, 6), url, overwrite=True) == 30
@@ -306,7 +306,7 @@ def test_a_file_that_was_changed_or_copied_is_not_overwritten(
         file.write(b"mine")
     before = tree(tmp_path)
     for path in (changed, copied):
-        with pytest.raises(ConfigError, match="not changed since"):
+        with pytest.raises(ConfigError, match="or was changed since"):
             model.predict_to(array_source(30, 6), path, overwrite=True)
         with pytest.raises(ConfigError, match="or delete it"):
             model.predict_to(array_source(30, 6), path)
@@ -331,7 +331,9 @@ def test_only_predictions_of_ours_are_overwritten(model: KernelModel, tmp_path: 
     for place in [tmp_path, *tmp_path.iterdir(), photos / "cat"]:
         if place.name in ("cat", "photos"):
             continue
-        with pytest.raises((ConfigError, DataError), match=r"streamkern (did not write|wrote it)"):
+        with pytest.raises(
+            (ConfigError, DataError), match=r"(streamkern did not write|not written by streamkern)"
+        ):
             model.predict_to(array_source(20, 5), place, overwrite=True)
         with pytest.raises(
             (ConfigError, DataError), match=r"exists|overwrite|folder|did not write"
@@ -353,11 +355,11 @@ def test_what_came_to_the_output_meanwhile_stays(
         if other.exists():
             other.rename(url)
 
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         model.predict_to(array_source(N_TEST, 5), url, progress=comes)
     url.rename(other)
     assert scratch_folder(url, ending=".predict").exists()
-    monkeypatch.setattr("streamkern.predict.predictions._fill", None)
+    monkeypatch.setattr("streamkern.predict.predictions._compute_missing", None)
     assert model.predict_to(array_source(N_TEST, 5), url) == N_TEST
     assert sorted(os.listdir(tmp_path)) == sorted([url.name, other.name])
     assert expected.items() <= tree(tmp_path).items()
@@ -378,7 +380,7 @@ def test_a_file_that_comes_at_the_last_instant_is_not_replaced(
 
     monkeypatch.setattr(os, "link", link_late if links else no_links)
     if links:
-        with pytest.raises(ConfigError, match="exists already"):
+        with pytest.raises(ConfigError, match="already exists"):
             model.predict_to(array_source(20, 5), url)
         assert url.read_text() == "mine"
         url.unlink()
@@ -420,10 +422,10 @@ def test_answers_stay_where_they_can_not_be_written(
         raise MissingDependencyError("gone by now")
 
     with monkeypatch.context() as patch:
-        patch.setitem(prediction_files.FILES, ".parquet", broken)
+        patch.setitem(prediction_files.FILE_WRITERS, ".parquet", broken)
         with pytest.raises(MissingDependencyError, match="gone by now"):
             model.predict_to(array_source(20, 5), url)
-    monkeypatch.setattr("streamkern.predict.predictions._fill", broken)
+    monkeypatch.setattr("streamkern.predict.predictions._compute_missing", broken)
     assert model.predict_to(array_source(20, 5), url) == 20
     assert os.listdir(tmp_path) == ["p.parquet"]
 
@@ -432,7 +434,7 @@ def test_answers_stay_where_they_can_not_be_written(
     ("classes", "dtype"), [(["0", "1"], None), (["0", "1"], "O"), (["a", "<missing>"], "O")]
 )
 def test_what_is_lost_of_predictions_reads_as_no_answer(classes: list[str], dtype: Any) -> None:
-    labels = answered_labels(classes, dtype)
+    labels = output_labels(classes, dtype)
     answers = PredictionTable(6, np.dtype(np.float32), 2, labels, None, numbered=True)
     group = zarr.create_group(zarr.storage.MemoryStore())
     prediction_files.write_zarr(group, answers, [(0, np.arange(3), np.ones((3, 2), np.float32))])
@@ -476,10 +478,10 @@ def test_one_process_at_a_time_writes_predictions(model: KernelModel, tmp_path: 
 @pytest.mark.parametrize(
     ("place", "options", "message"),
     [
-        ("p.txt", {}, "must be .zarr, .npy or .csv or .parquet"),
-        ("p.npy", {"order": "store"}, "room for one array"),
+        ("p.txt", {}, "ends in .zarr, .npy or .csv or .parquet"),
+        ("p.npy", {"order": "store"}, "holds a single array"),
         ("p.zarr", {"order": "rows"}, 'use "source" or "store"'),
-        ("memory://p/p.csv", {}, "can only go to .zarr"),
+        ("memory://p/p.csv", {}, "where only .zarr can be written"),
     ],
 )
 def test_what_can_not_be_written_is_refused(
@@ -564,7 +566,7 @@ def test_a_call_killed_at_its_very_end_is_done(
     assert os.listdir(tmp_path) == [place.name]
     left = {k: v for k, v in before.items() if k.startswith(place.name + "/") or k == place.name}
     assert tree(tmp_path) == left
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         result.model.predict_to(shuffled()[0], place)
 
 

@@ -83,9 +83,9 @@ def test_it_is_told_by_known_noise() -> None:
     residuals = np.abs(rng.normal(size=(600, 1)) * spread)
     found = fit_residual_scale(X, {2.0: laplace(X, X)}, residuals, None)
     new = rng.normal(size=(500, 2))
-    sigma = found.spread(laplace(new, X) @ found.weights)
+    sigma = found.sigma(laplace(new, X) @ found.weights)
     assert np.corrcoef(np.log(sigma[:, 0]), new[:, 0])[0, 1] > 0.9
-    far = found.spread(np.array([[50.0], [-50.0]]))
+    far = found.sigma(np.array([[50.0], [-50.0]]))
     np.testing.assert_allclose(np.log(far[:, 0]), (found.high[0], found.low[0]))
 
 
@@ -93,7 +93,7 @@ def test_the_same_comes_back_and_is_judged() -> None:
     missed, spread = np.abs(rng.normal(size=(40, 2))), rng.uniform(1, 3, (40, 2))
     told = ResidualScale(np.ones((3, 4), np.float32), np.ones((3, 2)), -np.ones(2), np.ones(2), 0.5)
     plain = Calibration(Intervals.of(missed, None))
-    made = plain.normalised_by(told, missed, spread, np.arange(40.0))
+    made = plain.with_normalised(told, missed, spread, np.arange(40.0))
     again = Calibration.from_arrays(made.arrays() | {"alpha": np.ones(3)})
     assert again is not None
     assert again.normalised is not None
@@ -103,10 +103,10 @@ def test_the_same_comes_back_and_is_judged() -> None:
     before = Calibration.from_arrays(plain.arrays())  # as models have it from before
     assert before is not None
     assert (before.normalised, before.residual_scale) == (None, None)
-    figures, reach = CalibratedFigures(again), again.normalised.reach(0.9)
+    figures, reach = CalibratedFigures(again), again.normalised.score_quantile(0.9)
     figures.add(np.zeros((40, 2)), missed, None, spread)
     found = figures.result()
     assert found["normalised_coverage"] == pytest.approx((missed <= reach * spread).mean())
     assert found["normalised_width"] == pytest.approx(2 * (reach * spread).mean())
-    few = plain.normalised_by(told, missed[:8], spread[:8], None)
-    assert not CalibratedFigures(few).asks_spread
+    few = plain.with_normalised(told, missed[:8], spread[:8], None)
+    assert not CalibratedFigures(few).needs_scale

@@ -68,10 +68,10 @@ def _small(set_attribute: Any) -> None:
     set_attribute(input_rows, "UNIT_BYTES", 4 * 700)
     set_attribute(predictions, "UNIT_BYTES", 4 * 700)
     set_attribute(prediction_table, "CHUNK_BYTES", 17 * 4)
-    set_attribute(prediction_files, "GROUP_BYTES", 3000)
-    set_attribute(prediction_files, "_TEXT_CELLS", 31)
+    set_attribute(prediction_files, "ROW_GROUP_BYTES", 3000)
+    set_attribute(prediction_files, "_CSV_BLOCK_CELLS", 31)
     set_attribute(prediction_buffer, "BUFFER_SLAB_BYTES", 40 * 12)
-    set_attribute(prediction_buffer, "DISTRIBUTED_BYTES", 23 * 12)
+    set_attribute(prediction_buffer, "PENDING_BYTES", 23 * 12)
     set_attribute(prediction_buffer, "SAVE_EVERY_S", 0.0)
 
 
@@ -329,7 +329,9 @@ def test_an_input_that_changed_meanwhile_is_refused(
                 data.unlink()
 
     with model.backend:
-        message = "there is no file" if change == "gone" else "was changed while it was predicted"
+        message = (
+            "there is no file" if change == "gone" else "was changed while its rows were predicted"
+        )
         with pytest.raises((DataError, FileNotFoundError), match=message):
             predict(progress=changes)
         assert not out.exists()
@@ -345,7 +347,7 @@ def test_answers_without_rows_and_rows_without_answers_are_refused(
     blocks = ([["x"] * k] for k in (n_rows // 2, n_rows - n_rows // 2) if k)
     values = np.arange(2.0 * n_answers).reshape(-1, 2)
     slabs = ((k, None, values[k : k + 4]) for k in range(0, n_answers, 4))
-    with pytest.raises(DataError, match="other rows than it had when it was predicted"):
+    with pytest.raises(DataError, match="has changed since its rows were predicted"):
         list(predictions.with_input_columns(blocks, slabs))
 
 

@@ -28,18 +28,18 @@ def damaged(name: str, *parts: str) -> Remedy:
         command(f"info {name} --verify")
 
     delete = f"delete {name}/setup.json, and " if "setup" in parts else "; "
-    return Remedy(f"{delete}train with the command of this run again", wrong, right)
+    return Remedy(f"{delete}run the training command of this run again", wrong, right)
 
 
 def remedies() -> list[Remedy]:
     """Mistakes on the command line; what is said is on stderr."""
     regressor(run_dir="metric", metric=[1.0, 2.0, 1.0]).fit("data.zarr")
     commands = [
-        ("for the model of a run, and .* leave it out", "info data.zarr --importances rows.npz",
+        ("needs the model of a run, but .* leave it out", "info data.zarr --importances rows.npz",
          "info data.zarr"),
         ("set it in .data., or give --train URL", "plan empty.toml --no-measure",
          "plan empty.toml --no-measure --train data.zarr"),
-        ("is in a folder that does not exist; make it first",
+        ("is in a folder that does not exist; create it first",
          "tune run.toml --write no/x.toml", "plan run.toml --no-measure"),
         ("must be KEY=VALUE, such as anon=true", "info run --storage-option anon",
          "info run --storage-option anon=true"),
@@ -53,7 +53,7 @@ def remedies() -> list[Remedy]:
         ("names of columns in one line, such as a,b,c",
          "ingest rides.csv k.zarr --x 'a\nb' --y fare",
          "ingest rides.csv k.zarr --x a,b --y fare"),
-        ("the store comes before the files: streamkern append k.zarr rides.csv",
+        ("give the store before the files: streamkern append k.zarr rides.csv",
          "append rides.csv k.zarr", "append k.zarr rides.csv --x a,b"),
         ("--out parts cannot be replaced .*name another file", "report run --out parts",
          "report run --out parts.html"),
@@ -66,7 +66,7 @@ def remedies() -> list[Remedy]:
          "info ./bad_checkpoint"),
         ("give the name of a new file", "info metric --plot rides.csv",
          "info metric --plot metric.png"),
-        ("there is no folder no; make it first", "info metric --plot no/metric.png",
+        ("there is no folder no; create this folder first", "info metric --plot no/metric.png",
          "info metric --plot metric2.png"),
         ("--copies 0 must be a whole number, at least 1", "augment data.zarr l.zarr --copies 0",
          "augment data.zarr l.zarr --copies 1"),
@@ -76,20 +76,20 @@ def remedies() -> list[Remedy]:
         ("--transform number 1.sigma is missing: .*a number.*set it in the same table",
          "augment data.zarr n.zarr --transform '{kind = \"noise\"}'",
          "augment data.zarr n.zarr --transform '{kind = \"noise\", sigma = 1.0}'"),
-        ("there is nothing to train on; give a run file, or --train URL", "plan --no-measure",
+        ("there is no training data; give a run file, or --train URL", "plan --no-measure",
          "plan --no-measure --train data.zarr"),
         ("must be SECTION.KEY=VALUE, such as --set solver.level=100", f"{TRAIN} --set run.threads",
          f"{TRAIN} --set run.threads=1"),
         ("give a folder of runs", "runs nothing", "runs ."),
         ("give the path of a store or of a run directory", "info nothing", "info run"),
         ("give one of them, such as", "evaluate . rows.npz", "evaluate run rows.npz"),
-        ("holds none; leave it out", "info data.zarr --plot x.png", "info data.zarr"),
+        ("has none; leave it out", "info data.zarr --plot x.png", "info data.zarr"),
         ("has none; leave it out", "info run --plot x.png", "info run"),
-        ("there is no folder no; make it first", "report run --out no/x.html",
+        ("there is no folder no; create it first", "report run --out no/x.html",
          "report run --out x.html"),
         ("was not made by streamkern report; name another file", "report run --out rides.csv",
          "report run --out y.html"),
-        ("exists already and is not replaced; name another file",
+        ("or was edited; name another file",
          "tune run.toml --write run.toml --rows 50 --bandwidths 1 --ridges 0.001 --epochs 1",
          "tune run.toml --write new.toml --rows 50 --bandwidths 1 --ridges 0.001 --epochs 1 "
          "--refine 0 --set model.metric=none --set model.kernel=gaussian"),
@@ -100,18 +100,18 @@ def remedies() -> list[Remedy]:
         ("must be numbers with commas, such as 3,1",
          "augment data.zarr data.zarr h.zarr --weights x",
          "augment data.zarr data.zarr h.zarr --weights 3,1"),
-        ("the last word must be the path of a new store", "ingest rides.csv rides.csv --y fare",
+        ("give the path of a new store as the last word", "ingest rides.csv rides.csv --y fare",
          "ingest rides.csv f.zarr --y fare"),
         ("name those you mean with --x and --y", "ingest rides.csv i.zarr --y target",
          "ingest rides.csv i.zarr --y fare"),
         ("pass --overwrite to replace it", "ingest rows.npz labels.zarr",
          "ingest rows.npz labels.zarr --overwrite"),
-        ("train on it with --train data.zarr", "plan data.zarr",
+        ("give it as --train data.zarr", "plan data.zarr",
          "plan --train data.zarr --no-measure"),
         ("did you mean --y?", "ingest rides.csv j.zarr --target fare",
          "ingest rides.csv j.zarr --y fare"),
         ("--set model.n_centers=20", "train --train data.zarr --n-centers 20", TRAIN),
-        ("is a file of data and no run file; make a store of it with streamkern ingest",
+        ("is a file of data, not a run file; make a store of it with streamkern ingest",
          "train rides.csv", "ingest rides.csv rides.zarr --y fare"),
         ("in settings|restore these, or give another run_dir",
          f"{TRAIN} --run-dir bad_setup --solver direct",

@@ -65,8 +65,8 @@ def of_arguments() -> list[tuple[str, Any, Any]]:
         (r"use %z, %d and %m", made(days, dates={"day": "%U/%Y"}), made(days, dates=dated)),
         ("has no feature column 'q'; it has .*name those you mean", made(categorical=["q"]),
          made(categorical=["w"])),
-        ("was called two kinds of column; give one", made(categorical=["w"], numeric=["w"]),
-         made(categorical=["w"])),
+        ("was declared as two kinds of column; give one kind",
+         made(categorical=["w"], numeric=["w"]), made(categorical=["w"])),
     ]  # fmt: skip
 
 
@@ -123,9 +123,9 @@ def of_encoders() -> list[tuple[str, Any, Any]]:
     return [
         ("ingest it again with like= and the store trained on", Do(encoded.predict, "two.zarr"),
          Do(like, encoded)),
-        ("give the table as it is to a model that was trained on it encoded",
+        ("give the table to a model that was trained on encoded rows",
          Do(plain.predict, "one.zarr"), Do(encoded.predict, TABLE.drop(columns="fare"))),
-        ("give the table as it is, or ingest it with like=", Do(encoded.predict, "plain.zarr"),
+        ("give the table itself, or ingest it with like=", Do(encoded.predict, "plain.zarr"),
          Do(encoded.predict, TABLE.drop(columns="fare"))),
     ]  # fmt: skip
 

@@ -102,11 +102,11 @@ def remedies() -> list[Remedy]:
          exported("d.onnx")),
         ("export a model of the pixels, or predict with streamkern",
          lambda: of_images("g.onnx", patch_features=3), lambda: of_images("g.onnx")),
-        ("give the path of a file$", exported("s3://bucket/e.onnx"), exported("e.onnx")),
+        ("give the path of a local file$", exported("s3://bucket/e.onnx"), exported("e.onnx")),
         ("give the path of a file in it", in_a_folder, exported("f.onnx")),
         ("give the column another name", lambda: column("predictions"), lambda: column("X")),
         ("give the column a name", lambda: column(""), lambda: column("c0")),
         ("serve it by streamkern.load", sparse_model, lambda: exported("h.onnx")()),
-        ("give fewer of them", lambda: words(11_000), lambda: words(300)),
+        ("or train with fewer different words", lambda: words(11_000), lambda: words(300)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]

@@ -19,7 +19,7 @@ from tests.remedies import FRAME, LABELS, TRAIN, N, Remedy, X, Y, command, regre
 COVERED = ("predict",)
 NOT_TRIED = {
     "predict/prediction_buffer.py:PredictionBuffer.slabs:1": "checksums find such damage first",
-    "predict/predictions.py:_other_rows:1": "a changed file is found first; "
+    "predict/predictions.py:_changed_input_error:1": "a changed file is found first; "
     "tests/predict/test_with_input.py",
 }
 
@@ -27,18 +27,20 @@ NOT_TRIED = {
 def of_commands() -> list[Remedy]:
     """Mistakes of the command `predict`."""
     commands = [
-        ("give interval, such as 0.9|give --interval",
+        ("give interval too, such as 0.9|give --interval",
          "predict calibrated rows.npz a.csv --normalised",
          "predict calibrated rows.npz a.csv --interval 0.5"),
-        ("the model has values; leave it out", "predict run rows.npz b.csv --proba",
+        ("the model predicts values; leave it out", "predict run rows.npz b.csv --proba",
          "predict run rows.npz b.csv"),
-        ("the model has classes; give --proba", "predict classes rows.npz c.csv --interval 0.9",
+        ("the model predicts classes; give --proba",
+         "predict classes rows.npz c.csv --interval 0.9",
          "predict classes rows.npz c.csv"),
         ("--set run.calibrate=true", "predict run rows.npz d.csv --interval 0.5",
          f"{TRAIN} --run-dir again --set run.calibrate=true"),
-        ("is .csv|is for .csv", "predict run rows.npz e.npy --escape-formulas",
+        ("is .csv|needs a .csv", "predict run rows.npz e.npy --escape-formulas",
          "predict run rows.npz e.csv --escape-formulas"),
-        ("its ending must be .zarr, .npy or .csv or .parquet", "predict run rows.npz e.xlsx",
+        ("give an output that ends in .zarr, .npy or .csv or .parquet",
+         "predict run rows.npz e.xlsx",
          "predict run rows.npz f.csv"),
         ("delete it", "predict run rows.npz rides.csv", "predict run rows.npz g.csv"),
         ("leave it out", "predict run rows.npz h.csv --with-input",
@@ -56,9 +58,10 @@ def of_commands() -> list[Remedy]:
          f"{TRAIN} --run-dir spread --set solver.posterior=true --set solver.name=direct"),
         ("or give --interval instead", "predict calibrated rows.npz n.csv --std",
          "predict calibrated rows.npz n.csv --interval 0.5"),
-        ("the input has no rows; give a file with one at least", "predict table empty.csv o.csv",
+        ("the input has no rows; give a file with at least one row",
+         "predict table empty.csv o.csv",
          "predict table rides.csv o.csv"),
-        ("'new', which is none of the classes .*leave such rows out",
+        ("'new', which is not a class of the model .*leave such rows out",
          "evaluate classes new.csv --y y", "evaluate classes fewer.csv --y y"),
         ("or train on rows of all classes", "evaluate classes new.csv --y y",
          "train --train new.zarr --epochs 2 --set model.n_centers=20 --set model.metric=none "
@@ -71,10 +74,11 @@ def of_commands() -> list[Remedy]:
         ("give it a header", "predict named nameless.csv q.csv", "predict named named.csv q.csv"),
         ("or give the positions of these columns with --x",
          "predict named nameless.csv r.csv", "predict named nameless.csv r.csv --x 0,1"),
-        ("takes rows of a CSV, a Parquet file or a store made with --like",
+        ("give a CSV, a Parquet file or a store made with --like",
          "predict table rows.npz s.csv",
          "ingest rides.csv like.zarr --y fare --like table.zarr"),
-        ("takes rows of a CSV", "predict table rows.npz s.csv", "predict table like.zarr s.csv"),
+        ("give a CSV, a Parquet file",
+         "predict table rows.npz s.csv", "predict table like.zarr s.csv"),
         ("leave --x out", "predict run data.zarr t.csv --x a", "predict run data.zarr t.csv"),
         ("leave --y out", "evaluate run data.zarr --y a", "evaluate run data.zarr"),
         ("write .csv or .parquet", "predict table rides.csv u.zarr --with-input",
@@ -83,16 +87,16 @@ def of_commands() -> list[Remedy]:
          "predict run rows.npz rides.csv --overwrite", "predict run rows.npz v.csv --overwrite"),
         ("give another output, or pass --overwrite", "predict run rows.npz twice.zarr",
          "predict run rows.npz twice.zarr --overwrite"),
-        ("predictions can only go to .zarr; give that, or a local file",
+        ("only .zarr can be written; give a URL that ends in .zarr, or a local file",
          "predict run rows.npz memory://w.csv", "predict run rows.npz memory://w.zarr"),
         ("a number between 0 and 1, such as 0.9", "predict calibrated rows.npz w.csv --interval 9",
          "predict calibrated rows.npz w.csv --interval 0.5"),
         ("train it with both of them among --", "predict quantiles rows.npz y.csv --interval 0.9",
          "predict quantiles rows.npz y.csv --interval 0.5"),
-        ("as the quantiles of a row are apart; leave it out",
+        ("already vary in width; leave it out",
          "predict quantiles rows.npz z.csv --interval 0.5 --normalised",
          "predict quantiles rows.npz z.csv --interval 0.5"),
-        ("give a smaller one", "predict calibrated rows.npz x.csv --interval 0.99",
+        ("give a smaller interval", "predict calibrated rows.npz x.csv --interval 0.99",
          "predict calibrated rows.npz x.csv --interval 0.5"),
     ]  # fmt: skip
     return [Remedy(says, lambda line=wrong: command(line), lambda line=right: command(line))  # type: ignore[misc]
@@ -144,7 +148,7 @@ def remedies() -> list[Remedy]:
     return [
         *of_commands(),
         Remedy("which begins anew", lambda: changed(False), lambda: changed(True)),
-        Remedy("leave it out, or train anew",
+        Remedy("leave it out, or train again",
                lambda: OutputFormat.of(plain, None, False, 0.5, "", normalised=True),
                lambda: (OutputFormat.of(plain, None, False, 0.5, ""),
                         OutputFormat.of(

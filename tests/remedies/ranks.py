@@ -30,16 +30,16 @@ CLUSTER = "needs a Dask cluster"
 LOST = "needs a rank that is lost"
 NOT_TRIED = {
     "train/loop/rank_coordinator.py:RankCoordinator.check_step:1": FILES,
-    "train/setup/new_setup.py:is_everywhere:1": FILES,
-    "train/setup/new_setup.py:is_everywhere:2": FILES,
-    "train/setup/new_setup.py:seen:1": FILES,
+    "train/setup/new_setup.py:all_ranks_have_setup:1": FILES,
+    "train/setup/new_setup.py:all_ranks_have_setup:2": FILES,
+    "train/setup/new_setup.py:wait_for_setup:1": FILES,
     "train/placement/generation.py:_error_of:1": LOST,
     "train/placement/generation.py:_error_of:2": LOST,
-    "train/placement/local.py:_started:1": "needs processes that do not start",
-    "train/placement/local.py:_check_main:1": "needs a script on stdin",
+    "train/placement/local.py:_start_cluster:1": "needs processes that do not start",
+    "train/placement/local.py:_check_main_script:1": "needs a script on stdin",
     "train/placement/launcher.py:_Driver._workers:1": CLUSTER,
     "train/placement/launcher.py:_Driver._workers:2": CLUSTER,
-    "train/placement/launcher.py:_failed:1": CLUSTER,
+    "train/placement/launcher.py:_resumable_error:1": CLUSTER,
     "train/placement/rank_cluster.py:RankCluster._wait_for:1": CLUSTER,
     "train/placement/rank_cluster.py:RankCluster.workers:1": CLUSTER,
     "train/placement/rank_cluster.py:RankCluster.workers:2": CLUSTER,
@@ -118,9 +118,9 @@ def of_settings() -> list[Remedy]:
          lambda: placeable(TWO)),
         ("must not be above run.ranks=2; lower it", lambda: trained(TWO | {"run.min_ranks": 3}),
          lambda: placeable(TWO | {"run.min_ranks": 2})),
-        ("names a cluster to read on; leave one of them out",
+        ("for reading; leave one of them out",
          lambda: trained(TWO | {"data.dask": "tcp://127.0.0.1:1"}), lambda: placeable(TWO)),
-        ("run.ranks is 1; give run.ranks, or leave it out",
+        ("run.ranks is 1; set run.ranks above 1, or leave run.min_ranks out",
          lambda: trained(BLOCK | {"run.min_ranks": 2}),
          lambda: (placeable(TWO | {"run.min_ranks": 2}), trained(BLOCK | {"run.run_dir": "r3"}))),
         ("callbacks cannot be used; leave it out, or train with one rank",
@@ -142,7 +142,7 @@ def of_what_travels() -> list[Remedy]:
 
     def packed(given: RunInputs, most: int = 1 << 30) -> None:
         with mock.patch.object(over_ranks, "MAX_TASK_BYTES", most):
-            over_ranks._packed(config(TWO), given)
+            over_ranks._pickled_inputs(config(TWO), given)
 
     def absolute(url: str) -> None:
         over_ranks._check_absolute(config(TWO | {"data.train": url, "run.run_dir": "/r"}))
@@ -163,9 +163,9 @@ def of_what_travels() -> list[Remedy]:
                lambda: packed(RunInputs())),
         Remedy("write them to a store .streamkern.ingest_store., and give the store",
                lambda: packed(RunInputs(source), 500), lambda: packed(RunInputs(), 500)),
-        Remedy("give an absolute path that all see, or a URL", lambda: absolute("data.zarr"),
+        Remedy("give an absolute path that all workers see", lambda: absolute("data.zarr"),
                lambda: (absolute("/data.zarr"), absolute("s3://bucket/data.zarr"))),
-        Remedy("min_ranks=3 must be at least 1, and at most ranks=2; correct it",
+        Remedy("min_ranks=3 must be at least 1, and at most ranks=2; give min_ranks from 1 to",
                lambda: placed(3),
                lambda: placed(2)),
     ]  # fmt: skip

@@ -19,7 +19,7 @@ from tests.remedies import Remedy, regressor
 COVERED = ("rundir",)
 
 NOT_TRIED = {
-    "rundir/lease.py:Lease._unsuited:1": "needs a storage without conditions; test_lease.py",
+    "rundir/lease.py:Lease._unsupported_error:1": "needs an unconditional storage; test_lease.py",
     "rundir/lease.py:Lease.check:1": "needs an object store; tests/rundir/test_lease.py",
     "rundir/run_log.py:FileLines.append:1": "needs a full disk",
     "rundir/run_log.py:FileLines.flush:1": "needs a failing disk",
@@ -98,7 +98,7 @@ def of_places() -> list[Remedy]:
         Remedy("cannot be read any more", lambda: saved("lost", after=unreadable), back),
         Remedy("so another process may be writing there; run the same command again",
                writer("x"), lambda: saved("lost")),
-        Remedy("nothing more is written by this one", other, back),
+        Remedy("keep run.lock while a process writes", other, back),
         Remedy("keep=0 must be at least 1", lambda: saved("k", keep=0), lambda: saved("k", keep=1)),
         Remedy("there is no run in .*give the run directory of a training",
                lambda: RunDirectory("nothing", writable=False).acquire(), lambda: read("run")),
@@ -160,7 +160,7 @@ def of_damage() -> list[Remedy]:
         Remedy("run.json is damaged .*restore it from a copy",
                lambda: (damaged("d", "run.json"), config("d")),
                lambda: (shutil.copy("run/run.json", "d/run.json"), config("d"))),
-        Remedy("or run the same command again, which writes it anew",
+        Remedy("or run the same command again, which writes it again",
                lambda: (damaged("d", "run.json"), config("d")),
                lambda: (fitted("d"), config("d"))),
         Remedy("has 1 checkpoint.s. and none verifies .*restore one from a copy",

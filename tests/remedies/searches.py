@@ -15,7 +15,7 @@ from tests.remedies import LABELS, N, Remedy, X, Y, regressor
 COVERED = ("tuning",)
 NOT_TRIED = {
     "tuning/journal.py:TrialJournal._storage_errors:1": "needs a disk that fails",
-    "tuning/search.py:_tuned:1": "no quick training diverges for every candidate",
+    "tuning/search.py:_search_result:1": "no quick training diverges for every candidate",
 }
 QUICK: dict[str, Any] = {"bandwidths": [2.0], "ridges": [1e-3], "epochs": 1, "refine": 0}
 
@@ -44,19 +44,19 @@ def of_arguments() -> list[Remedy]:
     inner = sk.MixtureSource([plain, sk.AugmentedSource(plain, 2, [])])
     whole = sk.AugmentedSource(sk.MixtureSource([plain, plain]), 2, [])
     return [
-        asked("rows=3 cannot be split; take 5 at least", {"rows": 3}, {"rows": 5}),
+        asked("rows=3 cannot be split; take at least 5", {"rows": 3}, {"rows": 5}),
         asked("take at most .* or raise memory|take at most",
               {"rows": N, "estimator": regressor(memory=4000)},
               {"rows": N, "estimator": regressor(memory="1 GiB")}),
         asked("leave centers out, and lower rows",
               {"centers": 5, "estimator": every_row, "ridges": "auto"},
               {"rows": 30, "estimator": every_row, "ridges": "auto"}),
-        asked("take fewer, or more rows", {"rows": 20, "centers": 30, "estimator": block},
+        asked("lower centers, or raise rows", {"rows": 20, "centers": 30, "estimator": block},
               {"rows": 20, "centers": 10, "estimator": block},
               {"rows": 50, "centers": 30, "estimator": block}),
         asked("must be a list of kernels, at least one", {"kernels": "laplace"},
               {"kernels": ["laplace"]}),
-        asked("give the kernel without it, and it as metric of the estimator",
+        asked("give the kernel without it, and the metric as that of the estimator",
               {"kernels": [in_metric]},
               {"kernels": [in_metric.with_metric(None)],
                "estimator": regressor(metric=in_metric.metric)}),
@@ -68,9 +68,9 @@ def of_arguments() -> list[Remedy]:
         asked("take more rows", {"X": X[-5:], "y": alone[-5:]}, {"X": X, "y": alone}),
         asked("a sample of 4 rows cannot be split; it takes 5 at least", few,
               few | {"X": X[:5], "y": Y[:5]}),
-        asked("augment it as a whole, by an AugmentedSource around it", {"X": inner, "y": None},
+        asked("augment the whole source instead, by an AugmentedSource", {"X": inner, "y": None},
               {"X": whole, "y": None}),
-        asked('is not defined for values, .*; take "auto", mse', {"metric": "accuracy"},
+        asked('is not defined for values; take "auto", mse', {"metric": "accuracy"},
               {"metric": "auto"}, {"metric": "mse"}),
         asked('is not known; take "auto", accuracy', labels | {"metric": "best"},
               labels | {"metric": "accuracy"}),
@@ -105,13 +105,14 @@ def of_folders() -> list[Remedy]:
     return [
         asked("is damaged .*; restore it from a copy", {"out": "damaged"}, {"out": "copy"}),
         asked("or give another folder", {"out": "damaged"}, {"out": "another"}),
-        asked("holds a search that differs: .*; restore these", {"out": "held", "rows": 30},
+        asked("holds a search with other settings or data: .*; restore these",
+              {"out": "held", "rows": 30},
               {"out": "held"}),
         asked("or give another folder", {"out": "held", "rows": 30}, {"out": "new", "rows": 30}),
         asked("give a new or empty folder", {"out": "parts"}, {"out": "empty"}),
         asked("of streamkern 0.1.0, which .*; give a new or empty folder", {"out": "old"},
               {"out": "young"}),
-        asked("is a study of Optuna and no search of streamkern; give a new", {"out": "other"},
+        asked("is a study of Optuna, not a search of streamkern; give a new", {"out": "other"},
               {"out": "ours"}),
         Remedy("wait for it, or give another folder", held,
                lambda: (tuned(out="held"), tuned(out="free"))),

@@ -59,7 +59,7 @@ def of_settings() -> list[Remedy]:
         ("leave it open, or give one above 0",
          solver("direct", ridge=0.0) | {"model.loss": "huber", "data.epochs": 2},
          solver("direct", ridge=1e-3) | {"model.loss": "huber", "data.epochs": 2}),
-        ("set it to the steps wished for and 1 more, or leave it out",
+        ("set it to the number of steps plus 1, or leave it out",
          solver("direct") | {"model.loss": "huber", "data.epochs": 1},
          solver("direct") | {"model.loss": "huber", "data.epochs": 2}),
         ("level=10 must lie between 1 and the number of features - 1 = 9; lower it",

@@ -10,7 +10,7 @@ import pandas as pd
 import scipy.sparse
 
 import streamkern as sk
-from streamkern.stream.sources.alignment import in_classes
+from streamkern.stream.sources.alignment import align_classes
 from streamkern.stream.sources.sampling import sample_rows
 from tests.remedies import LABELS, N, Remedy, X, Y, ingested, long_rows, regressor
 from tests.streams import Plain
@@ -60,14 +60,14 @@ def of_arrays() -> list[Remedy]:
     full = ~np.isnan(gaps).any(axis=1)
     cases = [
         ("leave classes= out", (X, Y), {"classes": ["a"]}, (X, Y), {}),
-        ("make it floating for regression", (many[:, None] * 1.0, many), {},
+        ("convert it to floats for a regression", (many[:, None] * 1.0, many), {},
          (many[:, None] * 1.0, many * 1.0), {}),
         (r"give rows \(n, d\)", (scipy.sparse.coo_array(Y), Y), {},
          (scipy.sparse.coo_array(Y[:, None]), Y), {}),
         ("every dimension known and at least 1", (X[:, 0], Y), {}, (X[:, :1], Y), {}),
         (r"need \(60,\) labels or", (X, Y[1:]), {}, (X, Y), {}),
-        (r"X.astype\(...\) converts", (X.astype("i8"), Y), {}, (X.astype("f8"), Y), {}),
-        ("must be different names", (X, IDS), {"classes": ["a", "a"]},
+        (r"convert it by X.astype\(...\)", (X.astype("i8"), Y), {}, (X.astype("f8"), Y), {}),
+        ("must be distinct names", (X, IDS), {"classes": ["a", "a"]},
          (X, IDS), {"classes": ["a", "b"]}),
         ("correct it, or leave the row out", (gaps, Y), {}, (gaps[full], Y[full]), {}),
         ("label 'up' .* is none of the .* leave the row out", (X, LABELS), {"classes": ["down"]},
@@ -118,12 +118,12 @@ def of_functions() -> list[Remedy]:
                                            n_outputs=2, classes=two)  # fmt: skip
     weighted = generated(lambda k: (*ones(k), np.ones(k)), weight_totals=[float(N)])
     cases = [
-        (r"fn=None is not a function; give one: fn\(seed, epoch, start, stop\) -> \(X, y\)",
+        (r"fn=None is not a function; give a function fn\(seed, epoch, start, stop\) -> \(X, y\)",
          lambda: sk.GeneratorSource(cast("Any", None), N, (3,), "f8", 1), good),
-        ("it needs at least one row, and one output for each class",
+        ("give at least one row, and one output for each class",
          generated(ones, classes=two), ids),
         ("must be one number, 0 or above", generated(ones, weight_totals=[-1.0]), weighted),
-        ("failed with ZeroDivisionError.*correct it there", generated(lambda k: 1 // 0), good),
+        ("failed for .*ZeroDivisionError.*correct the function", generated(lambda k: 1 // 0), good),
         ("must give a tuple of arrays", generated(lambda k: np.ones((k, 3))), good),
         (r"give \(X, y, w\) with weight_totals", generated(ones, weight_totals=[60.0]), weighted),
         (r"give \(60, 3\) float64, or correct row_shape=",
@@ -152,12 +152,12 @@ def of_own_objects() -> list[Remedy]:
         return {"read_unit": lambda u, *key: change(sk.ArraySource(X, Y).read_unit(u, *key))}
 
     cases = [
-        ("it has no statistics; a source has n_rows", own(lacks="statistics")),
+        ("it has no statistics; give a source with n_rows", own(lacks="statistics")),
         ("must be a whole number, at least 1", own({"n_rows": 2.5})),
         (r"must start where unit_bounds\(u - 1\) stopped", own({"n_rows": 10})),
         ("let read_unit return a streamkern.store.row_block.RowBlock", own(reads(tuple))),
         ("correct RowBlock.row_ids", own(reads(lambda b: b._replace(row_ids=b.row_ids[::-1])))),
-        ("promised .* correct one of them", own(reads(lambda b: b._replace(y=b.y[1:])))),
+        ("declares .* correct one of them", own(reads(lambda b: b._replace(y=b.y[1:])))),
         ("unexpected sample weights.*correct one of them",
          own(reads(lambda b: b._replace(w=np.ones(N, "f4"))))),
     ]  # fmt: skip
@@ -179,27 +179,28 @@ def of_mixtures() -> list[Remedy]:
         return sk.ArraySource(X, np.arange(N) % 2, classes=classes)
 
     cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
-        ("give 1 to 65535 of them", lambda: mixed([]), lambda: mixed([values])),
+        ("give from 1 to 65535 sources", lambda: mixed([]), lambda: mixed([values])),
         ("give one finite number above 0 for each",
          lambda: mixed([values], [0]), lambda: mixed([values], [1])),
-        ("must be at least 1, and needs weights",
+        ("must be at least 1 and needs weights",
          lambda: mixed([values], n_rows=9), lambda: mixed([values], [1], n_rows=9)),
-        ("mix sources that agree", lambda: mixed([values, narrow]), lambda: mixed([values] * 2)),
+        ("mix only sources that agree",
+         lambda: mixed([values, narrow]), lambda: mixed([values] * 2)),
         ("give it to the mixture, in transforms=",
          lambda: mixed([noisy]), lambda: mixed([values], transforms=[noise])),
-        ("leave the transforms out, or order the columns",
+        ("leave the transforms out, or give the columns in the order",
          lambda: mixed([abc, other]), lambda: mixed([abc, bac])),
         ("lower copies, and raise epochs instead",
          lambda: sk.AugmentedSource(values, 1 << 40), lambda: sk.AugmentedSource(values, 40)),
         ("use data with the same features", lambda: sk.load("run").predict(narrow),
          lambda: sk.load("run").predict(values)),
-        ("classes '0', '00', which all stand for .* '0'.* write them alike",
-         lambda: in_classes(numbered(["0", "00"]), ("0", "1"), "<i8", "the data"),
-         lambda: in_classes(numbered(["0", "01"]), ("0", "1"), "<i8", "the data")),
-        ("are known; leave such rows out",
-         lambda: in_classes(numbered(["up", "down"]), ("up", "left"), None, "the data"),
-         lambda: in_classes(numbered(["up", "left"]), ("left", "up"), None, "the data")),
-        ("ask for 1 to 60", lambda: sample_rows(values, 61, 0), lambda: sample_rows(values, 60, 0)),
+        ("classes '0', '00', which all stand for .* '0'.* give them the same label",
+         lambda: align_classes(numbered(["0", "00"]), ("0", "1"), "<i8", "the data"),
+         lambda: align_classes(numbered(["0", "01"]), ("0", "1"), "<i8", "the data")),
+        ("known classes are .*; leave such rows out",
+         lambda: align_classes(numbered(["up", "down"]), ("up", "left"), None, "the data"),
+         lambda: align_classes(numbered(["up", "left"]), ("left", "up"), None, "the data")),
+        ("give 1 to 60", lambda: sample_rows(values, 61, 0), lambda: sample_rows(values, 60, 0)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]
 
@@ -216,18 +217,18 @@ def of_shares() -> list[Remedy]:
         balanced(sk.ZarrSource("made.zarr"))
 
     cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
-        ("leave it out, or give a weight for each row", lambda: balanced(values),
+        ("leave it out, or give sample weights instead", lambda: balanced(values),
          lambda: stored(sk.ArraySource(X, Y, sample_weight=np.ones(N)))),
-        ("in shares of their classes already; leave it out",
+        ("already resampled by class; leave it out",
          lambda: balanced(balanced(labels)), lambda: stored(balanced(labels))),
         ("or below copies; leave one of them out",
          lambda: balanced(copies), lambda: stored(balanced(labels))),
         ("write them to a store first", lambda: balanced(flipped), written),
-        ('must be "balanced", or shares by class name',
+        ('must be "balanced" or shares by class name',
          lambda: balanced(labels, "even"), lambda: balanced(labels, "balanced")),  # type: ignore[arg-type]
         ("must be finite numbers above 0", lambda: balanced(labels, {"up": 0, "down": 1}),
          lambda: balanced(labels, {"up": 0.1, "down": 1})),
-        ("its classes are 'down'.*'up'", lambda: balanced(labels, {"up": 1, "left": 1}),
+        ("the classes of the data are 'down'.*'up'", lambda: balanced(labels, {"up": 1, "left": 1}),
          lambda: balanced(labels, {"up": 1, "down": 1})),
         ("give a share for each class", lambda: balanced(labels, {"up": 1}),
          lambda: balanced(labels, {"up": 1, "down": 2})),
@@ -252,15 +253,15 @@ def of_rows_set_aside() -> list[Remedy]:
     alike = sk.AugmentedSource(sk.ZarrSource("abc.zarr"), 2)
     cases = [
         ("with the shares of a mixture .* leave one of them out", fitted(weighted), plain),
-        ("beside other data.* leave early_stopping out, or train on one of them",
+        ("in a mixture.* leave early_stopping out, or train on the store alone",
          fitted(sk.MixtureSource([copied, values])), plain),
         ("or write them to a store first", fitted(drawn(True)),
          lambda: (stored(drawn(True)), fitted(sk.ZarrSource("made.zarr"))())),
         ("leave early_stopping out", fitted(copied), fitted(copied, early_stopping=False)),
-        ("give its sources their columns in the same order",
+        ("store the columns of all sources in the same order",
          fitted(sk.MixtureSource([sk.ZarrSource("abc.zarr"), moved])),
          fitted(sk.MixtureSource([sk.ZarrSource("abc.zarr"), alike]))),
-        ("give more rows, or another fraction", fitted(values, validation_fraction=0.01), plain),
+        ("give more rows, or change the fraction", fitted(values, validation_fraction=0.01), plain),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]
 

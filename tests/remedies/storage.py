@@ -88,8 +88,8 @@ def of_urls() -> list[Remedy]:
          Do(opened, "sparse.zarr"), Do(opened, "sparse.zarr", missing="fill")),
         ("is missing from the store .*pass missing='fill'", Do(ingested, "sparse.zarr"),
          Do(ingested, "sparse.zarr", missing="fill")),
-        ("zip what is in that folder", Do(opened, "boxed.zarr.zip"), zipped_inside),
-        ("not read from there; copy it to a disk, or unpack it",
+        ("zip the content of that folder", Do(opened, "boxed.zarr.zip"), zipped_inside),
+        ("not read from a URL; copy it to a disk, or unpack it",
          Do(opened, "memory://packed.zarr.zip"), copied),
         ("not written to; write to another place, or unpack it",
          Do(sk.ingest_store, X, "packed.zarr.zip"), good),
@@ -195,7 +195,7 @@ def of_scratch() -> list[Remedy]:
          Do(taken, "c", "s", file=False)),
         ("move it away", Do(taken, "d", "d", file=False), Do(taken, "d", "d", True, file=False)),
         ("wait until it has ended", Do(at_once, False), Do(at_once, True)),
-        ("run the same command again, which makes them again", Do(altered, False),
+        ("run the same command again, which writes them again", Do(altered, False),
          Do(altered, True)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]
@@ -266,10 +266,10 @@ def of_s3(s3: S3Server, proxy: FaultProxy) -> list[Remedy]:
          with_environment),
         ("names no bucket; write s3://bucket/key", given("s3:///rows.zarr"), good),
         ('use "obstore" or "s3fs"', given(engine="boto"), given(engine="obstore")),
-        ("'requester_pays' beside it; leave that out, or use 's3fs'",
+        ("'requester_pays' beside it; leave that option out, or use engine='s3fs'",
          given(engine="obstore", requester_pays=False), given(engine="s3fs", requester_pays=False)),
-        ("'verify' beside it; leave that out", given(engine="obstore", client_kwargs={"verify": 1}),
-         given(engine="obstore")),
+        ("'verify' beside it; leave that option out",
+         given(engine="obstore", client_kwargs={"verify": 1}), given(engine="obstore")),
         ("^storage option 'secrt' is not known to s3fs; did you mean 'secret'",
          given(**s3fs, secrt=SECRET), given(**s3fs, secret=SECRET)),
         ("'zzz' is not known to s3fs; leave it out", given(zzz=1), good),
@@ -299,7 +299,7 @@ def of_s3(s3: S3Server, proxy: FaultProxy) -> list[Remedy]:
          deadline_s=0), Do(failing, "slowdown", 0, deadline_s=0)),
         ("or raise the storage option deadline_s=0", Do(failing, "slowdown", 1, deadline_s=0),
          Do(failing, "slowdown", 1, deadline_s=20)),
-        ("its reader was closed; open it again", Do(closed, False), Do(closed, True)),
+        ("its reader was closed; open the reader again", Do(closed, False), Do(closed, True)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]
 
@@ -353,7 +353,7 @@ def of_icechunk(s3: S3Server) -> list[Remedy]:
     good = Do(opened, place)
     cases: list[Case] = [
         ("there is no tag 'v9' .*correct the URL", Do(opened, f"{place}@tag=v9"), good),
-        ("check that the repository is whole", Do(damaged, False), Do(damaged, True)),
+        ("check that the repository is complete", Do(damaged, False), Do(damaged, True)),
         ("write icechunk.*@branch=", Do(opened, f"{place}#branch=main"),
          Do(opened, f"{place}@branch=main")),
         ("correct the path, or make one there with icechunk", Do(made, False), Do(made, True)),
@@ -362,8 +362,9 @@ def of_icechunk(s3: S3Server) -> list[Remedy]:
          Do(opened, kept.readonly_session("main"))),
         ("'profile' is not known for icechunk; use some of key, secret",
          optioned(far, **options, profile="x"), optioned(far, **options)),
-        ("of icechunk a repository, or a session", Do(opened, storage), Do(opened, kept)),
-        ("commit it, and give repository.readonly_session", Do(changed, False), Do(changed, True)),
+        ("an icechunk repository, or a session", Do(opened, storage), Do(opened, kept)),
+        ("commit its changes, and give a session of repository.readonly_session",
+         Do(changed, False), Do(changed, True)),
         ("give a path or URL of a Zarr store", Do(sk.ingest_store, X, place),
          Do(ingested, X, y=Y)),
     ]  # fmt: skip

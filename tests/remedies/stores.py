@@ -29,7 +29,7 @@ COVERED = (
 )  # fmt: skip
 
 NOT_TRIED = {
-    "store/stored_chunks.py:StoredChunks._explained:2":
+    "store/stored_chunks.py:StoredChunks._errors_explained:2":
         "needs bytes that decode wrongly: tests/store/test_damage.py",
 }  # fmt: skip
 
@@ -88,8 +88,8 @@ def of_writers() -> list[Remedy]:
         ("inf in y .* correct it, or leave the row out", wrote(y=holes[:, 0]), good),
         (r"give rows of \(3,\) float64", wrote(X=X[:30, :2]), good),
         ("give 0 to 1", wrote(i=2), wrote(i=1)),
-        ("it needs 30 of 60", wrote(X=X[:9], y=Y[:9]), good),
-        ("they must agree", wrote(y=Y[:9]), good),
+        ("give 30 of the 60", wrote(X=X[:9], y=Y[:9]), good),
+        ("give one target for each row", wrote(y=Y[:9]), good),
         (r"give class ids, \(n,\) integers", wrote(**two), wrote(y=ids, **two)),
         ("give 0 to 1", wrote(y=ids + 1, **two), wrote(y=ids, **two)),
         ("2 targets; give 1", wrote(y=X[:30, :2]), good),
@@ -98,7 +98,8 @@ def of_writers() -> list[Remedy]:
         ("chunk_rows=0 must be at least 1", wrote(chunk_rows=0), good),
         ("give one name for each", wrote(columns=["a"]), wrote(columns=["a", "b", "c"])),
         ("chunk 1 of 2 was not written", lambda: finished(False), lambda: finished(True)),
-        ("let only one write at a time", lambda: two_writers(True), lambda: two_writers(False)),
+        ("let only one call write to it at a time", lambda: two_writers(True),
+         lambda: two_writers(False)),
         ("repeat the call with those, or pass overwrite=True", half, lambda: half(overwrite=True)),
         ("repeat the call with those", half, lambda: half(plan={"source": 1})),
         ("overwrite=True replaces it", lambda: written_twice(overwrite=False), written_twice),
@@ -164,13 +165,13 @@ def of_options() -> list[Remedy]:
          lambda: ingested(turned["X"].transpose("s", ...), turned["y"])()),
         ("weights are finite numbers, 0 or above", ingested(sample_weight=-np.ones(N)),
          ingested(sample_weight=np.ones(N))),
-        ("for classes, and the targets are values; leave it out",
+        ("needs classes, but the targets are values; leave it out",
          lambda: command(f"{TRAIN} {values}"), lambda: command(TRAIN)),
         ("write it to a store first", lambda: of_generator(False), lambda: of_generator(True)),
         ("give some rows a weight above 0", lambda: regressor().fit(
             sk.ArraySource(X, Y, sample_weight=np.zeros(N))),
          lambda: regressor().fit(sk.ArraySource(X, Y, sample_weight=np.ones(N)))),
-        ("its classes are", lambda: classifier(class_weight={"left": 2}).fit(
+        ("use its classes, ", lambda: classifier(class_weight={"left": 2}).fit(
             sk.ArraySource(X, LABELS)),
          lambda: classifier(class_weight={"up": 2}).fit(sk.ArraySource(X, LABELS))),
         ("give X in a larger unit", ingested(X * 1e200), plain),
@@ -287,7 +288,7 @@ def of_sparse_rows() -> list[Remedy]:
     return [
         Remedy("ingest all rows together, to a new store", lambda: packed(long_rows(5), 2),
                lambda: packed(long_rows(5))),
-        Remedy("give the longest row with the first ones", lambda: learned(2, 5),
+        Remedy("give the longest row among the first rows", lambda: learned(2, 5),
                lambda: learned(5, 2)),
         Remedy("hash features to fewer .FeatureHasher of scikit-learn.",
                lambda: regressor().fit(long_rows(d=(1 << 31) + 1), Y), lambda: hashed(300)),

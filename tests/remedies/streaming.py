@@ -18,7 +18,7 @@ from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.feed import Feed
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.unit_readers import Recipe
-from streamkern.stream.unit_readers import opened as unpack
+from streamkern.stream.unit_readers import open_recipe as unpack
 from tests.remedies import N, Remedy, X, Y, command, regressor
 
 COVERED = (
@@ -33,7 +33,7 @@ NOT_TRIED = {
     "stream/cluster.py:check_versions:1": "needs an older worker: tests/stream/test_cluster.py",
     "stream/unit_readers.py:ClusterReader.read:1":
         "needs a worker of other packages: tests/stream/test_cluster.py",
-    "stream/unit_readers.py:ClusterReader._check_pulse:1":
+    "stream/unit_readers.py:ClusterReader._check_cluster:1":
         "needs a worker that is killed: tests/stream/test_elastic.py",
     "stream/torch_rows.py:_dataset_class.TorchRows.state_dict:1":
         "needs PyTorch: tests/stream/test_torch_rows.py",
@@ -97,16 +97,17 @@ def of_loaders() -> list[Remedy]:
         ("a batch from 0 to 6", batches(start=9), batches(start=6)),
         ('threads=0 must be "auto" or a whole number', batches(threads=0), batches(threads="auto")),
         ("this loader is closed; make a new one", lambda: closed(False), lambda: closed(True)),
-        ("use one to its end before the next", lambda: two_at_once(False),
+        ("finish an iterator before you start another one", lambda: two_at_once(False),
          lambda: two_at_once(True)),
         ("must be float32 or float64", lambda: fed("f2"), lambda: fed("f4")),
         ("mix_units=0 must be at least 1", planned(mix_units=0), planned(mix_units=1)),
         ("epoch=-1 must be at least 0", planned(epoch=-1), planned(epoch=0)),
-        ("give one with rows", planned(sizes=[0]), planned()),
-        ("give one for each unit", planned(strata=np.zeros(3)),
+        ("give a source with rows", planned(sizes=[0]), planned()),
+        ("give one entry for each unit", planned(strata=np.zeros(3)),
          planned(strata=np.zeros(2, np.int64))),
-        ("an epoch has 0 to 5", planned(batch=6), planned(batch=5)),
-        ("--seconds 0 must be above 0", lambda: command("bench-read data.zarr --seconds 0"),
+        ("does not exist; give 0 to 5", planned(batch=6), planned(batch=5)),
+        ("--seconds 0 must be finite and above 0",
+         lambda: command("bench-read data.zarr --seconds 0"),
          lambda: command("bench-read data.zarr --seconds 0.01")),
         ("give some rows a weight above 0", lambda: weighted(0), lambda: weighted(1)),
         ("give the targets in a larger unit", lambda: around_zero(1e160), lambda: around_zero(1.0)),
@@ -156,12 +157,12 @@ def of_public_loaders() -> list[Remedy]:
         ("give transforms to the source", made(transforms=noise),
          made(sk.AugmentedSource(SOURCE, 1, noise))),
         ("give some of X, y, w, row_ids, each once", made(fields=("X", "z")), made(fields="X")),
-        ("or others that it has", made(fields=("X", "w")), made(fields=("X", "y"))),
-        ("give one of Loader.state_dict", loaded(epoch="one"), loaded(epoch=1)),
-        ("make the loader with those", loaded(source="0"), loaded()),
-        ("make the loader with the settings of the state", loaded(order={}), loaded()),
+        ("or other arrays that it has", made(fields=("X", "w")), made(fields=("X", "y"))),
+        ("pass the result of Loader.state_dict", loaded(epoch="one"), loaded(epoch=1)),
+        ("create the loader with the same rows", loaded(source="0"), loaded()),
+        ("create the loader with the settings of the state", loaded(order={}), loaded()),
         ("give 0 to 6", loaded(batch=7), loaded(batch=6)),
-        ("use one to its end before the next", lambda: two_at_once(False),
+        ("finish an iterator before you start another one", lambda: two_at_once(False),
          lambda: two_at_once(True)),
         ("shuffle=.no. must be True or False", made(shuffle="no"), made(shuffle=False)),
         ("or give a smaller batch_size", made(batch_size=90, drop_last=True),
@@ -197,7 +198,7 @@ def of_new_stores() -> list[Remedy]:
         ("let it return a new array in every call", written(X, some_targets),
          written(X, all_targets)),
         ("return whole numbers in its range", written(whole, halves), written(whole, ones)),
-        ("a store needs them", written(X, y=None), written(X)),
+        ("add them: a store needs targets", written(X, y=None), written(X)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]
 
@@ -245,11 +246,11 @@ def of_clusters() -> list[Remedy]:
         ("must look like tcp://host:8786", lambda: reached("localhost"), lambda: on_one(reached)),
         ("start one with `dask scheduler`", lambda: reached("tcp://127.0.0.1:9"),
          lambda: on_one(reached)),
-        ("install streamkern 0.0.1 there, the version used here", lambda: unpacked("0.0.1"),
+        ("install streamkern 0.0.1 there, the version of this process", lambda: unpacked("0.0.1"),
          lambda: unpacked(sk.__version__)),
-        ("give one made without asynchronous=True", lambda: on_one(asynchronous),
+        ("made without asynchronous=True", lambda: on_one(asynchronous),
          lambda: on_one(loaded)),
-        ("make it of things that can be pickled",
+        ("use only objects that can be pickled",
          lambda: on_one(lambda address: loaded(address, locked(threading.Lock()))),
          lambda: on_one(lambda address: loaded(address, locked("a word")))),
         ("start it again, then run the same command again",

@@ -74,7 +74,7 @@ class Writer:
     def __init__(self, world: World) -> None:
         self.world = world
         self.lease = Lease(self, ttl_s=TTL, clock=lambda: world.now, wait=lambda _: self._turn())
-        self.lease._hasty = self  # type: ignore[assignment]
+        self.lease._heartbeat_objects = self  # type: ignore[assignment]
         self.ended = self.dead = False
         self.published: list[int] = []
         self.outcome = "ok"
@@ -205,7 +205,7 @@ def test_any_interleaving(moves: list[tuple[str, Any, int]]) -> None:
     world = World()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of those who wait
-        patch.setattr(lease, "_machine", lambda: None)  # each is on a machine of its own
+        patch.setattr(lease, "_machine_id", lambda: None)  # each is on a machine of its own
         try:
             play(world, [("start", 0, 0), ("start", 0, 0), *moves])
             for writer in world.writers:
@@ -264,7 +264,7 @@ def test_a_closed_holder_is_not_waited_for(objects: Objects) -> None:
         held.check()
         assert held.number == number
         assert [key for key, _ in objects.list("lease")] == [f"lease/{number:012d}.json"]
-        assert current_holder(objects) == lease.describe(held._note)
+        assert current_holder(objects) == lease.holder_text(held._note)
         held.release()
         assert current_holder(objects) is None
 
@@ -296,7 +296,7 @@ def test_a_dead_holder_of_this_machine_is_not_waited_for(objects: Objects) -> No
     """Nor one whose id went to another process since."""
     finished = process(no_waiting_child)
     finished.join(30)
-    note = {"machine": lease._machine(), "started": "1", "nonce": "1"}
+    note = {"machine": lease._machine_id(), "started": "1", "nonce": "1"}
     reused, gone = (note | {"pid": pid} for pid in (os.getpid(), finished.pid))
     for number, note in enumerate((reused, gone), 1):
         key = f"lease/{2 * number - 1:012d}.json"
@@ -315,7 +315,7 @@ def no_waiting_child() -> None:
 def test_a_beating_holder_elsewhere_is_refused_after_its_next_beat(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "_machine", lambda: None)
+    monkeypatch.setattr(lease, "_machine_id", lambda: None)
     held = Lease(objects, ttl_s=4.0)
     held.acquire()
     held.start()
@@ -327,7 +327,8 @@ def test_a_beating_holder_elsewhere_is_refused_after_its_next_beat(
             Lease(objects, ttl_s=4.0).acquire()
         held.check()
         assert (
-            current_holder(objects) == f"{lease.describe(held._note)} (unless it was killed there)"
+            current_holder(objects)
+            == f"{lease.holder_text(held._note)} (unless it was killed there)"
         )
     finally:
         held.release()
@@ -337,7 +338,7 @@ def test_a_note_that_says_nothing_is_waited_for(objects: Objects) -> None:
     objects.put("lease/000000000001.json", b"torn")
     now = iter(range(0, 1000, 7))
     held = Lease(objects, clock=lambda: float(next(now)), wait=lambda _: None)
-    with pytest.warns(UserWarning, match="a process unknown, as its note is damaged; wai"):
+    with pytest.warns(UserWarning, match="an unknown process, as its note is damaged; wai"):
         held.acquire()
     assert held.number == 2
     held.release()
@@ -434,7 +435,7 @@ def test_a_holder_whose_beats_do_not_arrive_does_not_trust_itself(
         held.check()
     faulty.put_error = None
     held.check()  # nobody came in between
-    assert held._alive_at == 61.0
+    assert held._last_beat_at == 61.0
     held.release()
 
 
@@ -464,7 +465,7 @@ def _hold(url: str, options: dict[str, Any], elsewhere: bool, ttl: float, conn: 
     """Hold a run, and save step 2 when told to."""
     lease.TTL_S = ttl
     if elsewhere:
-        lease._machine = lambda: "another machine"  # type: ignore[assignment]
+        lease._machine_id = lambda: "another machine"  # type: ignore[assignment]
     with RunDirectory(url, storage_options=options) as run:
         run.save(1, {}, {"by": "the first"})
         conn.send("held")

@@ -54,7 +54,7 @@ JSON = st.recursive(
     max_leaves=6,
 )  # fmt: skip
 BODIES = st.dictionaries(
-    st.text().filter(lambda name: name not in checksums._OWN), JSON, max_size=4
+    st.text().filter(lambda name: name not in checksums._OWN_KEYS), JSON, max_size=4
 )
 
 
@@ -182,7 +182,7 @@ def test_run_json_is_written_again_from_what_the_setup_carries(
     overview = run_overview(run)
     assert "run.json is" in overview["warnings"][0]
     assert overview["settings"]["data"]["batch_size"] == 20
-    with pytest.warns(UserWarning, match=r"run\.json .*; it is written again as its setup has it"):
+    with pytest.warns(UserWarning, match=r"run\.json .*; it is written again from its setup"):
         again(run)
     assert path.read_bytes() == before
     assert_same_bits(final(run), final(trained))
@@ -315,7 +315,7 @@ def test_a_run_directory_that_was_moved_ends_the_run(tmp_path: Path) -> None:
             path.rename(tmp_path / "elsewhere")
 
     config = settings(path, **{"run.checkpoint_every": 2, "run.evaluate_every": 1})
-    with pytest.raises(RunLostError, match="is gone, it was moved or deleted") as caught:
+    with pytest.raises(RunLostError, match="is gone: it was moved or deleted") as caught:
         finished(config, source=stream(), test=array_source(10, 5), on_evaluation=move)
     assert caught.value.exit_code == 3
     assert not path.exists()

@@ -205,7 +205,7 @@ class InPlace:
     """
 
     def __init__(self) -> None:
-        self._thread, self._elsewhere = threading.get_ident(), objects.result_of
+        self._thread, self._elsewhere = threading.get_ident(), objects.run_request
         self._loop = asyncio.new_event_loop()
 
     def __call__(self, request: Coroutine[Any, Any, Any], stopped: Any) -> Any:
@@ -326,9 +326,9 @@ class Machine(RuleBasedStateMachine):
         numbers = itertools.count()  # names are those of the last time
         self.patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=next(numbers)))
         self.in_place = InPlace()
-        self.patch.setattr(objects, "result_of", self.in_place)
+        self.patch.setattr(objects, "run_request", self.in_place)
         self.patch.setattr(asyncio, "to_thread", in_turn)
-        self.patch.setattr(lease, "_machine", lambda: None)  # each is on a machine of its own
+        self.patch.setattr(lease, "_machine_id", lambda: None)  # each is on a machine of its own
         self.patch.setattr(lease.Lease, "start", lambda held: None)
         self.patch.setattr(lease, "Lease", self.make_lease)
         self.cache = CacheWorld()
@@ -375,7 +375,7 @@ class Machine(RuleBasedStateMachine):
         self.now += seconds
         for writer in self.writers:
             held: Any = writer.run._lock
-            due = (self.now - writer.beaten) * writer.rate >= TTL / lease._BEATS
+            due = (self.now - writer.beaten) * writer.rate >= TTL / lease._BEATS_PER_TTL
             beats = isinstance(held, self.real_lease) and not writer.silent and not writer.lost
             if due and beats:
                 writer.beaten = self.now
@@ -434,13 +434,13 @@ class Machine(RuleBasedStateMachine):
     def start_one(self, kill: int | None, rate: float, offset: float) -> None:
         """It takes the run, and loads what is there."""
         writer, before, note = Writer(self.place, rate, offset), self.holder, self.place.note()
-        hold = writer.run._folder.hold
+        hold = writer.run._folder.acquire_lock
 
         def noted(beyond: int) -> Any:
             writer.held = hold(beyond)
             return writer.held
 
-        writer.run._folder.hold = noted  # type: ignore[method-assign]
+        writer.run._folder.acquire_lock = noted  # type: ignore[method-assign]
         ended = self.act(writer, writer.run.acquire, kill)
         if writer.held is not None and before is not None:
             # It has the run, whether it lived to use it or not.

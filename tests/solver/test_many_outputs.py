@@ -10,7 +10,7 @@ import pytest
 
 from streamkern import ingest_store, open_store
 from streamkern.estimator.estimators import KernelRegressor
-from streamkern.planning.memory import EVALUATED_ROWS, PANEL, rows_at_once
+from streamkern.planning.memory import EVALUATED_ROWS, MAX_PANEL_OUTPUTS, rows_at_once
 from streamkern.solver import direct_step, equations
 from streamkern.solver.direct_step import DirectSolver
 from streamkern.solver.precondition import noise
@@ -38,7 +38,7 @@ def test_panels_make_no_difference(p: int, monkeypatch: pytest.MonkeyPatch) -> N
     whole = model.fit(X, Y)
     weights, report = whole.dual_coef_, whole.report_
     for module in (direct_step, equations, noise):
-        monkeypatch.setattr(module, "PANEL", 4)
+        monkeypatch.setattr(module, "MAX_PANEL_OUTPUTS", 4)
     model.fit(X, Y)
     assert len(set(report["ridges"])) > 2
     np.testing.assert_allclose(model.report_["ridges"], report["ridges"])
@@ -51,7 +51,7 @@ def test_panels_make_no_difference(p: int, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_solution_holds_a_panel_beside_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one array of p x c in float64, while a ridge is looked for and after."""
     for module in (direct_step, equations):
-        monkeypatch.setattr(module, "PANEL", 64)
+        monkeypatch.setattr(module, "MAX_PANEL_OUTPUTS", 64)
     case = make_case(operator(precision="exact"), "direct", options=solver_settings(), n_sums=2)
     case = replace(case, Y=np.tile(case.Y, (1, 2000)).astype(np.float32))
     solver = case.solver()
@@ -77,6 +77,6 @@ def test_rows_with_wide_targets_are_cut_by_these(tmp_path: Path) -> None:
     source = AugmentedSource(ZarrSource(store), 1)
     assert source.n_units == -(-60 // store.spec.chunk_rows)
     assert ArraySource(X[:60], y).n_units == 2  # of 4 MiB
-    assert [rows_at_once(c) for c in (1, PANEL, 2 * PANEL, 10**9)] == [
+    assert [rows_at_once(c) for c in (1, MAX_PANEL_OUTPUTS, 2 * MAX_PANEL_OUTPUTS, 10**9)] == [
         EVALUATED_ROWS, EVALUATED_ROWS, EVALUATED_ROWS // 2, 16,
     ]  # fmt: skip

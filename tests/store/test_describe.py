@@ -95,7 +95,7 @@ def test_a_large_store_on_s3_costs_a_few_requests(
         assert asked == {"list": 2, "GET": 9}  # also the checksums, once
         assert (told["n_chunks"], told["stored_bytes_estimated"]) == (60, False)
         exact = told["stored_bytes"]
-        monkeypatch.setattr("streamkern.store.describe._LISTED_CHUNKS", 10)
+        monkeypatch.setattr("streamkern.store.describe._MAX_LISTED_CHUNKS", 10)
         told, asked = described()
         assert asked == {"HEAD": 8, "GET": 8}
         assert told["stored_bytes_estimated"]

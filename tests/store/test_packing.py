@@ -120,7 +120,9 @@ def test_scales_and_gaps_are_known_by_their_other_names() -> None:
         assert packing_of(Array(name, neutral), "X") is None
         assert packing_of(Array(name, "high"), "X") is None
     for name in ("missing", "undef", "fill", "Null"):
-        with pytest.raises(DataError, match=f"attribute {name}=0, .* call it missing_value if"):
+        with pytest.raises(
+            DataError, match=f"attribute {name}=0, .* rename it to missing_value if"
+        ):
             packing_of(Array(name, 0), "X")
         assert packing_of(Array(name, "none"), "X") is None
         assert packing_of(Array(name, False), "X") is None

@@ -359,11 +359,11 @@ def test_class_weights_multiply_sample_weights() -> None:
 @pytest.mark.parametrize(
     ("source", "class_weight", "message"),
     [
-        (ArraySource(X, VALUES), "balanced", "is for classes, and the targets are values"),
+        (ArraySource(X, VALUES), "balanced", "needs classes, but the targets are values"),
         (
             weighted(),
             {"d": 1.0},
-            "class 'd', which the data has not; its classes are 'a',",
+            "class 'd', which the data lacks; use its classes, 'a',",
         ),
         (weighted(), {"a": 0.0, "b": 0.0, "c": 0.0}, "all sample weights are zero"),
         (ArraySource(X, IDS, sample_weight=np.zeros(N)), None, "all sample weights are zero"),
@@ -519,7 +519,7 @@ def test_a_bad_weight_is_named(tmp_path: Path, value: str) -> None:
 def test_weights_that_are_elsewhere_or_something_else(tmp_path: Path) -> None:
     table, arrays_ = csv(tmp_path)["inputs"], npz(tmp_path)["inputs"]
     for given_, name, message in [
-        (table, "y", "column 'y' of .* is asked for twice"),
+        (table, "y", "column 'y' of .* is requested twice"),
         (table, "age", "has no column 'age'"),
         (arrays_, "age", "has no array 'age'; it has X, y, importance"),
         (arrays_, W, "the sample weights of .* are in it: give the name"),

@@ -351,7 +351,7 @@ def test_what_is_not_a_store_is_refused_in_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(StoreNotFoundError, match="there is no zarr store at"):
             open_store(tmp_path / missing)
     (tmp_path / "t.npz").write_bytes(b"PK")
-    with pytest.raises(StoreNotFoundError, match=r"t.npz is a file .* streamkern ingest"):
+    with pytest.raises(StoreNotFoundError, match=r"t.npz is a file, .* streamkern ingest"):
         open_store(tmp_path / "t.npz")
     with pytest.raises(FileNotFoundError):
         open_store(memory_url())
@@ -372,7 +372,7 @@ def test_newer_schema_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "s", *sample(30, (5,), "float32"))
     group = zarr.open_group(tmp_path / "s", mode="r+")
     group.attrs["streamkern"] = {**group.attrs["streamkern"], "schema": 99}
-    with pytest.raises(DataError, match=r"schema 99 .* ingest the data again"):
+    with pytest.raises(DataError, match=r"schema 99, .* ingest the data again"):
         open_store(tmp_path / "s")
 
 
@@ -519,7 +519,7 @@ def test_no_store_is_made_of_two(tmp_path: Path) -> None:
     put(first, X, y, 0)
     second = started(tmp_path / "s", 7, plan={"seed": 2}, overwrite=True)
     before = faults.tree(tmp_path / "s")
-    with pytest.raises(DataError, match="let only one write at a time"):
+    with pytest.raises(DataError, match="let only one call write to it at a time"):
         first.finish()
     assert faults.tree(tmp_path / "s") == before
     with pytest.raises(DataError, match="unfinished store"):
@@ -581,8 +581,8 @@ def test_the_writer_refuses_chunks_that_do_not_fit() -> None:
     X, y = sample(30, (5,), "float32")
     writer = StoreWriter(memory_url(), (5,), "f4", 3, ["a", "b", "c"], 7, n_rows=30)
     bad: list[tuple[int, Any, Any, str]] = [
-        (0, X[:6], y[:6], "chunk 0 has 6 rows; it needs 7"),
-        (4, X[:7], y[:7], "chunk 4 has 7 rows; it needs 2"),
+        (0, X[:6], y[:6], "chunk 0 has 6 rows; give 7"),
+        (4, X[:7], y[:7], "chunk 4 has 7 rows; give 2"),
         (5, X[:7], y[:7], "chunk 5 does not fit the store; give 0 to 4"),
         (0, X[:7, :4], y[:7], r"rows of \(5,\) float32"),
         (0, X[:7].astype("f8"), y[:7], "float64"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.batch_reader import BatchReader
-from streamkern.stream.buffers import MIN_UNITS, Share
+from streamkern.stream.buffers import MIN_UNITS_PER_RANK, Share
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
@@ -87,7 +87,7 @@ def test_a_unit_is_read_by_one_rank(size: int) -> None:
 def test_few_units_are_read_by_all() -> None:
     """Of which each rank keeps as many rows as the others."""
     source = Counted(X, Y, unit_rows=101)
-    assert source.n_units < MIN_UNITS * 2
+    assert source.n_units < MIN_UNITS_PER_RANK * 2
     held = [
         [len(b.row_ids) for b in loaded(source, Share(rank, 2), batch_size=50)] for rank in range(2)
     ]

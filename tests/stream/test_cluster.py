@@ -40,7 +40,7 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import GeneratorSource, as_source
-from streamkern.stream.unit_readers import KEPT_SOURCES, ClusterReader, Recipe, opened
+from streamkern.stream.unit_readers import MAX_OPEN_SOURCES, ClusterReader, Recipe, open_recipe
 from streamkern.train.train import train
 from tests import clusters
 from tests.clusters import Cluster, Dies, Fails, Misbehaving, Waits
@@ -94,7 +94,7 @@ def test_workers_read_what_threads_read(client: Any, make_zarr: MakeZarr, tmp_pa
     X, y = rng.integers(0, 99, (240, 8)).astype(np.uint8), rng.integers(0, 3, 240)
     path = make_zarr({"X": X, "y": y}, chunk_rows=16)
     large = ArraySource(rng.normal(size=(240, 300)).astype(np.float32), y.astype(float))
-    assert len(Recipe(large).data) > unit_readers.INLINE_BYTES
+    assert len(Recipe(large).data) > unit_readers.MAX_INLINE_BYTES
     transformed = clusters.source(transforms=[clusters.noisy])
     for source in (ZarrSource(path), large, clusters.source(), transformed):
         source_epochs = epochs(source)
@@ -208,11 +208,11 @@ def test_no_two_tries_share_a_key_and_other_reads_are_one_task(client: Any) -> N
 
 
 def test_a_process_keeps_few_sources_open() -> None:
-    recipes = [Recipe(clusters.source()) for _ in range(KEPT_SOURCES + 2)]
-    sources = [opened(recipe) for recipe in recipes]
-    assert opened(recipes[-1]) is sources[-1]
-    assert opened(recipes[0]) is not sources[0]
-    assert len(unit_readers._open) == KEPT_SOURCES
+    recipes = [Recipe(clusters.source()) for _ in range(MAX_OPEN_SOURCES + 2)]
+    sources = [open_recipe(recipe) for recipe in recipes]
+    assert open_recipe(recipes[-1]) is sources[-1]
+    assert open_recipe(recipes[0]) is not sources[0]
+    assert len(unit_readers._open_sources) == MAX_OPEN_SOURCES
 
 
 def test_a_source_is_opened_once_in_each_process(client: Any, tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_what_a_worker_can_not_import_is_named(
     vars(module)["OnlyHere"] = OnlyHere
     monkeypatch.setitem(sys.modules, module.__name__, module)
     with pytest.raises(
-        ClusterError, match=r"cannot import what the source needs .*install it there"
+        ClusterError, match=r"cannot import a package of the source .*install it on"
     ):
         epochs(clusters.source(OnlyHere()), client=client)
 
@@ -445,7 +445,7 @@ def test_other_code_on_a_worker(content: str, said: str, own: Cluster, tmp_path:
 
 
 def test_what_can_not_travel_is_named() -> None:
-    with pytest.raises(ConfigError, match="cannot travel to the workers"):
+    with pytest.raises(ConfigError, match="cannot be pickled for the workers"):
         Recipe(clusters.source(threading.Lock().acquire_lock))
 
 

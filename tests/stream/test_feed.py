@@ -146,7 +146,7 @@ def test_every_batch_gets_the_same_memory(backend: Backend) -> None:
     ):
         places = {(b.X.ctypes.data, b.Y.ctypes.data) for b in feed.epochs(0, 3)}
         assert len(places) == 1
-        assert len(feed._arrays._held) == 4  # X cast, scaled and noisy, Y
+        assert len(feed._arrays._arrays) == 4  # X cast, scaled and noisy, Y
 
 
 def test_transforms_never_write_into_the_loader(backend: Backend) -> None:
@@ -169,7 +169,7 @@ def test_leaving_the_feed_ends_the_reading(backend: Backend) -> None:
     ):
         batches = feed.epoch(0)
         next(batches)
-        run = loader._run
+        run = loader._iteration
         assert run is not None
         assert not run.stopped.is_set()
         batches.close()  # type: ignore[attr-defined]

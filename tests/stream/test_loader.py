@@ -207,9 +207,9 @@ def test_a_state_of_other_rows_or_another_order_is_refused(url: Path) -> None:
     for other, word in (
         (rows_of(many_units()), "other rows"),
         (rows_of(sk.ZarrSource(url, [sk.GaussianNoise(1.0)])), "other rows or transforms"),
-        (rows_of(url, seed=4), "seed 3"),
-        (rows_of(url, batch_size=65), "batch_size 64"),
-        (rows_of(url, shuffle=False), "in_order 0"),
+        (rows_of(url, seed=4), "seed is 3"),
+        (rows_of(url, batch_size=65), "batch_size is 64"),
+        (rows_of(url, shuffle=False), "in_order is 0"),
     ):
         before = other.state_dict()
         with pytest.raises(sk.ResumeMismatchError, match=word):
@@ -307,7 +307,7 @@ def test_mixed_rows_are_not_shared_out() -> None:
 
 @pytest.mark.parametrize(("data", "settings", "words"), [
     (None, {}, "a NoneType is not data; give the path or URL of a store"),
-    (X, {}, "data is a ndarray, and a loader reads stores and sources"),
+    (X, {}, "data is a ndarray, not a store or a source"),
     ("train.zarr", {"transforms": sk.GaussianNoise(0.1)}, r"transforms=Gauss.* must be a list"),
     ("train.zarr", {"batch_size": 10.0}, r"batch_size=10\.0 must be a whole number"),
 ])  # fmt: skip

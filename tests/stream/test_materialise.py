@@ -522,7 +522,7 @@ def broken(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
         (lambda out: materialise(base(), out, epoch=-1), "epoch=-1"),
         (lambda out: materialise(base(), out, compress="lz4"), "lz4"),
         (lambda out: materialise(base(), out, threads=0), "threads=0"),
-        (lambda out: augment_store([], out), "mixture of 0 sources"),
+        (lambda out: augment_store([], out), "mixture cannot have 0 sources"),
         (lambda out: augment_store(out.parent / "no.zarr", out), "no.zarr"),
     ],
 )

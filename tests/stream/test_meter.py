@@ -68,12 +68,12 @@ def test_rates_are_of_the_last_seconds_and_counts_of_the_run(tmp_path: Path) -> 
 
 def test_the_words_fit_the_line() -> None:
     flow = Flow(48_234.0, 0.021, 151_400_000.0, 64_000_000, 0)
-    assert flow.words() == "48.2k samples/s  waits for data 2%  reads 151 MB/s"
+    assert flow.text() == "48.2k samples/s  waits for data 2%  reads 151 MB/s"
     flow = Flow(1_234_567.0, 1.0, 1_510_000.0, 999_999, 12_345, 10, 1e6, 0.987)
-    assert flow.words() == (
+    assert flow.text() == (
         "1.23M samples/s  waits for data 100%  reads 1.51 MB/s  cache 99%  retries 12.3k"
     )
-    assert Flow(7.0, 0.0, 0.0, 0, 0).words() == "7 samples/s"  # nothing that would worry
+    assert Flow(7.0, 0.0, 0.0, 0, 0).text() == "7 samples/s"  # nothing that would worry
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_a_run_says_what_its_storage_does(s3: S3Server, bucket: str, tmp_path: P
                 **{"data.batch_size": 20, "data.epochs": 3, "solver.name": "block"},
             )
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("streamkern.train.loop.progress.LOG_EVERY_S", 0.0)
+                patch.setattr("streamkern.train.loop.progress.MIN_LOG_INTERVAL_S", 0.0)
                 finished(config, source=source)
             records = read_log(tmp_path / name / "log.jsonl")
             return [r for r in records if r["event"] == "train"][-1]

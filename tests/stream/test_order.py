@@ -104,7 +104,7 @@ def test_batches_outside_the_epoch_are_refused(i: int) -> None:
     if 0 <= i < 3:
         assert sum(p.stop - p.start for p in plan.batch(i)) == (1 if i == 2 else 2)
     else:
-        with pytest.raises(ConfigError, match="has 0 to 2"):
+        with pytest.raises(ConfigError, match="give 0 to 2"):
             plan.batch(i)
 
 

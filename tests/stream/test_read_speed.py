@@ -23,7 +23,7 @@ Y = np.arange(400) % 3
 
 @pytest.fixture(autouse=True)
 def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamkern.stream.read_speed.CONNECTIONS", (1, 2, 4))
+    monkeypatch.setattr("streamkern.stream.read_speed.CONNECTION_COUNTS", (1, 2, 4))
 
 
 def check(told: dict[str, Any], object_bytes: float, chunk_bytes: float, counts: list[int]) -> None:
@@ -79,10 +79,10 @@ def test_not_more_in_flight_than_the_memory_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingest(X, tmp_path / "s.zarr", y=Y, chunk_mb=50 * 24 / 2**20)
-    monkeypatch.setattr("streamkern.stream.read_speed._MAX_IN_FLIGHT", 3000)
+    monkeypatch.setattr("streamkern.stream.read_speed._MAX_IN_FLIGHT_BYTES", 3000)
     told = read_speed(tmp_path / "s.zarr", seconds=0.02)
     check(told, 1204, 50 * (24 + 8), [1, 2])
-    monkeypatch.setattr("streamkern.stream.read_speed._MAX_IN_FLIGHT", 3)
+    monkeypatch.setattr("streamkern.stream.read_speed._MAX_IN_FLIGHT_BYTES", 3)
     told = read_speed(tmp_path / "s.zarr", seconds=0.02)
     check(told, 1204, 50 * (24 + 8), [1])
 
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     store = tmp_path / "s.zarr"
     ingest(X, store, y=Y, chunk_mb=50 * 24 / 2**20)
     for seconds in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match=r"seconds=.* must be above 0"):
+        with pytest.raises(ConfigError, match=r"seconds=.* must be finite and above 0"):
             read_speed(store, seconds=seconds)
     with pytest.raises(StoreNotFoundError, match="there is no zarr store"):
         read_speed(tmp_path / "none.zarr")

@@ -55,7 +55,7 @@ def test_zero_is_exact_and_signs_are_kept() -> None:
 def test_large_outputs_stay_finite() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = LOGS.outside(np, np.array([[1e4, -1e5]], np.float32), np.float64)
+        found = LOGS.in_target_units(np, np.array([[1e4, -1e5]], np.float32), np.float64)
     assert np.isfinite(found).all()
 
 
@@ -66,7 +66,7 @@ def test_what_goes_in_comes_out(targets: TargetScale, dtype: type) -> None:
     F = inside(targets, Y, dtype)
     assert F.dtype == dtype
     gain = 1.0 if targets.gain is None else targets.gain
-    found = targets.outside(np, F, np.float64)
+    found = targets.in_target_units(np, F, np.float64)
     assert found.dtype == np.float64
     np.testing.assert_allclose(found / gain, Y, rtol=1e-12 if dtype == np.float64 else 1e-5)
 
@@ -74,8 +74,8 @@ def test_what_goes_in_comes_out(targets: TargetScale, dtype: type) -> None:
 @pytest.mark.parametrize("targets", [PLAIN, LOGS])
 def test_slopes_are_those_of_finite_differences(targets: TargetScale) -> None:
     F, step = np.random.default_rng(1).standard_normal((20, 2)), 1e-6
-    above, below = (targets.outside(np, F + by, np.float64) for by in (step, -step))
-    slopes = targets.slopes(targets.outside(np, F, np.float64))
+    above, below = (targets.in_target_units(np, F + by, np.float64) for by in (step, -step))
+    slopes = targets.slopes(targets.in_target_units(np, F, np.float64))
     np.testing.assert_allclose(
         np.broadcast_to(slopes, F.shape), (above - below) / (2 * step), rtol=1e-6
     )
@@ -86,7 +86,7 @@ def test_squared_errors_are_those_of_the_solver(targets: TargetScale) -> None:
     rng = np.random.default_rng(2)
     F, Y = rng.standard_normal((10, 2)), rng.random((10, 2))
     expected = ((F - inside(targets, Y)) * targets.scale) ** 2
-    found = targets.squared_errors(targets.outside(np, F, np.float64), Y)
+    found = targets.squared_errors(targets.in_target_units(np, F, np.float64), Y)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
@@ -97,10 +97,10 @@ def test_no_prediction_on_a_log_scale_is_far_above_the_targets() -> None:
     assert bounded.unit is not None
     limit = bounded.gain * bounded.unit * np.expm1(bounded.most)
     F = np.array([[1e3, 1e3], [-1e3, -1e3]])
-    np.testing.assert_allclose(bounded.outside(np, F, np.float64), [limit, -limit])
+    np.testing.assert_allclose(bounded.in_target_units(np, F, np.float64), [limit, -limit])
     near = inside(LOGS, np.array([[1e-3, 1e-4]]))
     np.testing.assert_array_equal(
-        bounded.outside(np, near, np.float64), LOGS.outside(np, near, np.float64)
+        bounded.in_target_units(np, near, np.float64), LOGS.in_target_units(np, near, np.float64)
     )
     again = TargetScale.from_arrays(bounded.arrays())
     np.testing.assert_array_equal(again.most, bounded.most)

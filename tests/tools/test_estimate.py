@@ -93,7 +93,7 @@ def test_rows_are_dealt_by_units_where_a_block_has_enough_of_them() -> None:
 
 @pytest.mark.slow
 def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speeds, "SECONDS", 0.0)
+    monkeypatch.setattr(speeds, "MEASURED_S", 0.0)
     run = opened(2, block_size=1000, ridge=1e-6)
     with run.backend:
         told = expected_times(run, None).speeds

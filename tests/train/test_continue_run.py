@@ -246,9 +246,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "scale": ("data.scale='none' contradicts", {"data.scale": "none"}),
     "transform": ("data.transforms scales rows differently",
                   {"data.transforms": [{"kind": "scale", "mode": "global"}]}),
-    "direct": ("solver.name='direct' starts from nothing", {"solver.name": "direct"}),
+    "direct": ("solver.name='direct' cannot start from", {"solver.name": "direct"}),
     "precision": ("run.precision gives float64", {"run.precision": "float64"}),
-    "another start": ("solver.warm_start=.*is another run", {"solver.warm_start": "elsewhere"}),
+    "another start": ("solver.warm_start=.*is not the run", {"solver.warm_start": "elsewhere"}),
 }  # fmt: skip
 
 
@@ -279,7 +279,7 @@ def test_places_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         finished(config(tmp_path, "c"), continues=tmp_path / "nothing")
     for manifest in b.glob("*setup.json"):
         manifest.unlink()
-    with pytest.raises(RunError, match=r"the setup in .* is gone"):
+    with pytest.raises(RunError, match=r"the setup in .* is missing"):
         finished(config(tmp_path, "b"), continues=a)
 
 
@@ -304,15 +304,15 @@ def test_the_commands_say_how_and_do_it(
     run = ["train", "--train", "s.zarr", "--set", "model.n_centers=20", "--run-dir"]
     assert run_command(["ingest", "a.npz", "s.zarr"]) == 0
     assert run_command([*run, "a", "--epochs", "1"]) == 0
-    assert "had come to its end" not in capsys.readouterr().err
+    assert "was already finished" not in capsys.readouterr().err
     assert run_command([*run, "a", "--epochs", "1"]) == 0
-    assert "had come to its end; --continue goes on" in capsys.readouterr().err
+    assert "was already finished; --continue starts" in capsys.readouterr().err
     assert run_command([*run, "a", "--epochs", "2"]) == 2
     assert "streamkern train --continue" in capsys.readouterr().err
     assert run_command(["append", "s.zarr", "b.npz"]) == 0
     assert "130 rows" in capsys.readouterr().out
     assert run_command(["append", "s.zarr", "b.npz"]) == 0
-    assert "ends with these rows already; nothing is appended" in capsys.readouterr().err
+    assert "already ends with these rows; nothing was appended" in capsys.readouterr().err
     assert run_command([*run, "a", "--epochs", "1", "--continue", "a"]) == 2
     assert "such as --run-dir" in capsys.readouterr().err
     assert run_command([*run, "b", "--epochs", "1", "--continue", "a"]) == 0

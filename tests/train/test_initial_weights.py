@@ -240,7 +240,7 @@ def test_no_rank_has_all_weights_of_the_other_run(
             ranks.broadcast_scalars([0])
             assert [each() for each in seen] == [None] * 3
             trained = at.steps
-            return len(trained.made.arrays["Z"]), len(state.alpha), len(trained.watch.good)
+            return len(trained.assembled.arrays["Z"]), len(state.alpha), len(trained.watch.good)
 
     assert on_threads(2, begins) == [(30, 30, 30)] * 2
     assert read == ([(30, 4)] * 2 if way == "continued" else [])

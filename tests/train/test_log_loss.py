@@ -121,6 +121,6 @@ def test_what_minimises_squares_alone_is_refused(changes: dict[str, Any], says: 
 
 def test_targets_that_are_not_for_it_are_refused() -> None:
     with pytest.raises(
-        sk.ConfigError, match="is for rows of one class each, and the targets are values"
+        sk.ConfigError, match="is for rows of one class each, but the targets are values"
     ):
         sk.KernelRegressor(loss="log_loss").fit(X, X[:, 0])

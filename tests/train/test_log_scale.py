@@ -372,7 +372,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_targets_below_zero_are_refused() -> None:
     X, y = made("exponential", N)
     y[7] = -3
-    with pytest.raises(DataError, match=r"targets of at least 0, and row 7 has -3"):
+    with pytest.raises(DataError, match=r"targets of at least 0, but row 7 has -3"):
         sk.KernelRegressor(target_transform="log").fit(X, y)
     y[7] = 0
     assert np.isfinite(sk.KernelRegressor(target_transform="log").fit(X, y).predict(X)).all()
@@ -411,7 +411,7 @@ def test_other_losses_and_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs the squared error, not loss='huber'"):
         sk.KernelRegressor(target_transform="log", loss="huber").fit(X, y)
     labels = ArraySource(X, np.arange(N) % 2, classes=("a", "b"))
-    with pytest.raises(ConfigError, match="is for values, and the targets are classes"):
+    with pytest.raises(ConfigError, match="is for values, but the targets are classes"):
         finished(settings(**{"model.target_transform": "log"}), source=labels)
 
 

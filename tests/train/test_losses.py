@@ -229,7 +229,7 @@ def test_evaluations_have_the_figure_of_the_loss(tmp_path: Path) -> None:
             {"loss": "huber", "solver": "direct", "ridge": 0.0},
             "may have no minimum without a ridge",
         ),
-        ({"loss": "huber", "solver": "direct", "epochs": 1}, "whose first pass is not a step yet"),
+        ({"loss": "huber", "solver": "direct", "epochs": 1}, "whose first pass takes no step"),
     ],
 )
 def test_wrong_settings_are_refused(parameters: dict[str, Any], says: str) -> None:
@@ -238,5 +238,5 @@ def test_wrong_settings_are_refused(parameters: dict[str, Any], says: str) -> No
 
 
 def test_a_loss_of_values_is_refused_for_classes() -> None:
-    with pytest.raises(sk.ConfigError, match="is for values, and the targets are classes"):
+    with pytest.raises(sk.ConfigError, match="is for values, but the targets are classes"):
         sk.KernelClassifier(loss="huber").fit(X, LABELS)

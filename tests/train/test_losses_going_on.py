@@ -225,10 +225,10 @@ def test_fits_that_begin_from_a_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "says"), [
-    ({"loss": "squared_error"}, "loss='quantile', and this run has loss='squared_error'"),
+    ({"loss": "squared_error"}, "loss='quantile', but this run has loss='squared_error'"),
     ({"loss": "huber", "quantile": None}, "only weights of squares can be the start"),
-    ({"quantile": 0.9}, "with quantile=0.8, and this run has quantile=0.9"),
-    ({"quantile": None}, "with quantile=0.8, and this run has quantile=0.5"),
+    ({"quantile": 0.9}, "with quantile=0.8, but this run has quantile=0.9"),
+    ({"quantile": None}, "with quantile=0.8, but this run has quantile=0.5"),
 ])  # fmt: skip
 def test_weights_of_another_loss_are_refused(changes: dict[str, Any], says: str) -> None:
     model = sk.KernelRegressor(n_centers=P, loss="quantile", quantile=0.8, warm_start=True)
@@ -246,5 +246,5 @@ def test_a_run_that_continues_another_loss_is_refused(tmp_path: Path) -> None:
             source=source(False), continues=tmp_path / "old",
         )  # fmt: skip
     finished(config(tmp_path / "squares", "squared_error"), source=source(True))
-    with pytest.raises(sk.ConfigError, match="is for values, and the targets are classes"):
+    with pytest.raises(sk.ConfigError, match="is for values, but the targets are classes"):
         finished(config(None, "huber"), source=source(True), continues=tmp_path / "squares")

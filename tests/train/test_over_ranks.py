@@ -28,7 +28,7 @@ from streamkern.train import over_ranks
 from streamkern.train.loop import progress, rank_coordinator
 from streamkern.train.loop.rank_coordinator import RankCoordinator, format_rank_figures
 from streamkern.train.loop.step_loop import StepLoop
-from streamkern.train.over_ranks import RankNews, devices_of, train_over, with_rank_count
+from streamkern.train.over_ranks import RankEventHandler, devices_of, train_over, with_rank_count
 from streamkern.train.rank_work import prepare_run, train_rank
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
@@ -163,7 +163,7 @@ def test_it_goes_on_with_any_number(
     after: Callable[[int], None], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """From a checkpoint of others, to where one rank ends; with as many as before to the bit."""
-    monkeypatch.setattr(rank_coordinator, "GATHERED", 3)
+    monkeypatch.setattr(rank_coordinator, "GATHER_INTERVAL_STEPS", 3)
     reference = settings(store, tmp_path / "one", **changes)
     train(reference.with_overrides({"run.ranks": 1})) if before != then else over(then, reference)
     config = settings(store, tmp_path / "many", **changes)
@@ -311,8 +311,8 @@ def test_the_log_names_the_slowest_rank(
 
     take = StepLoop.take
     monkeypatch.setattr(StepLoop, "take", slowly)
-    monkeypatch.setattr(rank_coordinator, "GATHERED", 4)
-    monkeypatch.setattr(progress, "LOG_AT_LEAST_EVERY_S", 0.0)
+    monkeypatch.setattr(rank_coordinator, "GATHER_INTERVAL_STEPS", 4)
+    monkeypatch.setattr(progress, "MAX_LOG_INTERVAL_S", 0.0)
     over(3, settings(store, tmp_path / "run"))
     records, _ = RunDirectory(tmp_path / "run", writable=False).read_log()
     logged = [record for record in records if "slowest_rank" in record]
@@ -386,7 +386,7 @@ def test_a_gpu_is_not_shared() -> None:
     for given, elsewhere in ((of_ranks(ranks="gpus", cluster="tcp://h:1"), False),
                              (of_ranks(ranks="gpus"), True)):  # fmt: skip
         with pytest.raises(ConfigError, match="cannot be used on a cluster"):
-            with_rank_count(given, elsewhere=elsewhere)
+            with_rank_count(given, on_cluster=elsewhere)
 
 
 def test_without_any_there_is_a_sentence(
@@ -412,7 +412,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("at_once")
 def test_messages_of_ranks_are_shown_once() -> None:
     stream, seen, saved = io.StringIO(), list[dict[str, Any]](), {"kept": "checkpoint"}
-    news = RankNews(Line(stream), seen.append)
+    news = RankEventHandler(Line(stream), seen.append)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for rank in (0, 1):
@@ -430,7 +430,7 @@ def test_messages_of_ranks_are_shown_once() -> None:
         "again"
     )
     new = [
-        f"rank 0 is gone; there is no checkpoint yet, and {begins}"
+        f"rank 0 is gone; there is no checkpoint yet, so {begins}"
         for begins in ("the run begins its first pass again", "the setup begins again")
     ]
     assert [str(each.message) for each in warned] == ["the same", few, lost, lost, stopping, *new]

@@ -147,7 +147,7 @@ def test_a_rank_has_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
 
     def held(trainer: Trainer) -> dict[str, int]:
         solver: Any = trainer.steps.solver
-        arrays, state = trainer.steps.made.arrays, trainer.steps.state
+        arrays, state = trainer.steps.assembled.arrays, trainer.steps.state
         state_rows = {f"state {k}": len(a) for k, a in solver.arrays(state).items()}
         found = {k: len(a) for k, a in arrays.items() if k in ("Z", "start", "values", "G.0")}
         return found | state_rows | {
@@ -191,7 +191,7 @@ def test_eigenpro_has_a_part_of_centers_and_temporary_ones(
         solver: Any = trainer.steps.solver
         pending, inner = trainer.steps.state.pending, solver.projection
         lines = dict(line[1:] for line in trainer.run.buffers.lines if line[0] == "train")
-        of_centers = [trainer.steps.made.arrays["Z"], solver.Z, solver.h, pending["h"]]
+        of_centers = [trainer.steps.assembled.arrays["Z"], solver.Z, solver.h, pending["h"]]
         assert [len(a) for a in of_centers] == [30] * 4
         assert [len(pending[name]) for name in ("points", "delta")] == [72] * 2
         kept = sum(pending[name].nbytes for name in ("points", "delta"))
@@ -220,7 +220,7 @@ def test_falkon_has_a_part_of_centers_and_of_the_preconditioner(store: str, tmp_
         def held(trainer: Trainer) -> int:
             solver: Any = trainer.steps.solver
             pending, n = trainer.steps.state.pending, 60 // shape[1]  # noqa: B023
-            assert len(trainer.steps.made.arrays["Z"]) == len(solver.Z) == n
+            assert len(trainer.steps.assembled.arrays["Z"]) == len(solver.Z) == n
             assert {len(a) for k, a in pending.items() if k not in ("squares", "least")} == {n}
             lines = dict(line[1:] for line in trainer.run.buffers.lines if line[0] == "train")
             assert solver.H.nbytes <= lines["preconditioner H, this rank's stripe"] == 15 * 60 * 8

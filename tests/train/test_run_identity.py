@@ -265,7 +265,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
     began: dict[int, int] = {}
     met = RankCoordinator.at_sync_point
-    monkeypatch.setattr(rank_coordinator, "GATHERED", 2)
+    monkeypatch.setattr(rank_coordinator, "GATHER_INTERVAL_STEPS", 2)
     monkeypatch.setattr(RankCoordinator, "at_sync_point", meets)
 
 

@@ -303,7 +303,7 @@ def test_a_corrupt_chunk_in_mid_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     The store is one that is too large to be kept decoded, and so is read in each epoch.
     """
-    monkeypatch.setattr("streamkern.planning.memory.KEPT_SHARE", 10**12)
+    monkeypatch.setattr("streamkern.planning.memory.KEPT_STORE_BUDGET_RATIO", 10**12)
     X, y = arrays()
     ingest(X, tmp_path / "train.zarr", y=y, chunk_mb=0.0005)
     train_url, broken = tmp_path / "train.zarr", []

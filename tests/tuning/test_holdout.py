@@ -25,7 +25,7 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train.resolve.training_data import open_data
 from streamkern.tuning.candidates import Candidates, FixedSizes
-from streamkern.tuning.holdout import draw, parts_of
+from streamkern.tuning.holdout import draw_sample, part_of_rows
 from streamkern.tuning.search import search_settings
 from tests.runs import settings
 
@@ -37,8 +37,8 @@ config = partial(settings, **{"solver.ridge": 0.0, "data.batch_size": "auto"})
 )
 def test_parts_are_disjoint_even_and_stratified(labels: list[int], n_parts: int, seed: int) -> None:
     stratum = np.array(labels)
-    part = parts_of(stratum, n_parts, seed)
-    np.testing.assert_array_equal(part, parts_of(stratum, n_parts, seed))
+    part = part_of_rows(stratum, n_parts, seed)
+    np.testing.assert_array_equal(part, part_of_rows(stratum, n_parts, seed))
     single = np.isin(stratum, [k for k in set(labels) if labels.count(k) == 1])
     assert (part[single] == -1).all()
     assert ((part[~single] >= 0) & (part[~single] < n_parts)).all()
@@ -102,9 +102,9 @@ def test_a_weighted_mixture_is_sampled_in_its_shares(tmp_path: Path) -> None:
         **{"data.train": [str(tmp_path / "a"), str(tmp_path / "b")], "data.weights": [3, 1]}
     )
     data = open_data(run)
-    assert (draw(data, 100, 0).X[:, 0] > 50).sum() == 25
+    assert (draw_sample(data, 100, 0).X[:, 0] > 50).sum() == 25
     # A store that is used up bounds the sample, or its share would be wrong.
-    sample = draw(data, 400, 0)
+    sample = draw_sample(data, 400, 0)
     assert (len(sample.X), (sample.X[:, 0] > 50).sum()) == (266, 66)
     made = Candidates(run, data, FixedSizes(), folds=1)
     assert ((made.split(0)[1].read_unit(0, 0, 0).X[:, 0] > 50).sum()) in (13, 14)
@@ -124,7 +124,7 @@ def test_of_copies_in_a_store_one_is_drawn(tmp_path: Path) -> None:
     copies = AugmentedSource(ArraySource(X, X[:, 0]), 4, [GaussianNoise(0.01)])
     materialise(copies, tmp_path / "a.zarr")
     config = RunConfig.from_tables({"data": {"train": str(tmp_path / "a.zarr")}})
-    sample = draw(open_data(config), 10_000, 0)
+    sample = draw_sample(open_data(config), 10_000, 0)
     nearest = cdist(sample.X, X).argmin(axis=1)
     assert len(sample.X) == len(np.unique(nearest)) == 150
 

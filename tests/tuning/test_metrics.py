@@ -12,16 +12,16 @@ from streamkern.basics.errors import ConfigError
 from streamkern.losses.errors import AbsoluteError, Quantile
 from streamkern.losses.log_loss import LogLoss
 from streamkern.tuning.metrics import (
-    OF_CLASSES,
-    OF_VALUES,
+    CLASS_METRICS,
+    REGRESSION_METRICS,
     find_metric,
     known_metrics,
     losses,
     packed_predictions,
     probabilities,
     row_weights,
-    squared_error,
-    unpacked,
+    squared_standard_error,
+    unpacked_predictions,
 )
 
 
@@ -39,10 +39,10 @@ def test_figures_of_classes_are_scikit_learns(weighted: bool) -> None:
         "log_loss": truth.log_loss(y, P, sample_weight=w),
         "mse": truth.mean_squared_error(Y, F, sample_weight=w),
     }
-    for name, metric in OF_CLASSES.items():
+    for name, metric in CLASS_METRICS.items():
         figure = metric.loss_of(float(row_weights(metric, y, w) @ lost[metric.loss]))
         assert figure == pytest.approx(expected[name], rel=1e-6), name
-    assert expected.keys() == OF_CLASSES.keys()
+    assert expected.keys() == CLASS_METRICS.keys()
     np.testing.assert_allclose(P.sum(axis=1), 1)
     assert P.min() > 0
     inside = (F > 1e-3).all(axis=1)
@@ -56,14 +56,14 @@ def test_figures_of_values_are_scikit_learns(weighted: bool) -> None:
     Y = rng.standard_normal((200, 3)) * [1, 10, 100]
     F = Y + rng.standard_normal((200, 3))
     w = rng.random(200) if weighted else None
-    v = row_weights(OF_VALUES["mse"], Y, w)
+    v = row_weights(REGRESSION_METRICS["mse"], Y, w)
     lost = losses(F, Y, v @ np.square(Y - v @ Y))
     expected = {
         "mse": truth.mean_squared_error(Y, F, sample_weight=w),
         "mae": truth.mean_absolute_error(Y, F, sample_weight=w),
         "r2": truth.r2_score(Y, F, sample_weight=w),
     }
-    for name, metric in OF_VALUES.items():
+    for name, metric in REGRESSION_METRICS.items():
         figure = metric.loss_of(float(row_weights(metric, Y, w) @ lost[metric.loss]))
         assert figure == pytest.approx(expected[name], rel=1e-9), name
 
@@ -86,13 +86,15 @@ def test_figures_of_a_loss_are_scikit_learns() -> None:
 
 def test_the_standard_error_is_that_of_a_mean() -> None:
     d = np.random.default_rng(0).standard_normal(50)
-    assert squared_error(d, np.full(50, 1 / 50)) == pytest.approx(d.var(ddof=1) / 50)
-    assert squared_error(d[:1], np.ones(1)) == np.inf
+    assert squared_standard_error(d, np.full(50, 1 / 50)) == pytest.approx(d.var(ddof=1) / 50)
+    assert squared_standard_error(d[:1], np.ones(1)) == np.inf
 
 
 def test_losses_are_kept_in_float32() -> None:
     values = np.random.default_rng(0).standard_normal(1000)
-    np.testing.assert_array_equal(unpacked(packed_predictions(values)), np.float32(values))
+    np.testing.assert_array_equal(
+        unpacked_predictions(packed_predictions(values)), np.float32(values)
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_the_figure_of_a_loss_is_the_first_metric() -> None:
 @pytest.mark.parametrize(
     ("name", "classes", "sentence"),
     [
-        ("mae", True, "metric='mae' is not defined for classes, which the data has; take \"auto\""),
+        ("mae", True, "metric='mae' is not defined for classes; take \"auto\""),
         ("accuracy", False, "metric='accuracy' is not defined for values"),
         ("auc", True, "metric='auc' is not known; take .*, accuracy, balanced_accuracy, log_loss"),
     ],

@@ -42,9 +42,9 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.train.resolve.training_data import open_data
 from streamkern.train.train import train
 from streamkern.tuning import plot, points, trainings
-from streamkern.tuning.candidates import TRIED_RIDGES, Candidates, FixedSizes, copies_and_epochs
-from streamkern.tuning.holdout import draw, parts_of
-from streamkern.tuning.journal import JOURNAL
+from streamkern.tuning.candidates import AUTO_RIDGES, Candidates, FixedSizes, copies_and_epochs
+from streamkern.tuning.holdout import draw_sample, part_of_rows
+from streamkern.tuning.journal import JOURNAL_NAME
 from streamkern.tuning.search import Tuned, search_settings
 from tests.runs import D, array_source, settings
 
@@ -215,9 +215,9 @@ def test_the_table_holds_what_single_trainings_give(classes: bool) -> None:
     assert len(found.table) == 2 * 2 + 2
 
     data = open_data(run, source)
-    sample = draw(data, 120, 0)
+    sample = draw_sample(data, 120, 0)
     assert sorted(map(bytes, sample.X)) == sorted(map(bytes, X))
-    part = parts_of(sample.stratum, 5, 0)
+    part = part_of_rows(sample.stratum, 5, 0)
     errors, accuracies = [], []
     for row in (found.best, found.table[3], found.table[-1]):
         for fold in range(2):
@@ -257,8 +257,8 @@ def test_the_automatic_grid_is_around_the_median_distance() -> None:
         ridges=[0.0], refine=0, centers=48, epochs=1,
     )  # fmt: skip
     widths = sorted(row["bandwidth"] for row in found.table if not row["as_given"])
-    sample = draw(open_data(config(), ArraySource(X, X[:, :1])), 60, 0)
-    fit = np.float64(sample.X[parts_of(sample.stratum, 5, 0) != 0])  # all of them are centers
+    sample = draw_sample(open_data(config(), ArraySource(X, X[:, :1])), 60, 0)
+    fit = np.float64(sample.X[part_of_rows(sample.stratum, 5, 0) != 0])  # all of them are centers
     median = float(np.median(pdist(fit)))
     assert widths[2] == pytest.approx(median, rel=1e-12)
     assert widths == pytest.approx(
@@ -307,7 +307,7 @@ def test_tiny_data(n: int, kind: str) -> None:
     y: Array = {"classes": np.arange(n) % 2, "values": X @ X[:3].T}[kind]
     run = config(**{"model.n_centers": "auto", "model.bandwidth": 1.0})
     found = search_settings(run, source=ArraySource(X, y), bandwidths=[1.0, 4.0], refine=1)
-    beyond = [row for row in found.table if row["ridge"] > max(TRIED_RIDGES)]
+    beyond = [row for row in found.table if row["ridge"] > max(AUTO_RIDGES)]
     assert (len(found.table), len(beyond)) in ((8, 0), (9, 1), (9, 3))
     assert found.search["fit"] + found.search["held_out"] == n
     assert all(math.isfinite(row["held_out_mse"]) for row in found.table)
@@ -609,7 +609,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_study_of_others_stays_as_it_is(tmp_path: Path) -> None:
     """A journal of Optuna, with a torn last line that ours would cut; a search of 0.1.0."""
     optuna = pytest.importorskip("optuna")
-    journal, old = tmp_path / "theirs" / JOURNAL, tmp_path / "old" / "search.json"
+    journal, old = tmp_path / "theirs" / JOURNAL_NAME, tmp_path / "old" / "search.json"
     for path in (journal, old):
         path.parent.mkdir()
     backend = optuna.storages.journal.JournalFileBackend(str(journal))
@@ -628,7 +628,7 @@ def test_two_at_one_search(tmp_path: Path) -> None:
     options: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path}
 
     def second(event: str, fields: dict[str, Any]) -> None:
-        with pytest.raises(RunLockedError, match="another process is at the search in"):
+        with pytest.raises(RunLockedError, match="another process runs the search in"):
             search_settings(config(), **options)
 
     search_settings(config(), **options, report=second)
@@ -639,7 +639,7 @@ def test_a_damaged_record_is_trained_again(tmp_path: Path) -> None:
     report: list[dict[str, Any]] = []
     options: dict[str, Any] = {"source": array_source(), "out": tmp_path, "report": counted(report)}
     first = search_settings(config(), **QUICK, **options)
-    journal = tmp_path / JOURNAL
+    journal = tmp_path / JOURNAL_NAME
     *_, second, last = intact = journal.read_bytes().splitlines(keepends=True)
     for damaged, redone in (
         (
@@ -652,7 +652,7 @@ def test_a_damaged_record_is_trained_again(tmp_path: Path) -> None:
         ([*intact[:-2], second[:-20] + b"\n", last], "from line 4 on"),
     ):
         journal.write_bytes(b"".join(damaged))
-        with pytest.warns(UserWarning, match=rf"is damaged .*{redone}.* done again"):
+        with pytest.warns(UserWarning, match=rf"is damaged .*{redone}.* repeated"):
             again = search_settings(config(), **QUICK, **options)
         assert essence(again) == essence(first)
     assert len(report) == 3 + 1 + 2
@@ -758,7 +758,7 @@ def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
         ({"folds": 0}, "folds=0 must be a whole number, at least 1, at most 20"),
         ({"folds": 2.5}, "folds=2.5 must be a whole number"),
         ({"refine": -1}, "refine=-1 must be a whole number, at least 0"),
-        ({"rows": 4}, "rows=4 cannot be split; take 5 at least"),
+        ({"rows": 4}, "rows=4 cannot be split; take at least 5"),
         ({"centers": 0}, "centers=0 must be a whole number, at least 1"),
         ({"centers": 109}, "centers=109 cannot be drawn from the 108 rows to fit"),
         ({"epochs": True}, "epochs=True must be a whole number"),
@@ -769,7 +769,10 @@ def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
         ({"ridges": [-1e-3]}, "must be .* 0 or above"),
         ({"ridges": [math.nan]}, "must be .* 0 or above"),
         ({"kernels": "laplace"}, "kernels='laplace' must be a list of kernels"),
-        ({"kernels": ["linear"], "bandwidths": [1]}, r"bandwidths=\[1\] but no kernel has one"),
+        (
+            {"kernels": ["linear"], "bandwidths": [1]},
+            r"bandwidths=\[1\] cannot be used: no kernel has",
+        ),
         (
             {
                 "kernels": [
@@ -781,7 +784,10 @@ def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
         ),
         ({"kernels": ["triangle"]}, "model.kernel='triangle' must be \"auto\", one of"),
         ({"config": "eigenpro3", "ridges": [1e-3]}, "ridge=0.001 is not defined for solver"),
-        ({"config": "eigenpro2", "centers": 20}, "centers=20 but solver 'eigenpro2' takes all"),
+        (
+            {"config": "eigenpro2", "centers": 20},
+            "centers=20 cannot be used with solver 'eigenpro2'",
+        ),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_written(
@@ -913,7 +919,8 @@ def test_the_command(call: Command, run_file: Path) -> None:
     assert best.read_text() == text + "# mine\n"
     assert (code, err) == (
         USAGE,
-        f"streamkern: --write '{best}' exists already and is not replaced; name another file\n",
+        f"streamkern: --write '{best}' exists and was not written by this search, or "
+        "was edited; name another file\n",
     )
     code, _, err = call(run_file, *WORDS, *POOR, "--set", "solver.damping=0.1")
     assert code == USAGE
@@ -1020,7 +1027,7 @@ def test_another_metric_decides_from_what_is_recorded(call: Command, run_file: P
     assert "held_out_log_loss" in out.splitlines()[0].split()
     code, _, err = call(run_file, *WORDS, "--metric", "r2")
     assert (code, len(err.splitlines())) == (USAGE, 1)
-    assert "--metric r2 is not defined for classes, which the data has; take" in err
+    assert "--metric r2 is not defined for classes; take" in err
 
 
 def test_the_help(call: Command) -> None:
@@ -1122,7 +1129,7 @@ def test_killed_stopped_and_gone_on_with(call: Command, run_file: Path, tmp_path
     folder, whole = tmp_path / "t", tmp_path / "whole"
     killed = signalled(run_file, folder, 2, signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
-    journal = folder / JOURNAL
+    journal = folder / JOURNAL_NAME
     bits = journal.read_bytes()
     assert bits.count(b'"record"') == 2
     assert not (folder / "result.json").exists()

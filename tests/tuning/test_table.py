@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from streamkern.tuning.metrics import OF_CLASSES, packed_predictions
+from streamkern.tuning.metrics import CLASS_METRICS, packed_predictions
 from streamkern.tuning.table import SearchTable, TrialPoint
 
 Array = npt.NDArray[Any]
@@ -28,7 +28,7 @@ def point(name: float, wrong: int, mse: float = 0.1, *, first: int = 0, given: b
 
 
 def table(*points: TrialPoint) -> SearchTable:
-    made = SearchTable(OF_CLASSES["accuracy"], [np.full(N, 1 / N)])
+    made = SearchTable(CLASS_METRICS["accuracy"], [np.full(N, 1 / N)])
     for each in points:
         made.add(each)
     return made
@@ -63,7 +63,7 @@ def test_splits_are_independent() -> None:
     """The mean of two differences has half the root of the sum of their squared errors."""
     pairs = [(point(1, 8), point(2, 2)), (point(1, 12), point(2, 3))]
     points = [TrialPoint([p.records[0] for p in split]) for split in zip(*pairs, strict=True)]
-    made = SearchTable(OF_CLASSES["accuracy"], [np.full(N, 1 / N)] * 2)
+    made = SearchTable(CLASS_METRICS["accuracy"], [np.full(N, 1 / N)] * 2)
     for each in points:
         made.add(each)
     best, other = made.rows()

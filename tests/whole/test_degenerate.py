@@ -271,5 +271,5 @@ def test_classes_without_rows_are_reported() -> None:
 
 def test_targets_that_are_values_have_no_classes(store: Path) -> None:
     assert ZarrSource(store).totals is None
-    with pytest.raises(ConfigError, match="is for classes, and the targets are values"):
+    with pytest.raises(ConfigError, match="needs classes, but the targets are values"):
         train(settings(**{"data.train": str(store), "data.class_weight": "balanced"}))

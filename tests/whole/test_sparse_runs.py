@@ -256,7 +256,9 @@ def test_more_features_than_numbers_are_refused(tmp_path: Path, n_features: int)
         lambda: KernelRegressor(centers=X).fit(np.ones((9, 2)), np.arange(9.0)),
     ]
     for door in doors:
-        with pytest.raises(DataError, match=r"features, and at most 2,147,483,648 are read; leave"):
+        with pytest.raises(
+            DataError, match=r"features, more than the 2,147,483,648 allowed; leave"
+        ):
             door()
 
 

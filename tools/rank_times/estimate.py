@@ -17,7 +17,7 @@ from streamkern.solver.block_sizes import (
     block_sizes,
     setup_op_counts,
 )
-from streamkern.stream.buffers import MIN_UNITS
+from streamkern.stream.buffers import MIN_UNITS_PER_RANK
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.planned import planned_batches
 from tools.rank_times.hardware import HARDWARE, THIS, Machine, measured
@@ -90,7 +90,7 @@ def _step(run: ResolvedRun, sizes: Any) -> Step:
     problem = run.problem
     unit_bytes = problem.unit_rows * (problem.row_bytes + 16)
     units = min(max(1, sizes.loader_block_bytes // unit_bytes), run.data.source.n_units)
-    return step_of(problem, sizes, units // MIN_UNITS)
+    return step_of(problem, sizes, units // MIN_UNITS_PER_RANK)
 
 
 def step_of(problem: ProblemShape, sizes: BlockSizes, dealt: int = 0) -> Step:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from streamkern.planning.op_counts import WORK_KINDS, OpCounts
-from streamkern.planning.problem import DEVICE_BANDWIDTH, DEVICE_FAST, DEVICE_FLOPS, ENTRY
+from streamkern.planning.problem import DEVICE_BANDWIDTH, DEVICE_FLOPS, DEVICE_HALF_FLOPS, ENTRY
 
 GiB: Final = 1 << 30
 TREE: Final = 8
@@ -170,7 +170,15 @@ def _h100(where: str, network: Network) -> Hardware:
     """
     about = f"an H100 (52.5 TFLOP/s, fast 545, 1.9 TB/s, 78 GiB), {where}"
     return Hardware(
-        about, DEVICE_FLOPS, DEVICE_FAST, DEVICE_BANDWIDTH, 220, 5e-6, 78 * GiB, 0.005, network
+        about,
+        DEVICE_FLOPS,
+        DEVICE_HALF_FLOPS,
+        DEVICE_BANDWIDTH,
+        220,
+        5e-6,
+        78 * GiB,
+        0.005,
+        network,
     )
 
 

@@ -13,21 +13,22 @@ from streamkern.cli.page.charts import scatter_chart
 from streamkern.cli.page.facts import Facts, HeldOutAnswers
 from streamkern.cli.page.html import NO_HTML, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import count_cell, run_label, section
-from streamkern.predict.evaluation import BINS
+from streamkern.predict.evaluation import ECE_BINS
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.train.model.kernel_model import KernelModel
 
-SHOWN_ROWS, SHOWN_UNITS, ANSWERS_STAGE = 2000, 16, 44
-SHOWN_POINTS, SHOWN_CLASSES = 500, 20
+MAX_ANSWER_ROWS, MAX_ANSWER_UNITS, ANSWERS_STAGE = 2000, 16, 44
+"""Bounds on the predicted rows and on the units from which they are drawn; stage of the draw."""
+MAX_CHART_POINTS, MAX_TABLE_CLASSES = 500, 20
+"""Bounds on the points of a chart, and on the classes of a full table of mistakes."""
 
 
-def answers_on(model: KernelModel, source: BaseSource) -> HeldOutAnswers | None:
-    """Return the predictions for a sample of rows; None if the targets are shares of classes."""
+def held_out_answers(model: KernelModel, source: BaseSource) -> HeldOutAnswers | None:
+    """Return predictions of a sample of rows; None if their targets are shares of classes."""
     source = model.checked(source, targets=True)
-    block = sample_rows(
-        source, min(SHOWN_ROWS, source.n_rows), 0, stage=ANSWERS_STAGE, max_units=SHOWN_UNITS
-    )  # fmt: skip
+    n = min(MAX_ANSWER_ROWS, source.n_rows)
+    block = sample_rows(source, n, 0, stage=ANSWERS_STAGE, max_units=MAX_ANSWER_UNITS)
     F, y = model.values(block.X), np.asarray(block.y)
     if model.classes is not None and y.ndim > 1:
         return None
@@ -37,8 +38,8 @@ def answers_on(model: KernelModel, source: BaseSource) -> HeldOutAnswers | None:
     if model.classes is None:
         return HeldOutAnswers(len(y), source.n_rows, None, pairs, F.shape[1])
     calibration = model.calibration
-    known = None if calibration is None else calibration.probabilities
-    reliability = None if known is None else _reliability(known(F), truth)
+    probabilities_of = None if calibration is None else calibration.probabilities
+    reliability = None if probabilities_of is None else _reliability(probabilities_of(F), truth)
     return HeldOutAnswers(
         len(y), source.n_rows, tuple(model.classes), pairs, reliability=reliability
     )
@@ -46,31 +47,36 @@ def answers_on(model: KernelModel, source: BaseSource) -> HeldOutAnswers | None:
 
 def _reliability(p: Floats, labels: npt.NDArray[Any]) -> Floats:
     """Return the mean largest probability and the accuracy (k, 2) of each bin that has rows."""
-    largest, right = p.max(axis=1), p.argmax(axis=1) == labels
-    bins = np.minimum((largest * BINS).astype(np.int64), BINS - 1)
-    sums = [np.bincount(bins, w, BINS) for w in (largest, right, np.ones(len(bins)))]
+    largest, is_right = p.max(axis=1), p.argmax(axis=1) == labels
+    bins = np.minimum((largest * ECE_BINS).astype(np.int64), ECE_BINS - 1)
+    sums = [np.bincount(bins, w, ECE_BINS) for w in (largest, is_right, np.ones(len(bins)))]
     filled = sums[2] > 0
     return np.stack([sums[0][filled], sums[1][filled]], axis=1) / sums[2][filled, None]
 
 
 def answers_section(runs: Sequence[Facts]) -> Html:
-    """Return the section of predicted against true values, or of counts by true class."""
+    """Return the section with predicted against true values, or tables of classes."""
     parts = [_answers_of_run(run, k) for k, run in enumerate(runs) if run.answers is not None]
     return section("Answers on held-out rows", *parts)
 
 
 def _answers_of_run(run: Facts, k: int) -> Html:
-    found = run.answers
-    assert found is not None
-    of = "" if found.n_rows == found.whole else f" of {found.whole:,}, at random"
-    words = tag("p", run_label(run, k), f" {found.n_rows:,} rows of the test data{of}.")
-    if found.names is not None:
-        counts = _confusion(found.pairs.astype(np.int64), found.names)
-        return joined_html([words, counts, _reliability_chart(found.reliability, k)])
-    if found.n_outputs > 1:
-        note = f"The charts show the first of {found.n_outputs} outputs."
-        words = joined_html([words, tag("p", note)])
-    true, predicted = found.pairs[:SHOWN_POINTS].T
+    """Return charts for values, or tables and a chart for classes, of run k."""
+    held_out = run.answers
+    assert held_out is not None
+    of_text = (
+        ""
+        if held_out.n_rows == held_out.n_data_rows
+        else f" of {held_out.n_data_rows:,}, at random"
+    )
+    heading = tag("p", run_label(run, k), f" {held_out.n_rows:,} rows of the test data{of_text}.")
+    if held_out.names is not None:
+        counts = _confusion(held_out.pairs.astype(np.int64), held_out.names)
+        return joined_html([heading, counts, _reliability_chart(held_out.reliability, k)])
+    if held_out.n_outputs > 1:
+        note = f"The charts show the first of {held_out.n_outputs} outputs."
+        heading = joined_html([heading, tag("p", note)])
+    true, predicted = held_out.pairs[:MAX_CHART_POINTS].T
     charts = [
         scatter_chart(
             "Predicted against true", true, predicted, "true value", "predicted value", k,
@@ -81,15 +87,16 @@ def _answers_of_run(run: Facts, k: int) -> Html:
             "true minus predicted value", k,
         ),
     ]  # fmt: skip
-    return joined_html([words, tag("div", *charts, class_="charts")])
+    return joined_html([heading, tag("div", *charts, class_="charts")])
 
 
 def _reliability_chart(points: Floats | None, k: int) -> Html:
+    """Return the chart of accuracy against probability; empty without probabilities."""
     if points is None:
         return NO_HTML
-    stated, true = points.T
+    probability, true = points.T
     chart = scatter_chart(
-        "Reliability of the probabilities", stated, true,
+        "Reliability of the probabilities", probability, true,
         "mean probability of the predicted class", "share of rows where it is true", k,
         diagonal=True,
     )  # fmt: skip
@@ -97,10 +104,10 @@ def _reliability_chart(points: Floats | None, k: int) -> Html:
 
 
 def _confusion(pairs: npt.NDArray[np.int64], names: Sequence[str]) -> Html:
-    """Return a table of true by predicted classes; of many classes the most frequent mistakes."""
+    """Return the confusion matrix; with many classes, a table of the most frequent mistakes."""
     counts = np.zeros((len(names), len(names)), np.int64)
     np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
-    if len(names) <= SHOWN_CLASSES:
+    if len(names) <= MAX_TABLE_CLASSES:
         rows = [
             [name, *(count_cell(int(n)) for n in line)]
             for name, line in zip(names, counts, strict=True)
@@ -108,9 +115,13 @@ def _confusion(pairs: npt.NDArray[np.int64], names: Sequence[str]) -> Html:
         marked = [(i, i + 1) for i in range(len(names))]
         return html_table(["true class, and predicted as", *names], rows, marked=marked)
     np.fill_diagonal(counts, 0)
-    common = np.argsort(-counts, axis=None, kind="stable")[:SHOWN_CLASSES]
-    places = [divmod(int(at), len(names)) for at in common if counts.flat[at]]
-    if not places:
+    most_frequent = np.argsort(-counts, axis=None, kind="stable")[:MAX_TABLE_CLASSES]
+    cells = [
+        divmod(int(flat_index), len(names))
+        for flat_index in most_frequent
+        if counts.flat[flat_index]
+    ]
+    if not cells:
         return NO_HTML
-    found = [[names[i], names[j], count_cell(int(counts[i, j]))] for i, j in places]
-    return html_table(["true class", "predicted as", "rows"], found, left=(1,))
+    mistakes = [[names[i], names[j], count_cell(int(counts[i, j]))] for i, j in cells]
+    return html_table(["true class", "predicted as", "rows"], mistakes, left=(1,))

@@ -1,8 +1,8 @@
 """Charts by Matplotlib as SVG within a page: lines, points, bars, and processes in time.
 
-Matplotlib draws with a stand-in for each colour, which is replaced by a variable of the page's
-style; this defines the colours for light and for dark. Text stays text, in the font of the page,
-and the values of a point show as a tooltip.
+Matplotlib draws with a placeholder for each colour, which is then replaced by a CSS variable. The
+style of the page defines these for light and dark mode. Text stays text, in the font of the page,
+and a tooltip shows the values of a point.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from streamkern.cli.page.html import NO_HTML, Html, tag
 
 Point = tuple[float, float]
 COLOURS = 8
-_VARIABLES = ("quiet", "line", "base", "setup", "bad", *(f"c{k}" for k in range(COLOURS)))
-_STAND_INS = {name: f"#0102{k:02d}" for k, name in enumerate(_VARIABLES)}
+_STYLE_VARIABLES = ("quiet", "line", "base", "setup", "bad", *(f"c{k}" for k in range(COLOURS)))
+_PLACEHOLDERS = {name: f"#0102{k:02d}" for k, name in enumerate(_STYLE_VARIABLES)}
 _WIDTH, _HEIGHT = 5.6, 2.5  # inches
-_MOST_POINTS, _MOST_TIPS = 400, 60  # points and tooltips of a line
-_DOTS = 30  # a line of at most so many points has a dot at each
-_LOG_RATIO = 8.0  # ratio of the largest to the smallest value above which y is logarithmic
+_MAX_LINE_POINTS, _MAX_LINE_TOOLTIPS = 400, 60
+_MAX_DOTTED_POINTS = 30  # a line with more points has no dots
+_MIN_LOG_RATIO = 8.0  # ratio of the largest to the smallest value above which y is logarithmic
 _STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "streamkern", "text.parse_math": False,
-    "font.size": 8.0, "axes.labelsize": 8.0, "axes.edgecolor": _STAND_INS["base"],
+    "font.size": 8.0, "axes.labelsize": 8.0, "axes.edgecolor": _PLACEHOLDERS["base"],
     "axes.spines.left": False, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True,
-    "grid.color": _STAND_INS["line"], "text.color": _STAND_INS["quiet"],
-    "axes.labelcolor": _STAND_INS["quiet"], "ytick.major.size": 0.0,
-    "xtick.color": _STAND_INS["base"], "xtick.labelcolor": _STAND_INS["quiet"],
-    "ytick.labelcolor": _STAND_INS["quiet"],
+    "grid.color": _PLACEHOLDERS["line"], "text.color": _PLACEHOLDERS["quiet"],
+    "axes.labelcolor": _PLACEHOLDERS["quiet"], "ytick.major.size": 0.0,
+    "xtick.color": _PLACEHOLDERS["base"], "xtick.labelcolor": _PLACEHOLDERS["quiet"],
+    "ytick.labelcolor": _PLACEHOLDERS["quiet"],
 }  # fmt: skip
 
 
@@ -45,8 +45,8 @@ class Curve:
     """A line of a chart.
 
     points : (x, y), in the order of x
-    colour : number of its colour
-    best : point that gets a ring, if any
+    colour : index of its colour
+    best : point that is marked by a ring, if any
     """
 
     name: str
@@ -57,21 +57,21 @@ class Curve:
 
 @dataclass
 class _Chart:
-    """A figure and its tooltips, by the id of the element that holds the shapes."""
+    """A figure, and the tooltips of its shapes by the id of the SVG element that holds them."""
 
     figure: Any
     axes: Any
-    tips: dict[str, Sequence[str]] = field(default_factory=dict)
+    tooltips: dict[str, Sequence[str]] = field(default_factory=dict)
 
-    def tip(self, artist: Any, texts: Sequence[str]) -> None:
+    def add_tooltips(self, artist: Any, texts: Sequence[str]) -> None:
         """Give each shape of an artist a tooltip."""
-        artist.set_gid(f"tip{len(self.tips)}")
-        self.tips[artist.get_gid()] = texts
+        artist.set_gid(f"tip{len(self.tooltips)}")
+        self.tooltips[artist.get_gid()] = texts
 
     def dots(self, points: Sequence[Point], texts: Sequence[str], **style: Any) -> None:
         """Draw points, each with a tooltip. style : as for `Axes.scatter`"""
         xs, ys = zip(*points, strict=True)
-        self.tip(self.axes.scatter(xs, ys, clip_on=False, zorder=3, **style), texts)
+        self.add_tooltips(self.axes.scatter(xs, ys, clip_on=False, zorder=3, **style), texts)
 
 
 def line_chart(
@@ -120,7 +120,7 @@ def scatter_chart(
         chart.dots(points, texts, s=5, color=_colour(colour))
         if diagonal:
             ends = min(map(min, points)), max(map(max, points))
-            chart.axes.plot(ends, ends, color=_STAND_INS["base"], lw=0.8, clip_on=False)
+            chart.axes.plot(ends, ends, color=_PLACEHOLDERS["base"], lw=0.8, clip_on=False)
         for axis in (chart.axes.xaxis, chart.axes.yaxis):
             _short_numbers(axis)
         _label(chart.axes, x, y)
@@ -131,7 +131,7 @@ def bar_chart(
     title: str, bars: Sequence[tuple[str, float]], colour: int = 0, *, share: bool = False,
     note: str = "",
 ) -> Html:  # fmt: skip
-    """Return horizontal bars with names and numbers, from the top; negative ones go to the left.
+    """Return horizontal bars with names and numbers, from top to bottom.
 
     share : the numbers are shares, shown in percent
     """
@@ -144,16 +144,16 @@ def bar_chart(
     ]
     with _style():
         chart = _new_chart(_WIDTH, 0.2 * len(bars) + 0.1)
-        drawn = chart.axes.barh(
+        shapes = chart.axes.barh(
             range(len(bars)), [value for _, value in bars], 0.7, color=_colour(colour)
         )
-        for bar, (name, _), text in zip(drawn, bars, texts, strict=True):
-            chart.tip(bar, [f"{name}: {text}"])
-        chart.axes.bar_label(drawn, texts, padding=3)
+        for bar, (name, _), text in zip(shapes, bars, texts, strict=True):
+            chart.add_tooltips(bar, [f"{name}: {text}"])
+        chart.axes.bar_label(shapes, texts, padding=3)
         names = [name if len(name) <= 26 else f"{name[:25]}…" for name, _ in bars]
         chart.axes.set_yticks(range(len(bars)), map(_printable, names))
         chart.axes.set_ylim(len(bars) - 0.5, -0.5)
-        chart.axes.axvline(0, color=_STAND_INS["base"], lw=0.8)
+        chart.axes.axvline(0, color=_PLACEHOLDERS["base"], lw=0.8)
         chart.axes.xaxis.set_visible(False)
         chart.axes.spines["bottom"].set_visible(False)
         chart.axes.grid(visible=False)
@@ -166,7 +166,7 @@ class Span:
 
     setup_s, seconds : seconds of its setup, and in total
     text : description, for the tooltip
-    marks : its events as (seconds since its start, text, whether something went wrong)
+    marks : its events as (seconds since its start, text, whether it is a problem)
     pause : time since the previous process, as text
     """
 
@@ -178,7 +178,7 @@ class Span:
 
 
 def time_line(title: str, spans: Sequence[Span], colour: int = 0) -> Html:
-    """Return the processes one after the other, to scale; pauses all have one width."""
+    """Return the processes one after the other, to scale, with pauses of equal width."""
     total = sum(span.seconds for span in spans) or 1.0
     pause_s, start = min(0.06, 0.4 / len(spans)) * total, 0.0
     marks: dict[bool, list[tuple[float, str]]] = {False: [], True: []}
@@ -187,7 +187,7 @@ def time_line(title: str, spans: Sequence[Span], colour: int = 0) -> Html:
         axes = chart.axes
         for k, span in enumerate(spans):
             if k:
-                style = {"color": _STAND_INS["base"], "ls": ":", "lw": 1.0, "clip_on": False}
+                style = {"color": _PLACEHOLDERS["base"], "ls": ":", "lw": 1.0, "clip_on": False}
                 axes.plot([start, start + pause_s], [0, 0], **style)
                 axes.text(start + pause_s / 2, 0.35, _printable(span.pause), ha="center")
                 start += pause_s
@@ -195,24 +195,26 @@ def time_line(title: str, spans: Sequence[Span], colour: int = 0) -> Html:
             setup_s = min(span.setup_s / (span.seconds or 1.0), 1.0) * seconds
             bars = [(seconds, _colour(colour), span.text)]
             if setup_s > 0:
-                bars.append((setup_s, _STAND_INS["setup"], f"setup, {span.text}"))
+                bars.append((setup_s, _PLACEHOLDERS["setup"], f"setup, {span.text}"))
             for width, shade, text in bars:
-                chart.tip(axes.barh(0, width, 0.5, left=start, color=shade)[0], [text])
-            for at, text, bad in span.marks:
-                marks[bad].append((start + min(at / (span.seconds or 1.0), 1.0) * seconds, text))
+                chart.add_tooltips(axes.barh(0, width, 0.5, left=start, color=shade)[0], [text])
+            for event_s, text, is_problem in span.marks:
+                marks[is_problem].append(
+                    (start + min(event_s / (span.seconds or 1.0), 1.0) * seconds, text)
+                )
             start += seconds
-        for bad, (marker, shade) in {False: ("|", "quiet"), True: ("^", "bad")}.items():
-            if marks[bad]:
-                points = [(at, -0.6) for at, _ in marks[bad]]
-                texts = [text for _, text in marks[bad]]
-                chart.dots(points, texts, s=28, marker=marker, color=_STAND_INS[shade])
+        for is_problem, (marker, shade) in {False: ("|", "quiet"), True: ("^", "bad")}.items():
+            if marks[is_problem]:
+                points = [(x, -0.6) for x, _ in marks[is_problem]]
+                texts = [text for _, text in marks[is_problem]]
+                chart.dots(points, texts, s=28, marker=marker, color=_PLACEHOLDERS[shade])
         axes.set(xlim=(0, start), ylim=(-0.9, 0.9))
         axes.set_axis_off()
         return _html(chart, title)
 
 
 def legend(names: Iterable[tuple[str, int]]) -> Html:
-    """Return a line with the colour of each name. names : with the numbers of their colours"""
+    """Return a line with the colour of each name. names : (name, index of its colour)"""
     entries = (
         tag("span", tag("i", class_=f"c{colour % COLOURS}"), name, class_="run")
         for name, colour in names
@@ -232,16 +234,19 @@ def short_number(value: float) -> str:
 
 
 def _style() -> Any:
+    """Return a context with the style of the charts."""
     return import_optional("matplotlib", "a report", "report").rc_context(_STYLE)
 
 
 def _new_chart(width: float, height: float) -> _Chart:
+    """Return an empty chart; width, height : in inches"""
     figure = new_figure(width, height, "a report")
     return _Chart(figure, figure.subplots())
 
 
 def _colour(number: int) -> str:
-    return _STAND_INS[f"c{number % COLOURS}"]
+    """Return the placeholder of a colour by its index."""
+    return _PLACEHOLDERS[f"c{number % COLOURS}"]
 
 
 def _printable(text: str) -> str:
@@ -261,16 +266,16 @@ def _draw_line(chart: _Chart, line: Curve, *, percent: bool) -> None:
         y = f"{point[1]:.1%}" if percent else short_number(point[1])
         return f"{line.name}: {y} at {short_number(point[0])}"
 
-    shown = points[:: -(-len(points) // _MOST_TIPS)]
-    dots = {"s": 9} if len(points) <= _DOTS else {"s": 60, "alpha": 0.0}
-    chart.dots(shown, list(map(text, shown)), color=colour, **dots)
+    tooltip_points = points[:: -(-len(points) // _MAX_LINE_TOOLTIPS)]
+    dots = {"s": 9} if len(points) <= _MAX_DOTTED_POINTS else {"s": 60, "alpha": 0.0}
+    chart.dots(tooltip_points, list(map(text, tooltip_points)), color=colour, **dots)
     if line.best is not None:
         chart.dots([line.best], [text(line.best)], s=70, facecolors="none", edgecolors=colour)
 
 
 def _thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """Return means of neighbouring points, so few that a screen can show the line."""
-    size = -(-len(points) // _MOST_POINTS)
+    """Return at most `_MAX_LINE_POINTS` points, as means of neighbouring points."""
+    size = -(-len(points) // _MAX_LINE_POINTS)
     if size == 1:
         return points
     groups = [points[k : k + size] for k in range(0, len(points), size)]
@@ -282,25 +287,27 @@ def _thinned(points: Sequence[Point]) -> Sequence[Point]:
 
 def _scale(axes: Any, values: Sequence[float], *, zero: bool) -> None:
     """Scale y: from 0 with `zero`, else by logarithms if the values require and allow it."""
-    low, high = min(values), max(values)
+    lowest, highest = min(values), max(values)
     if zero:
-        axes.set_ylim(min(0.0, low), 1.05 * max(high, 1e-12))
-    elif low > 0 and high > _LOG_RATIO * low:
+        axes.set_ylim(min(0.0, lowest), 1.05 * max(highest, 1e-12))
+    elif lowest > 0 and highest > _MIN_LOG_RATIO * lowest:
         log_axis(axes, "y")
         return
-    elif high - low < 0.01 * max(abs(low), abs(high)):  # show a level line
-        middle, half = (low + high) / 2, 0.005 * max(abs(low), abs(high)) or 1.0
-        axes.set_ylim(middle - half, middle + half)
+    elif highest - lowest < 0.01 * max(abs(lowest), abs(highest)):  # a nearly constant line
+        middle, half_range = (lowest + highest) / 2, 0.005 * max(abs(lowest), abs(highest)) or 1.0
+        axes.set_ylim(middle - half_range, middle + half_range)
     _short_numbers(axes.yaxis)
 
 
 def _short_numbers(axis: Any) -> None:
+    """Label an axis with few short numbers."""
     ticker = import_optional("matplotlib.ticker", "a report", "report")
     axis.set_major_locator(ticker.MaxNLocator(5, steps=(1, 2, 5, 10)))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short_number(value)))
 
 
 def _label(axes: Any, x: str, y: str) -> None:
+    """Label the axes; the label of y is above the chart."""
     axes.set_xlabel(_printable(x))
     axes.set_title(_printable(y), loc="left", fontsize=8.0)
 
@@ -309,7 +316,7 @@ def _html(chart: _Chart, title: str, note: str = "") -> Html:
     """Return the figure with its title, as an element of the page."""
     text = io.StringIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of glyphs that are not in Matplotlib's own font
+        warnings.simplefilter("ignore")  # about glyphs missing in Matplotlib's own font
         chart.figure.savefig(text, format="svg", transparent=True)
     drawing = _without_namespaces(text.getvalue())
     for element in list(drawing.iter()):
@@ -317,18 +324,18 @@ def _html(chart: _Chart, title: str, note: str = "") -> Html:
             if child.tag in ("metadata", "style"):
                 element.remove(child)
         element.attrib.pop("clip-path", None)
-        tips = chart.tips.get(element.get("id", ""))
+        tooltips = chart.tooltips.get(element.get("id", ""))
         if element.tag == "g":
             element.attrib.pop("id", None)
-        if tips is not None:
-            for shape, tip in zip(_shapes(element), tips, strict=True):
-                ET.SubElement(shape, "title").text = _printable(tip)
-    box = drawing.attrib["viewBox"]
+        if tooltips is not None:
+            for shape, tooltip in zip(_shapes(element), tooltips, strict=True):
+                ET.SubElement(shape, "title").text = _printable(tooltip)
+    view_box = drawing.attrib["viewBox"]
     drawing.attrib.clear()
-    drawing.attrib.update({"viewBox": box, "role": "img", "aria-label": _printable(title)})
+    drawing.attrib.update({"viewBox": view_box, "role": "img", "aria-label": _printable(title)})
     svg = ET.tostring(drawing, encoding="unicode", short_empty_elements=False)
-    for name, stand_in in _STAND_INS.items():
-        svg = svg.replace(stand_in, f"var(--{name})")
+    for name, placeholder in _PLACEHOLDERS.items():
+        svg = svg.replace(placeholder, f"var(--{name})")
     caption = tag("figcaption", title, tag("small", note) if note else NO_HTML)
     return tag("figure", caption, Html(re.sub(r"font-family: [^;\"]*;? ?", "", svg)))
 
@@ -343,6 +350,10 @@ def _without_namespaces(text: str) -> ET.Element:
 
 
 def _shapes(group: ET.Element) -> list[ET.Element]:
-    """Return the shapes that a group draws, in order, without those that it only defines."""
+    """Return the shapes that a group draws, in order, without those in its <defs>."""
     defined = {shape for defs in group.iter("defs") for shape in defs.iter()}
-    return [e for e in group.iter() if e.tag in ("path", "use") and e not in defined]
+    return [
+        element
+        for element in group.iter()
+        if element.tag in ("path", "use") and element not in defined
+    ]

@@ -17,13 +17,13 @@ from streamkern.cli.page.sections import (
     section,
     time_tag,
 )
-from streamkern.train.log_reader import LOSS, RANK_FIGURES, RATES, SLOWEST, of_rank
+from streamkern.train.log_reader import LOSS, RANK_FIGURES, RATES, SLOWEST, rank_curve
 
 _SAMPLES, _SQUARES = "samples trained on", "mean squared error"
 _RATE, _SHARE = "samples / s", "share of the time"
 
 
-def curves(runs: Sequence[Facts]) -> Html:
+def curves_section(runs: Sequence[Facts]) -> Html:
     """Return the section with charts of losses, figures, rates and stalls."""
     names = list(
         dict.fromkeys(n for run in runs for e in run.history.evaluations for n in e["figures"])
@@ -32,8 +32,8 @@ def curves(runs: Sequence[Facts]) -> Html:
     if not charts:
         return section("Curves", tag("p", "The log holds no steps yet, and no evaluation."))
     names_of_runs = legend((run.name, k) for k, run in enumerate(runs)) if len(runs) > 1 else ""
-    drawn = tag("div", *charts, class_="charts")
-    return section("Curves", names_of_runs, drawn, _evaluations(runs, names))
+    grid = tag("div", *charts, class_="charts")
+    return section("Curves", names_of_runs, grid, _evaluations(runs, names))
 
 
 def _charts(runs: Sequence[Facts], names: Sequence[str]) -> list[Html]:
@@ -44,15 +44,17 @@ def _charts(runs: Sequence[Facts], names: Sequence[str]) -> list[Html]:
     def logged(name: str) -> list[Curve]:
         return [Curve(run.name, run.history.curves.get(name, ()), k) for k, run in enumerate(runs)]
 
-    at_ends = all(run.solver in ("direct", "falkon") for run in runs)
-    note = "of the model after an epoch" if at_ends else "of rows not learned from yet"
+    evaluated_after_epochs = all(run.solver in ("direct", "falkon") for run in runs)
+    note = (
+        "of the model after an epoch" if evaluated_after_epochs else "of rows not learned from yet"
+    )
     if any(loss_note(run.setup) for run in runs):
         note += "; on a log scale of the targets, squared errors of the logarithms"
     charts = [chart("Training loss", logged(LOSS), y=_SQUARES, note=note)]
     for name in names:
-        words = figure_name(name)
-        y = _SQUARES if name.endswith("mse") else words
-        charts.append(chart(words[:1].upper() + words[1:], _evaluated(runs, name), y=y))
+        label = figure_name(name)
+        y = _SQUARES if name.endswith("mse") else label
+        charts.append(chart(label[:1].upper() + label[1:], _evaluated(runs, name), y=y))
     rate, stall = map(logged, RATES)
     charts.append(chart("Rate", rate, y=_RATE, zero=True))
     charts.append(chart("Waiting for data", stall, y=_SHARE, percent=True))
@@ -63,14 +65,14 @@ def _evaluated(runs: Sequence[Facts], name: str) -> list[Curve]:
     """Return the curve of a figure for each run."""
 
     def points(run: Facts) -> list[tuple[float, float]]:
-        known = ((e["samples"], e["figures"].get(name)) for e in run.history.evaluations)
-        return [(samples, value) for samples, value in known if value is not None]
+        values = ((e["samples"], e["figures"].get(name)) for e in run.history.evaluations)
+        return [(samples, value) for samples, value in values if value is not None]
 
     return [Curve(run.name, points(run), k) for k, run in enumerate(runs)]
 
 
 def _evaluations(runs: Sequence[Facts], names: Sequence[str]) -> Html:
-    """Return the table of the held-out figures that the curves show, folded."""
+    """Return a collapsed table of the evaluations."""
     rows = [
         [run.name, time_tag(e["time"]), count_cell(e["step"]), count_cell(e["samples"]),
          *(figure_cell(e["figures"].get(name)) for name in names)]
@@ -79,15 +81,15 @@ def _evaluations(runs: Sequence[Facts], names: Sequence[str]) -> Html:
     if not rows:
         return NO_HTML
     head = ["run", "time, UTC", "step", "samples", *map(figure_name, names)]
-    title = tag("summary", f"All {len(rows)} evaluations")
-    return tag("details", title, html_table(head, rows, left=(1,)))
+    summary = tag("summary", f"All {len(rows)} evaluations")
+    return tag("details", summary, html_table(head, rows, left=(1,)))
 
 
 # -- ranks ---------------------------------------------------------------------------------------
 
 
 def ranks_section(runs: Sequence[Facts]) -> Html:
-    """Return the section of all runs with several ranks: their rates, and their waiting times."""
+    """Return the section on runs with several ranks: rates and waiting times of each rank."""
     return section(
         "Ranks", *(_ranks(run, k) for k, run in enumerate(runs)),
         caption="The rank that waits least for the others is the slowest: they wait for it.",
@@ -100,12 +102,12 @@ def _ranks(run: Facts, k: int) -> Html:
     n = sum(name.startswith(f"{waits}/") for name in run.history.curves)
     if not n:
         return NO_HTML
-    watched = f"dashboard {run.history.dashboard}" if run.history.dashboard else ""
-    title = tag("h3", run_label(run, k), tag("small", watched))
+    dashboard_text = f"dashboard {run.history.dashboard}" if run.history.dashboard else ""
+    title = tag("h3", run_label(run, k), tag("small", dashboard_text))
 
     def chart(title: str, name: str, y: str, *, percent: bool = True) -> Html:
         curves = run.history.curves
-        lines = [Curve(f"rank {k}", curves.get(of_rank(name, k), ()), k) for k in range(n)]
+        lines = [Curve(f"rank {k}", curves.get(rank_curve(name, k), ()), k) for k in range(n)]
         x_end = float(run.done["samples"])
         return line_chart(title, lines, _SAMPLES, y, x_end=x_end, zero=True, percent=percent)
 
@@ -119,7 +121,7 @@ def _ranks(run: Facts, k: int) -> Html:
 
 
 def _rank_table(run: Facts, n: int) -> Html:
-    """Return a table of means over the log."""
+    """Return a table of the mean rates and waiting times of each rank over the log."""
     rates, stalls, waits = RANK_FIGURES
     workers = dict(enumerate(run.history.workers))
     slowest = [rank for _, rank in run.history.curves.get(SLOWEST, ())]
@@ -134,9 +136,10 @@ def _rank_table(run: Facts, n: int) -> Html:
 
 
 def _mean(run: Facts, name: str, rank: int) -> float | None:
-    values = [value for _, value in run.history.curves.get(of_rank(name, rank), ())]
+    values = [value for _, value in run.history.curves.get(rank_curve(name, rank), ())]
     return sum(values) / len(values) if values else None
 
 
 def _percent(share: float | None) -> Cell:
+    """Return a share in percent."""
     return None if share is None else f"{share:.1%}"

@@ -1,4 +1,4 @@
-"""HTML assembled from parts: all text from outside is escaped, always."""
+"""HTML assembled from parts; all text that is not `Html` is escaped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _VOID = frozenset({"meta", "link", "br"})
 
 
 class Html(str):
-    """Text that is markup already; made only by `tag`, `joined_html` and constants of ours."""
+    """Text that is markup; made only by `tag`, `joined_html` and constants of this package."""
 
     __slots__ = ()
 
@@ -21,16 +21,17 @@ NO_VALUE = "\N{EN DASH}"
 def tag(name: str, /, *children: str, **attributes: object) -> Html:
     """Return an element with attributes and with children, whose plain text is escaped.
 
-    `class_` is class, and `stroke_width` stroke-width; an attribute that is None is left out.
+    In names of attributes, a final underscore is removed and others become hyphens. An attribute
+    that is None is left out.
     """
-    written = "".join(
+    attribute_text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(_number(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
     if name in _VOID:
-        return Html(f"<{name}{written}>")
-    return Html(f"<{name}{written}>{joined_html(children)}</{name}>")
+        return Html(f"<{name}{attribute_text}>")
+    return Html(f"<{name}{attribute_text}>{joined_html(children)}</{name}>")
 
 
 def joined_html(children: Iterable[str]) -> Html:
@@ -44,7 +45,7 @@ def _number(value: object) -> str:
 
 
 Cell = str | None
-"""Text or markup; None is a dash for an unknown value."""
+"""Text or markup of a cell; None for an unknown value, shown as a dash."""
 
 
 def html_table(
@@ -53,25 +54,30 @@ def html_table(
 ) -> Html:  # fmt: skip
     """Return a table whose first column names the rows; other columns are aligned to the right.
 
-    above : a row over the head
+    above : a row above the head
     left : columns aligned to the left
-    marked : (row, column) of cells that stand out
+    marked : (row, column) of the highlighted cells
     """
-    out, sides = set(marked), {0, *left}
+    highlighted, left_columns = set(marked), {0, *left}
 
     def line(name: str, cells: Sequence[Cell], i: int) -> Html:
-        made = []
+        elements = []
         for j, cell in enumerate(cells):
             scope = "col" if name == "th" else "row" if j == 0 else None
             text = tag("span", NO_VALUE, class_="no") if cell is None else cell
-            text = tag("mark", text) if cell is not None and (i, j) in out else text
-            made.append(
-                tag("th" if scope else "td", text, class_=None if j in sides else "n", scope=scope)
+            text = tag("mark", text) if cell is not None and (i, j) in highlighted else text
+            elements.append(
+                tag(
+                    "th" if scope else "td",
+                    text,
+                    class_=None if j in left_columns else "n",
+                    scope=scope,
+                )
             )
-        return tag("tr", *made)
+        return tag("tr", *elements)
 
     body = [line("td", cells, i) for i, cells in enumerate(rows)]
-    whole = tag(
+    table = tag(
         "table", tag("thead", above, line("th", head, -1)), tag("tbody", *body)
     )  # fmt: skip
-    return tag("div", whole, class_="wide")
+    return tag("div", table, class_="wide")

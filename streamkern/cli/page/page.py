@@ -8,7 +8,7 @@ from typing import Any
 from streamkern.basics.text import utc_now
 from streamkern.basics.version import __version__
 from streamkern.cli.page.answers import answers_section
-from streamkern.cli.page.curves import curves, ranks_section
+from streamkern.cli.page.curves import curves_section, ranks_section
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.html import Html, joined_html, tag
 from streamkern.cli.page.sections import (
@@ -26,12 +26,15 @@ from streamkern.cli.page.setup_sections import (
 )
 
 MARK = "<!DOCTYPE html>\n<!-- made by streamkern report -->\n"
-"""Beginning of such a file, and of no other."""
+"""First bytes of a report, by which streamkern recognises a file that it may replace."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def report_page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
-    """Return HTML of the runs side by side. defaults : of settings, by section and name"""
+    """Return the HTML page of the runs.
+
+    defaults : default values of the settings, by "section.name"
+    """
     names = ", ".join(run.name for run in runs)
     title = f"{names if len(names) < 60 else f'{len(runs)} runs'} · streamkern"
     head = tag(
@@ -44,15 +47,15 @@ def report_page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
         tag("link", rel="icon", href="data:,"),
         tag("style", Html(CSS)),
     )
-    what = "Run" if len(runs) == 1 else f"{len(runs)} runs"
+    heading = "Run" if len(runs) == 1 else f"{len(runs)} runs"
     places = [tag("br")] * (2 * len(runs) - 1)
     places[::2] = [tag("code", run.place) for run in runs]
     body = tag(
         "body",
-        tag("h1", names if len(runs) == 1 else what),
+        tag("h1", names if len(runs) == 1 else heading),
         tag("p", *places),
         summary_section(runs),
-        curves(runs),
+        curves_section(runs),
         answers_section(runs),
         ranks_section(runs),
         plan_section(runs),

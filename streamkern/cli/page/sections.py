@@ -45,7 +45,7 @@ def figure_cell(value: float | None) -> Cell:
 
 
 def duration_cell(value: float | None) -> Cell:
-    """Return a time in words."""
+    """Return a duration as text."""
     return None if value is None else duration(value)
 
 
@@ -56,29 +56,30 @@ def setting_text(value: Any) -> Cell:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping) and ("kind" in value or "kernel" in value):
-        return kernel_text(value) if "parts" in value else _listed(value)
-    if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-        return "; ".join(str(setting_text(each)) for each in value)
+        return kernel_text(value) if "parts" in value else _kind_text(value)
+    if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
+        return "; ".join(str(setting_text(entry)) for entry in value)
     return json.dumps(value, ensure_ascii=False)
 
 
-def _listed(value: Mapping[str, Any]) -> str:
+def _kind_text(value: Mapping[str, Any]) -> str:
+    """Return a table with a kind as text: "kind (name value, ...)"."""
     kind = value.get("kind", value.get("kernel"))
-    rest = ", ".join(
+    parameters = ", ".join(
         f"{k} {setting_text(v)}" for k, v in value.items() if k not in ("kind", "kernel")
     )
-    return f"{kind} ({rest})" if rest else str(kind)
+    return f"{kind} ({parameters})" if parameters else str(kind)
 
 
 # ----------------------------------------------------------------------------------- in short
 
-_MOST_FIGURES = 4  # fit beside the other columns in a window of 1280 pixels
+_MAX_SUMMARY_METRICS = 4  # number that fits beside other columns in a window of 1280 pixels
 
 
 def summary_section(runs: Sequence[Facts]) -> Html:
-    """Return a summary with a line for each run, and many figures in a table of their own."""
+    """Return a table with a line for each run; many metrics get a separate table."""
     figures = list(dict.fromkeys(name for run in runs for name in run.figures))
-    names = figures if len(figures) <= _MOST_FIGURES else []
+    names = figures if len(figures) <= _MAX_SUMMARY_METRICS else []
     shows_loss = any(fitted_loss_table(run.setup) for run in runs)
     head = ["run", "state", "solver", "kernel", *(["loss"] if shows_loss else []), "centers",
             "samples", "% of plan", "epochs", "training loss",
@@ -87,14 +88,14 @@ def summary_section(runs: Sequence[Facts]) -> Html:
         [
             run_label(run, k), run.state, run.solver, _kernel(run),
             *([_loss(run)] if shows_loss else []), count_cell(run.n_centers),
-            count_cell(run.done["samples"]), _share(run), count_cell(run.done["epoch"]),
+            count_cell(run.done["samples"]), _progress_share(run), count_cell(run.done["epoch"]),
             figure_cell(run.loss),
             *(figure_cell(run.figures.get(name)) for name in names), duration_cell(working_s(run)),
-            None if run.seen is None else tag("time", clock_text(run.seen)[:16], datetime=run.seen),
+            _last_seen_cell(run),
         ]
         for k, run in enumerate(runs)
     ]  # fmt: skip
-    apart = html_table(
+    metrics_table = html_table(
         ["run", *map(figure_name, figures)],
         [
             [run_label(run, k), *(figure_cell(run.figures.get(name)) for name in figures)]
@@ -102,12 +103,22 @@ def summary_section(runs: Sequence[Facts]) -> Html:
         ],
     )
     notes = [tag("p", f"{run.name}: {note}", class_="note") for run in runs for note in run.notes]
-    busy = [tag("p", f"{run.name} is being written by {run.writer}") for run in runs if run.writer]
+    writers = [
+        tag("p", f"{run.name} is being written by {run.writer}") for run in runs if run.writer
+    ]
     table = html_table(head, rows, left=(1, 2, 3, 3 + shows_loss, len(head) - 1))
-    return joined_html([table, *([] if names == figures else [apart]), *busy, *notes])
+    return joined_html([table, *([] if names == figures else [metrics_table]), *writers, *notes])
+
+
+def _last_seen_cell(run: Facts) -> Cell:
+    """Return the time of the newest record, to the minute."""
+    if run.last_seen is None:
+        return None
+    return tag("time", clock_text(run.last_seen)[:16], datetime=run.last_seen)
 
 
 def _kernel(run: Facts) -> Cell:
+    """Return the kernel of the setup as text; None without a setup."""
     described = run.setup.get("kernel")
     if not described:
         return None
@@ -121,7 +132,8 @@ def _loss(run: Facts) -> Cell:
     return loss_text(fitted_loss_table(run.setup) or SQUARES) if run.setup else None
 
 
-def _share(run: Facts) -> Cell:
+def _progress_share(run: Facts) -> Cell:
+    """Return the share of the planned samples that are done."""
     total = run.planned_samples
     return f"{run.done['samples'] / total:.0%}" if total else None
 
@@ -137,7 +149,7 @@ def clock_text(time: str) -> str:
 
 
 def time_tag(time: str) -> Html:
-    """Return the time for a table, in one line."""
+    """Return the time as an element of a table cell."""
     return tag("time", clock_text(time), datetime=time)
 
 
@@ -158,73 +170,83 @@ def plan_section(runs: Sequence[Facts]) -> Html:
         )
         above = tag("tr", tag("td", class_="group"), *names)
     head = ["", *("planned", "measured") * len(runs)]
-    both = tag("div", html_table(head, cells, above=above), class_="pairs")
-    heads = (
+    comparison = tag("div", html_table(head, cells, above=above), class_="pairs")
+    measured_head = (
         ["", *(run_label(run, k) for k, run in enumerate(runs))]
         if len(runs) > 1
         else ["", "measured"]
     )
     return section(
-        "Planned and measured", both, html_table(heads, measured_only) if measured_only else NO_HTML
+        "Planned and measured",
+        comparison,
+        html_table(measured_head, measured_only) if measured_only else NO_HTML,
     )
 
 
 def _memory(run: Facts) -> tuple[Cell, Cell]:
+    """Return planned and measured peak memory."""
     planned, peak = run.history.plan.get("peak_bytes"), run.history.peak_bytes
     share = f" ({peak / planned:.0%})" if peak and planned else ""
     return _bytes(planned), None if peak is None else f"{size_text(peak)}{share}"
 
 
 def _bytes(size: int | None) -> Cell:
+    """Return a size as text."""
     return None if size is None else size_text(size)
 
 
-def _work(flops: float, took: float | None, share: float) -> tuple[Cell, Cell]:
+def _work(flops: float, seconds: float | None, share: float) -> tuple[Cell, Cell]:
     """Return the planned FLOPs, and the measured speed.
 
     flops : planned FLOPs of the whole work
-    took : seconds that the finished part of the work took
+    seconds : time that the finished part of the work took
     share : finished part of the work, from 0 to 1
     """
     if not flops:
         return None, None
-    speed = None if not took else f"{_flop(share * flops / took)}/s"
+    speed = None if not seconds else f"{_flop(share * flops / seconds)}/s"
     return _flop(flops), speed
 
 
 def _flop(number: float) -> str:
+    """Return a number of FLOPs as text."""
     text = short_number(number)
     return f"{text[:-1]} {text[-1]}FLOP" if text[-1].isalpha() else f"{text} FLOP"
 
 
 def _setup(run: Facts) -> tuple[Cell, Cell]:
+    """Return planned FLOPs and measured speed of the setup."""
     flops = run.history.plan.get("flops", {})
-    before = sum(work for what, work in flops.items() if what != "training")
-    return _work(before, run.history.setup_s, 1.0)
+    setup_flops = sum(work for phase, work in flops.items() if phase != "training")
+    return _work(setup_flops, run.history.setup_s, 1.0)
 
 
 def _training(run: Facts) -> tuple[Cell, Cell]:
+    """Return planned FLOPs and measured speed of the steps."""
     total = run.planned_samples
     share = (run.done["samples"] + run.history.lost) / total if total else 0.0
     return _work(run.history.plan.get("flops", {}).get("training", 0), run.history.steps_s, share)
 
 
 def _batch(run: Facts) -> tuple[Cell, Cell]:
+    """Return planned and mean rows of a batch."""
     step, samples = run.done["step"], run.done["samples"]
     return count_cell(run.sizes.get("batch_size")), f"{samples / step:.4g}" if step else None
 
 
 def _stall(run: Facts) -> tuple[Cell, Cell]:
+    """Return the mean share of the time spent waiting for data."""
     shares = [share for _, share in run.history.curves.get(RATES[1], ())]
     return None, f"{sum(shares) / len(shares):.1%}" if shares else None
 
 
 def _rate(run: Facts) -> tuple[Cell, Cell]:
+    """Return the mean samples per second."""
     samples, elapsed = run.done["samples"] + run.history.lost, run.history.steps_s
     return None, count_cell(samples / elapsed) if samples and elapsed else None
 
 
-# Name of a row -> function that returns its planned and its measured cell.
+# Functions that return the planned and the measured cell, by the name of the row.
 _PLAN_ROWS: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
     "samples": lambda run: (count_cell(run.planned_samples), count_cell(run.done["samples"])),
     "steps": lambda run: (
@@ -255,48 +277,48 @@ def settings_section(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html
 
     All settings follow in a collapsed table.
     """
-    found = [_as_given(run, defaults) for run in runs]
-    if not any(found):
+    settings = [_requested_settings(run, defaults) for run in runs]
+    if not any(settings):
         return NO_HTML
     sizes = [{f"size: {k}": v for k, v in run.sizes.items()} for run in runs]
-    columns = [setting | size for setting, size in zip(found, sizes, strict=True)]
+    columns = [setting | size for setting, size in zip(settings, sizes, strict=True)]
     heads = [run_label(run, k) for k, run in enumerate(runs)]
     if len(runs) == 1:
-        columns = [dict(defaults), found[0]]
+        columns = [dict(defaults), settings[0]]
         heads = [Html("default"), *heads]
     names = list(dict.fromkeys(name for column in columns for name in column))
     differing = [n for n in names if any(c.get(n) != columns[0].get(n) for c in columns)]
-    if len(runs) == 1:  # a setting that was not recorded kept its default
-        differing = [n for n in differing if n in found[0]]
-    which = "the defaults" if len(runs) == 1 else "each other"
-    shown: list[Html] = []
+    if len(runs) == 1:  # a setting that is not recorded has its default
+        differing = [n for n in differing if n in settings[0]]
+    reference = "the defaults" if len(runs) == 1 else "each other"
+    parts: list[Html] = []
     if differing:
-        shown.append(_settings_table(differing, columns, heads, set()))
+        parts.append(_settings_table(differing, columns, heads, set()))
     else:
-        shown.append(tag("p", f"None differs from {which}."))
-    everything = _settings_table(names, columns, heads, set(differing))
-    folded = tag("details", tag("summary", f"All {len(names)} settings and sizes"), everything)
+        parts.append(tag("p", f"None differs from {reference}."))
+    all_settings = _settings_table(names, columns, heads, set(differing))
+    collapsed = tag("details", tag("summary", f"All {len(names)} settings and sizes"), all_settings)
     return section(
-        "Settings that differ", *shown, folded if len(names) > len(differing) else NO_HTML,
-        caption=f"Compared with {which}. Values chosen for “auto” are listed as sizes."
+        "Settings that differ", *parts, collapsed if len(names) > len(differing) else NO_HTML,
+        caption=f"Compared with {reference}. Values chosen for “auto” are listed as sizes."
         if len(runs) > 1 else "Compared with the defaults.",
     )  # fmt: skip
 
 
-def _as_given(run: Facts, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, with "auto" in place of the chosen value if that is known."""
-    found = run.settings
-    if not found:
+def _requested_settings(run: Facts, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings as the user gave them: "auto" in place of values chosen for it."""
+    settings = run.settings
+    if not settings:
         return {}
     plan = run.history.plan
-    if "auto_epochs" in plan and found.get("data.epochs") == plan["auto_epochs"]:
-        found["data.epochs"] = "auto"
-    if "run.calibrate" not in found and run.setup.get("uncalibrated") is not None:
-        asked = 'calibrate="auto"' in run.setup["uncalibrated"]
-        found["run.calibrate"] = "auto" if asked else False
+    if "auto_epochs" in plan and settings.get("data.epochs") == plan["auto_epochs"]:
+        settings["data.epochs"] = "auto"
+    if "run.calibrate" not in settings and run.setup.get("uncalibrated") is not None:
+        was_auto = 'calibrate="auto"' in run.setup["uncalibrated"]
+        settings["run.calibrate"] = "auto" if was_auto else False
     names = run.setup.get("facts", {}).get("defaults", ())
     paths = [PARAMETER_SETTINGS[name] for name in names if name in PARAMETER_SETTINGS]
-    return found | {path: defaults[path] for path in paths if path in defaults}
+    return settings | {path: defaults[path] for path in paths if path in defaults}
 
 
 def _settings_table(

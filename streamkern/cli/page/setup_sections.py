@@ -1,4 +1,4 @@
-"""The sections on each run by itself: choices of its setup, data, time line, machine."""
+"""The sections on single runs: choices of the setup, data, time line, machine."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from streamkern.train.log_reader import (
     seconds_between,
 )
 
-_MOST_BARS = 14
+_MAX_BARS = 14
 """Largest number of features or columns in a bar chart."""
-_LEFT_OUT = "squared error of rows left out, of scaled targets"
+_ERROR_LABEL = "squared error of rows left out, of scaled targets"
 
-# ----------------------------------------------------------------------------------- its choices
+# ----------------------------------------------------------------------------------- choices
 
 
 def choices_section(runs: Sequence[Facts]) -> Html:
@@ -53,12 +53,12 @@ def _choices(run: Facts, k: int) -> Html:
         *_columns(run, k),
         *_metric(run, k),
     ]
-    shown = [chart for chart in charts if chart]
+    nonempty = [chart for chart in charts if chart]
     facts = _setup_numbers(run)
-    if not shown and not facts:
+    if not nonempty and not facts:
         return NO_HTML
-    drawn = tag("div", *shown, class_="charts") if shown else NO_HTML
-    return joined_html([tag("h3", run_label(run, k)), drawn, facts])
+    grid = tag("div", *nonempty, class_="charts") if nonempty else NO_HTML
+    return joined_html([tag("h3", run_label(run, k)), grid, facts])
 
 
 def _tried_points(record: Mapping[str, Any]) -> list[tuple[float, float]]:
@@ -70,10 +70,10 @@ def _tried_points(record: Mapping[str, Any]) -> list[tuple[float, float]]:
 def _kernels(records: Sequence[Mapping[str, Any]], in_metric: bool) -> Html:
     """Return a chart of the error of each kernel over its bandwidth, with a ring at the best.
 
-    in_metric : True shows the kernels with a learned metric, False the kernels without, which the
-        metric was compared with
+    in_metric : True shows the kernels with a learned metric; False the kernels without, to which
+        the metric was compared
     """
-    found = [
+    tried = [
         (
             str(kernel_text({k: v for k, v in r["kernel"].items() if k != "metric"})),
             _tried_points(r),
@@ -83,25 +83,25 @@ def _kernels(records: Sequence[Mapping[str, Any]], in_metric: bool) -> Html:
         and _tried_points(r)
         and ("metric" in r["kernel"]) == in_metric
     ]
-    if not found:
+    if not tried:
         return NO_HTML
-    if all(len(points) == 1 for _, points in found):
-        bars = sorted(((name, points[0][1]) for name, points in found), key=lambda bar: bar[1])
-        return bar_chart("Kernel", bars, note=_LEFT_OUT)
-    best = min((y, x, name) for name, points in found for x, y in points)
+    if all(len(points) == 1 for _, points in tried):
+        bars = sorted(((name, points[0][1]) for name, points in tried), key=lambda bar: bar[1])
+        return bar_chart("Kernel", bars, note=_ERROR_LABEL)
+    best = min((y, x, name) for name, points in tried for x, y in points)
     lines = [
         Curve(name, points, k, best[1::-1] if name == best[2] else None)
-        for k, (name, points) in enumerate(found)
+        for k, (name, points) in enumerate(tried)
     ]
     chart = line_chart(
-        "Kernel and bandwidth", lines, "bandwidth, in median distances of rows", _LEFT_OUT,
+        "Kernel and bandwidth", lines, "bandwidth, in median distances of rows", _ERROR_LABEL,
         log_x=True, note="the ring is around the best",
     )  # fmt: skip
     return tag("div", chart, legend((line.name, line.colour) for line in lines))
 
 
 def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
-    """Return a chart of the error over the rounds, for each way in which a metric was learned."""
+    """Return a chart of the error over the rounds of each learned metric."""
     lines: list[Curve] = []
     for record in records:
         errors = [finite_number(error) for error in record.get("errors", ())]
@@ -112,12 +112,12 @@ def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
             lines.append(Curve(name, points, len(lines)))
     if not lines:
         return NO_HTML
-    chart = line_chart("Metric", lines, "rounds of gradients", _LEFT_OUT)
+    chart = line_chart("Metric", lines, "rounds of gradients", _ERROR_LABEL)
     return tag("div", chart, legend((line.name, line.colour) for line in lines))
 
 
 def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
-    """Return a chart of the error over the assumed noise of the targets; the last record counts."""
+    """Return a chart of the error over the assumed noise of the targets, from the last record."""
     events = ("noise", "fresh noise")
     noise = [r for r in records if r.get("event") in events and _tried_points(r)]
     if not noise:
@@ -127,7 +127,7 @@ def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
     ridge = finite_number(noise[-1].get("ridge"))
     return line_chart(
         "Noise of the targets", [Curve("error", points, k, best)], "variance of the noise",
-        _LEFT_OUT, log_x=True, note="" if ridge is None else f"ridge {ridge:.3g}",
+        _ERROR_LABEL, log_x=True, note="" if ridge is None else f"ridge {ridge:.3g}",
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def _columns(run: Facts, k: int) -> list[Html]:
     """Return a chart of the permutation importances of columns, if measured."""
     if run.columns is None:
         return []
-    bars = [(str(name), float(mean)) for name, mean, _ in run.columns["columns"][:_MOST_BARS]]
+    bars = [(str(name), float(mean)) for name, mean, _ in run.columns["columns"][:_MAX_BARS]]
     note = (
         f"fall of {run.columns['figure']} where a column is shuffled, {run.columns['rows']:,} rows"
     )
@@ -147,9 +147,11 @@ def _metric(run: Facts, k: int) -> list[Html]:
     metric = run.setup.get("setup", {}).get("metric")
     if not metric:
         return []
-    bars = [(str(name), float(share)) for name, share in metric["importances"][:_MOST_BARS]]
-    few = "" if len(bars) == metric["features"] else f", the first of {metric['features']:,}"
-    charts = [bar_chart("Share of the metric", bars, k, share=True, note=f"of its gradients{few}")]
+    bars = [(str(name), float(share)) for name, share in metric["importances"][:_MAX_BARS]]
+    count_text = "" if len(bars) == metric["features"] else f", the first of {metric['features']:,}"
+    charts = [
+        bar_chart("Share of the metric", bars, k, share=True, note=f"of its gradients{count_text}")
+    ]
     if metric["kind"] == "matrix":
         points = [(float(j), float(v)) for j, v in enumerate(metric["spectrum"], 1) if v > 0]
         charts.append(
@@ -167,16 +169,16 @@ def _metric(run: Facts, k: int) -> list[Html]:
 def _setup_numbers(run: Facts) -> Html:
     """Return a collapsed table of numbers of the setup, and of the records of its log."""
     setup: Mapping[str, Any] = run.setup.get("setup", {})
-    known: dict[str, Any] = {k: v for k, v in setup.items() if isinstance(v, int | float)}
+    numbers: dict[str, Any] = {k: v for k, v in setup.items() if isinstance(v, int | float)}
     learned = setup.get("learned_metric")
     if learned:
-        known["learned metric"] = facts_text(learned)
+        numbers["learned metric"] = facts_text(learned)
     for name, size in run.sizes.items():
         if name != "solver":
-            known[f"size: {name}"] = size_text(size) if name.endswith("_bytes") else size
-    if not known:
+            numbers[f"size: {name}"] = size_text(size) if name.endswith("_bytes") else size
+    if not numbers:
         return NO_HTML
-    rows = [[tag("code", name), setting_text(value)] for name, value in known.items()]
+    rows = [[tag("code", name), setting_text(value)] for name, value in numbers.items()]
     log = [[time_tag(r["time"]), str(r.get("event")), facts_text(r)] for r in run.history.setup]
     lines = html_table(["time, UTC", "event", "said"], log, left=(1, 2)) if log else NO_HTML
     return tag("details", tag("summary", "Numbers of the setup"), html_table(["", ""], rows), lines)
@@ -214,14 +216,14 @@ def _data(run: Facts) -> dict[str, Cell]:
     columns = run.setup.get("columns")
     notes = column_notes(run.setup.get("encoder"), "the run")
     log_scale = run.setup.get("setup", {}).get("target_transform")
-    found: dict[str, Cell] = {
+    cells: dict[str, Cell] = {
         "rows of an epoch": count_cell(described.get("n_rows")),
         "rows stored": count_cell(base.get("n_rows")) if base is not described else None,
         "features": None if shape is None else " x ".join(map(str, shape)),
-        "columns": _few(columns) if columns else None,
+        "columns": _names_text(columns) if columns else None,
         "encoded": "; ".join(f"{name} ({note})" for name, note in notes.items()) or None,
         "type": described.get("dtype"),
-        "classes": f"{len(classes)}: {_few(classes)}" if classes else None,
+        "classes": f"{len(classes)}: {_names_text(classes)}" if classes else None,
         "outputs": None if classes or n_outputs is None else count_cell(n_outputs),
         "targets": None if log_scale is None else transform_text(log_scale),
         "scaling": run.setup.get("scale"),
@@ -233,7 +235,7 @@ def _data(run: Facts) -> dict[str, Cell]:
         "copies": count_cell(described["copies"]) if described.get("copies", 1) != 1 else None,
         "fingerprint": _digest(described.get("fingerprint")),
     }  # fmt: skip
-    return {name: cell for name, cell in found.items() if cell is not None}
+    return {name: cell for name, cell in cells.items() if cell is not None}
 
 
 def _digest(text: str | None) -> Cell:
@@ -241,7 +243,8 @@ def _digest(text: str | None) -> Cell:
     return None if not text else tag("code", text[:16], title=text)
 
 
-def _few(names: Sequence[str]) -> str:
+def _names_text(names: Sequence[str]) -> str:
+    """Return the first twelve names as text."""
     return ", ".join(map(str, names[:12])) + (", …" if len(names) > 12 else "")
 
 
@@ -262,41 +265,43 @@ def _timeline(run: Facts, k: int) -> Html:
     if not processes:
         return NO_HTML
     spans = [
-        _span(run, k, before, process)
-        for k, (before, process) in enumerate(zip([None, *processes], processes, strict=False), 1)
+        _span(run, k, previous, process)
+        for k, (previous, process) in enumerate(zip([None, *processes], processes, strict=False), 1)
     ]
     rows = [
-        [time_tag(e.time), elapsed(run, e.time), count_cell(e.samples),
-         tag("span", e.text, class_="bad" if e.bad else None)]
-        for e in run.history.events if not e.text.startswith("evaluated")
+        [time_tag(event.time), elapsed(run, event.time), count_cell(event.samples),
+         tag("span", event.text, class_="bad" if event.bad else None)]
+        for event in run.history.events if not event.text.startswith("evaluated")
     ]  # fmt: skip
     events = (
         html_table(["time, UTC", "after", "samples", "what"], rows, left=(3,)) if rows else NO_HTML
     )
     times = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
-    kept = ", ".join(f"{step:,}" for step in run.steps) or "none"
-    words = f"{times}, {duration_cell(working_s(run)) or 'no time'}; checkpoints kept: step {kept}"
-    title = tag("h3", run_label(run, k), tag("small", words))
+    step_text = ", ".join(f"{step:,}" for step in run.steps) or "none"
+    summary = (
+        f"{times}, {duration_cell(working_s(run)) or 'no time'}; checkpoints kept: step {step_text}"
+    )
+    title = tag("h3", run_label(run, k), tag("small", summary))
     line = tag("div", time_line(f"{run.name} in time", spans, k), class_="wide time")
     return joined_html([title, line, events])
 
 
-def _span(run: Facts, number: int, before: ProcessLog | None, process: ProcessLog) -> Span:
+def _span(run: Facts, number: int, previous: ProcessLog | None, process: ProcessLog) -> Span:
     """Return a process of a run as a span, with marks at its evaluations and problems.
 
-    before : the previous process of the run, None for the first
+    previous : the previous process of the run, None for the first
     """
-    began, ended = process.records[0]["time"], process.records[-1]["time"]
+    start_time, end_time = process.records[0]["time"], process.records[-1]["time"]
     marks: list[tuple[float, str, bool]] = []
     for event in run.history.events:
-        at = seconds_between(began, event.time)
-        is_within = began <= event.time <= ended
+        since_start_s = seconds_between(start_time, event.time)
+        is_within = start_time <= event.time <= end_time
         if is_within and (event.bad or event.text.startswith("evaluated")):
-            marks.append((at, f"{event.samples:,} samples: {event.text}", event.bad))
-    pause = "" if before is None else duration(
-        max(seconds_between(before.records[-1]["time"], began), 0.0)
+            marks.append((since_start_s, f"{event.samples:,} samples: {event.text}", event.bad))
+    pause = "" if previous is None else duration(
+        max(seconds_between(previous.records[-1]["time"], start_time), 0.0)
     )  # fmt: skip
-    text = f"process {number}, from {clock_text(began)} for {duration(process.seconds)}"
+    text = f"process {number}, from {clock_text(start_time)} for {duration(process.seconds)}"
     return Span(process.seconds - (process.steps_s or 0.0), process.seconds, text, marks, pause)
 
 
@@ -317,11 +322,12 @@ def machine_section(runs: Sequence[Facts]) -> Html:
         for j, column in enumerate(columns, 1)
         if column.get(name) != columns[0].get(name)
     ]
-    shown = html_table(["", *heads], rows, left=range(1, len(runs) + 1), marked=differing)
-    return section("Machine and versions", shown)
+    table = html_table(["", *heads], rows, left=range(1, len(runs) + 1), marked=differing)
+    return section("Machine and versions", table)
 
 
 def _machine(run: Facts) -> dict[str, Cell]:
+    """Return backend, threads, precision and versions of a run, by label."""
     backend = run.setup.get("backend", {})
     listed = {
         name: ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -18,8 +18,8 @@ from streamkern.basics.optional import import_optional
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 PADDED = r"^0[0-9]"
 """A number with an unnecessary leading zero, as in a code: 01234."""
-_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?)?"
-ISO_DATE, ZONED_DATE = f"{_ISO}$", f"{_ISO}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$"
+_ISO_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?)?"
+ISO_DATE, ZONED_DATE = f"{_ISO_PATTERN}$", f"{_ISO_PATTERN}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$"
 YEAR_FIRST = (
     r"^[0-9]{4}(/[0-9]{1,2}/|\.[0-9]{1,2}\.)[0-9]{1,2}"
     r"([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?$"
@@ -34,9 +34,9 @@ MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
     "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
 )  # fmt: skip
-_WHOLE = re.compile(r"^([+-]?[0-9]+)\.0+$")
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_DAY_TICKS = {unit: round(86_400 / seconds) for unit, seconds in _SECONDS.items()}
+_INTEGER_WITH_ZEROS = re.compile(r"^([+-]?[0-9]+)\.0+$")
+_SECONDS_PER_UNIT = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_TICKS_PER_DAY = {unit: round(86_400 / seconds) for unit, seconds in _SECONDS_PER_UNIT.items()}
 
 
 class WrongCellError(ValueError):
@@ -157,7 +157,7 @@ def as_numbers(column: Any) -> NDArray[np.float64]:
     if types.is_boolean(kind):
         column = column.cast(arrow.uint8())
     if types.is_duration(kind):
-        seconds = _SECONDS[kind.unit]
+        seconds = _SECONDS_PER_UNIT[kind.unit]
         ticks = column.cast(arrow.int64()).cast(arrow.float64(), safe=False)
         column = compute.multiply(ticks, seconds)
     values = column.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -175,13 +175,13 @@ def _numbers_of_text(column: Any) -> NDArray[np.float64]:
             return np.array(values, np.float64)
     except arrow.ArrowInvalid:
         pass
-    good = matches(column, NUMBER)
-    if not (good | ~present(column)).all():
+    is_number = matches(column, NUMBER)
+    if not (is_number | ~present(column)).all():
         words = compute.utf8_lower(column)
-        truth = [matches(words, f"^{word}$") for word in BOOLEAN_WORDS]
-        _raise_for_invalid(column, good | truth[0] | truth[1])
+        is_word_of = [matches(words, f"^{word}$") for word in BOOLEAN_WORDS]
+        _raise_for_invalid(column, is_number | is_word_of[0] | is_word_of[1])
         digits = [arrow.scalar(str(value), column.type) for value in BOOLEAN_WORDS.values()]
-        for is_word, value in zip(truth, digits, strict=True):
+        for is_word, value in zip(is_word_of, digits, strict=True):
             column = compute.if_else(arrow.array(is_word), value, column)
     column = compute.replace_substring_regex(column, r"^\+", "")  # older Arrow parses no plus
     values = column.cast(arrow.float64()).to_numpy(zero_copy_only=False)
@@ -208,8 +208,8 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
         column = column.cast(arrow.timestamp("ms"))
     ticks = column.cast(arrow.int64()).fill_null(0).to_numpy(zero_copy_only=False)
     # Split off whole days first, so that the result is bit-identical for every unit.
-    days, rest = np.divmod(ticks, _DAY_TICKS[column.type.unit])
-    return np.where(valid, days + rest / _DAY_TICKS[column.type.unit], np.nan)
+    days, remainder = np.divmod(ticks, _TICKS_PER_DAY[column.type.unit])
+    return np.where(valid, days + remainder / _TICKS_PER_DAY[column.type.unit], np.nan)
 
 
 def is_zoned(column: Any, form: str | None) -> bool | None:
@@ -246,10 +246,10 @@ def _with_dashes(column: Any) -> Any:
 def _parse_with_format(column: Any, form: str) -> Any:
     """Parse dates by Python's strptime, which rejects dates such as 31 February."""
     arrow = import_optional("pyarrow")
-    coded = column.dictionary_encode()
+    encoded = column.dictionary_encode()
     parsed: list[datetime.datetime | None] = []
     wrong: dict[int, str] = {}
-    for k, text in enumerate(coded.dictionary.to_pylist()):
+    for k, text in enumerate(encoded.dictionary.to_pylist()):
         try:
             moment = datetime.datetime.strptime(text, form)
         except ValueError:
@@ -258,21 +258,21 @@ def _parse_with_format(column: Any, form: str) -> Any:
         if moment is not None and moment.tzinfo is not None:
             moment = moment.astimezone(datetime.UTC).replace(tzinfo=None)
         parsed.append(moment)
-    codes = np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+    codes = np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
     if wrong:
         row = int(np.argmax(np.isin(codes, list(wrong))))
         raise WrongCellError(row, wrong[int(codes[row])])
-    return arrow.array(parsed, arrow.timestamp("us")).take(coded.indices)
+    return arrow.array(parsed, arrow.timestamp("us")).take(encoded.indices)
 
 
 def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
     """Raise WrongCellError unless these dates agree with `zoned` on having a time zone."""
-    here_zoned = is_zoned(column, form)
-    if None not in (here_zoned, zoned) and here_zoned != zoned:
+    cells_zoned = is_zoned(column, form)
+    if None not in (cells_zoned, zoned) and cells_zoned != zoned:
         column = plain_cells(column)
         row = int(np.argmax(present(column)))
         reason = "has no time zone where others have one"
-        if here_zoned:
+        if cells_zoned:
             reason = "has a time zone where others have none"
         raise WrongCellError(row, str(column[row]), reason)
 
@@ -315,11 +315,11 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
         _raise_for_invalid(column, np.zeros(len(column), bool))
     if not valid.all():
         column = compute.if_else(arrow.array(valid), column, arrow.scalar(None, column.type))
-    coded = column.dictionary_encode()
-    words = coded.dictionary
+    encoded = column.dictionary_encode()
+    words = encoded.dictionary
     if arrow.types.is_floating(words.type) or arrow.types.is_decimal(words.type):
-        narrow = np.dtype(words.type.to_pandas_dtype()) if words.type.num_fields == 0 else None
-        texts = [_number_text(value, narrow) for value in words.to_pylist()]
+        float_dtype = np.dtype(words.type.to_pandas_dtype()) if words.type.num_fields == 0 else None
+        texts = [_number_text(value, float_dtype) for value in words.to_pylist()]
     elif is_text_type(words.type):
         texts = [_spelled(text) for text in words.to_pylist()]
     elif arrow.types.is_timestamp(words.type):
@@ -327,7 +327,7 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
         texts = [moment.isoformat(" ").removesuffix(" 00:00:00") for moment in moments]
     else:
         texts = words.cast(arrow.string()).to_pylist()
-    codes = np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+    codes = np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
     distinct = dict.fromkeys(texts)
     if len(distinct) < len(texts):  # 3 and 3.0 are one word
         index_of = {text: k for k, text in enumerate(distinct)}
@@ -345,12 +345,12 @@ def _number_text(value: Any, dtype: np.dtype[Any] | None) -> str:
 
 def _spelled(text: str) -> str:
     """Return the word as a typed column would spell it: true, 3."""
-    return text.lower() if text.lower() in BOOLEAN_WORDS else _WHOLE.sub(r"\1", text)
+    return text.lower() if text.lower() in BOOLEAN_WORDS else _INTEGER_WITH_ZEROS.sub(r"\1", text)
 
 
-def _raise_for_invalid(column: Any, good: NDArray[np.bool_]) -> None:
+def _raise_for_invalid(column: Any, is_valid: NDArray[np.bool_]) -> None:
     """Raise WrongCellError for the first cell that has a value and is not good."""
-    wrong = ~good & present(column)
-    if wrong.any():
-        row = int(np.argmax(wrong))
+    is_wrong = ~is_valid & present(column)
+    if is_wrong.any():
+        row = int(np.argmax(is_wrong))
         raise WrongCellError(row, str(column[row].as_py()))

@@ -24,7 +24,7 @@ from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.words import word_indices
 
 HASHED_FEATURES = 32
-# Periods in days. The year is a mean year: dates return to the same phase to half a day.
+# Periods in days. With a mean year, a date has the same phase every year to half a day.
 CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
 DAY_MILLISECONDS = 86_400_000
 Values = NDArray[np.float64]
@@ -114,8 +114,8 @@ class Date(ColumnCode):
         values, missing = _standardised(days, self.mean, self.std)
         parts = [values]
         for cycle in self.cycles:
-            there = np.where(missing, 0, days)[:, None]
-            parts += [np.sin(angle) for angle in cycle_angles(there, CYCLES[cycle], np.floor)]
+            known_days = np.where(missing, 0, days)[:, None]
+            parts += [np.sin(angle) for angle in cycle_angles(known_days, CYCLES[cycle], np.floor)]
         out = np.concatenate(parts, axis=1)
         out[missing] = 0
         return out, missing
@@ -130,14 +130,16 @@ def cycle_angles(days: Any, length: float, floor: Callable[[Any], Any]) -> list[
 
     Dates of the same phase have bit-identical angles, and so have the two phases of the same sine:
     the phase is a whole number of milliseconds, mirrored at the turning points. Otherwise the sine
-    at noon would be the rounding error of the date, which quantile scores would make a feature of.
+    at noon would be the rounding error of the date, which quantile scores would enlarge.
     """
-    period = length * DAY_MILLISECONDS
-    moment = floor((days - floor(days / length) * length) * DAY_MILLISECONDS + 0.5)
+    period_ms = length * DAY_MILLISECONDS
+    phase_ms = floor((days - floor(days / length) * length) * DAY_MILLISECONDS + 0.5)
     angles = []
-    for start in (moment - period / 4, moment):
-        within = start - floor(start / period) * period
-        angles.append((abs(within - period / 2) - period / 4) * (2 * math.pi / period))
+    for shifted in (phase_ms - period_ms / 4, phase_ms):
+        phase_in_period = shifted - floor(shifted / period_ms) * period_ms
+        angles.append(
+            (abs(phase_in_period - period_ms / 2) - period_ms / 4) * (2 * math.pi / period_ms)
+        )
     return angles
 
 
@@ -201,8 +203,8 @@ class Hashed(ColumnCode):
         hashes = np.array([0, *(murmurhash3_32(text) for text in texts)], np.int64)[codes + 1]
         out = np.zeros((len(codes), HASHED_FEATURES))
         rows = np.flatnonzero(codes >= 0)
-        of = hashes[rows]
-        out[rows, np.abs(of) % HASHED_FEATURES] = np.where(of >= 0, 1, -1)
+        row_hashes = hashes[rows]
+        out[rows, np.abs(row_hashes) % HASHED_FEATURES] = np.where(row_hashes >= 0, 1, -1)
         return out, codes < 0
 
 

@@ -20,7 +20,7 @@ from streamkern.ingest.tables.columns import ColumnCode, KnownWords, column_code
 from streamkern.ingest.tables.missing import MissingMarkers
 
 ENCODER_VERSION = 1
-_WORDS = {"number": "a number", "date": "a date"}
+_NOUN_OF_KIND = {"number": "a number", "date": "a date"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class Encoder:
 
     def cells(self, table: Any, name: str) -> Any:
         """Return a column of a table, with null in cells whose text marks a missing one."""
-        return self._marks.null(table.column(name))
+        return self._marks.with_nulls(table.column(name))
 
     @cached_property
     def _marks(self) -> MissingMarkers:
@@ -109,8 +109,8 @@ class Encoder:
         """Return (column, kind, description) of each column, for people."""
         lines = []
         for code in self.codes:
-            lack = f", {code.n_missing:,} missing" if code.n_missing else ""
-            lines.append((code.name, code.kind, code.description() + lack))
+            missing_text = f", {code.n_missing:,} missing" if code.n_missing else ""
+            lines.append((code.name, code.kind, code.description() + missing_text))
         return lines + [(name, "left out", "") for name in self.dropped]
 
 
@@ -153,7 +153,7 @@ def column_notes(encoder: Mapping[str, Any] | None, where: str) -> dict[str, str
     if encoder is None:
         return {}
     lines = Encoder.from_json(encoder, where).lines()
-    return {name: f"{kind}: {what}" if what else kind for name, kind, what in lines}
+    return {name: f"{kind}: {text}" if text else kind for name, kind, text in lines}
 
 
 def encoded(code: ColumnCode, column: Any, where: str, start: RowsInFile) -> NDArray[np.float64]:
@@ -173,9 +173,10 @@ def wrong_cell(
     remedy: str = "correct it",
 ) -> DataError:
     """Return the error for a cell that does not fit a column of this `kind`."""
-    what = "infinite" if error.text in ("inf", "-inf") else f"not {_WORDS.get(kind, 'a word')}"
+    noun = _NOUN_OF_KIND.get(kind, "a word")
+    problem = "infinite" if error.text in ("inf", "-inf") else f"not {noun}"
     location = f"{where}, row {row_number(start, error.row)}, column {name!r}"
-    reason = error.reason or f"is {what}"
+    reason = error.reason or f"is {problem}"
     return DataError(f"{location} is {error.text[:80]!r}, which {reason}", f"{remedy}")
 
 
@@ -185,27 +186,25 @@ def side_by_side(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
 
 
 def check_encoder(
-    encoder: Mapping[str, Any] | None, wanted: Mapping[str, Any] | None, where: str
+    encoder: Mapping[str, Any] | None, expected: Mapping[str, Any] | None, where: str
 ) -> None:
-    """Raise DataError unless both are the same encoder.
+    """Raise DataError unless both are the same encoder, or both are None.
 
     Columns of another encoder may have the same names but mean something else.
     """
-    if encoder is None and wanted is None:
+    if encoder is None and expected is None:
         return
-    if wanted is None:
+    if expected is None:
         raise DataError(
-            f"{where} is an encoded table, and plain numbers are wanted, in the units they were "
-            "trained in",
-            "give the table as it is to a model that was trained on it encoded",
+            f"{where} is an encoded table, but plain numbers are needed, in the units of training",
+            "give the table to a model that was trained on encoded rows, which encodes it",
         )
     if encoder is None:
         raise DataError(
-            f"{where} holds numbers, and the columns wanted are those of an encoded table",
-            f"give the table as it is, or ingest it with {mention('like=')} and the store trained "
-            "on",
+            f"{where} holds plain numbers, but the features of an encoded table are needed",
+            f"give the table itself, or ingest it with {mention('like=')} and the store trained on",
         )
-    if json_digest(dict(encoder)) != json_digest(dict(wanted)):
+    if json_digest(dict(encoder)) != json_digest(dict(expected)):
         raise DataError(
             f"{where} is a table that was encoded in another way",
             f"ingest it again with {mention('like=')} and the store trained on",

@@ -58,10 +58,12 @@ class TargetValues(Protocol):
     def ranks(self) -> tuple[tuple[str, ...], NDArray[np.int64]]: ...
 
 
-MAX_ONE_HOT = 40  # most words of a column for one-hot encoding; as in skrub's TableVectorizer
-REMEDY = f"correct it, or list it in {mention('na_values=')} if it stands for a missing value"
-MAX_TARGETS = 10  # most outputs whose means encode words
-MANY_ONE_HOT = 256  # most words for one-hot encoding with more outputs; else words are hashed
+MAX_ONE_HOT = 40  # words of a column that is encoded one-hot; as in skrub's TableVectorizer
+WRONG_CELL_REMEDY = (
+    f"correct it, or list it in {mention('na_values=')} if it stands for a missing value"
+)
+MAX_TARGETS = 10  # outputs whose means encode words
+MAX_ONE_HOT_WITHOUT_MEANS = 256  # with more than `MAX_TARGETS` outputs; more words are hashed
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +107,7 @@ def fit(
     block_bytes: int,
     progress: Progress | None = None,
     marks: MissingMarkers | None = None,
-    ways: str = f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
+    option_names: str = f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
     f"{mention('drop=')}, {mention('na_values=')}, {mention('decimal=')}",
     typed: bool = False,
 ) -> FittedEncoder:
@@ -113,14 +115,14 @@ def fit(
 
     missing, marks : text that marks a missing cell in a CSV, and in any column
     targets : makes the converter of y from the first block
-    ways : the arguments that a remedy in an error may name
+    option_names : the arguments that a remedy in an error may name
     typed : whether the table has types, so that text is never a number
 
     Raises DataError naming every column whose content is ambiguous.
     """
-    scan: _Scan | None = None
+    scan: _TableScan | None = None
     for block in reader.blocks(0, block_bytes):
-        scan = scan or _Scan(
+        scan = scan or _TableScan(
             block, targets(block), declared, seed, marks or MissingMarkers(), typed
         )
         scan.add(block)
@@ -128,10 +130,10 @@ def fit(
             progress("look", scan.n_rows, reader.n_rows)
     if scan is None or not scan.n_rows:
         raise DataError("the input has no rows", "give at least one")
-    return scan.fitted(missing, ways)
+    return scan.fitted(missing, option_names)
 
 
-class _Scan:
+class _TableScan:
     """Columns seen so far in the pass over the rows, with sums of their targets."""
 
     def __init__(
@@ -152,23 +154,25 @@ class _Scan:
         # The targets of the first row, which are subtracted from all values for accuracy.
         self._origin: NDArray[np.float64] | None = None
         names = first.X.column_names
-        given = [*declared.categorical, *declared.numeric, *declared.dates]
-        unknown = [name for name in given if name not in names]
+        declared_names = [*declared.categorical, *declared.numeric, *declared.dates]
+        unknown = [name for name in declared_names if name not in names]
         if unknown:
             raise DataError(
                 f"{first.where} has no feature column {some(unknown)}",
                 f"it has {some(names)}: name those you mean",
             )
-        twice = sorted({name for name in given if given.count(name) > 1})
-        if twice:
-            raise DataError(f"column {some(twice)} was called two kinds of column", "give one")
+        repeated = sorted({name for name in declared_names if declared_names.count(name) > 1})
+        if repeated:
+            raise DataError(
+                f"column {some(repeated)} was declared as two kinds of column", "give one kind"
+            )
         types = [first.X.schema.field(name).type for name in names]
         self._columns = [
             Column(name, kind, declared, self._n_targets, typed)
             for name, kind in zip(names, types, strict=True)
         ]
         self._counter = IndexDetector()
-        self._counter.matches_rows = len(names) > 1 and names[0] not in given
+        self._counter.matches_rows = len(names) > 1 and names[0] not in declared_names
 
     def add(self, block: TableBlock) -> None:
         """Add the rows of a block; raise DataError for a cell that does not fit its column."""
@@ -178,12 +182,12 @@ class _Scan:
         for column in self._columns:
             if column.has_scalars:
                 try:
-                    cells = self._marks.null(block.X.column(column.name))
+                    cells = self._marks.with_nulls(block.X.column(column.name))
                     column.add(cells, block.numbers, folds, T)
                 except WrongCellError as error:
                     kind = column.kind or "number"
                     raise wrong_cell(
-                        error, column.name, kind, block.where, block.numbers, REMEDY
+                        error, column.name, kind, block.where, block.numbers, WRONG_CELL_REMEDY
                     ) from None
         self.n_rows += len(block.X)
 
@@ -192,8 +196,8 @@ class _Scan:
         y = self._values.convert(block)
         T = np.zeros((len(y), self._n_targets))
         if self._values.are_classes:
-            few = y < MAX_TARGETS
-            T[np.flatnonzero(few), y[few]] = 1
+            is_encoded = y < MAX_TARGETS
+            T[np.flatnonzero(is_encoded), y[is_encoded]] = 1
         elif self._n_targets:
             if self._origin is None:
                 self._origin = y[0].astype(np.float64)
@@ -202,7 +206,7 @@ class _Scan:
 
     # ------------------------------------------------------------------ after the last row
 
-    def fitted(self, missing: Sequence[str], ways: str) -> FittedEncoder:
+    def fitted(self, missing: Sequence[str], option_names: str) -> FittedEncoder:
         """Return the fitted encoder; raise DataError that names all ambiguous columns."""
         # A marker that is a word here, as in files with types, stays a word in all later files.
         words = {mark for k in self._columns if k.words is not None for mark in k.words.marks}
@@ -211,12 +215,15 @@ class _Scan:
         self._values.check_classes(self._where)
         self._marks.warn_unseen()
         self._counter.warn_if_index(self._columns[0].name, self._where)
-        texts = [text for k in self._columns if (text := k.ambiguity(MAX_ONE_HOT)) is not None]
-        if texts:
+        ambiguities = [
+            text for k in self._columns if (text := k.ambiguity(MAX_ONE_HOT)) is not None
+        ]
+        if ambiguities:
             raise DataError(
                 "it is not clear what to do with "
-                f"{'a column' if len(texts) == 1 else f'{len(texts)} columns'} of {self._where}: "
-                f"{'; '.join(texts)} ({ways})"
+                f"{'a column' if len(ambiguities) == 1 else f'{len(ambiguities)} columns'} of "
+                f"{self._where}: "
+                f"{'; '.join(ambiguities)} ({option_names})"
             )
         codes, fold_means, empty = [], {}, []
         for column in self._columns:
@@ -241,7 +248,8 @@ class _Scan:
         words = column.words
         assert words is not None
         head, outputs = (column.name, column.n_missing), self._outputs()
-        if not words.too_many and words.n_words <= (MAX_ONE_HOT if outputs else MANY_ONE_HOT):
+        max_one_hot = MAX_ONE_HOT if outputs else MAX_ONE_HOT_WITHOUT_MEANS
+        if not words.too_many and words.n_words <= max_one_hot:
             return OneHot(*head, tuple(sorted(words.index_of))), None
         if words.too_many or not outputs:
             return Hashed(*head), None
@@ -313,5 +321,5 @@ def _target_means(
         tuple(of_missing.tolist()), tuple(mean.tolist()), tuple(center.tolist()),
         tuple(std.tolist()), tuple(outputs),
     )  # fmt: skip
-    others = [shrunk_means(total - sums[:, f]) for f in range(N_FOLDS)]
-    return code, np.stack([np.concatenate([m, all_[None]]) for m, all_ in others])
+    means_by_fold = [shrunk_means(total - sums[:, f]) for f in range(N_FOLDS)]
+    return code, np.stack([np.concatenate([m, all_[None]]) for m, all_ in means_by_fold])

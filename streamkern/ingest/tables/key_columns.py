@@ -20,9 +20,9 @@ from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import RowsInFile
 
 MAX_EXACT = 2**53
-_WHOLE = re.compile(r"^\s*[+-]?[0-9]{16,}(\.0*)?\s*$")
+_LONG_INTEGER = re.compile(r"^\s*[+-]?[0-9]{16,}(\.0*)?\s*$")
 
-_KINDS = (int, np.integer, Decimal)
+_INTEGER_TYPES = (int, np.integer, Decimal)
 
 
 def array_is_rounded(values: NDArray[Any]) -> bool:
@@ -37,7 +37,7 @@ def cells_are_rounded(column: Any) -> bool:
     arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     types, kind = arrow.types, column.type
     if types.is_string(kind) or types.is_large_string(kind):
-        long_texts = column.filter(compute.match_substring_regex(column, _WHOLE.pattern))
+        long_texts = column.filter(compute.match_substring_regex(column, _LONG_INTEGER.pattern))
         return any(map(text_is_rounded, long_texts.to_pylist()))
     if not ((types.is_integer(kind) and kind.bit_width == 64) or types.is_decimal(kind)):
         return False
@@ -48,7 +48,9 @@ def cells_are_rounded(column: Any) -> bool:
 def text_is_rounded(text: str) -> bool:
     """Return whether text is an integer that is too large to be exact in float64."""
     return (
-        len(text) > 15 and bool(_WHOLE.match(text)) and abs(int(text.partition(".")[0])) > MAX_EXACT
+        len(text) > 15
+        and bool(_LONG_INTEGER.match(text))
+        and abs(int(text.partition(".")[0])) > MAX_EXACT
     )
 
 
@@ -65,7 +67,7 @@ def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
     return cells.shape == large.shape and any(
         text_is_rounded(cell)
         if isinstance(cell, str)
-        else isinstance(cell, _KINDS) and abs(int(cell)) > MAX_EXACT
+        else isinstance(cell, _INTEGER_TYPES) and abs(int(cell)) > MAX_EXACT
         for cell in cells[large].tolist()
     )
 
@@ -78,7 +80,7 @@ class RoundingWarnings:
     """
 
     def __init__(self) -> None:
-        self._settled: set[str] = set()  # names of columns
+        self._checked_names: set[str] = set()  # names of columns
 
     def check(
         self, X: NDArray[np.float64], columns: Sequence[tuple[str, str]], texts: Callable[[], Any]
@@ -94,7 +96,7 @@ class RoundingWarnings:
         checked = [
             names
             for names, numbers in zip(columns, X.T, strict=True)
-            if names[1] not in self._settled and np.abs(numbers).max() >= MAX_EXACT
+            if names[1] not in self._checked_names and np.abs(numbers).max() >= MAX_EXACT
         ]
         if not checked:
             return
@@ -104,15 +106,15 @@ class RoundingWarnings:
             if cells_are_rounded(column):
                 self._warn(name)
             elif import_optional("pyarrow.compute").any(_has_fraction(column)).as_py():
-                self._settled.add(name)
+                self._checked_names.add(name)
 
     def check_cell(self, name: str, cell: str) -> None:
         """Check one cell of a column."""
-        if name not in self._settled and text_is_rounded(cell):
+        if name not in self._checked_names and text_is_rounded(cell):
             self._warn(name)
 
     def _warn(self, name: str) -> None:
-        self._settled.add(name)
+        self._checked_names.add(name)
         warn_of_rounded(f"column {name!r}")
 
 
@@ -137,7 +139,7 @@ def warn_of_rounded(what: str) -> None:
 
 
 _INDEX_NAME = re.compile(r"(Unnamed: [0-9]+(\.[0-9]+)*)?")  # as pandas writes and rereads it
-_FEWEST = 10  # rows; a feature hardly counts so many by chance
+_MIN_INDEX_ROWS = 10  # a feature seldom equals so many row numbers by chance
 
 
 class IndexDetector:
@@ -150,7 +152,7 @@ class IndexDetector:
 
     def __init__(self) -> None:
         self.matches_rows = True
-        self._n_rows, self._shift = 0, 0.0
+        self._n_rows, self._offset = 0, 0.0
 
     def add(self, column: NDArray[Any], rows: RowsInFile) -> None:
         """Add the first column (k,) of the next rows. rows : their numbers in their file."""
@@ -158,11 +160,11 @@ class IndexDetector:
             return
         numbers = np.arange(rows, rows + len(column)) if isinstance(rows, int) else rows
         shifts = column - numbers
-        allowed = {self._shift} if self._n_rows else set()
+        allowed = {self._offset} if self._n_rows else set()
         if numbers[0] == 0 or not self._n_rows:
             allowed |= {0, 1, self._n_rows, self._n_rows + 1}
         self.matches_rows = shifts[0] in allowed and bool((shifts == shifts[0]).all())
-        self._shift, self._n_rows = shifts[0], self._n_rows + len(column)
+        self._offset, self._n_rows = shifts[0], self._n_rows + len(column)
 
     def add_cells(self, column: Any, rows: RowsInFile) -> None:
         """Add a column of an Arrow table, of numbers or text."""
@@ -175,7 +177,7 @@ class IndexDetector:
 
     def warn_if_index(self, name: str, where: str) -> None:
         """Warn if the column `name` has counted all rows so far."""
-        if self.matches_rows and self._n_rows >= _FEWEST:
+        if self.matches_rows and self._n_rows >= _MIN_INDEX_ROWS:
             warn(
                 f"column {name!r} of {where} counts the rows, as an index does, and is a feature: "
                 f"leave it out if it says nothing about the targets, of files with "

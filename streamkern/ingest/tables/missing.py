@@ -32,63 +32,67 @@ class MissingMarkers:
         numbers = {text: float(text) for text in self.texts if is_number(text)}
         self._numbers = {text: value for text, value in numbers.items() if math.isfinite(value)}
 
-    def null(self, column: Any) -> Any:
+    def with_nulls(self, column: Any) -> Any:
         """Return an Arrow column with null in cells that match a marker; see `plain_cells`."""
         column = plain_cells(column)
-        missing = self.matched(column)
+        missing = self.mask_of(column)
         if not missing.any():
             return column
         arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         return compute.if_else(arrow.array(missing), arrow.scalar(None, column.type), column)
 
-    def matched(self, column: Any) -> NDArray[np.bool_]:
+    def mask_of(self, column: Any) -> NDArray[np.bool_]:
         """Return a mask (k,) of the cells of a plain Arrow column that match a marker."""
         arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         missing = np.zeros(len(column), bool)
         if is_text_type(column.type) and self.texts:
             hits = compute.is_in(column, arrow.array(list(self.texts), column.type))
             missing |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
-            self._see(str(k) for k in column.filter(arrow.array(missing)).unique().to_pylist())
+            self._record_seen(
+                str(k) for k in column.filter(arrow.array(missing)).unique().to_pylist()
+            )
             if self._numbers:
-                # Only columns in which a single cell may be a number are parsed, not words.
-                written = compute.match_substring_regex(column, NUMBER).fill_null(False)
-                values = compute.if_else(written, column, arrow.scalar(None, column.type))
+                # Cells that cannot be numbers are null, so that Arrow can parse the others.
+                may_be_number = compute.match_substring_regex(column, NUMBER).fill_null(False)
+                values = compute.if_else(may_be_number, column, arrow.scalar(None, column.type))
                 values = compute.replace_substring_regex(values, r"^\+", "").cast(arrow.float64())
-                missing |= self._equal(values.to_numpy(zero_copy_only=False))
+                missing |= self._equal_numbers(values.to_numpy(zero_copy_only=False))
         elif self._numbers and column_kind(column.type) == "number":
             types = arrow.types
             if not (types.is_boolean(column.type) or types.is_duration(column.type)):
                 if types.is_decimal(column.type):
                     column = column.cast(arrow.float64(), safe=False)
-                missing |= self._equal(column.to_numpy(zero_copy_only=False))
+                missing |= self._equal_numbers(column.to_numpy(zero_copy_only=False))
         elif self.texts and column_kind(column.type) == "date":
             for text in self.texts:
-                missing |= self._is_moment(column, text)
+                missing |= self._equal_dates(column, text)
         return missing
 
-    def matched_in(self, y: NDArray[Any]) -> NDArray[np.bool_]:
+    def mask_of_array(self, y: NDArray[Any]) -> NDArray[np.bool_]:
         """Return a mask of the entries of an array of numbers or text that match a marker."""
         if not self.texts:
             return np.zeros(y.shape, bool)
         if y.dtype.kind in "iuf":
-            return self._equal(y)
+            return self._equal_numbers(y)
         if y.dtype.kind == "U":
             flat: list[str] = y.ravel().tolist()
-            known = {text: self._mark_of(text) for text in set(flat)}
-            self._see(mark for mark in known.values() if mark is not None)
-            return np.array([known[text] is not None for text in flat], bool).reshape(y.shape)
+            marker_of_text = {text: self._marker_of(text) for text in set(flat)}
+            self._record_seen(mark for mark in marker_of_text.values() if mark is not None)
+            return np.array([marker_of_text[text] is not None for text in flat], bool).reshape(
+                y.shape
+            )
         return np.zeros(y.shape, bool)
 
     def warn_unseen(self) -> None:
         """Warn of markers that no cell matched; usually the data spells them differently."""
         if self.unseen:
-            shown = some([text for text in self.texts if text in self.unseen])
+            marker_text = some([text for text in self.texts if text in self.unseen])
             warn(
-                f"na_values: no cell is {shown}; the values that stand for a missing one are "
-                "written otherwise, or are none"
+                f"na_values: no cell is {marker_text}; the data may spell missing values "
+                "differently, or have none"
             )
 
-    def _mark_of(self, text: str) -> str | None:
+    def _marker_of(self, text: str) -> str | None:
         text = text.strip()
         if text in self.texts:
             return text
@@ -96,18 +100,18 @@ class MissingMarkers:
             return None
         return next((k for k, value in self._numbers.items() if value == float(text)), None)
 
-    def _equal(self, values: NDArray[Any]) -> NDArray[np.bool_]:
+    def _equal_numbers(self, values: NDArray[Any]) -> NDArray[np.bool_]:
         equal = np.zeros(values.shape, bool)
         for text, value in self._numbers.items():
             with np.errstate(over="ignore"):
-                near = values.dtype.type(value) if values.dtype.kind == "f" else value
-            hits = values == near
-            if hits.any():
+                comparable = values.dtype.type(value) if values.dtype.kind == "f" else value
+            matches = values == comparable
+            if matches.any():
                 self.unseen.discard(text)
-            equal |= hits
+            equal |= matches
         return equal
 
-    def _is_moment(self, column: Any, text: str) -> NDArray[np.bool_]:
+    def _equal_dates(self, column: Any, text: str) -> NDArray[np.bool_]:
         arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         try:
             moment = arrow.scalar(text, arrow.string()).cast(column.type)
@@ -115,10 +119,10 @@ class MissingMarkers:
             return np.zeros(len(column), bool)
         hits = compute.equal(column, moment).fill_null(False)
         equal = np.asarray(hits.to_numpy(zero_copy_only=False), bool)
-        self._see([text] if equal.any() else [])
+        self._record_seen([text] if equal.any() else [])
         return equal
 
-    def _see(self, texts: Iterable[str]) -> None:
+    def _record_seen(self, texts: Iterable[str]) -> None:
         self.unseen.difference_update(texts)
 
 

@@ -1,8 +1,8 @@
-"""Parse text as numbers, in any notation that is asked for, and recognise other notations.
+"""Parse text as numbers, in the notation that the user gives, and recognise other notations.
 
-Features and targets are judged alike. Text that a person reads as a number (``1,5``, ``12.3 EUR``)
-would make every value a class of its own, which is never intended: it is refused, unless the user
-declares the column categorical.
+Features and targets follow the same rules. Text that a person reads as a number (``1,5``,
+``12.3 EUR``) would make every value a class of its own, which is never intended: it is refused,
+unless the user declares the column categorical.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def is_padded(text: str) -> bool:
 
 THOUSANDS = (".", ",", " ", "'")
 """Characters that may separate groups of digits."""
-_SAME = {" ": " \u00a0\u202f\u2009", "'": "'\u2019"}
+_EQUIVALENT_SEPARATORS = {" ": " \u00a0\u202f\u2009", "'": "'\u2019"}
 _EXPONENT = "([eE][+-]?[0-9]+)?"
 
 
@@ -80,9 +80,9 @@ class NumberStyle(NamedTuple):
     def with_point(self, text: str) -> str:
         """Return a number in Python's notation; other text unchanged."""
         number = text.strip()
-        if self.thousands and re.fullmatch(self._grouped, number):
-            number = re.sub(self._groups, "", number)
-        elif not (self.decimal == "," and re.fullmatch(self._pointless, number)):
+        if self.thousands and re.fullmatch(self._grouped_number, number):
+            number = re.sub(self._separator, "", number)
+        elif not (self.decimal == "," and re.fullmatch(self._comma_number, number)):
             return text
         return number.replace(self.decimal, ".")
 
@@ -90,14 +90,14 @@ class NumberStyle(NamedTuple):
         """Return whether a number has a decimal point although the decimal sign is a comma."""
         if self.decimal == "." or "." not in text or not is_number(text):
             return False
-        return not (self.thousands and re.fullmatch(self._grouped, text.strip()))
+        return not (self.thousands and re.fullmatch(self._grouped_number, text.strip()))
 
     def with_points(self, text: Any) -> Any:
         """Apply `with_point` to each cell of an Arrow text column."""
         compute = import_optional("pyarrow.compute")
         if self.thousands:
-            grouped = import_optional("pyarrow").array(matches(text, f"^{self._grouped}$"))
-            bare = compute.replace_substring_regex(text, self._groups, "")
+            grouped = import_optional("pyarrow").array(matches(text, f"^{self._grouped_number}$"))
+            bare = compute.replace_substring_regex(text, self._separator, "")
             bare = compute.replace_substring(bare, self.decimal, ".")
             text = compute.if_else(grouped, bare, text)
         if self.decimal == ",":
@@ -111,11 +111,11 @@ class NumberStyle(NamedTuple):
         if self.decimal == ".":
             return np.zeros(len(text), bool)
         pointed = matches(text, NUMBER) & matches(text, r"\.")
-        return pointed & ~matches(text, f"^{self._grouped}$") if self.thousands else pointed
+        return pointed & ~matches(text, f"^{self._grouped_number}$") if self.thousands else pointed
 
-    def contradiction(self, cell: str, what: str) -> DataError:
-        """Return the error for a number that `contradicts`. what : the cell or column."""
-        groups = re.fullmatch(NumberStyle(",", ".")._grouped, cell.strip())
+    def contradiction(self, cell: str, location: str) -> DataError:
+        """Return the error for a number that `contradicts`. location : the cell or column."""
+        groups = re.fullmatch(NumberStyle(",", ".")._grouped_number, cell.strip())
         remedy = (
             f'{mention("thousands", ".")} says that points group digits'
             if groups and not self.thousands else
@@ -123,8 +123,8 @@ class NumberStyle(NamedTuple):
             f'numbers alike'
         )  # fmt: skip
         return DataError(
-            f"{what} is {cell.strip()[:40]!r}, with a point, where commas stand before fractions "
-            f"({mention('decimal', ',')})",
+            f"{location} is {cell.strip()[:40]!r}, with a point, where commas stand before "
+            f"fractions ({mention('decimal', ',')})",
             f"{remedy}",
         )
 
@@ -140,39 +140,41 @@ class NumberStyle(NamedTuple):
         return compute.replace_substring_regex(text, r"^\+", "").cast(arrow.float64())
 
     @property
-    def _groups(self) -> str:
-        return f"[{_SAME.get(self.thousands, self.thousands)}]"
+    def _separator(self) -> str:
+        return f"[{_EQUIVALENT_SEPARATORS.get(self.thousands, self.thousands)}]"
 
     @property
-    def _grouped(self) -> str:
+    def _grouped_number(self) -> str:
         point = re.escape(self.decimal)
-        return f"[+-]?[1-9][0-9]{{0,2}}({self._groups}[0-9]{{3}})+({point}[0-9]*)?{_EXPONENT}"
+        return f"[+-]?[1-9][0-9]{{0,2}}({self._separator}[0-9]{{3}})+({point}[0-9]*)?{_EXPONENT}"
 
     @property
-    def _pointless(self) -> str:
+    def _comma_number(self) -> str:
         return f"[+-]?[0-9]*,[0-9]+{_EXPONENT}"
 
 
 def style_remedy(text: str) -> str | None:
     """Return a remedy that makes such a number readable; None if there is none."""
     number = text.strip()
-    ways = []
+    remedies = []
     if NumberStyle(",").with_point(number) != number:
-        ways.append(f"{mention('decimal', ',')} reads decimal commas")
+        remedies.append(f"{mention('decimal', ',')} reads decimal commas")
     for thousands, decimal in ((",", "."), (".", ","), (" ", "."), (" ", ","), ("'", ".")):
-        if re.fullmatch(NumberStyle(decimal, thousands)._grouped, number):
+        if re.fullmatch(NumberStyle(decimal, thousands)._grouped_number, number):
             comma = f" with {mention('decimal', ',')}" if (thousands, decimal) == (" ", ",") else ""
-            ways.append(f"{mention('thousands', thousands)}{comma} reads digits in groups of three")
+            remedies.append(
+                f"{mention('thousands', thousands)}{comma} reads digits in groups of three"
+            )
             break
-    return ", ".join(ways) or None
+    return ", ".join(remedies) or None
 
 
-_NUMBER = (
+_LOOSE_NUMBER = (
     r"(?=[+-]?[.,]?[0-9])[+-]?"
     r"(?:[0-9]{1,3}(?:[.,' ][0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}|[0-9]+)?"
     r"(?:[.,][0-9]+)?(?:e[+-]?[0-9]+)?"
 )
-_SIGN = (
+_CURRENCY = (
     r"[€$£¥₹₽₩₺₴₫₦฿¢]|(?:EUR|USD|GBP|CHF|JPY|CNY|RMB|INR|RUB|KRW|BRL|CAD|AUD|NZD|SEK|NOK|DKK|PLN|"
     r"CZK|HUF|MXN|ZAR)"
 )
@@ -182,23 +184,26 @@ _NOTATIONS = [
     for pattern, way in (
         (r"[+-]?0[xbo][0-9a-f]+(?:\.[0-9a-f]*)?(?:p[+-]?[0-9]+)?", "another base than ten"),
         (r"[+-]?[0-9]+(?:_[0-9]+)+(?:\.[0-9]*)?", "underscores"),
-        (rf"\( ?(?:{_SIGN})? ?{_NUMBER} ?(?:%|{_SIGN})? ?\)", "brackets for a minus sign"),
-        (rf"[0-9.,]+-|[+-] {_NUMBER}", "a sign apart from it"),
-        (rf"{_NUMBER} ?[%‰]", "a percent sign"),
-        (rf"[+-]?(?:{_SIGN}) ?{_NUMBER} ?(?:k|m|bn|b|mio|million)?", "a currency"),
-        (rf"{_NUMBER} ?(?:k|m|bn|b|mio)? ?(?:{_SIGN})", "a currency"),
+        (
+            rf"\( ?(?:{_CURRENCY})? ?{_LOOSE_NUMBER} ?(?:%|{_CURRENCY})? ?\)",
+            "brackets for a minus sign",
+        ),
+        (rf"[0-9.,]+-|[+-] {_LOOSE_NUMBER}", "a sign apart from it"),
+        (rf"{_LOOSE_NUMBER} ?[%‰]", "a percent sign"),
+        (rf"[+-]?(?:{_CURRENCY}) ?{_LOOSE_NUMBER} ?(?:k|m|bn|b|mio|million)?", "a currency"),
+        (rf"{_LOOSE_NUMBER} ?(?:k|m|bn|b|mio)? ?(?:{_CURRENCY})", "a currency"),
         (r"[+-]?[0-9]+\.[0-9]*d[+-]?[0-9]+", "an exponent of Fortran"),
-        (rf"(['\"`]){_NUMBER}\1", "quotes"),
+        (rf"(['\"`]){_LOOSE_NUMBER}\1", "quotes"),
         (r"[0-9]{1,2}[ ./-]?" + _MONTH + r"[ ,./-]*(?:[0-9]{4}|[0-9]{2})(?:[ T].*)?", "a date"),
         (_MONTH + r" ?[0-9]{1,2}(?:st|nd|rd|th)?,? +[0-9]{4}(?:[ T].*)?", "a date"),
         (r"(?:19|20)[0-9]{2}-(?:0[1-9]|1[0-2])", "a month"),
         (r"[0-9]{1,3}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?(?: ?[ap]\.?m\.?)?", "a time"),
         (rf"{cells.OTHER_DATE}|{cells.ISO_DATE}|{cells.ZONED_DATE}|{cells.YEAR_FIRST}", "a date"),
-        (_NUMBER, "a decimal comma or groups of digits"),
-        (rf"(?=.*[0-9][.,][0-9]){_NUMBER} ?(?:[^\W\d_]|[°µ])[^\d\s]{{0,9}}", "a unit"),
+        (_LOOSE_NUMBER, "a decimal comma or groups of digits"),
+        (rf"(?=.*[0-9][.,][0-9]){_LOOSE_NUMBER} ?(?:[^\W\d_]|[°µ])[^\d\s]{{0,9}}", "a unit"),
     )
 ]
-_WITH_UNIT = re.compile(r"[+-]?[0-9]+ ?(?!(?:st|nd|rd|th)$)([^\W\d_][^\d\s]{0,9})$")
+_INTEGER_WITH_UNIT = re.compile(r"[+-]?[0-9]+ ?(?!(?:st|nd|rd|th)$)([^\W\d_][^\d\s]{0,9})$")
 
 
 def other_notation(text: str) -> str | None:
@@ -216,17 +221,17 @@ def other_notation(text: str) -> str | None:
     digits = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in plain)
     if digits != text and is_number(digits):
         return "characters beyond 0 to 9"
-    return next((way for form, way in _NOTATIONS if form.fullmatch(digits)), None)
+    return next((notation for form, notation in _NOTATIONS if form.fullmatch(digits)), None)
 
 
-def notation_text(way: str) -> str:
+def notation_text(notation: str) -> str:
     """Return a phrase for a result of `other_notation`, as ``a number with underscores``."""
-    return way if way in ("a date", "a time", "a month") else f"a number with {way}"
+    return notation if notation in ("a date", "a time", "a month") else f"a number with {notation}"
 
 
 def unit_of(text: str) -> str | None:
     """Return the unit after an integer, such as kg in ``5 kg``; None if there is none."""
-    match = _WITH_UNIT.match(text)
+    match = _INTEGER_WITH_UNIT.match(text)
     return None if match is None else match[1]
 
 

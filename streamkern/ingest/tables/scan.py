@@ -1,4 +1,4 @@
-"""Infer the content of a column of a table in one pass over its cells, in bounded memory.
+"""Infer the kind of a column of a table in one pass over its cells, in bounded memory.
 
 Parquet files and data frames declare the types of their columns. The columns of a CSV are text, and
 all of their cells decide: numbers if all are numbers, dates if all are dates (ISO 8601), otherwise
@@ -28,8 +28,8 @@ from streamkern.ingest.tables.numbers import (
 from streamkern.ingest.tables.words import Words
 from streamkern.store.statistics import ColumnMoments
 
-_PIECE = 1 << 13  # numbers summed at once
-_EXAMPLES = 1000  # words of a column that are checked for numbers in another notation
+_SUMMED_ROWS = 1 << 13  # numbers summed at once
+_MAX_EXAMPLE_WORDS = 1000  # words of a column that are checked for numbers in another notation
 COLUMN_KINDS = ("number", "category", "date")
 
 
@@ -80,7 +80,7 @@ class Column:
         self.arrow_type = str(arrow_type)
         self.declared_text = typed and cells.is_text_type(arrow_type)
         self.kind = self.declared or self.typed  # None: the cells decide
-        self._moments, self._waiting = ColumnMoments(1), np.empty(0)
+        self._moments, self._unsummed = ColumnMoments(1), np.empty(0)
         self.zoned: bool | None = None
         self.first_wrong_date: tuple[int, str, str] | None = None
         self._n_ones = self._n_zeros = 0
@@ -96,7 +96,7 @@ class Column:
         self.first_not_a_date: tuple[int, str] | None = None
         self.first_padded: tuple[int, str] | None = None
         self._warned_of_rounding = False
-        self.some_words: dict[str, None] = {}  # the first few, even if not all words are kept
+        self.example_words: dict[str, None] = {}  # the first few, even if not all words are kept
 
     def add(
         self, column: Any, start: RowsInFile, folds: NDArray[np.int64], T: NDArray[np.float64]
@@ -123,9 +123,9 @@ class Column:
             # A column with numbers that is not declared categorical cannot consist of words alone.
             if self.first_number is None:
                 texts, codes = cells.as_words(column)
-                if self.kind is None and len(self.some_words) < _EXAMPLES:
-                    words = self.some_words | dict.fromkeys(texts)
-                    self.some_words = dict.fromkeys(islice(words, _EXAMPLES))
+                if self.kind is None and len(self.example_words) < _MAX_EXAMPLE_WORDS:
+                    words = self.example_words | dict.fromkeys(texts)
+                    self.example_words = dict.fromkeys(islice(words, _MAX_EXAMPLE_WORDS))
                 self.words.add(texts, codes, folds, T)
 
     def _measure_numbers(self, column: Any) -> None:
@@ -168,9 +168,9 @@ class Column:
         if self.first_date is None and dates.any():
             row = int(np.argmax(dates))
             self.first_date = row_number(start, row), str(column[row])
-        others = words & ~dates
-        if self.first_not_a_date is None and others.any():
-            row = int(np.argmax(others))
+        not_dates = words & ~dates
+        if self.first_not_a_date is None and not_dates.any():
+            row = int(np.argmax(not_dates))
             self.first_not_a_date = row_number(start, row), str(column[row])
         if self.first_not_a_date is not None or self.first_wrong_date is not None:
             return
@@ -203,11 +203,11 @@ class Column:
             self._n_ones += int((values == 1).sum())
             self._n_zeros += int((values == 0).sum())
         # Summed in pieces of fixed length, so that the result does not depend on the block size.
-        self._waiting = np.concatenate([self._waiting, values])
-        complete = len(self._waiting) - len(self._waiting) % _PIECE
-        for at in range(0, complete, _PIECE):
-            self._moments.add(self._waiting[at : at + _PIECE, None])
-        self._waiting = self._waiting[complete:]
+        self._unsummed = np.concatenate([self._unsummed, values])
+        complete = len(self._unsummed) - len(self._unsummed) % _SUMMED_ROWS
+        for start in range(0, complete, _SUMMED_ROWS):
+            self._moments.add(self._unsummed[start : start + _SUMMED_ROWS, None])
+        self._unsummed = self._unsummed[complete:]
 
     def moments(self) -> tuple[float, float]:
         """Return mean and standard deviation of the numbers or days; after all cells were added."""
@@ -221,8 +221,8 @@ class Column:
             return _bernoulli_moments(float(ones / self.n_values))
         if self._n_ones + self._n_zeros == self.n_values:  # the same bits as for words
             return _bernoulli_moments(self._n_ones / self.n_values)
-        self._moments.add(self._waiting[:, None])
-        self._waiting = self._waiting[:0]
+        self._moments.add(self._unsummed[:, None])
+        self._unsummed = self._unsummed[:0]
         return float(self._moments.mean[0]), float(np.sqrt(self._moments.variance()[0]))
 
     # ------------------------------------------------------------------ after the last cell
@@ -243,10 +243,10 @@ class Column:
         )  # fmt: skip
 
     @property
-    def as_rows(self) -> str:
+    def stacking_hint(self) -> str:
         """Explanation of how lists of equal length become rows, for an ingest and a data frame."""
-        made = f"numpy.stack(X[{self.name!r}]) in place of a data frame X"
-        return f"{mention('x', self.name)} for an ingest, {made}"
+        code = f"numpy.stack(X[{self.name!r}]) in place of a data frame X"
+        return f"{mention('x', self.name)} for an ingest, {code}"
 
     def decided(self) -> str:
         """Return "number", "category", "date", or "empty" for a column without values."""
@@ -266,7 +266,7 @@ class Column:
         """
         kind, name = self.decided(), self.name
         if not self.has_scalars:
-            alternative = f", or take its lists alone as the features, {self.as_rows}"
+            alternative = f", or take its lists alone as the features, {self.stacking_hint}"
             return (
                 f"{name!r} is {self.arrow_type}, which is not a cell of a table: drop it"
                 f"{alternative if self.lists else ''}"
@@ -287,17 +287,19 @@ class Column:
         if kind != "category":
             return None
         if self.n_numbers and self.first_number and self.first_word:
-            (row, number), (other, word) = self.first_number, self.first_word
-            way = other_notation(word)
-            written = "" if way is None else f", a number or date with {way}"
+            (row, number), (word_row, word) = self.first_number, self.first_word
+            notation = other_notation(word)
+            notation_note = "" if notation is None else f", a number or date with {notation}"
             return (
                 f"{name!r} mixes numbers ({number} in row {row}) and words ({word[:40]!r} in row "
-                f"{other}{written}): call it categorical, or correct those or say that they are "
-                "missing"
+                f"{word_row}{notation_note}): call it categorical, or correct those or say that "
+                "they are missing"
             )
         assert self.words is not None
-        if self.kind is None and (found := self._ambiguity_of_text(list(self.some_words))):
-            return found
+        if self.kind is None and (
+            text_ambiguity := self._ambiguity_of_text(list(self.example_words))
+        ):
+            return text_ambiguity
         if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
             return (
                 f"{name!r} has {self.words.n_words:,} different words in {self.words.n_seen:,} "
@@ -309,23 +311,25 @@ class Column:
         """Return a remedy for words that are numbers or dates in a notation that is not read."""
         name = self.name
         if self.first_date and self.first_not_a_date:
-            (row, date), (other, word) = self.first_date, self.first_not_a_date
+            (row, date), (word_row, word) = self.first_date, self.first_not_a_date
             return (
                 f"{name!r} mixes dates ({date} in row {row}) and words ({word[:40]!r} in row "
-                f"{other}): correct those or say that they are missing, or call it categorical"
+                f"{word_row}): correct those or say that they are missing, or call it categorical"
             )
         if self.first_wrong_date:
             row, text, reason = self.first_wrong_date
             return f"{name!r} holds dates, of which {text!r} in row {row} {reason}: correct it"
-        ways = {word: way for word in words if (way := other_notation(word)) is not None}
-        if ways and 3 * len(ways) >= len(words):
-            word, way = next(iter(ways.items()))
-            if way == "a time":
+        notations = {
+            word: notation for word in words if (notation := other_notation(word)) is not None
+        }
+        if notations and 3 * len(notations) >= len(words):
+            word, notation = next(iter(notations.items()))
+            if notation == "a time":
                 return (
                     f"{name!r} holds times like {word[:40]!r}: write them as numbers, of minutes "
                     "say, or call it categorical"
                 )
-            if way in ("a date", "a month"):
+            if notation in ("a date", "a month"):
                 return (
                     f"{name!r} holds dates like {word[:40]!r}, which can be read in several ways: "
                     f"say in which form they are ({mention(f'{name}=')}%d/%m/%Y, say), or call it "
@@ -333,8 +337,8 @@ class Column:
                 )
             remedy = style_remedy(word)
             return (
-                f"{name!r} holds numbers like {word[:40]!r}, {notation_text(way)}: write them with "
-                "a point and nothing around them"
+                f"{name!r} holds numbers like {word[:40]!r}, {notation_text(notation)}: write them "
+                "with a point and nothing around them"
                 f"{'' if remedy is None else f' (of a CSV {remedy})'}, or call it categorical"
             )
         if len(words) > 40 and share_a_unit(words):

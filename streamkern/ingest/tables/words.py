@@ -18,8 +18,7 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import words as random_words
 from streamkern.ingest.tables.cells import MISSING
 
-# Most distinct words of a column that are kept, and most characters of these; a column with more
-# is hashed.
+# Limits on the distinct words of a column and on their characters; a column with more is hashed.
 MAX_WORDS, MAX_CHARACTERS = 10_000, 1 << 20
 N_FOLDS = 5
 FOLD_STAGE = 1001  # distinct from the random streams of the row order and of the stages of a run
@@ -32,7 +31,7 @@ def folds_of(seed: int, start: int, n_rows: int) -> NDArray[np.int64]:
     return (drawn % N_FOLDS).astype(np.int64)
 
 
-class Distinct:
+class DistinctCounter:
     """Estimate of the number of distinct texts from the smallest of their hashes.
 
     Of n hashes uniform on (0, 1), the k-th smallest is about k / n; so n is estimated as (k - 1)
@@ -40,22 +39,24 @@ class Distinct:
     in a data stream", RANDOM 2002). Neither the order of the texts nor the block size matters.
     """
 
-    KEPT = 1024
+    N_HASHES = 1024
 
     def __init__(self) -> None:
-        self._least = np.empty(0, np.uint32)
+        self._smallest_hashes = np.empty(0, np.uint32)
 
     def add(self, texts: Iterable[str]) -> None:
         """Add texts, which may repeat."""
         murmurhash3_32 = on_demand("sklearn.utils").murmurhash3_32
         hashes = np.array([murmurhash3_32(text, positive=True) for text in texts], np.uint32)
-        self._least = np.unique(np.concatenate([self._least, hashes]))[: self.KEPT]
+        self._smallest_hashes = np.unique(np.concatenate([self._smallest_hashes, hashes]))[
+            : self.N_HASHES
+        ]
 
     def count(self) -> int:
-        """Return the estimate; exact below `KEPT`, except for hash collisions."""
-        if len(self._least) < self.KEPT:
-            return len(self._least)
-        return round((self.KEPT - 1) * 2.0**32 / float(self._least[-1]))
+        """Return the estimate; exact below `N_HASHES`, except for hash collisions."""
+        if len(self._smallest_hashes) < self.N_HASHES:
+            return len(self._smallest_hashes)
+        return round((self.N_HASHES - 1) * 2.0**32 / float(self._smallest_hashes[-1]))
 
 
 class Words:
@@ -67,9 +68,9 @@ class Words:
 
     Attributes
     ----------
-    index_of : row of each word in `sums`, from 1 on; row 0 is for missing cells. Empty once there
-        were too many words
-    too_many : whether there were more than `MAX_WORDS` words, or too many characters
+    index_of : row of each word in `sums`, from 1 on; row 0 is for missing cells. Empty if there
+        are too many words
+    too_many : whether there are more than `MAX_WORDS` words or `MAX_CHARACTERS` characters
     n_seen, n_missing : number of cells with a word, and without one
     marks : words that mark a missing cell in a CSV, but are words here; collected even if too many
     """
@@ -80,7 +81,7 @@ class Words:
         self.too_many = False
         self.n_seen = self.n_missing = 0
         self._characters = 0
-        self._distinct = Distinct()
+        self._distinct = DistinctCounter()
         # For each word and fold: rows, sums of the targets, sums of their squares.
         self._sums = np.zeros((1, N_FOLDS, 1 + 2 * n_targets))
 
@@ -129,8 +130,8 @@ def word_indices(
     index_of: dict[str, int], texts: list[str], codes: NDArray[np.int64], unknown: int = -1
 ) -> NDArray[np.int64]:
     """Return the index (k,) of each cell's word: 0 if missing, `unknown` if it has no index."""
-    of_text = np.array([0, *[index_of.get(text, unknown) for text in texts]], np.int64)
-    return of_text[codes + 1]
+    index_of_text = np.array([0, *[index_of.get(text, unknown) for text in texts]], np.int64)
+    return index_of_text[codes + 1]
 
 
 def shrunk_means(sums: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -150,6 +151,11 @@ def shrunk_means(sums: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArra
     counts = np.maximum(rows, 1)
     means = sums[:, 1 : 1 + t] / counts
     spread = np.maximum(sums[:, 1 + t :] / counts - means**2, 0)
-    share = rows * variance
-    trust = np.divide(share, share + spread, out=np.zeros_like(share), where=share + spread > 0)
-    return trust * means + (1 - trust) * mean, mean
+    weighted_variance = rows * variance
+    own_share = np.divide(
+        weighted_variance,
+        weighted_variance + spread,
+        out=np.zeros_like(weighted_variance),
+        where=weighted_variance + spread > 0,
+    )
+    return own_share * means + (1 - own_share) * mean, mean

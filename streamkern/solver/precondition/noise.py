@@ -41,7 +41,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, tiles
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import PANEL
+from streamkern.planning.memory import MAX_PANEL_OUTPUTS
 from streamkern.solver.precondition.held_out import (
     NOTABLE,
     TINY_ERROR,
@@ -234,7 +234,7 @@ class _LeftOut:
         inverse = self._inverse(relative)
         if inverse is None:
             return np.full(self.n_outputs if self.each else 1, math.inf)
-        panels = tiles(self.n_outputs, PANEL)
+        panels = tiles(self.n_outputs, MAX_PANEL_OUTPUTS)
         sums = [self._panel_errors(inverse, relative * self.scale, cols) for cols in panels]
         return _finite(np.concatenate(sums) if self.each else np.asarray(sum(sums)))
 
@@ -243,7 +243,7 @@ class _LeftOut:
         inverse, repeats = self._inverse(kappa / self.scale), self.rows.repeats
         assert inverse is not None
         totals, zero_totals = np.zeros(self.n), np.zeros(self.n)
-        for cols in tiles(self.n_outputs, PANEL):
+        for cols in tiles(self.n_outputs, MAX_PANEL_OUTPUTS):
             _, squares = self._squares(inverse, kappa, cols, self._weighted_targets(cols))
             totals += self.backend.to_host(squares).sum(axis=1)
             if repeats is None:

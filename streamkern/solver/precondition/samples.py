@@ -21,7 +21,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.kernels.points import Points
-from streamkern.planning.memory import PANEL
+from streamkern.planning.memory import MAX_PANEL_OUTPUTS
 
 COPIED = 0.9
 """Smallest fraction of equal rows with equal targets at which equal rows may be copies."""
@@ -116,7 +116,7 @@ def compress_outputs(backend: Backend, Y: Array) -> Array:
         return Y
     with backend.single_threaded_blas():
         G = xp.zeros((n, n))
-        for cols in tiles(Y.shape[1], PANEL):
+        for cols in tiles(Y.shape[1], MAX_PANEL_OUTPUTS):
             wide = Y[:, cols].astype(np.float64)
             G += wide @ wide.T
         values, vectors = xp.linalg.eigh(G)

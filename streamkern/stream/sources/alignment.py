@@ -22,7 +22,7 @@ from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import BaseSource, DerivedSource
 from streamkern.stream.sources.transforms import Moments
 
-AS_SPARSE = "give both as sparse rows, or both as dense ones"
+SPARSITY_REMEDY = "give both as sparse rows, or both as dense ones"
 
 
 def check_row_shape(
@@ -30,9 +30,9 @@ def check_row_shape(
 ) -> None:
     """Raise ConfigError unless rows of `shape` can stand for rows of the shape `wanted`.
 
-    They can if both shapes are equal, (h, w) meaning (h, w, 1), or if one of them is flat and has
-    the same number of features. Other shapes are refused: a row with its axes in another order
-    would be another image.
+    They can if both shapes are equal, where (h, w) stands for (h, w, 1), or if one of them is flat
+    and has the same number of features. Other shapes are refused: with its axes in another order, a
+    row would be another image.
 
     subject, whose : beginnings of the clauses of the message, "X has", "the model was trained on"
     sparse : whether rows of the shape `wanted` are packed sparse rows
@@ -42,9 +42,9 @@ def check_row_shape(
             raise ConfigError(
                 f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}, which are "
                 "sparse",
-                f"{AS_SPARSE}",
+                SPARSITY_REMEDY,
             )
-        return  # of any lengths: the entries tell their features
+        return  # packed rows may have any length: each entry has its feature
     full, full_wanted = _with_channel(shape), _with_channel(wanted)
     if full == full_wanted or (
         math.prod(full) == math.prod(full_wanted) and 1 in (len(full), len(full_wanted))
@@ -52,10 +52,8 @@ def check_row_shape(
         return
     remedy = "use data with the same features"
     if math.prod(full) == math.prod(full_wanted):
-        remedy = "put its axes into that order and size"
-    raise ConfigError(
-        f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}", f"{remedy}"
-    )
+        remedy = "transpose or reshape its axes to the second shape"
+    raise ConfigError(f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}", remedy)
 
 
 def check_same_rows(
@@ -64,18 +62,19 @@ def check_same_rows(
     """Raise ConfigError unless the rows of `source` and `like` have the same shape and features.
 
     source, like : anything with the `row_shape` and `file_form` of rows
-    subject, whose : as of `check_row_shape`
+    subject, whose : as for `check_row_shape`
     """
-    found, known = (sparse_features(rows.file_form) for rows in (source, like))
-    if found is not None and known is None:
-        raise ConfigError(f"{subject} sparse rows, and {whose} dense ones", f"{AS_SPARSE}")
+    n_features, expected = (sparse_features(rows.file_form) for rows in (source, like))
+    if n_features is not None and expected is None:
+        raise ConfigError(f"{subject} sparse rows, but {whose} dense ones", SPARSITY_REMEDY)
     shape = source.row_shape
-    if found is None and known is not None:  # images of one channel may have that shape
+    if n_features is None and expected is not None:  # images of one channel may have that shape
         shape = _with_channel(shape)
-    check_row_shape(subject, shape, whose, like.row_shape, sparse=known is not None)
-    if found != known:
+    check_row_shape(subject, shape, whose, like.row_shape, sparse=expected is not None)
+    if n_features != expected:
         raise ConfigError(
-            f"{subject} {found:,} features, {whose} {known:,}", "use data with the same features"
+            f"{subject} {n_features:,} features, but {whose} {expected:,}",
+            "use data with the same features",
         )
 
 
@@ -84,7 +83,7 @@ def _with_channel(shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape, 1) if len(shape) == 2 else tuple(shape)
 
 
-def in_columns(
+def align_columns(
     source: BaseSource,
     columns: Sequence[str] | None,
     where: str,
@@ -93,54 +92,56 @@ def in_columns(
 ) -> BaseSource:
     """Return `source` with its columns and targets in the order of `columns` and `target_columns`.
 
-    `source` itself is returned if they have that order. Columns are matched by position if either
-    side has no names, and so is a single target.
+    `source` itself is returned if they have that order. Columns are matched by position if one of
+    the two has no names, and so is a single target.
 
     columns, target_columns : the names in the wanted order; None if the order does not matter
-    encoder : of the table that the columns come from
+    encoder : the encoder of the table that the columns come from
+    where : name of the data in messages
+
     Raises DataError with the names that are missing or unexpected, or if the encoder of `source`
     differs; ConfigError if `source` has transforms of its own.
     """
     check_encoder(source.encoder, encoder, where)
     present, present_targets = source.columns, source.target_columns
-    wanted = _names_in_order(present, columns, where, "x")
-    wanted_targets = targets_in_order(present_targets, target_columns, where)
-    if (wanted, wanted_targets) == (present, present_targets):
+    order = _names_in_order(present, columns, where, "x")
+    target_order = targets_in_order(present_targets, target_columns, where)
+    if (order, target_order) == (present, present_targets):
         return source
     if source.feed_transforms:
         raise ConfigError(
-            f"the columns of {where} are in another order than those trained on, and cannot be "
-            "put right behind its transforms",
-            "leave the transforms out, or order the columns",
+            f"the columns of {where} are in another order than in training, and cannot be "
+            "reordered after its transforms",
+            "leave the transforms out, or give the columns in the order of training",
         )
-    return Ordered(source, wanted, wanted_targets)
+    return ReorderedSource(source, order, target_order)
 
 
 def targets_in_order(
-    found: tuple[str, ...] | None, expected: Sequence[str] | None, where: str
+    names: tuple[str, ...] | None, expected: Sequence[str] | None, where: str
 ) -> tuple[str, ...] | None:
-    """Return the target names in the expected order, or as found if matched by position."""
+    """Return the target names in the expected order; `names` if matched by position."""
     # Other numbers of targets are refused where the outputs are compared.
-    several = found is not None and expected is not None and 1 < len(found) == len(expected)
-    return _names_in_order(found, expected if several else None, f"y of {where}", "y")
+    several = names is not None and expected is not None and 1 < len(names) == len(expected)
+    return _names_in_order(names, expected if several else None, f"y of {where}", "y")
 
 
 def chosen_columns(source: BaseSource, columns: Sequence[str]) -> BaseSource:
     """Return `source`, whose columns have names, with only `columns`, in this order."""
-    return _Chosen(source, columns)
+    return _ColumnSubset(source, columns)
 
 
 def _names_in_order(
-    found: tuple[str, ...] | None, expected: Sequence[str] | None, where: str, role: str
+    names: tuple[str, ...] | None, expected: Sequence[str] | None, where: str, role: str
 ) -> tuple[str, ...] | None:
-    """Return the names in the expected order, or as found if columns are matched by position."""
-    if found is None or expected is None or found == tuple(expected):
-        return found
-    return tuple(in_order(found, expected, where, role))
+    """Return the names in the expected order; `names` if columns are matched by position."""
+    if names is None or expected is None or names == tuple(expected):
+        return names
+    return tuple(in_order(names, expected, where, role))
 
 
-class Ordered(DerivedSource):
-    """The rows of `base` with columns in the order of the given names; None: without names."""
+class ReorderedSource(DerivedSource):
+    """The rows of `base` with its columns in the order of `columns`, if not None."""
 
     kind = "columns"
 
@@ -189,8 +190,10 @@ class Ordered(DerivedSource):
 
     def statistics(self) -> Moments:
         mean, scale, *features = self.base.statistics()
-        of_each, spread = (None if k is None else k.reshape(-1)[self._index] for k in features)
-        return mean, scale, of_each, spread
+        feature_mean, feature_scale = (
+            None if k is None else k.reshape(-1)[self._index] for k in features
+        )
+        return mean, scale, feature_mean, feature_scale
 
     def target_moments(self) -> ColumnMoments | None:
         moments = self.base.target_moments()
@@ -205,8 +208,8 @@ class Ordered(DerivedSource):
         return super().describe() | listed | {"base": self.base.describe()}
 
 
-class _Chosen(Ordered):
-    """Some columns of `base`, with a fingerprint of its own."""
+class _ColumnSubset(ReorderedSource):
+    """Some columns of `base`; unlike a reordered source, it has its own fingerprint."""
 
     kind = "chosen"
 
@@ -224,48 +227,55 @@ class _Chosen(Ordered):
         return None, None, mean, scale  # the global ones include columns left out
 
 
-def column_index(found: Sequence[str] | None, wanted: Sequence[str] | None) -> Any:
-    """Return the index in `found` of each wanted name; a slice of all columns without names."""
-    if found is None or wanted is None:
+def column_index(names: Sequence[str] | None, wanted: Sequence[str] | None) -> Any:
+    """Return the index in `names` of each wanted name; a slice of all columns without names."""
+    if names is None or wanted is None:
         return slice(None)
-    position = {name: k for k, name in enumerate(found)}
+    position = {name: k for k, name in enumerate(names)}
     return np.array([position[name] for name in wanted])
 
 
-def in_classes(
+def align_classes(
     source: BaseSource, classes: Sequence[str] | None, label_dtype: str | None, where: str
 ) -> BaseSource:
-    """Return `source` with class ids into `classes`; unchanged if it has these, or for values.
+    """Return `source` with its class ids as indices of `classes`; unchanged if they already are.
 
-    Its own classes may be a subset, in any order, and of labels of another type. Raises DataError
-    if rows may have a class outside `classes`, or if two classes of `source` map to one.
+    The classes of `source` may be a subset of `classes`, in any order, with labels of another type.
+    Sources of values are returned unchanged. Raises DataError if rows may have a class outside
+    `classes`, or if two classes of `source` map to one.
     """
     present = source.classes
     if classes is None or present is None or present == tuple(classes):
         return source
-    known = KnownClasses(classes, label_dtype)
-    new_ids = known.class_ids(present, source.label_dtype)
-    new = [
+    known_classes = KnownClasses(classes, label_dtype)
+    ids_in_classes = known_classes.class_ids(present, source.label_dtype)
+    unknown = [
         name
-        for name, new_id, total in zip(present, new_ids, _totals(source), strict=True)
-        if new_id is None and total != 0
+        for name, class_id, total in zip(present, ids_in_classes, _totals(source), strict=True)
+        if class_id is None and total != 0
     ]
-    if new:
+    if unknown:
         raise DataError(
-            f"{where} has rows of the class{'es' if len(new) > 1 else ''} {some(new)}, and only "
-            f"{some(tuple(classes))} are known",
+            f"{where} has rows of the unknown class{'es' if len(unknown) > 1 else ''} "
+            f"{some(unknown)}; the known classes are {some(tuple(classes))}",
             "leave such rows out, or train on rows of all classes",
         )
-    for new_id, count in Counter(new_ids).items():
-        if new_id is not None and count > 1:
-            alike = [name for name, at in zip(present, new_ids, strict=True) if at == new_id]
+    for class_id, count in Counter(ids_in_classes).items():
+        if class_id is not None and count > 1:
+            same_class = [
+                name
+                for name, other_id in zip(present, ids_in_classes, strict=True)
+                if other_id == class_id
+            ]
             raise DataError(
-                f"{where} has rows of the classes {some(alike)}, which all stand for the class "
-                f"'{classes[new_id]}' that is known",
-                "write them alike",
+                f"{where} has rows of the classes {some(same_class)}, which all stand for the "
+                f"known class '{classes[class_id]}'",
+                "give them the same label",
             )
-    ids = np.array([-1 if new_id is None else new_id for new_id in new_ids], np.int64)
-    return _Relabelled(source, tuple(classes), label_dtype, ids)
+    id_map = np.array(
+        [-1 if class_id is None else class_id for class_id in ids_in_classes], np.int64
+    )
+    return _Relabelled(source, tuple(classes), label_dtype, id_map)
 
 
 def _totals(source: BaseSource) -> Sequence[float]:
@@ -275,7 +285,7 @@ def _totals(source: BaseSource) -> Sequence[float]:
     return [float(total) for total in source.totals]
 
 
-class _Relabelled(Ordered):
+class _Relabelled(ReorderedSource):
     """The rows of `base` with other class ids.
 
     ids : (c,) new id of each old one

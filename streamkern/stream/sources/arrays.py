@@ -26,7 +26,7 @@ from streamkern.stream.sources.repeated_rows import row_hashes
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 from streamkern.stream.sources.unit_edges import regular_edges
 
-MAX_LABELS = 10_000  # more different labels are taken for a mistake
+MAX_LABELS = 10_000  # more distinct labels are refused as a probable mistake
 
 
 class ArraySource(BaseSource):
@@ -35,8 +35,8 @@ class ArraySource(BaseSource):
     Parameters
     ----------
     X : (n, d) or (n, h, w, ch), uint8, uint16, float16, float32 or float64; or one of SciPy's
-        sparse arrays (n, d), which is converted to CSR once. Its rows are made dense a unit at a
-        time (other dtypes become float64), or stay sparse as `PackedRows`.
+        sparse arrays (n, d), which is converted to CSR once, and to dense rows a unit at a time
+        (other dtypes become float64); or `PackedRows`, which stay sparse.
     y : (n,) labels (integers, booleans or strings), (n,) or (n, c) values, or None
         Labels become ids of the sorted classes.
     classes : class names, if y already holds ids 0..c-1 or some of these names
@@ -63,9 +63,9 @@ class ArraySource(BaseSource):
             self.file_form = {"sparse": self._X.n_features}
         self.n_rows, self.row_shape = int(self._X.shape[0]), tuple(self._X.shape[1:])
         y_bytes = 0 if self._y is None else math.prod(self._y.shape[1:]) * self._y.dtype.itemsize
-        rows = max(1, UNIT_BYTES // max(self.row_bytes, y_bytes))
-        rows = rows if unit_rows is None else checked_int("unit_rows", unit_rows)
-        self._edges = _chunked_edges(self._X, rows)
+        n = max(1, UNIT_BYTES // max(self.row_bytes, y_bytes))
+        n = n if unit_rows is None else checked_int("unit_rows", unit_rows)
+        self._edges = _chunked_edges(self._X, n)
         self._checked = np.zeros(self.n_units, bool)
         self._fingerprint: str | None = None
         self._moments: Moments | None = None
@@ -85,9 +85,8 @@ class ArraySource(BaseSource):
         changed = [str(path) for path, identity in self._files.items() if now[path] != identity]
         if changed:
             raise DataError(
-                f"the file {changed[0]!r}, of which an array is a memory map, has changed since "
-                "training began",
-                "train on a copy, numpy.array(...), or when nobody writes to it",
+                f"the memory-mapped file {changed[0]!r} has changed since training began",
+                "train on a copy, numpy.array(...), or while no program writes to the file",
             )
 
     def _set_targets(self, classes: Sequence[str] | None) -> None:
@@ -98,7 +97,9 @@ class ArraySource(BaseSource):
         if y is None:
             return
         if y.ndim == 1 and np.dtype(y.dtype).kind in "iubUTO":
-            self._labels = self._find_labels(y) if classes is None else _given_labels(y, classes)
+            self._labels = (
+                self._find_labels(y) if classes is None else _labels_of_classes(y, classes)
+            )
             self.classes = tuple(str(k) for k in (self._labels if classes is None else classes))
             self.n_outputs, self.y_dtype = len(self.classes), np.dtype(np.int64)
             if classes is None:
@@ -107,7 +108,7 @@ class ArraySource(BaseSource):
             return
         if classes is not None:
             raise ConfigError(
-                f"classes= is for labels, and y {y.shape} {y.dtype} holds values",
+                f"classes= needs labels in y, but y {y.shape} {y.dtype} holds values",
                 "leave classes= out, or give the labels in y",
             )
         self.n_outputs = 1 if y.ndim == 1 else int(y.shape[1])
@@ -115,6 +116,7 @@ class ArraySource(BaseSource):
         self.y_dtype = self.y_dtype.newbyteorder("=")
 
     def _find_labels(self, y: Any) -> np.ndarray:
+        """Return the sorted distinct labels in y."""
         dtype = np.dtype(y.dtype)
         labels = np.array([], object if dtype.kind == "T" else dtype.newbyteorder("="))
         for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
@@ -122,7 +124,7 @@ class ArraySource(BaseSource):
             if len(labels) > MAX_LABELS:
                 raise DataError(
                     f"y has over {MAX_LABELS} different labels",
-                    "make it floating for regression, or give classes=",
+                    "convert it to floats for a regression, or give classes=",
                 )
         return labels
 
@@ -148,8 +150,8 @@ class ArraySource(BaseSource):
             running = RunningStatistics(math.prod(self.row_shape))
             for u in range(self.n_units):
                 running.add(*self._read(u, 0, 0))
-            s = running.result()
-            self._moments = s.global_mean, s.global_scale, s.mean, s.scale
+            result = running.result()
+            self._moments = result.global_mean, result.global_scale, result.mean, result.scale
         return self._moments
 
     def target_moments(self) -> ColumnMoments:
@@ -186,21 +188,22 @@ class ArraySource(BaseSource):
         """Find rows as `BaseSource` does, in one pass over an array in memory, a unit at a time."""
         if not _in_memory(self._X):
             return None
-        wanted = X.astype(self.dtype)
-        if not np.array_equal(wanted, X):
+        targets = X.astype(self.dtype)
+        if not np.array_equal(targets, X):
             return None
-        sums = row_hashes(wanted)
-        position = {row.tobytes(): i for i, row in enumerate(wanted)}
+        hashes = row_hashes(targets)
+        position = {row.tobytes(): i for i, row in enumerate(targets)}
         matches = []
         for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
             rows = rows_of(self._X, start, stop).astype(self.dtype, copy=False)
-            for i in np.flatnonzero(np.isin(row_hashes(rows), sums)).tolist():
+            for i in np.flatnonzero(np.isin(row_hashes(rows), hashes)).tolist():
                 matches.append((start + i, position.get(rows[i].tobytes(), -1)))
         pairs = np.array(matches, np.int64).reshape(-1, 2)
         rows, index = pairs[pairs[:, 1] >= 0].T
         return rows, index
 
     def _targets(self, start: int, stop: int) -> np.ndarray:
+        """Return class ids (k,), or values (k, c), of rows start … stop - 1."""
         if self._y is None:
             return np.empty((stop - start, 0), self.y_dtype)
         y = rows_of(self._y, start, stop)
@@ -224,8 +227,9 @@ def _chunked_edges(X: Any, unit_rows: int) -> np.ndarray:
 
 
 def _as_array(a: Any) -> Any:
-    kept = isinstance(a, zarr.Array | PackedRows) or hasattr(a, "__dask_graph__")
-    return a if kept else np.asarray(a)
+    """Return `a` itself if it is read lazily or packed, else as a NumPy array."""
+    unchanged = isinstance(a, zarr.Array | PackedRows) or hasattr(a, "__dask_graph__")
+    return a if unchanged else np.asarray(a)
 
 
 def _as_rows(X: Any) -> Any:
@@ -240,11 +244,12 @@ def _as_rows(X: Any) -> Any:
 def _row_dtype(X: Any) -> np.dtype[Any]:
     """Return the dtype of the result of `rows_of`."""
     dtype: np.dtype[Any] = np.dtype(X.dtype)
-    other = is_sparse(X) and dtype not in X_DTYPES and dtype.kind in "biuf"
-    return np.dtype(np.float64) if other else dtype
+    needs_cast = is_sparse(X) and dtype not in X_DTYPES and dtype.kind in "biuf"
+    return np.dtype(np.float64) if needs_cast else dtype
 
 
 def _in_memory(a: Any) -> bool:
+    """Return whether an array is in memory, instead of being read when it is sliced."""
     return isinstance(a, np.ndarray) or is_sparse(a) or isinstance(a, PackedRows)
 
 
@@ -261,6 +266,7 @@ def rows_of(a: Any, start: int, stop: int | None) -> np.ndarray:
 
 
 def _check_layout(X: Any, y: Any, dtype: np.dtype[Any]) -> None:
+    """Raise DataError unless X and y have supported shapes and dtypes."""
     axes = (3,) if isinstance(X, PackedRows) else (2, 4)
     if len(X.shape) not in axes or not all(k >= 1 for k in X.shape):  # also catches NaN
         raise DataError(
@@ -276,46 +282,47 @@ def _check_layout(X: Any, y: Any, dtype: np.dtype[Any]) -> None:
         )
 
 
-def _given_labels(y: Any, classes: Sequence[str]) -> np.ndarray:
+def _labels_of_classes(y: Any, classes: Sequence[str]) -> np.ndarray:
+    """Return the label in y of each class: ids for integers, else the names."""
     if len(set(classes)) != len(classes) or not classes:
-        raise ConfigError(f"classes={tuple(classes)!r} must be different names, at least one")
+        raise ConfigError(f"classes={tuple(classes)!r} must be distinct names, at least one")
     return np.arange(len(classes)) if np.dtype(y.dtype).kind in "iub" else np.array(classes)
 
 
-def _array_fingerprint(*given: Any) -> str:
-    """Return the SHA-256 of arrays in memory, else of everything known without reading them."""
-    arrays = [part for a in given if a is not None for part in _stored_parts(a)]
-    in_memory = all(isinstance(a, np.ndarray) for a in arrays)
+def _array_fingerprint(*arrays: Any) -> str:
+    """Return the SHA-256 of the contents of arrays in memory, else of their metadata."""
+    parts = [part for a in arrays if a is not None for part in _stored_parts(a)]
+    in_memory = all(isinstance(part, np.ndarray) for part in parts)
     digest = hashlib.sha256()
-    for a in arrays:
+    for a in parts:
         digest.update(f"{a.shape} {np.dtype(a.dtype).name}\n".encode())
         if not in_memory:
             digest.update(str(getattr(a, "chunks", "")).encode())
             continue
         step = max(1, UNIT_BYTES // max(1, a[:1].nbytes))
         for start in range(0, len(a), step):
-            part = a[start : start + step]
-            digest.update(repr(part.tolist()).encode() if a.dtype.hasobject else part.tobytes())
+            slab = a[start : start + step]
+            digest.update(repr(slab.tolist()).encode() if a.dtype.hasobject else slab.tobytes())
     return ("" if in_memory else "meta:") + digest.hexdigest()
 
 
-def _mapped_files(*given: Any) -> dict[Any, tuple[int, ...] | None]:
-    """Return the identity of the files that arrays in memory are maps of."""
+def _mapped_files(*arrays: Any) -> dict[Any, tuple[int, ...] | None]:
+    """Return {file: (inode, size, time of change)} of the memory-mapped files of arrays."""
     files: dict[Any, tuple[int, ...] | None] = {}
-    for part in (part for a in given if a is not None for part in _stored_parts(a)):
+    for part in (part for a in arrays if a is not None for part in _stored_parts(a)):
         while part is not None and not isinstance(part, np.memmap):
             part = getattr(part, "base", None)
         if part is not None and part.filename is not None:
             try:
                 status = os.stat(part.filename)
                 files[part.filename] = (status.st_ino, status.st_size, status.st_mtime_ns)
-            except OSError:  # deleted: the map keeps its contents
+            except OSError:  # deleted: the memory map keeps the contents
                 files[part.filename] = None
     return files
 
 
 def _stored_parts(a: Any) -> tuple[Any, ...]:
-    """Return the arrays that an array consists of."""
+    """Return the NumPy arrays of which `a` consists, such as the three of a CSR array."""
     if isinstance(a, PackedRows):
         return a.parts
     return (np.array(a.shape), a.indptr, a.indices, a.data) if is_sparse(a) else (a,)

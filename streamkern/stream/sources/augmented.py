@@ -15,8 +15,8 @@ from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, DerivedSource
 from streamkern.stream.sources.transforms import Transform, bind_transforms
 from streamkern.stream.sources.user import as_source
 
-MAX_UNITS = 1 << 21  # 8 TiB of rows: drawing the order of an epoch takes 200 bytes for each unit
-MAX_LISTED = 100  # most replicas whose files are listed, one after another, in one small document
+MAX_UNITS = 1 << 21  # 8 TiB of rows; the order of an epoch takes 200 bytes of memory per unit
+MAX_REPLICAS_WITH_FILES = 100  # with more replicas, `files` is empty: it lists those of each
 
 
 class AugmentedSource(DerivedSource):
@@ -24,9 +24,9 @@ class AugmentedSource(DerivedSource):
 
     Virtual row v is row v mod n of the base in replica v div n (n = base.n_rows), and every draw is
     keyed by v. A unit is one unit of one replica, or, if the whole base is below 4 MiB, several
-    whole replicas; its virtual rows are consecutive either way. The base's own host transforms draw
+    whole replicas; its virtual rows are consecutive in both cases. Host transforms of the base draw
     the same numbers in every replica, its feed transforms draw new ones. If the rows of the base
-    differ from pass to pass, every replica is a pass of its own.
+    differ between passes, each replica is a separate pass.
     """
 
     kind = "augmented"
@@ -38,7 +38,7 @@ class AugmentedSource(DerivedSource):
         self.n_rows = copies * base.n_rows
         self._set_rows_like(base)
         self.remote, self.level = base.remote, base.level + 1
-        self.files = base.files * copies if copies <= MAX_LISTED else ()
+        self.files = base.files * copies if copies <= MAX_REPLICAS_WITH_FILES else ()
         self.n_origins, self.hides_copies = base.n_origins, base.hides_copies
         if not base.n_origins or base.n_rows % base.n_origins:
             self.n_origins = base.n_rows
@@ -48,8 +48,8 @@ class AugmentedSource(DerivedSource):
         self._replicas = min(copies, UNIT_BYTES // max(1, base_bytes))
         if self.n_units > MAX_UNITS:
             raise ConfigError(
-                f"{mention('copies', copies)} makes {self.n_units} units of rows in an epoch, "
-                f"{MAX_UNITS} are allowed",
+                f"{mention('copies', copies)} gives {self.n_units} units in an epoch, more than "
+                f"{MAX_UNITS}",
                 "lower copies, and raise epochs instead",
             )
         if base.strata is not None and not self._replicas:
@@ -72,14 +72,14 @@ class AugmentedSource(DerivedSource):
         return replica * n + start, replica * n + stop
 
     def source_rows(self, u: int) -> np.ndarray:
-        """Return the row numbers of the base, replica after replica."""
+        """Return row numbers: in replica r, those of the base plus r times its row count."""
         numbers = np.concatenate([self.base.source_rows(unit) for unit in self._units(u)])
         first = self._replicas_of(u) * np.uint64(self.base.n_rows)
         rows: np.ndarray = (first[:, None] + numbers).reshape(-1)
         return rows
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Return the origins of the base."""
+        """Return the origins of the rows of the base."""
         origins = []
         for first, last in self._replicas_of_same_rows(u):
             pass_number = self._pass_number(first, epoch)
@@ -90,11 +90,13 @@ class AugmentedSource(DerivedSource):
         return np.concatenate(origins)
 
     def with_base(self, base: BaseSource) -> AugmentedSource:
-        """Return the same copies of another base."""
-        return AugmentedSource(base, self.copies, (*self.host_transforms, *self._own_feed()))
+        """Return a source with the same copies and transforms of another base."""
+        return AugmentedSource(
+            base, self.copies, (*self.host_transforms, *self._own_feed_transforms())
+        )
 
     def _replicas_of_same_rows(self, u: int) -> list[tuple[int, int]]:
-        """Return the replicas of unit u, first and last + 1, that are made from the same rows."""
+        """Return ranges (first, stop) of replicas in unit u that are made from the same rows."""
         n, (start, stop) = self.base.n_rows, self.unit_bounds(u)
         first, last = start // n, -(-stop // n)
         if self.base.passes_differ:
@@ -107,10 +109,11 @@ class AugmentedSource(DerivedSource):
 
     def _units(self, u: int) -> Sequence[int]:
         """Return the units of the base that unit u holds in each of its replicas."""
-        per = self.base.n_units
-        return range(per) if self._replicas else [u % per]
+        n_base = self.base.n_units
+        return range(n_base) if self._replicas else [u % n_base]
 
     def _replicas_of(self, u: int) -> np.ndarray:
+        """Return the replicas of which unit u has rows, ascending."""
         n, (start, stop) = self.base.n_rows, self.unit_bounds(u)
         return np.arange(start // n, -(-stop // n), dtype=np.uint64)
 
@@ -125,7 +128,7 @@ class AugmentedSource(DerivedSource):
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "copies": self.copies, "base": self.base.describe()}
 
-    def _own_feed(self) -> tuple[Transform, ...]:
+    def _own_feed_transforms(self) -> tuple[Transform, ...]:
         return self.feed_transforms[len(self.base.feed_transforms) :]
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
@@ -135,14 +138,16 @@ class AugmentedSource(DerivedSource):
         start, stop = self.unit_bounds(u)
         rows = empty_rows(self, stop - start)
         n = self.base.n_rows
-        before = start // n
-        for alike, stop_alike in self._replicas_of_same_rows(u):
+        first_replica = start // n
+        for replica, stop_replica in self._replicas_of_same_rows(u):
             for unit in range(self.base.n_units):
-                block = self.base.read_unit(unit, seed, self._pass_number(alike, epoch))
+                block = self.base.read_unit(unit, seed, self._pass_number(replica, epoch))
                 first, last = self.base.unit_bounds(unit)
                 for target, part in zip(rows.contents, block.contents, strict=True):
                     replicas = target.reshape(-1, n, *target.shape[1:])
-                    replicas[alike - before : stop_alike - before, first:last] = part
+                    replicas[replica - first_replica : stop_replica - first_replica, first:last] = (
+                        part
+                    )
         return rows.contents
 
 

@@ -21,7 +21,7 @@ from streamkern.basics.randomness import Stage
 from streamkern.basics.warning import warn
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.row_block import RowBlock
-from streamkern.store.sample_weights import DTYPE as WEIGHT
+from streamkern.store.sample_weights import WEIGHT_DTYPE as WEIGHT
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.transforms import (
     Moments,
@@ -32,12 +32,12 @@ from streamkern.stream.sources.transforms import (
 
 _T = TypeVar("_T")
 
-# Attributes that describe rows and targets; a source made of another one shares most of them.
-_KIND_OF_ROWS = (
+# Attributes that describe rows and targets; a derived source copies them from its base.
+_ROW_ATTRIBUTES = (
     "row_shape", "dtype", "weighted", "n_outputs", "classes", "y_dtype", "columns",
     "target_columns", "encoder", "weight_column", "file_form", "label_dtype",
 )  # fmt: skip
-# For smaller units, a task on a cluster (2.5 ms) costs more than moving its rows.
+# Default size of a unit. For smaller units, a cluster's task costs more than moving the rows.
 UNIT_BYTES = 4 << 20
 
 
@@ -91,7 +91,7 @@ class Source(Protocol):
 
 
 class BaseSource(ABC):
-    """Base class of sources: units by their edges, checks, host transforms."""
+    """Base class of sources, which divides rows into units and applies host transforms."""
 
     kind: str
     n_rows: int
@@ -113,14 +113,14 @@ class BaseSource(ABC):
     # Sum of the weights of the rows of an epoch (without weights their number) for each class (c,),
     # or in all if y holds values (1,); None if it is not known without reading the data.
     totals: np.ndarray | None = None
-    # These are as in `StoreSpec`.
+    # The attributes below are as in `StoreSpec`.
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
     encoder: Mapping[str, Any] | None = None
     label_dtype: str | None = None
     weight_column: str | None = None
     file_form: Mapping[str, Any] | None = None
-    files: tuple[tuple[str, int], ...] = ()  # files over which `source_rows` counts
+    files: tuple[tuple[str, int], ...] = ()  # files whose rows `source_rows` numbers
     n_origins: int = 0
     n_counted: int | None = None
     hides_copies: bool = False
@@ -141,7 +141,7 @@ class BaseSource(ABC):
 
     def _set_rows_like(self, other: BaseSource) -> None:
         """Take the kind of rows and targets from `other`."""
-        self._copy_from(other, *_KIND_OF_ROWS)
+        self._copy_from(other, *_ROW_ATTRIBUTES)
 
     def _copy_from(self, other: Any, *names: str) -> None:
         """Take attributes of these names from `other`."""
@@ -161,24 +161,24 @@ class BaseSource(ABC):
 
     def until(self, stopped: threading.Event) -> BaseSource:
         """Return the same source, whose stores cancel their requests once `stopped` is set."""
-        return self._of_parts([part.until(stopped) for part in self.parts])
+        return self._with_parts([part.until(stopped) for part in self.parts])
 
     @property
     def decoded_bytes(self) -> int:
-        """Bytes of the rows that `kept` would keep."""
+        """Bytes of the decoded rows that `kept` would keep in memory."""
         return sum(part.decoded_bytes for part in self.parts)
 
     def kept(self) -> BaseSource:
         """Return the same source, whose stores keep decoded rows in memory once they are read."""
-        return self._of_parts([part.kept() for part in self.parts])
+        return self._with_parts([part.kept() for part in self.parts])
 
-    def _of_parts(self, parts: Sequence[BaseSource]) -> BaseSource:
+    def _with_parts(self, parts: Sequence[BaseSource]) -> BaseSource:
         """Return the same source made from `parts`, which are its own parts in another state."""
         if all(a is b for a, b in zip(parts, self.parts, strict=True)):
             return self
-        again = copy.copy(self)
-        again.parts = tuple(parts)
-        return again
+        source = copy.copy(self)
+        source.parts = tuple(parts)
+        return source
 
     def unit_bounds(self, u: int) -> tuple[int, int]:
         return int(self._edges[u]), int(self._edges[u + 1])
@@ -194,7 +194,7 @@ class BaseSource(ABC):
 
     def transform(self, block: RowBlock, seed: int, epoch: int) -> RowBlock:
         """Return a `block` of `read_rows` after the host transforms."""
-        # Rows that are kept for other replicas can not be written to, and a transform may do so.
+        # Rows kept for other replicas are read-only, but a transform may change its input.
         X, y = (a if a.flags.writeable else a.copy() for a in (block.X, block.y))
         X, y, _ = apply_transforms(
             np, self.host_transforms, X, y, rows=block.row_ids, seed=seed, epoch=epoch,
@@ -239,7 +239,7 @@ class BaseSource(ABC):
     def target_moments(self) -> ColumnMoments | None:
         """Return the weighted moments of the values of an epoch, before any transform of `self`.
 
-        None if they are not known without making the rows. May read all of y.
+        None if they are not known without computing the rows. May read all of y.
         """
         return None
 
@@ -253,11 +253,11 @@ class BaseSource(ABC):
             "classes": None if self.classes is None else list(self.classes),
             "fingerprint": self.fingerprint,
             "transforms": [
-                describe_transform(t) for t in (*self.host_transforms, *self._own_feed())
+                describe_transform(t) for t in (*self.host_transforms, *self._own_feed_transforms())
             ],
         }
 
-    def _own_feed(self) -> tuple[Transform, ...]:
+    def _own_feed_transforms(self) -> tuple[Transform, ...]:
         return self.feed_transforms
 
     def blocks(self) -> Iterator[RowBlock]:
@@ -300,32 +300,35 @@ def empty_rows(source: BaseSource, n_rows: int) -> RowBlock:
     )
 
 
-def check_promise(block: RowBlock, promised: RowBlock, n_rows: int, u: int) -> None:
-    """Raise DataError unless unit u is `n_rows` rows of the kind of `promised`."""
-    for name, target, part in zip(RowBlock._fields, promised, block, strict=True):
+def check_unit(block: RowBlock, expected: RowBlock, n_rows: int, u: int) -> None:
+    """Raise DataError unless `block`, unit u, has `n_rows` rows with the dtypes of `expected`."""
+    for name, target, part in zip(RowBlock._fields, expected, block, strict=True):
         if part is None or target is None:
             if part is target:
                 continue
-            word = "no" if part is None else "unexpected"
-            promise = f"weighted={target is not None}; correct one of them"
-            raise DataError(f"unit {u} gave {word} sample weights, and the source has {promise}")
-        wanted = (n_rows, *target.shape[1:])
-        if part.dtype != target.dtype or part.shape != wanted:
+            weights = "no" if part is None else "unexpected"
+            raise DataError(
+                f"unit {u} gave {weights} sample weights, but the source has "
+                f"weighted={target is not None}",
+                "correct one of them",
+            )
+        expected_shape = (n_rows, *target.shape[1:])
+        if part.dtype != target.dtype or part.shape != expected_shape:
             raise DataError(
                 f"unit {u} gave {name} {part.shape} {part.dtype}",
-                f"the source promised {wanted} {target.dtype}; correct one of them",
+                f"the source declares {expected_shape} {target.dtype}; correct one of them",
             )
 
 
-def read_ahead(waits: bool) -> int:
-    """Return the number of units that `read_units` holds: more if reads wait for a network."""
-    return 8 if waits else 3
+def n_read_ahead(remote: bool) -> int:
+    """Return the number of units that `read_units` holds in memory: more for a remote source."""
+    return 8 if remote else 3
 
 
 def read_units(
     source: BaseSource, units: Iterable[int], seed: int, epoch: int
 ) -> Iterator[RowBlock]:
-    """Return the blocks of `units`, in order, a few read ahead by threads that end with it."""
+    """Return the blocks of `units`, in order; threads read a few blocks ahead."""
     calls = (partial(source.read_unit, int(u), seed, epoch) for u in units)
     return prefetched(source, calls)
 
@@ -339,8 +342,8 @@ def read_labels(
 
 
 def prefetched(source: BaseSource, calls: Iterable[Callable[[], _T]]) -> Iterator[_T]:
-    """Yield the results of the calls, in order, a few made ahead by threads that end with it."""
-    n = read_ahead(source.remote) - 1
+    """Yield the results of the calls, in order; threads make a few calls ahead."""
+    n = n_read_ahead(source.remote) - 1
     with (
         ThreadPoolExecutor(n, thread_name_prefix="streamkern-read") as pool,
         closing(ordered_map(pool, calls, n)) as results,
@@ -354,11 +357,13 @@ def prefetched(source: BaseSource, calls: Iterable[Callable[[], _T]]) -> Iterato
 def check_dtype(dtype: np.dtype[Any], name: str) -> None:
     if dtype not in X_DTYPES:
         names = ", ".join(t.name for t in X_DTYPES)
-        raise DataError(f"{name} has dtype {dtype}", f"use one of {names}, X.astype(...) converts")
+        raise DataError(
+            f"{name} has dtype {dtype}", f"convert it by X.astype(...) to one of {names}"
+        )
 
 
 class DerivedSource(BaseSource):
-    """Rows made from one source, `parts[0]`, whose contents identify them."""
+    """Base class of sources made from one other source, with the same fingerprint."""
 
     @property
     def base(self) -> BaseSource:
@@ -379,9 +384,9 @@ def same_rows(source: BaseSource) -> bool:
 
 
 def host_transforms(source: BaseSource) -> list[Transform]:
-    """Return the transforms that run with the read."""
-    below = [t for part in source.parts for t in host_transforms(part)]
-    return [*below, *source.host_transforms]
+    """Return the transforms that run when rows are read, of `source` and of its parts."""
+    inherited = [t for part in source.parts for t in host_transforms(part)]
+    return [*inherited, *source.host_transforms]
 
 
 def check_unchanged(source: BaseSource) -> None:

@@ -12,8 +12,8 @@ independent draws would be off by sqrt(T r_k).
     their rates               |--------|----------|
     points of this pass        ^   ^   ^   ^   ^   ^    three of the rows a; one b twice, one once
 
-Units keep about the size of the source's units: some whose rows are rarely taken are put together,
-and a unit whose rows are often taken is cut, and read for each part.
+Units have about the size of the base's units: base units whose rows are rarely taken are joined to
+one unit, and a base unit whose rows are often taken is cut into several, each of which reads it.
 """
 
 from __future__ import annotations
@@ -42,28 +42,29 @@ from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.unit_edges import unit_edges
 from streamkern.stream.sources.user import as_source
 
-# Steps of phi, times 2^64: 1 / (golden ratio) from pass to pass, 1 / 1.2207 from group to group.
+# Steps of phi, times 2^64: 1 / 1.6180 (golden ratio) between passes, 1 / 1.2207 between groups.
 _PASS_STEP, _GROUP_STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 
 
 class BalancedSource(DerivedSource):
     """The rows of `base` resampled to a given share of each class; an epoch keeps its row count.
 
-    The classes of all rows are read at construction; only the length that each unit adds to the
-    line is kept. The rows of a pass depend on its number and on no seed. A repeated row counts as
-    a virtual row of its own: feed transforms of `base` draw new random numbers for it, and so do
-    the transforms of an `AugmentedSource` of this source, which takes another pass per replica.
+    The classes of all rows are read at construction; of each unit only the length of its part of
+    the line stays in memory. The rows of a pass depend on its number and on no seed. A repeated row
+    counts as a separate virtual row: feed transforms of `base` draw new random numbers for it, and
+    so do the transforms of an `AugmentedSource` of this source, which takes another pass per
+    replica.
 
     Parameters
     ----------
     base : rows of classes, each once in an epoch, without transforms that run with the read
     shares : shares of the classes by name: numbers above 0, divided by their sum; classes without
-        rows get none. "balanced", the default: every class that has rows has the same share
+        rows get none. "balanced", the default: the same share for every class that has rows
 
     Raises
     ------
     ConfigError
-        The rows have no classes, `base` is more than stored rows, or `shares` do not fit.
+        The rows have no classes, `base` resamples or transforms rows, or `shares` are invalid.
     """
 
     kind = "balanced"
@@ -75,29 +76,29 @@ class BalancedSource(DerivedSource):
         self, base: Source, shares: Mapping[Any, float] | Literal["balanced"] = "balanced"
     ) -> None:
         base = as_source(base)
-        _check(base)
+        _check_base(base)
         self.parts, self.requested_shares = (base,), shares
         if not isinstance(shares, str):
             self.requested_shares = {str(name): share for name, share in shares.items()}
         self._set_rows_like(base)
         self._copy_from(base, "remote", "level", "feed_transforms", "statistics_read", "n_rows")
-        counts = _Counts.read(base)
+        counts = _ClassCounts.read(base)
         rows = counts.rows(len(base.classes or ()))
-        self.shares = _shares(base.classes or (), rows, self.requested_shares)
+        self.shares = _normalised_shares(base.classes or (), rows, self.requested_shares)
         # (c,) number of times that a row of each class is taken in an epoch.
         self.rates = self.shares * self.n_rows / np.maximum(rows, 1)
         weights = base.totals if base.weighted else rows
         self.totals = None if weights is None else np.asarray(weights * self.rates)
-        self.largest = int(np.diff(unit_edges(base)).max())  # unit of the base, in rows
-        mass = counts.unit_sums(counts.counts * self.rates[counts.classes])
-        self._line = _Line.cut(mass, self.n_rows, self.largest)
-        self._edges = self._line.edges
+        self.largest = int(np.diff(unit_edges(base)).max())  # rows of the largest unit of the base
+        lengths = counts.unit_sums(counts.counts * self.rates[counts.classes])
+        self._line = _Line.cut(lengths, self.n_rows, self.largest)
+        self._edges = self._line.unit_points
         # Units of each class, of each of the base's strata, are spread evenly over an epoch.
         strata = counts.most_taken(self.rates)
         if base.strata is not None:
             pairs = np.stack([strata, base.strata])
             strata = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
-        self.strata = strata[self._line.first[self._line.group]]
+        self.strata = strata[self._line.first_units[self._line.groups]]
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -109,16 +110,17 @@ class BalancedSource(DerivedSource):
     def origins(self, u: int, epoch: int) -> np.ndarray:
         """Return the origins of the base."""
         origins = np.empty(self._size(u), np.uint64)
-        for v, at, points in self._line.points(u, epoch):
-            rows = self._rows(self.base.read_targets(v, 0, 0), points)
-            origins[at] = self.base.origins(v, 0)[rows]
+        for v, positions, points in self._line.points(u, epoch):
+            rows = self._rows_at(self.base.read_targets(v, 0, 0), points)
+            origins[positions] = self.base.origins(v, 0)[rows]
         return origins
 
     def _size(self, u: int) -> int:
+        """Return the number of rows of unit u."""
         start, stop = self.unit_bounds(u)
         return stop - start
 
-    def _rows(self, y: np.ndarray, points: np.ndarray) -> np.ndarray:
+    def _rows_at(self, y: np.ndarray, points: np.ndarray) -> np.ndarray:
         """Return the rows of a unit with classes y (k,) into which points between 0 and 1 fall."""
         order = np.argsort(y, kind="stable")
         ends = np.cumsum(self.rates[y[order]])
@@ -128,16 +130,16 @@ class BalancedSource(DerivedSource):
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         sample = empty_rows(self, self._size(u))
-        for v, at, points in self._line.points(u, epoch):
+        for v, positions, points in self._line.points(u, epoch):
             block = self.base.read_unit(v, seed, 0)
-            sample.put(at, block.take(self._rows(block.y, points)))
+            sample.put(positions, block.take(self._rows_at(block.y, points)))
         return sample.contents
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         sample = np.empty(self._size(u), np.int64)
-        for v, at, points in self._line.points(u, epoch):
+        for v, positions, points in self._line.points(u, epoch):
             y = self.base.read_targets(v, seed, 0)
-            sample[at] = y[self._rows(y, points)]
+            sample[positions] = y[self._rows_at(y, points)]
         return sample
 
 
@@ -152,14 +154,14 @@ def sampled_by_class(
     return BalancedSource(source, shares)
 
 
-def each_once(source: BaseSource) -> tuple[BaseSource, np.ndarray | None]:
+def without_class_shares(source: BaseSource) -> tuple[BaseSource, np.ndarray | None]:
     """Return `source` without class shares, and the weights (c,) that replace the shares.
 
-    Other sources are returned unchanged, with None for the weights. Rows that predict each other
-    must not be the same row.
+    Other sources are returned unchanged, with None for the weights. Needed where rows predict other
+    rows, which must not be repetitions of the same row.
     """
     if isinstance(source, AugmentedSource):
-        base, rates = each_once(source.base)
+        base, rates = without_class_shares(source.base)
         if rates is None:
             return source, None
         return source.with_base(base), rates
@@ -168,7 +170,7 @@ def each_once(source: BaseSource) -> tuple[BaseSource, np.ndarray | None]:
     return source, None
 
 
-class _Counts(NamedTuple):
+class _ClassCounts(NamedTuple):
     """Number of rows of each class in each unit, without zeros.
 
     ends : (n_units,) end of the entries of each unit
@@ -180,7 +182,7 @@ class _Counts(NamedTuple):
     counts: np.ndarray
 
     @classmethod
-    def read(cls, source: BaseSource) -> _Counts:
+    def read(cls, source: BaseSource) -> _ClassCounts:
         classes, counts = [], []
         for y in read_labels(source, range(source.n_units), 0, 0):
             count = np.bincount(y)
@@ -213,78 +215,79 @@ class _Counts(NamedTuple):
 class _Line(NamedTuple):
     """The line of all rates, cut into groups of base units, which are cut into units.
 
-    ends : (n + 1,) start of each base unit, and the end of the line
-    first : (g + 1,) first base unit of each group, and n
-    start : (g + 1,) int64 first point of each group, and the number of all points
-    group : (n_units,) group of each unit
-    edges : (n_units + 1,) first point of each unit, and the number of all points
+    ends : (n + 1,) start of each base unit on the line, and the end of the line
+    first_units : (g + 1,) first base unit of each group, and n
+    group_points : (g + 1,) int64 first point of each group, and the number of all points
+    groups : (n_units,) group of each unit
+    unit_points : (n_units + 1,) first point of each unit, and the number of all points
     """
 
     ends: np.ndarray
-    first: np.ndarray
-    start: np.ndarray
-    group: np.ndarray
-    edges: np.ndarray
+    first_units: np.ndarray
+    group_points: np.ndarray
+    groups: np.ndarray
+    unit_points: np.ndarray
 
     @classmethod
-    def cut(cls, mass: np.ndarray, n_rows: int, largest: int) -> _Line:
+    def cut(cls, lengths: np.ndarray, n_rows: int, largest: int) -> _Line:
         """Cut the line of the base units.
 
-        mass : (n,) lengths of the base units; their sum is `n_rows`
+        lengths : (n,) lengths of the base units on the line; their sum is `n_rows`
         largest : rows of the largest base unit
         """
-        ends = np.concatenate(([0.0], np.cumsum(mass)))
+        ends = np.concatenate(([0.0], np.cumsum(lengths)))
         ends *= n_rows / ends[-1]
-        least, first = max(largest / 2, 1.0), [0]
-        for v in range(1, len(mass)):
-            if ends[v] - ends[first[-1]] >= least:
-                first.append(v)
-        if len(first) > 1 and ends[-1] - ends[first[-1]] < least:
-            first.pop()
-        edges = np.array([*first, len(mass)])
-        start = np.floor(ends[edges] + 0.5).astype(np.int64)
-        points = np.diff(start)
-        parts = np.maximum(1, np.floor(points / largest + 0.5).astype(np.int64))
-        group = np.repeat(np.arange(len(first)), parts)
-        part = np.arange(len(group)) - np.repeat(np.cumsum(parts) - parts, parts)
-        units = start[group] + points[group] * part // parts[group]
-        return cls(ends, edges, start, group, np.append(units, n_rows))
+        min_length, first_units = max(largest / 2, 1.0), [0]
+        for v in range(1, len(lengths)):
+            if ends[v] - ends[first_units[-1]] >= min_length:
+                first_units.append(v)
+        if len(first_units) > 1 and ends[-1] - ends[first_units[-1]] < min_length:
+            first_units.pop()
+        bounds = np.array([*first_units, len(lengths)])
+        group_points = np.floor(ends[bounds] + 0.5).astype(np.int64)
+        n_points = np.diff(group_points)
+        n_parts = np.maximum(1, np.floor(n_points / largest + 0.5).astype(np.int64))
+        groups = np.repeat(np.arange(len(first_units)), n_parts)
+        index_in_group = np.arange(len(groups)) - np.repeat(np.cumsum(n_parts) - n_parts, n_parts)
+        unit_points = group_points[groups] + n_points[groups] * index_in_group // n_parts[groups]
+        return cls(ends, bounds, group_points, groups, np.append(unit_points, n_rows))
 
     def points(self, u: int, pass_number: int) -> Iterator[tuple[int, slice, np.ndarray]]:
         """Yield (base unit, positions in unit u, points) of each base unit that has points.
 
         The points are positions within the base unit, from 0 to 1.
 
-        A group gets a whole number of points, so scales differ slightly between groups.
+        A group gets a whole number of points, and its part of the line is scaled to that length.
         """
-        g = int(self.group[u])
-        begin, low, high = int(self.start[g]), int(self.edges[u]), int(self.edges[u + 1])
-        units = np.arange(self.first[g], self.first[g + 1])
-        origin, size = self.ends[units[0]], self.ends[units[-1] + 1] - self.ends[units[0]]
-        scale = (int(self.start[g + 1]) - begin) / size
-        bounds = (self.ends[units[0] : units[-1] + 2] - origin) * scale
+        g = int(self.groups[u])
+        group_start = int(self.group_points[g])
+        low, high = int(self.unit_points[u]), int(self.unit_points[u + 1])
+        units = np.arange(self.first_units[g], self.first_units[g + 1])
+        # The base units of the group, as positions in it, scaled to its number of points.
+        ends = self.ends[units[0] : units[-1] + 2] - self.ends[units[0]]
+        bounds = ends * ((int(self.group_points[g + 1]) - group_start) / ends[-1])
         phi = (((pass_number + 1) * _PASS_STEP + (g + 1) * _GROUP_STEP) % (1 << 64) >> 11) / 2.0**53
-        cuts = np.clip(np.ceil(bounds - phi).astype(np.int64) + begin, low, high)
+        # The first point of this unit in each base unit.
+        cuts = np.clip(np.ceil(bounds - phi).astype(np.int64) + group_start, low, high)
         cuts[0], cuts[-1] = max(cuts[0], low), high
         for v, start, stop, left, right in zip(
             units, cuts[:-1], cuts[1:], bounds[:-1], bounds[1:], strict=True
         ):
             if start < stop:
-                at = np.arange(start - begin, stop - begin) + phi
-                yield int(v), slice(start - low, stop - low), (at - left) / (right - left)
+                position = np.arange(start - group_start, stop - group_start) + phi
+                yield int(v), slice(start - low, stop - low), (position - left) / (right - left)
 
 
-def _check(base: BaseSource) -> None:
-    """Raise ConfigError unless rows of `base` can be taken by their classes."""
+def _check_base(base: BaseSource) -> None:
+    """Raise ConfigError unless `base` can be resampled by class."""
     if base.classes is None:
         raise ConfigError(
-            "class_sampling is for classes, and the targets are values",
-            "leave it out, or give a weight for each row",
+            "class_sampling needs classes, but the targets are values",
+            "leave it out, or give sample weights instead",
         )
     if base.passes_differ:
         raise ConfigError(
-            "class_sampling is for rows that each come once, and these are in shares of their "
-            "classes already",
+            "class_sampling cannot be applied to rows that are already resampled by class",
             "leave it out",
         )
     if stored_rows(base) is not base:
@@ -295,43 +298,43 @@ def _check(base: BaseSource) -> None:
         )
     if host_transforms(base) or not same_rows(base):
         raise ConfigError(
-            "class_sampling needs rows that are the same in every epoch, and these are made by a "
-            "function or changed as they are read",
+            "class_sampling needs rows that are the same in every epoch, but these are generated "
+            "or transformed when they are read",
             "write them to a store first, or give the transforms to an AugmentedSource of the rows",
         )
 
 
-def _shares(
-    classes: tuple[str, ...], rows: np.ndarray, given: Mapping[str, Any] | str
+def _normalised_shares(
+    classes: tuple[str, ...], rows: np.ndarray, requested: Mapping[str, Any] | str
 ) -> np.ndarray:
     """Return the shares (c,), with sum 1.
 
     rows : (c,) rows of each class
     """
-    present = rows > 0
-    if isinstance(given, str):
-        if given != "balanced":
+    has_rows = rows > 0
+    if isinstance(requested, str):
+        if requested != "balanced":
             raise ConfigError(
-                f'{mention("class_sampling", given)} must be "balanced", or shares by class name'
+                f'{mention("class_sampling", requested)} must be "balanced" or shares by class name'
             )
-        return np.asarray(present / present.sum())
-    if not all(isinstance(s, Real) and 0 < float(s) < inf for s in given.values()):
+        return np.asarray(has_rows / has_rows.sum())
+    if not all(isinstance(s, Real) and 0 < float(s) < inf for s in requested.values()):
         raise ConfigError(
-            f"{mention('class_sampling', dict(given))} must be finite numbers above 0 by class "
+            f"{mention('class_sampling', dict(requested))} must be finite numbers above 0 by class "
             f"name",
-            "leave out no class, and drop the rows of one that is not wanted",
+            "to exclude a class, drop its rows instead of giving it the share 0",
         )
-    unknown = [name for name in given if name not in classes]
+    unknown = [name for name in requested if name not in classes]
     if unknown:
         raise ConfigError(
-            f"class_sampling has the class {unknown[0]!r}, which the data has not",
-            f"its classes are {some(classes)}",
+            f"class_sampling has the class {unknown[0]!r}, which the data does not have",
+            f"the classes of the data are {some(classes)}",
         )
-    for name, has_rows in zip(classes, present, strict=True):
-        if has_rows and name not in given:
+    for name, needs_share in zip(classes, has_rows, strict=True):
+        if needs_share and name not in requested:
             raise ConfigError(
                 f"class_sampling leaves out the class {name!r}",
                 "give a share for each class that has rows",
             )
-    shares = np.where(present, [float(given.get(name, 0.0)) for name in classes], 0.0)
+    shares = np.where(has_rows, [float(requested.get(name, 0.0)) for name in classes], 0.0)
     return np.asarray(shares / shares.sum())

@@ -19,14 +19,14 @@ from streamkern.filesystem.urls import local_path
 from streamkern.store.row_block import concatenated
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.statistics import ColumnMoments
-from streamkern.stream.sources.alignment import in_columns
+from streamkern.stream.sources.alignment import align_columns
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms, transform_name
 from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import as_source
-from streamkern.stream.sources.widened import of_one_length
+from streamkern.stream.sources.widened import padded_to_one_length
 
 
 class MixtureSource(BaseSource):
@@ -40,20 +40,19 @@ class MixtureSource(BaseSource):
     its `epoch`, so that its host transforms are drawn anew in every pass.
 
     The units of a weighted source are equally long. A shorter unit (the last one, usually) is
-    filled with rows of the same source, taken in turn over the passes. After any number of passes,
-    therefore, the uses of any two rows of a source differ by one at most; within a pass every row
-    comes once, and as many rows as the short units lack a second time.
+    filled with rows of the same source, which are taken in turn over the passes. In each pass every
+    row comes once, and as many rows as the short units lack come twice. After any number of passes,
+    the uses of any two rows of a source differ by at most one.
 
-    The plan spreads the units of each source evenly over an epoch (`strata`). A batch has the
-    shares as closely as its shuffle block does: the more units in a block, the closer.
+    The plan spreads the units of each source evenly over an epoch (`strata`). The shares in a batch
+    are as close to the given ones as those in its shuffle block, which improve with more units.
 
     The weights are not sample weights (`sample_weights`), which rows keep unchanged.
 
     Parameters
     ----------
     sources : at least one, which agree in row shape, dtype, targets and classes
-        Host transforms belong to the sources; those from the first float one on belong in
-        `transforms`.
+        Their host transforms stay; a float transform, and all after it, must be in `transforms`.
     weights : numbers above 0, one for each source, or None
     n_rows : number of rows in an epoch, with `weights`; default: the sum over all sources
     """
@@ -69,10 +68,10 @@ class MixtureSource(BaseSource):
         transforms: Sequence[Transform] = (),
     ) -> None:
         _check_counts(sources, weights, n_rows)
-        members = of_one_length([as_source(source) for source in sources])
+        members = padded_to_one_length([as_source(source) for source in sources])
         self._set_rows_like(members[0])
         self.parts = tuple(
-            in_columns(
+            align_columns(
                 part, self.columns, f"source {k} of the mixture", self.target_columns, self.encoder
             )
             for k, part in enumerate(members, start=1)
@@ -97,10 +96,16 @@ class MixtureSource(BaseSource):
         if self.weights is None and all(part.files for part in self.parts):
             self.files = tuple(file for part in self.parts for file in part.files)
         self.shares = tuple(int(unit_rows.sum()) / self.n_rows for unit_rows in sizes)
-        known = [part.totals for part in self.parts]
-        uses = [self.n_rows * k / p.n_rows for k, p in zip(self.shares, self.parts, strict=True)]
-        scaled = [n * t for n, t in zip(uses, known, strict=True) if t is not None]
-        self.totals = np.sum(scaled, axis=0) if len(scaled) == len(known) else None
+        member_totals = [part.totals for part in self.parts]
+        passes_per_epoch = [
+            self.n_rows * k / p.n_rows for k, p in zip(self.shares, self.parts, strict=True)
+        ]
+        scaled_totals = [
+            n * t for n, t in zip(passes_per_epoch, member_totals, strict=True) if t is not None
+        ]
+        self.totals = (
+            np.sum(scaled_totals, axis=0) if len(scaled_totals) == len(member_totals) else None
+        )
         self.hides_copies = weights is not None or any(
             part.hides_copies or stored_rows(part) is not part for part in self.parts
         )
@@ -113,7 +118,7 @@ class MixtureSource(BaseSource):
         return ("meta:" if unread else "") + json_digest(prints)
 
     def statistics(self) -> Moments:
-        """Return the moments of an epoch: sum(p m), sum(p (v + (m - mean)^2)), with shares p."""
+        """Return the moments of an epoch, see `mixed_moments`."""
         return mixed_moments([part.statistics() for part in self.parts], self.shares)
 
     def target_moments(self) -> ColumnMoments | None:
@@ -135,12 +140,12 @@ class MixtureSource(BaseSource):
         }
 
     def source_rows(self, u: int) -> np.ndarray:
-        """Return numbers counted over the sources in turn; with weights, positions in an epoch."""
+        """Return the row numbers, counted over all sources; with weights, positions in an epoch."""
         if self._passes:
             return super().source_rows(u)
         k, j, _ = self._locate(u, 0)
-        before = sum(part.n_rows for part in self.parts[:k])
-        return self.parts[k].source_rows(j) + np.uint64(before)
+        n_before = sum(part.n_rows for part in self.parts[:k])
+        return self.parts[k].source_rows(j) + np.uint64(n_before)
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
         """Return the origins, made unique over the sources."""
@@ -163,7 +168,7 @@ class MixtureSource(BaseSource):
         return self.parts[k].read_targets(j, own_seed, epoch)
 
     def _locate(self, u: int, seed: int) -> tuple[int, int, int]:
-        """Return the source of unit u, the number of the unit there, and the seed of the source."""
+        """Return the index of the source of unit u, the unit in that source, and its seed."""
         k = int(self.strata[u]) if self.strata is not None else 0
         return k, u - int(self._first[k]), _seed_of(seed, k)
 
@@ -190,45 +195,48 @@ def open_stores(
     weights : shares, see `MixtureSource`
     w : name of the sample weights in foreign stores
     foreign : as for `open_store`
-    storage_options : options of the remote stores; an error if none is remote
+    storage_options : options of the remote stores; ConfigError if no store is remote
     """
-    remote = [local_path(url) is None for url in urls]
+    is_remote = [local_path(url) is None for url in urls]
     stores = [
         ZarrSource(
             url, x=x, y=y, w=w, foreign=foreign, cache=cache,
-            storage_options=storage_options if far or not any(remote) else None,
+            storage_options=storage_options if store_is_remote or not any(is_remote) else None,
         )
-        for url, far in zip(urls, remote, strict=True)
+        for url, store_is_remote in zip(urls, is_remote, strict=True)
     ]  # fmt: skip
     return stores[0] if len(stores) == 1 and weights is None else MixtureSource(stores, weights)
 
 
 def stored_rows(source: BaseSource) -> BaseSource:
-    """Return the rows that a source is made from, each once: no copies and no shares."""
+    """Return the source of the rows that `source` is made from, each once, without copies."""
     source = without_copies(source)
     if source.passes_differ:
         return stored_rows(source.parts[0])
     if not isinstance(source, MixtureSource):
         return source
     parts = [stored_rows(part) for part in source.parts]
-    plain = source.weights is None and all(a is b for a, b in zip(parts, source.parts, strict=True))
-    return source if plain else MixtureSource(parts)
+    unchanged = source.weights is None and all(
+        a is b for a, b in zip(parts, source.parts, strict=True)
+    )
+    return source if unchanged else MixtureSource(parts)
 
 
 class _Passes:
     """Endless passes over one source, cut into units of equal size.
 
     sizes : (n,) rows of the units of the source
-    wanted : rows of an epoch, before rounding to whole units
+    epoch_rows : rows of an epoch, before rounding to whole units
     unit_rows : rows of a unit, as many as the largest unit of the source
-    n_units : units of an epoch, for `wanted` rows
+    n_units : units of an epoch
     """
 
-    def __init__(self, sizes: np.ndarray, wanted: float) -> None:
+    def __init__(self, sizes: np.ndarray, epoch_rows: float) -> None:
         self.unit_rows = int(sizes.max())
-        self.n_units = max(1, math.floor(wanted / self.unit_rows + 0.5))
+        self.n_units = max(1, math.floor(epoch_rows / self.unit_rows + 0.5))
         self._edges = np.concatenate(([0], np.cumsum(sizes)))
-        self._lacking = np.concatenate(([0], np.cumsum(self.unit_rows - sizes)))  # before unit u
+        # (n + 1,) rows by which the units before unit u are shorter than `unit_rows`.
+        self._missing_rows = np.concatenate(([0], np.cumsum(self.unit_rows - sizes)))
 
     def read(self, source: BaseSource, j: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         """Return X, y and w of unit j of an epoch."""
@@ -236,24 +244,24 @@ class _Passes:
         block = source.read_unit(u, seed, pass_number)
         if not fillers:
             return block.contents
-        more = [
+        filler_blocks = [
             source.read_unit(v, seed, pass_number).take(rows) for v, rows, pass_number in fillers
         ]
-        return concatenated([block, *more]).contents
+        return concatenated([block, *filler_blocks]).contents
 
     def pieces(self, source: BaseSource, j: int, epoch: int) -> list[tuple[int, slice, int]]:
         """Return (unit of the source, its rows, number of the pass) for each part of unit j."""
         pass_number, u = divmod(epoch * self.n_units + j, source.n_units)
         pieces = [(u, slice(None), pass_number)]
-        count = int(self._lacking[u + 1] - self._lacking[u])
-        start = pass_number * int(self._lacking[-1]) + int(self._lacking[u])
-        while count:  # rows start, start + 1, … of the source, which begins again at its end
+        n_missing = int(self._missing_rows[u + 1] - self._missing_rows[u])
+        start = pass_number * int(self._missing_rows[-1]) + int(self._missing_rows[u])
+        while n_missing:  # take rows start, start + 1, …, modulo the rows of the source
             start %= source.n_rows
             v = int(np.searchsorted(self._edges, start, side="right")) - 1
             first, last = int(self._edges[v]), int(self._edges[v + 1])
-            part = slice(start - first, min(start + count, last) - first)
+            part = slice(start - first, min(start + n_missing, last) - first)
             pieces.append((v, part, pass_number))
-            count -= part.stop - part.start
+            n_missing -= part.stop - part.start
             start = first + part.stop
         return pieces
 
@@ -263,42 +271,45 @@ def _check_counts(
 ) -> None:
     """Raise ConfigError if weights or the number of rows do not fit the sources."""
     if not 1 <= len(sources) <= 65_535:
-        raise ConfigError(f"a mixture of {len(sources)} sources", "give 1 to 65535 of them")
+        raise ConfigError(
+            f"a mixture cannot have {len(sources)} sources", "give from 1 to 65535 sources"
+        )
     if weights is not None and (
         len(weights) != len(sources)
         or not all(isinstance(w, Real) and 0 < float(w) < math.inf for w in weights)
     ):
         raise ConfigError(
-            f"{mention(f'weights={list(weights)}')} for {len(sources)} sources",
+            f"{mention(f'weights={list(weights)}')} do not fit {len(sources)} sources",
             "give one finite number above 0 for each",
         )
     if n_rows is not None and (weights is None or n_rows < 1):
         raise ConfigError(
-            f"n_rows={n_rows} of a mixture must be at least 1, and needs weights",
-            "without them an epoch is every row once",
+            f"n_rows={n_rows} of a mixture must be at least 1 and needs weights",
+            "give weights, or leave n_rows out: then an epoch has every row once",
         )
 
 
 def _check_alike(sources: Sequence[BaseSource]) -> None:
-    """Raise ConfigError unless rows and targets are of one kind, without feed transforms."""
-    first = _kind_of_rows(sources[0])
+    """Raise ConfigError if sources differ in shapes or dtypes, or have feed transforms."""
+    first = _row_kind(sources[0])
     for number, source in enumerate(sources, start=1):
-        for name, value in _kind_of_rows(source).items():
+        for name, value in _row_kind(source).items():
             if value != first[name]:
                 raise ConfigError(
                     f"source {number} of the mixture has {name} {value} and source 1 has "
                     f"{first[name]}",
-                    "mix sources that agree",
+                    "mix only sources that agree in it",
                 )
         if source.feed_transforms:
             raise ConfigError(
                 f"source {number} of the mixture has the transform "
-                f"{transform_name(source.feed_transforms[0])!r}, which runs at the feed",
+                f"{transform_name(source.feed_transforms[0])!r}, which runs after the upload",
                 "give it to the mixture, in transforms=",
             )
 
 
-def _kind_of_rows(source: BaseSource) -> dict[str, Any]:
+def _row_kind(source: BaseSource) -> dict[str, Any]:
+    """Return the properties in which the sources of a mixture must agree."""
     return {
         "row_shape": source.row_shape, "dtype": source.dtype, "n_outputs": source.n_outputs,
         "classes": source.classes, "y_dtype": source.y_dtype, "weighted": source.weighted,
@@ -307,16 +318,21 @@ def _kind_of_rows(source: BaseSource) -> dict[str, Any]:
 
 
 def _seed_of(seed: int, k: int) -> int:
-    """Return the seed of source k: rows i of two sources share no draws."""
+    """Return the seed of source k, so that rows i of two sources get different draws."""
     digest = hashlib.blake2b(f"mixture,{seed},{k}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def mixed_moments(moments: Sequence[Moments], shares: Sequence[float]) -> Moments:
-    """Return the moments of a mixture; None if a source has none."""
+    """Return the moments of a mixture; None if a source has none.
 
-    def pair(which: int) -> tuple[Any, Any]:
-        means, scales = [m[which] for m in moments], [m[which + 1] for m in moments]
+    With shares p, means m and variances v of the sources, the mean is sum(p m) and the variance
+    sum(p (v + (m - mean)^2)).
+    """
+
+    def pair(first: int) -> tuple[Any, Any]:
+        """Return the mean and the scale for entries `first` and `first + 1` of the moments."""
+        means, scales = [m[first] for m in moments], [m[first + 1] for m in moments]
         if any(value is None for value in (*means, *scales)):
             return None, None
         m, s = np.array(means, np.float64), np.array(scales, np.float64)

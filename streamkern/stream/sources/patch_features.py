@@ -1,17 +1,17 @@
-"""Patch features: each image compared with patches of training images, everywhere, and averaged.
+"""Patch features: responses of an image to filters from training images, averaged over regions.
 
-A kernel of a distance does not know which pixels are neighbours. Here an image is described by how
-much of each of N small filters it has, roughly where (Coates, Lee and Ng 2011; Coates and Ng 2011):
+A kernel of the distance ignores which pixels are neighbours. These features describe an image by
+its responses to N small filters in each region (Coates, Lee and Ng 2011; Coates and Ng 2011):
 
-1. Every patch of `size` x `size` pixels, at every position, is brought to mean 0 and standard
+1. Every patch of `size` x `size` pixels, at every position, is standardised to mean 0 and standard
    deviation about 1: p <- (p - mean(p)) / sqrt(var(p) + floor).
 2. It is whitened, W (p - m), with m and W = (C + e I)^(-1/2) of a sample of patches, and multiplied
    with N whitened patches of the sample, of length 1: r = D W (p - m).
 3. max(r - t, 0) and max(-r - t, 0) are averaged over each of `grid` x `grid` regions of the
-   positions: 2 grid^2 N numbers, which are brought to mean 0 and standard deviation 1 over a sample
-   of rows.
+   positions. These 2 grid^2 N numbers are standardised by their mean and standard deviation over a
+   sample of rows.
 
-Subtracting the mean of a patch is linear, as are D and W: one product does all of them.
+Subtracting the mean of a patch is linear, as are D and W, so one product computes all three.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ from streamkern.basics.message import mention
 from streamkern.basics.randomness import AnyArray, RowRandom
 
 PATCH_STAGE = 44
-SAMPLED_PATCHES, SAMPLED_PIXELS = 20_000, 2 << 20
+MAX_SAMPLED_PATCHES, MAX_SAMPLED_ENTRIES = 20_000, 2 << 20
 """Largest number of patches from which the whitening is estimated, and of their entries; more are
 drawn only if more filters are requested."""
-PATCH_ROWS, MEASURED_ROWS = 1024, 256
+PATCH_ROWS, SCALE_ROWS = 1024, 256
 """Rows from which patches are drawn, and rows on which the standard deviations are measured."""
-AUTO_SIZE, SMALL_SIDE, SMALL_SIZE = 6, 16, 3
-"""Size of a patch, and the size in images with fewer than `SMALL_SIDE` pixels along a side."""
+AUTO_PATCH_SIZE, SMALL_IMAGE_SIDE, SMALL_PATCH_SIZE = 6, 16, 3
+"""Default size of a patch; and its size in images with fewer than `SMALL_IMAGE_SIDE` pixels along a
+side."""
 THRESHOLD = 0.25
-CONTRAST_FLOOR, WHITENING_FLOOR, SHORTEST = 0.1, 0.1, 0.1
+CONTRAST_FLOOR, WHITENING_FLOOR = 0.1, 0.1
 """The constants `floor`, divided by the mean variance of a patch, and e, divided by the mean
-variance of a pixel of a patch; and the length below which a whitened patch is not used as a filter,
-divided by the median length."""
-SPREAD_FLOOR = 0.01
+variance of a pixel of a patch."""
+MIN_FILTER_LENGTH = 0.1
+"""Length below which a whitened patch is not used as a filter, divided by the median length."""
+FEATURE_SCALE_FLOOR = 0.01
 """Constant added to the standard deviation by which a feature is divided, relative to the mean of
 all standard deviations."""
 TILE_BYTES, DEVICE_TILE_BYTES = 1 << 20, 256 << 20
@@ -54,7 +56,12 @@ PATCH_ARRAYS = ("filters", "offsets", "mean", "scale")
 
 
 class _Tables(NamedTuple):
-    """Arrays of the library and dtype of a batch: filters, averages over regions, mean, scale."""
+    """The arrays of the transform, converted to the array library and dtype of a batch.
+
+    filters : (size^2 channels + 1, N), the last row minus the offsets
+    regions : (grid^2, positions) averages over regions
+    mean, scale : as in `PatchFeatures`
+    """
 
     filters: AnyArray
     regions: AnyArray
@@ -69,8 +76,8 @@ class PatchFeatures:
     filters : (size^2 channels, N) float64, including the whitening and the subtraction of the mean
         of a patch, so that each sums to 0. Rows are in the order (row, column, channel) of a patch
     offsets : (N,) constants subtracted from the products, D W m
-    mean, scale : (2 grid^2 N,) of the features, ordered by sign (positive parts first), then by
-        region (row by row), then by filter
+    mean, scale : (2 grid^2 N,) means and scales of the features, ordered by sign (positive parts
+        first), then by region (row by row), then by filter
     size : pixels along a side of a patch
     floor : constant added to the variance of a patch
     grid : number of regions along a side
@@ -96,18 +103,18 @@ class PatchFeatures:
     ) -> PatchFeatures:  # fmt: skip
         """Return the features whose filters are drawn from images X (n, h, w, channels).
 
-        Raises ConfigError if the images have fewer patches than `n_filters`, other than flat ones.
+        Raises ConfigError if the images have fewer than `n_filters` patches with contrast.
         """
         rng = np.random.default_rng([seed, PATCH_STAGE])
         candidates = 1000 + 4 * n_filters  # at least half of them are long enough
-        most = min(SAMPLED_PATCHES, SAMPLED_PIXELS // (size * size * X.shape[3]))
-        patches = _drawn(X, size, max(most, candidates), rng)
+        max_patches = min(MAX_SAMPLED_PATCHES, MAX_SAMPLED_ENTRIES // (size * size * X.shape[3]))
+        patches = _random_patches(X, size, max(max_patches, candidates), rng)
         variance = patches.var(axis=1)
         floor = CONTRAST_FLOOR * float(variance.mean())
         if not floor > 0:
             raise ConfigError(
-                f"{mention('model.patch_features', n_filters)} compares patches of images, and "
-                "those of a sample have no contrast",
+                f"{mention('model.patch_features', n_filters)} needs images with contrast, but all "
+                "patches of a sample are flat",
                 "leave it out",
             )
         patches -= patches.mean(axis=1, keepdims=True)
@@ -116,25 +123,27 @@ class PatchFeatures:
         patches -= mean
         values, axes = np.linalg.eigh(patches.T @ patches / len(patches))
         whiten = axes / np.sqrt(values.clip(min=0) + WHITENING_FLOOR * values.mean()) @ axes.T
-        white = patches[:candidates] @ whiten
-        lengths = np.linalg.norm(white, axis=1)
-        chosen = np.flatnonzero(lengths > SHORTEST * np.median(lengths))[:n_filters]
+        whitened = patches[:candidates] @ whiten
+        lengths = np.linalg.norm(whitened, axis=1)
+        chosen = np.flatnonzero(lengths > MIN_FILTER_LENGTH * np.median(lengths))[:n_filters]
         if len(chosen) < n_filters:
             raise ConfigError(
-                f"{mention('model.patch_features', n_filters)} asks for as many different patches "
-                f"of {size} x {size} pixels, and a sample of the rows has {len(chosen)}",
+                f"{mention('model.patch_features', n_filters)} needs as many different patches "
+                f"of {size} x {size} pixels, but a sample of the rows has {len(chosen)}",
                 f"lower {mention('model.patch_features')}",
             )
-        filters = whiten @ (white[chosen] / lengths[chosen, None]).T
+        filters = whiten @ (whitened[chosen] / lengths[chosen, None]).T
         offsets = mean @ filters
         filters -= filters.mean(axis=0)
-        plain = cls(filters, offsets, np.zeros(1), np.ones(1), size, floor, grid)
-        few = X[:MEASURED_ROWS].astype(np.float32)
-        found, _ = plain(few, few, RowRandom(np, seed, 0, PATCH_STAGE, np.arange(len(few))))
-        spread = found.std(axis=0, dtype=np.float64)
-        spread += SPREAD_FLOOR * spread.mean()
-        spread[spread == 0] = 1.0
-        return replace(plain, mean=found.mean(axis=0, dtype=np.float64), scale=spread)
+        unscaled = cls(filters, offsets, np.zeros(1), np.ones(1), size, floor, grid)
+        sample = X[:SCALE_ROWS].astype(np.float32)
+        features, _ = unscaled(
+            sample, sample, RowRandom(np, seed, 0, PATCH_STAGE, np.arange(len(sample)))
+        )
+        scale = features.std(axis=0, dtype=np.float64)
+        scale += FEATURE_SCALE_FLOOR * scale.mean()
+        scale[scale == 0] = 1.0
+        return replace(unscaled, mean=features.mean(axis=0, dtype=np.float64), scale=scale)
 
     @property
     def n_filters(self) -> int:
@@ -161,19 +170,21 @@ class PatchFeatures:
         )
 
     def _positions(self, row_shape: tuple[int, ...]) -> int:
+        """Return the number of positions of a patch in an image of this shape."""
         return math.prod(side - self.size + 1 for side in row_shape[:2])
 
     def __call__(self, X: AnyArray, Y: AnyArray, rng: RowRandom) -> tuple[AnyArray, AnyArray]:
         xp, shape = rng.xp, X.shape[1:]
-        found = rng.empty((len(X), *self.shape_after(shape)), X.dtype)
+        features = rng.empty((len(X), *self.shape_after(shape)), X.dtype)
         tables = self._tables(xp, shape, X.dtype)
-        tile = self.tile_bytes(shape, X.dtype.itemsize, on_host=xp is np)
-        step = tile // self.row_bytes(shape, X.dtype.itemsize)
+        max_bytes = self.tile_bytes(shape, X.dtype.itemsize, on_host=xp is np)
+        step = max_bytes // self.row_bytes(shape, X.dtype.itemsize)
         tiles = [slice(i, min(i + step, len(X))) for i in range(0, len(X), step)]
-        rng.run(lambda rows: self._compute(xp, X[rows], tables, found[rows]), tiles)
-        return found, Y
+        rng.run(lambda rows: self._compute(xp, X[rows], tables, features[rows]), tiles)
+        return features, Y
 
     def _tables(self, xp: Any, shape: tuple[int, ...], dtype: Any) -> _Tables:
+        """Return the arrays of the transform for images of this shape, in `dtype`."""
         filters = np.vstack([self.filters, -self.offsets])
         regions = _regions(shape[0] - self.size + 1, shape[1] - self.size + 1, self.grid)
         return _Tables(
@@ -183,11 +194,11 @@ class PatchFeatures:
     def _compute(self, xp: Any, X: AnyArray, tables: _Tables, out: AnyArray) -> None:
         """Write the features of a tile of images to `out` (k, 2 grid^2 N).
 
-        Products are of one image each: their bits do not depend on the others.
+        Each product is of one image, so that its bits do not depend on the other images.
         """
         patches = _patches(xp, X, self.size)
-        own = patches[..., :-1]
-        own /= xp.sqrt(own.var(axis=2, keepdims=True) + X.dtype.type(self.floor))
+        pixels = patches[..., :-1]
+        pixels /= xp.sqrt(pixels.var(axis=2, keepdims=True) + X.dtype.type(self.floor))
         responses = xp.matmul(patches, tables.filters)
         parts, t = out.reshape(len(X), 2, self.grid**2, -1), X.dtype.type(self.threshold)
         # mean max(r - t, 0) = mean max(r, t) - t, and the same of -r.
@@ -202,7 +213,7 @@ class PatchFeatures:
         size = f"size={self.size}, grid={self.grid}"
         return f"PatchFeatures(n_filters={self.n_filters}, {size})"
 
-    # -- stored --------------------------------------------------------------------------------
+    # -- storage -------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return the arrays to store, by name."""
@@ -219,8 +230,8 @@ class PatchFeatures:
         digest = hashlib.sha256()
         for array in self.arrays().values():
             digest.update(np.ascontiguousarray(array).tobytes())
-        made = {"n_filters": self.n_filters, "sha256": digest.hexdigest()[:16]}
-        return {"kind": "patches", **self.numbers(), **made}
+        identity = {"n_filters": self.n_filters, "sha256": digest.hexdigest()[:16]}
+        return {"kind": "patches", **self.numbers(), **identity}
 
 
 def patches_among(transforms: Sequence[Any]) -> PatchFeatures | None:
@@ -230,45 +241,45 @@ def patches_among(transforms: Sequence[Any]) -> PatchFeatures | None:
 
 def patch_names(features: PatchFeatures) -> list[str]:
     """Return the names of the features: sign, region and number of the filter."""
-    g, n = features.grid, features.n_filters
+    grid, n = features.grid, features.n_filters
     return [
         f"{sign}patch {k} at {i},{j}"
-        for sign in "+-" for i in range(g) for j in range(g) for k in range(n)
+        for sign in "+-" for i in range(grid) for j in range(grid) for k in range(n)
     ]  # fmt: skip
 
 
-def patch_size(wanted: int | str, row_shape: Sequence[int]) -> int:
-    """Return the size of a patch. wanted : a number, or "auto".
+def patch_size(requested: int | str, row_shape: Sequence[int]) -> int:
+    """Return the number of pixels along a side of a patch. requested : this number, or "auto".
 
     Raises ConfigError if the rows are not images, or smaller than a patch.
     """
     if len(row_shape) != 3:
         raise ConfigError(
-            f"{mention('model.patch_features')} needs images (height, width, channels), and rows "
+            f"{mention('model.patch_features')} needs images (height, width, channels), but rows "
             f"have the shape {tuple(row_shape)}",
             "store the data as images, (n, h, w, ch), or leave it out",
         )
     side = min(row_shape[:2])
-    if isinstance(wanted, str):
-        return min(AUTO_SIZE if side >= SMALL_SIDE else SMALL_SIZE, side)
-    if wanted > side:
+    if isinstance(requested, str):
+        return min(AUTO_PATCH_SIZE if side >= SMALL_IMAGE_SIDE else SMALL_PATCH_SIZE, side)
+    if requested > side:
         raise ConfigError(
-            f"{mention('model.patch_size', wanted)} is larger than the images of {row_shape[0]} x "
-            f"{row_shape[1]} pixels",
+            f"{mention('model.patch_size', requested)} is larger than the images of "
+            f"{row_shape[0]} x {row_shape[1]} pixels",
             f"lower it, or leave it at {mention('auto')}",
         )
-    return wanted
+    return requested
 
 
-def _drawn(
+def _random_patches(
     X: npt.NDArray[Any], size: int, n: int, rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
     """Return n patches at different random positions of images X, fewer if there are no more."""
     windows = np.lib.stride_tricks.sliding_window_view(X, (size, size), axis=(1, 2))
     total = math.prod(windows.shape[:3])
-    places = rng.choice(total, size=min(n, total), replace=False)
-    found = windows[np.unravel_index(places, windows.shape[:3])]
-    return found.transpose(0, 2, 3, 1).reshape(len(places), -1).astype(np.float64)
+    indices = rng.choice(total, size=min(n, total), replace=False)
+    patches = windows[np.unravel_index(indices, windows.shape[:3])]
+    return patches.transpose(0, 2, 3, 1).reshape(len(indices), -1).astype(np.float64)
 
 
 def _patches(xp: Any, X: AnyArray, size: int) -> AnyArray:
@@ -279,14 +290,14 @@ def _patches(xp: Any, X: AnyArray, size: int) -> AnyArray:
     patches[..., -1] = 1
     X, view = xp.ascontiguousarray(X), xp.lib.stride_tricks.as_strided
     s_k, s_h, s_w, s_c = X.strides
-    shape = (k, rows, columns, size, line)  # the pixels of a row of a patch lie side by side
+    shape = (k, rows, columns, size, line)  # the pixels of a row of a patch are contiguous
     windows = view(X, shape, (s_k, s_h, s_w, s_h, s_c))
     view(patches, shape, (*patches.strides[:3], line * s_c, s_c))[...] = windows
     return patches.reshape(k, rows * columns, -1)
 
 
 def _regions(rows: int, columns: int, grid: int) -> npt.NDArray[np.float64]:
-    """Return the averages over the regions of the positions, (grid^2, rows columns).
+    """Return the matrix that averages over the regions of the positions, (grid^2, rows columns).
 
     A side shorter than the grid has regions that overlap.
     """
@@ -299,6 +310,7 @@ def _regions(rows: int, columns: int, grid: int) -> npt.NDArray[np.float64]:
 
 
 def _spans(n: int, grid: int) -> list[slice]:
+    """Return `grid` slices that cover n positions, each with at least one."""
     return [slice(n * i // grid, max(n * (i + 1) // grid, n * i // grid + 1)) for i in range(grid)]
 
 

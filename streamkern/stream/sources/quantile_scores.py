@@ -1,8 +1,8 @@
 """Quantile scores of features: piecewise linear functions from values to their ranks in a sample.
 
 A feature with a heavy tail has most of its values within a small part of its standard deviation,
-where a kernel of a distance does not tell them apart. Its score, the share of a sample below a
-value, spreads them evenly. Both together keep what either shows.
+where a kernel of the distance hardly distinguishes them. Its score, the share of a sample below a
+value, spreads them evenly. The score is appended to the features, which keep the value too.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from streamkern.basics.array_types import Floats
 from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import AnyArray
 
-KNOTS = 256
+MAX_KNOTS = 256
 """Largest number of knots of a score; between them it is linear."""
-MIN_DISTINCT = 16
-"""Fewer distinct values in the sample than this have no score: a kernel tells them apart."""
-NEAR_NORMAL = 0.95
-"""Correlation of the values with their normal scores above which they have no score. It is 1 for
-normal, .98 for uniform, .9 for exponential and .76 for log-normal values."""
+MIN_SCORED_VALUES = 16
+"""Fewest distinct values in the sample for which a feature gets a score: a kernel distinguishes
+fewer values by their distance."""
+MAX_NORMAL_CORRELATION = 0.95
+"""Largest correlation of the values with their normal scores for which a feature gets a score. The
+correlation is 1 for normal, .98 for uniform, .9 for exponential and .76 for log-normal values."""
 
 
 @dataclass(frozen=True, eq=False)
 class QuantileScores:
-    """Scores of some features of a row.
+    """Piecewise linear scores of some features.
 
     columns : (k,) indices of the features
     values : (k, q) knots of each, ascending; the last one may repeat
@@ -42,43 +43,49 @@ class QuantileScores:
     heights: Floats
 
     @classmethod
-    def of_sample(cls, X: npt.NDArray[Any], wanted: float = NEAR_NORMAL) -> QuantileScores | None:
+    def of_sample(
+        cls, X: npt.NDArray[Any], max_correlation: float = MAX_NORMAL_CORRELATION
+    ) -> QuantileScores | None:
         """Return the scores of the features of X (n, d) that are far from normal; None if none is.
 
-        wanted : correlation with the normal scores below which a feature is scored
+        max_correlation : a feature whose correlation with its normal scores is lower gets a score
         """
-        found = []
+        scored = []
         for j in range(X.shape[1]):
             values, counts = np.unique(X[:, j].astype(np.float64), return_counts=True)
-            if len(values) < MIN_DISTINCT or not np.isfinite(values).all():
+            if len(values) < MIN_SCORED_VALUES or not np.isfinite(values).all():
                 continue
             shares = counts / len(X)
             levels = np.cumsum(shares) - shares / 2
-            if _correlation(values, on_demand("scipy.special").ndtri(levels), shares) < wanted:
-                found.append((j, *_knots(values, levels, shares)))
-        if not found:
+            if (
+                _correlation(values, on_demand("scipy.special").ndtri(levels), shares)
+                < max_correlation
+            ):
+                scored.append((j, *_knots(values, levels, shares)))
+        if not scored:
             return None
-        columns, knots, heights = zip(*found, strict=True)
+        columns, knots, heights = zip(*scored, strict=True)
         return cls(np.array(columns, np.int64), np.stack(knots), np.stack(heights))
 
     def __len__(self) -> int:
         return len(self.columns)
 
-    def into(self, xp: Any, X: AnyArray, scores: AnyArray) -> None:
+    def write_scores(self, xp: Any, X: AnyArray, scores: AnyArray) -> None:
         """Write the scores of X (m, d) float64 to `scores` (m, k), of any dtype."""
-        for at, (column, values, heights) in enumerate(self._functions()):
+        for j, (column, values, heights) in enumerate(self._functions()):
             knots, levels = xp.asarray(values), xp.asarray(heights)
-            scores[:, at] = xp.interp(X[:, column], knots, levels)
+            scores[:, j] = xp.interp(X[:, column], knots, levels)
 
     def _functions(self) -> Iterator[tuple[int, Floats, Floats]]:
+        """Return (column, knots, scores at the knots) of each scored feature."""
         return zip(self.columns.tolist(), self.values, self.heights, strict=True)
 
     def names(self, features: Sequence[str]) -> list[str]:
         """Return the names of the features, followed by the names of the scores."""
         return [*features, *(f"quantile of {features[j]}" for j in self.columns)]
 
-    def folded(self, shares: Floats) -> Floats:
-        """Return shares (d,) per feature: each includes the share of the feature's score.
+    def shares_with_scores(self, shares: Floats) -> Floats:
+        """Return the share of each feature (d,), including the share of its score.
 
         shares : (d + k,) shares of the d features and of the k scores
         """
@@ -93,31 +100,35 @@ class QuantileScores:
 
 def scores_among(transforms: Sequence[Any]) -> QuantileScores | None:
     """Return the quantile scores that one of the transforms appends; None if there are none."""
-    found = (getattr(transform, "scores", None) for transform in transforms)
-    return next((scores for scores in found if isinstance(scores, QuantileScores)), None)
+    candidates = (getattr(transform, "scores", None) for transform in transforms)
+    return next((scores for scores in candidates if isinstance(scores, QuantileScores)), None)
 
 
 def shape_after(transforms: Sequence[Any], row_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a row after the transforms: those that change it have a `shape_after`."""
+    """Return the shape of a row after the transforms; one that changes it has a `shape_after`."""
     for transform in transforms:
-        changed = getattr(transform, "shape_after", None)
-        row_shape = row_shape if changed is None else changed(row_shape)
+        shape_of = getattr(transform, "shape_after", None)
+        row_shape = row_shape if shape_of is None else shape_of(row_shape)
     return row_shape
 
 
 def _correlation(a: Floats, b: Floats, shares: Floats) -> float:
-    """Return the correlation of two columns of values with these shares."""
+    """Return the correlation of two columns (q,), weighted by `shares` (q,)."""
     a, b = a - shares @ a, b - shares @ b
     return float((shares * a) @ b / np.sqrt(((shares * a) @ a) * ((shares * b) @ b)))
 
 
 def _knots(values: Floats, levels: Floats, shares: Floats) -> tuple[Floats, Floats]:
-    """Return `KNOTS` of the distinct values, evenly spaced in rank, and their scores."""
+    """Return `MAX_KNOTS` of the distinct values (q,), evenly spaced in rank, and their scores.
+
+    levels : (q,) share of the sample below each value, counting half of the rows with that value
+    shares : (q,) share of the sample with each value
+    """
     mean = shares @ levels
     heights = (levels - mean) / np.sqrt(shares @ (levels - mean) ** 2)
-    even = np.linspace(levels[0], levels[-1], KNOTS)
-    chosen = np.unique(np.searchsorted(levels, even).clip(max=len(levels) - 1))
-    chosen = np.append(chosen, np.repeat(chosen[-1], KNOTS - len(chosen)))
+    even_levels = np.linspace(levels[0], levels[-1], MAX_KNOTS)
+    chosen = np.unique(np.searchsorted(levels, even_levels).clip(max=len(levels) - 1))
+    chosen = np.append(chosen, np.repeat(chosen[-1], MAX_KNOTS - len(chosen)))
     return values[chosen], heights[chosen]
 
 

@@ -11,8 +11,8 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import AnyArray, RowRandom
 
 
-class Stored(Protocol):
-    """The part of a source that noise uses."""
+class HasDtype(Protocol):
+    """The attribute of a source that noise uses."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
@@ -28,8 +28,8 @@ class GaussianNoise:
 
     For sigma >= 0.5 the variance of rounded noise is sigma**2 + 1/12, within 3 %. Smaller noise
     changes only a share 2 Phi(-1 / (2 sigma)) of the numbers: 10 % for sigma = 0.3, and one in two
-    million for sigma = 0.1. At either end of the range clipping removes one half of the noise: the
-    mean moves inwards by sigma / sqrt(2 pi) = 0.40 sigma, and the standard deviation is 0.58 sigma.
+    million for sigma = 0.1. At both ends of the range clipping removes half of the noise: the mean
+    moves inwards by sigma / sqrt(2 pi) = 0.40 sigma, and the standard deviation is 0.58 sigma.
     """
 
     sigma: float
@@ -53,15 +53,14 @@ class GaussianNoise:
         """True if the transform accepts only stored integers."""
         return self.round
 
-    def bind(self, data: Stored) -> GaussianNoise:
-        """Return this noise; with `round`, it knows the largest number of the stored dtype."""
+    def bind(self, data: HasDtype) -> GaussianNoise:
+        """Return this noise; with `round`, `most` is set from the stored dtype."""
         if not self.round:
             return self
         dtype = np.dtype(data.dtype)
         if dtype.kind != "u":
             raise ConfigError(
-                f"noise with round=true is for rows that are stored as uint8 or uint16, and these "
-                f"are {dtype}",
+                f"noise with round=true needs rows of uint8 or uint16, but these are {dtype}",
                 "leave round out",
             )
         return GaussianNoise(self.sigma, True, int(np.iinfo(dtype).max))
@@ -83,8 +82,8 @@ class GaussianNoise:
         return {"kind": "noise", "sigma": self.sigma, **rounded}
 
 
-class Shaped(Protocol):
-    """The part of a source that crops and flips use."""
+class HasRowShape(Protocol):
+    """The attribute of a source that crops and flips use."""
 
     @property
     def row_shape(self) -> tuple[int, ...]: ...
@@ -101,14 +100,14 @@ class RandomCrop:
         if self.padding < 0:
             raise ConfigError(f"crop padding={self.padding} must be at least 0")
 
-    def bind(self, data: Shaped) -> RandomCrop:
+    def bind(self, data: HasRowShape) -> RandomCrop:
         _check_images("crop", data.row_shape)
         return self
 
     def __call__(self, X: AnyArray, Y: AnyArray, rng: RowRandom) -> tuple[AnyArray, AnyArray]:
         offset = rng.integers(0, 2 * self.padding + 1, (2,))
         cropped = rng.xp.empty_like(X)
-        # Eight parts: padding all images at once would take the memory of two more copies.
+        # In eight parts: padding all images at once would need the memory of two more copies.
         part_rows = max(1, len(X) // 8)
         for start in range(0, len(X), part_rows):
             part = slice(start, start + part_rows)
@@ -137,7 +136,7 @@ class RandomFlip:
 
     keeps_dtype = keeps_integers = True
 
-    def bind(self, data: Shaped) -> RandomFlip:
+    def bind(self, data: HasRowShape) -> RandomFlip:
         _check_images("flip", data.row_shape)
         return self
 
@@ -153,6 +152,6 @@ def _check_images(kind: str, row_shape: tuple[int, ...]) -> None:
     """Raise ConfigError unless rows are images."""
     if len(row_shape) != 3:
         raise ConfigError(
-            f"{kind} needs images (height, width, channels)",
-            f"rows have shape {row_shape}: store the data as images, (n, h, w, ch)",
+            f"{kind} needs images (height, width, channels), but rows have shape {row_shape}",
+            "store the data as images, (n, h, w, ch)",
         )

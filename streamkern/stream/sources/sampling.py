@@ -14,7 +14,7 @@ from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, empty_rows, read_units
 from streamkern.stream.sources.unit_edges import unit_edges
 
-MANY_UNITS = 256
+SAMPLE_UNITS = 256
 """Number of units from which rows are drawn to represent a store that may be sorted by label."""
 
 
@@ -23,7 +23,7 @@ def sample_rows(
 ) -> RowBlock:
     """Return n distinct random rows in random order, read from at most `max_units` random units.
 
-    More units are read only if those hold fewer than n rows. Samples with different `stage` are
+    More units are read only if these hold fewer than n rows. Samples with different `stage` are
     independent. If n is at least the number of base rows of an augmented source, whole replicas
     are taken, so that every base row is in the sample equally often, as in an epoch. Cost: the
     units read; memory: the n rows and the few units of `read_units`.
@@ -37,8 +37,8 @@ def choose_rows(
     """Return the rows of `sample_rows`, (n,) int64."""
     if not 1 <= n <= source.n_rows:
         raise ConfigError(
-            f"a sample of {n} rows was asked for",
-            f"ask for 1 to {source.n_rows}, the rows there are",
+            f"a sample of {n} rows is not possible",
+            f"give 1 to {source.n_rows}, the number of rows of the data",
         )
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
     edges = unit_edges(source)
@@ -51,13 +51,14 @@ def choose_rows(
 
 
 def choose_copies(
-    source: BaseSource, n: int, copies: int, least: int, seed: int, stage: int, max_units: int
+    source: BaseSource, n: int, copies: int, min_origins: int, seed: int, stage: int, max_units: int
 ) -> np.ndarray | None:
-    """Return rows (r, m) int64: each column holds r rows of one origin of its own.
+    """Return rows (r, m) int64, each column with r rows of one origin, different for each column.
 
-    m is at most n and at least `least`; r is at most `copies`, the largest for which `max_units`
-    random units hold enough; None if even r = 2 is too large. For sources whose epochs have the
-    same rows. Reads the origins of these units, or of as many as hold `MAX_ORIGINS` rows.
+    r is the largest number up to `copies` for which `max_units` random units hold at least
+    `min_origins` origins with r rows; None if r = 2 is too large. m is the number of these origins,
+    at most n. Every epoch of `source` must have the same rows. Reads the origins of these units, or
+    of as many as hold `MAX_ORIGINS` rows.
     """
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
     edges, units = unit_edges(source), rng.permutation(source.n_units)[:max_units]
@@ -69,16 +70,16 @@ def choose_copies(
     order = order[np.argsort(origins[order], kind="stable")]
     _, first, count = np.unique(origins[order], return_index=True, return_counts=True)
     for r in range(min(copies, int(count.max())), 1, -1):
-        often = first[count >= r]
-        if len(often) >= least:
-            chosen = rng.permutation(often)[:n]
+        frequent = first[count >= r]
+        if len(frequent) >= min_origins:
+            chosen = rng.permutation(frequent)[:n]
             chosen_rows: np.ndarray = rows[order[chosen + np.arange(r)[:, None]]]
             return chosen_rows
     return None
 
 
 def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -> RowBlock:
-    """Return the given rows (n,), in that order; each unit that holds one is read once."""
+    """Return the rows with positions `rows` (n,), in that order; reads each unit once."""
     sample = empty_rows(source, len(rows))
     for index, block in rows_by_unit(source, rows, seed, epoch):
         sample.put(index, block)
@@ -91,32 +92,31 @@ def rows_by_unit(
     """Yield (positions in `rows`, block) for each unit that holds some of the given rows (n,)."""
     groups = list(by_unit(unit_edges(source), rows))
     blocks = read_units(source, [u for u, _, _ in groups], seed, epoch)
-    for (_, index, inside), block in zip(groups, blocks, strict=True):
-        yield index, block.take(inside)
+    for (_, index, index_in_unit), block in zip(groups, blocks, strict=True):
+        yield index, block.take(index_in_unit)
 
 
 def origins_of(source: BaseSource, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
     """Return the origins (n,) of the given rows (n,), see `BaseSource.origins`."""
     origins = np.empty(len(rows), np.uint64)
-    for u, index, inside in by_unit(unit_edges(source), rows):
-        origins[index] = source.origins(u, epoch)[inside]
+    for u, index, index_in_unit in by_unit(unit_edges(source), rows):
+        origins[index] = source.origins(u, epoch)[index_in_unit]
     return origins
 
 
 def source_rows_of(source: BaseSource, rows: np.ndarray) -> np.ndarray:
-    """Return the numbers (n,) of the given rows (n,) in the data as it was given, see
-    `BaseSource.source_rows`."""
-    found = np.empty(len(rows), np.int64)
-    for u, index, inside in by_unit(unit_edges(source), rows):
-        found[index] = source.source_rows(u)[inside]
-    return found
+    """Return the row numbers (n,) of the given rows (n,), see `BaseSource.source_rows`."""
+    numbers = np.empty(len(rows), np.int64)
+    for u, index, index_in_unit in by_unit(unit_edges(source), rows):
+        numbers[index] = source.source_rows(u)[index_in_unit]
+    return numbers
 
 
 def by_unit(edges: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yield (unit, positions in `rows`, row numbers within the unit) for each unit with rows."""
-    holder = np.searchsorted(edges, rows, side="right") - 1
-    order = np.argsort(holder, kind="stable")
-    units, first = np.unique(holder[order], return_index=True)
+    unit_of_row = np.searchsorted(edges, rows, side="right") - 1
+    order = np.argsort(unit_of_row, kind="stable")
+    units, first = np.unique(unit_of_row[order], return_index=True)
     for u, index in zip(units.tolist(), np.split(order, first[1:]), strict=bool(len(rows))):
         yield u, index, rows[index] - edges[u]
 

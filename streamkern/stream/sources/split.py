@@ -1,16 +1,16 @@
 """Split rows into those to train on and a share set aside for validation or calibration.
 
 The split is a function of seed and rows alone, so a resumed run sets the same rows aside. It is
-decided below all copies: no replica of a row set aside is trained on, and that row is read without
-augmentation. Equal rows are on one side (`repeated_rows`), for which rows are read. No array of n
-entries is kept.
+made for the original rows, not for their copies: no replica of a row set aside is trained on, and
+this row is read without augmentation. Equal rows are on one side (`repeated_rows`); to find them,
+rows are read. No array of n entries is stored.
 
-    store of C chunks    the share of the rows, from 256 random chunks, or from more if these do
-                         not hold it: an evaluation reads no others
-    array in memory      the same, with the share of each class
-    store of copies      rows by a draw for their origin, which is looked up for all rows
-    mixture, augmented,  each source by itself, and the same source made of the rows left
-    shares of classes
+    store of chunks      the share of the rows, from 256 random chunks, or from more if these hold
+                         too few rows; an evaluation reads only these chunks
+    array in memory      the same, with the same share of each class
+    store of copies      all rows of randomly drawn origins; reads the origins of all rows
+    mixture, augmented,  each member or base is split, and the source is made anew from the rows to
+    class shares         train on
 """
 
 from __future__ import annotations
@@ -33,8 +33,13 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, DerivedSource, prefetched
 from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.repeated_rows import NO_MOVES, Draw, DuplicateMoves, moved_together
-from streamkern.stream.sources.sampling import MANY_UNITS
+from streamkern.stream.sources.repeated_rows import (
+    NO_MOVES,
+    Draw,
+    DuplicateMoves,
+    moves_of_equal_rows,
+)
+from streamkern.stream.sources.sampling import SAMPLE_UNITS
 from streamkern.stream.sources.unit_edges import unit_edges
 from streamkern.stream.sources.user import GeneratorSource, UserSource
 
@@ -42,9 +47,9 @@ from streamkern.stream.sources.user import GeneratorSource, UserSource
 class SplitPurpose(NamedTuple):
     """The purpose of rows set aside.
 
-    stage : stage of the draw
-    setting : setting that requests it
-    share : format of the setting that fixes their number
+    stage : stage that keys the random draw
+    setting : setting that requests the rows, for messages
+    share : format of the setting that determines their number, for messages
     remedy : advice if there are too few rows
     """
 
@@ -55,7 +60,7 @@ class SplitPurpose(NamedTuple):
 
 
 TO_VALIDATE = SplitPurpose(
-    Stage.VALIDATION, "early_stopping", "validation_fraction={:g}", "or another fraction"
+    Stage.VALIDATION, "early_stopping", "validation_fraction={:g}", "or change the fraction"
 )
 TO_CALIBRATE = SplitPurpose(Stage.CALIBRATION, "calibrate", "calibrate=True", "or leave it out")
 
@@ -67,34 +72,37 @@ def split_rows(
 
     share : share of the stored rows, between 0 and 1
 
-    Reads the origins of the rows of a store of copies. Other rows are read as `moved_together` does
-    if they are in memory or in at most `MANY_UNITS` units; else equal rows may be on both sides.
+    Reads the origins of the rows of a store of copies. Equal rows of other sources are searched for
+    (`moves_of_equal_rows`) if these are in memory or have at most `SAMPLE_UNITS` units; otherwise
+    equal rows may be on both sides.
 
     Raises
     ------
     ConfigError
         Rows are made by a function, or come in the shares of a mixture.
     DataError
-        There are too few rows to set any aside, or to leave any.
+        Too few rows would be set aside or left to train on.
     """
     splits = [_Split(leaf, share, seed, purpose) for leaf in _leaves(source, purpose)]
-    plain = [split for split in splits if not split.base.n_origins]
-    n_read = sum(len(split.sizes) for split in plain if not _in_memory(split.base))
-    if n_read <= MANY_UNITS:  # else equal rows are not looked for: it would read all of the data
-        for split, moved in zip(plain, moved_together([s.draw() for s in plain]), strict=True):
-            split.move(moved)
+    without_origins = [split for split in splits if not split.base.n_origins]
+    n_read = sum(len(split.sizes) for split in without_origins if not _in_memory(split.base))
+    if n_read <= SAMPLE_UNITS:  # else finding equal rows would read all of the data
+        for split, moves in zip(
+            without_origins, moves_of_equal_rows([s.draw() for s in without_origins]), strict=True
+        ):
+            split.move(moves)
     for split in splits:
         split.check(purpose)
-    return _divided(source, iter(splits))
+    return _split_sources(source, iter(splits))
 
 
 def _leaves(source: BaseSource, purpose: SplitPurpose) -> Iterator[BaseSource]:
-    """Yield the sources that are split by themselves; raise ConfigError as `split_rows` does."""
+    """Yield the stored sources that are split separately; raise ConfigError as `split_rows`."""
     if isinstance(source, MixtureSource):
         if source.weights is not None:
             raise ConfigError(
                 f"{purpose.setting} cannot be used with the shares of a mixture "
-                f"({mention('data.weights')}), which rows set aside would not have",
+                f"({mention('data.weights')}), which the rows set aside would not have",
                 "leave one of them out",
             )
         _check_copies_alone(source, purpose.setting)
@@ -106,81 +114,85 @@ def _leaves(source: BaseSource, purpose: SplitPurpose) -> Iterator[BaseSource]:
     yield source
 
 
-def _divided(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSource, BaseSource]:
+def _split_sources(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSource, BaseSource]:
     """Return the result of `split_rows`.
 
     splits : splits of the `_leaves` of the source, in order
     """
     if isinstance(source, AugmentedSource):
-        train, held_out = _divided(source.base, splits)
+        train, held_out = _split_sources(source.base, splits)
         return source.with_base(train), held_out
     if isinstance(source, BalancedSource):
-        train, held_out = _divided(source.base, splits)
+        train, held_out = _split_sources(source.base, splits)
         return BalancedSource(train, source.requested_shares), held_out
     if isinstance(source, MixtureSource):
-        parts = [_divided(part, splits) for part in source.parts]
+        parts = [_split_sources(part, splits) for part in source.parts]
         transforms = (*source.host_transforms, *source.feed_transforms)
-        train = MixtureSource([rest for rest, _ in parts], transforms=transforms)
+        train = MixtureSource([train_part for train_part, _ in parts], transforms=transforms)
         return train, MixtureSource([held_out for _, held_out in parts])
     split = next(splits)
     return SplitSource(split, held_out=False), SplitSource(split, held_out=True)
 
 
-def n_different(aside: BaseSource) -> int:
+def n_different(held_out: BaseSource) -> int:
     """Return the number of rows set aside, counting equal rows once.
 
-    aside : second result of `split_rows`
+    held_out : second result of `split_rows`
     """
     n_copies = (
-        len(aside.split.moved.copies) if isinstance(aside, SplitSource) and aside.held_out else 0
+        len(held_out.split.moved.copies)
+        if isinstance(held_out, SplitSource) and held_out.held_out
+        else 0
     )
-    return aside.n_rows - n_copies - sum(part.n_rows - n_different(part) for part in aside.parts)
+    return (
+        held_out.n_rows - n_copies - sum(part.n_rows - n_different(part) for part in held_out.parts)
+    )
 
 
 def _check_copies_alone(mixture: MixtureSource, setting: str) -> None:
     """Raise ConfigError if copies in a store may be made from rows of another part."""
-    if len({part.hides_copies for part in _stored(mixture)}) > 1:
+    if len({part.hides_copies for part in _stored_sources(mixture)}) > 1:
         raise ConfigError(
-            f"{setting} cannot be used with a store of copies beside other data, which they "
-            f"may be made from",
-            f"leave {setting} out, or train on one of them",
+            f"{setting} cannot be used with a store of copies in a mixture: the copies may "
+            "be made from rows of the other sources",
+            f"leave {setting} out, or train on the store alone",
         )
 
 
-def _stored(source: BaseSource) -> Iterator[BaseSource]:
-    """Yield the stores and arrays that a source is made of."""
+def _stored_sources(source: BaseSource) -> Iterator[BaseSource]:
+    """Yield the stores and arrays from which a source is made."""
     if not source.parts:
         yield source
     for part in source.parts:
-        yield from _stored(part)
+        yield from _stored_sources(part)
 
 
 def _check_stored(source: BaseSource, setting: str) -> None:
     """Raise ConfigError unless the source is the rows of one store or array."""
     if isinstance(source, GeneratorSource | UserSource):
         raise ConfigError(
-            f"{setting} cannot be used with rows that a function or a source of your own "
-            f"makes: it is not known which of them are copies of one row",
+            f"{setting} cannot be used with rows that your own function or source generates: "
+            "streamkern cannot detect which of them are copies of one row",
             f"leave {setting} out, or write them to a store first",
         )
     if source.hides_copies and not source.n_origins:
         raise ConfigError(
-            f"{setting} cannot be used with a store that copies were written to together with "
-            f"other data: it is not known which of its rows are copies of one row",
+            f"{setting} cannot be used with a store that mixes copies and other data: streamkern "
+            "cannot detect which of its rows are copies of one row",
             f"leave {setting} out",
         )
     for part in source.parts:  # columns in another order
         if isinstance(part, AugmentedSource | MixtureSource) or part.host_transforms:
             raise ConfigError(
-                f"{setting} cannot be used with columns that are put in order behind an "
-                "augmentation or a mixture",
-                "give its sources their columns in the same order",
+                f"{setting} cannot be used if columns are reordered after an augmentation or a "
+                "mixture",
+                "store the columns of all sources in the same order",
             )
         _check_stored(part, setting)
 
 
 def rows_read(source: BaseSource) -> int:
-    """Return the most rows that a read of `source` decodes if some of them are left out; else 0."""
+    """Return the largest number of rows that a read of `source` decodes and partly discards."""
     largest = 0
     if isinstance(source, SplitSource):
         largest = source.split.largest
@@ -199,13 +211,13 @@ class _Split:
         self.largest = int(self.sizes.max())
         self.by_class = base.classes is not None and _in_memory(base)
         if base.n_origins:
-            self.counts = self._counted()
+            self.counts = self._count_drawn()
         else:
-            self.counts = _counts(self.sizes, share, seed, self.stage)
-        self.drawn, self.moved = self.counts, NO_MOVES
+            self.counts = _rows_per_unit(self.sizes, share, seed, self.stage)
+        self.drawn, self.moved = self.counts, NO_MOVES  # rows set aside before equal ones moved
 
     def draw(self) -> Draw:
-        """Return the rows set aside, as drawn."""
+        """Return the rows set aside before equal rows are moved together."""
         return Draw(
             self.base, self.edges, self.drawn, self.drawn_rows, partial(stored_block, self.base)
         )
@@ -223,10 +235,11 @@ class _Split:
         if not 2 <= n < self.base.n_rows:
             raise DataError(
                 f"{purpose.share.format(self.share)} sets {n} of {self.base.n_rows} rows aside",
-                f"it takes two, and one to train on: give more rows, {purpose.remedy}",
+                f"at least two must be set aside, and one left: give more rows, {purpose.remedy}",
             )
 
-    def _counted(self) -> np.ndarray:
+    def _count_drawn(self) -> np.ndarray:
+        """Return the number of drawn rows of each unit, (n_units,); reads all origins."""
         calls = (partial(self.drawn_rows, u) for u in range(len(self.sizes)))
         return np.array([np.count_nonzero(part) for part in prefetched(self.base, calls)], np.int64)
 
@@ -235,8 +248,8 @@ class _Split:
         if self.base.n_origins:
             origins = self.base.origins(u, 0).astype(np.int64)
             draws = RowRandom(np, self.seed, 0, self.stage, origins, np.float64)
-            below: np.ndarray = draws.uniform() < self.share
-            return below
+            chosen_origins: np.ndarray = draws.uniform() < self.share
+            return chosen_origins
         k, count = int(self.sizes[u]), int(self.drawn[u])
         rng = np.random.default_rng([self.seed, self.stage, 1, u])
         order, start = rng.permutation(k), rng.random()
@@ -252,33 +265,35 @@ class _Split:
         return chosen
 
 
-def _counts(sizes: np.ndarray, share: float, seed: int, stage: Stage) -> np.ndarray:
+def _rows_per_unit(sizes: np.ndarray, share: float, seed: int, stage: Stage) -> np.ndarray:
     """Return the number of rows to set aside in each unit, (n_units,) int64.
 
     Their sum is `share` of all rows, rounded. Rows are taken from all units if there are at most
-    `MANY_UNITS`, otherwise from that many random units, or more if the share needs them.
+    `SAMPLE_UNITS`, otherwise from that many random units, or more if the share needs them.
     """
     n_units = len(sizes)
-    n_giving = max(math.ceil(share * n_units), min(n_units, MANY_UNITS))
+    n_chosen = max(math.ceil(share * n_units), min(n_units, SAMPLE_UNITS))
     rng = np.random.default_rng([seed, stage, 0])
-    giving = np.sort(rng.permutation(n_units)[:n_giving])
-    available = np.cumsum(sizes[giving])
-    wanted = min(share * sizes.sum() / available[-1], 1.0)
+    chosen = np.sort(rng.permutation(n_units)[:n_chosen])
+    available = np.cumsum(sizes[chosen])
+    share_of_chosen = min(share * sizes.sum() / available[-1], 1.0)
     counts = np.zeros(n_units, np.int64)
-    counts[giving] = np.diff(np.floor(available * wanted + 0.5).astype(np.int64), prepend=0)
-    fitting: np.ndarray = np.minimum(counts, sizes)
-    return fitting
+    counts[chosen] = np.diff(
+        np.floor(available * share_of_chosen + 0.5).astype(np.int64), prepend=0
+    )
+    bounded: np.ndarray = np.minimum(counts, sizes)
+    return bounded
 
 
 def _in_memory(source: BaseSource) -> bool:
     if isinstance(source, SplitSource):
         return _in_memory(source.base)
-    plain = isinstance(source, ArraySource) and not source.host_transforms
-    return plain and not source.statistics_read
+    is_array = isinstance(source, ArraySource) and not source.host_transforms
+    return is_array and not source.statistics_read
 
 
 def stored_block(source: BaseSource, u: int) -> RowBlock:
-    """Return the rows of unit u before the host transforms of the source and its base."""
+    """Return the rows of unit u, before any host transforms."""
     return source.read_stored(u) if isinstance(source, SplitSource) else source.read_rows(u, 0, 0)
 
 
@@ -311,7 +326,7 @@ class SplitSource(DerivedSource):
         return described | {"moved": len(moved)} if len(moved) else described
 
     def _totals(self) -> np.ndarray | None:
-        """Return the totals of `BaseSource`; counted in memory, else in proportion."""
+        """Return `totals`, counted if the rows are in memory, else in proportion to the rows."""
         base = self.base
         if base.totals is None:
             return None
@@ -352,14 +367,16 @@ class SplitSource(DerivedSource):
         return rows
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Return the origins of the base; equal rows set aside have the origin of the first."""
+        """Return the origins in the base; equal rows set aside get the origin of the first."""
         unit, index, moved = int(self._units[u]), self._index(u), self.split.moved
         if not self.held_out or not len(moved.copies):
             rows: np.ndarray = self.base.origins(unit, epoch)[index]
             return rows
         numbers = index + self._base_edges[unit]
-        at = np.minimum(np.searchsorted(moved.copies, numbers), len(moved.copies) - 1)
-        first_equal = np.where(moved.copies[at] == numbers, moved.firsts[at], numbers)
+        index_of_copy = np.minimum(np.searchsorted(moved.copies, numbers), len(moved.copies) - 1)
+        first_equal = np.where(
+            moved.copies[index_of_copy] == numbers, moved.firsts[index_of_copy], numbers
+        )
         return np.asarray(first_equal, np.uint64)
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -369,12 +386,14 @@ class SplitSource(DerivedSource):
             return None
         numbers, index = matches
         position = np.full(len(numbers), -1)
-        holder = np.searchsorted(self._base_edges, numbers, side="right") - 1
-        for u in np.unique(np.searchsorted(self._units, holder)[np.isin(holder, self._units)]):
-            here = self._index(int(u)) + self._base_edges[self._units[u]]
-            at = np.minimum(np.searchsorted(here, numbers), len(here) - 1)
-            hit = here[at] == numbers
-            position[hit] = self._edges[u] + at[hit]
+        unit_of_match = np.searchsorted(self._base_edges, numbers, side="right") - 1
+        for u in np.unique(
+            np.searchsorted(self._units, unit_of_match)[np.isin(unit_of_match, self._units)]
+        ):
+            rows_of_unit = self._index(int(u)) + self._base_edges[self._units[u]]
+            nearest = np.minimum(np.searchsorted(rows_of_unit, numbers), len(rows_of_unit) - 1)
+            is_equal = rows_of_unit[nearest] == numbers
+            position[is_equal] = self._edges[u] + nearest[is_equal]
         return position[position >= 0], index[position >= 0]
 
     def target_moments(self) -> ColumnMoments | None:

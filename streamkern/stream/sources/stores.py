@@ -18,7 +18,7 @@ from streamkern.stream.sources.base import BaseSource, prefetched, target_bytes
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 from streamkern.stream.sources.unit_edges import regular_edges
 
-# Foreign stores may have tiny chunks: they are grouped up to this size, one task for several.
+# Smaller chunks, as foreign stores may have, are grouped to units of up to this size.
 SMALL_CHUNK_BYTES = 1 << 20
 
 
@@ -69,22 +69,22 @@ class ZarrSource(BaseSource):
         self.hides_copies = spec.n_origins > 0 or spec.hides_copies
         self._chunks_per_unit = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.widest_bytes))
         self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._chunks_per_unit)
-        self._kept: dict[int, tuple[np.ndarray, ...]] | None = None
+        self._unit_cache: dict[int, tuple[np.ndarray, ...]] | None = None
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
     def until(self, stopped: threading.Event) -> ZarrSource:
-        again = copy.copy(self)
-        again.store = self.store.until(stopped)
-        return again if self.remote else self
+        source = copy.copy(self)
+        source.store = self.store.until(stopped)
+        return source if self.remote else self
 
     @property
     def decoded_bytes(self) -> int:
         return self.n_rows * (self.row_bytes + target_bytes(self))
 
     def kept(self) -> ZarrSource:
-        again = copy.copy(self)
-        again._kept = {}
-        return again
+        source = copy.copy(self)
+        source._unit_cache = {}
+        return source
 
     @property
     def fingerprint(self) -> str:
@@ -94,28 +94,30 @@ class ZarrSource(BaseSource):
         return np.concatenate([self.store.source_rows(i) for i in self._chunks(u)])
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Return the origins of `BaseSource`; read if the store holds augmented rows."""
+        """Return the origins, see `BaseSource`; reads row numbers if the store has copies."""
         if not self.n_origins:
             return super().origins(u, epoch)
         numbers: np.ndarray = self.source_rows(u) % np.uint64(self.n_origins)
         return numbers
 
     def _chunks(self, u: int) -> range:
+        """Return the chunks of unit u."""
         first = u * self._chunks_per_unit
         return range(first, min(first + self._chunks_per_unit, self.store.n_chunks))
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        if self._kept is None:
-            return self._decoded(u)
-        rows = self._kept.get(u)
-        if rows is None:  # two threads may both read it
-            rows = tuple(map(_without_larger_base, self._decoded(u)))
-            for array in rows:  # which every replica and every epoch will see
+        if self._unit_cache is None:
+            return self._decoded_unit(u)
+        rows = self._unit_cache.get(u)
+        if rows is None:  # two threads may both read the unit
+            rows = tuple(map(_without_larger_base, self._decoded_unit(u)))
+            for array in rows:  # shared by all replicas and epochs
                 array.flags.writeable = False
-            self._kept[u] = rows
+            self._unit_cache[u] = rows
         return rows
 
-    def _decoded(self, u: int) -> tuple[np.ndarray, ...]:
+    def _decoded_unit(self, u: int) -> tuple[np.ndarray, ...]:
+        """Return X, y and w of unit u, read from the store."""
         read = [self.store.read_weighted_chunk(i) for i in self._chunks(u)]
         parts = zip(*([a for a in chunk if a is not None] for chunk in read), strict=True)
         return tuple(np.concatenate(part) if len(part) > 1 else part[0] for part in parts)
@@ -132,7 +134,7 @@ class ZarrSource(BaseSource):
         return spec.global_mean, spec.global_scale, spec.mean, spec.scale
 
     def target_moments(self) -> ColumnMoments:
-        """Return the moments: known for a store of streamkern; else y and w are read."""
+        """Return the moments from the statistics of the store; without them, read y and w."""
         spec = self.store.spec
         if spec.target_mean is not None and spec.target_scale is not None:
             weight = self.n_rows if self.totals is None else self.totals.sum()
@@ -146,8 +148,8 @@ class ZarrSource(BaseSource):
 
 def _without_larger_base(array: np.ndarray) -> np.ndarray:
     """Return the array; a copy if it is a view that keeps a larger array alive."""
-    held = array.base
-    return array.copy() if getattr(held, "nbytes", 0) > array.nbytes else array
+    base = array.base
+    return array.copy() if getattr(base, "nbytes", 0) > array.nbytes else array
 
 
 def stores_of(source: BaseSource) -> list[Store]:

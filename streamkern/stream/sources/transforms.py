@@ -6,13 +6,16 @@ A transform is any callable that takes ``(X, Y, rng)`` and returns ``(X, Y)``:
         return X * rng.uniform((1,)), Y        # one factor per row, on the CPU or the GPU
 
 `rng` is a `RowRandom` whose draws belong to the rows, so results do not depend on batches or
-threads. X is (m, *row_shape); return new arrays, never write into the arguments. Transforms run in
-order. Leading ones that keep the storage dtype (`keeps_dtype`, or `@host_transform`) run with the
-read, on the host, with y as stored; from the first other one on they run at the feed, on the
-device, with X floating and Y (m, c) one-hot or values. A row keeps its sample weight; a transform
-that mixes rows also has a method `weighted(X, Y, w, rng)`, which returns the mixed weights too.
-`keeps_integers` marks a transform that leaves stored integers integers of their dtype;
-`needs_integers` marks one that is useless for other numbers.
+threads. X is (m, *row_shape); return new arrays, never write into the arguments.
+
+Transforms run in order. Leading ones that keep the storage dtype (`keeps_dtype`, or
+`@host_transform`) are host transforms: they run when rows are read, on the host, with y as stored.
+All from the first other one on are feed transforms: they run on the device, after the upload, with
+X floating and Y (m, c) one-hot or values.
+
+A row keeps its sample weight; a transform that mixes rows also has `weighted(X, Y, w, rng)`, which
+returns the mixed weights too. `keeps_integers` marks a transform that maps stored integers to
+integers of the same range; `needs_integers` marks one that accepts only stored integers.
 """
 
 from __future__ import annotations
@@ -38,16 +41,17 @@ from streamkern.stream.sources.random_transforms import RandomFlip as RandomFlip
 
 Transform = Callable[[AnyArray, AnyArray, RowRandom], tuple[AnyArray, AnyArray]]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-CONSTANT_FEATURE = 16 * np.finfo(np.float64).eps  # of the mean: rounding error of a constant
-SCALED_AT_ONCE = 1 << 18  # entries that `Scale` holds in float64 at a time
+# Standard deviation, relative to the mean, up to which a feature counts as a rounded constant.
+CONSTANT_FEATURE = 16 * np.finfo(np.float64).eps
+SCALE_SLAB_ENTRIES = 1 << 18  # entries that `Scale` converts to float64 at a time
 Moments = tuple[float | None, float | None, np.ndarray | None, np.ndarray | None]
 
-# Augmentation of rows read by the setup is drawn from an epoch that no run reaches.
+# The epoch that keys random transforms of rows in the setup; no run reaches it.
 SETUP_EPOCH = 1 << 30
 
 
 class BaseData(Protocol):
-    """The part of a source that its transforms may use."""
+    """The attributes of a source that its transforms may use."""
 
     @property
     def row_shape(self) -> tuple[int, ...]: ...
@@ -59,26 +63,24 @@ class BaseData(Protocol):
 
 
 def host_transform(function: _Function) -> _Function:
-    """Mark a transform that keeps shape and storage dtype: it then runs with the read."""
+    """Mark a transform that keeps shape and storage dtype: it runs when rows are read."""
     function.keeps_dtype = True  # type: ignore[attr-defined]
     return function
 
 
 def deterministic(function: _Function) -> _Function:
-    """Mark a transform without draws as part of the model.
+    """Mark a transform without random draws as part of the model.
 
-    It is also applied to centers and to evaluated rows; other transforms are augmentation, which is
-    left out there.
+    It also applies to centers and evaluated rows; others are augmentation, only for training.
     """
     function.deterministic = True  # type: ignore[attr-defined]
     return function
 
 
 def keeps_integers(function: _Function) -> _Function:
-    """Mark a transform that keeps integers integers from 0 to 255, or 65535 for uint16.
+    """Mark a transform that maps stored integers to integers from 0 to 255, or 65535 for uint16.
 
-    They stay so in floating X, too: rows of uint8 that go through it may be trained on with
-    precision "integer".
+    X may be floating. With only such transforms, rows of uint8 allow precision "integer".
     """
     function.keeps_integers = True  # type: ignore[attr-defined]
     return function
@@ -105,10 +107,10 @@ class Scale:
     mean, scale : float, or (d,) for "feature"
         Both or neither; by default from the source's statistics. A scale of 0 (a constant feature)
         counts as 1, and so does a measured scale within the rounding error of the mean.
-    scores : quantile scores of scaled features, which the setting data.scale finds for "quantiles"
+    scores : quantile scores of scaled features, which the setting data.scale computes
 
-    It is computed in float64 and rounded once: equal numbers of any dtype give equal features, and
-    rows with a large common offset lose only the precision that their dtype has already lost.
+    The result is computed in float64 and rounded once: equal numbers of any dtype give equal
+    features, and rows with a large common offset lose only the precision that their dtype lost.
     """
 
     mode: str = "global"
@@ -120,7 +122,7 @@ class Scale:
     def __post_init__(self) -> None:
         if (self.mode == "quantiles") != (self.scores is not None):
             raise ConfigError(
-                'scale mode="quantiles" needs a sample of the rows, which no transform sees',
+                'scale mode="quantiles" needs a sample of the rows, which a transform cannot see',
                 f"give it as {mention('data.scale')}",
             )
         if self.mode not in ("none", "global", "feature", "quantiles"):
@@ -149,9 +151,9 @@ class Scale:
                 scale = np.where(np.abs(mean) * CONSTANT_FEATURE >= scale, 0.0, scale)
         if mean is None or scale is None:
             raise ConfigError(
-                f'scale mode="{self.mode}" needs statistics and this source has none',
-                f"give mean= and {mention('scale=')}, or ingest the data into a store, which keeps "
-                "them",
+                f'scale mode="{self.mode}" needs statistics, but this source has none',
+                f"give mean= and {mention('scale=')}, or ingest the data into a "
+                "store, which has them",
             )
         shape = data.row_shape if self.mode == "feature" else ()
         mean, scale = np.asarray(mean, np.float64), np.asarray(scale, np.float64)
@@ -170,15 +172,15 @@ class Scale:
         d = max(math.prod(X.shape[1:]), 1)
         scaled = rng.empty((len(X), *shape_after([self], X.shape[1:])), X.dtype)
         mean, scale = (rng.xp.asarray(a, np.float64) for a in (self.mean, self.scale))
-        step = max(SCALED_AT_ONCE // d, 1)
+        step = max(SCALE_SLAB_ENTRIES // d, 1)
         for rows in (slice(i, i + step) for i in range(0, len(X), step)):
-            wide = rng.xp.subtract(X[rows], mean)
-            wide /= scale
+            slab = rng.xp.subtract(X[rows], mean)
+            slab /= scale
             if self.scores is None:
-                scaled[rows] = wide
+                scaled[rows] = slab
             else:
-                scaled[rows, :d] = wide
-                self.scores.into(rng.xp, wide, scaled[rows, d:])
+                scaled[rows, :d] = slab
+                self.scores.write_scores(rng.xp, slab, scaled[rows, d:])
         return scaled, Y
 
     def shape_after(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -193,12 +195,12 @@ class Scale:
 
 
 class MixUp:
-    """λ x_i + (1 - λ) x_j and the same of the targets, λ ~ Beta(alpha, alpha) per row.
+    """Replace x_i by λ x_i + (1 - λ) x_j and the target alike, with λ ~ Beta(alpha, alpha).
 
     Partners j are a random permutation of the batch (Zhang, Cisse, Dauphin and Lopez-Paz, "mixup",
-    ICLR 2018). λ comes from one uniform by the inverse CDF, interpolated between 4 097 exact
-    quantiles: its CDF is nowhere off by more than 1/4096, and both backends draw it in two array
-    operations. Sample weights are mixed like the targets.
+    ICLR 2018). λ is the inverse CDF of one uniform draw per row, interpolated between 4 097 exact
+    quantiles, so that the error of the CDF is at most 1/4096. Sample weights are mixed like the
+    targets.
     """
 
     keeps_integers = False
@@ -217,7 +219,7 @@ class MixUp:
     def weighted(
         self, X: AnyArray, Y: AnyArray, w: AnyArray, rng: RowRandom
     ) -> tuple[AnyArray, AnyArray, AnyArray]:
-        """Return X, Y and the sample weights w (m,), all mixed alike."""
+        """Return X, Y and the sample weights w (m,), mixed with the same λ and partners."""
         mixed_X, mixed_Y, mixed_w = self._mixed((X, Y, w), rng)
         return mixed_X, mixed_Y, mixed_w
 
@@ -255,26 +257,26 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
             built.append(TRANSFORM_KINDS[kind](**options))
         except TypeError as error:
             options_of_kind = inspect.signature(TRANSFORM_KINDS[kind]).parameters
-            taken = [name for name in options_of_kind if name != "most"]
+            option_names = [name for name in options_of_kind if name != "most"]
             raise ConfigError(
-                f"transform {number} ({kind}) cannot be made of {options}",
-                f"its options are {', '.join(taken) or 'none'}: {error}",
+                f"transform {number} ({kind}) does not accept the options {options}",
+                f"its options are {', '.join(option_names) or 'none'}: {error}",
             ) from error
     return tuple(built)
 
 
 def bind_transform(transform: Transform, data: BaseData) -> Transform:
-    """Return the transform bound to the data; raise ConfigError for sparse rows or no transform."""
-    given: Any = transform
-    if isinstance(given, type) or not callable(given):
-        wrong = "a class" if isinstance(given, type) else "not callable"
+    """Return the transform bound to the data; raise ConfigError if it cannot be used."""
+    candidate: Any = transform
+    if isinstance(candidate, type) or not callable(candidate):
+        problem = "a class" if isinstance(candidate, type) else "not callable"
         raise ConfigError(
-            f"transform {given!r} is {wrong}",
+            f"transform {candidate!r} is {problem}",
             "give an object such as GaussianNoise(0.1), or a function (X, Y, rng) -> (X, Y)",
         )
     if sparse_features(getattr(data, "file_form", None)) is not None:
         raise ConfigError(
-            f"the transform {transform_name(transform)!r} needs dense rows, and these are sparse",
+            f"the transform {transform_name(transform)!r} needs dense rows, but these are sparse",
             f"leave {mention('data.transforms')} out",
         )
     bind: Any = getattr(transform, "bind", None)
@@ -286,26 +288,26 @@ def bind_transforms(
 ) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
     """Return (host transforms, feed transforms), bound to the data.
 
-    before : feed transforms applied to the rows before; with any, all transforms run at the feed
+    before : feed transforms that precede these; if there are any, all of these are feed transforms
     """
-    bound = [bind_transform(each, data) for each in checked_list("transforms", transforms)]
-    split = 0
-    while not before and split < len(bound) and getattr(bound[split], "keeps_dtype", False):
-        split += 1
-    feed = tuple(bound[split:])
+    bound = [bind_transform(t, data) for t in checked_list("transforms", transforms)]
+    n_host = 0
+    while not before and n_host < len(bound) and getattr(bound[n_host], "keeps_dtype", False):
+        n_host += 1
+    feed = tuple(bound[n_host:])
     _check_integers((*before, *feed))
-    return tuple(bound[:split]), feed
+    return tuple(bound[:n_host]), feed
 
 
 def _check_integers(feed: Sequence[Transform]) -> None:
     """Raise ConfigError if a transform that needs stored integers follows one that changes them."""
     for position, transform in enumerate(feed):
-        lost = [t for t in feed[:position] if not integers_stay([t])]
-        if lost and getattr(transform, "needs_integers", False):
+        changing = [t for t in feed[:position] if not integers_stay([t])]
+        if changing and getattr(transform, "needs_integers", False):
             raise ConfigError(
-                f"transform {transform_name(transform)!r} rounds to stored integers, and comes "
-                f"behind {transform_name(lost[0])!r}, which makes other numbers of them",
-                "put it before that, or leave round out",
+                f"transform {transform_name(transform)!r} rounds to stored integers, but "
+                f"follows {transform_name(changing[0])!r}, which returns other numbers",
+                "move it before that transform, or leave round out",
             )
 
 
@@ -341,14 +343,12 @@ def apply_transforms(
 ) -> tuple[AnyArray, AnyArray, AnyArray | None]:
     """Return X, Y and the sample weights w (m,), if any, after the transforms in order.
 
-    Each transform draws its own numbers, and its result is checked.
-
     run, fills, empty : as for `RowRandom`
 
     Raises
     ------
     DataError
-        A transform failed, returned no (X, Y), or changed the shape or the dtype of X; it is named.
+        A transform failed, did not return (X, Y), or changed the shape or dtype of X.
     """
     for number, transform in enumerate(transforms):
         rng = RowRandom(
@@ -356,43 +356,44 @@ def apply_transforms(
         )
         name = transform_name(transform)
         when = "in the setup sample" if epoch >= SETUP_EPOCH else f"in epoch {epoch}"
-        mixes = None if w is None else getattr(transform, "weighted", None)
+        weighted = None if w is None else getattr(transform, "weighted", None)
         try:
-            returned = transform(X, Y, rng) if mixes is None else mixes(X, Y, w, rng)
+            returned = transform(X, Y, rng) if weighted is None else weighted(X, Y, w, rng)
         except (StreamkernError, MemoryError):
             raise
         except Exception as error:
             raise DataError(
                 f'transform "{name}" failed {when}: {type(error).__name__}: {error}',
-                "correct it there",
+                "correct the transform",
             ) from error
-        new_X, new_Y, *weights = _checked(returned, name, 2 if mixes is None else 3)
+        new_X, new_Y, *weights = _checked(returned, name, 2 if weighted is None else 3)
         w = weights[0] if weights else w
         expected = (len(X), *shape_after([transform], X.shape[1:]))
         if new_X.shape != expected or new_X.dtype != X.dtype or len(new_Y) != len(Y):
             raise DataError(
                 f'transform "{name}" turned X {X.shape} {X.dtype} with {len(Y)} targets into '
                 f"{new_X.shape} {new_X.dtype} with {len(new_Y)}",
-                "it must keep shape and dtype (X.astype, or numbers of X's dtype, help)",
+                "it must keep shape and dtype; convert its result by astype(X.dtype)",
             )
         X, Y = new_X, new_Y
     return X, Y, w
 
 
 def _checked(returned: Any, name: str, n_arrays: int) -> Sequence[AnyArray]:
-    """Return what a transform has returned if it is (X, Y), or (X, Y, w) for 3 arrays."""
+    """Return the arrays that a transform returned: (X, Y), or (X, Y, w) if `n_arrays` is 3."""
     parts = returned if isinstance(returned, tuple | list) else ()
-    if len(parts) != n_arrays or not all(hasattr(each, "shape") for each in parts):
-        what = type(returned).__name__ + (f" of {len(parts)}" if parts else "")
-        rule = f'transform "{name}" must return (X, Y{", w" * (n_arrays - 2)}), arrays, not {what}'
-        raise DataError(rule, "correct it there")
+    if len(parts) != n_arrays or not all(hasattr(part, "shape") for part in parts):
+        received = type(returned).__name__ + (f" of {len(parts)}" if parts else "")
+        arrays = f"(X, Y{', w' * (n_arrays - 2)}), arrays"
+        rule = f'transform "{name}" must return {arrays}, not {received}'
+        raise DataError(rule, "correct the transform")
     return parts
 
 
-def _mix(own: AnyArray, other: AnyArray, weight: AnyArray, mixed: AnyArray) -> AnyArray:
+def _mix(a: AnyArray, b: AnyArray, weight: AnyArray, mixed: AnyArray) -> AnyArray:
     """Compute mixed <- other + weight (own - other)."""
-    mixed[...] = own
-    mixed -= other
-    mixed *= weight.reshape(-1, *(1,) * (own.ndim - 1))
-    mixed += other
+    mixed[...] = a
+    mixed -= b
+    mixed *= weight.reshape(-1, *(1,) * (a.ndim - 1))
+    mixed += b
     return mixed

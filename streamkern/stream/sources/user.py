@@ -1,4 +1,4 @@
-"""Rows that code of the user makes: a function, or a source, which is wrapped as a `BaseSource`."""
+"""Sources of the user's own code: a generator function, or an object with the `Source` protocol."""
 
 from __future__ import annotations
 
@@ -22,89 +22,89 @@ from streamkern.stream.sources.base import (
     BaseSource,
     Source,
     check_dtype,
-    check_promise,
+    check_unit,
     empty_rows,
 )
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 from streamkern.stream.sources.unit_edges import regular_edges, unit_edges
 
 
-def is_source(given: Any) -> bool:
-    """Return whether `given` is meant as a source."""
-    return hasattr(given, "read_unit")
+def is_source(candidate: Any) -> bool:
+    """Return whether `candidate` is a source, valid or not: it has a `read_unit`."""
+    return hasattr(candidate, "read_unit")
 
 
-def as_source(given: Source) -> BaseSource:
-    """Return `given` itself if it is a `BaseSource`, else as a `UserSource`."""
-    return given if isinstance(given, BaseSource) else UserSource(given)
+def as_source(source: Source) -> BaseSource:
+    """Return `source` itself if it is a `BaseSource`, else wrapped as a `UserSource`."""
+    return source if isinstance(source, BaseSource) else UserSource(source)
 
 
 class UserSource(BaseSource):
-    """A user's `Source` as a `BaseSource`. Every block is compared with the promised layout.
+    """A user's `Source` as a `BaseSource`. Every block is checked against the declared layout.
 
-    Raises ConfigError that names a missing attribute, or one with an impossible value.
+    Raises ConfigError that names a missing attribute, or one with an invalid value.
     """
 
     kind = "user"
-    repeats = False  # as far as is known
+    repeats = False  # unless the source declares it
 
-    def __init__(self, given: Source) -> None:
-        self._given, self._name = given, type(given).__name__
-        needed = [*_NEEDED, *_METHODS]
-        lacking = [name for name in needed if not hasattr(given, name)]
-        if lacking:
+    def __init__(self, source: Source) -> None:
+        self._source, self._name = source, type(source).__name__
+        required = [*_REQUIRED, *_METHODS]
+        missing = [name for name in required if not hasattr(source, name)]
+        if missing:
             raise ConfigError(
-                f"a {self._name} cannot be streamed: it has no {lacking[0]}",
-                f"a source has {', '.join(needed)}",
+                f"a {self._name} cannot be streamed: it has no {missing[0]}",
+                f"give a source with {', '.join(required)}",
             )
-        for name, rule in _NEEDED.items():
-            setattr(self, name, self._checked(name, getattr(given, name), rule))
-        self._edges = unit_edges(given)
+        for name, rule in _REQUIRED.items():
+            setattr(self, name, self._checked(name, getattr(source, name), rule))
+        self._edges = unit_edges(source)
         for name, rule in _OPTIONAL.items():
-            if hasattr(given, name):
-                setattr(self, name, self._checked(name, getattr(given, name), rule))
-        self._promised = empty_rows(self, 0)
+            if hasattr(source, name):
+                setattr(self, name, self._checked(name, getattr(source, name), rule))
+        self._layout = empty_rows(self, 0)
 
     def _checked(self, name: str, value: Any, rule: _Rule) -> Any:
-        """Return the value in the form of `BaseSource`."""
+        """Return the value as `BaseSource` has it; raise ConfigError if it breaks the rule."""
         if value is None and rule.words.startswith("None"):
             return None
         try:
-            ours = rule.convert(value)
-            good = rule.holds(self, ours)
+            converted = rule.convert(value)
+            valid = rule.holds(self, converted)
         except (TypeError, ValueError):
-            good = False
-        if not good:
+            valid = False
+        if not valid:
             raise ConfigError(
                 f"the source {self._name} has {mention(name, value)}", f"it must be {rule.words}"
             )
-        return ours
+        return converted
 
     @property
     def fingerprint(self) -> str:
-        return self._given.fingerprint
+        return self._source.fingerprint
 
     def describe(self) -> dict[str, Any]:
-        return self._given.describe()
+        return self._source.describe()
 
     def statistics(self) -> Moments:
-        return self._given.statistics()
+        return self._source.statistics()
 
     def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
-        block: Any = self._given.read_unit(u, seed, epoch)
+        block: Any = self._source.read_unit(u, seed, epoch)
         if not isinstance(block, RowBlock):
             raise DataError(
                 f"unit {u} of {self._name} is a {type(block).__name__}, not a RowBlock",
                 f"let read_unit return a {RowBlock.__module__}.RowBlock",
             )
         start, stop = self.unit_bounds(u)
-        check_promise(block, self._promised, stop - start, u)
-        if self.classes is not None:  # an id out of range wraps on a GPU
+        check_unit(block, self._layout, stop - start, u)
+        if self.classes is not None:  # a GPU would read a wrong entry for an id out of range
             encode_labels(block.y, np.arange(self.n_outputs), start)
         if not np.array_equal(block.row_ids, np.arange(start, stop)):
             raise DataError(
-                f"unit {u} of {self._name} gave rows that are not {start} to {stop - 1} in order, "
-                "which its unit_bounds promised",
+                f"unit {u} of {self._name} must have the row_ids {start} to {stop - 1} of its "
+                "unit_bounds, in order",
                 "correct RowBlock.row_ids, or unit_bounds",
             )
         return block
@@ -113,19 +113,19 @@ class UserSource(BaseSource):
         return self.read_unit(u, seed, epoch).contents
 
     def source_rows(self, u: int) -> np.ndarray:
-        numbers: Any = getattr(self._given, "source_rows", super().source_rows)
+        numbers: Any = getattr(self._source, "source_rows", super().source_rows)
         rows: np.ndarray = numbers(u)
         return rows
 
     def read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
-        if not hasattr(self._given, "read_targets"):
+        if not hasattr(self._source, "read_targets"):
             return self.read_unit(u, seed, epoch).y
-        y: np.ndarray = self._given.read_targets(u, seed, epoch)
+        y: np.ndarray = self._source.read_targets(u, seed, epoch)
         return y
 
     def target_moments(self) -> ColumnMoments | None:
-        ask: Any = getattr(self._given, "target_moments", super().target_moments)
-        moments: ColumnMoments | None = ask()
+        method: Any = getattr(self._source, "target_moments", super().target_moments)
+        moments: ColumnMoments | None = method()
         return moments
 
 
@@ -145,39 +145,46 @@ class _Rule(NamedTuple):
     words: str
 
 
-def _names(given: Any) -> tuple[str, ...]:
-    names = tuple(given)
-    if isinstance(given, str) or not all(isinstance(name, str) for name in names):
+def _names(value: Any) -> tuple[str, ...]:
+    """Return a sequence of strings as a tuple; raise TypeError for other values."""
+    names = tuple(value)
+    if isinstance(value, str) or not all(isinstance(name, str) for name in names):
         raise TypeError
     return names
 
 
-def _dtype(given: Any) -> np.dtype[Any]:
-    if given is None:  # NumPy reads None as float64
+def _dtype(value: Any) -> np.dtype[Any]:
+    """Return a NumPy dtype; raise TypeError for None."""
+    if value is None:  # NumPy reads None as float64
         raise TypeError
-    dtype: np.dtype[Any] = np.dtype(given)
+    dtype: np.dtype[Any] = np.dtype(value)
     return dtype
 
 
-def _boolean(given: Any) -> bool:
-    if not isinstance(given, bool | np.bool_):
+def _boolean(value: Any) -> bool:
+    """Return a bool; raise TypeError for other values."""
+    if not isinstance(value, bool | np.bool_):
         raise TypeError
-    return bool(given)
+    return bool(value)
 
 
-def _shape(given: Any) -> tuple[int, ...]:
-    return tuple(index(k) for k in given)
+def _shape(value: Any) -> tuple[int, ...]:
+    """Return a sequence of whole numbers as a tuple."""
+    return tuple(index(k) for k in value)
 
 
 def _are_totals(source: BaseSource, totals: np.ndarray) -> bool:
+    """Return whether `totals` has a number of at least 0 for each class, or one for values."""
     n = 1 if source.classes is None else source.n_outputs
     return totals.shape == (n,) and bool((np.isfinite(totals) & (totals >= 0)).all())
 
 
 _BOOLEAN = _Rule(_boolean, lambda source, b: True, "True or False")
-_TRANSFORMS = _Rule(tuple, lambda source, given: all(map(callable, given)), "a tuple of transforms")
+_TRANSFORMS = _Rule(
+    tuple, lambda source, transforms: all(map(callable, transforms)), "a tuple of transforms"
+)
 _METHODS = ("n_units", "fingerprint", "unit_bounds", "read_unit", "describe", "statistics")
-_NEEDED = {
+_REQUIRED = {
     "n_rows": _Rule(index, lambda source, n: n >= 1, "a whole number, at least 1"),
     "row_shape": _Rule(
         _shape,
@@ -193,12 +200,12 @@ _NEEDED = {
     "classes": _Rule(
         _names,
         lambda source, names: len(set(names)) == len(names) == source.n_outputs,
-        "None, or n_outputs names that differ",
+        "None, or n_outputs distinct names",
     ),
     "y_dtype": _Rule(
         _dtype,
         lambda source, t: t.kind == "f" if source.classes is None else t == np.int64,
-        "int64 where there are classes, and floating where not",
+        "int64 with classes, and floating without",
     ),
     "feed_transforms": _TRANSFORMS,
 }
@@ -210,7 +217,7 @@ _OPTIONAL = {
     "statistics_read": _BOOLEAN,
     "level": _Rule(index, lambda source, level: level >= 0, "a whole number, at least 0"),
     "parts": _Rule(
-        lambda given: tuple(map(as_source, given)), lambda source, parts: True, "a tuple of sources"
+        lambda parts: tuple(map(as_source, parts)), lambda source, parts: True, "a tuple of sources"
     ),
     "strata": _Rule(
         np.asarray,
@@ -218,9 +225,9 @@ _OPTIONAL = {
         "None, or a whole number for each unit",
     ),
     "totals": _Rule(
-        lambda given: np.asarray(given, np.float64),
+        lambda totals: np.asarray(totals, np.float64),
         _are_totals,
-        "None, or the rows of each class, or of all where y are values",
+        "None, or the number of rows of each class, or of all rows if y holds values",
     ),
     "columns": _Rule(
         _names,
@@ -231,16 +238,16 @@ _OPTIONAL = {
 }
 
 
-CHECKED_ROWS = 4
-"""Number of rows that are requested twice."""
+REPEATED_CHECK_ROWS = 4
+"""Number of rows that a generator must make twice, with equal results."""
 
 
 class GeneratorSource(BaseSource):
     """Rows made by a function ``fn(seed, epoch, start, stop) -> (X, y)``, never stored.
 
-    `fn` must return the same values of row i in every call; `streamkern.RowRandom` makes that easy.
-    It runs in the prefetch threads. Every block is checked, and the first rows are requested twice:
-    a function that draws from `numpy.random` is refused.
+    `fn` must return the same values of row i in every call, for example by `streamkern.RowRandom`.
+    It runs in the prefetch threads. Every block is checked, and the first rows are requested twice
+    to detect a function with other values in each call, such as draws from `numpy.random`.
 
     Parameters
     ----------
@@ -249,11 +256,11 @@ class GeneratorSource(BaseSource):
         changes
     weight_totals : for a function that returns (X, y, w), w (k,) sample weights: the sum of w over
         an epoch, for each class (c,), or one number if y holds values; see `sample_weights`. For
-        random weights the expected sum will do. It is not measured, since that would make all rows.
+        random weights, give the expected sum. It is not measured, which would need all rows.
     """
 
     kind = "generator"
-    repeats = False  # `fn` gets the epoch
+    repeats = False  # rows may depend on the epoch
 
     def __init__(
         self,
@@ -270,7 +277,8 @@ class GeneratorSource(BaseSource):
     ) -> None:
         if not callable(fn):
             raise ConfigError(
-                f"fn={fn!r} is not a function", "give one: fn(seed, epoch, start, stop) -> (X, y)"
+                f"fn={fn!r} is not a function",
+                "give a function fn(seed, epoch, start, stop) -> (X, y)",
             )
         self.fn, self.n_rows = fn, checked_int("n_rows", n_rows, 0)
         shape = checked_list("row_shape", row_shape)
@@ -282,11 +290,11 @@ class GeneratorSource(BaseSource):
             raise ConfigError(
                 f"generator {self.name} has n_rows={n_rows}, n_outputs={n_outputs} and classes="
                 f"{classes}",
-                "it needs at least one row, and one output for each class",
+                "give at least one row, and one output for each class",
             )
         check_dtype(self.dtype, f"generator {self.name}")
-        wide = np.float64 if self.dtype == np.float64 else np.float32
-        self.y_dtype = np.dtype(wide if classes is None else np.int64)
+        float_dtype = np.float64 if self.dtype == np.float64 else np.float32
+        self.y_dtype = np.dtype(float_dtype if classes is None else np.int64)
         rows = max(1, UNIT_BYTES // self.row_bytes)
         rows = rows if block_rows is None else checked_int("block_rows", block_rows)
         self._edges = regular_edges(self.n_rows, rows)
@@ -296,15 +304,18 @@ class GeneratorSource(BaseSource):
         if weight_totals is not None:
             self.totals = self._checked_totals(weight_totals)
 
-    def _checked_totals(self, given: npt.ArrayLike) -> np.ndarray:
-        totals = np.asarray(given).reshape(-1)
-        wanted = 1 if self.classes is None else self.n_outputs
-        numbers = totals.dtype.kind in "iuf" and bool(np.isfinite(totals).all())
-        if len(totals) != wanted or not (numbers and (totals >= 0).all() and totals.any()):
-            what = "one number" if self.classes is None else f"{wanted} numbers, one for each class"
+    def _checked_totals(self, weight_totals: npt.ArrayLike) -> np.ndarray:
+        """Return the totals as float64; raise ConfigError if they are invalid."""
+        totals = np.asarray(weight_totals).reshape(-1)
+        n_totals = 1 if self.classes is None else self.n_outputs
+        are_numbers = totals.dtype.kind in "iuf" and bool(np.isfinite(totals).all())
+        if len(totals) != n_totals or not (are_numbers and (totals >= 0).all() and totals.any()):
+            shape_text = (
+                "one number" if self.classes is None else f"{n_totals} numbers, one for each class"
+            )
             raise ConfigError(
-                f"weight_totals={given!r} of generator {self.name} must be {what}, 0 or above and "
-                "not all 0: the sums of the sample weights of an epoch"
+                f"weight_totals={weight_totals!r} of generator {self.name} must be {shape_text}, 0 "
+                "or above and not all 0: the sums of the sample weights of an epoch"
             )
         return totals.astype(np.float64)
 
@@ -316,33 +327,32 @@ class GeneratorSource(BaseSource):
         weights = {} if self.totals is None else {"weight_totals": self.totals.tolist()}
         return super().describe() | weights
 
-    def _made(self, seed: int, epoch: int, start: int, stop: int, where: str) -> Any:
-        """Return the result of the function; raise DataError with the place if it fails."""
+    def _call_function(self, seed: int, epoch: int, start: int, stop: int, where: str) -> Any:
+        """Return the result of the function; raise DataError that names `where` if it fails."""
         try:
             return self.fn(seed, epoch, start, stop)
         except (StreamkernError, OSError, MemoryError):  # errors of its files, which may be retried
             raise
         except Exception as error:
             raise DataError(
-                f"{where} could not be made: the function failed with {type(error).__name__}: "
-                f"{error}",
-                "correct it there",
+                f"the function failed for {where}: {type(error).__name__}: {error}",
+                "correct the function",
             ) from error
 
     def _check_repeatable(self, seed: int, epoch: int, start: int, stop: int, where: str) -> None:
         """Raise DataError if a second call of the function returns other values for a few rows."""
-        stop = min(stop, start + CHECKED_ROWS)
-        twice = [self._made(seed, epoch, start, stop, where) for _ in range(2)]
+        stop = min(stop, start + REPEATED_CHECK_ROWS)
+        results = [self._call_function(seed, epoch, start, stop, where) for _ in range(2)]
         self._checked_repeatable = True
-        if not all(isinstance(made, tuple | list) for made in twice):
-            return  # `_read` refuses it with a better message
-        for made in zip(*twice, strict=False):
-            first, second = map(np.asarray, made)
-            floats = first.dtype.kind == second.dtype.kind == "f"  # text has no NaN to look for
+        if not all(isinstance(result, tuple | list) for result in results):
+            return  # `_read` raises an error that says more
+        for pair in zip(*results, strict=False):
+            first, second = map(np.asarray, pair)
+            floats = first.dtype.kind == second.dtype.kind == "f"  # equal_nan is only for numbers
             if not np.array_equal(first, second, equal_nan=floats):
                 raise DataError(
                     f"{where} has other values in a second call",
-                    "make them of the seed, the epoch and the numbers of the rows alone, as by "
+                    "compute them from the seed, the epoch and the row numbers alone, as by "
                     "streamkern.RowRandom(np, seed, epoch, 0, np.arange(start, stop))",
                 )
 
@@ -351,17 +361,17 @@ class GeneratorSource(BaseSource):
         where = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
         if not self._checked_repeatable:
             self._check_repeatable(seed, epoch, start, stop, where)
-        made, rows = self._made(seed, epoch, start, stop, where), stop - start
-        if not isinstance(made, tuple | list):
+        arrays, rows = self._call_function(seed, epoch, start, stop, where), stop - start
+        if not isinstance(arrays, tuple | list):
             raise DataError(
-                f"{where} gave a {type(made).__name__}", "it must give a tuple of arrays"
+                f"{where} gave a {type(arrays).__name__}", "it must give a tuple of arrays"
             )
-        if len(made) != 2 + self.weighted:
+        if len(arrays) != 2 + self.weighted:
             raise DataError(
-                f"{where} gave {len(made)} arrays",
+                f"{where} gave {len(arrays)} arrays",
                 "it must give (X, y, w) with weight_totals, and (X, y) without",
             )
-        X, y, *w = (np.asarray(a) for a in made)
+        X, y, *w = (np.asarray(a) for a in arrays)
         w = [as_weights(a, rows, where, start) for a in w]
         if X.shape != (rows, *self.row_shape) or X.dtype != self.dtype:
             raise DataError(

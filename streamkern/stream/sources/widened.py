@@ -7,11 +7,11 @@ from typing import Any
 
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sparse_rows import is_packed, widened
-from streamkern.stream.sources.alignment import Ordered
+from streamkern.stream.sources.alignment import ReorderedSource
 from streamkern.stream.sources.base import BaseSource
 
 
-class Widened(Ordered):
+class PaddedSource(ReorderedSource):
     """The packed sparse rows of `base`, padded with zeros from (2, k) to (2, width)."""
 
     kind = "widened"
@@ -28,10 +28,14 @@ class Widened(Ordered):
         return None, None, None, None
 
 
-def of_one_length(sources: Sequence[BaseSource]) -> list[BaseSource]:
-    """Return the sources, with packed sparse rows padded to the longest; others unchanged."""
-    longest = max((s.row_shape[1] for s in sources if is_packed(s.row_shape)), default=0)
+def padded_to_one_length(sources: Sequence[BaseSource]) -> list[BaseSource]:
+    """Return the sources, with packed sparse rows padded to one length; others unchanged."""
+    max_width = max(
+        (source.row_shape[1] for source in sources if is_packed(source.row_shape)), default=0
+    )
     return [
-        Widened(s, longest) if is_packed(s.row_shape) and s.row_shape[1] < longest else s
-        for s in sources
+        PaddedSource(source, max_width)
+        if is_packed(source.row_shape) and source.row_shape[1] < max_width
+        else source
+        for source in sources
     ]

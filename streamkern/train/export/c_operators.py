@@ -11,6 +11,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 from streamkern.train.export.c_source import CFile, Value, kind_of, literal, loops
 
+# Templates of C expressions: {0}, {1} and {2} are the inputs, and {f} is "f" for float32.
 _UNARY = {
     "Neg": "-{0}", "Sqrt": "sqrt{f}({0})", "Exp": "exp{f}({0})", "Log": "log{f}({0})",
     "Abs": "fabs{f}({0})", "Reciprocal": "1 / {0}", "Sin": "sin{f}({0})", "Cos": "cos{f}({0})",
@@ -23,7 +24,7 @@ _BINARY = {
     "Less": "{0} < {1}", "Greater": "{0} > {1}", "Equal": "{0} == {1}", "Or": "{0} || {1}",
 }  # fmt: skip
 _ELEMENTWISE = _UNARY | _BINARY | {"Where": "{0} ? {1} : {2}"}
-_TRUTH = ("IsNaN", "Less", "Greater", "Equal", "Or")
+_COMPARISONS = ("IsNaN", "Less", "Greater", "Equal", "Or")
 
 
 def add_node(file: CFile, node: Any) -> None:
@@ -33,19 +34,19 @@ def add_node(file: CFile, node: Any) -> None:
     if node.op_type in _ELEMENTWISE:
         _elementwise(file, node, inputs, attributes)
         return
-    write = _WRITERS.get(node.op_type)
-    if write is None:
+    writer = _WRITERS.get(node.op_type)
+    if writer is None:
         raise ConfigError(
-            f"the model needs the operator {node.op_type}, which the export to C does not know",
+            f"the model needs the operator {node.op_type}, which the export to C does not support",
             "export to ONNX",
         )
-    write(file, node.output[0], inputs, attributes)
+    writer(file, node.output[0], inputs, attributes)
 
 
 def _elementwise(file: CFile, node: Any, inputs: list[Value], attributes: dict[str, Any]) -> None:
     shape = np.broadcast_shapes(*(value.shape for value in inputs))
     kind = inputs[-1].kind
-    if node.op_type in _TRUTH:
+    if node.op_type in _COMPARISONS:
         kind = "b1"
     elif node.op_type == "Cast":
         kind = kind_of(file.onnx.helper.tensor_dtype_to_np_dtype(attributes["to"]))
@@ -60,7 +61,7 @@ def _matmul(file: CFile, name: str, inputs: list[Value], attributes: dict[str, A
     a, b = inputs
     (m, k), n = a.shape[-2:], b.shape[-1]
     out = file.new(name, (m, n), a.kind)
-    if k > n:  # sums over all centers, which float32 would round too often
+    if k > n:  # long sums, such as over all centers, lose digits in float32
         file.statements += [
             f"for (size_t i = 0; i < {m}; i++) for (size_t j = 0; j < {n}; j++) {{",
             "    double total = 0;",
@@ -89,16 +90,19 @@ def _axis(value: Value, axis: int) -> int:
     return axis % len(value.shape)
 
 
-def _reduce(file: CFile, name: str, value: Value, axis: int, keep: bool, step: str) -> None:
-    """Write a reduction along an axis. step : C statement that updates `found` with entry {0}"""
+def _reduce(file: CFile, name: str, value: Value, axis: int, keepdims: bool, update: str) -> None:
+    """Write a reduction along an axis.
+
+    update : C statement that updates the variable `found` with the entry {0}
+    """
     outer, length, inner = _split(value.shape, axis)
-    kept = (*value.shape[:axis], *((1,) if keep else ()), *value.shape[axis + 1 :])
-    out = file.new(name, kept, value.kind)
+    reduced_shape = (*value.shape[:axis], *((1,) if keepdims else ()), *value.shape[axis + 1 :])
+    out = file.new(name, reduced_shape, value.kind)
     entry = f"{value.code}[(i * {length} + k) * {inner} + j]"
     file.statements += [
         f"for (size_t i = 0; i < {outer}; i++) for (size_t j = 0; j < {inner}; j++) {{",
         f"    {value.type} found = {value.code}[i * {length * inner} + j];",
-        f"    for (size_t k = 1; k < {length}; k++) {step.format(entry)}",
+        f"    for (size_t k = 1; k < {length}; k++) {update.format(entry)}",
         f"    {out.code}[i * {inner} + j] = found;",
         "}",
     ]
@@ -146,9 +150,9 @@ def _gather(file: CFile, name: str, inputs: list[Value], attributes: dict[str, A
 
 
 def _reshape(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
-    value, wanted = inputs
-    assert wanted.constant is not None
-    shape = np.empty(value.shape, np.bool_).reshape(wanted.constant.tolist()).shape
+    value, new_shape = inputs
+    assert new_shape.constant is not None
+    shape = np.empty(value.shape, np.bool_).reshape(new_shape.constant.tolist()).shape
     file.values[name] = Value(value.code, shape, value.kind, value.constant)
 
 
@@ -202,10 +206,10 @@ def _label_encoder(file: CFile, name: str, inputs: list[Value], attributes: dict
     out = file.new(name, value.shape, "i8")
     file.statements.append(f"{out.code}[0] = {attributes['default_int64']};")
     pairs = zip(attributes["keys_strings"], attributes["values_int64s"], strict=True)
-    for key, place in pairs:
+    for key, index in pairs:
         text = literal(key.decode() if isinstance(key, bytes) else key, "U")
         file.statements.append(
-            f"if (strcmp({value.code}[0], {text}) == 0) {out.code}[0] = {place};"
+            f"if (strcmp({value.code}[0], {text}) == 0) {out.code}[0] = {index};"
         )
 
 
@@ -216,15 +220,15 @@ _WRITERS: dict[str, Callable[[CFile, str, list[Value], dict[str, Any]], None]] =
 }  # fmt: skip
 
 
-def c_text(model: Any, name: str, about: str) -> str:
+def c_text(model: Any, name: str, headline: str) -> str:
     """Return the text of the C file of an ONNX model.
 
     name : prefix of the names in C
-    about : first line of the comment
+    headline : first line of the comment
     """
     file = CFile(model, name)
     for node in file.graph.node:
         add_node(file, node)
     for output in file.graph.output:
         file.output(output)
-    return file.text(about)
+    return file.text(headline)

@@ -24,11 +24,12 @@ from streamkern.train.export.features import ROWS
 C_TYPES = {
     "f4": "float", "f8": "double", "i8": "int64_t", "b1": "unsigned char", "U": "const char *",
 }  # fmt: skip
-MOST_TEXT = 250_000_000
+"""The C type of each kind of array entries; "U" is text."""
+MAX_C_FILE_BYTES = 250_000_000
 """Largest size of a C file in bytes; compilers take very long for larger files."""
-NUMBERS_A_LINE = 8
-"""Number of array entries in a line."""
-BYTES_A_NUMBER = 21
+ENTRIES_PER_LINE = 8
+"""Number of array entries in a line of the file."""
+BYTES_PER_ENTRY = 21
 """Approximate number of bytes of an array entry in the file."""
 
 
@@ -58,13 +59,16 @@ class Value:
         return C_TYPES[self.kind]
 
     def at(self, shape: tuple[int, ...]) -> str:
-        """Return the C expression of an entry, inside `loops` over the broadcast shape `shape`."""
-        own = (1,) * (len(shape) - len(self.shape)) + self.shape
+        """Return the C expression of the entry at the loop counters of `loops(shape)`.
+
+        shape : shape to which this value is broadcast
+        """
+        aligned_shape = (1,) * (len(shape) - len(self.shape)) + self.shape
         terms, stride = [], 1
         for axis in reversed(range(len(shape))):
-            if own[axis] > 1:
+            if aligned_shape[axis] > 1:
                 terms.append(f"i{axis}" if stride == 1 else f"i{axis} * {stride}")
-            stride *= own[axis]
+            stride *= aligned_shape[axis]
         return f"{self.code}[{' + '.join(reversed(terms)) or '0'}]"
 
 
@@ -104,8 +108,8 @@ class CFile:
         self.parameters: list[str] = []
         for tensor in self.graph.initializer:
             self._add_constant(tensor.name, onnx.numpy_helper.to_array(tensor))
-        for k, given in enumerate(self.graph.input):
-            self._add_input(k, given)
+        for k, graph_input in enumerate(self.graph.input):
+            self._add_input(k, graph_input)
 
     def _add_constant(self, name: str, array: npt.NDArray[Any]) -> None:
         if array.dtype == object:
@@ -115,21 +119,25 @@ class CFile:
         kind = kind_of(array.dtype)
         self.values[name] = Value(f"c{len(self.values)}", array.shape, kind, array)
 
-    def _add_input(self, k: int, given: Any) -> None:
+    def _add_input(self, k: int, graph_input: Any) -> None:
         """Add input k of the graph as a parameter of the C function."""
-        tensor = given.type.tensor_type
+        tensor = graph_input.type.tensor_type
         shape = (1, *(axis.dim_value for axis in tensor.shape.dim[1:]))
-        text = tensor.elem_type == self.onnx.TensorProto.STRING
+        is_text = tensor.elem_type == self.onnx.TensorProto.STRING
         dtype = np.dtype(
-            str if text else self.onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+            str if is_text else self.onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         )
         kind, size = kind_of(dtype), math.prod(shape)
         # The prefix avoids keywords of C, and makes names unique.
-        own = given.name if given.name == ROWS else f"in{k}_{identifier(given.name)}"
-        value = Value(own, shape, kind)
-        const = "" if text else "const "
+        code = (
+            graph_input.name
+            if graph_input.name == ROWS
+            else f"in{k}_{identifier(graph_input.name)}"
+        )
+        value = Value(code, shape, kind)
+        const = "" if is_text else "const "
         self.parameters.append(f"{const}{value.type} {value.code}[{size}]")
-        self.values[given.name] = value
+        self.values[graph_input.name] = value
 
     def new(self, name: str, shape: tuple[int, ...], kind: str) -> Value:
         """Add a value, as an array of the workspace, and return it."""
@@ -138,25 +146,25 @@ class CFile:
         self.values[name] = value
         return value
 
-    def output(self, given: Any) -> None:
+    def output(self, graph_output: Any) -> None:
         """Add a parameter for an output, and the statement that copies the value into it."""
-        value = self.values[given.name]
-        name = given.name
+        value = self.values[graph_output.name]
+        name = graph_output.name
         self.parameters.append(f"{value.type} {name}[{value.size}]")
         self.statements.append(
             f"for (size_t i = 0; i < {value.size}; i++) {name}[i] = {value.code}[i];"
         )
 
-    def text(self, about: str) -> str:
-        """Return the text of the file. about : first line of its comment"""
-        used = "\n".join(self.statements)
+    def text(self, headline: str) -> str:
+        """Return the text of the file. headline : first line of its comment"""
+        body = "\n".join(self.statements)
         arrays = [
             array_text(value) for value in self.values.values()
-            if value.constant is not None and re.search(rf"\b{value.code}\b", used)
+            if value.constant is not None and re.search(rf"\b{value.code}\b", body)
         ]  # fmt: skip
         parameters = ",\n    ".join([*self.parameters, f"struct {self.name}_workspace *w"])
         return (
-            f"/* {about}\n\n"
+            f"/* {headline}\n\n"
             f"   {self.name}_predict computes the answer for one row. It allocates nothing and\n"
             f"   keeps nothing: threads may call it, each with a workspace of its own.\n"
             f"   cc -O3 -c {self.name}.c, and link with -lm. */\n\n"
@@ -176,13 +184,14 @@ def array_text(value: Value) -> str:
     flat = value.constant.ravel()
     # NumPy prints a float32 with the fewest digits that identify it.
     entries = flat if value.kind == "f4" else flat.tolist()
-    numbers = [literal(entry, value.kind) for entry in entries]
+    literals = [literal(entry, value.kind) for entry in entries]
     lines = [
-        ", ".join(numbers[k : k + NUMBERS_A_LINE]) for k in range(0, len(numbers), NUMBERS_A_LINE)
+        ", ".join(literals[k : k + ENTRIES_PER_LINE])
+        for k in range(0, len(literals), ENTRIES_PER_LINE)
     ]
     const = "" if value.kind == "U" else "const "
-    inside = ",\n".join(lines)
-    return f"static {const}{value.type} {value.code}[{max(value.size, 1)}] = {{\n{inside}}};"
+    rows_text = ",\n".join(lines)
+    return f"static {const}{value.type} {value.code}[{max(value.size, 1)}] = {{\n{rows_text}}};"
 
 
 def literal(entry: Any, kind: str) -> str:
@@ -200,8 +209,8 @@ def literal(entry: Any, kind: str) -> str:
 def c_bytes(text: str) -> Iterator[str]:
     """Yield the bytes of a text in UTF-8, escaped for a C string literal."""
     for byte in text.encode():
-        plain = 32 <= byte < 127 and chr(byte) not in '"\\?'
-        yield chr(byte) if plain else f"\\{byte:03o}"
+        is_printable = 32 <= byte < 127 and chr(byte) not in '"\\?'
+        yield chr(byte) if is_printable else f"\\{byte:03o}"
 
 
 def identifier(name: str) -> str:
@@ -211,10 +220,10 @@ def identifier(name: str) -> str:
 
 def check_size(model: Any) -> None:
     """Raise ConfigError if the C file would be too large."""
-    numbers = sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
-    if numbers * BYTES_A_NUMBER > MOST_TEXT:
+    n_entries = sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
+    if n_entries * BYTES_PER_ENTRY > MAX_C_FILE_BYTES:
         raise ConfigError(
-            f"the C file would take about {size_text(numbers * BYTES_A_NUMBER)}, which compilers "
-            "take long for",
+            f"the C file would have about {size_text(n_entries * BYTES_PER_ENTRY)}, too much for "
+            "compilers",
             "export to ONNX, or train with fewer centers",
         )

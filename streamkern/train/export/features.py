@@ -63,11 +63,12 @@ def table_rows(graph: Graph, encoder: Encoder) -> Traced:
         if encode is None:
             raise ConfigError(
                 f"column {code.name!r} has {code.kind} words, which have no operator in ONNX",
-                "leave the column out of the training, or keep its words: give fewer of them",
+                "leave the column out of the training, or train with fewer different words, which "
+                "are not hashed",
             )
         parts += encode(graph, code, encoder)
-    whole = graph.node("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
-    return whole.astype(np.float32)
+    encoded = graph.node("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
+    return encoded.astype(np.float32)
 
 
 def _missing_number(code: ColumnCode, missing: Traced) -> list[Traced]:
@@ -76,8 +77,8 @@ def _missing_number(code: ColumnCode, missing: Traced) -> list[Traced]:
 
 def _number(graph: Graph, code: Number, encoder: Encoder) -> list[Traced]:
     values = graph.input(code.name, np.float64, (1,))
-    marks = [float(text) for text in encoder.missing if is_number(text)]
-    missing = _missing(graph, values, marks)
+    missing_numbers = [float(text) for text in encoder.missing if is_number(text)]
+    missing = _missing(graph, values, missing_numbers)
     scaled = (values - code.mean) / code.std
     filled = graph.node("Where", missing, graph.constant(0, np.float64), scaled, dtype=np.float64)
     return [filled, *_missing_number(code, missing)]
@@ -86,12 +87,12 @@ def _number(graph: Graph, code: Number, encoder: Encoder) -> list[Traced]:
 def _date(graph: Graph, code: Date, encoder: Encoder) -> list[Traced]:
     days = graph.input(code.name, np.float64, (1,))
     missing = _missing(graph, days, [_days(code, text) for text in encoder.missing])
-    nothing = graph.constant(0, np.float64)
+    zero = graph.constant(0, np.float64)
     parts = [(days - code.mean) / code.std]
     for cycle in code.cycles:
         angles = cycle_angles(days, CYCLES[cycle], lambda value: graph.node("Floor", value))
         parts += [graph.node("Sin", angle) for angle in angles]
-    filled = [graph.node("Where", missing, nothing, part, dtype=np.float64) for part in parts]
+    filled = [graph.node("Where", missing, zero, part, dtype=np.float64) for part in parts]
     return [*filled, *_missing_number(code, missing)]
 
 
@@ -103,11 +104,11 @@ def _days(code: Date, text: str) -> float:
         return math.nan
 
 
-def _missing(graph: Graph, values: Traced, marks: Iterable[float]) -> Traced:
+def _missing(graph: Graph, values: Traced, missing_values: Iterable[float]) -> Traced:
     """Return where values are NaN or one of the marks of a missing cell."""
     missing = graph.node("IsNaN", values, dtype=np.bool_)
-    for mark in filter(math.isfinite, marks):
-        missing = graph.node("Or", missing, values.equals(mark))
+    for missing_value in filter(math.isfinite, missing_values):
+        missing = graph.node("Or", missing, values.equals(missing_value))
     return missing
 
 
@@ -118,29 +119,29 @@ def _spellings(word: str) -> list[str]:
     return [word, f"{word}.0"] if is_integer(word) else [word]
 
 
-def _places(graph: Graph, code: KnownWords, encoder: Encoder, unknown: int) -> Traced:
+def _word_indices(graph: Graph, code: KnownWords, encoder: Encoder, unknown: int) -> Traced:
     """Return the place of each word, (n, 1): 0 if it is missing, `unknown` if it is not known."""
     words = graph.input(code.name, np.str_, (1,))
-    places = {text: 0 for mark in ["", *encoder.missing] for text in _spellings(mark)}
-    places |= {text: 1 + k for k, word in enumerate(code.known) for text in _spellings(word)}
+    word_index = {text: 0 for mark in ["", *encoder.missing] for text in _spellings(mark)}
+    word_index |= {text: 1 + k for k, word in enumerate(code.known) for text in _spellings(word)}
     return graph.node(
-        "LabelEncoder", words, dtype=np.int64, domain="ai.onnx.ml", keys_strings=list(places),
-        values_int64s=list(places.values()), default_int64=unknown,
+        "LabelEncoder", words, dtype=np.int64, domain="ai.onnx.ml", keys_strings=list(word_index),
+        values_int64s=list(word_index.values()), default_int64=unknown,
     )  # fmt: skip
 
 
 def _one_hot(graph: Graph, code: OneHot, encoder: Encoder) -> list[Traced]:
-    places = _places(graph, code, encoder, -1)
+    word_index = _word_indices(graph, code, encoder, -1)
     numbers = graph.constant([np.arange(1, 1 + len(code.known))], np.int64)
-    hot = places.equals(numbers).astype(np.float64)
-    return [hot, *_missing_number(code, places.equals(0))]
+    indicators = word_index.equals(numbers).astype(np.float64)
+    return [indicators, *_missing_number(code, word_index.equals(0))]
 
 
 def _target_means(graph: Graph, code: TargetMeans, encoder: Encoder) -> list[Traced]:
-    places = _places(graph, code, encoder, len(code.known) + 1)
+    word_index = _word_indices(graph, code, encoder, len(code.known) + 1)
     table = code.standardised(np.array([code.missing, *code.means, code.unknown]))
-    found = graph.node("Gather", graph.constant(table, np.float64), places.reshape(-1), axis=0)
-    return [found, *_missing_number(code, places.equals(0))]
+    means = graph.node("Gather", graph.constant(table, np.float64), word_index.reshape(-1), axis=0)
+    return [means, *_missing_number(code, word_index.equals(0))]
 
 
 _CODES: dict[type[ColumnCode], Callable[..., list[Traced]]] = {
@@ -183,19 +184,21 @@ def _scores(graph: Graph, X: Traced, scores: QuantileScores) -> list[Traced]:
     ]
 
 
-def interpolated(graph: Graph, x: Traced, at: Any, height: Any) -> Traced:
+def interpolated(graph: Graph, x: Traced, positions: Any, values: Any) -> Traced:
     """Return the piecewise linear function of x (n, 1) through points, constant outside of them.
 
     It is computed as a sum of ramps, one for each piece.
 
-    at, height : (k,) positions, ascending, and values of the points
+    positions, values : (k,) positions, ascending, and values of the points
     """
-    at, height = (np.asarray(a, np.float64) for a in (at, height))
-    keep = np.append(True, np.diff(at) > 0)
-    at, height = at[keep], height[keep]
-    if len(at) == 1:
-        return x * 0 + float(height[0])
-    along: Traced = graph.node("Min", graph.node("Max", x - at[None, :-1], 0), np.diff(at)[None])
-    slopes = np.diff(height) / np.diff(at)
-    value: Traced = along @ slopes[:, None] + float(height[0])
+    positions, values = (np.asarray(a, np.float64) for a in (positions, values))
+    ascending = np.append(True, np.diff(positions) > 0)
+    positions, values = positions[ascending], values[ascending]
+    if len(positions) == 1:
+        return x * 0 + float(values[0])
+    within_pieces: Traced = graph.node(
+        "Min", graph.node("Max", x - positions[None, :-1], 0), np.diff(positions)[None]
+    )
+    slopes = np.diff(values) / np.diff(positions)
+    value: Traced = within_pieces @ slopes[:, None] + float(values[0])
     return value

@@ -17,7 +17,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import redact, size_text
 from streamkern.basics.version import __version__
 from streamkern.basics.warning import warn
-from streamkern.filesystem.durable import check_writable, make_folders, write_aside
+from streamkern.filesystem.durable import check_writable, make_folders, write_atomically
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
@@ -30,9 +30,9 @@ from streamkern.train.export.traced import Graph, Traced, TracedModule
 from streamkern.train.model.kernel_model import KernelModel
 
 EXPORT_DTYPES = ("auto", "float32", "float64")
-MOST_BYTES = 2_000_000_000
+MAX_ONNX_BYTES = 2_000_000_000
 """Largest size of an ONNX file in bytes, which is limited by protocol buffers."""
-HALF_SCORE = 0.5
+MIN_LABEL_SCORE = 0.5
 """Score above which a row has a label, if rows may have several labels."""
 
 
@@ -89,9 +89,9 @@ def write_onnx(
         onnx is not installed.
     """
     checked_ending(path, ".onnx")
-    place = checked_place(path, overwrite)
-    made = onnx_model(model, centers, answers, export_dtype(model, dtype))
-    _write(place, made.SerializeToString(), overwrite)
+    file_path = checked_path(path, overwrite)
+    graph_model = onnx_model(model, centers, answers, export_dtype(model, dtype))
+    _write(file_path, graph_model.SerializeToString(), overwrite)
 
 
 def write_c(
@@ -100,17 +100,17 @@ def write_c(
 ) -> None:  # fmt: skip
     """Write a model to a C file without dependencies. Parameters and errors: see `write_onnx`.
 
-    Raises ConfigError also if the file would be larger than `MOST_TEXT`.
+    Raises ConfigError also if the file would be larger than `MAX_C_FILE_BYTES`.
     """
     checked_ending(path, ".c")
-    place = checked_place(path, overwrite)
-    made = onnx_model(model, centers, answers, export_dtype(model, dtype), for_runtime=False)
-    check_size(made)
+    file_path = checked_path(path, overwrite)
+    graph_model = onnx_model(model, centers, answers, export_dtype(model, dtype), for_runtime=False)
+    check_size(graph_model)
     kernel = repr(model.op.kernel).replace("*/", "* /")
-    about = f"A model of streamkern {__version__} with the kernel {kernel}."
-    stem = identifier(place.stem)
-    text = c_text(made, stem if stem[:1].isalpha() else f"model_{stem}", about)
-    _write(place, text.encode(), overwrite)
+    headline = f"A model of streamkern {__version__} with the kernel {kernel}."
+    stem = identifier(file_path.stem)
+    text = c_text(graph_model, stem if stem[:1].isalpha() else f"model_{stem}", headline)
+    _write(file_path, text.encode(), overwrite)
 
 
 def checked_ending(path: Any, *endings: str) -> str:
@@ -129,48 +129,48 @@ def checked_ending(path: Any, *endings: str) -> str:
     return ending
 
 
-def checked_place(path: str | os.PathLike[str], overwrite: bool) -> Path:
+def checked_path(path: str | os.PathLike[str], overwrite: bool) -> Path:
     """Return the local path of the file. Raises ConfigError if it cannot be written."""
-    place = local_path(path)
-    if place is None:
+    file_path = local_path(path)
+    if file_path is None:
         raise ConfigError(
-            f"{redact(os.fspath(path))!r} is a URL, and the file is written on this machine",
-            "give the path of a file",
+            f"{redact(os.fspath(path))!r} is a URL, but the file is written on this machine",
+            "give the path of a local file",
         )
-    if place.is_dir():
-        raise ConfigError(f"{place} is a folder", "give the path of a file in it")
-    if place.exists() and not overwrite:
+    if file_path.is_dir():
+        raise ConfigError(f"{file_path} is a folder", "give the path of a file in it")
+    if file_path.exists() and not overwrite:
         remedy = f"give another path, or {mention('overwrite', True)}"
-        raise ConfigError(f"{place} exists already", remedy)
-    check_writable(place)
-    return place
+        raise ConfigError(f"{file_path} exists already", remedy)
+    check_writable(file_path)
+    return file_path
 
 
 def export_dtype(model: KernelModel, dtype: str) -> np.dtype[Any]:
     """Return the dtype of an export; warn if it loses accuracy. dtype : see `write_onnx`"""
     if dtype not in EXPORT_DTYPES:
         raise ConfigError(f"{mention('dtype', dtype)} is not known", f"use one of {EXPORT_DTYPES}")
-    wide = model.kernel_sum.op.dtype == np.float64
+    sums_in_float64 = model.kernel_sum.op.dtype == np.float64
     if dtype == "auto":
-        dtype = "float64" if wide else "float32"
+        dtype = "float64" if sums_in_float64 else "float32"
     elif dtype == "float32" and model.op.dtype == np.float64:
         warn(
-            "the model was solved in float64, and its weights may multiply the rounding of float32 "
-            "kernel values until nothing is left of the predictions; compare them, or leave out "
-            f"{mention('dtype', dtype)}"
+            "the model was solved in float64, and its weights may multiply the rounding errors of "
+            "float32 kernel values so that the predictions of the file are useless; compare them "
+            f"with the model's, or leave out {mention('dtype', dtype)}"
         )
-    elif dtype == "float32" and wide:
+    elif dtype == "float32" and sums_in_float64:
         warn(
-            "the model predicts by sums in float64, because the rounding of float32 shows in its "
-            "predictions, and so it will in those of the file; compare them, or leave out "
-            f"{mention('dtype', dtype)}"
+            "the rounding errors of float32 are visible in the predictions of this model, which "
+            "therefore computes its sums in float64; compare the predictions of the file with the "
+            f"model's, or leave out {mention('dtype', dtype)}"
         )
     return np.dtype(dtype)
 
 
-def _write(place: Path, data: bytes, overwrite: bool) -> None:
-    make_folders(place.parent)
-    write_aside(place, data, exclusive=not overwrite)
+def _write(file_path: Path, data: bytes, overwrite: bool) -> None:
+    make_folders(file_path.parent)
+    write_atomically(file_path, data, exclusive=not overwrite)
 
 
 def onnx_model(
@@ -179,9 +179,9 @@ def onnx_model(
 ) -> Any:  # fmt: skip
     """Return the ONNX model; see `write_onnx`. for_runtime : see `Graph`"""
     size = (centers.size + len(centers) * model.n_outputs) * dtype.itemsize
-    if size > MOST_BYTES:
+    if size > MAX_ONNX_BYTES:
         raise ConfigError(
-            f"the centers and weights take {size_text(size)}, and an ONNX file holds 2 GB",
+            f"the centers and weights take {size_text(size)}, more than the 2 GB of an ONNX file",
             "train with fewer centers",
         )
     graph = Graph(for_runtime)
@@ -193,7 +193,7 @@ def onnx_model(
     # Round features as in training, because categorical ones are compared for equality.
     X = X.astype(model.op.dtype).astype(dtype)
     F = _kernel_values(graph, model, X, centers) @ model.backend.to_host(model.weights)
-    _finish(graph, model, F, answers)
+    _add_outputs(graph, model, F, answers)
     return graph.model({"streamkern_version": __version__, "kernel": repr(model.op.kernel)})
 
 
@@ -203,8 +203,8 @@ def _kernel_values(
     """Return K(X, Z), (n, p). X : (n, d), scaled. centers : (p, d), scaled"""
     kernel, dtype = model.op.kernel, X.dtype
     xp = TracedModule(graph, repr(kernel))
-    Z, numbers = kernel.columns(np.asarray(centers, np.float64))
-    unequal = [
+    Z, column_numbers = kernel.columns(np.asarray(centers, np.float64))
+    unequal_terms = [
         X.take([j], axis=1).equals(Z[None, :, j]).astype(dtype) * -weight + weight
         for j, weight in kernel.categorical
     ]
@@ -216,13 +216,15 @@ def _kernel_values(
     if kernel.geometry == "l1":
         differences = X.reshape(-1, 1, Z.shape[1]) - Z[None]
         return _traced(kernel.profile(xp.abs(differences).sum(axis=2), xp))
-    of_x, of_z = (X * X).sum(axis=1, keepdims=True), (Z * Z).sum(axis=1)
+    row_terms, center_terms = (X * X).sum(axis=1, keepdims=True), (Z * Z).sum(axis=1)
     products = X @ Z.T
     if kernel.geometry == "inner":
-        of_columns = graph.constant(of_z if numbers is None else numbers, dtype)
-        return _traced(kernel.of_products(products, of_x, of_columns, xp))
-    squares = products * -2.0 + of_x + of_z
-    for term in unequal:
+        column_terms = graph.constant(
+            center_terms if column_numbers is None else column_numbers, dtype
+        )
+        return _traced(kernel.of_products(products, row_terms, column_terms, xp))
+    squares = products * -2.0 + row_terms + center_terms
+    for term in unequal_terms:
         squares += term * (1 / kernel.bandwidth**2)
     return _traced(kernel.profile(xp.maximum(squares, 0), xp))
 
@@ -240,13 +242,13 @@ def _in_metric(kernel: Kernel, A: Any) -> Any:
     return A * metric if metric.ndim == 1 else A @ metric
 
 
-def _finish(graph: Graph, model: KernelModel, F: Traced, answers: ModelAnswers) -> None:
+def _add_outputs(graph: Graph, model: KernelModel, F: Traced, answers: ModelAnswers) -> None:
     """Add the outputs of the graph. F : (n, c), K(X, Z) times the weights"""
     dtype, c = F.dtype, model.n_outputs
     for_classes = answers.classes is not None
     xp = TracedModule(graph, repr(model.loss))
     # As in `KernelModel`, numeric outputs are float64, so that a large mean costs no digits.
-    F = model.targets.outside(xp, F, dtype if for_classes else np.float64)
+    F = model.targets.in_target_units(xp, F, dtype if for_classes else np.float64)
     if for_classes:
         _add_classes(graph, model, F, answers)
         return
@@ -255,7 +257,7 @@ def _finish(graph: Graph, model: KernelModel, F: Traced, answers: ModelAnswers) 
     if model.loss is not None:
         F = model.loss.ordered(xp, model.loss.predict(xp, F))
     if answers.indicator:
-        graph.output((F > HALF_SCORE).astype(np.int64), "labels", (c,))
+        graph.output((F > MIN_LABEL_SCORE).astype(np.int64), "labels", (c,))
         graph.output(F.astype(dtype), "scores", (c,))
     elif answers.flat:
         graph.output(F.astype(dtype).reshape(-1), "predictions", ())
@@ -275,9 +277,9 @@ def _add_classes(graph: Graph, model: KernelModel, F: Traced, answers: ModelAnsw
     best = graph.node("ArgMax", scores, dtype=np.int64, axis=1, keepdims=0)
     labels, kind = _label_values(classes)
     graph.output(graph.node("Gather", graph.constant(labels, kind), best, axis=0), "labels", ())
-    known = None if model.calibration is None else model.calibration.probabilities
-    if known is not None:
-        p = _probabilities(graph, F.astype(np.float64), known)
+    estimator = None if model.calibration is None else model.calibration.probabilities
+    if estimator is not None:
+        p = _probabilities(graph, F.astype(np.float64), estimator)
         graph.output(in_order(p).astype(F.dtype), "probabilities", (c,))
     graph.output(scores, "scores", (c,))
 
@@ -293,14 +295,14 @@ def _label_values(classes: npt.NDArray[Any]) -> tuple[Any, npt.DTypeLike]:
     return [str(label) for label in labels], np.str_
 
 
-def _probabilities(graph: Graph, F: Traced, known: Softmax | Isotonic) -> Traced:
+def _probabilities(graph: Graph, F: Traced, estimator: Softmax | Isotonic) -> Traced:
     """Return probabilities (n, c) of values (n, c)."""
-    if isinstance(known, Softmax):
-        return graph.node("Softmax", F * known.slope + known.shift, axis=1)
-    ends = known.ends.tolist()
-    parts = [
-        interpolated(graph, F.take([k], axis=1), known.at[a:b], known.height[a:b])
-        for k, (a, b) in enumerate(pairwise(ends))
+    if isinstance(estimator, Softmax):
+        return graph.node("Softmax", F * estimator.slope + estimator.shift, axis=1)
+    piece_ends = estimator.ends.tolist()
+    columns = [
+        interpolated(graph, F.take([k], axis=1), estimator.knots[a:b], estimator.values[a:b])
+        for k, (a, b) in enumerate(pairwise(piece_ends))
     ]
-    p = graph.node("Concat", *parts, axis=1)
+    p = graph.node("Concat", *columns, axis=1)
     return p / p.sum(axis=1, keepdims=True)

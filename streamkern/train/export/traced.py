@@ -40,7 +40,7 @@ class Graph:
         """Add an input (n, *shape) and return it. dtype : np.str_ for text"""
         if not name:
             raise ConfigError(
-                "the table has a column without a name, and inputs of ONNX have names",
+                "the table has a column without a name, but inputs of ONNX need names",
                 "give the column a name before training",
             )
         self.inputs.append(self._typed(name, np.dtype(dtype), ("n", *shape)))
@@ -48,7 +48,7 @@ class Graph:
 
     def output(self, value: Traced, name: str, shape: tuple[int, ...]) -> None:
         """Make a value an output (n, *shape) of the graph."""
-        if name in {known.name for known in self.inputs}:
+        if name in {graph_input.name for graph_input in self.inputs}:
             raise ConfigError(
                 f"the table has a column {name!r}, which is the name of an output of the export",
                 "give the column another name before training",
@@ -74,15 +74,16 @@ class Graph:
         inputs : `Traced` values; numbers and arrays become constants in the dtype of the first one
         dtype : dtype of the output; None for the dtype of the first `Traced` input
         """
-        first = next(value for value in inputs if isinstance(value, Traced))
+        first_traced = next(value for value in inputs if isinstance(value, Traced))
         names = [
-            (v if isinstance(v, Traced) else self.constant(v, first.dtype)).name for v in inputs
+            (value if isinstance(value, Traced) else self.constant(value, first_traced.dtype)).name
+            for value in inputs
         ]
-        made = f"/v{len(self.nodes)}"  # without the slash, it might be the name of an input
-        unused = [f"{made}_{k}" for k in range(1, n_outputs)]
-        make = self.onnx.helper.make_node
-        self.nodes.append(make(op, names, [made, *unused], domain=domain, **attributes))
-        return Traced(self, made, np.dtype(dtype or first.dtype))
+        output_name = f"/v{len(self.nodes)}"  # without the slash, it might be the name of an input
+        unused = [f"{output_name}_{k}" for k in range(1, n_outputs)]
+        make_node = self.onnx.helper.make_node
+        self.nodes.append(make_node(op, names, [output_name, *unused], domain=domain, **attributes))
+        return Traced(self, output_name, np.dtype(dtype or first_traced.dtype))
 
     def model(self, properties: dict[str, str]) -> Any:
         """Return the checked ONNX model."""
@@ -112,7 +113,7 @@ class Graph:
 class Traced:
     """A value of the graph, with the operators and methods of an array.
 
-    An in-place operator makes the object refer to the value of a new node.
+    Values of a graph never change: an in-place operator makes the object refer to a new value.
     """
 
     __array_ufunc__ = None  # so that NumPy scalars leave the operators to this class
@@ -120,7 +121,7 @@ class Traced:
     def __init__(self, graph: Graph, name: str, dtype: np.dtype[Any]) -> None:
         self.graph, self.name, self.dtype = graph, name, dtype
 
-    def becomes(self, other: Traced) -> Traced:
+    def refer_to(self, other: Traced) -> Traced:
         """Make this object refer to the value of `other`, and return it."""
         self.name, self.dtype = other.name, other.dtype
         return self
@@ -131,10 +132,10 @@ class Traced:
 
     def astype(self, dtype: npt.DTypeLike) -> Traced:
         """Return the values in another dtype."""
-        wanted = np.dtype(dtype)
-        if wanted == self.dtype:
+        target = np.dtype(dtype)
+        if target == self.dtype:
             return self.copy()
-        return self.graph.node("Cast", self, dtype=wanted, to=self.graph.tensor_type(wanted))
+        return self.graph.node("Cast", self, dtype=target, to=self.graph.tensor_type(target))
 
     def __neg__(self) -> Traced:
         return self.graph.node("Neg", self)
@@ -149,7 +150,7 @@ class Traced:
         return self.graph.node("Add", other, self)
 
     def __iadd__(self, other: Any) -> Traced:
-        return self.becomes(self + other)
+        return self.refer_to(self + other)
 
     def __sub__(self, other: Any) -> Traced:
         return self.graph.node("Sub", self, other)
@@ -158,7 +159,7 @@ class Traced:
         return self.graph.node("Sub", other, self)
 
     def __isub__(self, other: Any) -> Traced:
-        return self.becomes(self - other)
+        return self.refer_to(self - other)
 
     def __mul__(self, other: Any) -> Traced:
         return self.graph.node("Mul", self, other)
@@ -167,7 +168,7 @@ class Traced:
         return self.graph.node("Mul", other, self)
 
     def __imul__(self, other: Any) -> Traced:
-        return self.becomes(self * other)
+        return self.refer_to(self * other)
 
     def __truediv__(self, other: Any) -> Traced:
         return self.graph.node("Div", self, other)
@@ -176,13 +177,13 @@ class Traced:
         return self.graph.node("Div", other, self)
 
     def __itruediv__(self, other: Any) -> Traced:
-        return self.becomes(self / other)
+        return self.refer_to(self / other)
 
     def __pow__(self, other: Any) -> Traced:
         return self.graph.node("Pow", self, other)
 
     def __ipow__(self, other: Any) -> Traced:
-        return self.becomes(self**other)
+        return self.refer_to(self**other)
 
     def __matmul__(self, other: Any) -> Traced:
         return self.graph.node("MatMul", self, other)
@@ -199,13 +200,13 @@ class Traced:
 
     def sum(self, axis: int, keepdims: bool = False) -> Traced:
         """Return sums along an axis."""
-        return self._reduced("ReduceSum", axis, keepdims)
+        return self._reduce("ReduceSum", axis, keepdims)
 
     def max(self, axis: int, keepdims: bool = False) -> Traced:
         """Return the largest values along an axis."""
-        return self._reduced("ReduceMax", axis, keepdims)
+        return self._reduce("ReduceMax", axis, keepdims)
 
-    def _reduced(self, op: str, axis: int, keepdims: bool) -> Traced:
+    def _reduce(self, op: str, axis: int, keepdims: bool) -> Traced:
         axes = self.graph.constant([axis], np.int64)
         return self.graph.node(op, self, axes, keepdims=int(keepdims))
 
@@ -214,12 +215,12 @@ class Traced:
         shape = self.graph.node("Shape", self, dtype=np.int64)
         length = shape.take([axis], axis=0)
         node = self.graph.node
-        self.becomes(node("TopK", self, length, n_outputs=2, axis=axis, largest=0, sorted=1))
+        self.refer_to(node("TopK", self, length, n_outputs=2, axis=axis, largest=0, sorted=1))
 
     def take(self, index: npt.ArrayLike, axis: int) -> Traced:
         """Return the values at positions along an axis."""
-        at = self.graph.constant(index, np.int64)
-        return self.graph.node("Gather", self, at, axis=axis)
+        indices = self.graph.constant(index, np.int64)
+        return self.graph.node("Gather", self, indices, axis=axis)
 
     def reshape(self, *shape: int) -> Traced:
         """Return the values in another shape, in which one length may be -1."""
@@ -250,14 +251,14 @@ class TracedModule:
 
     def __getattr__(self, name: str) -> Any:
         raise ConfigError(
-            f"{self._subject} calls {name} of the array module, which the export does not know",
+            f"{self._subject} calls {name} of the array module, which the export does not support",
             f"use {', '.join(sorted(_UNARY | _BINARY))}, arccos, clip, copysign, expm1, log1p, "
             "square or where",
         )
 
     def _function(self, op: str) -> Callable[..., Traced]:
         def call(*values: Any, out: Traced | None = None) -> Traced:
-            return _written(self._graph.node(op, *values), out)
+            return _into(self._graph.node(op, *values), out)
 
         return call
 
@@ -277,11 +278,11 @@ class TracedModule:
     def clip(self, a: Traced, low: Any, high: Any, out: Traced | None = None) -> Traced:
         """Return values between two bounds."""
         above = self._graph.node("Max", a, low)
-        return _written(self._graph.node("Min", above, high), out)
+        return _into(self._graph.node("Min", above, high), out)
 
     def square(self, a: Traced, out: Traced | None = None) -> Traced:
         """Return squares."""
-        return _written(a * a, out)
+        return _into(a * a, out)
 
     def log1p(self, a: Traced) -> Traced:
         """Return log(1 + a)."""
@@ -306,5 +307,5 @@ class TracedModule:
         return np.finfo(np.dtype(dtype))
 
 
-def _written(value: Traced, out: Traced | None) -> Traced:
-    return value if out is None else out.becomes(value)
+def _into(value: Traced, out: Traced | None) -> Traced:
+    return value if out is None else out.refer_to(value)

@@ -43,10 +43,12 @@ class TrainStart:
     run_dir: str | None = None
 
     @classmethod
-    def of(cls, run: ResolvedRun, meta: dict[str, Any], at: Position, run_dir: str | None) -> Self:
+    def of(
+        cls, run: ResolvedRun, meta: dict[str, Any], position: Position, run_dir: str | None
+    ) -> Self:
         """Return the start of a run with this setup, at this position."""
         settings, passes = run.inputs.recorded(run.config), run.config.data.passes
-        return cls(settings, decided(meta), at.step, at.epoch, passes, run_dir)
+        return cls(settings, decided(meta), position.step, position.epoch, passes, run_dir)
 
 
 @dataclass(frozen=True)
@@ -104,15 +106,16 @@ def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     """Return callbacks as a tuple, () for None; raise ConfigError if an object is no callback."""
     if not isinstance(callbacks, Iterable | None):
         raise ConfigError(
-            f"callbacks={callbacks!r} must be a list of callbacks", "put them into brackets: [...]"
+            f"callbacks={callbacks!r} must be a list of callbacks",
+            "put a single callback in a list: callbacks=[...]",
         )
     checked = tuple(callbacks or ())
     for callback in checked:
         if not isinstance(callback, Callback):
             raise ConfigError(
-                f"callbacks has {callback!r}",
-                "give objects of subclasses of streamkern.Callback, "
-                "and callbacks of scikit-learn to set_callbacks",
+                f"callbacks has {callback!r}, which is no streamkern.Callback",
+                "give objects of subclasses of streamkern.Callback; give callbacks of scikit-learn "
+                "to set_callbacks",
             )
     return checked
 
@@ -131,7 +134,7 @@ class Callbacks:
     def begin(self, run: TrainStart) -> None:
         """Call `begin` of all callbacks, and register their `end`."""
         for callback in self._callbacks:
-            self._stack.push(_ender(callback))
+            self._stack.push(_end_of(callback))
             callback.begin(run)
             self._active.append(callback)
 
@@ -160,11 +163,11 @@ class Callbacks:
             return None
         self._passes = passed.epoch
         with self._calling() as active:
-            enders = [type(each).__name__ for each in active if each.pass_ended(passed)]
-        return f"{enders[0]} asked for no further pass" if enders else None
+            ended_by = [type(each).__name__ for each in active if each.pass_ended(passed)]
+        return f"{ended_by[0]} asked for no further pass" if ended_by else None
 
 
-def _ender(callback: Callback) -> Callable[..., None]:
+def _end_of(callback: Callback) -> Callable[..., None]:
     def end(kind: object, error: BaseException | None, traceback: object) -> None:
         callback.end(error)
 

@@ -15,9 +15,10 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.saver import AsyncSaver
 from streamkern.train.loop.step_loop import StepLoop
 
-AUTO_S, CHECKPOINT_SHARE = 60.0, 20
-"""Seconds after which a checkpoint is due, or multiple of the time for which the last checkpoint
-blocked training, if that is longer. A checkpoint may have p^2 numbers to compute and to copy."""
+MIN_AUTO_INTERVAL_S, AUTO_INTERVAL_RATIO = 60.0, 20
+"""Without a set interval, a checkpoint is due after so many seconds, or after this multiple of the
+time for which the last checkpoint blocked training, if that is longer. A checkpoint may have p^2
+numbers to compute and to copy."""
 
 
 class Checkpoints:
@@ -32,12 +33,12 @@ class Checkpoints:
         directory: RunDirectory | None,
         stack: contextlib.ExitStack,
     ) -> None:
-        self._every = settings.checkpoint_cadence
+        self._interval_steps, self._interval_s = settings.checkpoint_cadence
         self._saver = None if directory is None else stack.enter_context(AsyncSaver(directory))
-        self._saved, self._stood_still_s = time.monotonic(), 0.0
+        self._last_save, self._blocked_s = time.monotonic(), 0.0
 
     @property
-    def kept(self) -> bool:
+    def saves(self) -> bool:
         """True if checkpoints are saved."""
         return self._saver is not None
 
@@ -48,34 +49,34 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Return whether a checkpoint is due after `step` steps."""
-        steps, seconds = self._every
-        if steps is not None:
-            return self.at(step)
-        auto = max(AUTO_S, CHECKPOINT_SHARE * self._stood_still_s)
-        return time.monotonic() - self._saved >= (seconds or auto)
+        if self._interval_steps is not None:
+            return self.is_set_for(step)
+        auto_interval_s = max(MIN_AUTO_INTERVAL_S, AUTO_INTERVAL_RATIO * self._blocked_s)
+        return time.monotonic() - self._last_save >= (self._interval_s or auto_interval_s)
 
-    def at(self, step: int) -> bool:
-        """Return whether the settings name `step` as a step with a checkpoint."""
-        steps, _ = self._every
-        return steps is not None and step % steps == 0
+    def is_set_for(self, step: int) -> bool:
+        """Return whether the settings ask for a checkpoint after exactly `step` steps."""
+        return self._interval_steps is not None and step % self._interval_steps == 0
 
-    def save(self, steps: StepLoop, meta: dict[str, Any], before: Callable[[], object]) -> None:
+    def save(
+        self, steps: StepLoop, meta: dict[str, Any], before_commit: Callable[[], object]
+    ) -> None:
         """Start to save the state of `steps`, with the entries `meta`.
 
         On ranks without checkpoints, this rank's arrays are sent to rank 0 instead. Collective if
         ranks partition the centers.
 
-        before : called before the files become a checkpoint, see `AsyncSaver`
+        before_commit : called before the files become a checkpoint, see `AsyncSaver`
         """
         if self._saver is None:
             steps.hand_in()
             return
-        began = time.monotonic()
+        start = time.monotonic()
         self._saver.wait()  # at most one copy is held
-        arrays, kept = steps.kept()
-        self._saver.submit(steps.position.step, arrays, kept | meta, before)
-        self._saved = time.monotonic()
-        self._stood_still_s = self._saved - began
+        arrays, values = steps.snapshot()
+        self._saver.submit(steps.position.step, arrays, values | meta, before_commit)
+        self._last_save = time.monotonic()
+        self._blocked_s = self._last_save - start
 
     def wait(self) -> None:
         """Wait until the current save is done; raise its error if it failed."""

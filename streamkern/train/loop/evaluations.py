@@ -14,15 +14,15 @@ from streamkern.predict.evaluation import prefixed
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.loop.step_loop import Position
 from streamkern.train.model.kernel_model import KernelModel
-from streamkern.train.resolve.early_stopping import DATA
+from streamkern.train.resolve.early_stopping import VALIDATION_PREFIX
 
 
 class EvaluationSchedule:
     """The evaluations of a run.
 
     test : test rows, or None
-    heard : called with each evaluation, or None
-    aside : validation rows, or None
+    on_evaluation : called with each evaluation, or None
+    validation : validation rows, or None
     metrics : figures of the newest evaluation
     history : all evaluations, oldest first
     owed : whether an evaluation was interrupted, so that it has to be repeated
@@ -32,34 +32,34 @@ class EvaluationSchedule:
         self,
         settings: ExecutionConfig,
         test: BaseSource | None,
-        heard: Callable[[dict[str, Any]], None] | None,
-        aside: BaseSource | None = None,
+        on_evaluation: Callable[[dict[str, Any]], None] | None,
+        validation: BaseSource | None = None,
     ) -> None:
-        self._settings, self._heard = settings, heard
-        sources = {DATA: aside, "test": test}
+        self._settings, self._on_evaluation = settings, on_evaluation
+        sources = {VALIDATION_PREFIX: validation, "test": test}
         self._sources = {name: data for name, data in sources.items() if data is not None}
         self.metrics: dict[str, float] = {}
         self.history: list[dict[str, Any]] = []
         self.owed = False
 
-    def due(self, position: Position, before: int) -> bool:
+    def due(self, position: Position, samples_before: int) -> bool:
         """Return whether the last step makes an evaluation due.
 
         That is, it has ended an epoch or a period of `evaluate_every` steps, or has reached a
         number of samples in `evaluate_at`.
 
-        before : number of samples before the last step
+        samples_before : number of samples before the last step
         """
-        every = self._settings.evaluate_every
+        interval = self._settings.evaluate_every
         if self._settings.early_stopping and position.batch == 0:
             return True
-        if any(before < count <= position.samples for count in self._settings.evaluate_at):
+        if any(samples_before < count <= position.samples for count in self._settings.evaluate_at):
             return True
-        if every == "auto":
+        if interval == "auto":
             return position.batch == 0
-        return bool(every) and position.step % every == 0
+        return bool(interval) and position.step % interval == 0
 
-    def take(
+    def evaluate(
         self,
         model: Callable[[], KernelModel],
         position: Position,
@@ -84,27 +84,32 @@ class EvaluationSchedule:
         if self.history and self.history[-1]["step"] == position.step:
             self.history.pop()  # evaluated again at the end of the run, maybe with other weights
         self.history.append(record)
-        if self._heard is not None:
-            self._heard(record)
+        if self._on_evaluation is not None:
+            self._on_evaluation(record)
 
-    def kept(self) -> dict[str, float | None] | None:
+    def metrics_as_json(self) -> dict[str, float | None] | None:
         """Return the newest figures as JSON values; None if they are owed."""
         if self.owed:
             return None
-        return {k: v if math.isfinite(v) else None for k, v in self.metrics.items()}
+        return {
+            name: value if math.isfinite(value) else None for name, value in self.metrics.items()
+        }
 
-    def restore(self, kept: dict[str, float | None] | None) -> None:
-        """Restore the figures that `kept` returned."""
-        self.owed = kept is None
-        self.metrics = {k: math.nan if v is None else v for k, v in (kept or {}).items()}
+    def restore_metrics(self, metrics_as_json: dict[str, float | None] | None) -> None:
+        """Restore the figures that `metrics_as_json` returned."""
+        self.owed = metrics_as_json is None
+        self.metrics = {
+            name: math.nan if value is None else value
+            for name, value in (metrics_as_json or {}).items()
+        }
 
-    def recall(self, records: Iterable[dict[str, Any]]) -> None:
+    def restore_history(self, records: Iterable[dict[str, Any]]) -> None:
         """Restore the history of all processes of the run, from the records of its log."""
         self.history = evaluations_in(records)
 
 
 def evaluations_in(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the evaluations among the records of a log, the newest of each step, in order."""
-    seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
-    drop = ("time", "event", "epoch")
-    return [{k: v for k, v in seen[step].items() if k not in drop} for step in sorted(seen)]
+    newest = {r["step"]: r for r in records if r.get("event") == "evaluation"}
+    dropped = ("time", "event", "epoch")
+    return [{k: v for k, v in newest[step].items() if k not in dropped} for step in sorted(newest)]

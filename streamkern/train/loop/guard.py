@@ -21,13 +21,14 @@ from streamkern.solver.base import LOSSES, Solver, State
 
 WINDOW = LOSSES
 """Number of steps in a window."""
-FACTOR = 0.5
+BACK_OFF_FACTOR = 0.5
 """Factor of the step sizes at a back-off."""
 MAX_BACK_OFFS = 8
 """Number of back-offs after which another one is an error."""
 NEGLIGIBLE_LOSS = 1e-6
 """Loss in scaled targets below which no window is bad. The loss of f = 0 is about 1; it is smaller
-only for constant targets, which f may miss by the width of a quantile's ramp."""
+only for constant targets, which f approximates to the width over which a quantile loss is
+smoothed."""
 
 
 @dataclass
@@ -77,8 +78,8 @@ class Guard:
             or loss > zero_loss > 2 * self.best
             or (loss > 10 * self.best and loss > 0.1 * zero_loss)
         )
-        bad = not math.isfinite(loss) or (grows and loss > NEGLIGIBLE_LOSS)
-        if not bad:
+        is_bad = not math.isfinite(loss) or (grows and loss > NEGLIGIBLE_LOSS)
+        if not is_bad:
             self.best = min(self.best, loss)
             return False
         self.back_offs += 1
@@ -92,7 +93,7 @@ class Guard:
         return True
 
     @staticmethod
-    def trusts(window: Sequence[Sequence[float]]) -> bool:
+    def may_keep_weights(window: Sequence[Sequence[float]]) -> bool:
         """Return whether a later back-off may return to the weights after this good window.
 
         It may not if the last quarter of the steps had a larger loss than predicting zero: their
@@ -100,19 +101,21 @@ class Guard:
 
         window : (loss, loss of predicting zero) of each step
         """
-        tail = window[-max(1, len(window) // 4) :]
-        return sum(loss for loss, _ in tail) <= sum(zero for _, zero in tail)
+        last_quarter = window[-max(1, len(window) // 4) :]
+        return sum(loss for loss, _ in last_quarter) <= sum(
+            zero_loss for _, zero_loss in last_quarter
+        )
 
     def scalars(self) -> dict[str, Any]:
         """Return the state for a checkpoint as JSON values; infinity becomes None."""
-        kept = asdict(self)
-        return kept | {"best": None if math.isinf(self.best) else self.best}
+        scalars = asdict(self)
+        return scalars | {"best": None if math.isinf(self.best) else self.best}
 
     @classmethod
     def restore(cls, scalars: dict[str, Any]) -> Guard:
         """Return the guard whose state is `scalars`."""
-        kept = {name: scalars[name] for name in asdict(cls())}
-        return cls(**kept | {"best": math.inf if kept["best"] is None else kept["best"]})
+        fields = {name: scalars[name] for name in asdict(cls())}
+        return cls(**fields | {"best": math.inf if fields["best"] is None else fields["best"]})
 
 
 class Watch:
@@ -178,31 +181,32 @@ class Watch:
             solver cannot diverge.
         """
         window = self.read()
-        # `shown` has the same two losses in the user's unit.
-        loss, zero, *shown = window.mean(axis=0).tolist() if len(window) else [0.0] * 4
+        loss, zero, user_loss, user_zero = (
+            window.mean(axis=0).tolist() if len(window) else [0.0] * 4
+        )
         if not finite:
-            loss = shown[0] = math.nan
+            loss = user_loss = math.nan
         self._window = self._window[:0]
         if self.solver.rules():
-            bad = self.guard.judge(loss, zero, self.solver.remedy)
+            is_bad = self.guard.judge(loss, zero, self.solver.remedy)
         else:
-            bad = not math.isfinite(loss)
-        if bad:
-            self.solver.backed_off(self.state, self.good, FACTOR)
-            fields = {"loss": shown[0], "zero_loss": shown[1], "scale": self.state.scale}
+            is_bad = not math.isfinite(loss)
+        if is_bad:
+            self.solver.backed_off(self.state, self.good, BACK_OFF_FACTOR)
+            fields = {"loss": user_loss, "zero_loss": user_zero, "scale": self.state.scale}
             self._report("back-off", fields)
-        elif self.guard.trusts(window[:, :2].tolist()):
+        elif self.guard.may_keep_weights(window[:, :2].tolist()):
             self.good[...] = self.state.alpha
-        return shown[0]
+        return user_loss
 
-    def rest(self) -> list[float]:
+    def pending_loss(self) -> list[float]:
         """Return [mean loss] of the steps that were not judged yet, see `judge`; [] if there are
         none."""
         window = self.read()
         with np.errstate(over="ignore", invalid="ignore"):
             return [float(window[:, 2].mean())] if len(window) else []
 
-    def judge_rest(self) -> None:
+    def judge_pending(self) -> None:
         """Judge the last window, which the end of the run cuts short.
 
         A window of a few steps is judged only if the run has no more steps, because its mean is
@@ -216,11 +220,11 @@ class Watch:
         finite = self.solver.agree(finite)
         if not steps or (finite and n < min(steps, WINDOW // 4)):
             return
-        before = self.guard.back_offs
+        back_offs_before = self.guard.back_offs
         loss = self.judge(finite=finite)
-        if self.guard.back_offs == before:
+        if self.guard.back_offs == back_offs_before:
             return
-        # Back at the initial weights: the run has achieved nothing.
+        # The weights are the initial ones again: the run has learned nothing.
         if self.solver.agree(not bool((self.good != self.solver.init().alpha).any())):
             raise DivergenceError(
                 f"training diverged within its {steps} steps (loss {loss:.3g})",
@@ -229,8 +233,8 @@ class Watch:
             )
 
 
-Entries = Sequence[Sequence[float | None]]
-"""See `LossCurve`."""
+LossEntries = Sequence[Sequence[float | None]]
+"""The entries of a `LossCurve`."""
 
 
 class LossCurve:
@@ -244,18 +248,18 @@ class LossCurve:
         `measure`; None stands for numbers that are not finite
     """
 
-    def __init__(self, entries: Entries = (), *, at_ends: bool = False) -> None:
+    def __init__(self, entries: LossEntries = (), *, at_ends: bool = False) -> None:
         self._at_ends = at_ends
         self._entries = [[math.nan if x is None else float(x) for x in pair] for pair in entries]
         self._waiting: list[tuple[int, int]] = []
 
-    def restored(self, entries: Entries, epochs: int) -> Self:
+    def restored(self, entries: LossEntries, epochs: int) -> Self:
         """Return a curve that continues from entries after `epochs` epochs.
 
         The losses of epochs without an entry are unknown.
         """
-        lacking = epochs - self._at_ends - len(entries)
-        return type(self)([*entries, *[(None, 0.0)] * lacking], at_ends=self._at_ends)
+        n_unknown = epochs - self._at_ends - len(entries)
+        return type(self)([*entries, *[(None, 0.0)] * n_unknown], at_ends=self._at_ends)
 
     def stepped(self, epoch: int, rows: int) -> None:
         """Record a step on `rows` rows, whose loss is read later."""
@@ -281,5 +285,5 @@ class LossCurve:
 
     def losses(self, epochs: int) -> list[float]:
         """Return the losses of the first `epochs` epochs; NaN if unknown."""
-        found = [loss / rows if rows else loss for loss, rows in self._entries[:epochs]]
-        return found + [math.nan] * (epochs - len(found))
+        losses = [loss / rows if rows else loss for loss, rows in self._entries[:epochs]]
+        return losses + [math.nan] * (epochs - len(losses))

@@ -18,9 +18,9 @@ from streamkern.stream.meter import Meter, three_digits
 from streamkern.train.loop.guard import WINDOW
 from streamkern.train.loop.step_loop import Position
 
-LOG_EVERY_S, LOG_AT_LEAST_EVERY_S = 1.0, 30.0
-"""Smallest number of seconds between two log records of steps: at the end of a window, and within a
-long window."""
+MIN_LOG_INTERVAL_S, MAX_LOG_INTERVAL_S = 1.0, 30.0
+"""Seconds between two log records of steps: at the end of a window at least the first number, and
+within a longer window the second."""
 PHASE_DESCRIPTIONS: Final = {
     "metric": "looking for a metric",
     "kernel": "looking for the kernel and its bandwidth",
@@ -37,7 +37,7 @@ class RankFigures(Protocol):
     def facts(self) -> dict[str, Any]:
         """Return the figures for the log."""
 
-    def words(self) -> str:
+    def progress_text(self) -> str:
         """Return the text for the progress line."""
 
 
@@ -46,7 +46,7 @@ class RunProgress:
 
     position : position of the run, which the steps update
     on_host : whether the run computes in host memory, whose peak is then logged
-    heard : called with each record of the log
+    on_record : called with each record of the log
     ranks : source of the figures of several ranks, or None
     losses : mean losses of the windows that ended in this process, in squared units of the user's
         targets
@@ -55,75 +55,75 @@ class RunProgress:
 
     def __init__(
         self, line: Line, log: RunLog, position: Position, *, on_host: bool = True,
-        heard: Callable[[dict[str, Any]], None] | None = None, ranks: RankFigures | None = None,
+        on_record: Callable[[dict[str, Any]], None] | None = None, ranks: RankFigures | None = None,
     ) -> None:  # fmt: skip
-        self.line, self._log, self.position, self._heard = line, log, position, heard
+        self.line, self._log, self.position, self._on_record = line, log, position, on_record
         self.losses: list[float] = []
         self._empty_steps = 0
         self._ranks = ranks
         self.first = self._logged = 0
         self._logged_at = time.monotonic()
-        self.doing = "getting ready"
-        self._taken = MemoryMeter() if on_host else None
+        self.phase_text = "getting ready"
+        self._memory = MemoryMeter() if on_host else None
         self._phase_begun, self._n_done = time.monotonic(), 0
 
     def report(self, event: str, fields: dict[str, Any]) -> None:
         """Write a record to the log. Events of the setup also update the progress line."""
-        at = self.position
-        where = {"step": at.step, "epoch": at.epoch, "samples": at.samples}
-        self._log.write(**where, event=event, **fields)
-        if self._heard is not None:
-            self._heard({"event": event, **where, **fields})
+        position = self.position
+        place_in_run = {"step": position.step, "epoch": position.epoch, "samples": position.samples}
+        self._log.write(**place_in_run, event=event, **fields)
+        if self._on_record is not None:
+            self._on_record({"event": event, **place_in_run, **fields})
         if event == "setup":
-            self.doing = PHASE_DESCRIPTIONS[fields["doing"]]
+            self.phase_text = PHASE_DESCRIPTIONS[fields["doing"]]
             self._phase_begun, self._n_done = time.monotonic(), 0
         elif event == "centers":
-            self.doing = "looking at the noise of the targets"
+            self.phase_text = "looking at the noise of the targets"
         elif event == "bandwidth":
-            self.doing = self._counted("kernel", fields["kernels"])
+            self.phase_text = self._trial_text("kernel", fields["kernels"])
         elif event == "metric" and "ways" in fields:
-            self.doing = self._counted("metric", fields["ways"])
+            self.phase_text = self._trial_text("metric", fields["ways"])
         elif event == "block" and fields["blocks"] > 1:
-            self.doing = self._block(fields["block"] + 1, fields["blocks"])
+            self.phase_text = self._block_text(fields["block"] + 1, fields["blocks"])
 
-    def _counted(self, phase: str, n: int) -> str:
+    def _trial_text(self, phase: str, n: int) -> str:
         """Count one finished trial of a phase; return text with the count, of n, and the time
         left."""
         self._n_done += 1
         if self._n_done >= n:
             return f"{PHASE_DESCRIPTIONS[phase]}, comparing what was found"
-        left = self._time_left(self._n_done, n)
+        time_left = self._time_left(self._n_done, n)
         done = f"{PHASE_DESCRIPTIONS[phase]}, {self._n_done} of {n} are tried"
-        return f"{done}, about {left} left for these"
+        return f"{done}, about {time_left} left for these"
 
     def _time_left(self, done: int, n: int) -> str:
         """Return the time left of a phase after `done` of n parts, if all take the same time."""
         return time_text((time.monotonic() - self._phase_begun) / done * (n - done))
 
-    def _block(self, done: int, blocks: int) -> str:
+    def _block_text(self, done: int, blocks: int) -> str:
         """Return the text after `done` blocks of the preconditioner, with the time left.
 
         The time assumes that all blocks take the same time.
         """
         if done == blocks:
             return "learning from the sample"
-        left = self._time_left(done, blocks)
-        return f"preconditioner, block {done + 1} of {blocks}, about {left} left"
+        time_left = self._time_left(done, blocks)
+        return f"preconditioner, block {done + 1} of {blocks}, about {time_left} left"
 
     def setting_up(self) -> contextlib.AbstractContextManager[None]:
         """Show the line of the setup, also during a single call that takes minutes."""
-        return self._saying("setup: ", lambda: self.doing)
+        return self._ticking_line("setup: ", lambda: self.phase_text)
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Show the line of an evaluation."""
-        return self._saying("", lambda: "evaluating")
+        return self._ticking_line("", lambda: "evaluating")
 
-    def _saying(
-        self, before: str, what: Callable[[], str]
+    def _ticking_line(
+        self, prefix: str, text: Callable[[], str]
     ) -> contextlib.AbstractContextManager[None]:
         began = time.monotonic()
         return self.line.ticking(
-            lambda: f"{before}{what()}  ({time_text(time.monotonic() - began)} so far)"
+            lambda: f"{prefix}{text()}  ({time_text(time.monotonic() - began)} so far)"
         )
 
     def begin(
@@ -137,7 +137,7 @@ class RunProgress:
             zero; their losses are neither shown nor logged
         loss_note : text that is shown after the loss
         """
-        self._meter, self._passes, self._done = meter, passes, done
+        self._meter, self._passes, self._done_before = meter, passes, done
         self._empty_steps, self._loss_note = empty_steps, loss_note
         self._total = n_rows * passes
         self.first = self.position.step // WINDOW
@@ -149,23 +149,25 @@ class RunProgress:
         """
         if loss is not None:
             self.losses.append(loss)
-        due = LOG_EVERY_S if loss is not None else LOG_AT_LEAST_EVERY_S
-        if time.monotonic() - self._logged_at >= due:
+        interval_s = MIN_LOG_INTERVAL_S if loss is not None else MAX_LOG_INTERVAL_S
+        if time.monotonic() - self._logged_at >= interval_s:
             self._log_steps()
         if self.line.due:
             self.line.draw(self._words())
 
     def _words(self) -> str:
         """Return the text of the line: share, epoch, time left, newest loss and throughput."""
-        flow, at = self._meter.flow(self.position.samples), self.position
-        epoch = min(at.epoch - self._done[0] + 1, self._passes)
-        share = (at.samples - self._done[1]) / self._total
-        known = len(self.losses) > self._n_empty(self.losses)
-        loss = f"train mse {self.losses[-1]:.4g}{self._loss_note}  " if known else ""
-        left = time_text(self._left(flow.samples_per_s))
-        ranks = "" if self._ranks is None else self._ranks.words()
-        moving = f"{three_digits(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.words()
-        return f"{share:.0%}, epoch {epoch} of {self._passes}  {left} left  {loss}{moving}"
+        flow, position = self._meter.flow(self.position.samples), self.position
+        epoch = min(position.epoch - self._done_before[0] + 1, self._passes)
+        share = (position.samples - self._done_before[1]) / self._total
+        has_loss = len(self.losses) > self._n_empty(self.losses)
+        loss = f"train mse {self.losses[-1]:.4g}{self._loss_note}  " if has_loss else ""
+        time_left = time_text(self._seconds_left(flow.samples_per_s))
+        ranks = "" if self._ranks is None else self._ranks.progress_text()
+        flow_text = (
+            f"{three_digits(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.text()
+        )
+        return f"{share:.0%}, epoch {epoch} of {self._passes}  {time_left} left  {loss}{flow_text}"
 
     def _n_empty(self, losses: list[float]) -> int:
         """Return the number of losses whose windows began while the model was still zero."""
@@ -181,10 +183,10 @@ class RunProgress:
         flow = self._meter.flow(self.position.samples)
         first = max(self._logged, self._n_empty(self.losses))
         new = self.losses[first:]
-        fields: dict[str, Any] = {"left_s": self._left(flow.samples_per_s), **flow.fields()}
+        fields: dict[str, Any] = {"left_s": self._seconds_left(flow.samples_per_s), **flow.fields()}
         if self._ranks is not None:
             fields |= self._ranks.facts()
-        peak = None if self._taken is None else self._taken.peak()
+        peak = None if self._memory is None else self._memory.peak()
         if peak is not None:
             fields["peak_bytes"] = peak
         if new:
@@ -193,6 +195,6 @@ class RunProgress:
         self.report("train", fields)
         self._logged, self._logged_at = len(self.losses), time.monotonic()
 
-    def _left(self, samples_per_s: float) -> float:
-        done = self.position.samples - self._done[1]
+    def _seconds_left(self, samples_per_s: float) -> float:
+        done = self.position.samples - self._done_before[1]
         return (self._total - done) / max(samples_per_s, 1e-3)

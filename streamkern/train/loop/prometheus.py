@@ -24,7 +24,8 @@ class Prometheus(Callback):
     Parameters
     ----------
     port : int
-        Port of the server; 0 takes a free one. The attribute `port` has the number.
+        Port of the server; 0 selects a free one. The attribute `port` has its number once the run
+        has started.
     host : str
         Address to listen at; "0.0.0.0" lets other machines read.
     labels : mapping of str to str, optional
@@ -42,14 +43,16 @@ class Prometheus(Callback):
     def __init__(
         self, port: int = 9464, *, host: str = "127.0.0.1", labels: Mapping[str, str] | None = None
     ) -> None:
-        given: Any = {} if labels is None else labels
-        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        label_values: Any = {} if labels is None else labels
+        if not isinstance(label_values, Mapping) or not all(
+            isinstance(name, str) for name in label_values
+        ):
             raise ConfigError(
                 f"{mention('labels', labels)} is not a mapping of names to values",
                 'give {"run": "first"}',
             )
         self.port, self.host = checked_int("port", port, 0), host
-        self.labels = dict(given)
+        self.labels = dict(label_values)
         self._server: Any = None
         self._gauges: dict[str, Any] = {}
         self._registry: Any = None
@@ -70,12 +73,12 @@ class Prometheus(Callback):
                 "give a free port, or 0 for any",
             ) from error
         self.port = self._server.server_port
-        self._show({"step": run.step, "epoch": run.epoch})
+        self._set_gauges({"step": run.step, "epoch": run.epoch})
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Show the numbers of a record."""
-        places = {name: record[name] for name in ("step", "epoch", "samples") if name in record}
-        self._show(places | {name: value for name, value, _ in numbers_in(record)})
+        counts = {name: record[name] for name in ("step", "epoch", "samples") if name in record}
+        self._set_gauges(counts | {name: value for name, value, _ in numbers_in(record)})
 
     def end(self, error: BaseException | None) -> None:
         """End the server."""
@@ -85,7 +88,7 @@ class Prometheus(Callback):
             self._server = None
         self._gauges, self._registry = {}, None  # so that the estimator can be cloned
 
-    def _show(self, numbers: Mapping[str, float]) -> None:
+    def _set_gauges(self, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
             if name not in self._gauges:
                 self._gauges[name] = self._gauge(name, self._registry)
@@ -100,7 +103,7 @@ class Prometheus(Callback):
             )  # fmt: skip
         except ValueError as error:
             raise ConfigError(
-                f"{mention('labels', self.labels)} is not possible ({error})",
+                f"{mention('labels', self.labels)} is refused by Prometheus ({error})",
                 "give other names",
             ) from error
         return gauge.labels(**self.labels) if self.labels else gauge

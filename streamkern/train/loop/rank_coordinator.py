@@ -16,18 +16,18 @@ from streamkern.basics.stop import StopRequest
 from streamkern.stream.meter import three_digits
 from streamkern.train.loop.step_loop import StepLoop
 
-GATHERED = 32
-"""Number of steps after which sums over rows are summed over the ranks, within an epoch."""
+GATHER_INTERVAL_STEPS = 32
+"""Number of steps, within an epoch, after which partial sums over rows are summed over the
+ranks."""
 
-AGREEMENT_S = 0.1
-"""Seconds between two agreements on whether the run is saved or ended; at most `GATHERED` steps lie
-between them. An agreement is a small broadcast, which took a few percent of the time of short
-steps."""
+AGREEMENT_INTERVAL_S = 0.1
+"""Seconds between two broadcasts of whether the run is saved or ended, and at most
+`GATHER_INTERVAL_STEPS` steps."""
 
 NO_CHECKPOINT = -1
 """Step number that stands for "no checkpoint"."""
 
-WORTH_SAYING = 0.1
+UNEVEN_WAIT_SHARE = 0.1
 """Smallest difference between two ranks' shares of waiting time for which the slowest rank is
 shown."""
 
@@ -54,8 +54,8 @@ class RankCoordinator:
 
     def __init__(self, ranks: Communicator, stop: StopRequest) -> None:
         self._ranks, self._stop = ranks, stop
-        self._before = self._now = [RankTimings(0.0, 0.0, 0.0, 0.0)] * ranks.size
-        self._agreed_at, self._steps, self._next = time.perf_counter(), 0, 1
+        self._last_exchange = self._this_exchange = [RankTimings(0.0, 0.0, 0.0, 0.0)] * ranks.size
+        self._agreed_at, self._steps_since_sync, self._steps_to_sync = time.perf_counter(), 0, 1
 
     def check_step(self, step: int = NO_CHECKPOINT) -> None:
         """Raise RankLostError unless this rank continues from the step of rank 0. Collective.
@@ -64,14 +64,16 @@ class RankCoordinator:
 
         step : step of the checkpoint that this rank has read
         """
-        (first,) = self._ranks.broadcast_scalars([step])
-        if first != step:
-            found = [
-                "no checkpoint" if at == NO_CHECKPOINT else f"a checkpoint of step {at:.0f}"
-                for at in (step, first)
+        (rank0_step,) = self._ranks.broadcast_scalars([step])
+        if rank0_step != step:
+            texts = [
+                "no checkpoint"
+                if read_step == NO_CHECKPOINT
+                else f"a checkpoint of step {read_step:.0f}"
+                for read_step in (step, rank0_step)
             ]
             raise RankLostError(
-                f"rank {self._ranks.rank} read {found[0]}, rank 0 {found[1]}",
+                f"rank {self._ranks.rank} read {texts[0]}, but rank 0 read {texts[1]}",
                 "give a run_dir whose files all ranks see",
             )
 
@@ -86,12 +88,16 @@ class RankCoordinator:
         """
         if self._ranks.is_single:
             return True
-        solver, state, at = steps.solver, steps.state, steps.position
-        self._steps += 1
-        if not at.batch:
+        solver, state, position = steps.solver, steps.state, steps.position
+        self._steps_since_sync += 1
+        if not position.batch:
             return True  # the end of the pass has gathered the sums
-        waits = at.step % GATHERED if solver.sums_of_rows(state) else self._steps < self._next
-        if waits and not now:
+        between_syncs = (
+            position.step % GATHER_INTERVAL_STEPS
+            if solver.sums_of_rows(state)
+            else self._steps_since_sync < self._steps_to_sync
+        )
+        if between_syncs and not now:
             return False
         solver.gather(state)
         return True
@@ -102,37 +108,37 @@ class RankCoordinator:
             return True
         return steps.share.whole and not steps.solver.sums_of_rows(steps.state)
 
-    def from_rank0(self, so: bool) -> bool:
-        """Return the value of `so` on rank 0. Collective."""
-        return bool(self._ranks.broadcast_scalars([so])[0])
+    def from_rank0(self, decision: bool) -> bool:
+        """Return the decision of rank 0. Collective."""
+        return bool(self._ranks.broadcast_scalars([decision])[0])
 
-    def ended(self, why: str | None, *, saves: bool = False) -> tuple[str | None, bool]:
+    def ended(self, reason: str | None, *, saves: bool = False) -> tuple[str | None, bool]:
         """Return why rank 0 ends the run after this step, or None, and whether it saves the run.
 
         Collective. Raises Stopped on all ranks if rank 0 has received a signal.
 
-        why, saves : decisions of this rank, which count on rank 0 only
+        reason, saves : decisions of this rank, which count on rank 0 only
         """
         if self._ranks.is_single:
-            return why, saves
-        step_s = (time.perf_counter() - self._agreed_at) / max(1, self._steps)
-        steps = min(GATHERED, max(1, int(AGREEMENT_S / max(step_s, 1e-9))))
-        stopped, ended, saved, self._next = self._ranks.broadcast_scalars(
-            [self._stop.requested is not None, why is not None, saves, steps]
+            return reason, saves
+        step_s = (time.perf_counter() - self._agreed_at) / max(1, self._steps_since_sync)
+        steps = min(GATHER_INTERVAL_STEPS, max(1, int(AGREEMENT_INTERVAL_S / max(step_s, 1e-9))))
+        stopped, ended, saved, self._steps_to_sync = self._ranks.broadcast_scalars(
+            [self._stop.requested is not None, reason is not None, saves, steps]
         ).tolist()
-        self._agreed_at, self._steps = time.perf_counter(), 0
+        self._agreed_at, self._steps_since_sync = time.perf_counter(), 0
         if stopped:
             self._stop.requested = self._stop.requested or "rank 0"
             self._stop.check()
-        return why or ("rank 0 has ended it" if ended else None), bool(saved)
+        return reason or ("rank 0 has ended it" if ended else None), bool(saved)
 
     def exchange(self, step: int, stall_s: float, rows: int) -> None:
-        """Exchange timings between the ranks, every `GATHERED` steps."""
-        if not self._ranks.is_single and step % GATHERED == 0:
-            own = RankTimings(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
-            self._before, self._now = (
-                self._now,
-                [RankTimings(*each) for each in self._ranks.allgather(own)],
+        """Exchange timings between the ranks, every `GATHER_INTERVAL_STEPS` steps."""
+        if not self._ranks.is_single and step % GATHER_INTERVAL_STEPS == 0:
+            timings = RankTimings(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
+            self._last_exchange, self._this_exchange = (
+                self._this_exchange,
+                [RankTimings(*values) for values in self._ranks.allgather(timings)],
             )
 
     def facts(self) -> dict[str, Any]:
@@ -142,21 +148,22 @@ class RankCoordinator:
         shares of the time spent waiting for data and for other ranks. The slowest rank is the one
         that waits least for the others.
         """
-        if not self._before[0].clock:
+        if not self._last_exchange[0].clock:
             return {}
-        pairs = zip(self._before, self._now, strict=True)
-        spent = [RankTimings(*(b - a for a, b in zip(*pair, strict=True))) for pair in pairs]
-        waits = [_share(one.wait, one.clock) for one in spent]
+        pairs = zip(self._last_exchange, self._this_exchange, strict=True)
+        elapsed = [RankTimings(*(b - a for a, b in zip(*pair, strict=True))) for pair in pairs]
+        waits = [_share(rank.wait, rank.clock) for rank in elapsed]
         return {
             "rank_samples_per_s": [
-                one.rows / max(one.clock - one.wait, 1e-9 + 1e-3 * one.clock) for one in spent
+                rank.rows / max(rank.clock - rank.wait, 1e-9 + 1e-3 * rank.clock)
+                for rank in elapsed
             ],
-            "rank_stall_shares": [_share(one.stall, one.clock) for one in spent],
+            "rank_stall_shares": [_share(rank.stall, rank.clock) for rank in elapsed],
             "rank_wait_shares": waits,
             "slowest_rank": waits.index(min(waits)),
         }
 
-    def words(self) -> str:
+    def progress_text(self) -> str:
         """Return the text for the progress line."""
         return format_rank_figures(self.facts())
 
@@ -171,20 +178,20 @@ def format_rank_figures(facts: Mapping[str, Any]) -> str:
     rates, stalls, waits = (
         facts[f"rank_{name}"] for name in ("samples_per_s", "stall_shares", "wait_shares")
     )
-    uneven = max(waits) - min(waits) >= WORTH_SAYING
+    is_uneven = max(waits) - min(waits) >= UNEVEN_WAIT_SHARE
     return ", ".join([
         f"{len(waits)} ranks",
-        *([f"slowest {facts['slowest_rank']}"] if uneven else []),
-        f"waiting {_between(waits, '{:.0%}'.format)}",
-        f"stall {_between(stalls, '{:.0%}'.format)}",
-        f"{_between(rates, three_digits)}/s each",
+        *([f"slowest {facts['slowest_rank']}"] if is_uneven else []),
+        f"waiting {_range_text(waits, '{:.0%}'.format)}",
+        f"stall {_range_text(stalls, '{:.0%}'.format)}",
+        f"{_range_text(rates, three_digits)}/s each",
     ])  # fmt: skip
 
 
-def _between(figures: Sequence[float], text: Callable[[float], str]) -> str:
-    least, most = text(min(figures)), text(max(figures))
-    return least if least == most else f"{least}-{most}"
+def _range_text(figures: Sequence[float], text: Callable[[float], str]) -> str:
+    low, high = text(min(figures)), text(max(figures))
+    return low if low == high else f"{low}-{high}"
 
 
-def _share(part: float, whole: float) -> float:
-    return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
+def _share(part: float, total: float) -> float:
+    return min(1.0, max(0.0, part / total)) if total > 0 else 0.0

@@ -16,24 +16,24 @@ from streamkern.config.run_config import ExecutionConfig
 from streamkern.train.loop.callbacks import Callback, TrainStart
 from streamkern.train.loop.guard import WINDOW
 
-MAX_AT_ONCE = 1000
+MAX_VALUES_PER_REQUEST = 1000
 """Largest number of values in a request to MLflow; its servers refuse more."""
-LONGEST = 500
+MAX_PARAMETER_CHARACTERS = 500
 """Largest length of a parameter in MLflow, in characters."""
-_NOT_FIGURES = ("event", "step", "epoch", "samples", "window", "left_s")
+_OMITTED_FIELDS = ("event", "step", "epoch", "samples", "window", "left_s")
 """Fields of a record that are not passed on."""
-RUN_DIR = "streamkern.run_dir"
+RUN_DIR_TAG = "streamkern.run_dir"
 """Tag by which a resumed run finds its run in MLflow."""
 
 
 def sinks_of(settings: ExecutionConfig) -> list[Callback]:
     """Return the callbacks that the settings name."""
-    found: list[Callback] = []
+    callbacks: list[Callback] = []
     if settings.tensorboard is not None:
-        found.append(TensorBoard(settings.tensorboard))
+        callbacks.append(TensorBoard(settings.tensorboard))
     if settings.mlflow is not None:
-        found.append(MLflow(settings.mlflow))
-    return found
+        callbacks.append(MLflow(settings.mlflow))
+    return callbacks
 
 
 def numbers_in(record: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
@@ -48,7 +48,7 @@ def numbers_in(record: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
     if record["event"] not in ("train", "evaluation", "back-off"):
         return
     for name, value in record.items():
-        if name in _NOT_FIGURES or (losses and name == "train_mse"):
+        if name in _OMITTED_FIELDS or (losses and name == "train_mse"):
             continue
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield name, float(value), int(record["step"])
@@ -102,52 +102,54 @@ class MLflow(Callback):
     def __init__(self, uri: str | None = None, *, experiment: str = "streamkern") -> None:
         self.uri, self.experiment = uri, experiment
         self.run_id: str | None = None
-        self._connected()
+        self._connect()
         self._client: Any = None
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         """Return a client of the tracking server; raise ConfigError if `uri` is rejected."""
         module = import_optional("mlflow", "logging to MLflow", "mlflow")
         try:
             return module.MlflowClient(self.uri)
         except (module.MlflowException, ImportError) as error:  # SQLite needs more packages
             raise ConfigError(
-                f"{mention(f'run.mlflow={redact(str(self.uri))}')} is not a place that MLflow can "
-                f"use ({redact(str(error))})",
+                f"{mention(f'run.mlflow={redact(str(self.uri))}')} cannot be used by MLflow "
+                f"({redact(str(error))})",
                 "give the URI of a tracking server or store",
             ) from error
 
     def begin(self, run: TrainStart) -> None:
         """Find or create the run, and write the settings."""
         self.run_id = None  # the run of an earlier `fit` has ended
-        self._client = self._connected()
-        found = self._client.get_experiment_by_name(self.experiment)
-        place = (
+        self._client = self._connect()
+        existing = self._client.get_experiment_by_name(self.experiment)
+        experiment_id = (
             self._client.create_experiment(self.experiment)
-            if found is None
-            else found.experiment_id
+            if existing is None
+            else existing.experiment_id
         )
-        self.run_id = self._resumed(place, run) if run.step and run.run_dir else None
+        self.run_id = self._find_run(experiment_id, run) if run.step and run.run_dir else None
         if self.run_id is None:
-            tags = {} if run.run_dir is None else {RUN_DIR: run.run_dir}
-            self.run_id = self._client.create_run(place, tags=tags).info.run_id
+            tags = {} if run.run_dir is None else {RUN_DIR_TAG: run.run_dir}
+            self.run_id = self._client.create_run(experiment_id, tags=tags).info.run_id
             for name, value in _parameters(run.settings):
                 self._client.log_param(self.run_id, name, value)
         else:
             self._client.update_run(self.run_id, status="RUNNING")
 
-    def _resumed(self, place: str, run: TrainStart) -> str | None:
+    def _find_run(self, experiment_id: str, run: TrainStart) -> str | None:
         """Return the id of the newest MLflow run of the run directory, or None."""
-        runs = self._client.search_runs([place], order_by=["attributes.start_time DESC"])
-        same = (r.info.run_id for r in runs if r.data.tags.get(RUN_DIR) == run.run_dir)
-        return next(same, None)
+        runs = self._client.search_runs([experiment_id], order_by=["attributes.start_time DESC"])
+        run_ids = (r.info.run_id for r in runs if r.data.tags.get(RUN_DIR_TAG) == run.run_dir)
+        return next(run_ids, None)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a record."""
         metric, now = import_optional("mlflow.entities").Metric, int(time.time() * 1000)
         numbers = [metric(name, value, now, step) for name, value, step in numbers_in(record)]
-        for first in range(0, len(numbers), MAX_AT_ONCE):
-            self._client.log_batch(self.run_id, metrics=numbers[first : first + MAX_AT_ONCE])
+        for first in range(0, len(numbers), MAX_VALUES_PER_REQUEST):
+            self._client.log_batch(
+                self.run_id, metrics=numbers[first : first + MAX_VALUES_PER_REQUEST]
+            )
 
     def end(self, error: BaseException | None) -> None:
         """Record how the run ended."""
@@ -161,4 +163,4 @@ class MLflow(Callback):
 def _parameters(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     for table, values in settings.items():
         for name, value in values.items():
-            yield f"{table}.{name}", redact(str(value))[:LONGEST]
+            yield f"{table}.{name}", redact(str(value))[:MAX_PARAMETER_CHARACTERS]

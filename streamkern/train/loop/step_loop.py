@@ -21,7 +21,7 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.message import render_message
 from streamkern.basics.warning import warn
 from streamkern.losses.losses import saved_loss
-from streamkern.predict.calibration import Calibration, lacking
+from streamkern.predict.calibration import Calibration, no_calibration_text
 from streamkern.solver.base import State
 from streamkern.solver.direct_step import DirectSolver
 from streamkern.solver.equations import EquationSolver
@@ -48,9 +48,9 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.assemble import Assembled
 from streamkern.train.setup.gathered import gathered
 
-Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
+ArraysAndMeta = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 """Arrays on the host, and JSON values, as setups and checkpoints store them."""
-Between = Callable[[int, float | None], bool]
+StepCallback = Callable[[int, float | None], bool]
 """Function that is called after each step, and returns whether this step was the last one.
 
 Its arguments are the number of samples before the step, and the mean loss of the window if the step
@@ -120,44 +120,44 @@ class Result(ShownFacts):
 class StepLoop:
     """Solver, state and position of a run, changed by steps.
 
-    made : solver with its setup
+    assembled : solver with its setup
     position : updated after each step
     report : called with events of the log, such as "pass" and "back-off", and their fields
-    whole : False while a step is being taken, and after a step that failed
+    step_is_whole : False while a step is being taken, and after a step that failed
     share : centers and rows of this rank
     rows : number of rows on which this rank has trained
     """
 
     def __init__(
-        self, run: ResolvedRun, made: Assembled, position: Position, report: Report
+        self, run: ResolvedRun, assembled: Assembled, position: Position, report: Report
     ) -> None:
-        self.run, self.made, self.solver = run, made, made.solver
+        self.run, self.assembled, self.solver = run, assembled, assembled.solver
         self.position, self.report = position, report
-        self.whole = True
+        self.step_is_whole = True
         self.ranks = run.inputs.ranks
         self.share = run.method.share(run.problem, run.sizes, self.ranks)
         self.rows = 0
         self._best: Any = None
         self._curve = LossCurve(at_ends=run.method.empty_epochs > 0)
-        self.calibration = native_calibration(run, made.targets)
+        self.calibration = native_calibration(run, assembled.targets)
         self.posterior: Posterior | None = None
         if isinstance(self.solver, KernelRidgeSolver):
-            self.solver.keeps_factor = made.meta["left_out"]
+            self.solver.keeps_factor = assembled.meta["left_out"]
 
     def begin(self, alpha: npt.NDArray[Any] | None = None) -> None:
         """Begin with zero weights, or with the weights `alpha` (p, c)."""
-        made = self.made
-        start = None if alpha is None else self.run.backend.asarray(alpha, made.op.dtype)
+        assembled = self.assembled
+        start = None if alpha is None else self.run.backend.asarray(alpha, assembled.op.dtype)
         self._set_state(self.solver.init(start), Guard())
 
     def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Restore the state that `kept` returned. arrays["good"] is overwritten from now on."""
+        """Restore the state that `snapshot` returned. arrays["good"] is overwritten from now on."""
         state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
         self.calibration, self.posterior = Calibration.from_arrays(arrays), Posterior.kept(arrays)
         self._curve = self._curve.restored(meta.get("losses", ()), meta["position"]["epoch"])
         self._set_state(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
-        for name, now in asdict(self.position).items():
-            setattr(self.position, name, type(now)(meta["position"][name]))
+        for name, current in asdict(self.position).items():
+            setattr(self.position, name, type(current)(meta["position"][name]))
 
     def _set_state(self, state: State, guard: Guard, good: Any = None, window: Any = None) -> None:
         """Set the state of the solver and of the guard. good, window : see `Watch`."""
@@ -171,7 +171,7 @@ class StepLoop:
     @property
     def _solver_targets(self) -> TargetScale | None:
         """Scale of the targets that the feed brings; None if they are as stored."""
-        loss, targets = self.solver.loss, self.made.targets
+        loss, targets = self.solver.loss, self.assembled.targets
         if loss is None or loss.scales_targets:
             return targets
         return None if loss.unit is None else TargetScale(np.zeros_like(loss.unit), loss.unit)
@@ -180,21 +180,21 @@ class StepLoop:
     def _loss_scale(self) -> npt.NDArray[np.float64]:
         """Factors (c,) that convert errors of the solver to the unit of the stored targets."""
         targets = self._solver_targets
-        return np.ones_like(self.made.targets.scale) if targets is None else targets.scale
+        return np.ones_like(self.assembled.targets.scale) if targets is None else targets.scale
 
-    def kept(self) -> Kept:
+    def snapshot(self) -> ArraysAndMeta:
         """Return the host arrays and JSON values of a checkpoint, for `restore` and for models."""
         averaged = self.solver.weights(self.state) is self.state.average  # may update the average
         arrays = self._arrays()
         if self.share.whole:
-            kept = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
+            snapshot = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
         else:
-            kept = self._gathered(arrays)
+            snapshot = self._gather_on_rank0(arrays)
         # An array, because a diverging run has losses that JSON cannot represent.
-        kept["window"] = self.watch.read().copy()  # also updates the curve
-        for known in (self.calibration, self.posterior):
-            kept |= {} if known is None else known.arrays()
-        return kept, {
+        snapshot["window"] = self.watch.read().copy()  # also updates the curve
+        for extra in (self.calibration, self.posterior):
+            snapshot |= {} if extra is None else extra.arrays()
+        return snapshot, {
             "position": asdict(self.position),
             "state": self.solver.scalars(self.state),
             "guard": self.watch.guard.scalars(),
@@ -206,9 +206,9 @@ class StepLoop:
         arrays = self.solver.arrays(self.state) | {"good": self.watch.good}
         return arrays if self._best is None else arrays | {"best": self._best}
 
-    def _gathered(self, arrays: dict[str, Array]) -> dict[str, npt.NDArray[Any]]:
+    def _gather_on_rank0(self, arrays: dict[str, Array]) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays with the rows of all ranks on rank 0, and {} on others. Collective."""
-        backend, solver, found = self.run.backend, self.solver, {}
+        backend, solver, on_rank0 = self.run.backend, self.solver, {}
         for name, a in arrays.items():
             n = self.state.n_pending if name in solver.growing else self.share.p
             ids = self.run.method.rows_of(name, n, self.share)
@@ -217,13 +217,13 @@ class StepLoop:
             else:
                 host = gathered(a, ids, n, self.share.grid, self.ranks, backend)
             if host is not None:
-                found[name] = host
-        return found
+                on_rank0[name] = host
+        return on_rank0
 
     def hand_in(self) -> None:
-        """Send this rank's arrays to rank 0, which calls `kept` at the same time."""
+        """Send this rank's arrays to rank 0, which calls `snapshot` at the same time."""
         if not self.share.whole:
-            self._gathered(self._arrays())
+            self._gather_on_rank0(self._arrays())
 
     def keep_best(self) -> None:
         """Save a copy of the current weights as the best ones."""
@@ -244,19 +244,19 @@ class StepLoop:
         if self.run.problem.posterior:
             assert isinstance(self.solver, EquationSolver)
             self.posterior = self.solver.posterior(self.state)
-            self.report("posterior", self.posterior.describe(self.made.targets.scale))
+            self.report("posterior", self.posterior.describe(self.assembled.targets.scale))
 
     @property
-    def _leaves_out(self) -> bool:
+    def _calibrates_left_out(self) -> bool:
         rows_are_centers = isinstance(self.solver, KernelRidgeSolver)
-        return bool(self.made.meta["left_out" if rows_are_centers else "center_left_out"])
+        return bool(self.assembled.meta["left_out" if rows_are_centers else "center_left_out"])
 
     @property
     def owes_calibration(self) -> bool:
         """True if the finished model can be calibrated, and has not been yet."""
-        can = self.run.data.calibration_rows is not None or self._leaves_out
-        known = self.calibration is not None and self.calibration.n_rows > 0
-        return can and self.ranks.rank == 0 and not known
+        can_calibrate = self.run.data.calibration_rows is not None or self._calibrates_left_out
+        is_calibrated = self.calibration is not None and self.calibration.n_rows > 0
+        return can_calibrate and self.ranks.rank == 0 and not is_calibrated
 
     def take_calibration(self, feed: Feed) -> None:
         """Calibrate the finished model on the calibration rows, or on leave-one-out predictions.
@@ -275,13 +275,13 @@ class StepLoop:
 
     def _left_out(self, feed: Feed) -> LeftOut:
         """Return the leave-one-out predictions of the rows."""
-        made, solver, options = self.made, self.solver, self.run.config.solver
+        assembled, solver, options = self.assembled, self.solver, self.run.config.solver
         if isinstance(solver, KernelRidgeSolver):
             return solver.left_out(self.state)
         sums = (solver, self.state) if isinstance(solver, DirectSolver) else None
-        Z = made.op.points(self.run.backend.asarray(made.arrays["Z"]), right=True)
-        ridge = made.meta["setup"].get("ridge", options.fixed_ridge)
-        return each_left_out(made.op, Z, ridge, feed.epoch(0), sums)
+        Z = assembled.op.points(self.run.backend.asarray(assembled.arrays["Z"]), right=True)
+        ridge = assembled.meta["setup"].get("ridge", options.fixed_ridge)
+        return each_left_out(assembled.op, Z, ridge, feed.epoch(0), sums)
 
     @contextlib.contextmanager
     def feed(self, client: Any = None) -> Iterator[Feed]:
@@ -292,7 +292,7 @@ class StepLoop:
         with (
             BatchReader(
                 data.source,
-                batch_size=min(self.made.batch_size, data.source.n_rows),
+                batch_size=min(self.assembled.batch_size, data.source.n_rows),
                 seed=seed,
                 block_bytes=sizes.loader_block_bytes,
                 in_flight_bytes=sizes.loader_in_flight_bytes,
@@ -305,7 +305,7 @@ class StepLoop:
             Feed(
                 loader,
                 self.run.backend,
-                dtype=self.made.op.dtype,
+                dtype=self.assembled.op.dtype,
                 seed=seed,
                 factors=data.weight_factors,
                 targets=self._solver_targets,
@@ -314,13 +314,13 @@ class StepLoop:
         ):
             yield feed
 
-    def run_through(self, batches: Iterator[Batch], between: Between | None = None) -> None:
+    def run_through(self, batches: Iterator[Batch], between: StepCallback | None = None) -> None:
         """Take a step for each batch, until `between` returns True."""
         with self.run.backend.stepping():
             for batch in batches:
-                before = self.position.samples
+                samples_before = self.position.samples
                 loss = self.take(batch)
-                if between is not None and between(before, loss):
+                if between is not None and between(samples_before, loss):
                     break
 
     def take(self, batch: Batch) -> float | None:
@@ -329,7 +329,7 @@ class StepLoop:
         Returns the mean loss of the window if the step has ended one, else None.
         """
         position = self.position
-        self.whole = False
+        self.step_is_whole = False
         with np.errstate(over="ignore", invalid="ignore"):  # the guard handles divergence
             self.solver.step(self.state, batch)
         self._curve.stepped(position.epoch, batch.whole)
@@ -340,7 +340,7 @@ class StepLoop:
         if batch.last:
             position.epoch, position.batch = position.epoch + 1, 0
             self._end_pass()
-        self.whole = True
+        self.step_is_whole = True
         return self.watch.judge() if self.watch.full else None
 
     def _end_pass(self) -> None:
@@ -356,15 +356,15 @@ class StepLoop:
 
         If ranks partition the centers, they evaluate it together, see `answer`.
         """
-        data, solver = self.run.data, self.solver
-        kind: Callable[..., KernelModel] = KernelModel
+        data, solver, meta = self.run.data, self.solver, self.assembled.meta
+        model_class: Callable[..., KernelModel] = KernelModel
         if not self.share.whole:
-            kind = partial(SharedModel, ranks=self.ranks, grid=self.share.grid)
-        return kind(
-            self.made.op, solver.Z, solver.weights(self.state), data.source.classes,
-            data.source.row_shape, data.fixed, self.made.targets, **column_names(self.made.meta),
-            calibration=self.calibration, posterior=self.posterior,
-            lacking=lacking(self.made.meta), loss=saved_loss(self.made.meta),
+            model_class = partial(SharedModel, ranks=self.ranks, grid=self.share.grid)
+        return model_class(
+            self.assembled.op, solver.Z, solver.weights(self.state), data.source.classes,
+            data.source.row_shape, data.fixed, self.assembled.targets, **column_names(meta),
+            calibration=self.calibration, posterior=self.posterior, loss=saved_loss(meta),
+            lacking=no_calibration_text(meta),
         )  # fmt: skip
 
     def answer(self) -> None:
@@ -385,16 +385,16 @@ class StepLoop:
             self.report("train", {"train_mse": loss})
 
     def _ridges(self) -> npt.NDArray[np.float64] | None:
-        found = self.made.arrays.get("ridges", self.state.pending.get("ridges"))
-        return None if found is None else self.run.backend.copy_to_host(found)
+        ridges = self.assembled.arrays.get("ridges", self.state.pending.get("ridges"))
+        return None if ridges is None else self.run.backend.copy_to_host(ridges)
 
-    def result(self, **of_the_run: Any) -> Result:
+    def result(self, **other_fields: Any) -> Result:
         """Return the result of the run. of_the_run : other fields of `Result`, by name."""
-        made, to_host = self.made, self.run.backend.to_host
+        arrays, meta, to_host = self.assembled.arrays, self.assembled.meta, self.run.backend.to_host
         self.watch.read()
         return Result(
-            self.model(), to_host(made.arrays["Z"]), np.asarray(made.arrays["order"]), made.meta,
+            self.model(), to_host(arrays["Z"]), np.asarray(arrays["order"]), meta,
             self.position.samples, epochs=self.position.epoch, ridges=self._ridges(),
             losses=self._curve.losses(self.position.epoch),
-            ridge=self.state.ridge or made.meta["setup"].get("ridge", 0.0), **of_the_run,
+            ridge=self.state.ridge or meta["setup"].get("ridge", 0.0), **other_fields,
         )  # fmt: skip

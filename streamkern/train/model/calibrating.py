@@ -16,7 +16,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.log_loss import LogLoss
 from streamkern.planning.memory import EVALUATED_ROWS
-from streamkern.predict.calibration import Calibration, Intervals, distances
+from streamkern.predict.calibration import Calibration, Intervals, interval_scores
 from streamkern.predict.probabilities import Softmax
 from streamkern.solver.base import State
 from streamkern.solver.direct_step import DirectSolver
@@ -25,7 +25,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.quantile_scores import shape_after
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model.kernel_model import KernelModel
-from streamkern.train.model.spreads import ResidualScales, find_difficulty, most_points
+from streamkern.train.model.spreads import ResidualScales, find_residual_scale, max_points
 from streamkern.train.resolve.resolved_run import ResolvedRun
 
 
@@ -59,10 +59,10 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
     targets, unit = model.targets, None
     if targets.unit is not None and targets.gain is not None:
         unit = targets.unit * targets.gain
-    found = Calibration.of_values(F, Y, weights, origins, unit)
+    calibration = Calibration.of_values(F, Y, weights, origins, unit)
     with model.backend.active():
-        missed = distances(F.astype(np.float64), Y, unit)
-        return _normalised(found, model, source, missed, weights, origins)
+        abs_residuals = interval_scores(F.astype(np.float64), Y, unit)
+        return _normalised(calibration, model, source, abs_residuals, weights, origins)
 
 
 def native_calibration(run: ResolvedRun, targets: TargetScale) -> Calibration | None:
@@ -85,7 +85,7 @@ def calibrate_left_out(model: KernelModel, rows: LeftOut, factors: Floats | None
         rows have no sample weights
     """
     xp, to_host = model.backend.xp, model.backend.to_host
-    F, Y = (to_host(model.targets.outside(xp, a, np.float64)) for a in (rows.F, rows.Y))
+    F, Y = (to_host(model.targets.in_target_units(xp, a, np.float64)) for a in (rows.F, rows.Y))
     labels, w = Y.argmax(axis=1), None
     if factors is not None:
         w = to_host(rows.w) / (factors[labels] if len(factors) > 1 else factors)
@@ -113,10 +113,10 @@ def each_left_out(
     assert X is not None
     assert Y is not None
     if sums is None:
-        most = min(len(X), EVALUATED_ROWS)
-        solver = DirectSolver(op, Z, ridge=ridge, n_outputs=Y.shape[1], max_batch=most)
+        max_batch = min(len(X), EVALUATED_ROWS)
+        solver = DirectSolver(op, Z, ridge=ridge, n_outputs=Y.shape[1], max_batch=max_batch)
         state = solver.init()
-        for rows in tiles(len(X), most):
+        for rows in tiles(len(X), max_batch):
             ids = np.arange(rows.start, rows.stop)
             solver.step(state, Batch(X[rows], Y[rows], ids, None if w is None else w[rows]))
         sums = solver, state
@@ -124,50 +124,55 @@ def each_left_out(
 
 
 def _normalised(
-    found: Calibration, model: KernelModel, source: BaseSource, missed: Floats, w: Floats | None,
-    origins: npt.NDArray[np.integer],
+    calibration: Calibration, model: KernelModel, source: BaseSource, abs_residuals: Floats,
+    w: Floats | None, origins: npt.NDArray[np.integer],
 ) -> Calibration:  # fmt: skip
     """Return the calibration with intervals that are scaled by the residual scale of a row.
 
     The residual scale is fitted to some of the rows, drawn at random, whose scaled features are
     kept. The other rows measure how wide the scaled intervals have to be.
 
-    found : calibration without a residual scale.
-    missed : (n, c) absolute residuals, in the units of the targets.
+    calibration : calibration without a residual scale.
+    abs_residuals : (n, c) absolute residuals, in the units of the targets.
     w : (n,) sample weights; None: all are 1.
-    origins : (n,) stored row that each row was made from; its copies are used for the same purpose.
+    origins : (n,) stored row that each row was made from; all copies of a row serve the same
+        purpose.
     """
-    counted = np.arange(len(missed)) if w is None else np.flatnonzero(w > 0)
-    distinct = counted[np.sort(np.unique(origins[counted], return_index=True)[1])]
+    weighted = np.arange(len(abs_residuals)) if w is None else np.flatnonzero(w > 0)
+    distinct_rows = weighted[np.sort(np.unique(origins[weighted], return_index=True)[1])]
     d, dtype = math.prod(shape_after(model.fixed, model.row_shape)), model.op.dtype
-    order = np.random.default_rng(len(distinct)).permutation(distinct)
-    count = most_points(len(distinct), d, dtype.itemsize)
-    first = np.sort(order[:count])
-    others = counted[~np.isin(origins[counted], origins[first])]
-    X, place = np.empty((count, d), dtype), 0
-    for rows in _prepared(model, source, first):
-        X[place : place + len(rows)] = model.backend.to_host(rows)
-        place += len(rows)
-    weights = None if w is None else w[first]
-    spreads = ResidualScales(model.op, find_difficulty(model.op, X, missed[first], weights))
-    sigma, place = np.empty((len(others), missed.shape[1])), 0
-    for rows in _prepared(model, source, others):
-        sigma[place : place + len(rows)] = spreads(rows)
-        place += len(rows)
-    weights = None if w is None else w[others]
-    return found.normalised_by(spreads.difficulty, missed[others], sigma, weights)
+    order = np.random.default_rng(len(distinct_rows)).permutation(distinct_rows)
+    count = max_points(len(distinct_rows), d, dtype.itemsize)
+    scale_rows = np.sort(order[:count])
+    interval_rows = weighted[~np.isin(origins[weighted], origins[scale_rows])]
+    X, filled = np.empty((count, d), dtype), 0
+    for rows in _prepared(model, source, scale_rows):
+        X[filled : filled + len(rows)] = model.backend.to_host(rows)
+        filled += len(rows)
+    weights = None if w is None else w[scale_rows]
+    fitted = find_residual_scale(model.op, X, abs_residuals[scale_rows], weights)
+    residual_scales = ResidualScales(model.op, fitted)
+    sigma, filled = np.empty((len(interval_rows), abs_residuals.shape[1])), 0
+    for rows in _prepared(model, source, interval_rows):
+        sigma[filled : filled + len(rows)] = residual_scales(rows)
+        filled += len(rows)
+    weights = None if w is None else w[interval_rows]
+    return calibration.with_normalised(fitted, abs_residuals[interval_rows], sigma, weights)
 
 
 def _prepared(
-    model: KernelModel, source: BaseSource, chosen: npt.NDArray[np.int64]
+    model: KernelModel, source: BaseSource, row_positions: npt.NDArray[np.int64]
 ) -> Iterator[Array]:
     """Yield the chosen rows, transformed, in parts (k, d) on the device.
 
-    chosen : ascending positions of rows in the order of reading.
+    row_positions : ascending positions of rows in the order of reading.
     """
     first = 0
     for block in source.blocks():
-        own = chosen[(chosen >= first) & (chosen < first + len(block.row_ids))] - first
-        for part in tiles(len(own), EVALUATED_ROWS):
-            yield model.prepared(block.take(own[part]))
+        in_block = (
+            row_positions[(row_positions >= first) & (row_positions < first + len(block.row_ids))]
+            - first
+        )
+        for part in tiles(len(in_block), EVALUATED_ROWS):
+            yield model.prepared(block.take(in_block[part]))
         first += len(block.row_ids)

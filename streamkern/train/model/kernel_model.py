@@ -22,21 +22,21 @@ from streamkern.backend.devices import on_its_backend
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
-from streamkern.ingest.columns import USUAL, RecordedArrays
+from streamkern.ingest.columns import DEFAULT_ARRAYS, RecordedArrays
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.base import Loss
 from streamkern.losses.log_link import LogLink
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
-from streamkern.predict.calibration import Calibration, lacking
+from streamkern.predict.calibration import Calibration, no_calibration_text
 from streamkern.predict.evaluation import CalibratedFigures, EvaluationMetrics
 from streamkern.predict.input_rows import FileRows
-from streamkern.predict.prediction_table import OutputFormat, PredictionTable, answered_labels
+from streamkern.predict.prediction_table import OutputFormat, PredictionTable, output_labels
 from streamkern.predict.predictions import write_predictions
 from streamkern.solver.posterior import Posterior
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.alignment import check_row_shape, in_classes, in_columns
+from streamkern.stream.sources.alignment import align_classes, align_columns, check_row_shape
 from streamkern.stream.sources.arrays import is_sparse, rows_of
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.stores import stores_of
@@ -91,8 +91,8 @@ class KernelModel(ShownFacts):
     origin: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = None
     posterior: Posterior | None = None
-    arrays: RecordedArrays = USUAL
-    lacking: str = field(default_factory=lambda: lacking({}))
+    arrays: RecordedArrays = DEFAULT_ARRAYS
+    lacking: str = field(default_factory=lambda: no_calibration_text({}))
     loss: Loss | None = None
     centers: npt.NDArray[Any] | None = None
     wide: bool | None = None
@@ -135,8 +135,8 @@ class KernelModel(ShownFacts):
         X : (n, *row_shape) stored rows, or flat; sparse rows are made dense one tile at a time
         std, spread : append standard deviations, or the residual scale of each row: (n, 2 c)
         """
-        sparse, trained = self.op.kernel.sparse, "the model was trained on"
-        check_row_shape("X has", X.shape[1:], trained, self.row_shape, sparse=sparse)
+        is_sparse_kernel, expected = self.op.kernel.sparse, "the model was trained on"
+        check_row_shape("X has", X.shape[1:], expected, self.row_shape, sparse=is_sparse_kernel)
         X = X.tocsr() if is_sparse(X) else X  # not all sparse formats can slice rows
         out = np.empty((X.shape[0], (1 + std + spread) * self.n_outputs), self.dtype)
         for rows in self._tiles(X.shape[0]):
@@ -151,23 +151,23 @@ class KernelModel(ShownFacts):
 
         f(X) and Y are (m, c) on the device, to be used inside `backend.active()`.
         """
-        checked = self.checked(source, targets=True)
-        classes = self.classes if checked.classes is not None else None
-        for block in checked.blocks():
+        aligned = self.checked(source, targets=True)
+        classes = self.classes if aligned.classes is not None else None
+        for block in aligned.blocks():
             for rows in self._tiles(len(block.row_ids)):
-                part = block.take(rows)
+                rows_part = block.take(rows)
                 if isinstance(self.loss, LogLink):
-                    self.loss.check_targets(part.y, part.row_ids)
-                F, Y = self._block_values(part, classes, checked.n_outputs)
-                yield part, F, self.backend.xp.broadcast_to(Y, F.shape)
+                    self.loss.check_targets(rows_part.y, rows_part.row_ids)
+                F, Y = self._block_values(rows_part, classes, aligned.n_outputs)
+                yield rows_part, F, self.backend.xp.broadcast_to(Y, F.shape)
 
     def checked(self, source: Any, *, targets: bool = False) -> Any:
         """Return the source with columns (and, if `targets`, classes) in the order of training."""
         source = source if isinstance(source, FileRows) else as_source(source)
         names = self.target_columns if targets else None
-        source = in_columns(source, self.columns, "the data", names, self.encoder)
+        source = align_columns(source, self.columns, "the data", names, self.encoder)
         if targets:
-            source = in_classes(source, self.classes, self.label_dtype, "the data")
+            source = align_classes(source, self.classes, self.label_dtype, "the data")
         check_evaluable(source, self, "the data")
         return source
 
@@ -180,7 +180,7 @@ class KernelModel(ShownFacts):
             self.warn_of_unseen(X)
             F = self.function(X)
         self._check_finite(F, block)
-        F = self.targets.outside(self.backend.xp, F, self.dtype)
+        F = self.targets.in_target_units(self.backend.xp, F, self.dtype)
         if self.calibration is not None and self.calibration.shifts is not None:
             F += self.backend.asarray(self.calibration.shifts)
         if self.loss is not None and not self.loss.for_classes:
@@ -194,11 +194,11 @@ class KernelModel(ShownFacts):
     @functools.cached_property
     def kernel_sum(self) -> KernelSum:
         """The function f(X) before `targets` are applied, in the precision of predictions."""
-        narrow = KernelSum(self.op, self.Z, self.weights)
+        in_op_dtype = KernelSum(self.op, self.Z, self.weights)
         if self.centers is None or self.wide is False:
-            return narrow
-        wide = self.wide or rounding_shows(narrow, self.centers)
-        return wide_sum(narrow, self.centers) if wide else narrow
+            return in_op_dtype
+        in_float64 = self.wide or rounding_shows(in_op_dtype, self.centers)
+        return wide_sum(in_op_dtype, self.centers) if in_float64 else in_op_dtype
 
     def _prepared(
         self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
@@ -216,14 +216,14 @@ class KernelModel(ShownFacts):
         xp = self.backend.xp
         if bool(xp.isfinite(F).all()) or not bool(xp.isfinite(self.weights).all()):
             return  # weights that are not finite are no fault of a row: the run diverged
-        good = np.isfinite(self.backend.to_host(F)).all(axis=1)
+        is_finite = np.isfinite(self.backend.to_host(F)).all(axis=1)
         raise DataError(
-            f"row {block.row_ids[np.argmin(good)]} is too large for {self.op.dtype} (it overflows)",
-            f"correct it, or train with {mention('precision', 'float64')}",
+            f"row {block.row_ids[np.argmin(is_finite)]} is too large for {self.op.dtype}",
+            f"correct its values, or train with {mention('precision', 'float64')}",
         )
 
     @functools.cached_property
-    def _spreads(self) -> ResidualScales:
+    def _sigma(self) -> ResidualScales:
         assert self.calibration is not None
         assert self.calibration.residual_scale is not None
         return ResidualScales(self.op, self.calibration.residual_scale)
@@ -231,10 +231,10 @@ class KernelModel(ShownFacts):
     def warn_of_unseen(self, X: Array) -> None:
         """Warn if most rows X (n, d) have values that no center has, see `UnseenValues`."""
         if columns := self.op.categorical_columns:
-            self._unseen.warn_of(self.backend.to_host(X[:, columns]))
+            self._unseen_values.warn_of(self.backend.to_host(X[:, columns]))
 
     @functools.cached_property
-    def _unseen(self) -> UnseenValues:
+    def _unseen_values(self) -> UnseenValues:
         return UnseenValues(self.op, self.Z, self.columns or ())
 
     def prepared(self, block: RowBlock) -> Array:
@@ -250,9 +250,9 @@ class KernelModel(ShownFacts):
         """
         source = self.checked(source, targets=True)
         if source.classes != self.classes or source.n_outputs != self.n_targets:
-            there = targets(source.classes, source.n_outputs)
-            here = targets(self.classes, self.n_targets)
-            rule = f"the data has {there}, the model was trained on {here}"
+            given = targets(source.classes, source.n_outputs)
+            expected = targets(self.classes, self.n_targets)
+            rule = f"the data has {given}, the model was trained on {expected}"
             raise ConfigError(rule, "use data with the same targets")
         figures = EvaluationMetrics(self.backend, self.n_outputs, bool(self.classes), self.loss)
         calibrated = None if self.calibration is None else CalibratedFigures(self.calibration)
@@ -260,8 +260,8 @@ class KernelModel(ShownFacts):
             figures.add(F, Y, block.w)
             if calibrated is not None:
                 arrays = self.backend.to_host(F), self.backend.to_host(Y), block.w
-                spreads = self._spreads(self.prepared(block)) if calibrated.asks_spread else None
-                calibrated.add(*arrays, spreads)
+                sigma = self._sigma(self.prepared(block)) if calibrated.needs_scale else None
+                calibrated.add(*arrays, sigma)
         return figures.result() | ({} if calibrated is None else calibrated.result())
 
     def answers(
@@ -281,7 +281,7 @@ class KernelModel(ShownFacts):
     def _host_values(self, block: RowBlock, std: bool, spread: bool) -> npt.NDArray[Any]:
         F = np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
         if spread:
-            return np.concatenate((F, self._spreads(self.prepared(block))), axis=1)
+            return np.concatenate((F, self._sigma(self.prepared(block))), axis=1)
         if not std:
             return F
         assert self.posterior is not None
@@ -297,15 +297,15 @@ class KernelModel(ShownFacts):
         For a store this is the order of the ingested files; several stores follow each other.
         """
         n, width = source.n_rows, (1 + std + spread) * self.n_outputs
-        out, seen = np.empty((n, width), self.dtype), np.zeros(n, bool)
+        out, has_value = np.empty((n, width), self.dtype), np.zeros(n, bool)
         for _, rows, F in self.answers(source, std=std, spread=spread):
-            inside = rows[rows < n]
-            seen[inside] = True
-            out[inside] = F[rows < n]
-        if not seen.all():
+            in_range = rows[rows < n]
+            has_value[in_range] = True
+            out[in_range] = F[rows < n]
+        if not has_value.all():
             raise DataError(
-                f"row {int(np.argmin(seen))} of {n} is not in the data: the numbers of its rows "
-                "are damaged", "ingest it again",
+                f"row {int(np.argmin(has_value))} of {n} is not in the data: its row numbers are "
+                "damaged", "ingest the data again",
             )  # fmt: skip
         return out
 
@@ -348,30 +348,30 @@ class KernelModel(ShownFacts):
         OSError
             The output cannot be written, for example because the disk is full.
         """
-        checked = self.checked(source)
-        labels = None if self.classes is None else answered_labels(self.classes, self.label_dtype)
-        form = OutputFormat.of(
+        aligned = self.checked(source)
+        labels = None if self.classes is None else output_labels(self.classes, self.label_dtype)
+        output_format = OutputFormat.of(
             self.calibration, self.classes, proba, interval, self.lacking, normalised, self.loss
         )
         if std:
-            form = form.with_std(self.posterior is not None)
+            output_format = output_format.with_std(self.posterior is not None)
         original = source.original if isinstance(source, FileRows) else None
         names = self.target_columns
         names = names if self.loss is None else self.loss.output_names(names)
         if original is not None and names is not None:  # names that the input may have too
             names = tuple(f"predicted_{name}" for name in names)
-        plain = PredictionTable(
-            checked.n_rows or 0, self.dtype, self.n_outputs, labels, names,
-            record=self._provenance(checked), input_columns=original,
+        table = PredictionTable(
+            aligned.n_rows or 0, self.dtype, self.n_outputs, labels, names,
+            record=self._provenance(aligned), input_columns=original,
             escapes_formulas=escape_formulas,
         )  # fmt: skip
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-            parts = self.answers(checked, start, std=std, spread=normalised)
-            return ((first, rows, form(F)) for first, rows, F in parts)
+            parts = self.answers(aligned, start, std=std, spread=normalised)
+            return ((first, rows, output_format(F)) for first, rows, F in parts)
 
         return write_predictions(
-            form.applied_to(plain), compute, url, order=order, values=values or proba,
+            output_format.applied_to(table), compute, url, order=order, values=values or proba,
             overwrite=overwrite, storage_options=storage_options, progress=progress,
         )  # fmt: skip
 
@@ -388,9 +388,9 @@ class KernelModel(ShownFacts):
     @on_its_backend
     def digest(self) -> str:
         """Return the SHA-256 of everything that determines predictions, except the device."""
-        described = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
-        described += [] if self.encoder is None else [dict(self.encoder)]
-        digest = hashlib.sha256(json.dumps([described, self.op.precision], default=str).encode())
+        descriptions = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
+        descriptions += [] if self.encoder is None else [dict(self.encoder)]
+        digest = hashlib.sha256(json.dumps([descriptions, self.op.precision], default=str).encode())
         arrays = [self.backend.to_host(self.weights), *self.targets.arrays().values()]
         arrays += [] if self.calibration is None else self.calibration.arrays().values()
         if self.posterior is not None:  # the basis follows from the model and these

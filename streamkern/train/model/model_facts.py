@@ -15,17 +15,17 @@ from streamkern.kernels.notation import categorical_text, kernel_text
 from streamkern.losses.losses import SQUARES, fitted_loss_table, loss_text
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.precondition.step_rule import max_over_blocks
-from streamkern.store.facts import listed, row_shape_text
+from streamkern.store.facts import names_after_colon, row_shape_text
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.target_scale import transform_text
 from streamkern.train.resolve.training_data import targets
 
-LINE = 100
-"""Largest number of characters of a fact in a terminal."""
-_IN_A_TERMINAL = {"epoch", "samples", "targets", "features", "kernel", "centers", "loss", "solver"}
-FEATURES = 6
-"""Number of features of a metric that are shown."""
-_NOT_SHOWN = ("parts", "weights", "values")
+MAX_FACT_CHARACTERS = 100
+"""Largest length of the text of a fact in a terminal."""
+_TERMINAL_FACTS = {"epoch", "samples", "targets", "features", "kernel", "centers", "loss", "solver"}
+SHOWN_METRIC_ENTRIES = 6
+"""Number of features, and of eigenvalues, of a metric that are shown."""
+_HIDDEN_KERNEL_ENTRIES = ("parts", "weights", "values")
 """Entries of a kernel that are not shown; its text contains the first two."""
 _SETUP_FACTS = ("target_transform", "learned_metric", "metric", "categorical")
 
@@ -37,20 +37,20 @@ def solver_facts(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str,
     state : scalars of the solver's state by name; "ridge" is read, if there is one
     """
     sizes, setup = meta["sizes"], meta["setup"]
-    found = {"ridge": state["ridge"]} if state.get("ridge") else {}
-    found |= {name: setup[name] for name in _SETUP_FACTS if name in setup}
+    facts = {"ridge": state["ridge"]} if state.get("ridge") else {}
+    facts |= {name: setup[name] for name in _SETUP_FACTS if name in setup}
     loss = fitted_loss_table(meta)
-    found |= {} if loss is None else {"loss": loss}
+    facts |= {} if loss is None else {"loss": loss}
     notes = column_notes(meta.get("encoder"), "the run")
     if notes:
-        found["encoder"] = ", ".join(f"{n} {note.partition(':')[0]}" for n, note in notes.items())
+        facts["encoder"] = ", ".join(f"{n} {note.partition(':')[0]}" for n, note in notes.items())
     return {
         "solver": sizes["solver"],
         "scale": meta["scale"],
         **meta["kernel"],
         **own_sizes(sizes),
         **max_over_blocks(setup["rules"]),
-        **found,
+        **facts,
         **{k: v for k, v in setup.items() if isinstance(v, int | float)},
     }
 
@@ -62,45 +62,49 @@ def _fact(name: str, value: object) -> str:
     return f"{name} {value:.4g}" if isinstance(value, float) else str(value)
 
 
-def facts_in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def facts_as_text(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return the facts of a solver with kernels, losses and metrics as text.
 
     solver : result of `solver_facts`; None for no facts
     """
-    found = dict(solver or {})
-    if "categorical" in found:
-        found["categorical"] = categorical_text(found["categorical"])
-    if "parts" in found:
-        found["kernel"] = kernel_text({**found, "categorical": ()})
-    if "loss" in found:
-        found["loss"] = loss_text(found["loss"])
-    if "target_transform" in found:
-        found["target_transform"] = transform_text(found["target_transform"])
-    if "learned_metric" in found:
-        facts = found["learned_metric"]
-        found["learned_metric"] = ", ".join(_fact(*each) for each in facts.items())
-    if "metric" in found:
-        found |= _metric_in_words(found.pop("metric"))
-    return {key: value for key, value in found.items() if key not in _NOT_SHOWN}
+    facts = dict(solver or {})
+    if "categorical" in facts:
+        facts["categorical"] = categorical_text(facts["categorical"])
+    if "parts" in facts:
+        facts["kernel"] = kernel_text({**facts, "categorical": ()})
+    if "loss" in facts:
+        facts["loss"] = loss_text(facts["loss"])
+    if "target_transform" in facts:
+        facts["target_transform"] = transform_text(facts["target_transform"])
+    if "learned_metric" in facts:
+        entry_facts = facts["learned_metric"]
+        facts["learned_metric"] = ", ".join(_fact(*each) for each in entry_facts.items())
+    if "metric" in facts:
+        facts |= _metric_as_text(facts.pop("metric"))
+    return {key: value for key, value in facts.items() if key not in _HIDDEN_KERNEL_ENTRIES}
 
 
-def _metric_in_words(metric: Mapping[str, Any]) -> dict[str, str]:
+def _metric_as_text(metric: Mapping[str, Any]) -> dict[str, str]:
     """Return the first few entries of a metric's description as text.
 
     metric : result of `describe_metric`, JSON
     """
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in metric["importances"][:FEATURES])
+    shares = ", ".join(
+        f"{name} {share:.1%}" for name, share in metric["importances"][:SHOWN_METRIC_ENTRIES]
+    )
     size = f"{metric['features']} features"
     if metric["kind"] == "scales":
         return {"metric": f"scales of {size}", "metric_shares": shares}
-    found = {
+    texts = {
         "metric": f"matrix of {size}, {metric['directions']} directions",
         "metric_shares": shares,
-        "spectrum": ", ".join(f"{share:.1%}" for share in metric["spectrum"][:FEATURES]),
+        "spectrum": ", ".join(
+            f"{share:.1%}" for share in metric["spectrum"][:SHOWN_METRIC_ENTRIES]
+        ),
     }
     for k, terms in enumerate(metric["first"], 1):
-        found[f"direction {k}"] = ", ".join(f"{x:+.2f} {name}" for name, x in terms)
-    return found
+        texts[f"direction {k}"] = ", ".join(f"{x:+.2f} {name}" for name, x in terms)
+    return texts
 
 
 def model_facts(model: Any) -> dict[str, Any]:
@@ -109,7 +113,8 @@ def model_facts(model: Any) -> dict[str, Any]:
     return {
         **model.origin,
         "targets": targets(model.classes, model.n_outputs),
-        "features": f"{row_shape_text(model.row_shape, sparse)}{listed(model.columns or ())}",
+        "features": row_shape_text(model.row_shape, sparse)
+        + names_after_colon(model.columns or ()),
         "kernel": repr(model.op.kernel),
         "centers": f"{len(model.weights):,}",
         "loss": loss_text(model.loss or SQUARES),
@@ -118,11 +123,11 @@ def model_facts(model: Any) -> dict[str, Any]:
 
 def result_facts(result: Any) -> dict[str, Any]:
     """Return the facts of a `Result`, with the texts of `streamkern info`."""
-    found: dict[str, Any] = {"epoch": result.epochs}
-    found |= {"ended": result.ended} if result.ended else {}
-    found |= {"samples": f"{result.samples:,}", **result.metrics}
-    chosen = facts_in_words(solver_facts(result.meta, {"ridge": result.ridge}))
-    return {**found, **model_facts(result.model), **chosen}
+    facts: dict[str, Any] = {"epoch": result.epochs}
+    facts |= {"ended": result.ended} if result.ended else {}
+    facts |= {"samples": f"{result.samples:,}", **result.metrics}
+    setup_texts = facts_as_text(solver_facts(result.meta, {"ridge": result.ridge}))
+    return {**facts, **model_facts(result.model), **setup_texts}
 
 
 class ShownFacts:
@@ -134,9 +139,9 @@ class ShownFacts:
 
     def __repr__(self) -> str:
         shown = {
-            name: shorten(singular(value_text(value)), LINE, placeholder=" ...")
+            name: shorten(singular(value_text(value)), MAX_FACT_CHARACTERS, placeholder=" ...")
             for name, value in self.facts().items()
-            if name in _IN_A_TERMINAL or name.startswith(("test_", "validation_"))
+            if name in _TERMINAL_FACTS or name.startswith(("test_", "validation_"))
         }
         width = max(map(len, shown), default=0)
         lines = (f"  {name:<{width}}  {text}" for name, text in shown.items())

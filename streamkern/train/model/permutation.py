@@ -22,7 +22,7 @@ from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model.kernel_model import KernelModel
 
-PERMUTED_ROWS, REPEATS = 2000, 5
+MAX_PERMUTED_ROWS, SHUFFLES_PER_COLUMN = 2000, 5
 """Largest number of rows that are evaluated, and number of shuffles of each column."""
 
 
@@ -72,8 +72,8 @@ def permutation_importances(
     model: KernelModel,
     source: BaseSource | FileRows,
     *,
-    n_rows: int = PERMUTED_ROWS,
-    n_repeats: int = REPEATS,
+    n_rows: int = MAX_PERMUTED_ROWS,
+    n_repeats: int = SHUFFLES_PER_COLUMN,
     seed: int = 0,
 ) -> PermutationImportances:
     """Return the importance of each column for the accuracy, or R2, on rows with targets.
@@ -92,32 +92,35 @@ def permutation_importances(
     """
     if sparse_features(model.file_form) is not None:
         raise ConfigError(
-            "importances shuffle the values of every feature, and the model was trained on sparse "
-            "rows",
+            "importances cannot be computed for a model that was trained on sparse rows, because "
+            "every feature would be shuffled",
             "leave them out, or train on a few features as dense rows",
         )
     rows = _random_rows(model, source, n_rows, seed)
     X = np.asarray(rows.X).reshape(len(rows.X), -1)
     groups = column_groups(model.encoder, model.columns, X.shape[1])
-    places = np.tile(np.arange(len(X))[:, None], len(groups))
+    source_rows = np.tile(np.arange(len(X))[:, None], len(groups))
 
     metrics = on_demand("sklearn.metrics")
 
-    def score(shuffled: _Shuffled, places: npt.NDArray[np.int64], y: npt.NDArray[Any]) -> float:
-        values = model.values(shuffled.rows(places))
+    def score(
+        shuffled: _Shuffled, source_rows: npt.NDArray[np.int64], y: npt.NDArray[Any]
+    ) -> float:
+        values = model.values(shuffled.rows(source_rows))
         if model.classes is not None:
             return float(metrics.accuracy_score(y, values.argmax(axis=1), sample_weight=rows.w))
         y = np.broadcast_to(y.reshape(len(y), -1), values.shape)
         return float(metrics.r2_score(y, values, sample_weight=rows.w))
 
-    whole = _Shuffled(X, tuple(features for _, features in groups))
+    unshuffled = _Shuffled(X, tuple(features for _, features in groups))
     y = rows.y
-    found = on_demand("sklearn.inspection").permutation_importance(
-        whole, places, y, scoring=score, n_repeats=n_repeats, random_state=seed
+    importances = on_demand("sklearn.inspection").permutation_importance(
+        unshuffled, source_rows, y, scoring=score, n_repeats=n_repeats, random_state=seed
     )
     return PermutationImportances(
         tuple(name for name, _ in groups), "r2" if model.classes is None else "accuracy",
-        score(whole, places, y), len(X), found.importances_mean, found.importances_std,
+        score(unshuffled, source_rows, y), len(X),
+        importances.importances_mean, importances.importances_std,
     )  # fmt: skip
 
 
@@ -131,33 +134,33 @@ class _Shuffled:
         """Do nothing: scikit-learn requires the method."""
         return self
 
-    def rows(self, places: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def rows(self, source_rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return (n, d) rows; the columns of group j come from the rows places[:, j]."""
         X = np.empty_like(self._X)
         for j, features in enumerate(self._groups):
-            X[:, features] = self._X[places[:, j], features]
+            X[:, features] = self._X[source_rows[:, j], features]
         return X
 
 
 def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: int) -> RowBlock:
     """Return at most `n_rows` random rows, drawn in one pass over all rows."""
     rng, keys = np.random.default_rng(seed), np.empty(0)
-    kept: RowBlock | None = None
+    sample: RowBlock | None = None
     for block in model.checked(source, targets=True).blocks():
-        drawn = rng.random(len(block.row_ids))
-        joined = block if kept is None else concatenated([kept, block])
-        keys = np.concatenate([keys, drawn])
-        least = np.sort(np.argsort(keys, kind="stable")[:n_rows])
-        kept, keys = joined.take(least), keys[least]
-    if kept is None or not len(kept.row_ids):
-        raise DataError("there are no rows to measure the importance of columns on", "give some")
-    counted = len(kept.row_ids) if kept.w is None else np.count_nonzero(kept.w)
-    needed = 2 if model.classes is None else 1  # R2 needs a variance
-    if counted < needed:
-        weighed = "" if kept.w is None else " with a sample weight above 0"
+        new_keys = rng.random(len(block.row_ids))
+        candidates = block if sample is None else concatenated([sample, block])
+        keys = np.concatenate([keys, new_keys])
+        selected = np.sort(np.argsort(keys, kind="stable")[:n_rows])
+        sample, keys = candidates.take(selected), keys[selected]
+    if sample is None or not len(sample.row_ids):
+        raise DataError("there are no rows to compute importances from", "give rows with targets")
+    n_usable = len(sample.row_ids) if sample.w is None else np.count_nonzero(sample.w)
+    n_required = 2 if model.classes is None else 1  # R2 needs a variance
+    if n_usable < n_required:
+        condition = "" if sample.w is None else " with a sample weight above 0"
         raise DataError(
-            f"the importance of columns is measured on {needed} rows{weighed} at least, and "
-            f"only {counted} of the {len(kept.row_ids)} sampled rows can be used",
-            "give more of them, or raise n_rows=",
+            f"importances need at least {n_required} rows{condition}, but only {n_usable} of the "
+            f"{len(sample.row_ids)} sampled rows can be used",
+            "give more such rows, or raise n_rows=",
         )
-    return kept
+    return sample

@@ -12,8 +12,8 @@ def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
     meta : metadata of the setup, JSON
     """
     facts = meta.get("facts", {})
-    names = {name: meta.get(name) for name in ("encoder", "file_form")}
+    arguments = {name: meta.get(name) for name in ("encoder", "file_form")}
     for name in ("columns", "target_columns"):
-        names[name] = None if meta[name] is None else tuple(meta[name])
-    names |= {"label_dtype": facts.get("labels"), "weight_column": facts.get("weight_column")}
-    return names
+        arguments[name] = None if meta[name] is None else tuple(meta[name])
+    arguments |= {"label_dtype": facts.get("labels"), "weight_column": facts.get("weight_column")}
+    return arguments

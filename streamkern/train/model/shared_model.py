@@ -32,7 +32,7 @@ class SharedModel(KernelModel):
     def function(self, X: Array) -> Array:
         """Evaluate on rank 0, while the other ranks run `answer`: see `KernelModel`."""
         self.ranks.broadcast_scalars(X.shape)
-        return self._together(np.ascontiguousarray(self.backend.to_host(X)))
+        return self._sum_over_ranks(np.ascontiguousarray(self.backend.to_host(X)))
 
     def warn_of_unseen(self, X: Array) -> None:
         """Do nothing, because a rank does not know the values of the other ranks' centers."""
@@ -44,15 +44,15 @@ class SharedModel(KernelModel):
             if not n:
                 return
             with np.errstate(over="ignore", invalid="ignore"):  # rank 0 checks the result
-                self._together(np.empty((n, d), self.op.dtype))
+                self._sum_over_ranks(np.empty((n, d), self.op.dtype))
 
-    def _together(self, rows: npt.NDArray[Any]) -> Array:
+    def _sum_over_ranks(self, rows: npt.NDArray[Any]) -> Array:
         """Return f(X) (n, c) of rank 0's rows, summed over the ranks.
 
         rows : (n, d) on the host, scaled; overwritten with the rows of rank 0 on the other ranks.
         """
         X = self.backend.asarray(self.ranks.broadcast(rows), self.op.dtype)
         F = self.backend.xp.zeros((len(X), self.n_outputs), self.op.dtype)
-        own = self.grid.of_row(len(X))
-        F[own] = super().function(X[own])
+        own_rows = self.grid.of_row(len(X))
+        F[own_rows] = super().function(X[own_rows])
         return self.ranks.sum(F, self.backend)

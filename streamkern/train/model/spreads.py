@@ -13,18 +13,18 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.sparse import of_sparse_rows
-from streamkern.planning.memory import HARD_BYTES, HARD_ROWS
+from streamkern.planning.memory import RESIDUAL_SCALE_BYTES, RESIDUAL_SCALE_ROWS
 from streamkern.predict.residual_scale import ResidualScale, fit_residual_scale
 
-WIDER = 4
-"""Widest bandwidth that is tried, relative to the median distance. With 50 rows of 3 features, a
-noise of exp(x_1) was found in 11 of 12 draws, and in 8 without this bandwidth."""
+MAX_BANDWIDTH_RATIO = 4
+"""Widest bandwidth that is tried, relative to the median distance. It finds a noise that varies
+slowly with the features, from few rows."""
 
 
 class ResidualScales:
     """The residual scale sigma(x) of a model as a function of rows.
 
-    op : products of the model, whose kernel and backend are used
+    op : kernel products of the model; its kernel and backend are used
     difficulty : fitted residual scale, with q points
     """
 
@@ -44,38 +44,42 @@ class ResidualScales:
         if not len(self.difficulty.points):
             return np.ones((len(X), len(self.difficulty.low)))
         G = self._op.product(self._op.points(X, left=True), self._Z, self._W)
-        return self.difficulty.spread(self._op.backend.to_host(G))
+        return self.difficulty.sigma(self._op.backend.to_host(G))
 
 
-def most_points(n: int, d: int, itemsize: int) -> int:
-    """Return how many of n calibration rows `find_difficulty` is fitted to: at most half of them.
+def max_points(n: int, d: int, itemsize: int) -> int:
+    """Return the number of rows, at most n / 2, to which `find_residual_scale` is fitted.
 
+    n : number of calibration rows
     d : number of features of a row
     itemsize : bytes of a feature
     """
-    return min(n // 2, HARD_ROWS, max(HARD_BYTES // (d * itemsize), 1))
+    return min(n // 2, RESIDUAL_SCALE_ROWS, max(RESIDUAL_SCALE_BYTES // (d * itemsize), 1))
 
 
-def find_difficulty(
-    op: KernelOperator, X: npt.NDArray[Any], missed: Floats, w: Floats | None
+def find_residual_scale(
+    op: KernelOperator, X: npt.NDArray[Any], abs_residuals: Floats, w: Floats | None
 ) -> ResidualScale:
     """Fit the residual scale to the absolute residuals of rows.
 
-    Three kernels are tried: the model's own, in its metric, and Laplace kernels with the median
-    distance and `WIDER` times this distance as bandwidth. The residual scale need not depend on the
-    features as the targets do, and a wide kernel finds a slowly varying scale from fewer rows.
+    Three kernels are tried: the kernel of the model in its metric, and Laplace kernels with the
+    median distance and `MAX_BANDWIDTH_RATIO` times this distance as bandwidth. The residual scale
+    may depend on other features than the targets do, and a wide kernel finds a slowly varying scale
+    from fewer rows.
 
     X : (q, d) on the host, scaled.
-    missed : (q, c) absolute residuals, in the units of the targets.
+    abs_residuals : (q, c) absolute residuals, in the units of the targets.
     w : (q,) sample weights; None: all are 1.
     """
-    tried = [] if op.kernel.explicit else [0.0]
+    bandwidths = [] if op.kernel.explicit else [0.0]
     if (X[:1] == X).all():  # equal rows show no differences
-        tried.clear()
+        bandwidths.clear()
     else:
         width = median_bandwidth(X, sparse=op.kernel.sparse)
-        tried += [width, WIDER * width]
-    return fit_residual_scale(X, {width: _gram(op, X, width) for width in tried}, missed, w)
+        bandwidths += [width, MAX_BANDWIDTH_RATIO * width]
+    return fit_residual_scale(
+        X, {width: _gram(op, X, width) for width in bandwidths}, abs_residuals, w
+    )
 
 
 def _operator(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> KernelOperator:
@@ -87,6 +91,6 @@ def _operator(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> Kern
 
 
 def _gram(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> Floats:
-    own = _operator(op, X, bandwidth)
-    points = own.points(op.backend.asarray(X), right=True)
-    return np.asarray(op.backend.to_host(own.gram(points)), np.float64)
+    own_operator = _operator(op, X, bandwidth)
+    points = own_operator.points(op.backend.asarray(X), right=True)
+    return np.asarray(op.backend.to_host(own_operator.gram(points)), np.float64)

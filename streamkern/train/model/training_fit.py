@@ -27,22 +27,21 @@ from streamkern.stream.sources.transforms import Scale
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.resolve.resolved_run import ResolvedRun
 
-FIT_ROWS, FIT_UNITS, BYTES = 512, 8, 16 << 20
-"""Largest number of rows that are evaluated, of units that they are read from, and of bytes that
+MAX_FIT_ROWS, MAX_FIT_UNITS, MAX_FIT_BYTES = 512, 8, 16 << 20
+"""Largest number of rows that are evaluated, of units from which they are read, and of bytes that
 they take as float64."""
 FIT_STAGE = 43
-"""Number of the random stream by which these rows are drawn."""
+"""Index of the random stream from which these rows are drawn."""
 CONSTANT_VARIANCE = 1e-3
 """Ratio of the variances of predictions and targets below which the model counts as constant."""
-CERTAIN = 3.0
+WORSE_THAN_MEAN_SE = 3.0
 """Standard errors by which a model has to be worse than the mean to be reported as such."""
-ISOLATED_SUM, ISOLATED_SHARE = 0.01, 0.9
-"""Sum of the kernel values with other centers below which no center reaches a row, and the share of
-such rows above which the bandwidth counts as too narrow."""
-SQUEEZED, TAILS = 0.2, (0.05, 0.95)
-"""Standard deviations that nine tenths of the values of a feature must span, and their quantiles;
-the normal distribution has 3.3. With 2 % of the ages of a table set to 9999, the span is .05, and
-R2 is .46 instead of .98 without them."""
+ISOLATED_KERNEL_SUM, ISOLATED_SHARE = 0.01, 0.9
+"""Sum of the kernel values with other centers below which a row is isolated, and the share of
+isolated rows above which the bandwidth counts as too narrow."""
+MIN_SPAN_SD, SPAN_QUANTILES = 0.2, (0.05, 0.95)
+"""Smallest distance between these two quantiles of a feature, in its standard deviations; the
+normal distribution has 3.3."""
 
 NOTHING_NOTE = "the model explains nothing of its training rows"
 ISOLATED_NOTE = "the model knows only the rows of its centers"
@@ -59,8 +58,9 @@ class TrainingFit(NamedTuple):
         another loss for numeric targets, the constant is the constant part of the model
     spread : variance of the predictions, divided by the variance of the targets
     worse : error of the model minus the error of the constant, in standard errors
-    alone : share of the rows that no center reaches except one equal to the row; 0: not computed
-    finds : whether the model predicts the classes better than the most common class does, which is
+    alone : share of isolated rows, whose kernel values with all centers not equal to the row are
+        about 0; 0 if it is not computed
+    finds : whether the model predicts more classes right than the most common class does, which is
         possible even if its outputs hardly vary
     """
 
@@ -80,9 +80,9 @@ class TrainingFit(NamedTuple):
         if self.finds:
             return None
         if self.spread < CONSTANT_VARIANCE:
-            why = "its predictions are nearly constant"
-        elif self.worse > CERTAIN:
-            why = f"its error on them is {1 - self.explained:.3g} times that of a constant"
+            problem = "its predictions are nearly constant"
+        elif self.worse > WORSE_THAN_MEAN_SE:
+            problem = f"its error on them is {1 - self.explained:.3g} times that of a constant"
         elif self.alone > ISOLATED_SHARE:
             return (
                 f"{ISOLATED_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
@@ -93,8 +93,8 @@ class TrainingFit(NamedTuple):
             return None
         remedy = f'leave {" and ".join(given)} at "auto", ' if given else ""
         return (
-            f"{NOTHING_NOTE}: {why}; {remedy}look for features that say more of the targets, or "
-            "take the mean"
+            f"{NOTHING_NOTE}: {problem}; {remedy}look for features that say more of the targets, "
+            "or take the mean"
         )
 
 
@@ -109,18 +109,20 @@ def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repor
     if run.inputs.ranks.rank:
         return None
     kernel_model, block = model(), sample_of(run)
-    chosen = run.config.model
+    model_settings = run.config.model
     if text := squeezed_features(kernel_model, block):
-        tried = run.config.data.scale == chosen.kernel == chosen.bandwidth == "auto"
-        if not tried:  # by `choose_scores`, which found no gain
+        scores_were_tried = (
+            run.config.data.scale == model_settings.kernel == model_settings.bandwidth == "auto"
+        )
+        if not scores_were_tried:  # by `choose_scores`, which found no gain
             text += f", or else set {mention('data.scale', 'quantiles')}"
         warn(text, once=text)
     fit = training_fit(run, kernel_model, block)
     if fit is not None:
         report("fit", fit._asdict())
         settings = {
-            "kernel": chosen.kernel,
-            "bandwidth": chosen.bandwidth,
+            "kernel": model_settings.kernel,
+            "bandwidth": model_settings.bandwidth,
             "ridge": run.config.solver.ridge,
         }
         if text := fit.warning([name for name, value in settings.items() if value != "auto"]):
@@ -129,10 +131,10 @@ def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repor
 
 
 def sample_of(run: ResolvedRun) -> RowBlock:
-    """Read up to `FIT_ROWS` training rows, without random transforms."""
+    """Read up to `MAX_FIT_ROWS` training rows, without random transforms."""
     base, seed = run.data.base, run.config.run.random_state
-    n = min(FIT_ROWS, base.n_rows, max(1, BYTES // (8 * run.problem.d)))
-    return sample_rows(base, n, seed, stage=FIT_STAGE, max_units=FIT_UNITS)
+    n = min(MAX_FIT_ROWS, base.n_rows, max(1, MAX_FIT_BYTES // (8 * run.problem.d)))
+    return sample_rows(base, n, seed, stage=FIT_STAGE, max_units=MAX_FIT_UNITS)
 
 
 def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
@@ -147,10 +149,10 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
         return None
     with model.backend.active():
         X = model.backend.to_host(model.prepared(block)).astype(np.float64)
-    low, high = np.quantile(X[:, features], TAILS, axis=0)
+    low, high = np.quantile(X[:, features], SPAN_QUANTILES, axis=0)
     width = high - low
     varies = np.ptp(X[:, features], axis=0) >= 1  # rounding errors of a constant are smaller
-    squeezed = np.flatnonzero((width > 0) & (width < SQUEEZED) & varies)
+    squeezed = np.flatnonzero((width > 0) & (width < MIN_SPAN_SD) & varies)
     if not len(squeezed):
         return None
     worst = int(squeezed[np.argmin(width[squeezed])])
@@ -211,12 +213,13 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> Train
 
 
 def _finds_classes(F: Floats, Y: Floats, w: Floats) -> bool:
-    """Return whether the largest output is right for more rows than the most common class is.
+    """Return whether the class of the largest output is right for more rows than the most common
+    class.
 
     F : (m, c) outputs. Y : (m, c) one-hot targets. w : (m,) sample weights.
     """
-    right = F.argmax(axis=1) == Y.argmax(axis=1)
-    return bool(w @ right > (w @ Y).max() * (1 + 1e-9))
+    is_right = F.argmax(axis=1) == Y.argmax(axis=1)
+    return bool(w @ is_right > (w @ Y).max() * (1 + 1e-9))
 
 
 def _targets(block: RowBlock, classes: Sequence[str] | None) -> Floats:
@@ -229,7 +232,8 @@ def _targets(block: RowBlock, classes: Sequence[str] | None) -> Floats:
 
 
 def _isolated_share(model: KernelModel, block: RowBlock) -> float:
-    """Return the share of rows that no center reaches, except one equal to the row.
+    """Return the share of isolated rows: rows whose kernel values with all centers not equal to the
+    row are about 0.
 
     0 is returned if many rows are equal, because a center then predicts all rows equal to it, and
     for kernels that are not a function of a distance.
@@ -241,7 +245,7 @@ def _isolated_share(model: KernelModel, block: RowBlock) -> float:
         return 0.0
     with backend.active(), backend.single_threaded_blas():
         X, ones = model.prepared(block), backend.xp.ones((len(model.Z), 1), model.op.dtype)
-        reach = model.op.product(model.op.points(X, left=True), model.Z, ones)
-        sums = backend.to_host(reach).reshape(-1)
-    own = np.abs(sums - 1) < ISOLATED_SUM  # only a center equal to the row
-    return float(np.mean((sums < ISOLATED_SUM) | own))
+        kernel_sums = model.op.product(model.op.points(X, left=True), model.Z, ones)
+        sums = backend.to_host(kernel_sums).reshape(-1)
+    only_equal_center = np.abs(sums - 1) < ISOLATED_KERNEL_SUM  # only a center equal to the row
+    return float(np.mean((sums < ISOLATED_KERNEL_SUM) | only_equal_center))

@@ -20,18 +20,18 @@ MIN_UNSEEN_ROWS = 10
 class UnseenValues:
     """The values that the centers have in each of the k categorical features of the kernel.
 
-    op : products of the model
+    op : kernel products of the model
     Z : (p,) prepared centers, whose right side begins with these k columns
     names : the d names of the features; empty without names
     """
 
     def __init__(self, op: KernelOperator, Z: Points, names: Sequence[str] = ()) -> None:
         self._columns, self._names = op.categorical_columns, names
-        self._seen: list[npt.NDArray[Any]] = []
+        self._center_values: list[npt.NDArray[Any]] = []
         if self._columns:
             assert Z.right is not None
             values = op.backend.to_host(Z.right[:, : len(self._columns)])
-            self._seen = [np.unique(column) for column in values.T]
+            self._center_values = [np.unique(column) for column in values.T]
 
     def warn_of(self, values: npt.NDArray[Any]) -> None:
         """Warn of each categorical feature in which most rows have a value that no center has.
@@ -40,8 +40,10 @@ class UnseenValues:
         """
         if len(values) < MIN_UNSEEN_ROWS:
             return
-        for column, seen, found in zip(self._columns, self._seen, values.T, strict=True):
-            if 2 * np.isin(found, seen).sum() < len(found):
+        for column, center_values, row_values in zip(
+            self._columns, self._center_values, values.T, strict=True
+        ):
+            if 2 * np.isin(row_values, center_values).sum() < len(row_values):
                 name = self._names[column] if column < len(self._names) else f"x{column}"
                 warn(
                     f"most rows have values of {name!r} that no center of the model has: their "

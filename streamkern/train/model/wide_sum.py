@@ -1,10 +1,9 @@
 """Evaluate a model in float64 if the rounding errors of float32 would be visible in predictions.
 
-The weights of nearly equal centers are large and cancel, and with a wide kernel so do the weights
-of all centers. Rounding errors of float32 kernel values, multiplied by such weights, reached 2 % of
-the standard deviation of f(X) in models that were trained in float32. More accurate weights are not
-available, but the sum over the centers can be computed in float64. docs/howto/predict.md has gains
-and costs.
+The weights of nearly equal centers are large and cancel; with a wide kernel, so do the weights of
+all centers. The rounding errors of float32 kernel values are multiplied by these weights. The
+weights themselves have the accuracy of training, but the sum over the centers can be computed in
+float64. docs/howto/predict.md has gains and costs.
 """
 
 from __future__ import annotations
@@ -20,16 +19,17 @@ from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 
-MOST_ROUNDING = 1e-4
+MAX_RELATIVE_ROUNDING = 1e-4
 """Root mean square of the rounding, relative to the standard deviation of f, above which sums are
 computed in float64."""
-MOST_WIDE_BYTES = 1 << 30
-"""Bytes of centers in float64 above which sums stay in float32."""
+MAX_FLOAT64_CENTER_BYTES = 1 << 30
+"""Size of the centers in float64, in bytes, above which sums stay in float32."""
 
-_PROBES = 128
-"""Largest number of points at which the sums are compared."""
-_NEAR = 2.0**-7
-"""Distance of a point near a center, relative to the distance to the next center."""
+_MAX_PROBES = 128
+"""Largest number of probes, the points at which the sums are compared."""
+_NEAR_CENTER = 2.0**-7
+"""Distance of a probe from the center that it lies near, relative to the distance between this
+center and the next one."""
 
 
 class KernelSum(NamedTuple):
@@ -72,19 +72,19 @@ def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
     centers : (p, d) on the host, scaled.
     """
     op, xp = narrow.op, narrow.op.backend.xp
-    features = op.kernel.sparse or isinstance(op.kernel, FourierFeatures)
+    is_feature_map = op.kernel.sparse or isinstance(op.kernel, FourierFeatures)
     if (
         op.precision != "exact"
-        or features
+        or is_feature_map
         or len(centers) < 2
-        or 8 * centers.size > MOST_WIDE_BYTES
+        or 8 * centers.size > MAX_FLOAT64_CENTER_BYTES
     ):
         return False
     with op.backend.active(), np.errstate(over="ignore", invalid="ignore"):  # a run may diverge
         probes = op.backend.asarray(_probes(centers, op.categorical_columns), op.dtype)
         F, rounded = wide_sum(narrow, centers)(probes), narrow(probes)
         spread = xp.square(F - F.mean(axis=0)).mean()
-        return bool(xp.square(F - rounded).mean() > MOST_ROUNDING**2 * spread)
+        return bool(xp.square(F - rounded).mean() > MAX_RELATIVE_ROUNDING**2 * spread)
 
 
 def _probes(centers: npt.NDArray[Any], categorical: list[int]) -> npt.NDArray[Any]:
@@ -95,8 +95,8 @@ def _probes(centers: npt.NDArray[Any], categorical: list[int]) -> npt.NDArray[An
     centers : (p, d) on the host, scaled.
     categorical : indices of the categorical features, which keep the values of the first center.
     """
-    first = np.linspace(0, len(centers) - 2, min(_PROBES, len(centers) - 1)).astype(np.int64)
-    share = np.where(np.arange(len(first)) % 2, 0.5, _NEAR)[:, None]
+    first = np.linspace(0, len(centers) - 2, min(_MAX_PROBES, len(centers) - 1)).astype(np.int64)
+    share = np.where(np.arange(len(first)) % 2, 0.5, _NEAR_CENTER)[:, None]
     points: npt.NDArray[Any] = centers[first] + share * (centers[first + 1] - centers[first])
     points[:, categorical] = centers[first][:, categorical]
     return points

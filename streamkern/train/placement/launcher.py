@@ -11,12 +11,12 @@ from streamkern.basics.errors import EXIT_FAILED, ConfigError, RunError, Trainin
 from streamkern.basics.message import mention
 from streamkern.basics.stop import StopRequest
 from streamkern.stream.unit_readers import address_of
-from streamkern.train.placement.generation import Ended, Generation
+from streamkern.train.placement.generation import Generation, GenerationEnd
 from streamkern.train.placement.rank_cluster import RankCluster, WorkerInfo
 from streamkern.train.placement.task import (
     Job,
+    ProgressFunction,
     RankWork,
-    Reached,
     of_another_run,
     run_of,
 )
@@ -39,7 +39,7 @@ def run_ranks(
     min_ranks: int = 1,
     multiple: int = 1,
     prepare: RankWork | None = None,
-    reached: Reached | None = None,
+    reached: ProgressFunction | None = None,
     timeout_s: float = 60.0,
     driver_timeout_s: float = DRIVER_TIMEOUT_S,
     stop: StopRequest,
@@ -83,7 +83,7 @@ def run_ranks(
         raise ConfigError(
             f"{mention('min_ranks', min_ranks)} must be at least 1, and at most "
             f"{mention('ranks', ranks)}",
-            "correct it",
+            "give min_ranks from 1 to ranks",
         )
     name = f"streamkern-{uuid.uuid4().hex[:12]}"
     cluster = RankCluster(client, name, timeout_s, driver_timeout_s)
@@ -100,15 +100,15 @@ class RetryBudget:
     def __init__(self) -> None:
         self._furthest, self._fruitless = -2, 0  # -1 is before the first checkpoint
 
-    def fruitless(self, began: int | None) -> int:
+    def fruitless(self, start_progress: int | None) -> int:
         """Count a lost generation; return the number in a row that certainly made no progress.
 
         The progress of the lost generation itself is known only when the next one starts.
 
-        began : progress from which the lost generation started; None if it was lost before
+        start_progress : progress from which the lost generation started; None if it was lost before
         """
-        if began is not None and began > self._furthest:
-            self._furthest, self._fruitless = began, 0
+        if start_progress is not None and start_progress > self._furthest:
+            self._furthest, self._fruitless = start_progress, 0
         else:
             self._fruitless += 1
         return self._fruitless
@@ -126,70 +126,75 @@ class _Driver:
     ) -> None:
         self._cluster, self._min_ranks = cluster, min_ranks
         self._stop, self._on_event = stop, on_event
-        self._number, self._outlived_until = 0, 0.0
+        self._number, self._ranks_alive_until = 0, 0.0
 
-    def run(self, job: Job, most: int | None, multiple: int = 1) -> Any:
-        """Run the job on at most `most` ranks, a multiple of `multiple`."""
-        tries, least = RetryBudget(), min(self._min_ranks, most or self._min_ranks)
-        wanted, what = most or least, "there"
+    def run(self, job: Job, max_ranks: int | None, multiple: int = 1) -> Any:
+        """Run the job on at most `max_ranks` ranks, a multiple of `multiple`."""
+        retries, min_workers = RetryBudget(), min(self._min_ranks, max_ranks or self._min_ranks)
+        target, state = max_ranks or min_workers, "there"
         while True:
-            workers = self._workers(least, wanted, what)[: most or None]
+            workers = self._workers(min_workers, target, state)[: max_ranks or None]
             workers = workers[: len(workers) // multiple * multiple]
             self._number += 1
             addresses = [worker.address for worker in workers]
-            n, limit = len(workers), most or len(workers)
+            n, limit = len(workers), max_ranks or len(workers)
             self._notify("ranks", ranks=n, wanted=limit, workers=addresses)
             generation = Generation(
                 self._cluster, self._number, workers, job, self._stop, self._notify,
-                max(0.0, self._outlived_until - time.monotonic()),
+                max(0.0, self._ranks_alive_until - time.monotonic()),
             )  # fmt: skip
-            ended = generation.run()
-            if ended.lost is None:
-                return ended.result
-            if not ended.all_gone:
-                outlived_s = self._cluster.driver_timeout_s + self._cluster.timeout_s
-                self._outlived_until = time.monotonic() + outlived_s
+            generation_end = generation.run()
+            if generation_end.lost is None:
+                return generation_end.result
+            if not generation_end.all_gone:
+                alive_s = self._cluster.driver_timeout_s + self._cluster.timeout_s
+                self._ranks_alive_until = time.monotonic() + alive_s
             self._check_stop()
-            fruitless = tries.fruitless(generation.reached)
+            fruitless = retries.fruitless(generation.reached)
             if fruitless == MAX_FRUITLESS_GENERATIONS:
-                raise _failed(
+                raise _resumable_error(
                     f"{fruitless} times in a row ranks were lost before they got further, the last "
-                    f"time {ended.lost}; see to the cause, then {_RESUME}"
+                    f"time {generation_end.lost}; see to the cause, then {_RESUME}"
                 )
-            wanted, what = self._coming(ended, workers, most), "left"
+            target, state = self._n_expected_workers(generation_end, workers, max_ranks), "left"
 
-    def _coming(self, ended: Ended, workers: list[WorkerInfo], most: int | None) -> int:
+    def _n_expected_workers(
+        self, generation_end: GenerationEnd, workers: list[WorkerInfo], max_ranks: int | None
+    ) -> int:
         """Return the number of workers to wait for: the ones that restart, and unused ones."""
         used = {worker.nanny for worker in workers}
-        others = [worker for worker in self._cluster.workers().values() if worker.nanny not in used]
-        found = ended.back + len(others)
-        return found if most is None else min(found, most)
+        unused = [worker for worker in self._cluster.workers().values() if worker.nanny not in used]
+        n_expected = generation_end.n_restarting + len(unused)
+        return n_expected if max_ranks is None else min(n_expected, max_ranks)
 
-    def _workers(self, least: int, wanted: int, what: str) -> list[WorkerInfo]:
-        """Wait for `wanted` workers that accept tasks, or for `least` after the time limit.
+    def _workers(self, min_workers: int, target: int, state: str) -> list[WorkerInfo]:
+        """Wait for `target` workers that accept tasks, or for `min_workers` after the time limit.
 
-        what : word for the message, "there" or "left"
+        state : word for the message, "there" or "left"
         """
         give_up = time.monotonic() + self._cluster.timeout_s
         while True:
             self._check_stop()
-            found = [worker for worker in self._cluster.workers().values() if worker.takes_tasks]
-            late = time.monotonic() > give_up
-            if len(found) >= max(wanted, least) or (late and len(found) >= least):
-                answering = self._cluster.processes(found)  # Dask notices a lost machine late
-                found = [worker for worker in found if worker.nanny in answering]
-                late = time.monotonic() > give_up
-            if len(found) >= max(wanted, least) or (late and len(found) >= least):
-                self._check_free([worker.address for worker in found])
-                return found
-            if late:
+            workers = self._cluster.workers().values()
+            available = [worker for worker in workers if worker.takes_tasks]
+            timed_out = time.monotonic() > give_up
+            n_needed = min_workers if timed_out else max(target, min_workers)
+            if len(available) >= n_needed:
+                answering = self._cluster.processes(available)  # Dask notices a lost machine late
+                available = [worker for worker in available if worker.nanny in answering]
+                timed_out = time.monotonic() > give_up
+                n_needed = min_workers if timed_out else max(target, min_workers)
+            if len(available) >= n_needed:
+                self._check_free([worker.address for worker in available])
+                return available
+            if timed_out:
                 break
             time.sleep(_POLL_S)
         cluster = address_of(self._cluster.client)
-        shortage = f"{len(found)} of at least {least} workers are {what} at {cluster}"
-        if what == "left":
+        shortage = f"{len(available)} of at least {min_workers} workers are {state} at {cluster}"
+        if state == "left":
             raise TrainingInterrupted(f"{shortage}", f"start others, then {_RESUME}")
-        raise RunError(f"{shortage}", "start more, or ask for fewer ranks")
+        raise RunError(f"{shortage}", "start more workers, or set fewer ranks")
 
     def _check_free(self, addresses: list[str]) -> None:
         """Raise TrainingInterrupted if a worker is a rank of another driver, whose end a task would
@@ -206,7 +211,7 @@ class _Driver:
         self._on_event({"event": event, "generation": self._number, **facts})
 
 
-def _failed(text: str) -> RunError:
+def _resumable_error(text: str) -> RunError:
     error = RunError(text)
     error.exit_code = EXIT_FAILED  # the run can be resumed from its files
     return error

@@ -19,7 +19,7 @@ from streamkern.filesystem.abandoned import RANKS_PREFIX, locked_folder, remove_
 
 _BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # By default, Dask's cluster removes a worker 15 s after it was killed, even while it restarts.
-_NEVER = {"distributed.deploy.lost-worker-timeout": "365 days"}
+_KEEP_LOST_WORKERS = {"distributed.deploy.lost-worker-timeout": "365 days"}
 
 
 @contextlib.contextmanager
@@ -34,19 +34,19 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
     Raises RunError if the processes cannot be started.
     """
     distributed = import_optional("distributed", "a run of several ranks", "ranks")
-    _check_main(ranks)
-    share = str(threads or max(1, available_cpus() // ranks))
+    _check_main_script(ranks)
+    threads_per_worker = str(threads or max(1, available_cpus() // ranks))
     _start_tracker()
     with (
         _restored_environment(),
-        on_demand("dask").config.set(_NEVER),
+        on_demand("dask").config.set(_KEEP_LOST_WORKERS),
         _worker_folder() as folder,
-        _started(
+        _start_cluster(
             distributed.LocalCluster,
             n_workers=ranks, threads_per_worker=1, processes=True, memory_limit=None,
             host="127.0.0.1", scheduler_port=0, dashboard_address="127.0.0.1:0",
             local_directory=folder, silence_logs=logging.CRITICAL, preload=[__name__],
-            env=dict.fromkeys(_BLAS_THREADS, share),
+            env=dict.fromkeys(_BLAS_THREADS, threads_per_worker),
         ) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):  # fmt: skip
@@ -66,7 +66,7 @@ def _worker_folder() -> Iterator[str]:
         remove_locked(folder, lock)
 
 
-def _check_main(ranks: int) -> None:
+def _check_main_script(ranks: int) -> None:
     """Raise RunError if worker processes could not import the main script, for example stdin.
 
     Otherwise each of them would end with a traceback.
@@ -75,22 +75,20 @@ def _check_main(ranks: int) -> None:
     path = None if getattr(main, "__spec__", None) else getattr(main, "__file__", None)
     if path is not None and not os.path.exists(path):
         raise RunError(
-            f"the processes of {ranks} ranks import the script that begins them, and {path} is "
+            f"the processes of {ranks} ranks import the script that starts them, but {path} is "
             "not a file",
-            'write it to a file, and let it train below `if __name__ == "__main__":`',
+            'write it to a file, and train below `if __name__ == "__main__":`',
         )
 
 
-def _started(make: Callable[..., Any], **options: Any) -> Any:
-    """Call `make` with options; raise RunError if processes cannot be started."""
+def _start_cluster(cluster_class: Callable[..., Any], **options: Any) -> Any:
+    """Call `cluster_class` with options; raise RunError if processes cannot be started."""
     try:
-        return make(**options)
+        return cluster_class(**options)
     except RuntimeError as error:
         raise RunError(
             f"the processes of {options['n_workers']} ranks could not be started ({error})",
-            "a "
-            'script has to be a file that trains below `if __name__ == "__main__":`, as they '
-            "import it",
+            'train below `if __name__ == "__main__":` in a file, because the processes import it',
         ) from error
 
 
@@ -102,27 +100,29 @@ def _start_tracker() -> None:
     """
     if os.name != "posix":
         return
-    before = os.environ.get("PYTHONWARNINGS")
-    quiet = "ignore:resource_tracker:UserWarning"
-    os.environ["PYTHONWARNINGS"] = f"{before},{quiet}" if before else quiet
+    old_value = os.environ.get("PYTHONWARNINGS")
+    without_warning = "ignore:resource_tracker:UserWarning"
+    os.environ["PYTHONWARNINGS"] = (
+        f"{old_value},{without_warning}" if old_value else without_warning
+    )
     try:
         resource_tracker.ensure_running()
     finally:
         os.environ.pop("PYTHONWARNINGS")
-        if before is not None:
-            os.environ["PYTHONWARNINGS"] = before
+        if old_value is not None:
+            os.environ["PYTHONWARNINGS"] = old_value
 
 
 @contextlib.contextmanager
 def _restored_environment() -> Iterator[None]:
     """Restore the environment variables at the end, because Dask changes them for its workers."""
-    before = dict(os.environ)
+    old_environment = dict(os.environ)
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
+        for name in os.environ.keys() - old_environment.keys():
             del os.environ[name]
-        os.environ.update(before)
+        os.environ.update(old_environment)
 
 
 def dask_setup(worker: Any) -> None:

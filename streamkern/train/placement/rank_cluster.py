@@ -81,17 +81,17 @@ class RankCluster:
 
         Raises ConfigError if a worker has no nanny, or a limit on its memory.
         """
-        known = self._wait_for(self.client.scheduler.identity())["workers"]
-        without_nanny = [address for address, worker in known.items() if not worker["nanny"]]
+        workers = self._wait_for(self.client.scheduler.identity())["workers"]
+        without_nanny = [address for address, worker in workers.items() if not worker["nanny"]]
         if without_nanny:
             raise ConfigError(
                 f"the worker {without_nanny[0]} of {address_of(self.client)} has no nanny, which "
                 "would kill its process if another rank is lost",
                 "start it without --no-nanny",
             )
-        limited = [address for address, worker in known.items() if worker["memory_limit"]]
+        limited = [address for address, worker in workers.items() if worker["memory_limit"]]
         if limited:
-            limit = size_text(known[limited[0]]["memory_limit"])
+            limit = size_text(workers[limited[0]]["memory_limit"])
             raise ConfigError(
                 f"the worker {limited[0]} of {address_of(self.client)} has a limit of {limit} on "
                 "its memory, at which Dask would stop or kill it in training",
@@ -101,11 +101,11 @@ class RankCluster:
             address: WorkerInfo(
                 address, worker["host"], worker["nanny"], worker["status"] == "running"
             )
-            for address, worker in sorted(known.items())
+            for address, worker in sorted(workers.items())
         }
 
     def processes(self, workers: list[WorkerInfo]) -> dict[str, int]:
-        """Return the process ids of workers by the address of their nanny.
+        """Return the process ids of workers, keyed by the address of their nanny.
 
         Nannies that do not answer are left out.
         """

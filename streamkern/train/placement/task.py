@@ -33,24 +33,24 @@ from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
 from streamkern.stream.unit_readers import run_on
 
-_ANSWER_S, _EVERY_S = 5.0, 1.0
+_ANSWER_S, _REPORT_INTERVAL_S = 5.0, 1.0
 """Seconds to wait for an answer of the scheduler, and between two reports of a rank."""
-QUIET_S = _ANSWER_S + _EVERY_S
+MAX_REPORT_GAP_S = _ANSWER_S + _REPORT_INTERVAL_S
 """Longest time, in seconds, between two reports of a healthy rank: an answer may be lost."""
 _runs: list[str] = []
 """Name of the run of which this process is a rank, if any. A process belongs to one run at a time,
 and the driver of that run may kill it."""
 _runs_lock = threading.Lock()
-_ENDLESS_S = 7 * 86400
+_COLLECTIVE_TIMEOUT_S = 7 * 86400
 """Time-out of collectives, in seconds (in ms it must fit an int). The driver ends ranks that
 hang."""
 
 
-Tell = Callable[[dict[str, Any]], None]
+SendMessage = Callable[[dict[str, Any]], None]
 """Function that sends JSON values to the driver."""
 
 
-def _drop(message: dict[str, Any]) -> None:
+def _ignore(message: dict[str, Any]) -> None:
     """Drop a message, because the rank is not running yet."""
 
 
@@ -65,7 +65,7 @@ class RankSpec:
     neighbours : number of ranks on the same host
     timeout_s : longest time in seconds for which the rank may be silent
     driver_timeout_s : seconds without a message from the driver after which the rank saves and ends
-    outlived_s : seconds for which a rank of an earlier generation that could not be killed may
+    earlier_ranks_s : seconds for which a rank of an earlier generation that could not be killed may
         still run
     job : pickled `Job`; its settings may hold secrets, which no repr may show
     tell : sends JSON values to the driver, once the rank runs
@@ -78,14 +78,14 @@ class RankSpec:
     neighbours: int
     timeout_s: float
     driver_timeout_s: float
-    outlived_s: float
+    earlier_ranks_s: float
     job: bytes = field(repr=False)
-    tell: Tell = field(default=_drop, repr=False)
+    tell: SendMessage = field(default=_ignore, repr=False)
 
     @property
-    def every_s(self) -> float:
+    def report_interval_s(self) -> float:
         """Seconds between two reports that the rank is alive."""
-        return min(_EVERY_S, self.timeout_s / 6, self.driver_timeout_s / 6)
+        return min(_REPORT_INTERVAL_S, self.timeout_s / 6, self.driver_timeout_s / 6)
 
     @property
     def size(self) -> int:
@@ -105,7 +105,7 @@ class RankSpec:
 
 RankWork = Callable[[Communicator, RankSpec, dict[str, Any], StopRequest], Any]
 """Function that does the work of one rank. Its third argument are the settings of the job."""
-Reached = Callable[[dict[str, Any]], int]
+ProgressFunction = Callable[[dict[str, Any]], int]
 """Function from the settings of a job to the progress from which the work would continue."""
 
 
@@ -120,7 +120,7 @@ class Job:
 
     work: RankWork
     settings: dict[str, Any]
-    reached: Reached | None = None
+    reached: ProgressFunction | None = None
     saves: bool = True
 
 
@@ -132,11 +132,15 @@ def start_tracker(size: int) -> dict[str, Any]:
     """
     if size == 1:
         return {}
-    make = import_optional("xgboost.tracker", "a run of several ranks", "ranks").RabitTracker
-    tracker = make(host_ip=on_demand("distributed").get_worker().ip, n_workers=size, sortby="task")
+    tracker_class = import_optional(
+        "xgboost.tracker", "a run of several ranks", "ranks"
+    ).RabitTracker
+    tracker = tracker_class(
+        host_ip=on_demand("distributed").get_worker().ip, n_workers=size, sortby="task"
+    )
     tracker.start()
-    threading.Thread(target=_tracked, args=(tracker,), daemon=True).start()
-    return {**tracker.worker_args(), "dmlc_timeout": _ENDLESS_S}
+    threading.Thread(target=_wait_for_tracker, args=(tracker,), daemon=True).start()
+    return {**tracker.worker_args(), "dmlc_timeout": _COLLECTIVE_TIMEOUT_S}
 
 
 def run_of(dask_worker: Any) -> str:
@@ -156,7 +160,7 @@ def of_another_run(address: str) -> TrainingInterrupted:
     )
 
 
-def _tracked(tracker: Any) -> None:
+def _wait_for_tracker(tracker: Any) -> None:
     with contextlib.suppress(Exception):  # ranks may end without closing their connection
         tracker.wait_for()
 
@@ -185,12 +189,12 @@ def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
     """Do the work of the rank while the heartbeat runs, and send warnings and errors."""
     stop = StopRequest(install=False)
     heartbeat = _Heartbeat(worker, spec, stop)
-    if worker.address != spec.address or not heartbeat.newest():
+    if worker.address != spec.address or not heartbeat.is_newest_generation():
         raise RankLostError(f"rank {spec.rank} at {spec.address} has been replaced")
     failure, result = None, None
-    with heartbeat, _sent_warnings(heartbeat.tell):
+    with heartbeat, _warnings_sent_to(heartbeat.tell):
         try:
-            result = _worked(replace(spec, tell=heartbeat.tell), tracker, stop, heartbeat)
+            result = _do_work(replace(spec, tell=heartbeat.tell), tracker, stop, heartbeat)
         except BaseException as error:
             failure = _picklable(error, spec)
     if failure is not None:
@@ -198,7 +202,7 @@ def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
     return result if spec.rank == 0 else None
 
 
-def _worked(
+def _do_work(
     spec: RankSpec, tracker: Mapping[str, Any], stop: StopRequest, heartbeat: _Heartbeat
 ) -> Any:  # fmt: skip
     """Connect the ranks, do the work of the job, and return its result."""
@@ -214,7 +218,7 @@ def _worked(
 
 
 @contextlib.contextmanager
-def _sent_warnings(tell: Tell) -> Iterator[None]:
+def _warnings_sent_to(tell: SendMessage) -> Iterator[None]:
     """Send warnings to the driver, which has the terminal and knows which ones it has shown."""
     with warnings.catch_warnings():  # also forgets the warnings of earlier runs
         warnings.showwarning = lambda message, *place: tell({"warning": redact(str(message))})
@@ -239,7 +243,7 @@ class RankFailed(Exception):
         return error
 
 
-class Raised(Exception):
+class RemoteError(Exception):
     """Any other error as it is sent to the driver.
 
     Its arguments are the error, and the text of its traceback on the rank.
@@ -248,32 +252,32 @@ class Raised(Exception):
     def error(self) -> BaseException:
         """Return the error as it was raised, with the rank's traceback as its cause."""
         error: BaseException = self.args[0]
-        error.__cause__ = OnRank(self.args[1])
+        error.__cause__ = RankTraceback(self.args[1])
         return error
 
 
-class OnRank(Exception):
+class RankTraceback(Exception):
     """Traceback of a rank as text, the cause of the error that the rank raised."""
 
 
 def _picklable(error: BaseException, spec: RankSpec) -> BaseException:
-    """Return an error that can be pickled in place of `error`: `RankFailed` or `Raised`."""
+    """Return an error that can be pickled in place of `error`: `RankFailed` or `RemoteError`."""
     if type(error).__module__ == errors.__name__ and isinstance(error, StreamkernError):
         notes = tuple(getattr(error, "__notes__", ()))
         return RankFailed(type(error).__name__, error.message, error.exit_code, notes)
-    trace = "".join(traceback.format_exception(error)).rstrip()
-    where = f"rank {spec.rank} of {spec.size}, {spec.address}:\n{trace}"
+    trace_lines = "".join(traceback.format_exception(error)).rstrip()
+    trace_text = f"rank {spec.rank} of {spec.size}, {spec.address}:\n{trace_lines}"
     error.__traceback__ = error.__context__ = error.__cause__ = None  # frames keep all memory alive
     try:
         if isinstance(error, Exception | Stopped):
             pickle.loads(pickle.dumps(error))
-            return Raised(error, where)
+            return RemoteError(error, trace_text)
     except Exception:  # its class cannot be pickled
         pass
-    plain = RuntimeError(f"{type(error).__name__}: {error}")
+    replacement = RuntimeError(f"{type(error).__name__}: {error}")
     for note in getattr(error, "__notes__", ()):
-        plain.add_note(note)
-    return Raised(plain, where)
+        replacement.add_note(note)
+    return RemoteError(replacement, trace_text)
 
 
 class _Heartbeat:
@@ -286,7 +290,7 @@ class _Heartbeat:
         self.reached: int | None = None
         self._worker, self._spec, self._stop = worker, spec, stop
         self._ended = threading.Event()
-        self._heard_at, self._beat = time.monotonic(), None
+        self._last_message_at, self._beat = time.monotonic(), None
         self._thread = threading.Thread(target=self._run, name="streamkern-pulse", daemon=True)
 
     def __enter__(self) -> _Heartbeat:
@@ -299,26 +303,26 @@ class _Heartbeat:
 
     def report(self) -> None:
         """Report that this rank is alive."""
-        self._log(reached=self.reached)
+        self._send_report(reached=self.reached)
 
     def tell(self, message: dict[str, Any]) -> None:
         """Send a message to the driver, which receives it before the end of this rank."""
-        self._log(message=message)
+        self._send_report(message=message)
 
-    def _log(self, **entries: Any) -> None:
+    def _send_report(self, **entries: Any) -> None:
         report = {"generation": self._spec.generation, "rank": self._spec.rank, **entries}
         self._worker.log_event(self._spec.name, report)
 
-    def newest(self) -> bool:
+    def is_newest_generation(self) -> bool:
         """Return whether this rank belongs to the newest generation; False if it is unknown."""
         message = self._driver_message()
         return message is not None and message["generation"] == self._spec.generation
 
     def _run(self) -> None:
-        while not self._ended.wait(self._spec.every_s):
+        while not self._ended.wait(self._spec.report_interval_s):
             with contextlib.suppress(Exception):  # a worker that closes
                 self.report()
-            self._listen()
+            self._act_on_driver_message()
 
     def _driver_message(self) -> dict[str, Any] | None:
         """Return the newest message of the driver, or None if the scheduler does not answer."""
@@ -333,14 +337,14 @@ class _Heartbeat:
             answer.cancel()
         return message
 
-    def _listen(self) -> None:
+    def _act_on_driver_message(self) -> None:
         """Read the driver's message; ask the work to stop, or end the process, if necessary."""
         message, spec = self._driver_message(), self._spec
         if message is not None and message["generation"] != spec.generation:
             os._exit(EXIT_TRY_AGAIN)  # this process was suspended, and has been replaced
         if message is not None and message["beat"] != self._beat:
-            self._heard_at, self._beat = time.monotonic(), message["beat"]
-        silent_s = time.monotonic() - self._heard_at
+            self._last_message_at, self._beat = time.monotonic(), message["beat"]
+        silent_s = time.monotonic() - self._last_message_at
         stop_reason = message["stop"] if message is not None else None
         if self._worker.status.name not in ("running", "paused"):  # the worker ends its process
             stop_reason = "the loss of its scheduler"

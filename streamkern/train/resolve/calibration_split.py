@@ -9,19 +9,12 @@ predictions: each row is predicted by all others except copies of itself. If all
 solver "direct", `KernelRidgeSolver.left_out` computes them, and otherwise `each_left_out`, for
 solvers that come close to the least-squares minimum. There are none
 
-- for sgd and EigenPro, which may be far from the minimum. On four tables, leave-one-out predictions
-  of the minimum led to .83 to 1.04 times the log loss with a tenth set aside, but to .9 to 1.9
-  times after a single epoch.
+- for sgd and EigenPro, which may be far from the minimum.
 - for rows that change from epoch to epoch, and for stored copies that differ, such as those of
   `augment`.
 
-Leave-one-out predictions are slightly optimistic if a metric was learned from all rows. They were
-nevertheless better: over 31 fits to 100, 400 and 1500 rows of 13 tables, in which all rows were
-centers, the log loss on other rows was lower than with a tenth set aside in 29, lower than with
-scikit-learn's CalibratedClassifierCV with three folds in 23, and lower than with its
-HistGradientBoostingClassifier in 29. With classes drawn at random it was .757, .697 and .697 for
-the three numbers of rows, where equal probabilities have .693. For other models see
-docs/howto/probabilities.md.
+Leave-one-out predictions are slightly optimistic if a metric was learned from all rows, and still
+better than calibration rows that are set aside; see docs/howto/probabilities.md.
 """
 
 from __future__ import annotations
@@ -39,27 +32,28 @@ from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import TO_CALIBRATE, n_different, split_rows
 
 CALIBRATION_SHARE, MAX_CALIBRATION_ROWS = 0.1, 2000
-"""Share of the rows that calibrate=True sets aside, and their largest number. With 2000 rows the
-coverage of 90 % intervals has a standard deviation of 0.7 %."""
-AUTO_SHARE = 0.02
+"""Share of the rows that calibrate=True sets aside, and their largest number. With n rows, the
+coverage of 90 % intervals has a standard deviation of 30 % / sqrt(n)."""
+AUTO_CALIBRATION_SHARE = 0.02
 """Share of the rows of a classification that "auto" sets aside. At the smallest number of rows this
 is 100 rows, which suffice to fit a temperature."""
 MIN_CALIBRATED_ROWS, MIN_MEAN_ROWS_PER_CLASS = 5000, 500
 """Smallest number of rows, in total and per class on average, for "auto" to set some aside. With
-fewer rows the fit would suffer. With these numbers of rows, setting a fiftieth aside cost .04
-points of accuracy on average over 27 fits to nine data sets, and at most .36; on three real tables
-nothing on average, and at most .27 (`benchmarks.set_aside`)."""
-MIN_ROWS_RAREST_CLASS = round(1 / AUTO_SHARE)
+fewer rows the fit would suffer; docs/howto/probabilities.md has the cost in accuracy."""
+MIN_ROWS_RAREST_CLASS = round(1 / AUTO_CALIBRATION_SHARE)
 """Smallest number of rows of the rarest class for "auto", so that one of them is set aside and the
 class keeps others."""
 MIN_DISTINCT_ROWS = 50
 """Smallest number of distinct rows that "auto" sets aside. If there are fewer because of equal
 rows, a tenth of the rows is set aside."""
 MAX_CALIBRATED_CLASSES = 1000
-"""Largest number of classes for which "auto" sets rows aside; their outputs take 100 MB."""
-WITH_TRUE = "train with calibrate=True"
-NO_MEMORY_TO_CALIBRATE = f"as the memory has no room for reading some; raise it, and {WITH_TRUE}"
-OTHER_ROWS = "train on rows that are in memory or in a store, with calibrate=True"
+"""Largest number of classes for which "auto" sets rows aside, because all their outputs are held in
+memory."""
+CALIBRATE_TRUE_REMEDY = "train with calibrate=True"
+NO_MEMORY_TO_CALIBRATE = (
+    f"as the memory has no room for reading some; raise it, and {CALIBRATE_TRUE_REMEDY}"
+)
+OTHER_ROWS_REMEDY = "train on rows that are in memory or in a store, with calibrate=True"
 
 
 class CalibrationSplit(NamedTuple):
@@ -88,67 +82,76 @@ def check_calibrate(config: RunConfig, *, complete: bool, has_initial_weights: b
 
     Raises ConfigError if calibration rows are ruled out although calibrate is True.
     """
-    asked, why = config.run.calibrate, None
+    setting, reason = config.run.calibrate, None
     if not complete:
-        why = f"with partial_fit, to which rows set aside may come again; use fit, and {WITH_TRUE}"
+        reason = (
+            "with partial_fit, to which rows set aside may come again; use fit, and "
+            f"{CALIBRATE_TRUE_REMEDY}"
+        )
     elif has_initial_weights or config.solver.warm_start is not None:
-        why = (
+        reason = (
             "with initial weights, which the rows set aside may have trained; fit from the start, "
-            f"and {WITH_TRUE}"
+            f"and {CALIBRATE_TRUE_REMEDY}"
         )
-    if why is not None and asked is True:
+    if reason is not None and setting is True:
         raise ConfigError(
-            f"{mention('run.calibrate')} cannot be used {why.partition(';')[0]}", "leave it out"
+            f"{mention('run.calibrate')} cannot be used {reason.partition(';')[0]}", "leave it out"
         )
-    if config.model.loss == LogLoss.name and asked == "auto" and why is None:
-        why = f"as the probabilities follow from the loss; {WITH_TRUE}"
-    return why
+    if config.model.loss == LogLoss.name and setting == "auto" and reason is None:
+        reason = f"as the probabilities follow from the loss; {CALIBRATE_TRUE_REMEDY}"
+    return reason
 
 
 def calibration_split(
     config: RunConfig,
     source: BaseSource,
-    why: str | None = None,
+    reason: str | None = None,
     *,
     keeps_calibration_rows: bool = False,
 ) -> CalibrationSplit:
     """Split the rows of a run into calibration rows and the rest.
 
-    why : reason not to calibrate, see `check_calibrate`
+    reason : reason not to calibrate, see `check_calibrate`
     keeps_calibration_rows : whether the run starts from the weights of an earlier run. With
         calibrate="auto" it then leaves out the rows that the earlier run set aside, because the
         same rows have to be chosen as centers.
     """
-    asked, n, why_none = config.run.calibrate, _stored(source), why
-    left_out = asked == "auto" and why is None and source.classes is not None
-    left_out = left_out and not _has_copies(source, n)
-    if keeps_calibration_rows and asked == "auto":
-        why = _why_too_few(source, n)
-    elif why is None and not asked:
-        why = f"as calibrate=False asks for; {WITH_TRUE}"
-    elif why is None and asked == "auto":
-        why = _why_too_few(source, n)
-    if why is not None:
-        return CalibrationSplit(source, None, why_none or why, left_out=left_out)
-    share = min(AUTO_SHARE if asked == "auto" else CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / n)
+    setting, n_rows, why_none = config.run.calibrate, _n_without_copies(source), reason
+    left_out = setting == "auto" and reason is None and source.classes is not None
+    left_out = left_out and not _has_copies(source, n_rows)
+    if keeps_calibration_rows and setting == "auto":
+        reason = _why_too_few(source, n_rows)
+    elif reason is None and not setting:
+        reason = f"as calibrate=False asks for; {CALIBRATE_TRUE_REMEDY}"
+    elif reason is None and setting == "auto":
+        reason = _why_too_few(source, n_rows)
+    if reason is not None:
+        return CalibrationSplit(source, None, why_none or reason, left_out=left_out)
+    share = min(
+        AUTO_CALIBRATION_SHARE if setting == "auto" else CALIBRATION_SHARE,
+        MAX_CALIBRATION_ROWS / n_rows,
+    )
     try:
         training, calibration = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
-        if asked == "auto" and n_different(calibration) < MIN_DISTINCT_ROWS:
-            share = min(CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / n)
+        if setting == "auto" and n_different(calibration) < MIN_DISTINCT_ROWS:
+            share = min(CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / n_rows)
             training, calibration = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
     except ConfigError as error:
-        if asked == "auto":  # the source cannot split its rows
-            return CalibrationSplit(source, None, f"as {render_message(error.rule)}; {OTHER_ROWS}")
+        if setting == "auto":  # the source cannot split its rows
+            return CalibrationSplit(
+                source, None, f"as {render_message(error.rule)}; {OTHER_ROWS_REMEDY}"
+            )
         raise
     except DataError:
-        if asked == "auto":
-            why = f'as calibrate="auto" found too few different rows to set aside; {WITH_TRUE}'
-            return CalibrationSplit(source, None, why_none or why, left_out=left_out)
+        if setting == "auto":
+            reason = 'as calibrate="auto" found too few different rows to set aside'
+            reason = f"{reason}; {CALIBRATE_TRUE_REMEDY}"
+            return CalibrationSplit(source, None, why_none or reason, left_out=left_out)
         raise
-    if asked == "auto" and _min_rows(config) > _stored(training):
-        why = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
-        why = f"{why}; lower n_centers and the like"
-        return CalibrationSplit(source, None, why, left_out=left_out)
+    if setting == "auto" and _min_rows(config) > _n_without_copies(training):
+        reason = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
+        reason = f"{reason}; lower n_centers and the like"
+        return CalibrationSplit(source, None, reason, left_out=left_out)
     return (
         CalibrationSplit(training, calibration)
         if why_none is None
@@ -164,7 +167,7 @@ def _has_copies(source: BaseSource, n: int) -> bool:
     return source.n_rows > n or stored_rows(source).hides_copies
 
 
-def _stored(source: BaseSource) -> int:
+def _n_without_copies(source: BaseSource) -> int:
     """Return the number of rows without their copies."""
     stored = stored_rows(source)
     return stored.n_origins or stored.n_rows
@@ -172,32 +175,36 @@ def _stored(source: BaseSource) -> int:
 
 def _why_too_few(source: BaseSource, n: int) -> str | None:
     """Return why calibrate="auto" trains on all `n` rows; None if it sets some rows aside."""
-    stored, classes, why = stored_rows(source), source.classes, None
+    stored, classes, reason = stored_rows(source), source.classes, None
     counts = stored.totals
     if classes is None:
-        why = "for numeric targets"
+        reason = "for numeric targets"
     elif n < MIN_CALIBRATED_ROWS:
-        why = f"if there are fewer than {MIN_CALIBRATED_ROWS:,} rows"
+        reason = f"if there are fewer than {MIN_CALIBRATED_ROWS:,} rows"
         if _has_copies(source, n):
-            why += ", and leave-one-out predictions need rows without copies"
+            reason += ", and leave-one-out predictions need rows without copies"
     elif n < MIN_MEAN_ROWS_PER_CLASS * len(classes):
-        why = f"if there are fewer than {MIN_MEAN_ROWS_PER_CLASS:,} rows per class on average"
+        reason = f"if there are fewer than {MIN_MEAN_ROWS_PER_CLASS:,} rows per class on average"
     elif len(classes) > MAX_CALIBRATED_CLASSES:
-        why = f"if there are more than {MAX_CALIBRATED_CLASSES:,} classes"
+        reason = f"if there are more than {MAX_CALIBRATED_CLASSES:,} classes"
     elif source.weighted:
-        why = "if rows have sample weights, since few rows may have most of the weight"
+        reason = "if rows have sample weights, since few rows may have most of the weight"
     elif counts is not None:
         rows = counts * (n / stored.n_rows)
         if rows[rows > 0].min() < MIN_ROWS_RAREST_CLASS:
             rarest = classes[int(np.argmin(np.where(rows > 0, rows, np.inf)))]
-            why = f"if a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} rows"
-    return None if why is None else f'as calibrate="auto" sets none aside {why}; {WITH_TRUE}'
+            reason = f"if a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} rows"
+    return (
+        None
+        if reason is None
+        else f'as calibrate="auto" sets none aside {reason}; {CALIBRATE_TRUE_REMEDY}'
+    )
 
 
 def _min_rows(config: RunConfig) -> int:
     """Return the smallest number of rows that the user's settings require."""
-    asked = (
+    setting = (
         config.model.n_centers, config.solver.n_nystrom, config.solver.block_size,
         config.data.batch_size,
     )  # fmt: skip
-    return max((count for count in asked if isinstance(count, int)), default=0)
+    return max((count for count in setting if isinstance(count, int)), default=0)

@@ -31,22 +31,26 @@ def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_wei
     if loss == SQUARES:
         return
     classes, for_classes = data.source.classes is not None, loss_class(loss).for_classes
-    usable = [
+    allowed_losses = [
         SQUARES,
-        *(each.name for each in LOSS_CLASSES.values() if each.for_classes == classes),
+        *(
+            loss_class_.name
+            for loss_class_ in LOSS_CLASSES.values()
+            if loss_class_.for_classes == classes
+        ),
     ]
     if for_classes and not classes:
         raise ConfigError(
-            f"{mention('model.loss', loss)} is for rows of one class each, and the targets are "
+            f"{mention('model.loss', loss)} is for rows of one class each, but the targets are "
             "values, or several labels for a row",
-            f"give one of {', '.join(usable)} as {mention('model.loss')}, or targets that are "
-            "classes",
+            f"give one of {', '.join(allowed_losses)} as {mention('model.loss')}, or targets that "
+            "are classes",
         )
     if classes and not for_classes:
         raise ConfigError(
-            f"{mention('model.loss', loss)} is for values, and the targets are classes",
-            f"give one of {', '.join(usable)} as {mention('model.loss')}, or targets that are "
-            "values",
+            f"{mention('model.loss', loss)} is for values, but the targets are classes",
+            f"give one of {', '.join(allowed_losses)} as {mention('model.loss')}, or targets that "
+            "are values",
         )
     _check_levels(config, data)
     _check_solver(config, complete=complete, has_initial_weights=has_initial_weights)
@@ -57,16 +61,16 @@ def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_wei
 def _check_solver(config: RunConfig, *, complete: bool, has_initial_weights: bool) -> None:
     """Raise ConfigError if only the block solver supports the loss in such a run, and another one
     is set."""
-    name, why = config.solver.name, None
+    name, situation = config.solver.name, None
     if config.run.n_ranks > 1:
-        why = mention("run.ranks", config.run.n_ranks)
+        situation = mention("run.ranks", config.run.n_ranks)
     elif has_initial_weights or not complete:
-        why = "weights of another run" if has_initial_weights else "partial_fit"
-    if why is not None and name not in ("auto", "block"):
+        situation = "weights of another run" if has_initial_weights else "partial_fit"
+    if situation is not None and name not in ("auto", "block"):
         raise ConfigError(
-            f"{mention('model.loss', config.model.loss)} is minimised with {why} by "
+            f"{mention('model.loss', config.model.loss)} is minimised with {situation} by "
             f"{mention('solver.name', 'block')} alone, and not by {mention('solver.name', name)}",
-            "use that, or one process and fit from the start",
+            "use the block solver, or fit from the start in one process",
         )
 
 
@@ -77,14 +81,14 @@ def _check_levels(config: RunConfig, data: Data) -> None:
     if isinstance(levels, tuple) and n_targets != 1:
         raise ConfigError(
             f"{mention('model.quantile', list(levels))} has several quantiles, which are for a "
-            f"single target, and the data has {n_targets}",
+            f"single target, but the data has {n_targets}",
             "give one quantile, or train a model for each target",
         )
     loss = loss_of(config.model.loss, levels)
     if isinstance(levels, tuple) and config.run.calibrate is True and not (loss and loss.quantiles):
         raise ConfigError(
-            f"{mention('run.calibrate', True)} is for intervals, and there are none between "
-            f"several values of {mention('model.loss', config.model.loss)}",
+            f"{mention('run.calibrate', True)} is for intervals, which do not exist for several "
+            f"values of {mention('model.loss', config.model.loss)}",
             "leave it out, or give a single quantile",
         )
 
@@ -107,8 +111,9 @@ def check_log_link(
     for source in (data.base, data.validation_rows, data.calibration_rows):
         if source is not None:
             check_targets(config, source)
-    known = complete and not has_initial_weights and not changes_targets(data.source)
-    moments = known_moments(data.source, data.weight_factors) if known else None
+    sets_unit = complete and not has_initial_weights
+    are_known = sets_unit and not changes_targets(data.source)
+    moments = known_moments(data.source, data.weight_factors) if are_known else None
     if moments is not None and moments.weight > 0:
         loss.check_means(moments.mean)
 
@@ -117,7 +122,7 @@ def check_target_transform(config: RunConfig, data: Data) -> None:
     """Raise ConfigError if a log scale is set for classes."""
     if config.model.target_transform == "log" and data.source.classes is not None:
         raise ConfigError(
-            f"{mention('model.target_transform', 'log')} is for values, and the targets are "
+            f"{mention('model.target_transform', 'log')} is for values, but the targets are "
             "classes",
             f"leave {mention('model.target_transform')} out",
         )
@@ -125,11 +130,11 @@ def check_target_transform(config: RunConfig, data: Data) -> None:
 
 def check_log_targets(Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64]) -> None:
     """Raise DataError if a target is negative. Y : (m, c) targets. row_ids : (m,) row numbers."""
-    bad = Y < 0
-    if bad.any():
-        row = int(np.argmax(bad.reshape(len(Y), -1).any(axis=1)))
+    is_negative = Y < 0
+    if is_negative.any():
+        row = int(np.argmax(is_negative.reshape(len(Y), -1).any(axis=1)))
         raise DataError(
-            f"{mention('model.target_transform', 'log')} needs targets of at least 0, and row "
+            f"{mention('model.target_transform', 'log')} needs targets of at least 0, but row "
             f"{row_ids[row]} has {Y[row].min():g}",
             f"correct the targets, or leave {mention('model.target_transform')} out",
         )

@@ -23,7 +23,7 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import METRIC_FEATURES
+from streamkern.planning.memory import MAX_FULL_METRIC_FEATURES
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
 from streamkern.solver.precondition.samples import SampleRows, merged
@@ -36,10 +36,10 @@ from streamkern.train.resolve.skew_targets import is_skew, leaves_transform_open
 from streamkern.train.restart.scaling import transformed_sample
 
 SCORES_STAGE: Final = 43
-"""Number of the random stream by which the sample is drawn."""
-SCORED_ROWS: Final = 10_000
+"""Index of the random stream from which the sample is drawn."""
+MAX_SAMPLE_ROWS: Final = 10_000
 """Largest number of rows of the sample from which the scores are computed."""
-COMPARED_ROWS, MIN_SCORED_ROWS = 512, 256
+MAX_PREDICTED_ROWS, MIN_ROWS_FOR_AUTO_SCORES = 512, 256
 """Largest number of rows that are predicted, and smallest number of rows for "auto"."""
 WIDTH_EXPONENTS: Final = (-1, 3)
 """Exponents of two of the smallest and largest bandwidth tried, relative to the median distance."""
@@ -48,24 +48,28 @@ SCORES_GAIN_SE = 2.0
 
 
 def with_scores(
-    scale: Scale | None, words: str, source: BaseSource, config: RunConfig, decided: bool | None
+    scale: Scale | None,
+    scaling_text: str,
+    source: BaseSource,
+    config: RunConfig,
+    decided: bool | None,
 ) -> tuple[Scale | None, str]:
     """Return the scaling and its description, with quantile scores if they are used.
 
     Reads a sample of the rows.
 
-    scale, words : scaling and description from `find_scale`; `scale` is None if the rows are
+    scale, scaling_text : scaling and description from `find_scale`; `scale` is None if the rows are
         already scaled, for example by the encoder of a table
     decided : whether scores are used if the settings leave it open; None: the rows decide
 
     Raises ConfigError if data.scale = "quantiles" cannot be used.
     """
-    asked = config.data.scale == "quantiles"
+    required = config.data.scale == "quantiles"
     if scores_among(source.feed_transforms):
-        return scale, words
-    if not asked and (decided is False or not _is_open(scale, source, config)):
-        return scale, words
-    if asked and len(source.row_shape) != 1:
+        return scale, scaling_text
+    if not required and (decided is False or not _is_open(scale, source, config)):
+        return scale, scaling_text
+    if required and len(source.row_shape) != 1:
         raise ConfigError(
             f"{mention('data.scale', 'quantiles')} is for rows that are vectors, and these have "
             f"the shape {source.row_shape}",
@@ -74,19 +78,22 @@ def with_scores(
     try:
         X, y = _sample(source, config)
     except DataError:
-        if asked:
+        if required:
             raise
-        return scale, words  # invalid rows do not prevent a plan; a run reports them later
+        return scale, scaling_text  # invalid rows do not prevent a plan; a run reports them later
     d = source.row_shape[0]
-    plain = scale or Scale("feature", np.zeros(d), np.ones(d))
-    X = (X - plain.mean) / plain.scale
+    unscored = scale or Scale("feature", np.zeros(d), np.ones(d))
+    X = (X - unscored.mean) / unscored.scale
     scores = QuantileScores.of_sample(X)
-    if scores is None or (not asked and d + len(scores) > METRIC_FEATURES):
-        return scale, words
-    if not asked and decided is None and not _are_better(scores, X, y, source, config):
-        return scale, words
-    found = replace(plain, mode="quantiles", scores=scores)
-    return found, f"{words}; quantile scores of {len(scores)} of {d} features beside them"
+    if scores is None or (not required and d + len(scores) > MAX_FULL_METRIC_FEATURES):
+        return scale, scaling_text
+    if not required and decided is None and not _are_better(scores, X, y, source, config):
+        return scale, scaling_text
+    with_quantiles = replace(unscored, mode="quantiles", scores=scores)
+    return (
+        with_quantiles,
+        f"{scaling_text}; quantile scores of {len(scores)} of {d} features beside them",
+    )
 
 
 def _is_open(scale: Scale | None, source: BaseSource, config: RunConfig) -> bool:
@@ -102,7 +109,7 @@ def _is_open(scale: Scale | None, source: BaseSource, config: RunConfig) -> bool
         and model.bandwidth == "auto"
         and model.metric in ("auto", "none", "learn")
         and config.run.precision != "integer"
-        and without_copies(source).n_rows >= MIN_SCORED_ROWS
+        and without_copies(source).n_rows >= MIN_ROWS_FOR_AUTO_SCORES
     )
 
 
@@ -112,13 +119,13 @@ def _sample(
     """Return unscaled features (n, d) and targets of a sample, without rows of weight 0."""
     base, seed = without_copies(source), config.run.random_state
     fixed = [t for t in source.feed_transforms if is_deterministic(t)]
-    n = min(SCORED_ROWS, base.n_rows)
+    n = min(MAX_SAMPLE_ROWS, base.n_rows)
     block, X = transformed_sample(base, fixed, n, seed, SCORES_STAGE)
     factors = weight_factors(source, config.data.class_weight)
     if factors is None:
         return X.astype(np.float64), block.y
-    counted = weights_of(block.y, block.w, factors) > 0
-    return X[counted].astype(np.float64), block.y[counted]
+    has_weight = weights_of(block.y, block.w, factors) > 0
+    return X[has_weight].astype(np.float64), block.y[has_weight]
 
 
 def _are_better(
@@ -142,24 +149,24 @@ def _are_better(
 
 
 def _gain(scores: QuantileScores, X: npt.NDArray[Any], Y: npt.NDArray[np.float64]) -> float:
-    """Return the fall of the mean squared error due to the scores, in its standard errors."""
-    Y = Y[:COMPARED_ROWS]
-    spread = Y.std() or 1.0
+    """Return the decrease of the mean squared error by the scores, in its standard errors."""
+    Y = Y[:MAX_PREDICTED_ROWS]
+    deviation = Y.std() or 1.0
     backend = get_backend("cpu", 1, "none")
     with backend, backend.active():
-        rows = SampleRows(X[:COMPARED_ROWS], (Y - Y.mean(axis=0)) / spread)
+        rows = SampleRows(X[:MAX_PREDICTED_ROWS], (Y - Y.mean(axis=0)) / deviation)
         rows = merged(backend, rows)
         added = np.empty((len(rows.X), len(scores)))
-        scores.into(np, rows.X, added)
-        before = _errors(backend, rows)
-        after = _errors(backend, rows._replace(X=np.column_stack([rows.X, added])))
-    return surplus(before, after)
+        scores.write_scores(np, rows.X, added)
+        plain_errors = _errors(backend, rows)
+        score_errors = _errors(backend, rows._replace(X=np.column_stack([rows.X, added])))
+    return surplus(plain_errors, score_errors)
 
 
 def _errors(backend: Backend, rows: SampleRows) -> npt.NDArray[np.float64]:
     """Return the squared leave-one-out errors of the rows, (n,), with the best bandwidth."""
     width = median_bandwidth(rows.X)
-    tried: dict[float, tuple[Noise, KernelOperator]] = {}
+    results: dict[float, tuple[Noise, KernelOperator]] = {}
     last: Noise | None = None
 
     def error(factor: float) -> float:
@@ -167,9 +174,9 @@ def _errors(backend: Backend, rows: SampleRows) -> npt.NDArray[np.float64]:
         kernel: Kernel = get_kernel("laplace", factor * width)
         op = KernelOperator(kernel, backend, "float64", rows.X.mean(axis=0))
         last = find_noise(op, None, rows, last)
-        tried[factor] = last, op
+        results[factor] = last, op
         return last.error
 
     errors = geometric_search(error, 0, *WIDTH_EXPONENTS, base=2.0, stride=1)
-    noise, op = tried[2.0 ** min(errors, key=lambda at: errors[at])]
+    noise, op = results[2.0 ** min(errors, key=lambda exponent: errors[exponent])]
     return row_errors(op, None, rows, noise)[0]

@@ -13,7 +13,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.run_config import ExecutionConfig, RunConfig
 
-DATA = "validation"
+VALIDATION_PREFIX = "validation"
 """Prefix of the names of figures on the validation rows."""
 
 
@@ -25,15 +25,15 @@ def check_early_stopping(config: RunConfig, *, complete: bool, has_initial_weigh
     """
     if not config.run.early_stopping:
         return
-    why = None
+    problem = None
     if not complete:
-        why = "cannot be used with partial_fit, which decides itself how often it is called"
+        problem = "cannot be used with partial_fit, which decides itself how often it is called"
     elif has_initial_weights or config.solver.warm_start is not None:
-        why = "cannot be used with initial weights, which the rows set aside may have trained"
+        problem = "cannot be used with initial weights, which the rows set aside may have trained"
     elif config.data.epochs == 1:
-        why = f"has nothing to stop with {mention('data.epochs', 1)}, which is one pass"
-    if why is not None:
-        raise ConfigError(f"{mention('run.early_stopping')} {why}", "leave it out")
+        problem = f"has nothing to stop with {mention('data.epochs', 1)}, which is one pass"
+    if problem is not None:
+        raise ConfigError(f"{mention('run.early_stopping')} {problem}", "leave it out")
 
 
 class EarlyStopping:
@@ -54,23 +54,23 @@ class EarlyStopping:
         """True if rows are set aside for validation."""
         return self._patience is not None
 
-    def owes(self, epoch: int) -> bool:
+    def lacks_score(self, epoch: int) -> bool:
         """Return whether the last of `epoch` epochs has no score, because a signal or an error
         came before its evaluation."""
         return self.active and len(self.scores) < epoch
 
-    def judge(self, figures: Mapping[str, float], keep: Callable[[], object]) -> None:
+    def add_score(self, figures: Mapping[str, float], keep: Callable[[], object]) -> None:
         """Record the score of the epoch that has ended.
 
         figures : figures on the validation rows
         keep : called if the score is the best so far, before it is recorded; saves the weights
         """
         if self._loss_figure is not None:
-            score = -figures[f"{DATA}_{self._loss_figure}"]
+            score = -figures[f"{VALIDATION_PREFIX}_{self._loss_figure}"]
         else:
-            name = "accuracy" if f"{DATA}_accuracy" in figures else "r2"
-            score = figures[f"{DATA}_{name}"]
-        if math.isfinite(score) and all(score > other for other in self.scores):
+            name = "accuracy" if f"{VALIDATION_PREFIX}_accuracy" in figures else "r2"
+            score = figures[f"{VALIDATION_PREFIX}_{name}"]
+        if math.isfinite(score) and all(score > earlier for earlier in self.scores):
             keep()
         self.scores.append(score if math.isfinite(score) else -math.inf)
 
@@ -85,20 +85,20 @@ class EarlyStopping:
         if self._patience is None or not self.scores:
             return None
         best = self.scores.index(max(self.scores))
-        since = len(self.scores) - 1 - best
-        if since < self._patience:
+        epochs_since = len(self.scores) - 1 - best
+        if epochs_since < self._patience:
             return None
         return (
-            f"the score on the rows set aside has not got better for {since} passes; the weights "
-            f"are those of pass {best + 1}"
+            f"the score on the rows set aside has not got better for {epochs_since} passes; the "
+            f"weights are those of pass {best + 1}"
         )
 
 
-def kept_scores(scores: Sequence[float]) -> list[float | None]:
+def scores_as_json(scores: Sequence[float]) -> list[float | None]:
     """Return scores as JSON values, for a checkpoint."""
     return [score if math.isfinite(score) else None for score in scores]
 
 
-def scores_in(kept: Sequence[float | None]) -> list[float]:
-    """Return the scores that `kept_scores` converted."""
-    return [-math.inf if score is None else score for score in kept]
+def scores_from_json(json_scores: Sequence[float | None]) -> list[float]:
+    """Return the scores that `scores_as_json` converted."""
+    return [-math.inf if score is None else score for score in json_scores]

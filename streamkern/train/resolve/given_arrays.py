@@ -67,13 +67,13 @@ def open_metric(config: RunConfig, d: int) -> npt.NDArray[Any]:
         if isinstance(array, zarr.Group):
             raise ConfigError(
                 f"{mention('model.metric', redact(url))} is a group of arrays",
-                "name the array in it that holds the metric",
+                "give the path of the array in the group that holds the metric",
             )
         check_metric(array, d)
         if isinstance(array, zarr.Array) and array.nchunks_initialized < array.nchunks:
             raise ConfigError(
-                f"{mention('model.metric', redact(url))} has chunks that are not there, which may "
-                "be lost or zeros",
+                f"{mention('model.metric', redact(url))} lacks some chunks, which may be lost or "
+                "zero",
                 "write it again as a .npy file, or with write_empty_chunks",
             )
         return np.asarray(array[...])
@@ -85,15 +85,14 @@ def check_metric(array: Any, d: int) -> None:
     fits = shape[:1] == (d,) and (len(shape) == 1 or (len(shape) == 2 and 1 <= shape[1] <= d))
     if not fits:
         raise ConfigError(
-            f"{mention('model.metric')} of shape {shape} is for other rows than these, which have "
-            f"{d} features",
+            f"{mention('model.metric')} of shape {shape} does not fit rows of {d} features",
             f"give scales ({d},), or a matrix ({d}, r) with at most as many columns",
         )
 
 
 @contextlib.contextmanager
 def _with_remedy(
-    url: str, setting: str, what: str, kinds: str, words: Sequence[str]
+    url: str, setting: str, content: str, kinds: str, other_values: Sequence[str]
 ) -> Iterator[None]:
     """Convert errors of opening an array to errors that name the setting and a remedy."""
     try:
@@ -102,13 +101,13 @@ def _with_remedy(
         raise
     except FileNotFoundError as error:
         raise StoreNotFoundError(
-            f"there is no array of {what} at {redact(url)}",
-            f"correct {setting}, or set one of {some(words)}",
+            f"there is no array of {content} at {redact(url)}",
+            f"correct {setting}, or set one of {some(other_values)}",
         ) from error
     except Exception as error:  # zarr raises many types if the file is not an array
         raise ConfigError(
             f"{mention(setting, redact(url))} is no .npy file, {kinds} ({redact(str(error))})",
-            f"write it with numpy.save, or set one of {some(words)}",
+            f"write it with numpy.save, or set one of {some(other_values)}",
         ) from error
 
 
@@ -147,8 +146,8 @@ def may_take_all_rows(config: RunConfig, data: Data) -> bool:
     """
     model, n, level = config.model, data.base.n_rows, EFFORT_LEVELS[config.model.effort]
     is_open = model.n_centers == "auto" and model.centers == "random" and model.features == "kernel"
-    direct = config.solver.name in ("auto", "direct")
-    return is_open and direct and level.n_centers < n <= level.all_rows
+    allows_direct = config.solver.name in ("auto", "direct")
+    return is_open and allows_direct and level.n_centers < n <= level.all_rows
 
 
 def count_centers(config: RunConfig, data: Data, *, complete: bool = True) -> int:
@@ -161,11 +160,11 @@ def count_centers(config: RunConfig, data: Data, *, complete: bool = True) -> in
     complete : whether no other rows will follow. If others may, too few rows raise ConfigError,
         because no centers are drawn from later rows.
     """
-    model, n = config.model, data.base.n_rows
+    model, n_rows = config.model, data.base.n_rows
     if model.features == "fourier":
         return FOURIER_FEATURES if model.n_features == "auto" else model.n_features
     if model.centers == "all" or find(config.solver.name, model.features).in_place:
-        return n
+        return n_rows
     if model.centers not in SELECTORS:
         array = open_centers(config, data.source.columns, data.source.encoder)
         check_row_shape(
@@ -175,29 +174,32 @@ def count_centers(config: RunConfig, data: Data, *, complete: bool = True) -> in
         check_count(model.n_centers, array.shape[0], "model.centers")
         return int(array.shape[0])
     SELECTORS[model.centers].check(data.base)
-    n = data.base.n_counted or n
+    n_rows = data.base.n_counted or n_rows
     if model.n_centers == "auto":
-        return min(n, EFFORT_LEVELS[model.effort].n_centers)
-    if model.n_centers <= n:
+        return min(n_rows, EFFORT_LEVELS[model.effort].n_centers)
+    if model.n_centers <= n_rows:
         return model.n_centers
     if not complete:
         raise ConfigError(
             f"{mention('model.n_centers', model.n_centers)} centers are drawn from the first "
-            f"block, which has {n} rows",
+            f"block, which has {n_rows} rows",
             "give a first block of at least so many rows, lower n_centers, or give centers",
         )
     warn(
-        f"{mention('model.n_centers', model.n_centers)} is more than the {n} training rows"
-        + " that have a weight" * (n < data.base.n_rows)
+        f"{mention('model.n_centers', model.n_centers)} is more than the {n_rows} training rows"
+        + " that have a weight" * (n_rows < data.base.n_rows)
         + ": all of them are taken as centers"
     )
-    return n
+    return n_rows
 
 
-def check_count(n_centers: int | str, held: int, where: str) -> None:
-    """Raise ConfigError unless model.n_centers is "auto" or the number of rows held."""
-    if n_centers not in ("auto", held):
+def check_count(n_centers: int | str, n_given: int, source: str) -> None:
+    """Raise ConfigError unless model.n_centers is "auto" or the number of rows that are given.
+
+    source : name of the array for the message
+    """
+    if n_centers not in ("auto", n_given):
         raise ConfigError(
-            f"{mention('model.n_centers', n_centers)} but {where} holds {held} rows",
+            f"{mention('model.n_centers', n_centers)} but {source} holds {n_given} rows",
             "leave n_centers out",
         )

@@ -15,7 +15,7 @@ from streamkern.config.model import LEARNED, METRICS, ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.categorical import MAX_CATEGORICAL
-from streamkern.planning.memory import METRIC_FEATURES
+from streamkern.planning.memory import MAX_FULL_METRIC_FEATURES
 from streamkern.solver.methods import find
 from streamkern.train.resolve.given_arrays import check_metric, open_metric
 from streamkern.train.resolve.run_inputs import RunInputs
@@ -25,9 +25,8 @@ MIN_METRIC_ROWS, MIN_METRIC_ROWS_OF_CLASSES = 256, 1000
 """Smallest number of rows for which "auto" learns a metric: for numeric targets, and for classes,
 whose log losses do not distinguish metrics on fewer rows. See the tables of
 docs/explanation/metric-measured.md."""
-MAX_OUTPUTS = 1000
-"""Largest number of outputs for which "auto" learns a metric. The cost is proportional to it: 1.4
-TFLOP with 16 features and 1000 outputs."""
+MAX_METRIC_OUTPUTS = 1000
+"""Largest number of outputs for which "auto" learns a metric, as the cost is proportional to it."""
 
 
 class MetricMode(NamedTuple):
@@ -51,12 +50,12 @@ class MetricMode(NamedTuple):
         return self.mode.removeprefix("learn").removeprefix("-")
 
 
-LOOKED_FOR = MetricMode(
+CHOSEN_TO_LEARN = MetricMode(
     "learn",
     "chosen, as the rows are those of a table and the bandwidth is open; "
     'model.metric="none" leaves it out',
 )
-NO_ROOM = MetricMode("none", "chosen, as looking for one does not fit the memory")
+NO_MEMORY_FOR_METRIC = MetricMode("none", "chosen, as looking for one does not fit the memory")
 
 
 def requested_metric_mode(
@@ -66,18 +65,18 @@ def requested_metric_mode(
 
     has_initial_weights : whether training starts from existing weights, which keep their metric
     """
-    asked = config.model.metric
-    if asked != "auto":
-        return MetricMode(asked if asked in METRICS else "given", "as set")
+    setting = config.model.metric
+    if setting != "auto":
+        return MetricMode(setting if setting in METRICS else "given", "as set")
     why_not = _why_not(config, data, has_initial_weights)
-    return LOOKED_FOR if why_not is None else MetricMode("none", f"chosen, as {why_not}")
+    return CHOSEN_TO_LEARN if why_not is None else MetricMode("none", f"chosen, as {why_not}")
 
 
 def _why_not(config: RunConfig, data: Data, has_initial_weights: bool) -> str | None:
     """Return why "auto" means "none", from settings and metadata; None if a metric is learned."""
     model, name = config.model, config.solver.name
     if has_initial_weights:
-        return "the run goes on from weights, and in their metric if they have one"
+        return "the run starts from weights, and keeps their metric if they have one"
     if model.features != "kernel":
         return f"the model is one of {model.features} features"
     if not isinstance(model.kernel, str) or model.kernel not in ("auto", *ROUGH_TO_SMOOTH):
@@ -93,24 +92,24 @@ def _why_not(config: RunConfig, data: Data, has_initial_weights: bool) -> str | 
 
 def _why_no_table(data: Data) -> str | None:
     """Return why no metric is learned for these rows; None if one is learned."""
-    source, rows = data.source, data.base.n_origins or data.base.n_rows
+    source, n_rows = data.source, data.base.n_origins or data.base.n_rows
     if data.sparse:
         return "the rows are sparse"
     if len(source.row_shape) != 1 or source.dtype == np.uint8 or data.pixels:
         return "the rows are taken for pixels"
-    if not 2 <= data.d <= METRIC_FEATURES:
-        return f"rows have {data.d:,} features, and not 2 to {METRIC_FEATURES}"
-    if source.n_outputs > MAX_OUTPUTS:
-        return f"for more than {MAX_OUTPUTS:,} outputs it takes minutes or hours to learn"
-    values = source.classes is None
-    least = MIN_METRIC_ROWS if values else MIN_METRIC_ROWS_OF_CLASSES
-    if rows < least:
-        return f"with fewer than {least:,} rows a metric is rarely better than none"
+    if not 2 <= data.d <= MAX_FULL_METRIC_FEATURES:
+        return f"rows have {data.d:,} features, and not 2 to {MAX_FULL_METRIC_FEATURES}"
+    if source.n_outputs > MAX_METRIC_OUTPUTS:
+        return f"for more than {MAX_METRIC_OUTPUTS:,} outputs it takes minutes or hours to learn"
+    numeric_targets = source.classes is None
+    min_rows = MIN_METRIC_ROWS if numeric_targets else MIN_METRIC_ROWS_OF_CLASSES
+    if n_rows < min_rows:
+        return f"with fewer than {min_rows:,} rows a metric is rarely better than none"
     return None
 
 
 def kernel_in_metric(
-    config: RunConfig, inputs: RunInputs, choice: MetricMode, data: Data
+    config: RunConfig, inputs: RunInputs, metric_mode: MetricMode, data: Data
 ) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
     """Return the kernel with its metric, and the metric if model.metric or an array gives one.
 
@@ -119,7 +118,7 @@ def kernel_in_metric(
     Raises ConfigError if the given metric cannot be used with these rows.
     """
     kernel = get_kernel(config.model.kernels[0])
-    if choice.mode == "none" and inputs.metric is None:
+    if metric_mode.mode == "none" and inputs.metric is None:
         return data.kernel_of(kernel), None
     if data.sparse:
         raise ConfigError(
@@ -132,20 +131,21 @@ def kernel_in_metric(
             f"{mention('run.precision', 'integer')} needs",
             "leave one of them out",
         )
-    if not choice.learns:
+    if not metric_mode.learns:
         array = inputs.metric
         if array is None:
             array = open_metric(config, data.d)
         check_metric(array, data.d)
         if array.dtype.kind in "fiu" and not array.any():
             raise ConfigError(
-                f"{mention('model.metric')} is 0 for all features", "give some a scale"
+                f"{mention('model.metric')} is 0 for all features",
+                "give at least one feature a scale above 0",
             )
         kernel = kernel.with_metric(array)
         return kernel, kernel.metric
     kernel = copy.copy(kernel)
     kernel.metric = np.broadcast_to(
-        np.float64(1), (data.d,) if choice.mode == "learn-diagonal" else (data.d, data.d)
+        np.float64(1), (data.d,) if metric_mode.mode == "learn-diagonal" else (data.d, data.d)
     )
     return kernel, None
 
@@ -170,11 +170,11 @@ def looks_for_categorical(config: RunConfig, data: Data, precision: str, origin:
         and len(data.source.row_shape) == 1
         and data.source.dtype != np.uint8
         and not data.pixels
-        and data.d <= METRIC_FEATURES
+        and data.d <= MAX_FULL_METRIC_FEATURES
     )
 
 
-def with_room(kernel: Kernel, d: int) -> Kernel:
+def with_max_categorical(kernel: Kernel, d: int) -> Kernel:
     """Return the kernel with the largest number of categorical features that a run may choose.
 
     It is used to plan the memory.

@@ -17,7 +17,7 @@ from streamkern.stream.sources.transforms import Scale, Transform, integers_stay
 
 
 def resolve_precision(
-    wish: str,
+    requested: str,
     dtype: np.dtype[Any],
     transforms: Sequence[Transform],
     backend: Backend,
@@ -27,8 +27,8 @@ def resolve_precision(
 
     Parameters
     ----------
-    wish : "auto" or one of `kernels.PRECISIONS`. "auto" is the fastest mode whose distances are as
-        accurate as in float32: "integer" or "high" on tensor cores, "exact" elsewhere.
+    requested : "auto" or one of `kernels.PRECISIONS`. "auto" is the fastest mode whose distances
+        are as accurate as in float32: "integer" or "high" on tensor cores, "exact" elsewhere.
     dtype : dtype of the stored features.
     transforms : all transforms that are applied to a row after it is read.
     backend : backend of the run.
@@ -44,21 +44,21 @@ def resolve_precision(
         kernel.geometry != "distance" or kernel.metric is not None or kernel.categorical
         or kernel.sparse
     ):  # fmt: skip
-        check_precision("exact" if wish == "auto" else wish, kernel)
+        check_precision("exact" if requested == "auto" else requested, kernel)
         reads_values = bool(kernel.categorical) or kernel.sparse
         high = kernel.geometry == "distance" and not reads_values and backend.tensor_cores
-        return (("high" if high else "exact") if wish == "auto" else wish), None
-    if wish not in ("auto", "integer"):
-        return wish, None
-    if wish == "auto" and not backend.tensor_cores:
+        return (("high" if high else "exact") if requested == "auto" else requested), None
+    if requested not in ("auto", "integer"):
+        return requested, None
+    if requested == "auto" and not backend.tensor_cores:
         return "exact", None
     grid = _grid(dtype, transforms)
     if isinstance(grid, Grid):
         return "integer", grid
-    if wish == "integer":
+    if requested == "integer":
         raise ConfigError(
-            f"{mention('run.precision', 'integer')} needs rows of uint8 that stay whole numbers "
-            f"until they are scaled as a whole, but {grid}",
+            f"{mention('run.precision', 'integer')} needs rows of uint8 that stay integers until "
+            f"they are scaled by one mean and one factor, but {grid}",
             f"give {mention('precision', 'auto')}",
         )
     return "high", None

@@ -14,11 +14,11 @@ from streamkern.filesystem.urls import local_path
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.points import left_bytes, point_bytes, point_width, scratch_bytes
 from streamkern.losses.losses import SQUARES
-from streamkern.planning.memory import STEPPED_FIT
+from streamkern.planning.memory import METRIC_STEP_FIT_ROWS
 from streamkern.planning.problem import ProblemShape
 from streamkern.stream.batch_reader import MAX_THREADS
 from streamkern.stream.feed import transform_dtype
-from streamkern.stream.sources.base import read_ahead, target_bytes
+from streamkern.stream.sources.base import n_read_ahead, target_bytes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.patch_features import patches_among
 from streamkern.stream.sources.quantile_scores import shape_after
@@ -28,7 +28,7 @@ from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.train.resolve.calibration_split import MIN_CALIBRATED_ROWS
 from streamkern.train.resolve.training_data import Data
 
-SAVING = 128 << 20
+SAVE_CHUNK_BYTES = 128 << 20
 """Bytes that a save needs in addition to its arrays, for the chunks that `checksums` holds."""
 
 
@@ -40,7 +40,7 @@ def widths(row_shape: tuple[int, ...], transforms: Sequence[Transform]) -> list[
 
 def _left_bytes(d: int, p: int, precision: str, backend: Backend, kernel: Kernel) -> int:
     """Return the bytes of prepared left points (centers or rows) that a product holds at once."""
-    rows = min(backend.threads * backend.tile_rows, max(p, STEPPED_FIT))
+    rows = min(backend.threads * backend.tile_rows, max(p, METRIC_STEP_FIT_ROWS))
     return rows * left_bytes(d, precision, backend, kernel)
 
 
@@ -58,14 +58,14 @@ def _scratch_bytes(
     return max(prepared, patches.tile_bytes(shape, itemsize, on_host=backend.staging == 0))
 
 
-def leaves_out(config: RunConfig, data: Data, p: int) -> bool:
+def plans_left_out(config: RunConfig, data: Data, p: int) -> bool:
     """Return whether the memory plan includes leave-one-out predictions after training.
 
     They are made if there are too few rows for calibrate="auto" to set some aside. Methods whose
     centers are all rows need no memory for them.
     """
-    few = p <= data.source.n_rows < MIN_CALIBRATED_ROWS and config.run.n_ranks == 1
-    return data.left_out and few and data.repeats and config.data.class_sampling is None
+    has_few_rows = p <= data.source.n_rows < MIN_CALIBRATED_ROWS and config.run.n_ranks == 1
+    return data.left_out and has_few_rows and data.repeats and config.data.class_sampling is None
 
 
 def problem_shape(
@@ -107,8 +107,8 @@ def problem_shape(
         scratch_bytes=_scratch_bytes(data, backend, precision, kernel, transformed),
         staging=backend.staging,
         readers=MAX_THREADS if waits else 0,  # `in_flight_bytes` bounds pending reads of a network
-        units_in_hand=read_ahead(waits),
-        saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
+        units_in_hand=n_read_ahead(waits),
+        saving=SAVE_CHUNK_BYTES if run_dir is not None and local_path(run_dir) is None else 0,
         kept=run_dir is not None,
         repeats=data.repeats,
         ridge=config.solver.ridge != 0 and "ridge" in options_of(config.solver.name),
@@ -125,7 +125,7 @@ def problem_shape(
         squares=config.model.loss == SQUARES,
         n_validation_rows=0 if data.validation_rows is None else data.validation_rows.n_rows,
         n_calibration_rows=0 if data.calibration_rows is None else data.calibration_rows.n_rows,
-        left_out=leaves_out(config, data, p),
+        left_out=plans_left_out(config, data, p),
         ranks=config.run.n_ranks,
         center_ranks=config.run.center_ranks,
         has_initial_weights=config.solver.warm_start is not None,

@@ -48,13 +48,13 @@ from streamkern.train.resolve.check_loss import (
 from streamkern.train.resolve.early_stopping import check_early_stopping
 from streamkern.train.resolve.given_arrays import count_centers, may_take_all_rows
 from streamkern.train.resolve.metric_mode import (
-    LOOKED_FOR,
-    NO_ROOM,
+    CHOSEN_TO_LEARN,
+    NO_MEMORY_FOR_METRIC,
     MetricMode,
     kernel_in_metric,
     looks_for_categorical,
     requested_metric_mode,
-    with_room,
+    with_max_categorical,
 )
 from streamkern.train.resolve.precision import resolve_precision
 from streamkern.train.resolve.problem_shape import problem_shape
@@ -62,7 +62,7 @@ from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs, centers_fr
 from streamkern.train.resolve.training_data import Data, open_data, storage_options_for, with_epochs
 from streamkern.train.restart.parent_run import ParentRun
 
-KERNELS_TRIED = 16
+PLANNED_KERNELS = 16
 """Approximate number of kernels and bandwidths that are tried if both are searched for."""
 
 
@@ -108,20 +108,20 @@ class ResolvedRun:
         """Function that raises DataError for invalid targets of a block; None if all are valid."""
         if isinstance(self.loss, LogLink):
             return self._with_source_rows(self.loss.check_targets)
-        asked = self.config.model.target_transform == "log"
-        return self._with_source_rows(check_log_targets) if asked else None
+        on_log_scale = self.config.model.target_transform == "log"
+        return self._with_source_rows(check_log_targets) if on_log_scale else None
 
     def _with_source_rows(self, check: CheckTargets) -> CheckTargets:
         """Return `check`, with errors that number the rows as the user's data do."""
 
-        def checked(Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64]) -> None:
+        def check_with_source_rows(Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64]) -> None:
             try:
                 check(Y, row_ids)
             except DataError:
                 check(Y, source_rows_of(self.data.source, row_ids))
                 raise
 
-        return checked
+        return check_with_source_rows
 
     @property
     def search_precision(self) -> str:
@@ -164,16 +164,16 @@ def open_run(
 
 def _open(
     config: RunConfig, inputs: RunInputs, fixed_sizes: Sizes | None, complete: bool,
-    no_room: str | None = None, scores: bool | None = None,
+    no_memory: str | None = None, scores: bool | None = None,
 ) -> ResolvedRun:  # fmt: skip
     """Open the data, and resolve the run with and, if it needs too much memory, without a metric.
 
-    no_room : why no calibration rows can be set aside, or None
+    no_memory : why no calibration rows can be set aside, or None
     """
     has_initial_weights = bool(inputs.warm_start or inputs.continued)
     check_early_stopping(config, complete=complete, has_initial_weights=has_initial_weights)
     why_none = check_calibrate(config, complete=complete, has_initial_weights=has_initial_weights)
-    why_none = why_none or no_room
+    why_none = why_none or no_memory
     check_columns(config.run.n_ranks, config.run.center_ranks)
     keeps_rows = inputs.keeps_calibration_rows(config, complete=complete)
     if not complete or inputs.metric is not None:
@@ -190,32 +190,32 @@ def _open(
     check_loss(config, data, complete=complete, has_initial_weights=has_initial_weights)
     check_log_link(config, data, complete=complete, has_initial_weights=has_initial_weights)
     check_target_transform(config, data)
-    choice = requested_metric_mode(config, data, has_initial_weights=has_initial_weights)
+    mode = requested_metric_mode(config, data, has_initial_weights=has_initial_weights)
     config = with_epochs(config, data.source.n_rows)
     try:
-        return _with_metric(config, inputs, data, choice, fixed_sizes, complete)
+        return _with_metric(config, inputs, data, mode, fixed_sizes, complete)
     except MemoryBudgetError:
-        if choice is not LOOKED_FOR:
+        if mode is not CHOSEN_TO_LEARN:
             raise
-    return _with_metric(config, inputs, data, NO_ROOM, fixed_sizes, complete)
+    return _with_metric(config, inputs, data, NO_MEMORY_FOR_METRIC, fixed_sizes, complete)
 
 
 def _with_metric(
-    config: RunConfig, inputs: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
+    config: RunConfig, inputs: RunInputs, data: Data, mode: MetricMode, fixed_sizes: Sizes | None,
     complete: bool,
 ) -> ResolvedRun:  # fmt: skip
     """Resolve the run with a metric mode: find the number of centers, and the precision "auto"."""
 
     def with_centers(p: int) -> ResolvedRun:
-        resolved = partial(_with_centers, config, inputs, data, choice, fixed_sizes, complete, p)
+        resolved = partial(_with_centers, config, inputs, data, mode, fixed_sizes, complete, p)
         run = resolved()
-        if fixed_sizes is None and _widens(run):
+        if fixed_sizes is None and _may_use_float64(run):
             with contextlib.suppress(MemoryBudgetError):
-                wide = resolved(widened=True)
-                if wide.in_order == run.in_order:
+                widened_run = resolved(widened=True)
+                if widened_run.in_order == run.in_order:
                     run.backend.close()
-                    return wide
-                wide.backend.close()
+                    return widened_run
+                widened_run.backend.close()
         return run
 
     if inputs.centers is not None:
@@ -232,15 +232,15 @@ def _with_metric(
 
 
 def _with_centers(
-    config: RunConfig, inputs: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
+    config: RunConfig, inputs: RunInputs, data: Data, mode: MetricMode, fixed_sizes: Sizes | None,
     complete: bool, p: int, *, widened: bool = False,
 ) -> ResolvedRun:  # fmt: skip
     """Resolve the run with p centers. widened : whether precision "auto" is float64."""
-    kernel, metric = kernel_in_metric(config, inputs, choice, data)
+    kernel, metric = kernel_in_metric(config, inputs, mode, data)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
-    values = _kernel_values(config, data, p)
-    backend = get_backend(settings.device, threads, settings.accelerator, values)
+    n_kernel_values = _kernel_values(config, data, p)
+    backend = get_backend(settings.device, threads, settings.accelerator, n_kernel_values)
     try:
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         if budget == "auto":
@@ -251,8 +251,8 @@ def _with_centers(
         selector = SELECTORS.get(origin)
         rows_as_centers = origin == "all" if selector is None else selector.of_rows
         # Centers that are no rows, such as means of rows, need not be integers.
-        integers = rows_as_centers or settings.precision == "integer"
-        dtype = data.source.dtype if integers else np.dtype(np.float32)
+        may_be_integer = rows_as_centers or settings.precision == "integer"
+        dtype = data.source.dtype if may_be_integer else np.dtype(np.float32)
         if config.model.features == "fourier":
             check_sampled(kernel)
             kernel = FourierFeatures(p, kernel.describe())
@@ -261,35 +261,36 @@ def _with_centers(
         precision = ("float64", None) if widened else precision
         on_cluster = inputs.client is not None
         if looks_for_categorical(config, data, precision[0], origin):
-            kernel = with_room(kernel, data.d)
+            kernel = with_max_categorical(kernel, data.d)
         problem = problem_shape(config, data, p, backend, precision[0], on_cluster, kernel)
         rows_are_centers = complete and _are_centers(config, origin, data, problem)
         metric_rows = min(EFFORT_LEVELS[config.model.effort].metric_rows, problem.n_rows)
         problem = replace(
             problem, complete=complete, rows_are_centers=rows_are_centers, widened=widened,
-            metric_rows=metric_rows if choice.learns else 0,
+            metric_rows=metric_rows if mode.learns else 0,
             reads_stripes=_reads_stripes(problem, inputs),
         )  # fmt: skip
         if origin in (*SELECTORS, "all") and config.model.features != "fourier":
             if selector is not None:
                 selection = selector.plan(problem, data.base.n_rows, budget_bytes)
                 problem = replace(problem, selection=selection)
-            streams = problem.center_ranks > 1 and problem.selection is None
-            problem = replace(problem, streams_centers=streams)
+            streams_centers = problem.center_ranks > 1 and problem.selection is None
+            problem = replace(problem, streams_centers=streams_centers)
         if fixed_sizes is None:
-            chosen = resolve(problem, config.solver, budget_bytes)  # method, sizes, buffers, reason
-            why = chosen[0].reason(problem, config.solver, chosen[1])
-            chosen = chosen[0], replace(chosen[1], widened=widened), *chosen[2:]
+            method, sizes, buffers, reason = resolve(problem, config.solver, budget_bytes)
+            sizes_reason = method.reason(problem, config.solver, sizes)
+            sizes = replace(sizes, widened=widened)
         else:
-            chosen, why = _as_started(problem, config.solver, fixed_sizes), None
-        _check_centers(config, origin, data, chosen[0])
-        kept = _keep_stores(config, inputs, data, problem, chosen[2], budget_bytes)
+            sizes, sizes_reason = fixed_sizes, None
+            method, buffers, reason = _started_with(problem, config.solver, fixed_sizes)
+        _check_centers(config, origin, data, method)
+        kept_bytes = _keep_stores(config, inputs, data, problem, buffers, budget_bytes)
     except BaseException:
         backend.close()
         raise
     return ResolvedRun(
-        config, inputs, data, problem, *chosen, why, budget_bytes, backend, *precision, choice,
-        metric, kept,
+        config, inputs, data, problem, method, sizes, buffers, reason, sizes_reason, budget_bytes,
+        backend, *precision, mode, metric, kept_bytes,
     )  # fmt: skip
 
 
@@ -300,29 +301,28 @@ def _keep_stores(
     """Return the bytes of decoded stores that the loader keeps; 0 if a cluster reads the rows."""
     if inputs.client is not None or config.data.dask is not None:
         return 0
-    host = budget_bytes
+    host_budget = budget_bytes
     if problem.staging > 0:
-        host = default_budget(available_memory()) // _ranks_per_host(config, inputs)
-    return keep_stores(buffers, problem, data.source.decoded_bytes, host)
+        host_budget = default_budget(available_memory()) // _ranks_per_host(config, inputs)
+    return keep_stores(buffers, problem, data.source.decoded_bytes, host_budget)
 
 
-def _widens(run: ResolvedRun) -> bool:
+def _may_use_float64(run: ResolvedRun) -> bool:
     """Return whether precision "auto" may become float64.
 
-    It may for regressions whose centers are all rows, and if the initial weights are of a run in
-    float64. In float32 the rounding errors of kernel values are multiplied by large weights, which
-    limits the accuracy for targets without noise: on friedman1 with 3000 rows the error was .0027
-    of the standard deviation of the targets, and .0001 in float64. Once the noise is estimated,
-    float32 is used if the noise hides the rounding, see `Direct.rounding_shows`.
+    It may for regressions whose centers are all rows, and if the initial weights come from a run in
+    float64. In float32, the rounding errors of kernel values are multiplied by large weights, which
+    limits the accuracy for targets without noise. Once the noise is estimated, float32 is used if
+    the noise exceeds the rounding errors, see `Direct.rounding_shows`.
     """
     if (run.config.run.precision, run.precision, run.backend.name) != ("auto", "exact", "cpu"):
         return False
     if run.inputs.continued:
         return False
-    place, parent = run.config.solver.warm_start, run.inputs.warm_start
-    if place is not None:
-        storage_options = storage_options_for(run.config, place)
-        parent = ParentRun.find(place, storage_options, load_centers=False, load_weights=False)
+    parent_path, parent = run.config.solver.warm_start, run.inputs.warm_start
+    if parent_path is not None:
+        options = storage_options_for(run.config, parent_path)
+        parent = ParentRun.find(parent_path, options, load_centers=False, load_weights=False)
     if parent is not None:
         return parent.centers.dtype == np.float64
     return (
@@ -338,14 +338,14 @@ def _reads_stripes(problem: ProblemShape, inputs: RunInputs) -> bool:
 
     Fourier features are excluded, because rank 0 needs all of them to estimate the noise.
     """
-    shared = problem.center_ranks > 1 and problem.features != "fourier"
-    return shared and inputs.continued is not None
+    partitions_centers = problem.center_ranks > 1 and problem.features != "fourier"
+    return partitions_centers and inputs.continued is not None
 
 
 def _ranks_per_host(config: RunConfig, inputs: RunInputs) -> int:
     """Return the number of ranks that share the memory of this machine."""
-    elsewhere = config.run.cluster is not None or inputs.client is not None
-    return 1 if elsewhere else config.run.n_ranks
+    on_cluster = config.run.cluster is not None or inputs.client is not None
+    return 1 if on_cluster else config.run.n_ranks
 
 
 def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
@@ -355,29 +355,29 @@ def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
     """
     n = data.source.n_rows
     passes = 1 if p == n else config.data.passes
-    return n * passes * p + KERNELS_TRIED * min(n, NOISE_ROWS) ** 2
+    return n * passes * p + PLANNED_KERNELS * min(n, NOISE_ROWS) ** 2
 
 
 def _are_centers(config: RunConfig, origin: str, data: Data, problem: ProblemShape) -> bool:
     """Return whether the centers are all rows, and the rows do not change between epochs."""
-    drawn = config.model.features == "kernel" and origin in ("random", "all")
+    are_rows = config.model.features == "kernel" and origin in ("random", "all")
     unchanged = data.repeats and not data.augmented
-    return drawn and unchanged and problem.p == data.base.n_rows == problem.n_rows
+    return are_rows and unchanged and problem.p == data.base.n_rows == problem.n_rows
 
 
-def _as_started(
+def _started_with(
     problem: ProblemShape, options: SolverConfig, sizes: Sizes
-) -> tuple[Method[Any], Sizes, Buffers, str]:
-    """Return method, sizes, buffers and reason of a run that was started with these sizes."""
+) -> tuple[Method[Any], Buffers, str]:
+    """Return method, buffers and reason of a run that was started with these sizes."""
     method = find(sizes.solver, problem.features, squares=problem.squares)
     method.check(problem, options)
     if problem.ranks > 1 and method.takes_rows(sizes):
         raise ConfigError(
             f"{mention('run.ranks', problem.ranks)} cannot share the steps of a run whose centers "
             "are all of its rows",
-            "leave ranks out, or begin it anew with them in another run_dir",
+            "leave ranks out, or start a new run with ranks in another run_dir",
         )
-    return method, sizes, method.count(problem, sizes), "as when the run was started"
+    return method, method.count(problem, sizes), "as when the run was started"
 
 
 def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[Any]) -> None:

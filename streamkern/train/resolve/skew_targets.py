@@ -1,4 +1,4 @@
-"""Recognise skewed targets, which may be easier to learn on a log scale."""
+"""Recognise skewed targets, which a model may fit better on a log scale."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from streamkern.losses.losses import SQUARES
 
 MIN_SKEW_ROWS = 256
 """Smallest number of rows from which skewness is recognised."""
-MIN_VARIATION, MIN_SKEWNESS = 0.25, 0.5
-"""Smallest ratio of standard deviation to mean, and smallest skewness, of skewed targets."""
+MIN_VARIATION_COEFFICIENT, MIN_SKEWNESS = 0.25, 0.5
+"""Smallest coefficient of variation (standard deviation / mean), and smallest skewness, of targets
+that are treated as skewed."""
 
 
 def leaves_transform_open(config: RunConfig) -> bool:
@@ -37,8 +38,7 @@ def leaves_transform_open(config: RunConfig) -> bool:
 def is_skew(y: npt.NDArray[Any]) -> bool:
     """Return whether targets (n,) are not negative, and skewed to the right.
 
-    Targets with one or two distinct values do not count, because the scale makes no difference to
-    them.
+    False for targets with one or two distinct values, which a log scale only shifts and rescales.
     """
     if len(y) < MIN_SKEW_ROWS or not np.isfinite(y).all() or y.min() < 0:
         return False
@@ -47,4 +47,4 @@ def is_skew(y: npt.NDArray[Any]) -> bool:
     y = y / y.max()  # cubes of tiny targets would underflow
     centred, deviation = y - y.mean(), float(y.std())
     skewness = float(((centred / deviation) ** 3).mean())
-    return deviation >= MIN_VARIATION * float(y.mean()) and skewness >= MIN_SKEWNESS
+    return deviation >= MIN_VARIATION_COEFFICIENT * float(y.mean()) and skewness >= MIN_SKEWNESS

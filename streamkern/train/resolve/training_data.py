@@ -29,7 +29,7 @@ from streamkern.losses.losses import SQUARES, loss_of
 from streamkern.solver.methods import find
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.store.sparse_rows import is_packed, sparse_features
-from streamkern.stream.sources.alignment import check_same_rows, in_classes, in_columns
+from streamkern.stream.sources.alignment import align_classes, align_columns, check_same_rows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source, host_transforms, same_rows
@@ -52,10 +52,9 @@ from streamkern.train.resolve.draw_patches import with_patches
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import find_scale
 
-AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
-"""Number of samples that data.epochs="auto" trains on at least, and largest number of epochs for
-it. On digits, diabetes and Friedman's function, the test score is then at most 0.001 below the
-score of exact least squares."""
+MIN_AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
+"""With data.epochs="auto", a run trains on at least so many samples, but for at most so many
+epochs."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +117,12 @@ class Data:
     @property
     def augmented(self) -> bool:
         """True if stored rows are changed at random, or streamed more than once in an epoch."""
-        plain = without_copies(self.source)
-        again = self.source.n_rows != self.base.n_rows or plain is not self.base
-        random = len(self.fixed) < len(self.source.feed_transforms)
-        return again or random or bool(host_transforms(self.source))
+        without_augmentation = without_copies(self.source)
+        is_repeated = (
+            self.source.n_rows != self.base.n_rows or without_augmentation is not self.base
+        )
+        has_random = len(self.fixed) < len(self.source.feed_transforms)
+        return is_repeated or has_random or bool(host_transforms(self.source))
 
     @property
     def repeats(self) -> bool:
@@ -160,44 +161,46 @@ def open_data(
         source = _in_its_columns(source, continued)
     source = as_source(source)
     if source.n_outputs < 1:
-        raise ConfigError("the training data has no targets y", "give rows that have them")
+        raise ConfigError("the training data has no targets y", "give rows with targets")
     validation_rows, run = None, config.run
     if run.early_stopping:
         source, validation_rows = split_rows(source, run.validation_fraction, run.random_state)
-    found = calibration_split(
+    split = calibration_split(
         config, source, why_none, keeps_calibration_rows=keeps_calibration_rows
     )
-    source, calibration_rows, why_none = found.training_rows, found.calibration_rows, found.why_none
+    source, calibration_rows, why_none = split.training_rows, split.calibration_rows, split.why_none
     source = sampled_by_class(source, settings.class_sampling)
     for transform in host_transforms(source):
         if is_deterministic(transform):
             raise ConfigError(
                 f"transform {transform_name(transform)!r} is marked both host_transform and "
                 "deterministic",
-                "as a part of the model it has to run at the feed: leave host_transform out",
+                "leave host_transform out: a deterministic transform is part of the model, which "
+                "applies it on the device",
             )
     pixels = False
     if continued is None:
-        scale, words = find_scale(
+        scale, text = find_scale(
             source, settings.scale, config.run.random_state, settings.class_weight
         )
         pixels = settings.scale == "auto" and scale is not None and scale.mode == "global"
-        scale, words = with_scores(scale, words, source, config, scores)
+        scale, text = with_scores(scale, text, source, config, scores)
         if scale is not None:
             source = AugmentedSource(source, 1, [scale])
-        source, words = with_patches(source, words, config.model, run.random_state, patches)
+        source, text = with_patches(source, text, config.model, run.random_state, patches)
     else:
         continued.check_scale(settings.scale)
-        own = [t for t in source.feed_transforms if is_deterministic(t)]
-        rest = continued.bound(own)[1]
-        source, words = AugmentedSource(source, 1, rest) if rest else source, continued.words
+        fixed_transforms = [t for t in source.feed_transforms if is_deterministic(t)]
+        unused = continued.with_fitted_transforms(fixed_transforms)[1]
+        source = AugmentedSource(source, 1, unused) if unused else source
+        text = continued.scaling_text
     fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
     factors = weight_factors(source, settings.class_weight)
     if is_packed(source.row_shape):
         _check_sparse(config, source)
     return Data(
-        source, stored_rows(source), fixed, words, cache, factors, validation_rows, pixels,
-        calibration_rows, why_none, found.unused, found.left_out,
+        source, stored_rows(source), fixed, text, cache, factors, validation_rows, pixels,
+        calibration_rows, why_none, split.unused, split.left_out,
     )  # fmt: skip
 
 
@@ -206,11 +209,11 @@ def _check_sparse(config: RunConfig, source: BaseSource) -> None:
     if sparse_features(source.file_form) is None:
         k = source.row_shape[1]
         raise ConfigError(
-            f"rows of shape {source.row_shape} look like packed sparse rows, and nothing says how "
-            "many features they have",
+            f"rows of shape {source.row_shape} look like packed sparse rows, but their number of "
+            "features is not known",
             f"give images a channel, {(2, k, 1)}",
         )
-    needs = {
+    reasons = {
         mention("model.centers", config.model.centers): (
             "k-means needs" if config.model.centers == "kmeans" else None
         ),
@@ -220,10 +223,10 @@ def _check_sparse(config: RunConfig, source: BaseSource) -> None:
             else None
         ),
     }
-    for setting, needing in needs.items():
-        if needing is not None:
+    for setting, reason in reasons.items():
+        if reason is not None:
             raise ConfigError(
-                f"{setting}: {needing} dense rows, and these are sparse", f"leave {setting} out"
+                f"{setting}: {reason} dense rows, but these are sparse", f"leave {setting} out"
             )
 
 
@@ -247,7 +250,7 @@ def _stored_source(
     if settings.copies > 1 or settings.transforms:
         transforms = list(from_config(settings.transform_tables))
         if continued is not None:
-            transforms, _ = continued.bound(transforms)
+            transforms, _ = continued.with_fitted_transforms(transforms)
         source = AugmentedSource(source, settings.copies, transforms)
     return as_source(source)
 
@@ -255,8 +258,8 @@ def _stored_source(
 def _in_its_columns(source: Source, continued: ParentRun) -> BaseSource:
     """Return the source with columns and classes in the order of the parent run."""
     names = continued.columns, continued.target_columns
-    found = in_columns(as_source(source), names[0], "data.train", names[1], continued.encoder)
-    return in_classes(found, continued.classes, continued.label_dtype, "data.train")
+    aligned = align_columns(as_source(source), names[0], "data.train", names[1], continued.encoder)
+    return align_classes(aligned, continued.classes, continued.label_dtype, "data.train")
 
 
 def with_epochs(config: RunConfig, n_rows: int) -> RunConfig:
@@ -278,7 +281,7 @@ def auto_epochs(config: RunConfig, n_rows: int) -> int:
     method = find(config.solver.name, model.features, squares=model.loss == SQUARES)
     if method.same_rows or config.run.early_stopping:
         return MAX_AUTO_EPOCHS
-    return max(1, min(MAX_AUTO_EPOCHS, math.ceil(AUTO_SAMPLES / n_rows)))
+    return max(1, min(MAX_AUTO_EPOCHS, math.ceil(MIN_AUTO_SAMPLES / n_rows)))
 
 
 def open_test(config: RunConfig, data: Data, test: Source | None = None) -> BaseSource | None:
@@ -295,20 +298,20 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
         )  # fmt: skip
     if test is None:
         return None
-    own = data.source
-    held_out = in_columns(
-        as_source(test), own.columns, "data.test", own.target_columns, own.encoder
+    train = data.source
+    rows = align_columns(
+        as_source(test), train.columns, "data.test", train.target_columns, train.encoder
     )
-    held_out = in_classes(held_out, own.classes, own.label_dtype, "data.test")
-    check_evaluable(held_out, own, "data.test")
-    if held_out.n_outputs != own.n_outputs or held_out.classes != own.classes:
+    rows = align_classes(rows, train.classes, train.label_dtype, "data.test")
+    check_evaluable(rows, train, "data.test")
+    if rows.n_outputs != train.n_outputs or rows.classes != train.classes:
         raise ConfigError(
-            f"{mention('data.test')} has {targets(held_out.classes, held_out.n_outputs)} and "
-            f"{mention('data.train')} {targets(own.classes, own.n_outputs)}",
+            f"{mention('data.test')} has {targets(rows.classes, rows.n_outputs)}, but "
+            f"{mention('data.train')} has {targets(train.classes, train.n_outputs)}",
             "use data with the same targets",
         )
-    check_targets(config, held_out, f" of {mention('data.test')}")
-    return held_out
+    check_targets(config, rows, f" of {mention('data.test')}")
+    return rows
 
 
 def check_targets(config: RunConfig, source: BaseSource, of_data: str = "") -> None:
@@ -344,30 +347,30 @@ def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None
 
 def storage_options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
     """Return the storage options if any of `urls` is remote, or if all locations are local."""
-    places = (
+    locations = (
         *config.data.train_urls, config.data.test, config.run.run_dir, config.model.centers,
         config.solver.warm_start,
     )  # fmt: skip
-    remote = any(place is not None and local_path(place) is None for place in places)
-    wanted = not remote or any(local_path(url) is None for url in urls)
-    return config.data.storage_options if wanted else {}
+    remote = any(location is not None and local_path(location) is None for location in locations)
+    may_need_options = not remote or any(local_path(url) is None for url in urls)
+    return config.data.storage_options if may_need_options else {}
 
 
-def check_evaluable(source: BaseSource, like: Any, name: str) -> None:
+def check_evaluable(source: BaseSource, training_rows: Any, name: str) -> None:
     """Raise ConfigError unless a model can be evaluated on `source`.
 
-    Its rows must be like those of the training data, and have no random transforms, since only the
-    fixed transforms of the model are applied to evaluated rows.
+    Its rows must have the form of the training rows and no random transforms, since only the fixed
+    transforms of the model are applied to evaluated rows.
 
-    like : description of the training rows, see `check_same_rows`
+    training_rows : description of the training rows, see `check_same_rows`
     name : name of `source` in the message
     """
-    check_same_rows(source, like, f"{name} has")
-    random = [t for t in source.feed_transforms if not is_deterministic(t)]
-    if random:
+    check_same_rows(source, training_rows, f"{name} has")
+    random_transforms = [t for t in source.feed_transforms if not is_deterministic(t)]
+    if random_transforms:
         raise ConfigError(
-            f"{name} is augmented by {transform_name(random[0])!r}, which is not applied to "
-            "evaluated rows",
+            f"{name} is augmented by {transform_name(random_transforms[0])!r}, which is not "
+            "applied to evaluated rows",
             "write the augmented rows to a store and evaluate that",
         )
 
@@ -381,11 +384,11 @@ def checked_classes(data: Data) -> list[str]:
     source, factors = data.source, data.weight_factors
     if source.classes is None or source.totals is None:
         return []
-    weighed = source.totals if factors is None else source.totals * factors
-    all_of_them = data.validation_rows is None and data.calibration_rows is None
-    rows = "rows" if all_of_them else "rows that are not set aside"
-    notes = class_notes(source.classes, weighed, rows if factors is None else "weight")
-    if np.count_nonzero(weighed) < 2:
+    weight_totals = source.totals if factors is None else source.totals * factors
+    all_rows = data.validation_rows is None and data.calibration_rows is None
+    rows_text = "rows" if all_rows else "rows that are not set aside"
+    notes = class_notes(source.classes, weight_totals, rows_text if factors is None else "weight")
+    if np.count_nonzero(weight_totals) < 2:
         raise DataError(notes[0])
     return notes if factors is None else []
 

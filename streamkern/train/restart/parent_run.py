@@ -64,7 +64,7 @@ class ParentRun(RunSnapshot):
         return int(self.ancestry["epochs"])
 
     @property
-    def words(self) -> str:
+    def scaling_text(self) -> str:
         """Description of the scaling of the features."""
         return f"as in {self.ancestry['run']}, which is continued"
 
@@ -73,56 +73,60 @@ class ParentRun(RunSnapshot):
         """Dtype of the labels of classes, as in `StoreSpec`."""
         return self.facts.get("labels")
 
-    def made_kernel(self) -> Kernel:
+    def full_kernel(self) -> Kernel:
         """Return the kernel with bandwidth and metric; for random features, the kernel that they
         approximate."""
         return get_kernel(self.kernel, metric=self.metric)
 
-    def chosen(
+    def centers_and_kernel(
         self, dtype: np.dtype[Any], features: str, rows: slice
     ) -> tuple[HostArray, npt.NDArray[np.int64], Kernel]:
-        """Return `rows` of the centers, the order and the kernel, see `Chosen`.
+        """Return `rows` of the centers, the order and the kernel, see `ChosenCenters`.
 
-        dtype : dtype of the new run; ConfigError is raised if the centers have another one
+        dtype : dtype of the new run
         features : setting model.features
+
+        Raises ConfigError if the centers have another dtype.
         """
         centers = self.stored
         if centers.dtype != dtype:
             raise ConfigError(
-                f"{mention('run.precision')} gives {dtype.name} numbers, and the run that is "
+                f"{mention('run.precision')} gives {dtype.name} numbers, but the run that is "
                 f"continued has {centers.dtype.name} ones",
-                f"set {mention('run.precision')} to what it has there",
+                f"set {mention('run.precision')} to its value in that run",
             )
-        kernel = self.made_kernel()
+        kernel = self.full_kernel()
         if features == "fourier":
             kernel = FourierFeatures(len(centers), kernel.describe())
         return centers.read(rows), self.order, kernel
 
-    def bound(self, built: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
-        """Replace the fixed transforms in `built` by the fitted transforms of this run.
+    def with_fitted_transforms(
+        self, requested: Sequence[Transform]
+    ) -> tuple[list[Transform], list[Transform]]:
+        """Replace the fixed transforms in `requested` by the fitted transforms of this run.
 
         Returns the transforms, and the fixed transforms of this run that are left to be applied
         after them.
 
-        built : transforms that the settings of the new run ask for
+        requested : transforms that the settings of the new run ask for
 
         Raises ConfigError if their fixed transforms differ from the transforms of this run.
         """
-        rest = list(self.fixed)
-        bound: list[Transform] = []
-        for transform in built:
+        unused = list(self.fixed)
+        transforms: list[Transform] = []
+        for transform in requested:
             if not is_deterministic(transform) or getattr(transform, "mode", "") == "none":
-                bound.append(transform)
+                transforms.append(transform)
                 continue
-            old = rest.pop(0) if rest else None
-            if old is None or getattr(old, "mode", "") != getattr(transform, "mode", None):
+            fitted = unused.pop(0) if unused else None
+            if fitted is None or getattr(fitted, "mode", "") != getattr(transform, "mode", None):
                 raise ConfigError(
                     f"{mention('data.transforms')} scales rows differently than the run that is "
                     "continued",
-                    "leave the scale out, which is taken from there",
+                    "leave the scale out; the scale of that run is used",
                 )
-            bound.append(old)
-        return bound, rest
+            transforms.append(fitted)
+        return transforms, unused
 
     def check_scale(self, scale: str) -> None:
         """Raise ConfigError if the setting data.scale contradicts the scaling of this run."""
@@ -168,11 +172,16 @@ class ParentRun(RunSnapshot):
                 f"{self._mentioned} was trained on other targets than this run",
                 "use data with the same targets, or leave warm_start out",
             )
-        own, names = self.target_columns, source.target_columns
-        if own is not None and names is not None and len(own) > 1 and own != tuple(names):
+        own_targets, names = self.target_columns, source.target_columns
+        if (
+            own_targets is not None
+            and names is not None
+            and len(own_targets) > 1
+            and own_targets != tuple(names)
+        ):
             raise ConfigError(
                 f"{self._mentioned} was trained on the targets "
-                f"{some(own)} and this run has {some(names)}",
+                f"{some(own_targets)}, but this run has {some(names)}",
                 "use data with the same targets in the same order, or leave warm_start out",
             )
         with_intercept = self.setup.meta["fit_intercept"]
@@ -180,71 +189,72 @@ class ParentRun(RunSnapshot):
             raise ConfigError(
                 f"{self._mentioned} was trained with "
                 f"{mention('model.fit_intercept=')}{str(with_intercept).lower()}",
-                "give this run the same",
+                f"give this run the same {mention('model.fit_intercept')}",
             )
 
     def _check_loss(self, config: RunConfig) -> None:
         """Raise ConfigError unless this run has minimised squares, or the loss of the new run."""
         meta = self.setup.meta
-        name, old = loss_name(meta.get("loss", SQUARES)), saved_loss(meta)
-        own = loss_name(config.model.loss)
-        if old is None and isinstance(config.model.quantile, tuple):
+        own_name, own_loss = loss_name(meta.get("loss", SQUARES)), saved_loss(meta)
+        new_name = loss_name(config.model.loss)
+        if own_loss is None and isinstance(config.model.quantile, tuple):
             raise ConfigError(
-                f"{self._mentioned} minimised squares, and the several quantiles of "
-                f"{mention('model.quantile', list(config.model.quantile))} cannot begin from the "
-                "one output of a target",
+                f"{self._mentioned} minimised squares with one output for each target; the several "
+                f"quantiles of {mention('model.quantile', list(config.model.quantile))} cannot "
+                "start from it",
                 "give a single quantile, or leave warm_start out",
             )
-        if old is None and own != SQUARES and loss_class(config.model.loss).log_link:
+        if own_loss is None and new_name != SQUARES and loss_class(config.model.loss).log_link:
             raise ConfigError(
-                f"{self._mentioned} minimised squares, whose weights predict values, and "
-                f"{mention('model.loss', own)} predicts their logarithms",
-                f"train it with {mention('model.loss', own)}, or leave warm_start out",
+                f"{self._mentioned} minimised squares, whose weights predict values, but "
+                f"{mention('model.loss', new_name)} predicts their logarithms",
+                f"train it with {mention('model.loss', new_name)}, or leave warm_start out",
             )
-        if old is None:
+        if own_loss is None:
             return
-        if name != own:
+        if own_name != new_name:
             raise ConfigError(
-                f"{self._mentioned} was trained with {mention('model.loss', name)}, and this run "
-                f"has {mention('model.loss', own)}: only weights of squares can be the start of "
-                "another loss",
+                f"{self._mentioned} was trained with {mention('model.loss', own_name)}, but this "
+                f"run has {mention('model.loss', new_name)}: only weights of squares can be the "
+                "start of another loss",
                 "give both runs the same loss, or leave warm_start out",
             )
-        new = loss_of(config.model.loss, config.model.quantile)
-        assert new is not None
-        for parameter, value in new.parameters().items():  # those that are not found from the data
-            before = old.parameters()[parameter]
-            if value is not None and value != before:
+        new_loss = loss_of(config.model.loss, config.model.quantile)
+        assert new_loss is not None
+        for parameter, value in new_loss.parameters().items():
+            own_value = own_loss.parameters()[parameter]
+            if value is not None and value != own_value:  # None: it is found from the data
                 raise ConfigError(
-                    f"{self._mentioned} was trained with {mention(f'model.{parameter}', before)}, "
-                    f"and this run has {mention(f'model.{parameter}', value)}",
-                    "give both runs the same, or leave warm_start out",
+                    f"{self._mentioned} was trained with "
+                    f"{mention(f'model.{parameter}', own_value)}, "
+                    f"but this run has {mention(f'model.{parameter}', value)}",
+                    f"give both runs the same {parameter}, or leave warm_start out",
                 )
 
     def _check_transform(self, config: RunConfig) -> None:
         """Raise ConfigError unless the new run may use the target scale of the weights."""
-        asked, on_log_scale = config.model.target_transform, self.targets.gain is not None
+        setting, on_log_scale = config.model.target_transform, self.targets.gain is not None
         if on_log_scale and config.model.loss != SQUARES:
             raise ConfigError(
                 f"{self._mentioned} was trained on a log scale of the targets, from which only "
-                f"squares can be continued, and this run has "
+                f"squares can be continued, but this run has "
                 f"{mention('model.loss', loss_name(config.model.loss))}",
                 f"train it with {mention('model.target_transform', 'none')}, or leave warm_start "
                 "out",
             )
-        if asked != "auto" and (asked == "log") != on_log_scale:
+        if setting != "auto" and (setting == "log") != on_log_scale:
             scale = "on a log scale" if on_log_scale else "on the scale"
             raise ConfigError(
-                f"{self._mentioned} was trained {scale} of the targets, and this run has "
-                f"{mention('model.target_transform', asked)}",
+                f"{self._mentioned} was trained {scale} of the targets, but this run has "
+                f"{mention('model.target_transform', setting)}",
                 "leave it out, for the scale of the weights, or leave warm_start out",
             )
 
     @property
     def loss_age(self) -> float:
         """Number of samples per center with which the loss was minimised, over all runs."""
-        before: float = self.setup.meta["setup"].get("loss_age", 0.0)
-        return before + self.samples / len(self.centers)
+        earlier_age: float = self.setup.meta["setup"].get("loss_age", 0.0)
+        return earlier_age + self.samples / len(self.centers)
 
     def check_continued(self, ancestry: Mapping[str, Any]) -> None:
         """Raise ConfigError unless the weights have the step that `ancestry` records.
@@ -273,21 +283,27 @@ class ParentRun(RunSnapshot):
         model = config.model
         if isinstance(model.kernel, Kernel):
             return None
-        own = bandwidths(self.kernel)
+        own_bandwidths = bandwidths(self.kernel)
         if model.kernel == "auto":
-            if len(own) == 1 and not isinstance(model.bandwidth, str):
-                described = with_bandwidths(self.kernel, [model.bandwidth])
-                return get_kernel(described, metric=self.metric)
-            return self.made_kernel()
+            if len(own_bandwidths) == 1 and not isinstance(model.bandwidth, str):
+                notation = with_bandwidths(self.kernel, [model.bandwidth])
+                return get_kernel(notation, metric=self.metric)
+            return self.full_kernel()
         requested = bandwidths(model.kernel)
-        if model.bandwidth != "auto" or "auto" not in requested or len(requested) != len(own):
+        if (
+            model.bandwidth != "auto"
+            or "auto" not in requested
+            or len(requested) != len(own_bandwidths)
+        ):
             return None
-        open_to_1 = [1.0 if a == "auto" else b for a, b in zip(requested, own, strict=True)]
-        unit = with_bandwidths(self.kernel, open_to_1)
-        same = get_kernel(unit, metric=self.metric).with_metric(None)
-        if same.describe() != get_kernel(model.kernel, 1.0).describe():
+        with_open_as_1 = [
+            1.0 if a == "auto" else b for a, b in zip(requested, own_bandwidths, strict=True)
+        ]
+        own_notation = with_bandwidths(self.kernel, with_open_as_1)
+        own_kernel = get_kernel(own_notation, metric=self.metric).with_metric(None)
+        if own_kernel.describe() != get_kernel(model.kernel, 1.0).describe():
             return None
-        return self.made_kernel()
+        return self.full_kernel()
 
     @property
     def digest(self) -> str:
@@ -326,7 +342,7 @@ class ParentRun(RunSnapshot):
                 f"{self._mentioned} has other centers than this run: they "
                 "must be the same after scaling",
                 "give both runs the same centers, transforms and scale, "
-                f"and {mention('run.calibrate')}, which says among which rows they are chosen; "
+                f"and {mention('run.calibrate')}, which determines the rows that can be centers; "
                 "continue that run, which takes them over (streamkern train --continue, or "
                 "continues of train_model), or leave warm_start out",
             )
@@ -351,19 +367,21 @@ class ParentRun(RunSnapshot):
 
 
 def _positions(
-    keys: npt.NDArray[np.uint8], wanted: npt.NDArray[np.uint8]
+    keys: npt.NDArray[np.uint8], other_keys: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.int64] | None:
-    """Return the index among `keys` of each row of `wanted`; None unless both have the same
+    """Return the index among `keys` of each row of `other_keys`; None unless both have the same
     rows."""
-    if keys.shape != wanted.shape:
+    if keys.shape != other_keys.shape:
         return None
-    one, other = (
-        np.ascontiguousarray(A).view((np.void, A.shape[1])).reshape(-1) for A in (keys, wanted)
+    void_keys, other_void_keys = (
+        np.ascontiguousarray(A).view((np.void, A.shape[1])).reshape(-1) for A in (keys, other_keys)
     )
     # A stable sort keeps the order of equal centers, which does not depend on the number of ranks.
-    by_one, by_other = (np.argsort(each, kind="stable") for each in (one, other))
-    if not np.array_equal(one[by_one], other[by_other]):
+    sort_order, other_sort_order = (
+        np.argsort(row_keys, kind="stable") for row_keys in (void_keys, other_void_keys)
+    )
+    if not np.array_equal(void_keys[sort_order], other_void_keys[other_sort_order]):
         return None
     order = np.empty(len(keys), np.int64)
-    order[by_other] = by_one
+    order[other_sort_order] = sort_order
     return order

@@ -35,7 +35,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.restart.scaling import load_scaling
 from streamkern.train.restart.stored_centers import CentersTarget, StoredCenters, centers_of
 
-AFTER_STEPS = (CALIBRATION_PREFIX, POSTERIOR_PREFIX)
+POST_TRAINING_PREFIXES = (CALIBRATION_PREFIX, POSTERIOR_PREFIX)
 """Prefixes of the arrays that a run computes after its last step, for predictions."""
 
 
@@ -49,9 +49,11 @@ def checked_record(recorded: Mapping[str, Any] | None, place: str) -> dict[str, 
     """
     with contextlib.suppress(ValidationError, KeyError, TypeError, ConfigError):
         record = dict(recorded or {})
-        tables = all(isinstance(record[name], dict) for name in ("identity", "sizes", "versions"))
+        are_tables = all(
+            isinstance(record[name], dict) for name in ("identity", "sizes", "versions")
+        )
         # Unknown sizes, and values that pydantic converts, are not equal to the recorded ones.
-        if tables and len(record) == 3 and sizes_of(record).recorded() == record["sizes"]:
+        if are_tables and len(record) == 3 and sizes_of(record).recorded() == record["sizes"]:
             return record
     raise RunError(
         f"{place} holds a run of another version of streamkern",
@@ -90,34 +92,34 @@ def sizes_from(saved: Mapping[str, Any], features: str) -> Sizes:
 # -- the run ---------------------------------------------------------------------------------------
 
 
-def is_computed_with(name: str) -> bool:
+def is_solver_array(name: str) -> bool:
     """Return whether an array of a setup belongs to the solver, and is loaded to the device.
 
     Other arrays describe the model and stay on the host.
     """
-    described = ("Z", "order", "shift", "sample_rows", "metric")
-    return name not in described and not name.startswith(("scaling", "target_"))
+    model_arrays = ("Z", "order", "shift", "sample_rows", "metric")
+    return name not in model_arrays and not name.startswith(("scaling", "target_"))
 
 
-def _described_by(centers: TargetFactory) -> TargetFactory:
+def _model_array_factory(centers: TargetFactory) -> TargetFactory:
     """Return a factory that loads the arrays of a setup that describe the model.
 
     centers : factory for the array Z
     """
 
-    def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
+    def model_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
         if name == "Z":
             return centers(name, shape, dtype)
-        of_model = name == "ridges" or not is_computed_with(name)
-        return on_host(name, shape, dtype) if of_model else None
+        describes_model = name == "ridges" or not is_solver_array(name)
+        return on_host(name, shape, dtype) if describes_model else None
 
-    return described
+    return model_array
 
 
-def _weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
+def _load_weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
     """Load the arrays of a checkpoint that predictions need (a `TargetFactory`)."""
-    of_model = name in ("alpha", "average", "ridges") or name.startswith(AFTER_STEPS)
-    return on_host(name, shape, dtype) if of_model else None
+    is_needed = name in ("alpha", "average", "ridges") or name.startswith(POST_TRAINING_PREFIXES)
+    return on_host(name, shape, dtype) if is_needed else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +130,7 @@ class RunSnapshot:
 
     place : run directory, for messages
     setup : arrays and JSON values, see `Assembled`; with the array Z only if it was loaded
-    checkpoint : see `StepLoop.kept`; None if it was not loaded
+    checkpoint : see `StepLoop.snapshot`; None if it was not loaded
     centers : (p, d) in storage order, loaded or in the run directory
     """
 
@@ -151,11 +153,13 @@ class RunSnapshot:
         load_solver : whether the arrays of the solver are loaded, about p^2 numbers
         """
         target = CentersTarget()
-        into = on_host if load_solver else _described_by(on_host if load_centers else target)
+        setup_factory = (
+            on_host if load_solver else _model_array_factory(on_host if load_centers else target)
+        )
         with RunDirectory(place, writable=False, storage_options=storage_options) as run:
-            setup, saved = run.load_setup(into), None
+            setup, saved = run.load_setup(setup_factory), None
             if load_weights:
-                saved = run.load_latest(on_host if load_solver else _weights)
+                saved = run.load_latest(on_host if load_solver else _load_weights)
         if setup is None or (saved is None and load_weights):
             return None
         centers: HostArray | StoredCenters
@@ -173,8 +177,8 @@ class RunSnapshot:
         """Return what `find` returns; raise RunError if there is no trained run."""
         run = cls.find(place, storage_options, load_solver=load_solver)
         if run is None:
-            text = RunDirectory(place, writable=False, storage_options=storage_options).place
-            raise RunError(no_run(place, text))
+            description = RunDirectory(place, writable=False, storage_options=storage_options).place
+            raise RunError(no_run(place, description))
         return run
 
     @property

@@ -26,7 +26,7 @@ from streamkern.stream.sources.base import BaseSource, host_transforms, read_uni
 from streamkern.stream.sources.mixture import MixtureSource, mixed_moments
 from streamkern.stream.sources.patch_features import PatchFeatures, restored_patches
 from streamkern.stream.sources.quantile_scores import QuantileScores
-from streamkern.stream.sources.sampling import MANY_UNITS, sample_rows
+from streamkern.stream.sources.sampling import SAMPLE_UNITS, sample_rows
 from streamkern.stream.sources.transforms import (
     CONSTANT_FEATURE,
     TRANSFORM_KINDS,
@@ -41,13 +41,13 @@ from streamkern.stream.target_scale import TargetScale
 
 Factors = npt.NDArray[np.float64] | None
 SCALE_STAGE = 41
-"""Number of the random stream by which the sample for the scaling is drawn."""
-SAMPLE_ROWS, MIN_SAMPLE_ROWS, SCALING_SAMPLE_BYTES = 20_000, 256, 16 << 20
-"""Largest and smallest number of rows of this sample, and the size in bytes above which it has
-fewer than the largest number. 20 000 rows determine a standard deviation to half a percent."""
+"""Index of the random stream from which the sample for the scaling is drawn."""
+MAX_SCALING_ROWS, MIN_SCALING_ROWS, MAX_SCALING_SAMPLE_BYTES = 20_000, 256, 16 << 20
+"""Largest and smallest number of rows of this sample, and its largest size in bytes. From n rows of
+a normal distribution, the standard deviation has a relative error of 1 / sqrt(2 n)."""
 
 
-class _Known(NamedTuple):
+class _KnownMoments(NamedTuple):
     """Stand-in for a source whose shape, dtype and moments are known, for `Scale.bind`."""
 
     row_shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class _Known(NamedTuple):
         return self.moments
 
 
-_WORDS = {
+_MODE_TEXTS = {
     "none": "features are not scaled",
     "global": "one mean and one standard deviation for all features",
     "feature": "every feature by its own mean and standard deviation",
@@ -67,55 +67,55 @@ _WORDS = {
 
 
 def find_scale(
-    source: BaseSource, wish: str, seed: int, class_weight: ClassWeight | None = None
+    source: BaseSource, requested: str, seed: int, class_weight: ClassWeight | None = None
 ) -> tuple[Scale | None, str]:
     """Return the scaling to append to the transforms of `source`, or None, and its description.
 
     Reads a sample of the rows if the source does not know their statistics, or if a deterministic
     transform changes them.
 
-    wish : setting data.scale: "auto", "feature", "global", "none" or "quantiles"; the last is
+    requested : setting data.scale: "auto", "feature", "global", "none" or "quantiles"; the last is
         "feature" here, and `with_scores` adds the scores
     class_weight : setting data.class_weight; rows of classes of weight 0 are ignored
 
     Raises
     ------
     ConfigError
-        `wish` contradicts a scale that is among the transforms, or the rows are sparse.
+        `requested` contradicts a scale that is among the transforms, or the rows are sparse.
     """
-    given = [t for t in source.feed_transforms if isinstance(t, Scale)]
-    if given:
-        if wish not in ("auto", *(t.mode for t in given)):
+    scales = [t for t in source.feed_transforms if isinstance(t, Scale)]
+    if scales:
+        if requested not in ("auto", *(t.mode for t in scales)):
             raise ConfigError(
-                f"{mention('data.scale', wish)} contradicts the scale in "
+                f"{mention('data.scale', requested)} contradicts the scale in "
                 f"{mention('data.transforms')}, which has mode="
-                f'"{given[-1].mode}" and takes its place',
+                f'"{scales[-1].mode}" and takes its place',
                 "leave one of them out",
             )
-        return None, f"{_WORDS[given[-1].mode]}, as in transforms"
-    if wish == "none":
-        return None, _WORDS[wish]
+        return None, f"{_MODE_TEXTS[scales[-1].mode]}, as in transforms"
+    if requested == "none":
+        return None, _MODE_TEXTS[requested]
     if is_packed(source.row_shape):
-        if wish != "auto":
+        if requested != "auto":
             raise ConfigError(
-                f"{mention('data.scale', wish)} moves the zeros of sparse rows",
+                f"{mention('data.scale', requested)} moves the zeros of sparse rows",
                 "leave it out, and scale the features before the rows are stored",
             )
         return None, "features of sparse rows are not scaled"
-    if wish in ("auto", "quantiles") and source.encoder is not None:
+    if requested in ("auto", "quantiles") and source.encoder is not None:
         return None, "as the encoder of the table has scaled every feature"
-    wish = "feature" if wish == "quantiles" else wish
+    requested = "feature" if requested == "quantiles" else requested
     fixed = [t for t in source.feed_transforms if is_deterministic(t)]
     factors = None
     if class_weight is not None and class_weight != "balanced":
         factors = weight_factors(source, class_weight)
     moments, n_sampled = _moments(source, fixed, seed, factors)
-    mode, why = (wish, "")
-    if wish == "auto":
-        mode, why = automatic_mode(source.row_shape, source.dtype, moments)
-    found = Scale(mode).bind(_Known(source.row_shape, source.dtype, moments))
+    mode, reason = (requested, "")
+    if requested == "auto":
+        mode, reason = automatic_mode(source.row_shape, source.dtype, moments)
+    scale = Scale(mode).bind(_KnownMoments(source.row_shape, source.dtype, moments))
     sampled = f", from a sample of {n_sampled:,} rows" if n_sampled else ""
-    return found, f"{_WORDS[mode]}{why}{sampled}"
+    return scale, f"{_MODE_TEXTS[mode]}{reason}{sampled}"
 
 
 def automatic_mode(
@@ -124,8 +124,7 @@ def automatic_mode(
     """Return the mode of the scaling, "global" or "feature", and the reason as text.
 
     Pixels share a unit, and a pixel that is nearly always dark must not be amplified to the size of
-    the others: on scikit-learn's digits this raises the error from 0.6 to 2.5 %. The columns of a
-    table have different units.
+    the others. The columns of a table have different units.
 
     moments : statistics of the rows, as `BaseSource.statistics` returns them
     """
@@ -141,9 +140,12 @@ def automatic_mode(
 def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
     """Return whether the moments suggest that all features share a unit, as pixels do.
 
-    They do if each mean is positive and at most 5 standard deviations, if some feature has a
-    standard deviation below a tenth of the largest, and if each such feature is nearly always 0 but
-    not small where it is not 0: its E[x^2] / E[x] is at least 1/256 of the largest.
+    This is the case if three conditions hold:
+
+    - Each mean is positive and at most 5 standard deviations.
+    - Some feature has a standard deviation below a tenth of the largest.
+    - Each such feature is nearly always 0, but not small where it is not 0: its E[x^2] / E[x] is at
+      least 1/256 of the largest.
 
     mean, scale : (d,) means and standard deviations; None if they are not known
     """
@@ -153,10 +155,10 @@ def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
     mean, scale = mean[varies], scale[varies]
     if not len(mean) or (mean <= 0).any() or (mean > 5 * scale).any():
         return False
-    size = mean + scale**2 / mean
-    small = scale < scale.max() / 10
-    dark = (mean < scale / 2) & (size > size.max() / 256)
-    return bool(small.any() and dark[small].all())
+    nonzero_size = mean + scale**2 / mean
+    varies_little = scale < scale.max() / 10
+    is_mostly_zero = (mean < scale / 2) & (nonzero_size > nonzero_size.max() / 256)
+    return bool(varies_little.any() and is_mostly_zero[varies_little].all())
 
 
 def _moments(
@@ -170,13 +172,15 @@ def _moments(
     """
     source = without_copies(source)
     if isinstance(source, MixtureSource):
-        found = [_moments(part, fixed, seed, factors) for part in source.parts]
-        return mixed_moments([m for m, _ in found], source.shares), sum(n for _, n in found)
+        part_moments = [_moments(part, fixed, seed, factors) for part in source.parts]
+        return mixed_moments([m for m, _ in part_moments], source.shares), sum(
+            n for _, n in part_moments
+        )
     every_class = factors is None or bool(factors.all())
     if every_class and not fixed and not source.statistics_read:
-        known = source.statistics()
-        if known[0] is not None and known[2] is not None:
-            return known, 0
+        moments = source.statistics()
+        if moments[0] is not None and moments[2] is not None:
+            return moments, 0
     return _sampled(source, fixed, seed, None if every_class else factors)
 
 
@@ -185,15 +189,20 @@ def _sampled(
 ) -> tuple[Moments, int]:
     """Return statistics of a sample of rows, and the number of its rows; see `_moments`."""
     row_bytes = int(np.prod(source.row_shape)) * source.dtype.itemsize
-    wanted = max(MIN_SAMPLE_ROWS, min(SAMPLE_ROWS, SCALING_SAMPLE_BYTES // row_bytes))
-    block, X = transformed_sample(source, fixed, min(wanted, source.n_rows), seed, SCALE_STAGE)
+    n_rows = max(MIN_SCALING_ROWS, min(MAX_SCALING_ROWS, MAX_SCALING_SAMPLE_BYTES // row_bytes))
+    block, X = transformed_sample(source, fixed, min(n_rows, source.n_rows), seed, SCALE_STAGE)
     running = RunningStatistics(int(np.prod(source.row_shape)))
     w = block.w
     if factors is not None:
         w = weights_of(block.y, w, (factors > 0).astype(np.float64))
     running.add(X, block.y, w)
-    s = running.result()
-    return (s.global_mean, s.global_scale, s.mean, s.scale), len(X)
+    statistics = running.result()
+    return (
+        statistics.global_mean,
+        statistics.global_scale,
+        statistics.mean,
+        statistics.scale,
+    ), len(X)
 
 
 def transformed_sample(
@@ -201,9 +210,9 @@ def transformed_sample(
 ) -> tuple[RowBlock, np.ndarray]:
     """Return n random rows, and their features after the transforms `fixed`.
 
-    stage : number of the random stream by which the rows are drawn
+    stage : index of the random stream from which the rows are drawn
     """
-    block = sample_rows(source, n, seed, stage=stage, max_units=MANY_UNITS)
+    block = sample_rows(source, n, seed, stage=stage, max_units=SAMPLE_UNITS)
     X = block.X
     if fixed:
         X, _, _ = apply_transforms(
@@ -275,20 +284,24 @@ def saved_patches(
 def _saved_patches(
     arrays: Mapping[str, npt.NDArray[Any]], meta: Sequence[Mapping[str, Any]], i: int
 ) -> PatchFeatures:
-    head = f"scaling.{i}."
-    own = {name.removeprefix(head): a for name, a in arrays.items() if name.startswith(head)}
-    return restored_patches(own, meta[i])
+    prefix = f"scaling.{i}."
+    patch_arrays = {
+        name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)
+    }
+    return restored_patches(patch_arrays, meta[i])
 
 
 def _saved_scores(arrays: dict[str, npt.NDArray[Any]], i: int) -> QuantileScores | None:
-    head = f"scaling.{i}.scores."
-    found = {name.removeprefix(head): a for name, a in arrays.items() if name.startswith(head)}
-    return QuantileScores(**found) if found else None
+    prefix = f"scaling.{i}.scores."
+    score_arrays = {
+        name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)
+    }
+    return QuantileScores(**score_arrays) if score_arrays else None
 
 
 INTERCEPT_SAMPLE_STAGE = 42
-"""Number of the random stream by which units are drawn for the moments of the targets."""
-SAMPLED_UNITS = 16
+"""Index of the random stream from which units are drawn for the moments of the targets."""
+MAX_TARGET_UNITS = 16
 """Largest number of units, of about 4 MiB each, that are read for the moments of the targets."""
 
 
@@ -316,10 +329,12 @@ def target_scale(
     if source.classes is not None and not fit_intercept:
         return TargetScale(np.zeros(source.n_outputs), np.ones(source.n_outputs))
     moments = target_moments(backend, source, factors, seed, dtype)
-    found = TargetScale.from_moments(moments, fit_intercept)
+    moments_scale = TargetScale.from_moments(moments, fit_intercept)
     if source.classes is not None:
-        return TargetScale(found.mean, np.ones(source.n_outputs))
-    return TargetScale(*(np.broadcast_to(a, n_outputs).copy() for a in (found.mean, found.scale)))
+        return TargetScale(moments_scale.mean, np.ones(source.n_outputs))
+    return TargetScale(
+        *(np.broadcast_to(a, n_outputs).copy() for a in (moments_scale.mean, moments_scale.scale))
+    )
 
 
 def target_moments(
@@ -336,8 +351,10 @@ def target_moments(
 def changes_targets(source: BaseSource) -> bool:
     """Return whether a transform may change the targets. Only functions of the user may."""
     kinds = (*TRANSFORM_KINDS.values(), PatchFeatures)
-    own = tuple(kind for kind in kinds if isinstance(kind, type))
-    return not all(isinstance(t, own) for t in (*host_transforms(source), *source.feed_transforms))
+    own_kinds = tuple(kind for kind in kinds if isinstance(kind, type))
+    return not all(
+        isinstance(t, own_kinds) for t in (*host_transforms(source), *source.feed_transforms)
+    )
 
 
 def known_moments(
@@ -364,14 +381,14 @@ def sampled_moments(
     dtype: Any,
     targets: TargetScale | None = None,
 ) -> ColumnMoments:
-    """Return the moments of the targets of `SAMPLED_UNITS` random units of epoch 0.
+    """Return the moments of the targets of up to `MAX_TARGET_UNITS` random units of epoch 0.
 
     The transforms of the training are applied.
 
     targets : mean and scale by which the targets are transformed; None to take them as they are
     """
     rng = np.random.default_rng([seed, Stage.SAMPLE, INTERCEPT_SAMPLE_STAGE])
-    units = np.sort(rng.permutation(source.n_units)[:SAMPLED_UNITS])
+    units = np.sort(rng.permutation(source.n_units)[:MAX_TARGET_UNITS])
     moments = ColumnMoments(source.n_outputs)
     for block in read_units(source, units, seed, 0):
         _, Y, w = prepare(

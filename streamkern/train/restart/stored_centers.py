@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from streamkern.basics.array_types import HostArray
 from streamkern.basics.errors import ConfigError
-from streamkern.planning.memory import CENTER_KEY
+from streamkern.planning.memory import CENTER_DIGEST_BYTES
 from streamkern.rundir.checkpoint_format import Saved
 from streamkern.rundir.chunked_array import ChunkedArray
 from streamkern.rundir.run_directory import RunDirectory
@@ -30,25 +30,27 @@ def center_digests(Z: HostArray, dtype: np.dtype[Any] | None = None) -> npt.NDAr
     dtype : dtype to which the rows are rounded first; None to keep theirs
     """
     keys = (
-        hashlib.blake2b(row, digest_size=CENTER_KEY).digest()
+        hashlib.blake2b(row, digest_size=CENTER_DIGEST_BYTES).digest()
         for row in np.ascontiguousarray(Z, dtype)
     )
-    return np.frombuffer(b"".join(keys), np.uint8).reshape(len(Z), CENTER_KEY)
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(len(Z), CENTER_DIGEST_BYTES)
 
 
 class CentersTarget:
     """Target for loading a setup (`TargetFactory`) that reads the centers only.
 
-    Arguments: `rows`, the centers to read, and `keyed`, the dtype in which digests of all centers
-    are computed; None for no digests.
+    The argument `rows` selects the centers to read. Digests of all centers are computed in the
+    dtype `digest_dtype`, or not at all if it is None.
 
     shape, dtype : shape (p, d) and dtype of all centers, once the setup is loaded
     rows : (q, d), the centers that were read
     keys : (p, 16) `center_digests` of all centers, or empty
     """
 
-    def __init__(self, rows: slice = slice(0, 0), *, keyed: np.dtype[Any] | None = None) -> None:
-        self._rows, self._keyed = rows, keyed
+    def __init__(
+        self, rows: slice = slice(0, 0), *, digest_dtype: np.dtype[Any] | None = None
+    ) -> None:
+        self._rows, self._digest_dtype = rows, digest_dtype
         self.shape: tuple[int, ...] = ()
 
     def __call__(
@@ -58,15 +60,17 @@ class CentersTarget:
         if name != "Z":
             return None
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
-        wanted = self._rows.stop - self._rows.start
-        self.rows = np.empty((wanted, *shape[1:]), dtype)
-        self.keys = np.empty((shape[0] * (self._keyed is not None), CENTER_KEY), np.uint8)
-        return self if wanted or self._keyed is not None else None
+        n_rows = self._rows.stop - self._rows.start
+        self.rows = np.empty((n_rows, *shape[1:]), dtype)
+        self.keys = np.empty(
+            (shape[0] * (self._digest_dtype is not None), CENTER_DIGEST_BYTES), np.uint8
+        )
+        return self if n_rows or self._digest_dtype is not None else None
 
-    def wants(self, part: slice) -> bool:
+    def needs(self, part: slice) -> bool:
         """Return whether these rows have to be read."""
         first, stop = self._overlap(part)
-        return self._keyed is not None or first < stop
+        return self._digest_dtype is not None or first < stop
 
     def _overlap(self, part: slice) -> tuple[int, int]:
         return max(part.start, self._rows.start), min(part.stop, self._rows.stop)
@@ -79,8 +83,8 @@ class CentersTarget:
         if first < stop:
             start = self._rows.start
             self.rows[first - start : stop - start] = host[first - part.start : stop - part.start]
-        if self._keyed is not None:
-            keys = center_digests(host, self._keyed)
+        if self._digest_dtype is not None:
+            keys = center_digests(host, self._digest_dtype)
             self.keys[part.start : part.start + len(host)] = keys
 
 
@@ -117,7 +121,7 @@ class StoredCenters:
 
         Raises ConfigError if the run has other centers now.
         """
-        return self._read(CentersTarget(keyed=self.dtype if dtype is None else dtype)).keys
+        return self._read(CentersTarget(digest_dtype=self.dtype if dtype is None else dtype)).keys
 
     def _read(self, target: CentersTarget) -> CentersTarget:
         """Load the setup with a target; raise ConfigError if its centers have changed."""

@@ -1,4 +1,4 @@
-"""Setup of a solver from an opened run: centers, bandwidth, samples, and everything computed once.
+"""Setup of a solver from a resolved run: centers, bandwidth, samples, and the solver's arrays.
 
 The result is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), which `setup/` of a
 run directory stores; `reassemble` makes the same solver from them.
@@ -41,7 +41,7 @@ from streamkern.solver.ridge_curve import noise_of_more_rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.restart.run_snapshot import is_computed_with
+from streamkern.train.restart.run_snapshot import is_solver_array
 from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.setup.broadcast import broadcast_setup, receive_setup, work_of
 from streamkern.train.setup.center_stripes import mean, receive_shard
@@ -49,15 +49,14 @@ from streamkern.train.setup.choose_centers import choose_centers, scatter_all
 from streamkern.train.setup.choose_metric import Learned
 from streamkern.train.setup.kernel_and_metric import choose_kernel_and_metric
 from streamkern.train.setup.loss_start import LossFit, fit_loss, scale_start, setup_targets
-from streamkern.train.setup.setup_rows import SquareTargets, known_rows, rows_worth, samples_of
+from streamkern.train.setup.setup_rows import SquareTargets, center_targets, n_effective, samples_of
 
-FEW_CENTERS = 256
-"""Number of centers whose kernel values show how large these are."""
-_META = (
+SAMPLED_CENTERS = 256
+"""Largest number of centers from whose kernel values the size of kernel values is estimated."""
+_META_ENTRIES = (
     "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",
     "file_form", "n_outputs", "fit_intercept", "precision", "grid", "scaling", "scale", "backend",
-    "warm_start", "facts", "uncalibrated", "left_out", "center_left_out",
-    "loss",
+    "warm_start", "facts", "uncalibrated", "left_out", "center_left_out", "loss",
 )  # fmt: skip
 
 
@@ -99,19 +98,20 @@ class ComputedSetup:
 
 
 def start(
-    run: ResolvedRun, report: Report, warm: ParentRun | None = None, found: Learned | None = None
+    run: ResolvedRun, report: Report, warm: ParentRun | None = None, metric: Learned | None = None
 ) -> Assembled:
     """Compute the setup, see `compute_setup`, and assemble the solver."""
-    made = compute_setup(run, report, warm, found)
-    op, arrays, meta = made.work.op, made.arrays, made.meta
-    solver = run.method.assemble(made.work, replace(made.setup, sample_rows=arrays["sample_rows"]))
-    del made
+    computed = compute_setup(run, report, warm, metric)
+    op, arrays, meta = computed.work.op, computed.arrays, computed.meta
+    setup = replace(computed.setup, sample_rows=arrays["sample_rows"])
+    solver = run.method.assemble(computed.work, setup)
+    del computed
     run.backend.release()
     return Assembled(solver, op, arrays, meta)
 
 
 def compute_setup(
-    run: ResolvedRun, report: Report, warm: ParentRun | None = None, found: Learned | None = None
+    run: ResolvedRun, report: Report, warm: ParentRun | None = None, metric: Learned | None = None
 ) -> ComputedSetup:
     """Compute the centers, the kernel, the samples and the arrays of the solver.
 
@@ -119,12 +119,12 @@ def compute_setup(
     loss is not squares, its parameters; and then the samples, and the setup of the method.
 
     warm : run whose weights and target scale this run starts from; None for a new model
-    found : metric that is already known, with its kernel if that is known too; None to choose both
+    metric : metric that is already known, with its kernel if that is known too; None to choose both
     """
     config, data = run.config, run.data
-    dtype, searched = map(_floating, (run.precision, run.search_precision))
-    loss, targets, facts = setup_targets(run, searched, warm, report)
-    few, learned = choose_kernel_and_metric(run, searched, loss, targets, report, found)
+    dtype, search_dtype = map(_floating, (run.precision, run.search_precision))
+    loss, targets, facts = setup_targets(run, search_dtype, warm, report)
+    few_rows, learned = choose_kernel_and_metric(run, search_dtype, loss, targets, report, metric)
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
     )
@@ -136,28 +136,28 @@ def compute_setup(
         sample, probe, rows = samples_of(run, dtype, targets, center_rows, squares)
         return sample, probe
 
-    noise, n_eff, options, ridges = _estimate_noise(run, op, points, few.read, targets, report)
+    noise, n_eff, options, ridges = _estimate_noise(run, op, points, few_rows.read, targets, report)
     if warm is None and _float32_suffices(run, options, op, points):
-        dtype, host_Z = searched, host_Z.astype(searched)
+        dtype, host_Z = search_dtype, host_Z.astype(search_dtype)
         op, points = _operator_and_points(run, kernel, run.search_precision, shift, host_Z)
     fit: LossFit | None = None
-    squares: SquareTargets | None = few.bounded
-    if few.bounded is not None:
-        facts["outliers"] = few.bounded.share
+    squares: SquareTargets | None = few_rows.bounded
+    if few_rows.bounded is not None:
+        facts["outliers"] = few_rows.bounded.share
     if loss is not None:
-        fit = fit_loss(run, loss, op, points, targets, few, noise, warm)
+        fit = fit_loss(run, loss, op, points, targets, few_rows, noise, warm)
         options = fit.with_ridge(options, n_eff, report)
         if fit.first is not None:
             targets, noise, squares = fit.first.targets, fit.noise, fit.first
     if squares is not None and run.problem.center_ranks > 1:
         center_rows = None  # replacing their targets would take the centers of all ranks
-    del few
+    del few_rows
     if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
         del points
         host_Z, _ = scatter_all(run, host_Z)
         points = op.points(run.backend.asarray(host_Z), right=True)
     run.backend.release()
-    known = known_rows(run, dtype, targets, center_rows, host_Z, squares)
+    known = center_targets(run, dtype, targets, center_rows, host_Z, squares)
     seed, ranks, worth = config.run.random_state, run.inputs.ranks, n_eff if fit is None else None
     work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, worth, ranks)
     read = _broadcast(work, host_Z, shift, fit, _reported(samples, report))
@@ -183,14 +183,14 @@ def _broadcast(
 ) -> Samples:
     """Broadcast the input of a setup to the other ranks, and return samples for this rank."""
     op, problem = work.op, work.problem
-    described = {
+    kernel_meta = {
         "kernel": op.kernel.describe(), "precision": op.precision,
         "grid": op.grid and asdict(op.grid), "slope": 1.0 if fit is None else fit.slope,
     }  # fmt: skip
     arrays = {"shift": shift} | ({} if op.kernel.metric is None else {"metric": op.kernel.metric})
     if problem.center_ranks == 1:  # else each rank has its stripe
         arrays["Z"] = Z
-    return broadcast_setup(work, arrays, described, samples)
+    return broadcast_setup(work, arrays, kernel_meta, samples)
 
 
 def _operator_and_points(
@@ -210,8 +210,8 @@ def _float32_suffices(
         return False
     values = 1.0
     if op.kernel.geometry == "inner":  # the values of other kernels are at most 1
-        some = points[:FEW_CENTERS]
-        values = max(1.0, float(np.sqrt((run.backend.to_host(op.matrix(some, some)) ** 2).mean())))
+        K = run.backend.to_host(op.matrix(points[:SAMPLED_CENTERS], points[:SAMPLED_CENTERS]))
+        values = max(1.0, float(np.sqrt((K**2).mean())))
     return not method.rounding_shows(run.problem, ridge, values)
 
 
@@ -220,7 +220,7 @@ def _floating(precision: str) -> np.dtype[np.floating]:
 
 
 def _reported(samples: Samples, report: Report) -> Samples:
-    """Return `samples`, wrapped to report when reading begins and which phase follows."""
+    """Return `samples`, wrapped to report the phases "sample" and "preconditioner"."""
 
     def read() -> tuple[SampleRows, SampleRows]:
         report("setup", {"doing": "sample"})
@@ -232,7 +232,7 @@ def _reported(samples: Samples, report: Report) -> Samples:
 
 
 def _estimate_noise(
-    run: ResolvedRun, op: KernelOperator, points: Points, few: Callable[[], SampleRows],
+    run: ResolvedRun, op: KernelOperator, points: Points, read_rows: Callable[[], SampleRows],
     targets: TargetScale, report: Report,
 ) -> tuple[Noise, float | None, SolverConfig, npt.NDArray[np.float64] | None]:  # fmt: skip
     """Return the noise of the targets, the effective number of rows, the settings and the ridges.
@@ -244,20 +244,20 @@ def _estimate_noise(
     method, options, n_eff, ridges = run.method, run.config.solver, None, None
     if not method.asks_noise(run.problem):
         return NO_NOISE, n_eff, options, ridges
-    each, rows = method.ridge_each and run.problem.several, few()
+    with_each, rows = method.ridge_each and run.problem.several, read_rows()
     asks_ridge = method.asks_ridge(run.problem) or (
         options.ridge == "auto" and rows.repeats is not None and rows.repeats.are_common()
     )
     if not (asks_ridge or method.uses_center_targets or run.loss is not None):
         return NO_NOISE, n_eff, options, ridges
-    few_of_them = rows if len(rows.X) <= NOISE_ROWS else rows.first(NOISE_ROWS, run.backend)
-    noise = find_noise(op, points, few_of_them, each=each)
-    noise = or_the_mean(op, points, few_of_them, noise)
+    noise_rows = rows if len(rows.X) <= NOISE_ROWS else rows.first(NOISE_ROWS, run.backend)
+    noise = find_noise(op, points, noise_rows, each=with_each)
+    noise = or_the_mean(op, points, noise_rows, noise)
     if len(rows.X) > NOISE_ROWS:
         noise = noise_of_more_rows(op, points, rows, noise)
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
     if asks_ridge:
-        n_eff = rows_worth(run, op, op.dtype, targets)
+        n_eff = n_effective(run, op, op.dtype, targets)
         options = options.with_ridge(noise.penalty(n_eff))
         if noise.each:
             ridges = on_grid([of_output.penalty(n_eff) for of_output in noise.each])
@@ -308,8 +308,8 @@ def _meta(
 def _source_facts(run: ResolvedRun) -> dict[str, str]:
     """Return the dtype of the labels and the column of the weights, if they are known."""
     source = run.data.source
-    found = {"labels": source.label_dtype, "weight_column": source.weight_column}
-    return {name: value for name, value in found.items() if value is not None}
+    facts = {"labels": source.label_dtype, "weight_column": source.weight_column}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _as_list(names: tuple[str, ...] | None) -> list[str] | None:
@@ -324,12 +324,14 @@ def reassemble(
     Raises KeyError if an entry of meta is missing.
     """
     # Entries missing from runs made with 0.1.0.
-    added = {"uncalibrated": None, "left_out": False, "loss": SQUARES, "center_left_out": False}
-    meta = {"facts": {}, "encoder": None, "file_form": None, **added, **meta}
-    meta = {name: meta[name] for name in _META}
+    defaults: dict[str, Any] = {
+        "facts": {}, "encoder": None, "file_form": None, "uncalibrated": None, "left_out": False,
+        "loss": SQUARES, "center_left_out": False,
+    }  # fmt: skip
+    meta = {name: (defaults | meta)[name] for name in _META_ENTRIES}
     kernel = run.config.model.kernel
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
-    device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_computed_with(name)}
+    device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_solver_array(name)}
     points = op.points(run.backend.asarray(arrays["Z"]), right=True)
     options = run.config.solver
     if "ridge" in meta["setup"]:
@@ -344,27 +346,26 @@ def reassemble(
 def compute_setup_part(run: ResolvedRun) -> dict[str, Array]:
     """Compute this rank's part of the arrays of `compute_setup`, from the input that rank 0
     broadcasts."""
-    ranks, own = run.inputs.ranks, {}
+    ranks, own_centers = run.inputs.ranks, {}
     if run.problem.center_ranks > 1:
         p, continued = run.problem.p, run.inputs.continued
         if continued is not None and run.problem.reads_stripes:
-            own = {"Z": continued.stored.read(ranks.stripe(p))}
+            own_centers = {"Z": continued.stored.read(ranks.stripe(p))}
         else:
-            own = {"Z": receive_shard(p, ranks)}
-        mean(own["Z"], run.problem.p, ranks)  # rank 0 broadcasts the result in the setup
+            own_centers = {"Z": receive_shard(p, ranks)}
+        mean(own_centers["Z"], run.problem.p, ranks)  # rank 0 broadcasts the result in the setup
     arrays, meta = receive_setup(ranks)
-    arrays |= own
+    arrays |= own_centers
     kernel = run.config.model.kernel
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
     work, samples = work_of(run, op, arrays, meta)
-    made = run.method.compute(work, samples, lambda event, fields: None).arrays
-    scale_start(made, meta["slope"])
-    return made | own
+    own_arrays = run.method.compute(work, samples, lambda event, fields: None).arrays
+    scale_start(own_arrays, meta["slope"])
+    return own_arrays | own_centers
 
 
 def accelerator_of(meta: Mapping[str, Any]) -> str:
-    """Return the accelerator setting with which a model predicts as it was trained. meta : metadata
-    of the model's setup."""
+    """Return the accelerator setting for predictions. meta : metadata of the model's setup"""
     return "none" if meta["backend"].get("accelerator") == "none" else "auto"
 
 
@@ -373,25 +374,27 @@ def operator(
     kernel: Kernel | None = None,
 ) -> KernelOperator:  # fmt: skip
     """Return the kernel operator that a run was set up with."""
-    described = meta["kernel"]
-    if described["kernel"] == "fourier":
+    notation = meta["kernel"]
+    if notation["kernel"] == "fourier":
         if kernel is not None and kernel.is_open:
-            kernel = kernel.with_bandwidth(described["of"]["bandwidth"])
-        if kernel is not None and kernel.describe() != described["of"]:
+            kernel = kernel.with_bandwidth(notation["of"]["bandwidth"])
+        if kernel is not None and kernel.describe() != notation["of"]:
             raise ConfigError(
-                f"{mention('kernel', kernel)} differs from that of training, {described['of']}"
+                f"{mention('kernel', kernel)} is not the kernel of training, {notation['of']}",
+                "give the kernel of the training",
             )
-        kernel = FourierFeatures(described["n_features"], described["of"])
+        kernel = FourierFeatures(notation["n_features"], notation["of"])
     elif kernel is None:
-        kernel = get_kernel(described, metric=arrays.get("metric"))
+        kernel = get_kernel(notation, metric=arrays.get("metric"))
     else:
         if kernel.is_open:
-            kernel = kernel.with_bandwidth(described["bandwidth"])
+            kernel = kernel.with_bandwidth(notation["bandwidth"])
         if kernel.metric is None:  # the metric was learned, or given separately
             kernel = kernel.with_metric(arrays.get("metric"))
-        if kernel.describe() != described:
+        if kernel.describe() != notation:
             raise ConfigError(
-                f"{mention('kernel', kernel)} differs from that of training, {described}"
+                f"{mention('kernel', kernel)} is not the kernel of training, {notation}",
+                "give the kernel of the training",
             )
     grid = None if meta["grid"] is None else Grid(**meta["grid"])
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)

@@ -21,11 +21,12 @@ from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.samples import CenterTargets, SampleRows
 from streamkern.train.resolve.resolved_run import ResolvedRun
 
-Hosts = Mapping[str, npt.NDArray[Any]]
+HostArrays = Mapping[str, npt.NDArray[Any]]
+"""Arrays on the host, by name."""
 
 
 def broadcast_setup(
-    work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Samples
+    work: Work[Any], arrays: HostArrays, meta: Mapping[str, Any], samples: Samples
 ) -> Samples:
     """Return `samples` of rank 0, wrapped to broadcast the samples and the work when it is called.
 
@@ -36,27 +37,32 @@ def broadcast_setup(
         return samples
 
     def read() -> tuple[SampleRows, SampleRows]:
-        found, to_host = samples(), work.op.backend.to_host
-        sent = dict(arrays)
-        for name, rows in zip(("sample", "probe"), found, strict=True):
-            sent |= _named(name, rows._asdict(), to_host)
+        samples_read, to_host = samples(), work.op.backend.to_host
+        arrays_sent = dict(arrays)
+        for name, rows in zip(("sample", "probe"), samples_read, strict=True):
+            arrays_sent |= _as_arrays(name, rows._asdict(), to_host)
         known, noise = work.known, asdict(replace(work.noise, tried=[]))
         if known is not None:
-            sent |= _named(
-                "known", {k: getattr(known, k) for k in ("counts", "weights", "Y")}, to_host
+            arrays_sent |= _as_arrays(
+                "known",
+                {k: getattr(known, k) for k in ("counts", "weights", "Y")},
+                to_host,
             )
-        numbers = dict(meta) | {
-            "fresh": [rows.fresh for rows in found], "noise": noise, "worth": work.worth,
+        known_counts = None if known is None else [known.n_rows, known.whole]
+        meta_sent = dict(meta) | {
+            "fresh": [rows.fresh for rows in samples_read], "noise": noise, "worth": work.worth,
             "ridge": work.options.ridge,
-            "known": None if known is None else [known.n_rows, known.whole],
+            "known": known_counts,
         }  # fmt: skip
-        numbers["arrays"] = {name: [a.shape, a.dtype.str] for name, a in sent.items()}
+        meta_sent["arrays"] = {
+            name: [array.shape, array.dtype.str] for name, array in arrays_sent.items()
+        }
         work.ranks.broadcast_bytes(
-            json.dumps(numbers, default=lambda number: number.item()).encode()
+            json.dumps(meta_sent, default=lambda number: number.item()).encode()
         )
-        for a in sent.values():
-            work.ranks.broadcast(np.ascontiguousarray(a))
-        return found
+        for array in arrays_sent.values():
+            work.ranks.broadcast(np.ascontiguousarray(array))
+        return samples_read
 
     return read
 
@@ -64,9 +70,9 @@ def broadcast_setup(
 def receive_setup(ranks: Communicator) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Receive the arrays and the JSON values that rank 0 sends by `broadcast_setup`."""
     meta = json.loads(ranks.broadcast_bytes(b""))
-    described = meta.pop("arrays")
-    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in described.items()}
-    return {name: ranks.broadcast(a) for name, a in arrays.items()}, meta
+    shapes = meta.pop("arrays")
+    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
+    return {name: ranks.broadcast(array) for name, array in arrays.items()}, meta
 
 
 def work_of(
@@ -81,21 +87,21 @@ def work_of(
     """
     asarray = run.backend.asarray
     Z = op.points(asarray(arrays["Z"]), right=True)
-    known = None
+    center_targets = None
     if meta["known"] is not None:
-        n_rows, whole = meta["known"]
+        n_rows, is_complete = meta["known"]
         weights, Y = (asarray(arrays[f"known.{name}"]) for name in ("weights", "Y"))
-        known = CenterTargets(arrays["known.counts"], weights, Y, n_rows, whole)
+        center_targets = CenterTargets(arrays["known.counts"], weights, Y, n_rows, is_complete)
     options = run.config.solver.with_ridge(meta["ridge"])
     noise, worth = Noise(**meta["noise"]), meta["worth"]
     work = Work(
-        op, Z, run.problem, run.sizes, options, run.config.run.random_state, known, noise, worth,
-        run.inputs.ranks,
+        op, Z, run.problem, run.sizes, options, run.config.run.random_state, center_targets, noise,
+        worth, run.inputs.ranks,
     )  # fmt: skip
 
     def samples() -> tuple[SampleRows, SampleRows]:
         sample, probe = (
-            _rows(name, arrays, fresh, asarray)
+            _sample_rows(name, arrays, fresh, asarray)
             for name, fresh in zip(("sample", "probe"), meta["fresh"], strict=True)
         )
         return sample, probe
@@ -103,7 +109,7 @@ def work_of(
     return work, samples
 
 
-def _rows(
+def _sample_rows(
     name: str, arrays: dict[str, npt.NDArray[Any]], fresh: int, asarray: Callable[[Any], Array]
 ) -> SampleRows:
     X, Y, root, index = (
@@ -112,8 +118,12 @@ def _rows(
     return SampleRows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, index)
 
 
-def _named(
-    name: str, parts: Mapping[str, Any], to_host: Callable[[Array], npt.NDArray[Any]]
+def _as_arrays(
+    name: str, fields: Mapping[str, Any], to_host: Callable[[Array], npt.NDArray[Any]]
 ) -> dict[str, npt.NDArray[Any]]:
-    arrays = {part: a for part, a in parts.items() if a is not None and not np.isscalar(a)}
-    return {f"{name}.{part}": np.asarray(to_host(a)) for part, a in arrays.items()}
+    arrays = {
+        part: array
+        for part, array in fields.items()
+        if array is not None and not np.isscalar(array)
+    }
+    return {f"{name}.{part}": np.asarray(to_host(array)) for part, array in arrays.items()}

@@ -20,15 +20,15 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 class CenterRows(NamedTuple):
     """Rows that are centers.
 
-    place : (q,) int64, index of the center that each row is, in storage order
+    center_index : (q,) int64, index in storage order of the center that each row is
     block : the rows without features: X is (q, 0)
     """
 
-    place: npt.NDArray[np.int64]
+    center_index: npt.NDArray[np.int64]
     block: RowBlock
 
 
-def of_rows(run: ResolvedRun, block: RowBlock) -> CenterRows | None:
+def rows_as_centers(run: ResolvedRun, block: RowBlock) -> CenterRows | None:
     """Return the rows of centers that were drawn as rows.
 
     block : rows in the storage order of the centers: row i is center i
@@ -38,19 +38,19 @@ def of_rows(run: ResolvedRun, block: RowBlock) -> CenterRows | None:
     return CenterRows(np.arange(len(block.row_ids)), without_features(block))
 
 
-def given(run: ResolvedRun, centers: npt.NDArray[Any]) -> CenterRows | None:
-    """Return the rows that equal given centers; None if there are none or the data is not in
-    memory.
+def rows_equal_to(run: ResolvedRun, centers: npt.NDArray[Any]) -> CenterRows | None:
+    """Return the rows that equal one of the centers; None without such rows, or if the data is not
+    in memory.
 
     centers : (p, *row_shape) centers before all transforms, in storage order
     """
     if run.data.augmented or not run.data.repeats:
         return None
-    found = stored_rows(run.data.source).find_rows(centers)
-    if found is None or not len(found[0]):
+    matches = stored_rows(run.data.source).find_rows(centers)
+    if matches is None or not len(matches[0]):
         return None
-    rows, place = found
-    return CenterRows(place, without_features(read_rows(run.data.source, rows, 0)))
+    rows, center_index = matches
+    return CenterRows(center_index, without_features(read_rows(run.data.source, rows, 0)))
 
 
 def without_features(block: RowBlock) -> RowBlock:
@@ -58,15 +58,19 @@ def without_features(block: RowBlock) -> RowBlock:
     return block._replace(X=np.empty((len(block.row_ids), 0), np.float32))
 
 
-def center_places(
-    numbers: npt.NDArray[np.int64], known: CenterRows | None
+def center_indices(
+    row_ids: npt.NDArray[np.int64], centers: CenterRows | None
 ) -> npt.NDArray[np.int64]:
-    """Return the index of the center that each row is, (m,), or -1. numbers : (m,) row numbers."""
-    places = np.full(len(numbers), -1)
-    if known is not None:
-        order = np.argsort(known.block.row_ids)
-        ascending = known.block.row_ids[order]
-        at = np.minimum(np.searchsorted(ascending, numbers), len(order) - 1)
-        hit = ascending[at] == numbers
-        places[hit] = known.place[order[at[hit]]]
-    return places
+    """Return the index (m,) of the center that each row is; -1 for rows that are no center.
+
+    row_ids : (m,) row numbers
+    centers : the rows that are centers; None if no row is one
+    """
+    indices = np.full(len(row_ids), -1)
+    if centers is not None:
+        order = np.argsort(centers.block.row_ids)
+        ascending = centers.block.row_ids[order]
+        position = np.minimum(np.searchsorted(ascending, row_ids), len(order) - 1)
+        is_center = ascending[position] == row_ids
+        indices[is_center] = centers.center_index[order[position[is_center]]]
+    return indices

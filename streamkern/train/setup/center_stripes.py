@@ -1,6 +1,7 @@
 """Scatter the centers of a setup over the ranks of a center partition.
 
-Rank 0, which has chosen the centers, broadcasts them part by part, and each rank keeps its stripe.
+Rank 0 has chosen the centers. It broadcasts them part by part, and each rank keeps its stripe: a
+range of consecutive centers.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArr
     parts : all p centers, each of them once
     """
 
-    def sent() -> Iterator[CenterPart]:
-        for places, X in parts:
+    def broadcast_parts() -> Iterator[CenterPart]:
+        for indices, X in parts:
             for rows in tiles(len(X), max(1, BROADCAST_CENTER_BYTES // max(1, X[:1].nbytes))):
                 part = np.ascontiguousarray(X[rows])
                 ranks.broadcast_scalars([*part.shape, part.itemsize])
-                yield ranks.broadcast(places[rows].copy()), ranks.broadcast(part)
+                yield ranks.broadcast(indices[rows].copy()), ranks.broadcast(part)
         ranks.broadcast_scalars([0, 0, 0])
 
-    return _own_stripe(sent(), p, ranks)
+    return _own_stripe(broadcast_parts(), p, ranks)
 
 
 def receive_shard(p: int, ranks: Communicator) -> HostArray:
     """Receive the centers that rank 0 broadcasts, and return the stripe of this rank, (q, d)."""
 
-    def received() -> Iterator[CenterPart]:
+    def received_parts() -> Iterator[CenterPart]:
         while True:
             m, d, itemsize = (int(size) for size in ranks.broadcast_scalars([0, 0, 0]))
             if not m:
@@ -48,19 +49,19 @@ def receive_shard(p: int, ranks: Communicator) -> HostArray:
             X = np.empty((m, d), f"f{itemsize}")
             yield ranks.broadcast(np.empty(m, np.int64)), ranks.broadcast(X)
 
-    return _own_stripe(received(), p, ranks)
+    return _own_stripe(received_parts(), p, ranks)
 
 
 def _own_stripe(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:
     """Return the stripe of this rank, (q, d), from parts of all centers."""
-    own, kept = ranks.stripe(p), None
-    for places, X in parts:
-        if kept is None:
-            kept = np.empty((own.stop - own.start, X.shape[1]), X.dtype)
-        here = (places >= own.start) & (places < own.stop)
-        kept[places[here] - own.start] = X[here]
-    assert kept is not None, "there are no centers"
-    return kept
+    own, stripe = ranks.stripe(p), None
+    for indices, X in parts:
+        if stripe is None:
+            stripe = np.empty((own.stop - own.start, X.shape[1]), X.dtype)
+        in_stripe = (indices >= own.start) & (indices < own.stop)
+        stripe[indices[in_stripe] - own.start] = X[in_stripe]
+    assert stripe is not None, "there are no centers"
+    return stripe
 
 
 def mean(Z: HostArray, p: int, ranks: Communicator) -> HostArray:

@@ -30,10 +30,10 @@ from streamkern.train.restart.stored_centers import StoredCenters
 from streamkern.train.setup import center_rows
 from streamkern.train.setup.center_rows import CenterRows
 from streamkern.train.setup.center_stripes import CenterPart, mean, scatter
-from streamkern.train.setup.choose_kernel import moved
+from streamkern.train.setup.choose_kernel import in_metric_coordinates
 
 
-class Chosen(NamedTuple):
+class ChosenCenters(NamedTuple):
     """Centers and kernel of a run.
 
     Z : (p, d) transformed centers on the host, in storage order. If ranks partition the centers,
@@ -41,8 +41,8 @@ class Chosen(NamedTuple):
     order : (p,); row i of Z is row order[i] of the centers as selected
     kernel : kernel as given, or with the bandwidth found from the data
     rows : rows of the training data that are centers; None if they are not known
-    shift : (d,), the mean of Z, which is subtracted from all rows. This changes no distance; but
-        without it, distances of raw pixels would lose three digits.
+    shift : (d,), the mean of Z, which is subtracted from all rows. This changes no distance, but
+        reduces the rounding errors of distances between rows far from 0.
     """
 
     Z: HostArray
@@ -55,7 +55,7 @@ class Chosen(NamedTuple):
 def choose_centers(
     run: ResolvedRun, dtype: np.dtype[Any], report: Report, kernel: Kernel | None = None,
     metric: Floats | None = None,
-) -> Chosen:  # fmt: skip
+) -> ChosenCenters:  # fmt: skip
     """Choose centers by the method of `model.centers`, or take the given ones.
 
     The fixed transforms are applied to the centers, or to the rows that a selection starts from,
@@ -75,7 +75,7 @@ def choose_centers(
         return _frequencies(run, dtype, report, kernel)
     if run.problem.streams_centers:
         return _streamed(run, dtype, report, kernel, metric)
-    began = time.perf_counter()
+    start = time.perf_counter()
     seed, method = run.config.run.random_state, run.centers_from
     block, n_read = _rows(run, method)
     in_order, selection = run.in_order, run.problem.selection
@@ -83,7 +83,7 @@ def choose_centers(
     order = np.arange(p) if in_order else random_rows.random_order(p, seed)
     if selection is None:
         block = block.take(order)
-    rows = _known(run, method, block)
+    rows = _center_rows(run, method, block)
     X = run.backend.to_host(transformed(run, block, dtype)[0])
     del block
     kernel = kernel or _kernel(run, X, in_order, metric)
@@ -91,28 +91,28 @@ def choose_centers(
     if selection is not None:
         batches = partial(_batches, run, dtype)
         work = CenterWork(p, seed, kernel, run.backend, run.precision, run.grid, batches)
-        centers, measured = SELECTORS[method].refine(X, selection, work)
+        centers, facts = SELECTORS[method].refine(X, selection, work)
         X = centers[order]
-        fields |= measured
+        fields |= facts
     run.backend.release()
     shift = _mean(X)
     if run.problem.center_ranks > 1:
         X, shift = scatter_all(run, X)
-    report("centers", {**fields, "seconds": time.perf_counter() - began})
-    return Chosen(X, order, kernel, rows, shift)
+    report("centers", {**fields, "seconds": time.perf_counter() - start})
+    return ChosenCenters(X, order, kernel, rows, shift)
 
 
 def _continued(
     run: ResolvedRun, continued: ParentRun, dtype: np.dtype[Any], report: Report
-) -> Chosen:  # fmt: skip
+) -> ChosenCenters:  # fmt: skip
     """Return the centers of the run that is continued; each rank reads its stripe."""
     p, ranks = run.problem.p, run.inputs.ranks
     in_stripes = run.problem.reads_stripes
     rows = ranks.stripe(p) if in_stripes else slice(0, p)
-    Z, order, kernel = continued.chosen(dtype, run.problem.features, rows)
+    Z, order, kernel = continued.centers_and_kernel(dtype, run.problem.features, rows)
     report("centers", {"method": "continued", "centers": p, "rows": 0, "seconds": 0.0})
     shift = mean(Z, p, ranks).astype(dtype) if in_stripes else _mean(Z)
-    return Chosen(Z, order, kernel, None, shift)
+    return ChosenCenters(Z, order, kernel, None, shift)
 
 
 def _mean(Z: HostArray) -> HostArray:
@@ -125,36 +125,39 @@ def _streamed(
     report: Report,
     kernel: Kernel | None,
     metric: Floats | None,
-) -> Chosen:
+) -> ChosenCenters:
     """Choose rows as centers, and scatter them over the ranks unit by unit as they are read."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     base, p, method = run.data.base, run.problem.p, run.centers_from
     seed = run.config.run.random_state
     chosen, n_read = (
         (np.arange(p), p) if method == "all" else SELECTORS[method].choose(base, p, seed)
     )
     order = random_rows.random_order(p, seed)
-    place_of = np.argsort(order)  # index in storage order of each selected row
-    first = np.empty((min(p, random_rows.BANDWIDTH_ROWS), run.data.d), dtype)
-    seen, rest = list[Ints](), list[RowBlock]()
+    storage_index = np.argsort(order)  # index in storage order of each selected row
+    bandwidth_rows = np.empty((min(p, random_rows.BANDWIDTH_ROWS), run.data.d), dtype)
+    streamed_indices, blocks = list[Ints](), list[RowBlock]()
 
     def parts() -> Iterator[CenterPart]:
-        for at, block in rows_by_unit(base, chosen, seed):
-            X, places = run.backend.to_host(transformed(run, block, dtype)[0]), place_of[at]
-            few = places < len(first)
-            first[places[few]] = X[few]
-            seen.append(places)
-            rest.append(center_rows.without_features(block))
-            yield places, X
+        for selected, block in rows_by_unit(base, chosen, seed):
+            X = run.backend.to_host(transformed(run, block, dtype)[0])
+            storage_indices = storage_index[selected]
+            for_bandwidth = storage_indices < len(bandwidth_rows)
+            bandwidth_rows[storage_indices[for_bandwidth]] = X[for_bandwidth]
+            streamed_indices.append(storage_indices)
+            blocks.append(center_rows.without_features(block))
+            yield storage_indices, X
 
     Z = scatter(parts(), p, run.inputs.ranks)
     shift = mean(Z, p, run.inputs.ranks).astype(dtype)
-    rows = _known(run, method, concatenated(rest).take(np.argsort(np.concatenate(seen))))
-    kernel = kernel or _kernel(run, first, False, metric)
+    rows = _center_rows(
+        run, method, concatenated(blocks).take(np.argsort(np.concatenate(streamed_indices)))
+    )
+    kernel = kernel or _kernel(run, bandwidth_rows, False, metric)
     run.backend.release()
     fields = {"method": method, "centers": p, "rows": n_read}
-    report("centers", {**fields, "seconds": time.perf_counter() - began})
-    return Chosen(Z, order, kernel, rows, shift)
+    report("centers", {**fields, "seconds": time.perf_counter() - start})
+    return ChosenCenters(Z, order, kernel, rows, shift)
 
 
 def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
@@ -164,7 +167,7 @@ def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
     return stripe, mean(stripe, p, ranks).astype(Z.dtype)
 
 
-def _known(run: ResolvedRun, method: str, block: RowBlock) -> CenterRows | None:
+def _center_rows(run: ResolvedRun, method: str, block: RowBlock) -> CenterRows | None:
     """Return the rows of the training data that are centers, if the method uses their targets.
 
     block : centers in storage order, or the rows from which a selection starts
@@ -172,8 +175,8 @@ def _known(run: ResolvedRun, method: str, block: RowBlock) -> CenterRows | None:
     if not run.method.uses_center_targets or run.problem.selection is not None:
         return None
     if method in ("given", "file"):
-        return center_rows.given(run, block.X)
-    return center_rows.of_rows(run, block)
+        return center_rows.rows_equal_to(run, block.X)
+    return center_rows.rows_as_centers(run, block)
 
 
 def transformed(run: ResolvedRun, rows: RowBlock, dtype: np.dtype[Any]) -> tuple[Array, Array]:
@@ -193,8 +196,8 @@ def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
     if method in SELECTORS:
         n = run.problem.p if selection is None else selection.first
         block, n_read = SELECTORS[method].rows(base, n, seed)
-        counted = random_rows.without_weightless(base, block, run.data.weight_factors, seed)
-        return counted, n_read
+        weighted_block = random_rows.without_weightless(base, block, run.data.weight_factors, seed)
+        return weighted_block, n_read
     if method == "all":
         block = random_rows.all_rows(base, seed)
     else:
@@ -207,33 +210,33 @@ def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
 
 
 def _kernel(run: ResolvedRun, X: HostArray, in_order: bool, metric: Floats | None = None) -> Kernel:
-    """Return the kernel of the settings; an open bandwidth is the median distance of rows X."""
+    """Return the kernel of the settings. An open bandwidth is the median distance of the rows X."""
     model, bandwidth = run.config.model, run.config.model.bandwidth
 
     @cache
     def width(geometry: str) -> float:
         if not isinstance(bandwidth, str):
             return bandwidth
-        drawn = X
-        if in_order:  # may be sorted by label; in other cases the order is already random
+        bandwidth_rows = X
+        if in_order:  # rows may be sorted by label; otherwise their order is already random
             order = random_rows.random_order(len(X), run.config.run.random_state)
-            drawn = X[order[: random_rows.BANDWIDTH_ROWS]]
+            bandwidth_rows = X[order[: random_rows.BANDWIDTH_ROWS]]
         norm = "cityblock" if geometry == "l1" else "euclidean"
         with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
-            drawn = moved(drawn, metric)
-        return random_rows.median_bandwidth(drawn, norm, sparse=run.data.sparse)
+            bandwidth_rows = in_metric_coordinates(bandwidth_rows, metric)
+        return random_rows.median_bandwidth(bandwidth_rows, norm, sparse=run.data.sparse)
 
-    made = run.data.kernel_of(get_kernel(model.kernel, width))
-    return made if metric is None else made.with_metric(metric)
+    kernel = run.data.kernel_of(get_kernel(model.kernel, width))
+    return kernel if metric is None else kernel.with_metric(metric)
 
 
 def _frequencies(
-    run: ResolvedRun, dtype: np.dtype[Any], report: Report, found: Kernel | None
-) -> Chosen:
+    run: ResolvedRun, dtype: np.dtype[Any], report: Report, known_kernel: Kernel | None
+) -> ChosenCenters:
     """Draw frequencies and phases (D, d + 1), as the centers of random features of the kernel."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
-    n_read, kernel = 0, found or run.config.model.kernel
+    n_read, kernel = 0, known_kernel or run.config.model.kernel
     if not isinstance(kernel, Kernel) or kernel.is_open:
         block = random_rows.random_centers(base, min(random_rows.BANDWIDTH_ROWS, base.n_rows), seed)
         X, _ = transformed(run, block, dtype)
@@ -241,15 +244,15 @@ def _frequencies(
     order = random_rows.random_order(n_features, seed)
     Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
     fields = {"method": "fourier", "centers": n_features, "rows": n_read}
-    report("centers", {**fields, "seconds": time.perf_counter() - began})
-    return Chosen(Z, order, FourierFeatures(n_features, kernel.describe()), None, _mean(Z))
+    report("centers", {**fields, "seconds": time.perf_counter() - start})
+    return ChosenCenters(Z, order, FourierFeatures(n_features, kernel.describe()), None, _mean(Z))
 
 
 def _batches(
     run: ResolvedRun, dtype: np.dtype[Any], n: int, batch_size: int
 ) -> Iterator[HostArray]:
     """Yield n stored rows in shuffled batches, in passes over all rows."""
-    left = n
+    n_left = n
     sizes, seed = run.sizes, run.config.run.random_state
     with BatchReader(
         run.data.base,
@@ -259,10 +262,10 @@ def _batches(
         in_flight_bytes=sizes.loader_in_flight_bytes,
         threads=run.config.data.prefetch_threads,
     ) as loader:
-        passes = -(-left // run.data.base.n_rows)
+        passes = -(-n_left // run.data.base.n_rows)
         for batch in loader.epochs(SETUP_EPOCH, SETUP_EPOCH + passes):
             X = run.backend.to_host(transformed(run, batch, dtype)[0])
-            yield X[:left]
-            left -= len(X)
-            if left <= 0:
+            yield X[:n_left]
+            n_left -= len(X)
+            if n_left <= 0:
                 return

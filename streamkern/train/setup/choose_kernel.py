@@ -2,44 +2,25 @@
 
 The median distance between rows is a length scale of the features, and ignores the targets. The
 leave-one-out errors of a few rows have a closed form (`precondition.noise`), so that a kernel with
-its best ridge costs a few factorisations of its kernel matrix.
-
-512 rows are enough. The choice from 1024, 512 and 256 rows had a test MSE of .795, .802 and .805
-relative to Laplace with the median distance (geometric mean of ten tables, two seeds, 2000
-centers), and never above 1.000. It took 3.1, .65 and .19 s on one thread. If the search for each
-kernel starts at the optimum of the kernel before it, 512 rows take .37 s, and have .805.
+its best ridge costs a few factorisations of its kernel matrix. The search for each kernel starts at
+the optimum of the kernel before it.
 
 A kernel that needs almost no ridge is useful only if the solver converges for that ridge. One epoch
-of steps does not, with a preconditioner that is truncated at 1e-5 of the top eigenvalue. Errors are
-therefore computed with a ridge no smaller than `Method.min_penalty` allows. An example is Matern
-5/2 on compactiv: with 8 times the median distance, the exact solution had a test MSE of .021, and
-the block solver after one epoch .049 and .108 (two seeds); with twice the median distance, the
-block solver had .022 and .030. With this limit, the test MSE of the block solver relative to
-Laplace with the median distance was .81 (geometric mean of eight tables, two seeds) and 1.00 in the
-worst case; without it, .91 and 1.60. With 8000 centers and blocks of p/4 and p/16, it was .69 to
-1.014 on five tables.
+of steps with a truncated preconditioner does not. Errors are therefore computed with a ridge no
+smaller than `Method.min_penalty` allows.
 
 The run has more rows than are examined here. It needs a narrower kernel, and with a wide smooth
 kernel its rows cannot be distinguished in float32. Of the bandwidths with about the least error,
-the one nearest to the median distance is therefore chosen, and of such kernels the roughest. With
-2000 centers and all rows, the test MSE at 1/2, 1, 2, 4, 8 and 16 times the median distance was:
-
-    compactiv   Laplace      .102 .056 .038 .032 .030 .030
-                Matern 5/2   .115 .045 .025 .021 .023 .034
-    bike        Laplace      .083 .073 .070 .070 .069 .069
-                Matern 5/2   .062 .048 .044 .055 .084 .120
+the one nearest to the median distance is therefore chosen, and of such kernels the roughest.
 
 A few rows with large errors may dominate the mean squared error, and the smoothest kernels fit them
-most closely. The first kernel tried, mostly Laplace with the median distance, is therefore kept
-unless the gain over it is significant: `KERNEL_GAIN_SE` standard errors of the paired differences,
-or `LIKELY` if the rows are certain to predict each other. In `python -m benchmarks.few_rows` (360
-problems with 25 to 200 rows, ten tables, and eight synthetic ones with light and heavy tails), this
-rule changed 41 kernels. For these, the test MSE with the rule relative to without it had the
-geometric mean .995, and was 1.67 in the worst and .74 in the best case.
+most closely. The first fit, mostly Laplace with the median distance, is therefore kept unless the
+gain over it is significant: `KERNEL_GAIN_SE` standard errors of the paired differences, or
+`PREDICTABLE_GAIN_SE` if the rows are certain to predict each other. `python -m benchmarks.few_rows`
+measures the effect of this rule.
 
 A solver that converges slowly with a wide or smooth kernel uses the roughest kernel, with a
-bandwidth no larger than the median distance. On compactiv, where 16 times the median would suit the
-data, EigenPro 4 had .140 with it after one epoch, and .084 with the median distance.
+bandwidth no larger than the median distance.
 """
 
 from __future__ import annotations
@@ -66,19 +47,19 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 
 Squares = npt.NDArray[np.float64]
 
-MIN_BANDWIDTH, MAX_BANDWIDTH = -6, 4
+MIN_WIDTH_LOG2, MAX_WIDTH_LOG2 = -6, 4
 """Exponents of two of the smallest and largest bandwidth tried, relative to the median distance.
-Place codes, which are names written as integers, need narrow kernels. At 2^-9 float32 no longer
-recognises equal rows."""
-KERNEL_ROWS, KERNEL_MIN_ROWS = 512, 256
+Integer codes of places need narrow kernels. With much narrower ones, float32 no longer recognises
+equal rows."""
+KERNEL_ROWS, MIN_KERNEL_ROWS = 512, 256
 """Largest and smallest number of rows that are examined; in between, half of the rows are."""
-KERNEL_TIE = 0.03
+KERNEL_ERROR_TOLERANCE = 0.03
 """Relative excess over the least error up to which a bandwidth, or a kernel, counts as equally
 good."""
-KERNEL_GAIN_SE, LIKELY = 2.0, 1.0
+KERNEL_GAIN_SE, PREDICTABLE_GAIN_SE = 2.0, 1.0
 """Standard errors by which squared errors must fall for a kernel to replace the first one tried;
-the second value applies if rows are certain to predict each other, see `TELLS`."""
-TELLS = 2.5
+the second value applies if rows are certain to predict each other, see `PREDICTABLE_SE`."""
+PREDICTABLE_SE = 2.5
 """Standard errors by which the absolute errors must be below the errors of f = 0 for rows to be
 certain to predict each other."""
 
@@ -122,7 +103,7 @@ def kernels_of(run: ResolvedRun) -> tuple[Any, ...]:
 
 def widest_of(run: ResolvedRun) -> int:
     """Return the largest exponent of two to try for the bandwidth."""
-    return MAX_BANDWIDTH if run.method.insensitive_to_conditioning else 0
+    return MAX_WIDTH_LOG2 if run.method.insensitive_to_conditioning else 0
 
 
 def is_wide_open(run: ResolvedRun, kernel: str | Mapping[str, Any] | Kernel) -> bool:
@@ -145,7 +126,7 @@ def find_kernel(
     host, bandwidth = run.backend.to_host(rows.X), run.config.model.bandwidth
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
     with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
-        points = moved(host, metric)
+        points = in_metric_coordinates(host, metric)
 
     @cache
     def width(geometry: str) -> float:
@@ -157,83 +138,91 @@ def find_kernel(
     def operator(kernel: Kernel) -> KernelOperator:
         return KernelOperator(kernel, run.backend, run.search_precision, shift, run.grid)
 
-    first, *others = kernels_of(run)
+    first_kernel, *other_kernels = kernels_of(run)
 
     def best_of(
-        asked: str | Mapping[str, Any] | Kernel, near: FoundKernel | None
+        notation: str | Mapping[str, Any] | Kernel, start: FoundKernel | None
     ) -> tuple[FoundKernel, FoundKernel]:
-        tried: dict[float, FoundKernel] = {}
+        fits: dict[float, FoundKernel] = {}
 
         def error(factor: float) -> float:
-            kernel = get_kernel(asked, lambda geometry: factor * width(geometry))
+            kernel = get_kernel(notation, lambda geometry: factor * width(geometry))
             kernel = run.data.kernel_of(kernel)
             kernel = kernel if metric is None else kernel.with_metric(metric)
             kernel = kernel.with_categorical(categorical) if categorical else kernel
-            last = near if not tried else [*tried.values()][-1]
-            before = None if last is None else last.noise
-            noise = find_noise(operator(kernel), None, rows, before, run.method.min_penalty)
-            tried[factor] = FoundKernel(kernel, noise, round(math.log2(factor)))
+            start_fit = start if not fits else [*fits.values()][-1]
+            start_noise = None if start_fit is None else start_fit.noise
+            noise = find_noise(operator(kernel), None, rows, start_noise, run.method.min_penalty)
+            fits[factor] = FoundKernel(kernel, noise, round(math.log2(factor)))
             return noise.error
 
-        ends = (MIN_BANDWIDTH, widest_of(run)) if is_wide_open(run, asked) else (0, 0)
-        start, stride = (0, 2) if near is None else (near.exponent, 1)
-        errors = geometric_search(error, start, *ends, base=2.0, stride=stride)
-        found = tried[2.0 ** nearest(errors)]
-        curve = [(2.0**at, value) for at, value in errors.items() if math.isfinite(value)]
+        exponent_range = (MIN_WIDTH_LOG2, widest_of(run)) if is_wide_open(run, notation) else (0, 0)
+        start_exponent, stride = (0, 2) if start is None else (start.exponent, 1)
+        errors = geometric_search(error, start_exponent, *exponent_range, base=2.0, stride=stride)
+        best_fit = fits[2.0 ** nearest_equivalent(errors)]
+        tried = [(2.0**k, value) for k, value in errors.items() if math.isfinite(value)]
         fields = {
-            "kernel": found.kernel.describe(), "factor": 2.0**found.exponent, "tried": curve,
-            "kernels": len(others) + 1,
+            "kernel": best_fit.kernel.describe(), "factor": 2.0**best_fit.exponent, "tried": tried,
+            "kernels": len(other_kernels) + 1,
         }  # fmt: skip
         report("bandwidth", fields)
-        return found, next(iter(tried.values()))
+        return best_fit, next(iter(fits.values()))
 
-    found, usual = best_of(first, None)
-    each = [found]
-    for asked in others:
-        each.append(best_of(asked, each[-1])[0])
-    best = first_good(each)
-    if best is usual or not (best.noise.tried and usual.noise.tried):
+    best_fit, first_fit = best_of(first_kernel, None)
+    best_fits = [best_fit]
+    for notation in other_kernels:
+        best_fits.append(best_of(notation, best_fits[-1])[0])
+    best = roughest_equivalent(best_fits)
+    if best is first_fit or not (best.noise.tried and first_fit.noise.tried):
         return best
-    errors, plain, _ = row_errors(operator(best.kernel), None, rows, best.noise)
-    before, *_ = row_errors(operator(usual.kernel), None, rows, usual.noise)
-    return best if is_better(errors, before, plain) else usual
+    errors, zero_errors, _ = row_errors(operator(best.kernel), None, rows, best.noise)
+    first_errors, *_ = row_errors(operator(first_fit.kernel), None, rows, first_fit.noise)
+    return best if is_better(errors, first_errors, zero_errors) else first_fit
 
 
-def is_better(errors: Squares, usual: Squares, plain: Squares) -> bool:
-    """Return whether a kernel predicts rows significantly better than the one that was tried first.
+def is_better(errors: Squares, first_errors: Squares, zero_errors: Squares) -> bool:
+    """Return whether a kernel predicts rows significantly better than the first kernel tried.
 
-    errors, usual, plain : (n,) squared errors of the same rows: with the kernel, with the first
-        kernel, and of f = 0
+    errors, first_errors, zero_errors : (n,) squared errors of the same rows: with the kernel, with
+        the first kernel, and of f = 0
     """
-    predictable = surplus(np.sqrt(plain), np.sqrt(errors)) >= TELLS
-    return surplus(usual, errors) >= (LIKELY if predictable else KERNEL_GAIN_SE)
+    rows_are_predictable = surplus(np.sqrt(zero_errors), np.sqrt(errors)) >= PREDICTABLE_SE
+    return surplus(first_errors, errors) >= (
+        PREDICTABLE_GAIN_SE if rows_are_predictable else KERNEL_GAIN_SE
+    )
 
 
 def n_kernel_rows(n: int) -> int:
-    """Return how many of n rows are examined."""
-    return min(n, KERNEL_ROWS, max(KERNEL_MIN_ROWS, n // 2))
+    """Return the number of rows that are examined if there are n of them."""
+    return min(n, KERNEL_ROWS, max(MIN_KERNEL_ROWS, n // 2))
 
 
-def nearest(errors: Mapping[int, float]) -> int:
-    """Return the exponent nearest to 0 whose error is within `KERNEL_TIE` of the least.
+def nearest_equivalent(errors: Mapping[int, float]) -> int:
+    """Return the exponent nearest to 0 whose error is within `KERNEL_ERROR_TOLERANCE` of the least.
 
     errors : error of each exponent
     """
-    least = min(errors.values())
-    good = [at for at, value in errors.items() if value <= (1 + KERNEL_TIE) * least]
-    return min(good, key=lambda at: (abs(at), errors[at])) if math.isfinite(least) else 0
+    min_error = min(errors.values())
+    equivalent = [
+        exponent
+        for exponent, value in errors.items()
+        if value <= (1 + KERNEL_ERROR_TOLERANCE) * min_error
+    ]
+    if not math.isfinite(min_error):
+        return 0
+    return min(equivalent, key=lambda exponent: (abs(exponent), errors[exponent]))
 
 
-def first_good(found: list[FoundKernel]) -> FoundKernel:
-    """Return the first kernel whose error is within `KERNEL_TIE` of the least.
+def roughest_equivalent(fits: list[FoundKernel]) -> FoundKernel:
+    """Return the first kernel whose error is within `KERNEL_ERROR_TOLERANCE` of the least.
 
-    found : kernels from rough to smooth
+    fits : kernels from rough to smooth
     """
-    least = min(each.noise.error for each in found)
-    return next(each for each in found if each.noise.error <= (1 + KERNEL_TIE) * least)
+    min_error = min(fit.noise.error for fit in fits)
+    return next(fit for fit in fits if fit.noise.error <= (1 + KERNEL_ERROR_TOLERANCE) * min_error)
 
 
-def moved(X: npt.NDArray[Any], metric: Floats | None) -> npt.NDArray[Any]:
+def in_metric_coordinates(X: npt.NDArray[Any], metric: Floats | None) -> npt.NDArray[Any]:
     """Return rows (n, d) times the scales (d,) or matrix (d, r) of a metric.
 
     Their Euclidean distance is the distance in the metric.

@@ -12,8 +12,9 @@ remains with more rows. The rest is estimated to fall like 1 / rows.
 
 The log scale is used if the mean squared error falls by the share `LOG_SCALE_GAIN`, and by
 `LOG_SCALE_SE` standard errors of the paired differences. So that these do not depend on a few rows,
-squared errors are capped at their quantile `CAPPED` without a log scale. In addition, the mean of
-the squared errors without the cap must not rise. The figures are in docs/explanation/log-scale.md.
+squared errors are capped at the quantile `ERROR_CAP_QUANTILE` of the errors without a log scale. In
+addition, the mean of the squared errors without the cap must not rise. Measurements are in
+docs/explanation/log-scale.md.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.resolve.skew_targets import MIN_VARIATION, is_skew, leaves_transform_open
+from streamkern.train.resolve.skew_targets import (
+    MIN_VARIATION_COEFFICIENT,
+    is_skew,
+    leaves_transform_open,
+)
 from streamkern.train.resolve.training_data import in_memory
 from streamkern.train.restart.scaling import (
     changes_targets,
@@ -48,13 +53,11 @@ from streamkern.train.setup.setup_rows import unmerged_rows
 
 _Floats = npt.NDArray[np.float64]
 
-TRANSFORM_ROWS, FEWER_ROWS = 1024, 512
+MAX_TRANSFORM_ROWS, SECOND_GAIN_ROWS = 1024, 512
 """Largest number of rows that are compared, and number of rows for a second estimate of the factor
-of the predictions. The smaller estimate is used, because either may be too large: 1024 rows of a
-rough function took unexplained variation for noise, and a few of 512 counts gave a factor of 1.9,
-while 1024 counts gave 1.4.
+of the predictions. The smaller estimate is used, because either may be too large.
 """
-MARGIN = 1.0
+PREDICTION_MARGIN_SD = 1.0
 """Distance of the largest prediction from the largest target, in standard deviations of
 log(1 + y / unit)."""
 TRIED_KERNELS: Final = (
@@ -66,7 +69,7 @@ TRIED_NOISES: Final = tuple(10.0 ** (k / 2) for k in range(-10, 5))
 LOG_SCALE_GAIN, LOG_SCALE_SE = 0.03, 1.25
 """Smallest gain for which the log scale is used: as a share of the capped mean squared error, and
 in standard errors of the difference."""
-CAPPED, LEAST = 0.98, 0.02
+ERROR_CAP_QUANTILE, SMALL_UNIT_QUANTILE = 0.98, 0.02
 """Quantile of the squared errors at which they are capped, and quantile of the positive targets
 from which the smallest unit follows."""
 
@@ -82,35 +85,37 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
     """Return the log scale of the targets if the settings ask for it or the rows show that it is
     better; else None.
 
-    Reads up to `TRANSFORM_ROWS` rows, with their features.
+    Reads up to `MAX_TRANSFORM_ROWS` rows, with their features.
     """
-    asked = run.config.model.target_transform == "log"
-    if not asked and not _is_considered(run):
+    required = run.config.model.target_transform == "log"
+    if not required and not _is_considered(run):
         return None
     c = run.problem.c
     data, seed = run.data, run.config.run.random_state
-    given = run.backend, data.source, data.weight_factors, seed, dtype
-    scale = TargetScale.from_moments(target_moments(*given), False).scale
-    rows = unmerged_rows(run, dtype, TargetScale(np.zeros(c), scale), TRANSFORM_ROWS)
+    source_args = run.backend, data.source, data.weight_factors, seed, dtype
+    scale = TargetScale.from_moments(target_moments(*source_args), False).scale
+    rows = unmerged_rows(run, dtype, TargetScale(np.zeros(c), scale), MAX_TRANSFORM_ROWS)
     if rows.root is not None:
-        counted = rows.root > 0
-        rows = rows.part(counted) if counted.any() else rows._replace(root=None)
+        has_weight = rows.root > 0
+        rows = rows.part(has_weight) if has_weight.any() else rows._replace(root=None)
     y = run.backend.to_host(rows.Y).astype(np.float64)
-    if not asked and not is_skew(y[:, 0]):
+    if not required and not is_skew(y[:, 0]):
         return None
     with run.backend.single_threaded_blas():
         verdicts = _TargetColumns(run, rows, y, _units(y)).verdicts()
-        if not asked and not verdicts[0].is_better:
+        if not required and not verdicts[0].is_better:
             return None
-        unit, few = np.array([verdict.unit for verdict in verdicts]), slice(FEWER_ROWS)
-        of_few = _TargetColumns(run, rows.part(few), y[few], [unit]).verdicts()
-    gain = np.array([min(a.gain, b.gain) for a, b in zip(verdicts, of_few, strict=True)])
+        unit, first_rows = np.array([verdict.unit for verdict in verdicts]), slice(SECOND_GAIN_ROWS)
+        second_verdicts = _TargetColumns(
+            run, rows.part(first_rows), y[first_rows], [unit]
+        ).verdicts()
+    gain = np.array([min(a.gain, b.gain) for a, b in zip(verdicts, second_verdicts, strict=True)])
     deviation, unit = symmetric_log(np, y, unit).std(axis=0), unit * scale
-    most = _largest(run, unit)
-    most = None if most is None else most + MARGIN * deviation
-    moments = sampled_moments(*given, TargetScale(np.zeros(c), np.ones(c), unit))
-    found = TargetScale.from_moments(moments, run.config.model.fit_intercept)
-    targets = TargetScale(found.mean, found.scale, unit, gain, most)
+    max_target = _max_log_targets(run, unit)
+    max_target = None if max_target is None else max_target + PREDICTION_MARGIN_SD * deviation
+    moments = sampled_moments(*source_args, TargetScale(np.zeros(c), np.ones(c), unit))
+    standardised = TargetScale.from_moments(moments, run.config.model.fit_intercept)
+    targets = TargetScale(standardised.mean, standardised.scale, unit, gain, max_target)
     facts: dict[str, Any] = {"unit": unit.tolist(), "gain": gain.tolist()}
     if all(math.isfinite(verdict.ratio) for verdict in verdicts):
         facts["error_ratio"] = float(np.mean([verdict.ratio for verdict in verdicts]))
@@ -118,7 +123,7 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
     return FoundTransform(targets, facts)
 
 
-def _largest(run: ResolvedRun, unit: _Floats) -> _Floats | None:
+def _max_log_targets(run: ResolvedRun, unit: _Floats) -> _Floats | None:
     """Return the largest log(1 + |y| / unit) over all rows, (c,).
 
     None if the rows are not in memory, if other rows may follow, or if an output is always 0.
@@ -136,7 +141,7 @@ def _arrays(source: BaseSource) -> list[ArraySource]:
     """Return the array sources that a source in memory consists of."""
     if isinstance(source, ArraySource):
         return [source]
-    return [found for part in source.parts for found in _arrays(part)]
+    return [array_source for part in source.parts for array_source in _arrays(part)]
 
 
 def _is_considered(run: ResolvedRun) -> bool:
@@ -153,8 +158,10 @@ def _is_considered(run: ResolvedRun) -> bool:
         return False
     moments = known_moments(data.source, data.weight_factors)
     if moments is not None and moments.weight > 0:
-        varies = math.sqrt(float(moments.variance()[0])) >= MIN_VARIATION * float(moments.mean[0])
-        return bool(moments.mean[0] > 0) and varies
+        varies_enough = math.sqrt(
+            float(moments.variance()[0])
+        ) >= MIN_VARIATION_COEFFICIENT * float(moments.mean[0])
+        return bool(moments.mean[0] > 0) and varies_enough
     return True
 
 
@@ -165,12 +172,14 @@ def _units(y: _Floats) -> list[_Floats]:
 
     y : (n, c)
     """
-    found = []
+    units_by_output = []
     for target in np.abs(y).T:
-        above = target[target > 0] if target.any() else np.ones(1)
+        positive = target[target > 0] if target.any() else np.ones(1)
         mean = float(target.mean()) or 1.0
-        found.append((mean, mean / 8, min(float(np.quantile(above, LEAST)), mean) / 8))
-    return [np.array(unit) for unit in zip(*found, strict=True)]
+        units_by_output.append(
+            (mean, mean / 8, min(float(np.quantile(positive, SMALL_UNIT_QUANTILE)), mean) / 8)
+        )
+    return [np.array(unit) for unit in zip(*units_by_output, strict=True)]
 
 
 class _LogScaleVerdict(NamedTuple):
@@ -192,8 +201,8 @@ class _LogScaleVerdict(NamedTuple):
     @property
     def is_better(self) -> bool:
         """Return whether the log scale is significantly better."""
-        falls = self.ratio <= 1 - LOG_SCALE_GAIN and self.uncapped_ratio <= 1
-        return falls and self.standard_errors >= LOG_SCALE_SE
+        error_decreases = self.ratio <= 1 - LOG_SCALE_GAIN and self.uncapped_ratio <= 1
+        return error_decreases and self.standard_errors >= LOG_SCALE_SE
 
 
 class _TargetColumns:
@@ -217,8 +226,8 @@ class _TargetColumns:
         self.mean, spread = columns.mean(axis=0), columns.std(axis=0)
         self.scale = np.where(spread > 0, spread, 1.0)
         self.unexplained = min(1.0, len(y) / min(run.problem.p, run.data.base.n_rows))
-        inside = backend.asarray((columns - self.mean) / self.scale, rows.Y.dtype)
-        self.rows = merged(backend, rows._replace(Y=inside))
+        standardised = backend.asarray((columns - self.mean) / self.scale, rows.Y.dtype)
+        self.rows = merged(backend, rows._replace(Y=standardised))
         repeats, root = self.rows.repeats, self.rows.root
         self.group, self.w = np.arange(len(y)), np.ones(len(y))
         if root is not None:
@@ -230,9 +239,9 @@ class _TargetColumns:
         self._shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
 
     def _op(self, name: str, width: float) -> KernelOperator:
-        made = self.run.data.kernel_of(get_kernel(name, width * self._width))
+        kernel = self.run.data.kernel_of(get_kernel(name, width * self._width))
         precision = "float64" if self.run.search_precision == "float64" else "exact"
-        return KernelOperator(made, self.run.backend, precision, self._shift)
+        return KernelOperator(kernel, self.run.backend, precision, self._shift)
 
     def _values(self) -> tuple[_Floats, _Floats]:
         """Return leave-one-out predictions of the columns, and expected corrections.
@@ -245,45 +254,62 @@ class _TargetColumns:
         Y = to_host(self.rows.Y).astype(np.float64)
         root = np.ones(len(Y)) if self.rows.root is None else to_host(self.rows.root)
         root = root.astype(np.float64)[:, None]
-        least, found = np.full(Y.shape[1], math.inf), np.zeros((2, *Y.shape))
+        min_errors, best = np.full(Y.shape[1], math.inf), np.zeros((2, *Y.shape))
         for name, width in TRIED_KERNELS:
             op = self._op(name, width)
             K = to_host(weighted_gram(op, None, self.rows.X, self.rows.root))
             for residuals, noise in left_out_residuals(K, Y, root[:, 0]):
                 errors = (residuals**2).mean(axis=0)
-                better = errors < least
-                least[better] = errors[better]
-                left = np.sqrt(noise + (1 - noise) * self.unexplained)[:, None]
-                values, corrections = Y - residuals / root, (1 - left) * residuals / root
-                found[:, :, better] = values[:, better], corrections[:, better]
-        values, corrections = found[:, self.group] * self.scale
+                is_smaller = errors < min_errors
+                min_errors[is_smaller] = errors[is_smaller]
+                shrinkage = np.sqrt(noise + (1 - noise) * self.unexplained)[:, None]
+                values, corrections = Y - residuals / root, (1 - shrinkage) * residuals / root
+                best[:, :, is_smaller] = values[:, is_smaller], corrections[:, is_smaller]
+        values, corrections = best[:, self.group] * self.scale
         return values + self.mean, corrections
 
     def verdicts(self) -> list[_LogScaleVerdict]:
         """Return the verdict on the best unit of each output."""
-        enough = len(self.rows.X) >= MIN_ROWS_OF_NOISE
-        values, more = self._values() if enough else (np.full(1, np.nan), np.zeros(1))
+        enough_rows = len(self.rows.X) >= MIN_ROWS_OF_NOISE
+        values, corrections = self._values() if enough_rows else (np.full(1, np.nan), np.zeros(1))
         if not np.isfinite(values).all():
             return [_LogScaleVerdict(unit, 1.0, math.inf, math.inf, 0.0) for unit in self.units[0]]
         units = range(len(self.units))
         return [
-            min((self._verdict(values, more, k, at) for at in units), key=_ratio_of)
+            min(
+                (self._verdict(values, corrections, k, unit_index) for unit_index in units),
+                key=_ratio_of,
+            )
             for k in range(self.c)
         ]
 
-    def _verdict(self, values: _Floats, corrections: _Floats, k: int, at: int) -> _LogScaleVerdict:
-        """Return the verdict on the unit number `at` of output k; see `_values`."""
-        unit, y, w, column = float(self.units[at][k]), self.y[:, k], self.w, (at + 1) * self.c + k
-        found = symmetric_exp(np, values[:, column], unit)
-        noisy = symmetric_exp(np, symmetric_log(np, y, unit) - corrections[:, column], unit)
-        gain = smearing_factor(found, noisy, w)
-        own = smearing_factor(found, y, w) * found
-        before, after = ((each - y) ** 2 for each in (values[:, k], own))
-        uncapped = float(w @ after) / max(float(w @ before), 1e-300)
-        cap = float(np.quantile(before, CAPPED))
-        before, after = (w * np.minimum(squares, cap) for squares in (before, after))
-        ratio = float(after.sum()) / max(float(before.sum()), 1e-300)
-        return _LogScaleVerdict(unit, gain, ratio, uncapped, surplus(before, after))
+    def _verdict(
+        self, values: _Floats, corrections: _Floats, k: int, unit_index: int
+    ) -> _LogScaleVerdict:
+        """Return the verdict on unit number `unit_index` of output k.
+
+        values, corrections : results of `_values`
+        """
+        unit, y, w, column = (
+            float(self.units[unit_index][k]),
+            self.y[:, k],
+            self.w,
+            (unit_index + 1) * self.c + k,
+        )
+        predictions = symmetric_exp(np, values[:, column], unit)
+        noisy_targets = symmetric_exp(np, symmetric_log(np, y, unit) - corrections[:, column], unit)
+        gain = smearing_factor(predictions, noisy_targets, w)
+        corrected = smearing_factor(predictions, y, w) * predictions
+        plain_errors, log_errors = (
+            (prediction - y) ** 2 for prediction in (values[:, k], corrected)
+        )
+        uncapped = float(w @ log_errors) / max(float(w @ plain_errors), 1e-300)
+        cap = float(np.quantile(plain_errors, ERROR_CAP_QUANTILE))
+        plain_errors, log_errors = (
+            w * np.minimum(squares, cap) for squares in (plain_errors, log_errors)
+        )
+        ratio = float(log_errors.sum()) / max(float(plain_errors.sum()), 1e-300)
+        return _LogScaleVerdict(unit, gain, ratio, uncapped, surplus(plain_errors, log_errors))
 
 
 def _ratio_of(verdict: _LogScaleVerdict) -> float:
@@ -318,8 +344,8 @@ def left_out_residuals(K: _Floats, Y: _Floats, root: _Floats) -> Iterator[tuple[
     """
     spectrum, U = np.linalg.eigh(K)
     scale, squares = float(spectrum.mean()), U * U
-    inside = U.T @ (root[:, None] * Y)
+    rotated = U.T @ (root[:, None] * Y)
     for noise in TRIED_NOISES:
         inverse = 1 / (np.maximum(spectrum, 0) + noise * scale)
         diagonal = squares @ inverse
-        yield U @ (inverse[:, None] * inside) / diagonal[:, None], noise * scale * diagonal
+        yield U @ (inverse[:, None] * rotated) / diagonal[:, None], noise * scale * diagonal

@@ -12,41 +12,41 @@ from streamkern.basics.array_types import Ints
 from streamkern.rundir.checkpoint_format import Saved
 from streamkern.rundir.chunked_array import ChunkedArray, on_host
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.restart.run_snapshot import AFTER_STEPS, is_computed_with
+from streamkern.train.restart.run_snapshot import POST_TRAINING_PREFIXES, is_solver_array
 
 
 def setup_loader(run: ResolvedRun) -> DeviceLoader:
     """Return the loader of this rank's shards of a setup."""
     method, ranks = run.method, run.inputs.ranks
-    share = method.share(run.problem, run.sizes, ranks)
+    partition = method.share(run.problem, run.sizes, ranks)
 
     def rows(name: str, n: int) -> Ints | slice | None:
-        if not share.whole:
+        if not partition.whole:
             if name.startswith(("Z", *method.by_center)):
-                return share.rows(name)
+                return partition.rows(name)
             if name.startswith(method.in_columns):
-                return share.in_block[0]
-        shared = name.startswith(method.sharded_arrays) and not ranks.is_single
-        return ranks.triangle(n) if shared else None
+                return partition.in_block[0]
+        is_sharded = name.startswith(method.sharded_arrays) and not ranks.is_single
+        return ranks.triangle(n) if is_sharded else None
 
-    return DeviceLoader(run.backend, is_computed_with, rows)
+    return DeviceLoader(run.backend, is_solver_array, rows)
 
 
 def state_loader(run: ResolvedRun) -> DeviceLoader:
     """Return the loader of a checkpoint; if ranks partition the centers, it loads the rows of this
     rank."""
-    share = run.method.share(run.problem, run.sizes, run.inputs.ranks)
+    partition = run.method.share(run.problem, run.sizes, run.inputs.ranks)
 
     def rows(name: str, n: int) -> Ints | None:
-        shared = _is_of_state(name) and not share.whole
-        return run.method.rows_of(name, n, share) if shared else None
+        is_sharded = _is_state_array(name) and not partition.whole
+        return run.method.rows_of(name, n, partition) if is_sharded else None
 
-    return DeviceLoader(run.backend, _is_of_state, rows)
+    return DeviceLoader(run.backend, _is_state_array, rows)
 
 
-def _is_of_state(name: str) -> bool:
+def _is_state_array(name: str) -> bool:
     """Return whether an array of a checkpoint lies on the device."""
-    return name != "window" and not name.startswith(AFTER_STEPS)
+    return name != "window" and not name.startswith(POST_TRAINING_PREFIXES)
 
 
 class DeviceLoader:
@@ -70,19 +70,22 @@ class DeviceLoader:
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
         rows = self._rows(name, shape[0]) if shape else None
         if rows is None:
-            held = shape
+            loaded_shape = shape
         elif isinstance(rows, slice):
-            held, rows = (rows.stop - rows.start, rows.stop), np.arange(rows.start, rows.stop)
+            loaded_shape, rows = (
+                (rows.stop - rows.start, rows.stop),
+                np.arange(rows.start, rows.stop),
+            )
         else:
-            held = (len(rows), *shape[1:])
+            loaded_shape = (len(rows), *shape[1:])
         if self._on_device(name):
             with self._backend.active():
-                self._loaded[name] = self._backend.xp.empty(held, dtype)
+                self._loaded[name] = self._backend.xp.empty(loaded_shape, dtype)
             target: ChunkedArray = self._backend.by_parts(self._loaded[name])
         elif rows is None:
             return on_host(name, shape, dtype)
         else:
-            target = self._loaded[name] = np.empty(held, dtype)
+            target = self._loaded[name] = np.empty(loaded_shape, dtype)
         return target if rows is None else RowsTarget(shape, target, rows)
 
     def arrays(self, saved: Saved) -> dict[str, Array]:
@@ -110,6 +113,10 @@ class RowsTarget:
         first, stop = (int(k) for k in np.searchsorted(self._rows, (part.start, part.stop)))
         if first < stop:
             rows = self._rows[first:stop] - part.start
-            consecutive = rows[-1] - rows[0] == len(rows) - 1
-            kept = host[rows[0] : rows[-1] + 1] if consecutive else host[rows]  # a view, or a copy
-            self._target[first:stop] = kept if kept.ndim == 1 else kept[:, self._width]
+            are_consecutive = rows[-1] - rows[0] == len(rows) - 1
+            part_rows = (
+                host[rows[0] : rows[-1] + 1] if are_consecutive else host[rows]
+            )  # a view, or a copy
+            self._target[first:stop] = (
+                part_rows if part_rows.ndim == 1 else part_rows[:, self._width]
+            )

@@ -24,9 +24,12 @@ from streamkern.solver.precondition.partition import gather_rows, overlap
 
 @dataclass(frozen=True)
 class Stripe:
-    """The rows `own` of an array (n, width) that belong to this rank.
+    """The rows of an array (n, width) that belong to this rank.
 
+    name : name of the array
     rows : these rows; in a lower triangular array, only their first `own.stop` columns
+    n, width : shape of the entire array
+    own : indices of the rows of this rank
     """
 
     name: str
@@ -38,23 +41,23 @@ class Stripe:
 
 def stripes_in(
     arrays: Mapping[str, Array],
-    names: tuple[str, ...],
+    triangular: tuple[str, ...],
     ranks: Communicator,
-    whole: Iterable[str] = (),
+    full_width: Iterable[str] = (),
 ) -> list[Stripe]:
     """Return this rank's stripes of the divided arrays, in the same order on all ranks. Collective.
 
-    names : prefixes of the names of lower triangular arrays
-    whole : names of arrays whose rows are divided by `Communicator.stripe`, with all columns
+    triangular : prefixes of the names of lower triangular arrays
+    full_width : names of arrays with all columns, whose rows are divided by `Communicator.stripe`
     """
-    found = []
-    for name in sorted(name for name in arrays if name.startswith(names)):
+    stripes = []
+    for name in sorted(name for name in arrays if name.startswith(triangular)):
         n = int(ranks.allgather([len(arrays[name])]).sum())
-        found.append(Stripe(name, arrays[name], n, n, ranks.triangle(n)))
-    for name in whole:
+        stripes.append(Stripe(name, arrays[name], n, n, ranks.triangle(n)))
+    for name in full_width:
         n, width = int(ranks.allgather([len(arrays[name])]).sum()), arrays[name].shape[1]
-        found.append(Stripe(name, arrays[name], n, width, ranks.stripe(n)))
-    return found
+        stripes.append(Stripe(name, arrays[name], n, width, ranks.stripe(n)))
+    return stripes
 
 
 def gathered(
@@ -75,13 +78,13 @@ def gathered(
         host = np.empty(shape, np.dtype(a.dtype))
     row_bytes = max(1, int(np.prod(a.shape[1:])) * a.dtype.itemsize)
     for part in tiles(n, max(1, RANK_SLAB_BYTES // row_bytes)):
-        whole = backend.xp.zeros((part.stop - part.start, *a.shape[1:]), a.dtype)
+        slab = backend.xp.zeros((part.stop - part.start, *a.shape[1:]), a.dtype)
         first, stop = np.searchsorted(ids, (part.start, part.stop)).tolist()
         if grid.row == 0 and first < stop:
-            whole[backend.xp.asarray(ids[first:stop] - part.start)] = a[first:stop]
-        gather_rows(whole, ranks, backend)
+            slab[backend.xp.asarray(ids[first:stop] - part.start)] = a[first:stop]
+        gather_rows(slab, ranks, backend)
         if host is not None:
-            host[part] = backend.to_host(whole)
+            host[part] = backend.to_host(slab)
     return host
 
 
@@ -123,16 +126,16 @@ class _RowExchange:
         k, part : on rank 0, index of the array in `stripes`, and its requested rows
         """
         k, start, stop = (
-            int(each) for each in self._ranks.broadcast_scalars([k, part.start, part.stop])
+            int(number) for number in self._ranks.broadcast_scalars([k, part.start, part.stop])
         )
         if k < 0:
             return None
         stripe = self._stripes[k]
         xp = self._backend.xp
-        whole = xp.zeros((stop - start, stripe.width), stripe.rows.dtype)
-        at, here = overlap(slice(start, stop), stripe.own)
-        whole[at, : stripe.rows.shape[1]] = xp.asarray(stripe.rows[here])
-        return self._backend.to_host(self._ranks.sum(whole, self._backend))
+        slab = xp.zeros((stop - start, stripe.width), stripe.rows.dtype)
+        slab_rows, own_rows = overlap(slice(start, stop), stripe.own)
+        slab[slab_rows, : stripe.rows.shape[1]] = xp.asarray(stripe.rows[own_rows])
+        return self._backend.to_host(self._ranks.sum(slab, self._backend))
 
     def close(self) -> None:
         """Broadcast that no more rows are needed."""
@@ -143,30 +146,32 @@ class _RequestQueue:
     """Queue of requests for rows, from the threads that save to the main thread of rank 0."""
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[tuple[int, slice, Future[Any]] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[int, slice, Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
 
-    def ask(self, k: int, part: slice) -> npt.NDArray[Any]:
+    def rows_of(self, k: int, part: slice) -> npt.NDArray[Any]:
         """Request rows of array k, wait for them, and return them."""
         answer: Future[Any] = Future()
-        self._asked.put((k, part, answer))
+        self._requests.put((k, part, answer))
         rows: npt.NDArray[Any] = answer.result()
         return rows
 
-    def serve(self, job: Callable[[], object], give: Callable[[int, slice], Any]) -> None:
-        """Run the job on another thread, and answer its requests with `give`.
+    def serve(self, job: Callable[[], object], answer_rows: Callable[[int, slice], Any]) -> None:
+        """Run the job on another thread, and answer its requests with `answer_rows`.
 
         After an error, further requests fail with it, and it is raised when the job has ended.
         """
         failure: BaseException | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="streamkern-setup") as pool:
             done = pool.submit(job)
-            done.add_done_callback(lambda _: self._asked.put(None))
+            done.add_done_callback(lambda _: self._requests.put(None))
             while True:
                 try:
-                    asked = self._asked.get()
-                    if asked is None:
+                    request = self._requests.get()
+                    if request is None:
                         break
-                    self._give(asked, give, failure)
+                    self._answer_request(request, answer_rows, failure)
                 except BaseException as error:
                     failure = failure or error
         if failure is not None:
@@ -174,16 +179,16 @@ class _RequestQueue:
         done.result()
 
     @staticmethod
-    def _give(
-        asked: tuple[int, slice, Future[Any]], give: Callable[[int, slice], Any],
+    def _answer_request(
+        request: tuple[int, slice, Future[Any]], answer_rows: Callable[[int, slice], Any],
         failure: BaseException | None,
     ) -> None:  # fmt: skip
         """Answer one request, or fail it with an earlier error."""
-        k, part, answer = asked
+        k, part, answer = request
         try:
             if failure is not None:
                 raise failure
-            answer.set_result(give(k, part))
+            answer.set_result(answer_rows(k, part))
         except BaseException as error:
             answer.set_exception(error)
             raise
@@ -203,7 +208,7 @@ class _GatheredArray:
     ndim: int = 2
 
     def __getitem__(self, part: Any) -> Any:
-        return self.requests.ask(self.k, part)
+        return self.requests.rows_of(self.k, part)
 
     def __setitem__(self, part: Any, host: Any) -> None:
-        raise TypeError("it is read only")
+        raise TypeError("a gathered array is read-only; copy it with numpy.asarray to change it")

@@ -1,12 +1,12 @@
 """Models of a few rows, in any metric and kernel, and their errors on held-out rows.
 
-Up to `METRIC_FIT` rows are all centers of a kernel ridge regression. Of more rows, the first
-`METRIC_FIT` are the centers of the least-squares problem
+Up to `METRIC_FIT_ROWS` rows are all centers of a kernel ridge regression. Of more rows, the first
+`METRIC_FIT_ROWS` are the centers of the least-squares problem
 
     sum_i w_i (f(x_i) - y_i)^2 + ridge |f|^2.
 
-Its equations are summed in float64, because with the noise of 5000 rows and 1000 centers a ridge of
-1e-7, which float32 cannot resolve, still matters.
+Its equations are summed in float64, because with many rows even a ridge that float32 cannot resolve
+changes the model.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from streamkern.kernels.builtin import Kernel, Laplace, get_kernel
 from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
+from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT_ROWS
 from streamkern.predict.probabilities import temperature
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import (
+    KERNEL_ERROR_TOLERANCE,
     KERNEL_GAIN_SE,
-    KERNEL_TIE,
+    in_metric_coordinates,
     is_wide_open,
     kernels_of,
-    moved,
     widest_of,
 )
 
-NARROWEST, WIDEST = -2, 4
+MIN_HELD_OUT_WIDTH_LOG2, MAX_HELD_OUT_WIDTH_LOG2 = -2, 4
 """Smallest and largest exponents of two tried for the bandwidth, relative to the median
 distance."""
-MIN_RIDGE, MAX_RIDGE = -7, 3
+MIN_RIDGE_LOG10, MAX_RIDGE_LOG10 = -7, 3
 """Smallest and largest exponents of ten tried for the ridge, for kernels with k(x, x) = 1."""
-ROUNDINGS = (1e-13, 1e-12, 1e-11, 1e-10, 1e-9)
-"""Multiples of the trace that are added to the diagonal of the equations of many rows. The next one
-is tried if the Cholesky factorisation fails with the one before. The equations of wide smooth
-kernels, and of metrics with few features, are singular in float64."""
-ROUNDED_RIDGE = 1e-3
+JITTERS = (1e-13, 1e-12, 1e-11, 1e-10, 1e-9)
+"""Multiples of the trace that are added to the diagonal of the equations of many rows. The next
+larger one is tried if the Cholesky factorisation fails. The equations of wide smooth kernels, and
+of metrics with few features, are singular in float64."""
+MIN_SINGLE_PRECISION_RIDGE = 1e-3
 """Smallest ridge with which the equations of a kernel matrix are solved in the precision of its
-values. With a smaller ridge they are solved in float64, since a float32 factor would round it
-away."""
-TINY_GAIN = 1e-300
-"""Smallest standard error that a gain is divided by."""
+values. With a smaller ridge they are solved in float64, because adding it to the diagonal in
+float32 would change little."""
+TINY_STANDARD_ERROR = 1e-300
+"""Smallest standard error by which a gain is divided."""
 
 Errors = npt.NDArray[np.float64]
 
@@ -93,29 +93,27 @@ class Fitted(NamedTuple):
         return self._replace(points=None, alpha=None, values=None)
 
 
-def chosen_kernel(found: list[Fitted]) -> Fitted:
+def chosen_kernel(models: list[Fitted]) -> Fitted:
     """Return the model whose kernel is chosen, of models with kernels from rough to smooth.
 
     A smoother kernel replaces the one chosen so far if it lowers the error by the share
-    `KERNEL_TIE`, and significantly so, since it may owe its gain to a few extreme rows. On KEGG,
-    with 16 000 rows, the kernel of least error had a test RMSE of .0877 and .0863 (two seeds) in
-    the learned metric; this rule chose Laplace, with .0839 and .0816.
+    `KERNEL_ERROR_TOLERANCE`, and significantly so, since a few extreme rows may cause its gain.
     """
-    best = found[0]
-    for each in found[1:]:
-        better = each.error <= (1 - KERNEL_TIE) * best.error
-        significant = gain_in_errors(best.errors, each.errors) >= KERNEL_GAIN_SE
-        if better and (significant or math.isinf(best.error)):
-            best = each
+    best = models[0]
+    for model in models[1:]:
+        lowers_error = model.error <= (1 - KERNEL_ERROR_TOLERANCE) * best.error
+        is_significant = gain_in_standard_errors(best.errors, model.errors) >= KERNEL_GAIN_SE
+        if lowers_error and (is_significant or math.isinf(best.error)):
+            best = model
     return best
 
 
-def gain_in_errors(before: Errors, after: Errors) -> float:
+def gain_in_standard_errors(before: Errors, after: Errors) -> float:
     """Return the mean gain per row in units of its standard error; 0 if an error is not finite."""
     if not np.isfinite(before).all() or not np.isfinite(after).all():
         return 0.0
     gains = before - after
-    return float(gains.mean() / max(gains.std() / math.sqrt(len(gains)), TINY_GAIN))
+    return float(gains.mean() / max(gains.std() / math.sqrt(len(gains)), TINY_STANDARD_ERROR))
 
 
 class HeldOut:
@@ -129,17 +127,19 @@ class HeldOut:
         self, run: ResolvedRun, fit: SampleRows, held: SampleRows, classes: TargetScale | None,
         categorical: CategoricalFeatures = (),
     ) -> None:  # fmt: skip
-        own = get_kernel(run.config.model.kernels[0]).categorical
-        self.categorical = own or categorical
+        kernel_categorical = get_kernel(run.config.model.kernels[0]).categorical
+        self.categorical = kernel_categorical or categorical
         self.run, self.fit, self.held, self.classes = run, fit, held, classes
-        self.host = run.backend.to_host(fit.X[:METRIC_FIT])
+        self.host = run.backend.to_host(fit.X[:METRIC_FIT_ROWS])
         self.shift = self.host.mean(axis=0, dtype=np.float64).astype(self.host.dtype)
 
     @property
-    def least_ridge(self) -> int:
+    def min_ridge_exponent(self) -> int:
         """Exponent of ten of the smallest ridge with which the solver converges fast."""
-        finest = self.run.method.min_penalty
-        return round(math.log10(len(self.fit.X) * finest)) if finest else MIN_RIDGE
+        min_penalty = self.run.method.min_penalty
+        if not min_penalty:
+            return MIN_RIDGE_LOG10
+        return round(math.log10(len(self.fit.X) * min_penalty))
 
     def operator(self, kernel: Kernel) -> KernelOperator:
         """Return the operator of a kernel for these rows."""
@@ -147,7 +147,7 @@ class HeldOut:
 
     def medians(self, metric: Floats | None) -> Callable[[str], float]:
         """Return a function from a kernel's geometry to the median distance of rows in a metric."""
-        points = moved(self.host, metric)
+        points = in_metric_coordinates(self.host, metric)
 
         @cache
         def median(geometry: str) -> float:
@@ -157,7 +157,8 @@ class HeldOut:
 
     def in_metric(
         self, metric: Floats | None, width: int, ridge: int, kernel: Any = "laplace",
-        least: int = MIN_RIDGE, ends: tuple[int, int] = (NARROWEST, WIDEST),
+        min_ridge: int = MIN_RIDGE_LOG10,
+        width_range: tuple[int, int] = (MIN_HELD_OUT_WIDTH_LOG2, MAX_HELD_OUT_WIDTH_LOG2),
         categorical: CategoricalFeatures | None = None,
         median: Callable[[str], float] | None = None,
     ) -> Fitted:  # fmt: skip
@@ -169,93 +170,100 @@ class HeldOut:
         metric : scales (d,) or matrix (d, r); None for no metric
         width, ridge : exponents at which the search begins, see `Fitted`
         kernel : kernel whose bandwidth is searched unless it has one
-        least : exponent of the smallest ridge
-        ends : smallest and largest exponent of the bandwidth
+        min_ridge : exponent of the smallest ridge
+        width_range : smallest and largest exponent of the bandwidth
         categorical : categorical features; None for `self.categorical`
         median : `medians` of the metric, if they are already known
         """
-        near, median = max(ridge, least), median or self.medians(metric)
+        start_ridge, median = max(ridge, min_ridge), median or self.medians(metric)
         categorical = self.categorical if categorical is None else categorical
 
-        def fitted(width: int, near: int, ridges: tuple[int, int]) -> Fitted:
-            made = get_kernel(kernel, lambda g: 2.0**width * median(g)).with_metric(metric)
-            if categorical and made.geometry == "distance":
-                made = made.with_categorical(categorical)
-            return self.with_kernel(made, near, *ridges)._replace(width=width)
+        def fitted(width: int, start_ridge: int, ridges: tuple[int, int]) -> Fitted:
+            kernel_in_metric = get_kernel(kernel, lambda g: 2.0**width * median(g)).with_metric(
+                metric
+            )
+            if categorical and kernel_in_metric.geometry == "distance":
+                kernel_in_metric = kernel_in_metric.with_categorical(categorical)
+            return self.with_kernel(kernel_in_metric, start_ridge, *ridges)._replace(width=width)
 
-        best = fitted(width, near, (least, MAX_RIDGE))
+        best = fitted(width, start_ridge, (min_ridge, MAX_RIDGE_LOG10))
         fixes_ridge = isinstance(best.op.kernel, Laplace)
 
         def error(factor: float) -> float:
             nonlocal best
-            at = round(math.log2(factor))
-            near = best.ridge
-            ridges = (near, near) if fixes_ridge else (least, MAX_RIDGE)
-            found = best if at == width else fitted(at, near, ridges)
-            if found.error < best.error:
-                best = found
-            return found.error
+            exponent = round(math.log2(factor))
+            start_ridge = best.ridge
+            ridges = (start_ridge, start_ridge) if fixes_ridge else (min_ridge, MAX_RIDGE_LOG10)
+            model = best if exponent == width else fitted(exponent, start_ridge, ridges)
+            if model.error < best.error:
+                best = model
+            return model.error
 
-        geometric_search(error, width, *ends, base=2.0, stride=1)
+        geometric_search(error, width, *width_range, base=2.0, stride=1)
         if fixes_ridge and best.width != width:
-            best = fitted(best.width, best.ridge, (least, MAX_RIDGE))
+            best = fitted(best.width, best.ridge, (min_ridge, MAX_RIDGE_LOG10))
         return best
 
     def with_its_kernel(
-        self, near: Fitted, metric: Floats | None, categorical: CategoricalFeatures | None = None
+        self,
+        previous: Fitted,
+        metric: Floats | None,
+        categorical: CategoricalFeatures | None = None,
     ) -> Fitted:
         """Return the model in a metric with the kernel of the run, or with the best of its kernels.
 
-        near : model at whose bandwidth and ridge the search begins
+        previous : model at whose bandwidth and ridge the search begins
         """
-        least, widest = self.least_ridge, widest_of(self.run)
-        model, found, median = self.run.config.model, list[Fitted](), self.medians(metric)
-        for asked in kernels_of(self.run):
-            kernel, ends = asked, (NARROWEST, widest)
-            if not is_wide_open(self.run, asked):
-                ends = (0, 0)
-                if not isinstance(model.bandwidth, str):
-                    kernel = get_kernel(asked, model.bandwidth)
-            start = min(max(near.width, ends[0]), ends[1])
-            near = self.in_metric(
-                metric, start, near.ridge, kernel, least, ends, categorical, median
+        min_ridge, widest = self.min_ridge_exponent, widest_of(self.run)
+        model_settings, models, median = self.run.config.model, list[Fitted](), self.medians(metric)
+        for notation in kernels_of(self.run):
+            kernel, width_range = notation, (MIN_HELD_OUT_WIDTH_LOG2, widest)
+            if not is_wide_open(self.run, notation):
+                width_range = (0, 0)
+                if not isinstance(model_settings.bandwidth, str):
+                    kernel = get_kernel(notation, model_settings.bandwidth)
+            start = min(max(previous.width, width_range[0]), width_range[1])
+            previous = self.in_metric(
+                metric, start, previous.ridge, kernel, min_ridge, width_range, categorical, median
             )
-            found.append(near._replace(points=None, alpha=None))
-        return self.with_losses(chosen_kernel(found))
+            models.append(previous._replace(points=None, alpha=None))
+        return self.with_losses(chosen_kernel(models))
 
-    def with_kernel(self, kernel: Kernel, near: int, least: int, most: int = MAX_RIDGE) -> Fitted:
+    def with_kernel(
+        self, kernel: Kernel, start_ridge: int, min_ridge: int, max_ridge: int = MAX_RIDGE_LOG10
+    ) -> Fitted:
         """Return the model with the ridge of least held-out error.
 
-        near : exponent of ten at which the search begins
-        least, most : smallest and largest exponent of ten
+        start_ridge : exponent of ten at which the search begins
+        min_ridge, max_ridge : smallest and largest exponent of ten
         """
         run, held = self.run, self.held
         backend, xp = run.backend, run.backend.xp
         op = self.operator(kernel)
-        points = op.points(self.fit.X[:METRIC_FIT], right=True)
+        points = op.points(self.fit.X[:METRIC_FIT_ROWS], right=True)
         # The equations are (G + ridge I) x = B if all rows are centers, and else
         # (G + ridge norm) alpha = B, where norm is the kernel matrix of the centers.
-        rows_are_centers = len(self.fit.X) <= METRIC_FIT
+        rows_are_centers = len(self.fit.X) <= METRIC_FIT_ROWS
         G, B = (self._matrix if rows_are_centers else self._sums)(op, points)
         norm = None if rows_are_centers else op.gram(points).astype(np.float64)
         K_held = op.matrix(op.points(held.X, left=True), points)
         diagonal, trace = xp.arange(len(G)), float(G.trace())
         infinite = np.full(len(held.X), np.inf)
-        best = Fitted(math.inf, infinite, None, 0, near, op, points, B)
+        best = Fitted(math.inf, infinite, None, 0, start_ridge, op, points, B)
 
         def dtype_of(ridge: float) -> Any:
-            return op.dtype if norm is None and ridge >= ROUNDED_RIDGE else np.float64
+            return op.dtype if norm is None and ridge >= MIN_SINGLE_PRECISION_RIDGE else np.float64
 
         @cache
         def held_values(dtype: Any) -> Array:
             return K_held.astype(dtype, copy=False)
 
         def factor(ridge: float) -> Array | None:
-            for rounding in ROUNDINGS if norm is not None else (0.0,):
+            for jitter in JITTERS if norm is not None else (0.0,):
                 A = G.astype(dtype_of(ridge)) if norm is None else ridge * norm
                 if norm is not None:
                     A += G
-                A[diagonal, diagonal] += ridge if norm is None else rounding * trace
+                A[diagonal, diagonal] += ridge if norm is None else jitter * trace
                 if backend.cholesky(A):
                     return A
             return None
@@ -274,11 +282,11 @@ class HeldOut:
             squares = self._squares(F)
             value = float(squares.mean())
             if value < best.error:
-                at = round(math.log10(ridge))
-                best = Fitted(value, squares, None, 0, at, op, points, alpha, F)
+                exponent = round(math.log10(ridge))
+                best = Fitted(value, squares, None, 0, exponent, op, points, alpha, F)
             return value if math.isfinite(value) else math.inf
 
-        geometric_search(error, near, least, most, stride=1)
+        geometric_search(error, start_ridge, min_ridge, max_ridge, stride=1)
         return best
 
     def with_losses(self, model: Fitted) -> Fitted:
@@ -330,12 +338,15 @@ class HeldOut:
         assert self.classes is not None
         held, backend = self.held, self.run.backend
         outputs, one_hot = (
-            backend.to_host(self.classes.outside(backend.xp, of, np.float64)) for of in (F, held.Y)
+            backend.to_host(self.classes.in_target_units(backend.xp, values, np.float64))
+            for values in (F, held.Y)
         )
         w = np.ones(len(outputs))
         if held.root is not None:
             w = backend.to_host(held.root).astype(np.float64) ** 2
         labels = one_hot.argmax(axis=1)
-        logs = temperature(outputs, labels, w).log(outputs)
-        losses: npt.NDArray[np.float64] = -w * np.take_along_axis(logs, labels[:, None], 1)[:, 0]
+        log_probabilities = temperature(outputs, labels, w).log(outputs)
+        losses: npt.NDArray[np.float64] = (
+            -w * np.take_along_axis(log_probabilities, labels[:, None], 1)[:, 0]
+        )
         return losses

@@ -35,19 +35,21 @@ from streamkern.train.setup.setup_rows import FewRows, SquareTargets, few_rows, 
 
 def choose_kernel_and_metric(
     run: ResolvedRun, dtype: np.dtype[Any], loss: Loss | None, targets: TargetScale,
-    report: Report, found: Learned | None,
+    report: Report, known: Learned | None,
 ) -> tuple[FewRows, Learned]:  # fmt: skip
-    """Return rows to estimate the noise from, and the metric, with the kernel if it is chosen here.
+    """Return the rows that the noise is estimated from, and the metric and kernel of the run.
+
+    The kernel is None if the settings determine it.
 
     dtype : dtype of the rows
     loss : loss of the run, a log link with its unit; None for squares
     targets : mean and scale by which the targets are transformed
-    found : the metric and the kernel, if they are already known
+    known : the metric and the kernel, if they are already known
     """
-    choose = partial(_choose, run, dtype, targets, report, found)
-    if found is None and isinstance(loss, LogLink):
+    choose = partial(_choose, run, dtype, targets, report, known)
+    if known is None and isinstance(loss, LogLink):
         return choose_for_log_link(run, loss, targets, choose)
-    if found is not None or loss is None or not loss.robust:
+    if known is not None or loss is None or not loss.robust:
         return choose(None)
     rows = unmerged_rows(run, dtype, targets, OUTLIER_ROWS)
     bounded = find_outliers(run, rows, None, run.metric)
@@ -63,45 +65,50 @@ def choose_kernel_and_metric(
 
 def _choose(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
-    found: Learned | None, squares: SquareTargets | None,
+    known: Learned | None, squares: SquareTargets | None,
 ) -> tuple[FewRows, Learned]:  # fmt: skip
-    """Return the results of `choose_kernel_and_metric`.
+    """Return the results of `choose_kernel_and_metric` for given targets and weights.
 
     squares : replaces targets and weights, such as those of outliers; None to keep them
     """
-    most, opened = noise_rows(run.problem), is_open(run)
-    learned = found or NOT_LEARNED
+    n_noise_rows, kernel_is_open = noise_rows(run.problem), is_open(run)
+    learned = known or NOT_LEARNED
     read = partial(few_rows, run, dtype, targets)
-    few, stored = cache(partial(read, most, squares)), cache(partial(read, most))
+    read_noise_rows, read_stored = (
+        cache(partial(read, n_noise_rows, squares)),
+        cache(partial(read, n_noise_rows)),
+    )
 
     @cache
     def plain_kernel(categorical: CategoricalFeatures) -> Kernel:
         report("setup", {"doing": "kernel"})
-        return find_kernel(run, few(), report, None, categorical).kernel
+        return find_kernel(run, read_noise_rows(), report, None, categorical).kernel
 
-    if found is None and run.metric is not None:
+    if known is None and run.metric is not None:
         learned = Learned(run.metric, {})
-    elif found is None and run.metric_mode.learns:
+    elif known is None and run.metric_mode.learns:
         report("setup", {"doing": "metric", "why": run.metric_mode.reason})
         rows = read(run.problem.metric_rows, squares)
-        learned = learn_metric(run, rows, targets, report, plain_kernel if opened else None)
+        learned = learn_metric(run, rows, targets, report, plain_kernel if kernel_is_open else None)
         if learned.metric is not None:  # take rows whose targets the metric was not learned from
             n_fit, n_held = split(len(rows.X))
-            part = slice(n_held, min(n_held + most, len(rows.X) - n_fit))
-            others = copied_part(rows, part)
-            few = stored = cache(lambda: others)
+            part = slice(n_held, min(n_held + n_noise_rows, len(rows.X) - n_fit))
+            noise_part = copied_part(rows, part)
+            read_noise_rows = read_stored = cache(lambda: noise_part)
             if squares is not None:
                 rows = read(run.problem.metric_rows)
-                as_stored = copied_part(rows, part)
-                stored = cache(lambda: as_stored)
-    if learned.kernel is None and opened:
+                stored_part = copied_part(rows, part)
+                read_stored = cache(lambda: stored_part)
+    if learned.kernel is None and kernel_is_open:
         categorical = learned.categorical or ()
         if learned.metric is None:
             kernel = plain_kernel(categorical)
         else:
             report("setup", {"doing": "kernel"})
-            kernel = find_kernel(run, few(), report, learned.metric, categorical).kernel
-        if found is None and learned.categorical is None:
-            kernel = find_categorical(run, few(), kernel, report)
+            kernel = find_kernel(run, read_noise_rows(), report, learned.metric, categorical).kernel
+        if known is None and learned.categorical is None:
+            kernel = find_categorical(run, read_noise_rows(), kernel, report)
         learned = learned._replace(kernel=kernel)
-    return FewRows(few, few if squares is None else stored, None), learned
+    if squares is None:
+        read_stored = read_noise_rows
+    return FewRows(read_noise_rows, read_stored, None), learned

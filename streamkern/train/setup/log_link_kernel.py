@@ -24,7 +24,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import is_open
 from streamkern.train.setup.choose_metric import Learned
-from streamkern.train.setup.held_out_models import gain_in_errors
+from streamkern.train.setup.held_out_models import gain_in_standard_errors
 from streamkern.train.setup.log_link_start import FirstModel, first_model
 from streamkern.train.setup.loss_ridge import fold_rows, held_out_losses
 from streamkern.train.setup.loss_start import in_unit, left_out
@@ -61,7 +61,7 @@ def choose_for_log_link(
     second = _InKernel(run, loss, targets, judges, _kernel(run, of_step))
     losses = first.held_out_losses(), second.held_out_losses()
     with np.errstate(over="ignore", invalid="ignore"):  # the losses of a bad kernel may be huge
-        gain = gain_in_errors(*losses)
+        gain = gain_in_standard_errors(*losses)
     return (few_of_step, of_step) if gain >= LOG_LINK_GAIN_SE else (few, learned)
 
 
@@ -94,7 +94,7 @@ class _InKernel:
         for fitted in parts:
             others = np.setdiff1d(np.arange(len(losses)), fitted)
             losses[others] = NewtonPath(self._loss, rows, fitted).held_out_losses(self.kappa)
-        return rows.judged * losses
+        return rows.score_w * losses
 
     def model(self) -> FirstModel:
         """Return the model of the rows with this kappa."""

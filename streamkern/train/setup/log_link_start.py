@@ -47,14 +47,14 @@ def log_targets(
     Raises DataError if the mean of an output is not positive.
     """
     data, seed = run.data, run.config.run.random_state
-    given = run.backend, data.source, data.weight_factors, seed, dtype
+    source_args = run.backend, data.source, data.weight_factors, seed, dtype
     if loss.unit is None:
-        means = TargetScale.from_moments(target_moments(*given), True).mean
+        means = TargetScale.from_moments(target_moments(*source_args), True).mean
         loss.check_means(means)
         loss = loss.in_unit(means)
     means = np.asarray(loss.unit)
-    plain = TargetScale(np.zeros_like(means), np.ones_like(means), means)
-    moments = sampled_moments(*given, plain)
+    no_scale = TargetScale(np.zeros_like(means), np.ones_like(means), means)
+    moments = sampled_moments(*source_args, no_scale)
     scale = TargetScale.from_moments(moments, run.config.model.fit_intercept)
     return loss, replace(scale, unit=means)
 
@@ -90,15 +90,15 @@ class FirstModel:
         errors = self.scaled.errors(f.copy(), rows.Y)
         r, h = self.scaled.residual(errors, rows.Y, 0.0)
         assert h is not None
-        enough = xp.maximum(h, MIN_CURVATURE)
-        r *= (h / enough)[:, None]
-        root_h = xp.sqrt(enough)
+        bounded_h = xp.maximum(h, MIN_CURVATURE)
+        r *= (h / bounded_h)[:, None]
+        root_h = xp.sqrt(bounded_h)
         root = root_h if rows.root is None else rows.root * root_h
         return rows._replace(Y=f - r, root=root)
 
 
 def first_model(
-    op: KernelOperator, Z: Points | None, few: SampleRows, loss: LogLink, rows: LossRows,
+    op: KernelOperator, Z: Points | None, merged_rows: SampleRows, loss: LogLink, rows: LossRows,
     outputs: TargetScale, kappa: float,
 ) -> FirstModel:  # fmt: skip
     """Return the model of a few rows that minimises the loss with the ridge kappa.
@@ -106,18 +106,18 @@ def first_model(
     A ridge below the rounding errors of the kernel matrix is raised to their size.
 
     Z : centers, which explicit features need; else None
-    few, rows : the rows with equal ones merged, and the same rows not merged
+    merged_rows, rows : the rows with equal ones merged, and the same rows not merged
     outputs : mean and gain of the outputs
     """
-    X = few.X
-    path = NewtonPath(loss, rows, np.arange(len(rows.Y)))
+    X = merged_rows.X
+    newton = NewtonPath(loss, rows, np.arange(len(rows.Y)))
     rounding = len(rows.Y) * eps(op.dtype) * float(rows.K.diagonal().mean())
-    path.minimise(max(kappa, rounding))
-    alpha = path.alpha
-    if few.repeats is not None:
-        merged = np.zeros((len(X), alpha.shape[1]))
-        np.add.at(merged, few.repeats.group, alpha)
-        alpha = merged
+    newton.minimise(max(kappa, rounding))
+    alpha = newton.alpha
+    if merged_rows.repeats is not None:
+        merged_alpha = np.zeros((len(X), alpha.shape[1]))
+        np.add.at(merged_alpha, merged_rows.repeats.group, alpha)
+        alpha = merged_alpha
     scaled = ScaledLoss(loss, op.backend, op.dtype, outputs.mean, outputs.scale)
     if not op.kernel.explicit:
         points = op.points(X, right=True)

@@ -30,30 +30,25 @@ from streamkern.train.setup.loss_rows import LossRows
 from streamkern.train.setup.newton_path import NewtonPath
 
 RIDGE_ROWS = 768
-"""Largest number of rows that are used."""
+"""Largest number of rows, drawn at random, that the cross-validation uses."""
 RIDGE_FOLDS = 3
 """Number of folds of the cross-validation."""
-STEPS = 40
-"""Number of steps for one kappa, which start from the weights for the kappa before.
+STEPS_PER_KAPPA = 40
+"""Number of steps for one kappa, which start from the weights for the next larger kappa.
 
-For a small kappa, 40 steps end before the minimum, as a run of few epochs does.
+For a small kappa, the steps end before the minimum, as a run of few epochs does.
 """
-STEPS_TO_MINIMUM = 200
+MAX_STEPS_TO_MINIMUM = 200
 """Largest number of steps for one kappa of a quantile loss, which converges most slowly, if the
-solver of the run reaches the minimum.
-
-On compactiv, `direct` had a pinball loss of .0578 with 40 steps and of .0436 with 200, while the
-best ridge has .0430 (600 rows; docs/explanation/losses.md). Solvers that end before the minimum
-gain nothing: `block` had .0414 with 40 and .0415 with 200, and `falkon` .0473 and .0506.
-"""
-SETTLED_CHANGE = 1e-6
+solver of the run reaches the minimum; see docs/explanation/losses.md."""
+CONVERGED_CHANGE = 1e-6
 """Relative change of the values f in a step (in the 2-norm) below which these steps end."""
-EXPONENTS = range(3, -9, -1)
-"""Exponents of ten of kappa that are tried, relative to the mean k(x, x), from the largest."""
-FLAT = 0.98
+KAPPA_EXPONENTS = range(3, -9, -1)
+"""Each kappa is 10 to one of these powers, times the mean of k(x, x); the largest comes first."""
+MAX_RELATIVE_MINIMUM = 0.98
 """If the least held-out loss is above this multiple of the loss for the largest kappa, the rows do
 not determine kappa, and the noise of squares is used."""
-SAME = 1.01
+EQUIVALENT_LOSS_RATIO = 1.01
 """The largest kappa is chosen whose held-out loss is at most this multiple of the least."""
 
 _Floats = npt.NDArray[np.float64]
@@ -66,20 +61,21 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
     noise : noise for squares; its other fields are kept
     exact : whether the solver of the run reaches the minimum of the loss
     """
-    tried = held_out_losses(loss, rows, exact=exact)
-    least = min((value for _, value in tried), default=math.inf)
-    if not tried or least > FLAT * tried[0][1]:
+    losses = held_out_losses(loss, rows, exact=exact)
+    least_loss = min((value for _, value in losses), default=math.inf)
+    if not losses or least_loss > MAX_RELATIVE_MINIMUM * losses[0][1]:
         return noise
-    as_good = [kappa for kappa, value in tried if value <= SAME * least]
-    return replace(noise, variance=max(as_good))
+    equivalent = [kappa for kappa, value in losses if value <= EQUIVALENT_LOSS_RATIO * least_loss]
+    return replace(noise, variance=max(equivalent))
 
 
 def held_out_losses(
     loss: Loss, rows: LossRows, *, exact: bool = False
 ) -> list[tuple[float, float]]:
-    """Return the values of kappa that were tried, from the largest, with their held-out losses.
+    """Return each kappa, from the largest, with its mean held-out loss.
 
-    Returns no pairs if there are too few rows. See `loss_noise`.
+    The list ends before the first loss that is not finite, and is empty if there are too few rows.
+    For the parameters, see `loss_noise`.
     """
     if len(rows.Y) < RIDGE_FOLDS:
         return []
@@ -90,24 +86,23 @@ def held_out_losses(
     else:
         exact = exact and isinstance(loss, Quantile)
         paths = [_RidgePath(loss.at(math.inf), rows, fitted, exact) for fitted in parts]
-    tried: list[tuple[float, float]] = []
+    losses: list[tuple[float, float]] = []
     scale = float(rows.K.diagonal().mean())
-    for exponent in EXPONENTS:
+    for exponent in KAPPA_EXPONENTS:
         kappa = scale * 10.0**exponent
-        held_out = sum(path.held_out_loss(kappa) for path in paths) / rows.judged.sum()
+        held_out = sum(path.held_out_loss(kappa) for path in paths) / rows.score_w.sum()
         if not math.isfinite(held_out):
             break
-        tried.append((kappa, float(held_out)))
-    return tried
+        losses.append((kappa, float(held_out)))
+    return losses
 
 
 def fold_rows(rows: LossRows) -> tuple[LossRows, list[npt.NDArray[np.int64]]]:
-    """Return at most `RIDGE_ROWS` of the rows, and for each fold the indices of the rows that are
-    fitted."""
+    """Return at most `RIDGE_ROWS` of the rows, and the indices of the fitted rows of each fold."""
     rng = np.random.default_rng(0)
-    some = np.sort(rng.permutation(len(rows.Y))[:RIDGE_ROWS])
-    rows = rows.part(some)._replace(K=rows.K[np.ix_(some, some)])
-    fold = rng.permutation(len(some)) % RIDGE_FOLDS
+    sampled = np.sort(rng.permutation(len(rows.Y))[:RIDGE_ROWS])
+    rows = rows.part(sampled)._replace(K=rows.K[np.ix_(sampled, sampled)])
+    fold = rng.permutation(len(sampled)) % RIDGE_FOLDS
     return rows, [np.flatnonzero(fold != k) for k in range(RIDGE_FOLDS)]
 
 
@@ -117,30 +112,32 @@ class _RidgePath:
     With sample weights W, alpha = W^1/2 U b and W^1/2 K W^1/2 = U S U^T.
 
     fitted : indices of the rows that are fitted
-    exact : whether the steps go on to the minimum
+    exact : whether the steps continue until they converge
     """
 
     def __init__(
         self, loss: Loss, rows: LossRows, fitted: npt.NDArray[np.int64], exact: bool
     ) -> None:  # fmt: skip
-        others = np.setdiff1d(np.arange(len(rows.Y)), fitted)
-        own = rows.part(fitted)
-        self.loss, self.rows = loss, own
-        self.steps, self.settled = (STEPS_TO_MINIMUM, SETTLED_CHANGE) if exact else (STEPS, 0.0)
-        self.root = np.sqrt(own.w)[:, None]
-        self.S, self.U = np.linalg.eigh(own.K[fitted] * self.root * self.root.T)
+        held_out = np.setdiff1d(np.arange(len(rows.Y)), fitted)
+        fitted_rows = rows.part(fitted)
+        self.loss, self.rows = loss, fitted_rows
+        self.steps, self.min_change = (
+            (MAX_STEPS_TO_MINIMUM, CONVERGED_CHANGE) if exact else (STEPS_PER_KAPPA, 0.0)
+        )
+        self.root = np.sqrt(fitted_rows.w)[:, None]
+        self.S, self.U = np.linalg.eigh(fitted_rows.K[fitted] * self.root * self.root.T)
         self.S = np.maximum(self.S, 0)[:, None]
-        self.of_others = rows.part(others)
-        self.K_others = own.K[others] @ (self.root * self.U)
-        self.b = np.zeros_like(own.Y)
+        self.held_out_rows = rows.part(held_out)
+        self.K_held_out = fitted_rows.K[held_out] @ (self.root * self.U)
+        self.b = np.zeros_like(fitted_rows.Y)
 
     def held_out_loss(self, kappa: float) -> float:
         """Return the weighted sum of l over the other rows at the minimum for kappa."""
         self._minimise(kappa)
-        others = self.of_others
-        z = others.mean + others.gain * (self.K_others @ self.b)
+        held_out = self.held_out_rows
+        z = held_out.mean + held_out.gain * (self.K_held_out @ self.b)
         F = z if self.loss.for_classes else self.loss.predict(np, z)
-        return float(others.judged @ self.loss.values(np, F, others.Y))
+        return float(held_out.score_w @ self.loss.values(np, F, held_out.Y))
 
     def _minimise(self, kappa: float) -> None:
         """Move b towards the minimum by accelerated gradient steps.
@@ -160,7 +157,7 @@ class _RidgePath:
                 t = next_t
             change = float(np.linalg.norm(self.S * (new - b)))
             b, ahead = new, following
-            if change < self.settled * float(np.linalg.norm(self.S * new)):
+            if change < self.min_change * float(np.linalg.norm(self.S * new)):
                 break
         self.b = b
 

@@ -18,21 +18,21 @@ class LossRows(NamedTuple):
     K : (n, n) kernel matrix, without weights
     Y : (n, c) targets
     w : (n,) sample weights
-    judged : (n,) sample weights in held-out losses, 0 for rows whose target is an outlier
+    score_w : (n,) sample weights in held-out losses, 0 for rows whose target is an outlier
     mean, gain : (c,) mean and gain of the outputs z = mean + gain f
     """
 
     K: _Floats
     Y: _Floats
     w: _Floats
-    judged: _Floats
+    score_w: _Floats
     mean: _Floats
     gain: _Floats
 
     def part(self, rows: npt.NDArray[np.int64]) -> LossRows:
         """Return some of the rows. K keeps all rows of the matrix: it becomes (n, len(rows))."""
-        w, judged = self.w[rows], self.judged[rows]
-        return self._replace(K=self.K[:, rows], Y=self.Y[rows], w=w, judged=judged)
+        w, score_w = self.w[rows], self.score_w[rows]
+        return self._replace(K=self.K[:, rows], Y=self.Y[rows], w=w, score_w=score_w)
 
     def with_outputs(self, outputs: TargetScale) -> LossRows:
         """Return the rows with this mean and gain of the outputs."""

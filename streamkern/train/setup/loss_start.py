@@ -35,7 +35,8 @@ from streamkern.train.setup.loss_rows import LossRows
 from streamkern.train.setup.setup_rows import FewRows
 
 BISECTIONS = 60
-LARGEST_OUTPUT = 30.0
+"""Number of bisection steps, after which an interval is smaller than rounding errors."""
+MAX_OUTPUT_CHANGE = 30.0
 """Largest change of an output by the start, |slope f|, so that its exponential does not
 overflow."""
 MIN_GAIN = 0.125
@@ -102,7 +103,7 @@ def scale_start(arrays: Mapping[str, Array], slope: float) -> None:
 
 def fit_loss(
     run: ResolvedRun, loss: Loss, op: KernelOperator, Z: Points, targets: TargetScale,
-    few: FewRows, noise: Noise, warm: ParentRun | None = None,
+    few_rows: FewRows, noise: Noise, warm: ParentRun | None = None,
 ) -> LossFit:  # fmt: skip
     """Find the parameters of a loss, its start and its ridge from few rows.
 
@@ -117,12 +118,12 @@ def fit_loss(
       `log_link_start`. Weights of another run keep their mean and unit.
 
     targets : mean and scale of the targets that the least squares of the setup fit
-    few, noise : rows that the noise was estimated from, with scaled targets, and their noise
+    few_rows, noise : rows that the noise was estimated from, with scaled targets, and their noise
     warm : run whose weights this run starts from. If it has a loss, this run takes over its
         parameters, and the mean and gain of its outputs.
     """
     fit_intercept = run.config.model.fit_intercept
-    F, rows = left_out(op, Z, targets, few, noise)
+    F, rows = left_out(op, Z, targets, few_rows, noise)
     Y, w = rows.Y, rows.w
     noise_for = partial(loss_noise, exact=isinstance(run.method, Newton))
     if warm is not None and warm.loss is not None and not isinstance(loss, LogLink):
@@ -134,7 +135,7 @@ def fit_loss(
         noise = noise_for(loss, rows, noise)
         first = None
         if run.method.uses_center_targets:  # the setup is made with targets and their weights
-            first = first_model(op, Z, few.stored(), loss, rows, outputs, noise.variance)
+            first = first_model(op, Z, few_rows.stored(), loss, rows, outputs, noise.variance)
         return LossFit(loss, outputs, slope, noise, first=first)
     if loss.identity_link:
         errors = F * targets.scale + targets.mean - Y
@@ -167,15 +168,17 @@ def setup_targets(
     """
     loss = run.loss
     if isinstance(loss, LogLink):
-        before = None if warm is None else warm.loss
-        return *log_targets(run, before if isinstance(before, LogLink) else loss, dtype), {}
-    if warm is None and (found := find_transform(run, dtype, report)) is not None:
-        return loss, found.targets, {"target_transform": found.facts}
+        earlier_loss = None if warm is None else warm.loss
+        if isinstance(earlier_loss, LogLink):
+            loss = earlier_loss
+        return *log_targets(run, loss, dtype), {}
+    if warm is None and (transform := find_transform(run, dtype, report)) is not None:
+        return loss, transform.targets, {"target_transform": transform.facts}
     targets = scale_for_setup(run, dtype, warm)
     if warm is None or targets.gain is None:
         return loss, targets, {}
-    before = warm.setup.meta["setup"]["target_transform"]
-    return loss, targets, {"target_transform": before}
+    target_transform = warm.setup.meta["setup"]["target_transform"]
+    return loss, targets, {"target_transform": target_transform}
 
 
 def scale_for_setup(run: ResolvedRun, dtype: Any, warm: ParentRun | None) -> TargetScale:
@@ -222,28 +225,30 @@ def _shift(loss: Loss, errors: _Floats, Y: _Floats, w: _Floats) -> _Floats:
     """
     final = loss.at(math.inf)  # as at the end of a run, see `Loss.at`
     return _roots(
-        lambda by: w @ final.gradient(np, errors + by, Y),
+        lambda shift: w @ final.gradient(np, errors + shift, Y),
         -errors.max(axis=0),
         -errors.min(axis=0),
     )
 
 
 def in_unit(
-    loss: LogLink, rows: LossRows, fit_intercept: bool, before: TargetScale | None = None
+    loss: LogLink, rows: LossRows, fit_intercept: bool, initial_outputs: TargetScale | None = None
 ) -> tuple[TargetScale, LossRows]:
     """Return mean and gain of the outputs of a log link, and rows with targets divided by its unit.
 
-    before : mean and gain of the weights that the run starts from; None if it starts from 0
+    initial_outputs : mean and gain that belong to the initial weights; None to start from 0
     """
     unit = np.asarray(loss.unit)
-    mean = loss.output(unit) if fit_intercept else np.zeros_like(unit)
-    outputs = TargetScale(mean, np.ones_like(unit)) if before is None else before
-    mean, gain = outputs.mean - np.log(unit), outputs.scale
-    return outputs, rows._replace(Y=rows.Y / unit, mean=mean, gain=gain)
+    outputs = initial_outputs
+    if outputs is None:
+        mean = loss.output(unit) if fit_intercept else np.zeros_like(unit)
+        outputs = TargetScale(mean, np.ones_like(unit))
+    mean = outputs.mean - np.log(unit)
+    return outputs, rows._replace(Y=rows.Y / unit, mean=mean, gain=outputs.scale)
 
 
 def left_out(
-    op: KernelOperator, Z: Points | None, targets: TargetScale, few: FewRows, noise: Noise
+    op: KernelOperator, Z: Points | None, targets: TargetScale, few_rows: FewRows, noise: Noise
 ) -> tuple[_Floats, LossRows]:
     """Return leave-one-out predictions F (n, c) of scaled targets, and the rows.
 
@@ -251,21 +256,21 @@ def left_out(
     squares depends on more than their mean. F is 0 if the noise could not be estimated because
     there are too few rows.
     """
-    to_host, rows, stored = op.backend.to_host, few.read(), few.stored()
+    to_host, rows, stored = op.backend.to_host, few_rows.read(), few_rows.stored()
     scaled = to_host(stored.Y).astype(np.float64)
     F = left_out_values(op, Z, rows, noise) if noise.tried else np.zeros_like(scaled)
     w = np.ones(len(F)) if rows.root is None else to_host(rows.root).astype(np.float64) ** 2
     K = to_host(weighted_gram(op, Z, rows.X, None))
-    bounded = to_host(rows.Y)
+    bounded_Y = to_host(rows.Y)
     if stored.repeats is not None:
         group, scaled, w = stored.repeats
         F, K = F[group], K[np.ix_(group, group)]
-        bounded = bounded[group] if rows.repeats is None else rows.repeats.Y
-    judged = w * (bounded == scaled).all(axis=1)
+        bounded_Y = bounded_Y[group] if rows.repeats is None else rows.repeats.Y
+    score_w = w * (bounded_Y == scaled).all(axis=1)
     Y = scaled * targets.scale + targets.mean
     if targets.unit is not None:
         Y = targets.unit * np.expm1(np.maximum(Y, 0))
-    return F, LossRows(K, Y, w, judged if judged.any() else w, targets.mean, targets.scale)
+    return F, LossRows(K, Y, w, score_w if score_w.any() else w, targets.mean, targets.scale)
 
 
 def _slope(loss: Loss, F: _Floats, Y: _Floats, w: _Floats, mean: _Floats) -> float:
@@ -279,7 +284,7 @@ def _slope(loss: Loss, F: _Floats, Y: _Floats, w: _Floats, mean: _Floats) -> flo
         errors = loss.predict(np, mean + slope * F) - Y
         return np.atleast_1d(w @ (loss.gradient(np, errors, Y) * F).sum(axis=1))
 
-    return float(_roots(rise, np.zeros(1), np.array([LARGEST_OUTPUT / np.abs(F).max()]))[0])
+    return float(_roots(rise, np.zeros(1), np.array([MAX_OUTPUT_CHANGE / np.abs(F).max()]))[0])
 
 
 def _roots(rising: Callable[[_Floats], _Floats], low: _Floats, high: _Floats) -> _Floats:

@@ -12,10 +12,10 @@ With k = phi(s), s = |u - u'|^2, u = A^T x / bandwidth, and W = dL/dK phi'(s), e
 
     dL/dA = 2 / bandwidth  sum_ij W_ij (x_i - x_j)(u_i - u_j)^T.
 
-Since each step draws new rows, the noise of a few rows is averaged out and not learned. The
+Since each step draws new rows, the noise of a few rows averages out and is not learned. The
 steps are those of Adam (Kingma and Ba 2015, arXiv 1412.6980), except that the squared gradients are
-averaged along each row of A, that is, over the entries of one feature. Separate step lengths for
-each entry had up to 5 % more error, and so had one length for all of A.
+averaged along each row of A, that is, over the entries of one feature. Neither a step length for
+each entry nor one for all of A was as good.
 """
 
 from __future__ import annotations
@@ -33,26 +33,30 @@ from streamkern.kernels.base import Kernel
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import (
-    METRIC_FEATURES,
-    STEPPED_FIT,
-    STEPPED_OTHERS,
+    MAX_FULL_METRIC_FEATURES,
+    METRIC_STEP_FIT_ROWS,
+    METRIC_STEP_PREDICTED_ROWS,
 )
 from streamkern.solver.precondition.samples import SampleRows
-from streamkern.train.setup.held_out_models import MIN_RIDGE, ROUNDED_RIDGE, Fitted
+from streamkern.train.setup.held_out_models import (
+    MIN_RIDGE_LOG10,
+    MIN_SINGLE_PRECISION_RIDGE,
+    Fitted,
+)
 
-MOMENTUM, MEMORY = 0.8, 0.95
+GRADIENT_DECAY, SQUARES_DECAY = 0.8, 0.95
 """Decay rates of the running means of the gradients and of their squares (beta_1, beta_2 of
 Adam)."""
-RIDGE = 5.0
+RIDGE_STEP_RATIO = 5.0
 """Step length of log lam, relative to the step length of A."""
-NOISE = 1e-10
+RELATIVE_ROUNDING = 1e-10
 """Gradients below this multiple of the largest gradient count as rounding errors; features that
 hardly vary have such gradients."""
-LONGEST_RESIDUAL = 5.0
+MAX_RELATIVE_RESIDUAL = 5.0
 """Largest length of a row's residual, relative to the median. Longer residuals are shortened in the
 gradient, so that a few extreme rows do not dominate the steps."""
-TINY_STEP, TINY_RESIDUAL = 1e-300, 1e-30
-"""Smallest denominators."""
+TINY_GRADIENT_SQUARE, TINY_RESIDUAL = 1e-300, 1e-30
+"""Smallest values of denominators."""
 SLOPE_TILE = 128
 """Number of rows whose kernel values are computed at once."""
 
@@ -60,7 +64,7 @@ SLOPE_TILE = 128
 class StepStage(NamedTuple):
     """A number of steps with the same sizes.
 
-    fit, others : number of rows that a step fits, and of rows that it predicts
+    fit, n_predicted : number of rows that a step fits, and of rows that it predicts
     pool : largest number of rows to draw from
     steps : number of steps
     length : length of the first steps relative to the root mean square of A's entries; in the
@@ -68,7 +72,7 @@ class StepStage(NamedTuple):
     """
 
     fit: int
-    others: int
+    n_predicted: int
     pool: int
     steps: int
     length: float
@@ -77,7 +81,7 @@ class StepStage(NamedTuple):
 STAGES = (
     StepStage(384, 768, 3072, 120, 0.1),
     StepStage(768, 1536, 5120, 120, 0.07),
-    StepStage(STEPPED_FIT, STEPPED_OTHERS, 8192, 60, 0.05),
+    StepStage(METRIC_STEP_FIT_ROWS, METRIC_STEP_PREDICTED_ROWS, 8192, 60, 0.05),
 )
 """Each stage begins where the stage before it ended. It is run only if there are more rows than the
 pool of the stage before it."""
@@ -98,7 +102,7 @@ class Slopes(NamedTuple):
 
 def stages(pool: int) -> list[StepStage]:
     """Return the stages of gradient steps that are run with `pool` rows to draw from."""
-    return [STAGES[0], *(stage for last, stage in pairwise(STAGES) if pool > last.pool)]
+    return [STAGES[0], *(stage for previous, stage in pairwise(STAGES) if pool > previous.pool)]
 
 
 def metrics_of_steps(
@@ -112,7 +116,7 @@ def metrics_of_steps(
     model : model without or with a metric, from which the steps start
     rows : rows in random order, to fit and to predict
     kind : form of the metric: "diagonal", scales (d,); "full", a matrix (d, r), for at most
-        `METRIC_FEATURES` features; "", a matrix if possible, else scales
+        `MAX_FULL_METRIC_FEATURES` features; "", a matrix if possible, else scales
     seed : seed of the drawn rows
     """
     start = _start(model.op.kernel, kind, rows.X.shape[1])
@@ -137,16 +141,17 @@ def _start(kernel: Kernel, kind: str, d: int) -> Floats | None:
     if kernel.geometry != "distance" or kernel.expression is None:
         return None
     A = np.ones(d) if kernel.metric is None else np.array(kernel.metric, np.float64)
-    matrix = kind != "diagonal" and d <= METRIC_FEATURES
-    if matrix and A.ndim == 1:
+    is_matrix = kind != "diagonal" and d <= MAX_FULL_METRIC_FEATURES
+    if is_matrix and A.ndim == 1:
         return np.diag(A).copy()
-    return A if matrix or (A.ndim == 1 and kind != "full") else None
+    return A if is_matrix or (A.ndim == 1 and kind != "full") else None
 
 
 class _Steps:
     """A metric and a ridge, both changed by the steps.
 
-    A : root of the metric, not scaled to trace d: its scale changes in place of the bandwidth
+    A : root of the metric, not scaled to trace d: its scale takes the place of the bandwidth, which
+        stays fixed
     taken : number of steps taken
     log_ridge : natural logarithm of lam
     """
@@ -162,35 +167,37 @@ class _Steps:
     def run_stage(self, stage: StepStage, rows: SampleRows, rng: np.random.Generator) -> bool:
         """Take the steps of a stage; return False if a derivative is not finite."""
         n_fit = min(stage.fit, len(rows.X) // 3)
-        n = min(n_fit + stage.others, len(rows.X))
+        n = min(n_fit + stage.n_predicted, len(rows.X))
         constant = self.backend.to_host(rows.X.max(axis=0) == rows.X.min(axis=0))
         self.A[constant] = 0.0  # the scale of a constant feature cannot be learned
         moments = _AdamMoments(self.A)
         for t in range(stage.steps):
-            picked = rng.permutation(len(rows.X))[:n]
-            fit, others = (rows.part(self.backend.asarray(at)) for at in np.split(picked, [n_fit]))
+            drawn = rng.permutation(len(rows.X))[:n]
+            fit, predicted = (
+                rows.part(self.backend.asarray(indices)) for indices in np.split(drawn, [n_fit])
+            )
             self.taken += 1
-            found = self.slopes(fit, others)
-            if found is None:  # singular: a larger ridge
+            derivatives = self.slopes(fit, predicted)
+            if derivatives is None:  # singular: a larger ridge
                 self.log_ridge += math.log(10.0)
                 continue
-            g = self.backend.to_host(found.metric)
+            g = self.backend.to_host(derivatives.metric)
             g = np.where(constant.reshape(-1, *[1] * (g.ndim - 1)), 0.0, g)
-            if not (np.isfinite(g).all() and math.isfinite(found.log_ridge)):
+            if not (np.isfinite(g).all() and math.isfinite(derivatives.log_ridge)):
                 return False
             length = stage.length * min(1.0, 2 - 2 * t / stage.steps)
-            step_A, step_ridge = moments.directions(g, found.log_ridge)
+            step_A, step_ridge = moments.directions(g, derivatives.log_ridge)
             self.A = self.A - length * math.sqrt(float((self.A**2).mean())) * step_A
-            log_ridge = self.log_ridge - RIDGE * length * step_ridge
-            self.log_ridge = max(log_ridge, MIN_RIDGE * math.log(10.0))
+            log_ridge = self.log_ridge - RIDGE_STEP_RATIO * length * step_ridge
+            self.log_ridge = max(log_ridge, MIN_RIDGE_LOG10 * math.log(10.0))
         return True
 
-    def slopes(self, fit: SampleRows, others: SampleRows) -> Slopes | None:
+    def slopes(self, fit: SampleRows, predicted: SampleRows) -> Slopes | None:
         """Return the error and its derivatives; None if the equations have no Cholesky factor."""
         for precision in self.precisions:
             kernel = self.kernel.with_metric(self.A)
             op = KernelOperator(kernel, self.backend, precision, self.shift)
-            found = slopes(op, fit, others, math.exp(self.log_ridge))
+            found = slopes(op, fit, predicted, math.exp(self.log_ridge))
             if found is not None:
                 return found
         return None
@@ -203,41 +210,55 @@ class _AdamMoments:
         self.mean, self.squares, self.t = np.zeros_like(A), np.zeros((len(A), 1)[: A.ndim]), 0
         self.ridge_mean = self.ridge_square = 0.0
 
-    def directions(self, g: Floats, by_ridge: float) -> tuple[Floats, float]:
+    def directions(self, g: Floats, ridge_derivative: float) -> tuple[Floats, float]:
         """Add gradients by A and by log lam; return the directions of the step, with entries of
         about one."""
         self.t += 1
-        by_row = (g**2).mean(axis=1, keepdims=True) if g.ndim == 2 else g**2
-        self.mean += (1 - MOMENTUM) * (g - self.mean)
-        self.squares += (1 - MEMORY) * (by_row - self.squares)
-        self.ridge_mean += (1 - MOMENTUM) * (by_ridge - self.ridge_mean)
-        self.ridge_square += (1 - MEMORY) * (by_ridge**2 - self.ridge_square)
-        one, two = 1 - MOMENTUM**self.t, 1 - MEMORY**self.t
-        squares = np.maximum(self.squares, NOISE**2 * self.squares.max()) / two + TINY_STEP
-        spread = math.sqrt(self.ridge_square / two + TINY_STEP)
-        return self.mean / one / np.sqrt(squares), self.ridge_mean / one / spread
+        row_squares = (g**2).mean(axis=1, keepdims=True) if g.ndim == 2 else g**2
+        self.mean += (1 - GRADIENT_DECAY) * (g - self.mean)
+        self.squares += (1 - SQUARES_DECAY) * (row_squares - self.squares)
+        self.ridge_mean += (1 - GRADIENT_DECAY) * (ridge_derivative - self.ridge_mean)
+        self.ridge_square += (1 - SQUARES_DECAY) * (ridge_derivative**2 - self.ridge_square)
+        bias_gradient, bias_squares = 1 - GRADIENT_DECAY**self.t, 1 - SQUARES_DECAY**self.t
+        squares = (
+            np.maximum(self.squares, RELATIVE_ROUNDING**2 * self.squares.max()) / bias_squares
+            + TINY_GRADIENT_SQUARE
+        )
+        ridge_scale = math.sqrt(self.ridge_square / bias_squares + TINY_GRADIENT_SQUARE)
+        return self.mean / bias_gradient / np.sqrt(
+            squares
+        ), self.ridge_mean / bias_gradient / ridge_scale
 
 
-def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float) -> Slopes | None:
-    """Return the weighted mean squared error of `others`, and derivatives.
+def slopes(
+    op: KernelOperator, fit: SampleRows, predicted: SampleRows, ridge: float
+) -> Slopes | None:
+    """Return the weighted mean squared error of `predicted`, and derivatives.
 
-    The derivatives are those of a Huber loss whose threshold is held fixed, see `LONGEST_RESIDUAL`.
-    Returns None if the equations have no Cholesky factor.
+    The derivatives are taken of a Huber loss whose threshold is held fixed, see
+    `MAX_RELATIVE_RESIDUAL`. Returns None if the equations have no Cholesky factor.
 
     Kernel values and sums are computed in the precision of `op`. The equations are solved in
-    float64 if the ridge is below `ROUNDED_RIDGE`, else in the precision of `op`.
+    float64 if the ridge is below `MIN_SINGLE_PRECISION_RIDGE`, else in the precision of `op`.
 
     op : operator of a kernel with a metric
-    fit, others : rows that are fitted, and rows that are predicted
+    fit, predicted : rows that are fitted, and rows that are predicted
     ridge : lam
     """
     backend, xp, dtype = op.backend, op.backend.xp, op.dtype
-    fit_side, other_side = _Side(op, fit), _Side(op, others)
-    (K, W), (K_others, W_others) = _values(op, fit_side, None), _values(op, other_side, fit_side)
-    exact = np.dtype(np.float64) if ridge < ROUNDED_RIDGE else dtype
-    root = xp.ones(len(fit.X), exact) if fit.root is None else fit.root.astype(exact)
-    weight = xp.ones(len(others.X)) if others.root is None else others.root.astype(np.float64) ** 2
-    L = K.astype(exact)
+    fit_side, predicted_side = _Side(op, fit), _Side(op, predicted)
+    (K, W), (K_predicted, W_predicted) = (
+        _values(op, fit_side, None),
+        _values(op, predicted_side, fit_side),
+    )
+    solve_dtype = np.dtype(np.float64) if ridge < MIN_SINGLE_PRECISION_RIDGE else dtype
+    root = xp.ones(len(fit.X), solve_dtype) if fit.root is None else fit.root.astype(solve_dtype)
+    weight = (
+        xp.ones(len(predicted.X))
+        if predicted.root is None
+        else predicted.root.astype(np.float64) ** 2
+    )
+    L = K.astype(solve_dtype)
     if fit.root is not None:
         L *= root[:, None]
         L *= root
@@ -251,26 +272,26 @@ def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float
         backend.solve_lower(L, B, transposed=True)
         return B
 
-    b = solve(fit.Y.astype(exact))
+    b = solve(fit.Y.astype(solve_dtype))
     a = (root[:, None] * b).astype(dtype)
-    R = K_others @ a - others.Y
-    total = max(float(weight.sum()), TINY_STEP) * R.shape[1]
-    by_f = ((2 / total) * weight[:, None] * _shortened(xp, R, weight)).astype(dtype)
-    u = solve((K_others.T @ by_f).astype(exact))
+    R = K_predicted @ a - predicted.Y
+    total = max(float(weight.sum()), TINY_GRADIENT_SQUARE) * R.shape[1]
+    dL_df = ((2 / total) * weight[:, None] * _shortened(xp, R, weight)).astype(dtype)
+    u = solve((K_predicted.T @ dL_df).astype(solve_dtype))
     v = (root[:, None] * u).astype(dtype)
-    by_A = _metric_sum(op, W_others, by_f, a, other_side, fit_side)
-    by_A -= _metric_sum(op, W, v, a, fit_side, fit_side)
+    dL_dA = _metric_sum(op, W_predicted, dL_df, a, predicted_side, fit_side)
+    dL_dA -= _metric_sum(op, W, v, a, fit_side, fit_side)
     error = float((weight[:, None] * R**2).sum()) / total
-    return Slopes(error, (2 / op.kernel.bandwidth) * by_A, -ridge * float((u * b).sum()))
+    return Slopes(error, (2 / op.kernel.bandwidth) * dL_dA, -ridge * float((u * b).sum()))
 
 
 def _shortened(xp: Any, R: Array, weight: Array) -> Array:
-    """Return the residuals (m, c), shortened to at most `LONGEST_RESIDUAL` times the median length
-    of the rows whose weight is not 0."""
-    lengths, counted = xp.sqrt((R**2).sum(axis=1)), weight > 0
-    if not counted.any():
+    """Return the residuals (m, c), shortened to at most `MAX_RELATIVE_RESIDUAL` times the median
+    length of the rows whose weight is not 0."""
+    lengths, has_weight = xp.sqrt((R**2).sum(axis=1)), weight > 0
+    if not has_weight.any():
         return R
-    longest = LONGEST_RESIDUAL * xp.median(lengths[counted])
+    longest = MAX_RELATIVE_RESIDUAL * xp.median(lengths[has_weight])
     return R * xp.minimum(1, longest / xp.maximum(lengths, TINY_RESIDUAL))[:, None]
 
 
@@ -297,23 +318,25 @@ class _Side:
 def _values(op: KernelOperator, left: _Side, right: _Side | None) -> tuple[Array, Array]:
     """Return phi(s) and phi'(s) of all pairs. right : None for the pairs of `left` with itself."""
     xp, slope, on_diagonal = op.backend.xp, Slope(op.kernel), right is None
-    of_columns = left if right is None else right
-    columns = of_columns.right.T
-    shape = (len(left.u), columns.shape[1])
+    right_side = left if right is None else right
+    right_columns = right_side.right.T
+    shape = (len(left.u), right_columns.shape[1])
     K, W = xp.empty(shape, op.dtype), xp.empty(shape, op.dtype)
 
     def evaluate(part: slice) -> None:
-        s = xp.matmul(left.left[part], columns, out=K[part])
+        s = xp.matmul(left.left[part], right_columns, out=K[part])
         xp.abs(s, out=s)  # s may be rounded to below 0; `abs` takes less time than `maximum`
         if op.categorical_weights:
-            unequal = left.categorical[part], of_columns.categorical
-            op.backend.add_unequal(*unequal, op.categorical_weights, s)
+            pairs = left.categorical[part], right_side.categorical
+            op.backend.add_unequal(*pairs, op.categorical_weights, s)
         if on_diagonal:
-            at = xp.arange(len(s))
-            s[at, part.start + at] = 0
+            diagonal = xp.arange(len(s))
+            s[diagonal, part.start + diagonal] = 0
         slope.with_values(s, W[part], xp)
         if on_diagonal:
-            W[part.start + at, part.start + at] = 0  # phi' may be infinite, but x_i - x_i is 0
+            W[part.start + diagonal, part.start + diagonal] = (
+                0  # phi' may be infinite, but x_i - x_i is 0
+            )
 
     op.backend.run(evaluate, tiles(shape[0], SLOPE_TILE))
     return K, W
@@ -330,26 +353,26 @@ def _metric_sum(
     a : (n, c), for the rows of `right`
     """
     # With c = 1 the vectors scale the rows of the sums, which takes less time than scaling W.
-    xp, parts, single = op.backend.xp, tiles(len(W), SLOPE_TILE), a.shape[1] == 1
-    on_left = left.with_ones * by_value if single else left.with_ones
-    on_right = right.with_ones * a if single else right.with_ones
-    rows = xp.empty((len(W), on_right.shape[1]), op.dtype)
-    columns = xp.empty((len(parts), W.shape[1], on_left.shape[1]), op.dtype)
+    xp, parts, single_output = op.backend.xp, tiles(len(W), SLOPE_TILE), a.shape[1] == 1
+    left_values = left.with_ones * by_value if single_output else left.with_ones
+    right_values = right.with_ones * a if single_output else right.with_ones
+    row_sums = xp.empty((len(W), right_values.shape[1]), op.dtype)
+    partial_sums = xp.empty((len(parts), W.shape[1], left_values.shape[1]), op.dtype)
 
     def multiply(k: int) -> None:
         V = W[parts[k]]
-        if not single:
+        if not single_output:
             V *= by_value[parts[k]] @ a.T
-        xp.matmul(V, on_right, out=rows[parts[k]])
-        xp.matmul(V.T, on_left[parts[k]], out=columns[k])
+        xp.matmul(V, right_values, out=row_sums[parts[k]])
+        xp.matmul(V.T, left_values[parts[k]], out=partial_sums[k])
 
     op.backend.run(multiply, range(len(parts)))
-    of_columns = columns.sum(axis=0)
-    if single:
-        rows *= by_value
-        of_columns *= a
-    rows = rows[:, -1:] * left.u - rows[:, :-1]
-    of_columns = of_columns[:, -1:] * right.u - of_columns[:, :-1]
+    column_sums = partial_sums.sum(axis=0)
+    if single_output:
+        row_sums *= by_value
+        column_sums *= a
+    row_sums = row_sums[:, -1:] * left.u - row_sums[:, :-1]
+    column_sums = column_sums[:, -1:] * right.u - column_sums[:, :-1]
     if op.kernel.metric is not None and op.kernel.metric.ndim == 2:
-        return left.x.T @ rows + right.x.T @ of_columns
-    return (left.x * rows).sum(axis=0) + (right.x * of_columns).sum(axis=0)
+        return left.x.T @ row_sums + right.x.T @ column_sums
+    return (left.x * row_sums).sum(axis=0) + (right.x * column_sums).sum(axis=0)

@@ -22,14 +22,14 @@ import numpy.typing as npt
 from streamkern.losses.log_link import LogLink
 from streamkern.train.setup.loss_rows import LossRows
 
-NEWTON_STEPS: Final = 30
+MAX_NEWTON_STEPS: Final = 30
 """Largest number of steps for one kappa."""
-HALVINGS: Final = 6
+MAX_STEP_LENGTHS: Final = 6
 """Largest number of lengths that are tried for a step."""
-SETTLED: Final = 1e-4
-"""Fall of the objective in a step, relative to its size, below which the steps end."""
+CONVERGED_DECREASE: Final = 1e-4
+"""Decrease of the objective in a step, relative to its value, below which the steps end."""
 MIN_ROOT: Final = 1e-20
-"""Smallest s of a row; a row with less has no part in the step."""
+"""Smallest s of a row; rows with a smaller s do not change the step."""
 
 _Floats = npt.NDArray[np.float64]
 
@@ -43,23 +43,23 @@ class NewtonPath:
     """
 
     def __init__(self, loss: LogLink, rows: LossRows, fitted: npt.NDArray[np.int64]) -> None:
-        others = np.setdiff1d(np.arange(len(rows.Y)), fitted)
-        own = rows.part(fitted)
-        self.loss, self.rows, self.K = loss, own, own.K[fitted]
-        self.of_others, self.K_others = rows.part(others), own.K[others]
-        self.alpha = np.zeros_like(own.Y)
+        held_out = np.setdiff1d(np.arange(len(rows.Y)), fitted)
+        fitted_rows = rows.part(fitted)
+        self.loss, self.rows, self.K = loss, fitted_rows, fitted_rows.K[fitted]
+        self.held_out_rows, self.K_held_out = rows.part(held_out), fitted_rows.K[held_out]
+        self.alpha = np.zeros_like(fitted_rows.Y)
 
     def held_out_loss(self, kappa: float) -> float:
-        """Return the weighted sum of l over the other rows at the minimum for kappa."""
-        return float(self.of_others.judged @ self.held_out_losses(kappa))
+        """Return the weighted sum of l over the held-out rows at the minimum for kappa."""
+        return float(self.held_out_rows.score_w @ self.held_out_losses(kappa))
 
     def held_out_losses(self, kappa: float) -> _Floats:
-        """Return l of each of the other rows at the minimum for kappa, without weights."""
+        """Return l of each held-out row at the minimum for kappa, without weights."""
         self.minimise(kappa)
-        others = self.of_others
-        z = others.mean + others.gain * (self.K_others @ self.alpha)
+        held_out = self.held_out_rows
+        z = held_out.mean + held_out.gain * (self.K_held_out @ self.alpha)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            losses: _Floats = self.loss.values(np, self.loss.predict(np, z), others.Y)
+            losses: _Floats = self.loss.values(np, self.loss.predict(np, z), held_out.Y)
         return losses
 
     def minimise(self, kappa: float) -> None:
@@ -72,23 +72,25 @@ class NewtonPath:
         """Minimise the objective of output k by Newton steps from `alpha`."""
         alpha = self.alpha[:, k]
         f = self.K @ alpha
-        value = self._objective(k, alpha, f, kappa)
-        for _ in range(NEWTON_STEPS):
-            move = self._newton(k, f, kappa) - alpha
-            if not np.isfinite(move).all():
+        objective = self._objective(k, alpha, f, kappa)
+        for _ in range(MAX_NEWTON_STEPS):
+            direction = self._newton_point(k, f, kappa) - alpha
+            if not np.isfinite(direction).all():
                 break
-            of_move, length = self.K @ move, 1.0
-            for _halving in range(HALVINGS):
-                reached = self._objective(k, alpha + length * move, f + length * of_move, kappa)
-                if reached < value:
+            K_direction, length = self.K @ direction, 1.0
+            for _attempt in range(MAX_STEP_LENGTHS):
+                new_value = self._objective(
+                    k, alpha + length * direction, f + length * K_direction, kappa
+                )
+                if new_value < objective:
                     break
                 length /= 2
             else:
                 break
-            alpha, f = alpha + length * move, f + length * of_move
-            settled = value - reached <= SETTLED * abs(reached)
-            value = reached
-            if settled:
+            alpha, f = alpha + length * direction, f + length * K_direction
+            converged = objective - new_value <= CONVERGED_DECREASE * abs(new_value)
+            objective = new_value
+            if converged:
                 break
         self.alpha[:, k] = alpha
 
@@ -101,17 +103,17 @@ class NewtonPath:
         deviances = self.loss.values(np, self._predicted(k, f)[:, None], rows.Y[:, k : k + 1])
         return float(rows.w @ deviances / 2 / rows.gain[k] ** 2 + kappa / 2 * (alpha @ f))
 
-    def _newton(self, k: int, f: _Floats, kappa: float) -> _Floats:
+    def _newton_point(self, k: int, f: _Floats, kappa: float) -> _Floats:
         """Return the minimum (n,) of the quadratic model at f for output k; NaN if singular."""
         rows, F, Y = self.rows, self._predicted(k, f), self.rows.Y[:, k]
         # With the expected curvature alone, a row would move by its slope, which may be large.
         curvature = self.loss.row_curvature(np, F[:, None], Y[:, None])
         root = np.sqrt(rows.w * curvature)
         gradient = rows.w * self.loss.slope(np, F, Y) / rows.gain[k]
-        root, some = np.maximum(root, MIN_ROOT), root > MIN_ROOT
+        root, has_curvature = np.maximum(root, MIN_ROOT), root > MIN_ROOT
         A = self.K * root * root[:, None]
         A[np.diag_indices_from(A)] += kappa
-        right = np.where(some, root * f - gradient / root, 0)
+        right = np.where(has_curvature, root * f - gradient / root, 0)
         try:
             solved: _Floats = root * np.linalg.solve(A, right)
         except np.linalg.LinAlgError:

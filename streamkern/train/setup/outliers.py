@@ -1,18 +1,17 @@
 """Targets without gross outliers, for the parts of a setup that fit squares.
 
 The setup finds kernel, metric, noise and start by least squares, which a few outliers can dominate.
-When 5 % of 3000 targets had noise of 20 standard deviations, a run with Huber's loss had 19 times
-the error of clean targets on bike, and 44 times on parkinsons, because its setup was wrong. For a
-loss that bounds the influence of a row (`Loss.robust`), the setup therefore replaces the targets of
-outliers.
+For a loss that bounds the influence of a row (`Loss.robust`), the setup therefore replaces the
+targets of outliers; docs/explanation/losses.md shows the effect on the errors of models.
 
 Some rows are predicted by the others (leave-one-out, in closed form, `precondition.noise`). Targets
 far from their prediction are clipped, and the predictions are computed again, a few times (Huber
 and Ronchetti 2009, Robust Statistics, section 7.8). An outlier is a target whose error exceeds
-`OUTLIER` robust standard deviations of the errors. A poor kernel also makes large errors. Outliers
-are therefore replaced only if the rows are then predicted better (`HELPS_SE`), and the search is
-repeated in the kernel or metric that was found without them, whose errors are smaller. A run that
-starts from earlier weights already has its kernel, and does not search for outliers.
+`OUTLIER_SD` robust standard deviations of the errors. A poor kernel also makes large errors.
+Outliers are therefore replaced only if the rows are then predicted better (`OUTLIERS_GAIN_SE`), and
+the search is repeated in the kernel or metric that was found without them, whose errors are
+smaller. A run that starts from earlier weights already has its kernel, and does not search for
+outliers.
 """
 
 from __future__ import annotations
@@ -39,26 +38,21 @@ from streamkern.solver.precondition.noise import (
 from streamkern.solver.precondition.samples import SampleRows, merged
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.choose_kernel import moved
+from streamkern.train.setup.choose_kernel import in_metric_coordinates
 
 OUTLIER_ROWS = 512
-"""Number of rows that are examined."""
+"""Largest number of rows that are examined."""
 MIN_OUTLIER_ROWS = 32
 """Smallest number of rows in which outliers are searched."""
-OUTLIER = 20.0
-"""Smallest error of an outlier, in robust standard deviations of the errors.
-
-With 10 instead of 20, models trained with outliers had .49 to 1.02 times the error on eight tables,
-but 1.85 times on compactiv and 1.76 times on parkinsons. Of 35 tables without outliers, two had
-some by the limit 20, and replacing them did no harm.
-"""
-CLIPPED = 5.0
+OUTLIER_SD = 20.0
+"""Smallest error of an outlier, in robust standard deviations of the errors."""
+CLIPPED_SD = 5.0
 """Largest error of a clipped target, in robust standard deviations of the errors."""
-CLIPPINGS = 4
-"""Number of times that the targets are clipped about new predictions."""
-HELPS_SE = 2.0
-"""Smallest fall of the absolute errors, capped at the limit of an outlier, in its standard
-errors."""
+CLIPPING_ROUNDS = 4
+"""Number of times that the predictions are computed and the targets clipped about them."""
+OUTLIERS_GAIN_SE = 2.0
+"""Smallest decrease of the absolute errors, capped at the limit of an outlier, for outliers to be
+replaced; in standard errors of the decrease."""
 
 _Floats = npt.NDArray[np.float64]
 
@@ -77,12 +71,14 @@ class BoundedTargets:
 
     targets: TargetScale | None = None
 
-    def __init__(self, op: KernelOperator, model: _Model, out: npt.NDArray[np.bool_]) -> None:
+    def __init__(
+        self, op: KernelOperator, model: _Model, is_outlier: npt.NDArray[np.bool_]
+    ) -> None:
         rows, asarray = model.rows, op.backend.asarray
-        self.op, self.share = op, float(out.mean())
+        self.op, self.share = op, float(is_outlier.mean())
         self.points = op.points(rows.X, right=True)
         self.alpha = asarray(_weights(op, rows, model.kappa), op.dtype)
-        self.limit, self.spread = OUTLIER * model.spread, model.spread
+        self.limit, self.spread = OUTLIER_SD * model.spread, model.spread
 
     def in_rows(self, rows: SampleRows) -> SampleRows:
         """Return the rows with outliers replaced. rows : equal rows are not merged."""
@@ -93,10 +89,10 @@ class BoundedTargets:
             self.op.product(
                 self.op.points(X[part], left=True), self.points, self.alpha, out=F[part]
             )
-        near = asarray(HUBER_WIDTH * self.spread, F.dtype)
-        bounded = F + xp.clip(Y - F, -near, near)
-        far = xp.abs(Y - F) > asarray(self.limit, F.dtype)
-        return rows._replace(Y=xp.where(far, bounded, Y).astype(Y.dtype, copy=False))
+        max_distance = asarray(HUBER_WIDTH * self.spread, F.dtype)
+        replaced = F + xp.clip(Y - F, -max_distance, max_distance)
+        is_outlier = xp.abs(Y - F) > asarray(self.limit, F.dtype)
+        return rows._replace(Y=xp.where(is_outlier, replaced, Y).astype(Y.dtype, copy=False))
 
 
 class _Model(NamedTuple):
@@ -132,34 +128,44 @@ def find_outliers(
     host = to_host(rows.X)
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
     if kernel is None or kernel.explicit:
-        width = median_bandwidth(moved(host, metric), sparse=run.data.sparse)
+        width = median_bandwidth(in_metric_coordinates(host, metric), sparse=run.data.sparse)
         kernel = run.data.kernel_of(Laplace(width)).with_metric(metric)
     op = KernelOperator(kernel, run.backend, run.search_precision, shift)
     Y = to_host(rows.Y).astype(np.float64)
-    plain = _model(op, rows, Y, Y)
-    clipped = plain and _clipped_in_turns(op, rows, Y)
-    if plain is None or clipped is None:
+    with_outliers = _model(op, rows, Y, Y)
+    clipped = with_outliers and _clipped_repeatedly(op, rows, Y)
+    if with_outliers is None or clipped is None:
         return None
-    limit = OUTLIER * clipped.spread
-    out = np.abs(clipped.F - Y) > limit
-    if not out.any():
+    limit = OUTLIER_SD * clipped.spread
+    is_outlier = np.abs(clipped.F - Y) > limit
+    if not is_outlier.any():
         return None
-    near = HUBER_WIDTH * clipped.spread
-    without = _model(op, rows, Y, np.where(out, clipped.F + np.clip(Y - clipped.F, -near, near), Y))
-    if without is None:
-        return None
-    before, after = (
-        (np.minimum(np.abs(each.F - Y), limit) / limit).sum(axis=1) for each in (plain, without)
+    max_distance = HUBER_WIDTH * clipped.spread
+    without_outliers = _model(
+        op,
+        rows,
+        Y,
+        np.where(is_outlier, clipped.F + np.clip(Y - clipped.F, -max_distance, max_distance), Y),
     )
-    return BoundedTargets(op, without, out) if surplus(before, after) >= HELPS_SE else None
+    if without_outliers is None:
+        return None
+    errors_before, errors_after = (
+        (np.minimum(np.abs(model.F - Y), limit) / limit).sum(axis=1)
+        for model in (with_outliers, without_outliers)
+    )
+    return (
+        BoundedTargets(op, without_outliers, is_outlier)
+        if surplus(errors_before, errors_after) >= OUTLIERS_GAIN_SE
+        else None
+    )
 
 
-def _clipped_in_turns(op: KernelOperator, rows: SampleRows, Y: _Floats) -> _Model | None:
-    """Return the model of rows whose targets are clipped about the predictions, `CLIPPINGS` times;
-    None if the noise cannot be estimated."""
+def _clipped_repeatedly(op: KernelOperator, rows: SampleRows, Y: _Floats) -> _Model | None:
+    """Return the model of rows whose targets are clipped about the predictions `CLIPPING_ROUNDS`
+    times; None if the noise cannot be estimated."""
     F, model = np.broadcast_to(np.median(Y, axis=0), Y.shape), None
-    for _ in range(CLIPPINGS):
-        limit = CLIPPED * spread(F - Y, np.ones(Y.shape[1]))
+    for _ in range(CLIPPING_ROUNDS):
+        limit = CLIPPED_SD * spread(F - Y, np.ones(Y.shape[1]))
         model = _model(op, rows, Y, F + np.clip(Y - F, -limit, limit))
         if model is None:
             return None
@@ -170,16 +176,16 @@ def _clipped_in_turns(op: KernelOperator, rows: SampleRows, Y: _Floats) -> _Mode
 def _model(op: KernelOperator, rows: SampleRows, Y: _Floats, bounded: _Floats) -> _Model | None:
     """Return the model of rows with the targets `bounded` (n, c), and the spread of its errors with
     respect to the targets Y (n, c); None if the noise cannot be estimated."""
-    asked = rows._replace(Y=op.backend.asarray(bounded, rows.Y.dtype))
-    few = merged(op.backend, asked)
-    noise = find_noise(op, None, few)
+    rows_with_targets = rows._replace(Y=op.backend.asarray(bounded, rows.Y.dtype))
+    merged_rows = merged(op.backend, rows_with_targets)
+    noise = find_noise(op, None, merged_rows)
     if not noise.tried:
         return None
-    F = left_out_values(op, None, few, noise)
-    if few.repeats is not None:
-        F = F[few.repeats.group]
-    kappa = min(noise.tried, key=lambda each: each[1])[0]
-    return _Model(few, kappa, F, spread(F - Y, np.ones(Y.shape[1])))
+    F = left_out_values(op, None, merged_rows, noise)
+    if merged_rows.repeats is not None:
+        F = F[merged_rows.repeats.group]
+    kappa = min(noise.tried, key=lambda trial: trial[1])[0]
+    return _Model(merged_rows, kappa, F, spread(F - Y, np.ones(Y.shape[1])))
 
 
 def _weights(op: KernelOperator, rows: SampleRows, kappa: float) -> Array:
@@ -190,8 +196,8 @@ def _weights(op: KernelOperator, rows: SampleRows, kappa: float) -> Array:
         A = weighted_gram(op, None, rows.X, rows.root)
         A[xp.arange(len(A)), xp.arange(len(A))] += kappa
         alpha = root[:, None] * rows.Y.astype(np.float64)
-        factored = backend.cholesky(A)
-        assert factored  # it was when the error of this kappa was computed
+        succeeded = backend.cholesky(A)
+        assert succeeded  # it was when the error of this kappa was computed
         backend.solve_lower(A, alpha)
         backend.solve_lower(A, alpha, transposed=True)
     return root[:, None] * alpha

@@ -8,45 +8,48 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamkern.losses.log_link import LogLink
-from streamkern.planning.op_counts import OpCounts, together
+from streamkern.planning.op_counts import OpCounts, summed_counts
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.solver.precondition.step_rule import max_over_blocks
 from streamkern.solver.ridge_curve import noise_rows
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.patch_features import patches_among
-from streamkern.stream.sources.sampling import MANY_UNITS
+from streamkern.stream.sources.sampling import SAMPLE_UNITS
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.training_data import auto_epochs
 from streamkern.train.setup.choose_kernel import is_open, kernels_of, n_kernel_rows
 from streamkern.train.setup.choose_metric import metric_flops
 from streamkern.train.setup.speeds import Clock, measure_speeds
 
-PLANNED_TRIALS, WIDTHS = 6, 6
-"""Approximate numbers of ridges and of bandwidths that a search tries."""
+PLANNED_RIDGES, PLANNED_BANDWIDTHS = 6, 6
+"""Approximate numbers of ridges and of bandwidths that a search tries, in a plan."""
 
 
 def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
     """Return the operation counts of each phase, in the order of a run."""
     problem, method = run.problem, run.method
     setup, training = method.op_counts(problem, run.sizes)
-    spent = {"setup": setup, "training": training}
+    counts = {"setup": setup, "training": training}
     if method.uses_center_targets or not problem.squares or method.asks_ridge(problem):
-        spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).scaled(PLANNED_TRIALS)
+        counts["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).scaled(PLANNED_RIDGES)
         n = noise_rows(problem)
-        spent["setup"] += OpCounts(wide_factors=n**3 / 3 * (n > NOISE_ROWS))
+        counts["setup"] += OpCounts(wide_factors=n**3 / 3 * (n > NOISE_ROWS))
     if problem.selection is not None:
-        spent = {"centers": OpCounts(products=problem.selection.flops), **spent}
+        counts = {"centers": OpCounts(products=problem.selection.flops), **counts}
     if run.inputs.continued is not None:  # the kernel and the metric are taken over
-        return spent
+        return counts
     choices = 2 if isinstance(run.loss, LogLink) else 1  # see `log_link_kernel`
     if is_open(run):
         n, kernels = n_kernel_rows(problem.n_rows), choices * len(kernels_of(run))
         kernels *= 2 if problem.metric_rows else 1  # without a metric and in the learned one
-        spent = {"kernel": _noise(n).scaled(PLANNED_TRIALS * WIDTHS * kernels), **spent}
+        counts = {
+            "kernel": _noise(n).scaled(PLANNED_RIDGES * PLANNED_BANDWIDTHS * kernels),
+            **counts,
+        }
     if problem.metric_rows:
-        spent = {"metric": OpCounts(wide_factors=choices * metric_flops(run)), **spent}
-    return spent
+        counts = {"metric": OpCounts(wide_factors=choices * metric_flops(run)), **counts}
+    return counts
 
 
 def _noise(n: int) -> OpCounts:
@@ -59,12 +62,12 @@ def planned_flops(run: ResolvedRun) -> dict[str, int]:
 
     In `expected_times`, the patch features are part of the measured time to prepare a row.
     """
-    found = {phase: counts.flops(run.problem) for phase, counts in planned_op_counts(run).items()}
+    flops = {phase: counts.flops(run.problem) for phase, counts in planned_op_counts(run).items()}
     if patches := patches_among(run.data.fixed):
-        each = patches.row_flops(run.data.source.row_shape)
-        found["setup"] += each * _setup_rows(run)
-        found["training"] += each * run.problem.n_rows * run.method.passes(run.problem)
-    return found
+        row_flops = patches.row_flops(run.data.source.row_shape)
+        flops["setup"] += row_flops * _setup_rows(run)
+        flops["training"] += row_flops * run.problem.n_rows * run.method.passes(run.problem)
+    return flops
 
 
 def _setup_rows(run: ResolvedRun) -> int:
@@ -79,8 +82,8 @@ class Times:
     setup : until the first step
     epoch : one pass over the rows, without evaluations
     evaluation : one evaluation of the test rows; 0 without test rows
-    whole : setup, epochs and evaluations together
-    speeds : measured speeds, in units of work per second, that the times were computed from
+    whole : the sum over setup, epochs and evaluations
+    speeds : measured speeds, in units of work per second, from which the times were computed
     """
 
     setup: float
@@ -99,29 +102,34 @@ def expected_times(
     clock : see `measure_speeds`
     """
     problem, passes = run.problem, run.method.passes(run.problem)
-    before = planned_op_counts(run)
-    training = before.pop("training")
-    once = OpCounts(entries=problem.p * (0 if test is None else test.n_rows))
-    speeds = measure_speeds(run, [*before.values(), training, once], clock)
+    before_training = planned_op_counts(run)
+    training = before_training.pop("training")
+    evaluation_counts = OpCounts(entries=problem.p * (0 if test is None else test.n_rows))
+    speeds = measure_speeds(run, [*before_training.values(), training, evaluation_counts], clock)
     kernels = len(kernels_of(run)) if is_open(run) else 1
-    setup = together(before.values()).seconds(speeds.compute) + _sampled(run) * speeds.read
+    setup = (
+        summed_counts(before_training.values()).seconds(speeds.compute)
+        + _rows_read_before_training(run) * speeds.read
+    )
     setup += kernels * speeds.compiled
     computing = training.seconds(speeds.compute) / passes
     epoch = speeds.streaming(problem.n_rows, computing, problem)
     evaluation = 0.0
     if test is not None:
-        evaluation = speeds.streaming(test.n_rows, once.seconds(speeds.compute), problem)
-    whole = setup + passes * epoch + _evaluations(run, passes) * evaluation
-    return Times(setup, epoch, evaluation, whole, speeds.as_rates())
+        evaluation = speeds.streaming(
+            test.n_rows, evaluation_counts.seconds(speeds.compute), problem
+        )
+    total = setup + passes * epoch + _evaluations(run, passes) * evaluation
+    return Times(setup, epoch, evaluation, total, speeds.as_rates())
 
 
-def _sampled(run: ResolvedRun) -> int:
+def _rows_read_before_training(run: ResolvedRun) -> int:
     """Return an estimate of the number of rows that are read before the first step.
 
-    The centers and the setup sample are each drawn from up to `MANY_UNITS` units, which are read
+    The centers and the setup sample are each drawn from up to `SAMPLE_UNITS` units, which are read
     entirely.
     """
-    units = min(run.data.source.n_units, MANY_UNITS)
+    units = min(run.data.source.n_units, SAMPLE_UNITS)
     return 2 * min(run.problem.n_rows, units * run.problem.unit_rows)
 
 
@@ -130,8 +138,8 @@ def _evaluations(run: ResolvedRun, passes: int) -> int:
     settings, (per_epoch, _) = run.config.run, planned_batches(run)
     if settings.evaluate_every == "auto":
         return passes + len(settings.evaluate_at)
-    every = settings.evaluate_every
-    return (passes * per_epoch // every if every else 0) + 1 + len(settings.evaluate_at)
+    interval = settings.evaluate_every
+    return (passes * per_epoch // interval if interval else 0) + 1 + len(settings.evaluate_at)
 
 
 def planned_batches(run: ResolvedRun) -> tuple[int, int]:
@@ -144,12 +152,12 @@ def empty_steps(run: ResolvedRun) -> int:
     """Return the number of first steps that only accumulate sums, before the model changes from
     zero; 0 for a run that starts from weights."""
     inputs = run.inputs
-    warm = (
+    has_initial_weights = (
         inputs.warm_start is not None
         or run.config.solver.warm_start
         or inputs.continued is not None
     )
-    return 0 if warm else planned_batches(run)[0] * run.method.empty_epochs
+    return 0 if has_initial_weights else planned_batches(run)[0] * run.method.empty_epochs
 
 
 def planned(run: ResolvedRun) -> dict[str, Any]:

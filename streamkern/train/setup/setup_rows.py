@@ -1,5 +1,5 @@
-"""Read the rows that a setup works with: the setup sample, the probe, and rows for estimates of the
-noise, the kernel and the metric."""
+"""Read the rows that a setup needs: the setup sample, the probe, and rows from which the noise, the
+kernel and the metric are estimated."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ from streamkern.solver.copies import (
     effective_sample_size,
     intraclass_correlation,
 )
-from streamkern.solver.precondition.noise import MIN_ROWS_OF_NOISE as FEWEST_ALONE
-from streamkern.solver.precondition.noise import NOISE_ROWS, distinct_origins, find_noise
+from streamkern.solver.precondition.noise import (
+    MIN_ROWS_OF_NOISE,
+    NOISE_ROWS,
+    distinct_origins,
+    find_noise,
+)
 from streamkern.solver.precondition.samples import CenterTargets, SampleRows, by_center, merged
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.class_sampling import each_once
+from streamkern.stream.sources.class_sampling import without_class_shares
 from streamkern.stream.sources.sampling import (
     choose_copies,
     choose_rows,
@@ -39,11 +43,12 @@ from streamkern.stream.sources.sampling import (
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.center_rows import CenterRows, center_places
+from streamkern.train.setup.center_rows import CenterRows, center_indices
 from streamkern.train.setup.outliers import BoundedTargets
 
 SAMPLE_STAGE = 2
-COPIED_UNITS = 16
+"""Index of the random stream from which all these rows are drawn."""
+MAX_COPIED_UNITS = 16
 """Largest number of units, each read `COPIES` times, to estimate the correlation of copies of a
 row."""
 
@@ -51,7 +56,7 @@ row."""
 class SquareTargets(Protocol):
     """Targets and weights with which least squares approximate a loss.
 
-    targets : scale of the targets that `in_rows` takes; None for that of the setup
+    targets : scale of the targets of the rows that `in_rows` takes; None for that of the setup
     """
 
     @property
@@ -76,75 +81,75 @@ class FewRows(NamedTuple):
 
 
 def samples_of(
-    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None,
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known_centers: CenterRows | None,
     squares: SquareTargets | None = None,
 ) -> tuple[SampleRows, SampleRows, npt.NDArray[np.int64]]:  # fmt: skip
     """Return the setup sample, the probe, and the row numbers (s,) of the sample.
 
     targets : mean and scale by which the targets are transformed
-    known : rows that are centers, if they are known
+    known_centers : rows that are centers; None if there are none
     squares : replaces targets and weights for least squares; None to keep them
     """
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
-    wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
+    n_rows = min(sizes.n_sample + sizes.n_probe, source.n_rows)
     # A method may take no sample; one row then provides the shapes.
-    block = sample_rows(source, max(1, wanted), seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
+    block = sample_rows(source, max(1, n_rows), seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     if run.in_order:  # no augmentation: the rows are what the stream delivers
         ascending = np.argsort(block.row_ids[: sizes.n_sample])
-        order = np.concatenate([ascending, np.arange(sizes.n_sample, wanted)])
+        order = np.concatenate([ascending, np.arange(sizes.n_sample, n_rows)])
         block = block.take(order)
-    X, Y, root, _, place, _ = _prepared(run, block, dtype, targets, known)
-    assert place is not None
+    X, Y, root, _, center_index, _ = _prepared(run, block, dtype, targets, known_centers)
+    assert center_index is not None
     # If there are too few rows for sample and probe, the probe is all rows (`sizes.sample_sizes`).
-    s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, wanted)
-    shared = max(0, sizes.n_sample - h.start)
+    sample_part, probe_part = slice(sizes.n_sample), slice(n_rows - sizes.n_probe, n_rows)
+    n_shared = max(0, sizes.n_sample - probe_part.start)
     sample, probe = (
         SampleRows(
             X[part],
             Y[part],
             None if root is None else root[part],
-            fresh,
-            place[part],
+            n_fresh,
+            center_index[part],
         )
-        for part, fresh in ((s, 0), (h, shared))
+        for part, n_fresh in ((sample_part, 0), (probe_part, n_shared))
     )
     if squares is not None:
         sample, probe = squares.in_rows(sample), squares.in_rows(probe)
-    return sample, probe, block.row_ids[s]
+    return sample, probe, block.row_ids[sample_part]
 
 
 def few_rows(
-    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, most: int,
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, max_rows: int,
     squares: SquareTargets | None = None,
 ) -> SampleRows:  # fmt: skip
     """Return rows to estimate metric, kernel and noise from, with equal rows merged.
 
     See `unmerged_rows`; rows of weight 0 are left out.
 
-    most : largest number of rows, before equal rows are merged
+    max_rows : largest number of rows, before equal rows are merged
     squares : replaces targets and weights; None to keep them
     """
     if squares is not None and squares.targets is not None:
         targets = squares.targets
-    rows = unmerged_rows(run, dtype, targets, most)
+    rows = unmerged_rows(run, dtype, targets, max_rows)
     rows = merged(run.backend, rows if squares is None else squares.in_rows(rows))
     return rows._replace(repeats=None) if _are_copies(run, rows) else rows
 
 
 def unmerged_rows(
-    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, most: int
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, max_rows: int
 ) -> SampleRows:  # fmt: skip
     """Return rows of the stream in random order, no two of them made from the same stored row.
 
     If the stream draws classes in fixed shares, each row occurs once and weights represent the
     shares. Negligible weights are set to 0.
 
-    most : largest number of rows
+    max_rows : largest number of rows
     """
-    source, rates = each_once(run.data.source)
-    wanted, seed = min(most, source.n_rows), run.config.run.random_state
-    block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    block = block.take(distinct_origins(origins_of(source, block.row_ids, SETUP_EPOCH), most))
+    source, rates = without_class_shares(run.data.source)
+    n_rows, seed = min(max_rows, source.n_rows), run.config.run.random_state
+    block = sample_rows(source, n_rows, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
+    block = block.take(distinct_origins(origins_of(source, block.row_ids, SETUP_EPOCH), max_rows))
     rows = _prepared(run, block, dtype, targets, None, rates)
     if rows.root is not None:
         small = math.sqrt(NEGLIGIBLE_WEIGHT) * float(rows.root.max())
@@ -153,12 +158,12 @@ def unmerged_rows(
 
 
 def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
-    """Return whether equal rows look like copies of one row.
+    """Return whether equal rows are treated as copies of one row.
 
-    They do if their targets are equal too, and if different rows predict each other, so that the
-    noise can be estimated without the copies. `NOISE_ROWS` rows suffice for this test.
+    They are if their targets are equal too, and if different rows predict each other, so that the
+    noise can be estimated without the copies. At most `NOISE_ROWS` rows are tested.
     """
-    if rows.repeats is None or not rows.repeats.may_be_copies() or len(rows.X) < FEWEST_ALONE:
+    if rows.repeats is None or not rows.repeats.may_be_copies() or len(rows.X) < MIN_ROWS_OF_NOISE:
         return False
     rows = rows.part(slice(NOISE_ROWS))
     host = run.backend.to_host(rows.X)
@@ -168,41 +173,44 @@ def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
     return find_noise(op, None, rows).tells
 
 
-def known_rows(
-    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None,
+def center_targets(
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known_centers: CenterRows | None,
     Z: HostArray, squares: SquareTargets | None,
 ) -> CenterTargets | None:  # fmt: skip
-    """Return the targets and weights of the centers, as solvers take them; None if `known` is None.
+    """Return the targets and weights of the centers, as solvers take them; None if they are not
+    known.
 
-    known : rows that are centers
+    known_centers : rows that are centers
     Z : (p, d), the centers
     squares : replaces targets and weights for least squares; None to keep them
     """
-    if known is None:
+    if known_centers is None:
         return None
     source = run.data.source
     _, Y, w = prepare(
-        run.backend, known.block, run.data.weight_factors, transforms=(), dtype=dtype,
+        run.backend, known_centers.block, run.data.weight_factors, transforms=(), dtype=dtype,
         seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
         classes=source.classes, targets=targets, check=run.check_targets,
     )  # fmt: skip
     if squares is not None:
         xp = run.backend.xp
-        X, root = run.backend.asarray(Z[known.place]), None if w is None else xp.sqrt(w)
+        X = run.backend.asarray(Z[known_centers.center_index])
+        root = None if w is None else xp.sqrt(w)
         _, Y, root, *_ = squares.in_rows(SampleRows(X, Y, root))
         w = None if root is None else root * root
     to_host = run.backend.to_host
-    found = by_center(
-        run.backend, known.place, to_host(Y), None if w is None else to_host(w), p=run.problem.p,
-        n_rows=source.n_rows,
+    targets_by_center = by_center(
+        run.backend, known_centers.center_index, to_host(Y), None if w is None else to_host(w),
+        p=run.problem.p, n_rows=source.n_rows,
     )  # fmt: skip
-    return replace(found, whole=run.problem.complete)
+    return replace(targets_by_center, whole=run.problem.complete)
 
 
-def rows_worth(
+def n_effective(
     run: ResolvedRun, op: KernelOperator, dtype: np.dtype[Any], targets: TargetScale
 ) -> float:
-    """Return the number of independent rows that all rows of the run, with copies, are worth."""
+    """Return the effective sample size of the run: the number of independent rows that carry as
+    much information as all its rows, with their copies."""
     problem, source = run.problem, run.data.source
     stored = source.n_origins if problem.repeats else problem.n_stored or problem.n_rows
     copies = _stored_copies(run) if problem.repeats else _drawn_copies(run)
@@ -215,8 +223,8 @@ def rows_worth(
 def _drawn_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]]:
     """Return `COPIES` pairs of the same row numbers (m,) and a seed that draws other copies."""
     source, seed = run.data.source, run.config.run.random_state
-    wanted = min(NOISE_ROWS, source.n_rows)
-    rows = choose_rows(source, wanted, seed, stage=SAMPLE_STAGE, max_units=COPIED_UNITS)
+    n_rows = min(NOISE_ROWS, source.n_rows)
+    rows = choose_rows(source, n_rows, seed, stage=SAMPLE_STAGE, max_units=MAX_COPIED_UNITS)
     rows = rows[distinct_origins(origins_of(source, rows, SETUP_EPOCH))]
     # The row numbers of a mixture do not depend on the seed.
     return [(rows, (seed + r) % (1 << 32)) for r in range(COPIES)]
@@ -230,10 +238,10 @@ def _stored_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]] 
     source, seed = run.data.source, run.config.run.random_state
     if not source.n_origins:
         return None
-    found = choose_copies(
-        source, NOISE_ROWS, COPIES, MIN_ROWS_OF_COPIES, seed, SAMPLE_STAGE, COPIED_UNITS
+    copies = choose_copies(
+        source, NOISE_ROWS, COPIES, MIN_ROWS_OF_COPIES, seed, SAMPLE_STAGE, MAX_COPIED_UNITS
     )  # fmt: skip
-    return None if found is None else [(rows, seed) for rows in found]
+    return None if copies is None else [(rows, seed) for rows in copies]
 
 
 def _copies(
@@ -243,20 +251,20 @@ def _copies(
     """Yield X, Y and w of each pair of row numbers and seed, see `intraclass_correlation`."""
     for rows, seed in copies:
         block = read_rows(run.data.source, rows, seed, SETUP_EPOCH)
-        yield _through(run, block, dtype, targets, seed)
+        yield _through_transforms(run, block, dtype, targets, seed)
 
 
 def _prepared(
     run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale,
-    known: CenterRows | None, rates: npt.NDArray[np.float64] | None = None,
+    known_centers: CenterRows | None, rates: npt.NDArray[np.float64] | None = None,
 ) -> SampleRows:  # fmt: skip
     """Return rows after the transforms of the stream. rates : (c,) factors of the class weights."""
-    X, Y, w = _through(run, block, dtype, targets, run.config.run.random_state, rates)
+    X, Y, w = _through_transforms(run, block, dtype, targets, run.config.run.random_state, rates)
     root = None if w is None else run.backend.xp.sqrt(w)
-    return SampleRows(X, Y, root, 0, center_places(block.row_ids, known))
+    return SampleRows(X, Y, root, 0, center_indices(block.row_ids, known_centers))
 
 
-def _through(
+def _through_transforms(
     run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale, seed: int,
     rates: npt.NDArray[np.float64] | None = None,
 ) -> tuple[Array, Array, Array | None]:  # fmt: skip

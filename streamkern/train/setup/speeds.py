@@ -26,17 +26,18 @@ from streamkern.stream.feed import prepare
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train.resolve.resolved_run import ResolvedRun
 
-SECONDS = 2.0
-"""Approximate duration of all measurements together."""
-SHARES = 12
-"""Number of equal parts into which `SECONDS` is divided; each measurement takes one."""
-MAX_SIDE, COLUMNS, ENTRIES = 4096, 8192, 1 << 24
+MEASURED_S = 2.0
+"""Approximate duration of all measurements together, in seconds."""
+MEASUREMENTS = 12
+"""Number of measurements that share `MEASURED_S` equally."""
+MAX_SIDE, MAX_KERNEL_COLUMNS, MAX_KERNEL_ENTRIES = 4096, 8192, 1 << 24
 """Largest side of a square matrix, and largest number of columns and of entries of a kernel matrix;
 larger matrices have about the same speed."""
-EIGEN = 1536
+MAX_EIGEN_SIDE = 1536
 """Largest side of the matrix of an eigendecomposition."""
-READ_BYTES, MAX_TIMED_UNITS = 32 << 20, 64
-"""Bytes of rows that are kept for the other measurements, and largest number of units read."""
+MAX_KEPT_BYTES, MAX_TIMED_UNITS = 32 << 20, 64
+"""Size of the rows that are kept for the other measurements, in bytes, and largest number of units
+that are read."""
 
 Clock = Callable[[], float]
 Call = tuple[float, Callable[[], object]]
@@ -46,16 +47,16 @@ Call = tuple[float, Callable[[], object]]
 class _Timed(NamedTuple):
     """Seconds per unit of work, and additional seconds of the first call, which compiles."""
 
-    unit: float
-    first: float
+    unit_s: float
+    first_call_s: float
 
 
-class _Sampled(NamedTuple):
-    """Rows, the seconds to read one row, and the processor seconds among them."""
+class _ReadRows(NamedTuple):
+    """Rows, the seconds to read one of them, and the processor time that is part of these."""
 
     block: RowBlock
-    read: float
-    busy: float
+    read_s: float
+    busy_s: float
 
 
 def measure_speeds(
@@ -63,29 +64,31 @@ def measure_speeds(
 ) -> Speeds:
     """Measure the kinds of work that these operation counts contain.
 
-    Takes about `SECONDS`, and longer on slow storage.
+    Takes about `MEASURED_S`, and longer on slow storage.
 
     clock : clock in seconds; pass another one if the machine is busy
     """
-    backend, asked = run.backend, sum(counts, OpCounts())
+    backend, total = run.backend, sum(counts, OpCounts())
     with backend.active():
-        reading = _read(run, SECONDS / SHARES)
-        X, prepared = _prepare(run, reading.block, SECONDS / SHARES, clock)
-        each = {
-            kind: _timed(backend, SECONDS / SHARES, *call(), clock)
-            for kind, call in _calls(run, X, asked).items()
-            if getattr(asked, kind)
+        reading = _read(run, MEASURED_S / MEASUREMENTS)
+        X, prepared = _prepare(run, reading.block, MEASURED_S / MEASUREMENTS, clock)
+        timings = {
+            kind: _timed(backend, MEASURED_S / MEASUREMENTS, *call(), clock)
+            for kind, call in _calls(run, X, total).items()
+            if getattr(total, kind)
         }
     backend.release()
-    compiled = max((each[kind].first for kind in ("kept", "entries") if kind in each), default=0.0)
-    speeds = OpCounts(**{kind: timed.unit for kind, timed in each.items()})
-    return Speeds(speeds, prepared.unit, reading.read, reading.busy, compiled)
+    compiled = max(
+        (timings[kind].first_call_s for kind in ("kept", "entries") if kind in timings), default=0.0
+    )
+    speeds = OpCounts(**{kind: timing.unit_s for kind, timing in timings.items()})
+    return Speeds(speeds, prepared.unit_s, reading.read_s, reading.busy_s, compiled)
 
 
 def _timed(
-    backend: Backend, share: float, amount: float, call: Callable[[], object], clock: Clock
+    backend: Backend, budget_s: float, amount: float, call: Callable[[], object], clock: Clock
 ) -> _Timed:
-    """Return the median time of calls within `share` seconds, per unit of work.
+    """Return the median time of calls within `budget_s` seconds, per unit of work.
 
     The first call, which compiles, is not counted.
 
@@ -94,75 +97,77 @@ def _timed(
     start = clock()
     call()
     backend.synchronize()
-    first = clock() - start
-    taken, began = list[float](), clock()
-    while not taken or clock() - began < share:
+    first_s = clock() - start
+    seconds, loop_start = list[float](), clock()
+    while not seconds or clock() - loop_start < budget_s:
         start = clock()
         call()
         backend.synchronize()
-        taken.append(clock() - start)
-    return _Timed(median(taken) / amount, max(first - median(taken), 0.0))
+        seconds.append(clock() - start)
+    return _Timed(median(seconds) / amount, max(first_s - median(seconds), 0.0))
 
 
-def _read(run: ResolvedRun, share: float) -> _Sampled:
-    """Read random units for `share` seconds.
+def _read(run: ResolvedRun, budget_s: float) -> _ReadRows:
+    """Read random units for `budget_s` seconds.
 
     The first unit is not timed if there are others, because it opens files.
     """
     source, seed = run.data.source, run.config.run.random_state
     units = np.random.default_rng([seed, 0]).permutation(source.n_units)[:MAX_TIMED_UNITS].tolist()
-    blocks, wall, busy, rows, size = list[RowBlock](), 0.0, 0.0, 0, 0
-    for at, u in enumerate(units):
-        began, computed = time.perf_counter(), time.thread_time()
+    blocks, wall_s, busy_s, rows, size = list[RowBlock](), 0.0, 0.0, 0, 0
+    for k, u in enumerate(units):
+        start, cpu_start = time.perf_counter(), time.thread_time()
         block = source.read_unit(u, seed, SETUP_EPOCH)
-        taken, computing = time.perf_counter() - began, time.thread_time() - computed
-        if size < READ_BYTES:
+        elapsed, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_start
+        if size < MAX_KEPT_BYTES:
             blocks.append(block)
             size += block.X.nbytes
-        if at or len(units) == 1:
-            wall, busy, rows = wall + taken, busy + computing, rows + len(block.X)
-        if wall > share:
+        if k or len(units) == 1:
+            wall_s, busy_s, rows = wall_s + elapsed, busy_s + cpu_s, rows + len(block.X)
+        if wall_s > budget_s:
             break
-    return _Sampled(concatenated(blocks), wall / rows, min(busy, wall) / rows)
+    return _ReadRows(concatenated(blocks), wall_s / rows, min(busy_s, wall_s) / rows)
 
 
-def _prepare(run: ResolvedRun, block: RowBlock, share: float, clock: Clock) -> tuple[Array, _Timed]:
+def _prepare(
+    run: ResolvedRun, block: RowBlock, budget_s: float, clock: Clock
+) -> tuple[Array, _Timed]:
     """Return at most a batch of rows, transformed as for a step, and the seconds per row."""
     source, backend = run.data.source, run.backend
     part = block.take(slice(min(run.sizes.batch_size, len(block.X))))
-    made: list[Array] = []
+    prepared: list[Array] = []
 
     def call() -> None:
-        made[:] = prepare(
+        prepared[:] = prepare(
             backend, part, run.data.weight_factors, transforms=source.feed_transforms,
             dtype=np.float64 if run.precision == "float64" else np.float32,
             seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
             classes=source.classes,
         )[:1]  # fmt: skip
 
-    seconds = _timed(backend, share, len(part.X), call, clock)
-    return made[0], seconds
+    seconds = _timed(backend, budget_s, len(part.X), call, clock)
+    return prepared[0], seconds
 
 
-def _calls(run: ResolvedRun, X: Array, asked: OpCounts) -> dict[str, Callable[[], Call]]:
+def _calls(run: ResolvedRun, X: Array, counts: OpCounts) -> dict[str, Callable[[], Call]]:
     """Return, for each kind of work, a function that makes its call with the arrays it needs."""
-    backend, item = run.backend, X.dtype
+    backend, dtype = run.backend, X.dtype
     side = min(getattr(run.sizes, "block_size", run.problem.p), MAX_SIDE)
-    wide = min(run.problem.p if asked.wide_products else NOISE_ROWS, MAX_SIDE)
-    made: list[_KernelMatrix] = []
+    wide = min(run.problem.p if counts.wide_products else NOISE_ROWS, MAX_SIDE)
+    matrices: list[_KernelMatrix] = []
 
     def matrix() -> _KernelMatrix:
-        made.extend([] if made else [_KernelMatrix(run, X)])
-        return made[0]
+        matrices.extend([] if matrices else [_KernelMatrix(run, X)])
+        return matrices[0]
 
     return {
         "entries": lambda: matrix().evaluated(keep=False),
         "kept": lambda: matrix().evaluated(keep=True),
         "swept": lambda: matrix().swept(side),
         "calls": lambda: matrix().call(),
-        "products": lambda: _product(backend, side, side, item),
-        "factors": lambda: _factor(backend, side, item),
-        "eigen": lambda: _eigenpairs(run, item),
+        "products": lambda: _product(backend, side, side, dtype),
+        "factors": lambda: _factor(backend, side, dtype),
+        "eigen": lambda: _eigenpairs(run, dtype),
         "wide_products": lambda: _product(backend, run.sizes.batch_size, wide, np.float64),
         "wide_factors": lambda: _factor(backend, wide, np.float64),
     }
@@ -174,7 +179,7 @@ class _KernelMatrix:
     def __init__(self, run: ResolvedRun, X: Array) -> None:
         backend, c = run.backend, run.problem.c
         m = run.sizes.batch_size
-        q = max(1, min(run.problem.p, COLUMNS, ENTRIES // m))
+        q = max(1, min(run.problem.p, MAX_KERNEL_COLUMNS, MAX_KERNEL_ENTRIES // m))
         host = backend.to_host(X)
         self.op, Z = _operator(run, host, q)
         self.backend, self.c = backend, c
@@ -217,14 +222,14 @@ def _operator(run: ResolvedRun, X: Any, q: int) -> tuple[KernelOperator, Any]:
 
     A bandwidth that the setup would choose is replaced by the median distance.
     """
-    model, few = run.config.model, X[:NOISE_ROWS].astype(np.float64)
+    model, sample = run.config.model, X[:NOISE_ROWS].astype(np.float64)
 
     def width(geometry: str) -> float:
         if not isinstance(model.bandwidth, str):
             return model.bandwidth
-        same = len(few) < 2 or not np.ptp(few, axis=0).any()
+        equal_rows = len(sample) < 2 or not np.ptp(sample, axis=0).any()
         norm = "cityblock" if geometry == "l1" else "euclidean"
-        return 1.0 if same else median_bandwidth(few, norm, sparse=run.data.sparse)
+        return 1.0 if equal_rows else median_bandwidth(sample, norm, sparse=run.data.sparse)
 
     kernel = run.data.kernel_of(get_kernel(model.kernels[0], width))
     Z = np.resize(X, (q, X.shape[1]))
@@ -241,30 +246,30 @@ def _product(backend: Backend, rows: int, columns: int, dtype: Any) -> Call:
     """Return the Gram product of a matrix with k rows and b columns, for half of its symmetric
     result: k b^2 FLOPs."""
     W, C = backend.xp.ones((rows, columns), dtype), backend.xp.zeros((columns, columns), dtype)
-    return rows * columns**2, lambda: _alone(backend, lambda: backend.add_gram(C, W, 1.0))
+    return rows * columns**2, lambda: _single_threaded(backend, lambda: backend.add_gram(C, W, 1.0))
 
 
 def _factor(backend: Backend, n: int, dtype: Any) -> Call:
     """Return the Cholesky factorisation of an n x n matrix: n^3 / 3 FLOPs."""
-    A, room = backend.xp.ones((n, n), dtype), backend.xp.empty((n, n), dtype)
+    A, work = backend.xp.ones((n, n), dtype), backend.xp.empty((n, n), dtype)
     A[backend.xp.arange(n), backend.xp.arange(n)] += n
 
     def call() -> None:
-        room[...] = A
-        backend.cholesky(room)
+        work[...] = A
+        backend.cholesky(work)
 
     return n**3 / 3, call
 
 
 def _eigenpairs(run: ResolvedRun, dtype: Any) -> Call:
-    n, level = min(run.sizes.n_sample, EIGEN), getattr(run.sizes, "level", 1)
+    n, level = min(run.sizes.n_sample, MAX_EIGEN_SIDE), getattr(run.sizes, "level", 1)
     rng = np.random.default_rng(0)
-    drawn = run.backend.asarray(rng.standard_normal((n, n)), dtype)
-    A = drawn @ drawn.T
+    samples = run.backend.asarray(rng.standard_normal((n, n)), dtype)
+    A = samples @ samples.T
     k = max(1, min(n - 1, level * n // run.sizes.n_sample))
     return EIGH_FLOPS * n**3, lambda: run.backend.top_eigh(A.copy(), k)
 
 
-def _alone(backend: Backend, call: Callable[[], None]) -> None:
+def _single_threaded(backend: Backend, call: Callable[[], None]) -> None:
     with backend.single_threaded_blas():
         call()

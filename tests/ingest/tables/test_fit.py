@@ -276,7 +276,7 @@ def test_all_doubts_are_told_at_once() -> None:
         (Declared(numeric=("b",)), r"row 1, column 'b' is 'x', which is not a number"),
         (Declared(dates={"b": None}), r"row 0, column 'b' is 'w', which is not a date"),
         (Declared(categorical=("z",)), r"no feature column 'z'; it has 'a', 'b'"),
-        (Declared(categorical=("a",), numeric=("a",)), r"column 'a' was called two kinds"),
+        (Declared(categorical=("a",), numeric=("a",)), r"column 'a' was declared as two kinds"),
     ],
 )
 def test_what_is_said_of_columns_is_checked(told: Declared, said: str) -> None:

@@ -11,7 +11,7 @@ from sklearn.preprocessing import TargetEncoder
 
 from streamkern.ingest.tables import words as words_module
 from streamkern.ingest.tables.cells import as_words
-from streamkern.ingest.tables.words import N_FOLDS, Distinct, Words, folds_of, shrunk_means
+from streamkern.ingest.tables.words import N_FOLDS, DistinctCounter, Words, folds_of, shrunk_means
 
 N = 600
 
@@ -77,11 +77,13 @@ def test_long_words_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("n", [900, 5_000, 200_000])
 def test_many_words_are_counted_to_some_percent(n: int) -> None:
     """Five standard deviations of the estimate; every word comes twice."""
-    count, texts = Distinct(), [f"word {k}" for k in range(n)]
+    count, texts = DistinctCounter(), [f"word {k}" for k in range(n)]
     for at in range(0, n, 7001):
         count.add(texts[at : at + 7001])
     count.add(reversed(texts))
-    assert count.count() == pytest.approx(n, rel=5 / Distinct.KEPT**0.5 if n > 1000 else 0)
+    assert count.count() == pytest.approx(
+        n, rel=5 / DistinctCounter.N_HASHES**0.5 if n > 1000 else 0
+    )
 
 
 def test_folds_follow_from_the_row_alone_and_are_alike() -> None:

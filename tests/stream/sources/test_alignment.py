@@ -15,7 +15,7 @@ import pytest
 from streamkern import KernelClassifier, KernelRegressor
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.ingest.ingest import ingest
-from streamkern.stream.sources.alignment import in_columns
+from streamkern.stream.sources.alignment import align_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source, read_units
@@ -67,13 +67,13 @@ def test_another_order_is_put_right(tmp_path: Path) -> None:
     """U3."""
     plain, moved = ZarrSource(store(tmp_path)), ZarrSource(store(tmp_path, MOVED, name="m"))
     assert (plain.columns, moved.columns) == (NAMES, MOVED)
-    source = in_columns(moved, NAMES, "it")
+    source = align_columns(moved, NAMES, "it")
     assert source.columns == NAMES  # type: ignore[attr-defined]
     np.testing.assert_array_equal(rows_of(source), rows_of(plain))
     for mine, own in zip(source.statistics(), plain.statistics(), strict=True):
         np.testing.assert_allclose(mine, own, rtol=1e-12)
-    assert in_columns(plain, NAMES, "it") is plain
-    assert in_columns(plain, None, "it") is plain
+    assert align_columns(plain, NAMES, "it") is plain
+    assert align_columns(plain, None, "it") is plain
     again = pickle.loads(pickle.dumps(source))
     np.testing.assert_array_equal(rows_of(again), rows_of(plain))
     np.testing.assert_array_equal(again.read_targets(0, 0, 0), plain.read_targets(0, 0, 0))
@@ -83,9 +83,9 @@ def test_other_names_are_refused(tmp_path: Path) -> None:
     """U3."""
     source = ZarrSource(store(tmp_path))
     with pytest.raises(DataError, match=r"it lacks 'e' and has 'd' besides"):
-        in_columns(source, ("a", "b", "c", "e"), "it")
-    with pytest.raises(ConfigError, match="behind its transforms"):
-        in_columns(AugmentedSource(source, 1, [Scale("feature")]), MOVED, "it")
+        align_columns(source, ("a", "b", "c", "e"), "it")
+    with pytest.raises(ConfigError, match="after its transforms"):
+        align_columns(AugmentedSource(source, 1, [Scale("feature")]), MOVED, "it")
 
 
 def test_stores_of_different_orders_are_mixed_by_name(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_the_mean_of_targets_is_known_in_any_order_of_columns(tmp_path: Path) ->
         ZarrSource(two_targets(tmp_path, names, name))
         for names, name in ((("u", "v"), "a"), (("v", "u"), "b"))
     )
-    names = in_columns(train, MOVED, "it")
-    targets = in_columns(moved, NAMES, "it", ("u", "v"))
+    names = align_columns(train, MOVED, "it")
+    targets = align_columns(moved, NAMES, "it", ("u", "v"))
     expected = np.stack([Y, 10 + 3 * X[:, 2]], axis=1).astype(np.float64)
     for source in (names, targets, MixtureSource([train, moved])):
         moments = source.target_moments()  # type: ignore[attr-defined]

@@ -161,7 +161,7 @@ def test_rows_set_aside_are_as_they_come() -> None:
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "values": (
         lambda: ArraySource(np.zeros((9, 1), np.float32), np.zeros(9)), "balanced",
-        "is for classes",
+        "needs classes",
     ),
     "copies": (lambda: AugmentedSource(numbered(np.arange(4)), 2), "balanced", "below copies"),
     "shares of a mixture": (
@@ -171,9 +171,9 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "an unknown class": (lambda: numbered(np.arange(4)), {"e": 1.0}, "the class 'e', which the"),
     "a class left out": (lambda: numbered(np.arange(4)), {"a": 1.0}, "leaves out the class 'b'"),
     "shares of shares": (
-        lambda: BalancedSource(numbered(np.arange(4))), "balanced", "in shares of their classes al",
+        lambda: BalancedSource(numbered(np.arange(4))), "balanced", "already resampled by class",
     ),
-    "a word": (lambda: numbered(np.arange(4)), "even", 'must be "balanced", or shares by class'),
+    "a word": (lambda: numbered(np.arange(4)), "even", 'must be "balanced" or shares by class'),
     "a share of 0": (
         lambda: numbered(np.arange(2)), {"a": 1.0, "b": 0.0}, "finite numbers above 0",
     ),

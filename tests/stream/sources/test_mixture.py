@@ -224,8 +224,11 @@ def test_description_fingerprint_and_pickle() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MixtureSource([]), "mixture of 0 sources"),
-        (lambda: MixtureSource([labelled(5, 0, 5)], [1, 2]), r"weights=\[1, 2\] for 1 sources"),
+        (lambda: MixtureSource([]), "mixture cannot have 0 sources"),
+        (
+            lambda: MixtureSource([labelled(5, 0, 5)], [1, 2]),
+            r"weights=\[1, 2\] do not fit 1 sources",
+        ),
         (lambda: MixtureSource([labelled(5, 0, 5)], [0]), "above 0"),
         (lambda: MixtureSource([labelled(5, 0, 5)], [float("nan")]), "above 0"),
         (lambda: MixtureSource([labelled(5, 0, 5)], ["1"]), "above 0"),  # type: ignore[list-item]

@@ -103,7 +103,7 @@ def test_filters_are_whitened_patches_of_the_sample() -> None:
     )  # W W
     whole = (patches - mean) @ inverse
     length = np.sqrt(np.einsum("ij,ij->i", whole, patches - mean))  # |W (p - m)|
-    kept = length > patch_features.SHORTEST * np.median(length)
+    kept = length > patch_features.MIN_FILTER_LENGTH * np.median(length)
     wanted = whole[kept] / length[kept, None]
     offsets = wanted @ mean
     wanted -= wanted.mean(axis=1)[:, None]
@@ -200,7 +200,7 @@ def test_the_size_of_a_patch_fits_the_images() -> None:
 
 
 def test_too_few_patches_are_refused() -> None:
-    with pytest.raises(ConfigError, match="have no contrast"):
+    with pytest.raises(ConfigError, match="needs images with contrast"):
         PatchFeatures.of_sample(np.full((9, 5, 5, 1), 3.0), 4, 3, 2, 0)
-    with pytest.raises(ConfigError, match="asks for as many different patches of 3 x 3 pixels"):
+    with pytest.raises(ConfigError, match="needs as many different patches of 3 x 3 pixels"):
         PatchFeatures.of_sample(X[:1, :3, :6], 5, 3, 2, 0)

@@ -8,7 +8,7 @@ import pytest
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import RowRandom
 from streamkern.stream.sources.quantile_scores import (
-    KNOTS,
+    MAX_KNOTS,
     QuantileScores,
     scores_among,
     shape_after,
@@ -37,7 +37,7 @@ def found() -> QuantileScores:
 
 def scored(scores: QuantileScores, X: np.ndarray) -> np.ndarray:
     out = np.empty((len(X), len(scores)))
-    scores.into(np, np.asarray(X, np.float64), out)
+    scores.write_scores(np, np.asarray(X, np.float64), out)
     return out
 
 
@@ -72,7 +72,7 @@ def test_ties_have_one_score_and_few_values_are_all_knots() -> None:
     x = RNG.choice(values, 3000)
     scores = QuantileScores.of_sample(x[:, None])
     assert scores is not None
-    assert scores.values.shape == (1, KNOTS)
+    assert scores.values.shape == (1, MAX_KNOTS)
     share = np.array([(x < v).mean() + (x == v).mean() / 2 for v in values])
     expected = (share - share[np.searchsorted(values, x)].mean()) / share[
         np.searchsorted(values, x)
@@ -99,7 +99,7 @@ def test_names_and_shares_of_scores_belong_to_their_features() -> None:
     scores = found()
     assert scores.names("abcdef")[5:] == ["f", "quantile of b", "quantile of e"]
     shares = np.array([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.3, 0.1])
-    np.testing.assert_allclose(scores.folded(shares), [0.1, 0.4, 0.1, 0.1, 0.2, 0.1])
+    np.testing.assert_allclose(scores.shares_with_scores(shares), [0.1, 0.4, 0.1, 0.1, 0.2, 0.1])
 
 
 def test_a_scale_among_the_transforms_has_no_sample() -> None:

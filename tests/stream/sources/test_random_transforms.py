@@ -103,9 +103,9 @@ def test_every_transform_says_whether_integers_stay() -> None:
 )
 def test_behind_what_makes_other_numbers_it_is_refused(before: Any, name: str) -> None:
     X, rounded = np.zeros((5, 3), np.uint8), GaussianNoise(1.0, round=True)
-    with pytest.raises(ConfigError, match=f"comes behind '{name}', which makes other numbers"):
+    with pytest.raises(ConfigError, match=f"follows '{name}', which returns other numbers"):
         ArraySource(X, transforms=[RandomRows(), before, rounded])
-    with pytest.raises(ConfigError, match=f"comes behind '{name}'"):
+    with pytest.raises(ConfigError, match=f"follows '{name}'"):
         AugmentedSource(ArraySource(X, transforms=[before]), 2, [rounded])
     source = AugmentedSource(ArraySource(X, transforms=[rounded]), 2, [rounded, before])
     assert source.feed_transforms[:2] == (rounded, rounded)
@@ -123,7 +123,7 @@ class RandomRows:
 def test_rows_of_other_dtypes_are_refused() -> None:
     for dtype in (np.float32, np.float64):
         with pytest.raises(
-            ConfigError, match=f"as uint8 or uint16, and these are {dtype.__name__}"
+            ConfigError, match=f"rows of uint8 or uint16, but these are {dtype.__name__}"
         ):
             ArraySource(np.zeros((5, 3), dtype), transforms=[GaussianNoise(1.0, round=True)])
     with pytest.raises(ConfigError, match="round='yes' must be True or False"):

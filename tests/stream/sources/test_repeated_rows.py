@@ -140,8 +140,8 @@ def test_a_store_of_many_units_is_split_as_drawn(
     source = ArraySource(X, y, unit_rows=2)
     check_together(source, 0.1)
     materialise(source, tmp_path / "a.zarr", chunk_mb=16 * 24 / 2**20)
-    monkeypatch.setattr(split, "MANY_UNITS", 0)
-    monkeypatch.setattr(split, "moved_together", None)
+    monkeypatch.setattr(split, "SAMPLE_UNITS", 0)
+    monkeypatch.setattr(split, "moves_of_equal_rows", None)
     left, aside = split_rows(ZarrSource(tmp_path / "a.zarr"), 0.1, 5)
     assert aside.n_rows == len(X) // 10
     assert set(names(left)) & set(names(aside))

@@ -20,7 +20,7 @@ from tests.runs import finished, settings
 
 SHAPE = (4, 4, 3)
 OTHERS = [(3, 4, 4), (2, 8, 3), (4, 3, 4)]
-REFUSED = "rows of shape .*; put its axes into that order and size"
+REFUSED = "rows of shape .*; transpose or reshape its axes"
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((80, *SHAPE)).astype(np.float32)
 Y = X[:, 0, 0, 0] + X[:, 3, 2, 1]
@@ -123,7 +123,7 @@ def test_commands_refuse_images_of_other_axes(
         ingest(X.reshape(80, *other), data, y=Y)
     for words in (["evaluate", model, data], ["predict", model, data, tmp_path / "out.csv"]):
         assert main.run_command([str(word) for word in words]) == 2
-        assert "put its axes into that order and size" in capsys.readouterr().err
+        assert "transpose or reshape its axes" in capsys.readouterr().err
     assert not (tmp_path / "out.csv").exists()
 
 

@@ -189,7 +189,7 @@ def test_labels_become_ids(y: Any, classes: Any, names: Any, ids: list[int]) -> 
         (lambda: ArraySource(FLAT.astype(np.int32)), DataError, "int32"),
         (lambda: ArraySource(FLAT, LABELS[:9]), DataError, r"y has shape \(9,\)"),
         (lambda: ArraySource(FLAT, FLAT, classes=("a",)), ConfigError, "leave classes= out"),
-        (lambda: ArraySource(FLAT, LABELS, classes=("a", "a", "b")), ConfigError, "different"),
+        (lambda: ArraySource(FLAT, LABELS, classes=("a", "a", "b")), ConfigError, "distinct"),
         (lambda: ArraySource(FLAT, LABELS, unit_rows=0), ConfigError, "unit_rows=0"),
         (lambda: AugmentedSource(ArraySource(FLAT), 0), ConfigError, "copies=0"),
         (lambda: GeneratorSource(made, 0, (3,), np.float32, 1), ConfigError, "n_rows=0"),
@@ -346,7 +346,9 @@ def test_a_generator_that_is_not_reproducible_is_refused_by_a_fit() -> None:
         return X, X[:, :1]
 
     model = KernelRegressor(n_centers=20)
-    with pytest.raises(DataError, match="other values in a second call; make them of the seed"):
+    with pytest.raises(
+        DataError, match="other values in a second call; compute them from the seed"
+    ):
         model.fit(GeneratorSource(fn, 200, (2,), np.float32, 1))
 
     def same(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:

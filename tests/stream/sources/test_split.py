@@ -12,7 +12,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.ingest.append import append
 from streamkern.stream.materialise import materialise
 from streamkern.stream.sources import stores
-from streamkern.stream.sources.alignment import in_columns
+from streamkern.stream.sources.alignment import align_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
@@ -143,7 +143,7 @@ def test_a_store_of_copies_beside_what_it_may_be_made_from_is_refused(tmp_path: 
     materialise(AugmentedSource(rows(60), 3, [GaussianNoise(0.1)]), tmp_path / "a.zarr")
     copies = ZarrSource(tmp_path / "a.zarr")
     for parts in ([copies, rows(60)], [AugmentedSource(rows(60), 2), MixtureSource([copies])]):
-        with pytest.raises(ConfigError, match="a store of copies beside other data"):
+        with pytest.raises(ConfigError, match="a store of copies in a mixture"):
             split_rows(MixtureSource(parts), 0.2, 0)
     check(MixtureSource([copies, copies]), 0.2)
 
@@ -154,7 +154,7 @@ def test_a_store_to_which_both_were_written_says_so(tmp_path: Path) -> None:
     materialise(MixtureSource([rows(60), ZarrSource(once)]), mixed)
     source = ZarrSource(mixed)
     assert (source.n_origins, source.hides_copies) == (0, True)
-    with pytest.raises(ConfigError, match="it is not known which of its rows"):
+    with pytest.raises(ConfigError, match="cannot detect which of its rows"):
         split_rows(source, 0.2, 0)
     with pytest.raises(DataError, match="holds augmented copies"):
         append(np.zeros((5, 2), np.float32), mixed, y=np.zeros(5))
@@ -179,7 +179,7 @@ def test_of_a_store_of_copies(
 def test_columns_in_another_order() -> None:
     source = rows(60)
     source.columns = ("a", "b")
-    ordered = in_columns(source, ("b", "a"), "X")
+    ordered = align_columns(source, ("b", "a"), "X")
     _, aside = check(ordered, 0.2)
     np.testing.assert_array_equal(aside.read_unit(0, 0, 0).X[:, 1], told(aside)[: aside._edges[1]])
 
@@ -213,10 +213,10 @@ def _generated(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (GeneratorSource(_generated, 50, (2,), np.float32, 1), "a function or a source"),
+        (GeneratorSource(_generated, 50, (2,), np.float32, 1), "your own function or source"),
         (
             AugmentedSource(GeneratorSource(_generated, 50, (2,), np.float32, 1), 2),
-            "a function or a source",
+            "your own function or source",
         ),
         (MixtureSource([rows(50), rows(50, 100)], (1, 2)), "shares of a mixture"),
     ],

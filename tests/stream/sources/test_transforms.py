@@ -92,7 +92,7 @@ def test_equal_numbers_of_two_dtypes_are_scaled_alike(monkeypatch: pytest.Monkey
         scale, Y, rows = Scale(mode).bind(Data(X)), np.zeros((50, 1)), np.arange(50)
         wide = run(scale, X.astype(np.float64), Y, rows)[0].astype(np.float32)
         np.testing.assert_array_equal(run(scale, X, Y, rows)[0], wide)
-        monkeypatch.setattr(transforms, "SCALED_AT_ONCE", 7)
+        monkeypatch.setattr(transforms, "SCALE_SLAB_ENTRIES", 7)
         np.testing.assert_array_equal(run(scale, X, Y, rows)[0], wide)
 
 

@@ -151,7 +151,7 @@ def test_a_file_that_compilers_choke_on_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = sk.KernelRegressor(**QUICK).fit(X, VALUES)
-    monkeypatch.setattr("streamkern.train.export.c_source.MOST_TEXT", 100)
+    monkeypatch.setattr("streamkern.train.export.c_source.MAX_C_FILE_BYTES", 100)
     with pytest.raises(ConfigError, match="export to ONNX, or train with fewer centers"):
         model.to_c(tmp_path / "m.c")
     assert not list(tmp_path.iterdir())

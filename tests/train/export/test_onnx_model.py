@@ -74,7 +74,7 @@ def test_every_kernel_has_a_truth() -> None:
     assert TRUTH.keys() == KERNELS.keys()
 
 
-@pytest.mark.filterwarnings("ignore:the model predicts by sums in float64")
+@pytest.mark.filterwarnings("ignore:the rounding errors of float32 are visible")
 @pytest.mark.parametrize("name", KERNELS)
 def test_values_are_those_of_the_sum_in_float64(name: str, tmp_path: Path) -> None:
     changes = {} if KERNELS[name].geometry != "inner" else {"bandwidth": "auto"}
@@ -125,7 +125,7 @@ def test_a_model_that_predicts_in_float64_is_exported_in_float64(tmp_path: Path)
     model.fit(rows, values)
     found = answers(model, tmp_path / "m.onnx", rows, "auto")["predictions"]
     np.testing.assert_allclose(found, model.predict(rows), rtol=0, atol=1e-8)
-    with pytest.warns(UserWarning, match="predicts by sums in float64, .* or leave out dtype"):
+    with pytest.warns(UserWarning, match="computes its sums in float64.* or leave out dtype"):
         model.to_c(tmp_path / "m.c", dtype="float32")
 
 
@@ -286,7 +286,7 @@ def test_a_model_in_float64_is_exported_so_by_default(tmp_path: Path) -> None:
     new = np.random.default_rng(1).uniform(size=(100, 4))
     found = answers(model, tmp_path / "m.onnx", new, "auto")["predictions"]
     np.testing.assert_allclose(found, model.predict(new), atol=1e-6)
-    with pytest.warns(UserWarning, match="multiply the rounding of float32"):
+    with pytest.warns(UserWarning, match="multiply the rounding errors of float32"):
         narrow = answers(model, tmp_path / "m.onnx", new, "float32")["predictions"]
     assert float(np.abs(narrow - model.predict(new)).max()) > 1e-4
 

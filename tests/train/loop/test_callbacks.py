@@ -194,6 +194,6 @@ def test_the_last_pass_is_told_also_where_the_run_was_stopped_before(tmp_path: P
 def test_what_is_no_callback_is_refused(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"streamkern\.Callback"):
         train(settings(tmp_path / "run"), source=stream(), callbacks=[wrong])
-    with pytest.raises(ConfigError, match=r"must be a list of callbacks; give \[it\]"):
+    with pytest.raises(ConfigError, match=r"must be a list of callbacks; put a single"):
         train(settings(tmp_path / "run"), source=stream(), callbacks=Listener())  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()

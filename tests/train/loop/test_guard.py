@@ -17,7 +17,7 @@ from streamkern.basics.errors import DivergenceError
 from streamkern.config.solver import options_of
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.precondition.step_rule import StepRule
-from streamkern.train.loop.guard import FACTOR, MAX_BACK_OFFS, WINDOW, Guard
+from streamkern.train.loop.guard import BACK_OFF_FACTOR, MAX_BACK_OFFS, WINDOW, Guard
 from tests.runs import (
     METHODS,
     array_source,
@@ -100,15 +100,15 @@ def test_only_the_end_of_a_window_is_trusted(window: list[tuple[float, float]]) 
     """The last quarter, at least one step."""
     n = max(1, len(window) // 4)
     tail = np.array(window)[-n:]
-    assert Guard.trusts(window) == (sum(tail[:, 0]) <= sum(tail[:, 1]))
+    assert Guard.may_keep_weights(window) == (sum(tail[:, 0]) <= sum(tail[:, 1]))
 
 
 def test_slow_growth_is_not_trusted() -> None:
     """Its mean passes as a bad start does, and its weights would never recover."""
     window = [(1.1**k / 6, 1.0) for k in range(WINDOW)]
     assert not Guard().judge(float(np.mean(window, axis=0)[0]), 1.0)
-    assert not Guard.trusts(window)
-    assert Guard.trusts(window[::-1])
+    assert not Guard.may_keep_weights(window)
+    assert Guard.may_keep_weights(window[::-1])
 
 
 def test_it_gives_up_after_its_back_offs() -> None:
@@ -180,7 +180,9 @@ def test_a_run_with_steps_too_long_recovers(
     result = finished(config, source=stream(method), test=test)
     events = back_offs(tmp_path)
     assert events[0]["step"] in (WINDOW, 2 * WINDOW)
-    assert [event["scale"] for event in events] == [FACTOR ** (i + 1) for i in range(len(events))]
+    assert [event["scale"] for event in events] == [
+        BACK_OFF_FACTOR ** (i + 1) for i in range(len(events))
+    ]
     assert not float(events[0]["loss"]) <= 2 * events[0]["zero_loss"]  # nor if it is NaN
     assert result.metrics["test_mse"] <= 1.5 * honest.metrics["test_mse"]
 

@@ -42,23 +42,23 @@ def made() -> tuple[RunProgress, Records, io.StringIO]:
 def test_the_phases_of_a_setup_with_the_time_that_its_blocks_leave(clock: SimpleNamespace) -> None:
     live, records, _ = made()
     live.report("setup", {"doing": "preconditioner"})
-    assert live.doing == PHASE_DESCRIPTIONS["preconditioner"]
+    assert live.phase_text == PHASE_DESCRIPTIONS["preconditioner"]
     clock.s += 60
     live.report("block", {"block": 1, "blocks": 8, "mu": 1e-6})
-    assert live.doing == "preconditioner, block 3 of 8, about 3:00 min left"
+    assert live.phase_text == "preconditioner, block 3 of 8, about 3:00 min left"
     live.report("block", {"block": 7, "blocks": 8, "mu": 1e-6})
-    assert live.doing == "learning from the sample"
+    assert live.phase_text == "learning from the sample"
     for phase, event, of in (("kernel", "bandwidth", "kernels"), ("metric", "metric", "ways")):
         live.report("setup", {"doing": phase})
         clock.s += 10
         live.report(event, {of: 3})
         assert (
-            live.doing
+            live.phase_text
             == f"{PHASE_DESCRIPTIONS[phase]}, 1 of 3 are tried, about 20 s left for these"
         )
         for _ in range(2):
             live.report(event, {of: 3})
-        assert live.doing == f"{PHASE_DESCRIPTIONS[phase]}, comparing what was found"
+        assert live.phase_text == f"{PHASE_DESCRIPTIONS[phase]}, comparing what was found"
     assert [record["event"] for record in records.all[:3]] == ["setup", "block", "block"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.stop import StopRequest
 from streamkern.train.loop import rank_coordinator
-from streamkern.train.loop.rank_coordinator import GATHERED, RankCoordinator
+from streamkern.train.loop.rank_coordinator import GATHER_INTERVAL_STEPS, RankCoordinator
 
 
 class Counting(Communicator):
@@ -43,8 +43,8 @@ def messages(
 def test_short_steps_need_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step is measured; then there is one for every tenth of a second."""
     assert messages(0.0125, 81, monkeypatch) == 1 + 10
-    assert messages(1e-5, 1 + 10 * GATHERED, monkeypatch) == 1 + 10
-    assert messages(1e-5, 1 + GATHERED, monkeypatch, at=(2, 7)) == 1 + 2
+    assert messages(1e-5, 1 + 10 * GATHER_INTERVAL_STEPS, monkeypatch) == 1 + 10
+    assert messages(1e-5, 1 + GATHER_INTERVAL_STEPS, monkeypatch, at=(2, 7)) == 1 + 2
 
 
 def test_a_long_step_is_followed_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_a_run_that_is_killed_while_it_is_calibrated_goes_on(
     with model.backend:
         assert model.evaluate(held) == {k[5:]: v for k, v in whole.metrics.items()}
         assert model.calibration is not None
-        wide = model.calibration.intervals.reach(0.9)
+        wide = model.calibration.intervals.score_quantile(0.9)
     if not classes:  # in the units of the targets
         assert 0.1 < wide[0] / 50 < 1
     for result in (whole, again):
@@ -101,7 +101,7 @@ def test_no_row_set_aside_is_trained_on_or_scored_by() -> None:
     told = [result.model.calibration for result in results]
     assert told[0] is not None
     assert told[1] is not None
-    assert told[1].intervals.reach(0.9)[0] > 3 * told[0].intervals.reach(0.9)[0]
+    assert told[1].intervals.score_quantile(0.9)[0] > 3 * told[0].intervals.score_quantile(0.9)[0]
     both = train(settings(**stop), source=known)
     assert both.samples == 3 * (600 - 60 - 54)
     for result in (*results, both):
@@ -168,7 +168,7 @@ def test_what_the_setup_records_of_leaving_rows_out_holds(
     with monkeypatch.context() as patched:
         patched.setattr(step_loop, "each_left_out", killed)
         if not known:
-            patched.setattr(problem_shape, "leaves_out", lambda *_: False)
+            patched.setattr(problem_shape, "plans_left_out", lambda *_: False)
         ends = pytest.raises(TrainingInterrupted) if known else contextlib.nullcontext()
         with ends:
             train(settings(tmp_path / "a", **auto), source=rows(slice(500)))

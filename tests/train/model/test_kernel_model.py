@@ -145,9 +145,9 @@ def test_other_features_are_refused(result: Result, tmp_path: Path) -> None:
         (
             np.arange(20) % 3,
             {"classes": ("ant", "bee", "dog")},
-            r"rows of the class 'dog'",
+            r"rows of the unknown class 'dog'",
         ),
-        (np.arange(20) % 3, {}, r"rows of the classes '0', '1', '2'"),
+        (np.arange(20) % 3, {}, r"rows of the unknown classes '0', '1', '2'"),
         (np.zeros((20, 3)), {}, "3 values"),
         (None, {}, "0 values"),
     ],

@@ -96,7 +96,7 @@ def test_info_and_report_measure_them(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run_command(["report", str(tmp_path / "named"), *words, "--out", str(page)]) == 0
     assert "Permutation importance" in page.read_text()
     assert run_command(["info", str(store), *words]) == 2
-    assert "is for the model of a run" in capsys.readouterr().err
+    assert "needs the model of a run" in capsys.readouterr().err
 
 
 def test_rows_of_weight_0_are_refused(model: sk.KernelRegressor) -> None:
@@ -104,7 +104,7 @@ def test_rows_of_weight_0_are_refused(model: sk.KernelRegressor) -> None:
     with pytest.raises(sk.DataError, match="all sample weights are zero"):
         model.permutation_importances(FRAME[:50], Y[:50], sample_weight=weights)
     weights[3] = 1
-    with pytest.raises(sk.DataError, match="weight above 0 at least, and only 1"):
+    with pytest.raises(sk.DataError, match="weight above 0, but only 1"):
         model.permutation_importances(FRAME[:50], Y[:50], sample_weight=weights)
     weights[4] = 1
     found = model.permutation_importances(FRAME[:50], Y[:50], sample_weight=weights)

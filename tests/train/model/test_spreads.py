@@ -13,7 +13,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.model.calibrating import calibrate
 from streamkern.train.model.kernel_model import KernelModel
-from streamkern.train.model.spreads import most_points
+from streamkern.train.model.spreads import max_points
 from streamkern.train.train import train
 
 Array = npt.NDArray[Any]
@@ -48,12 +48,12 @@ def calibrated(model: KernelModel, X: Array, Y: Array, w: Array | None = None) -
 
 def missed_and_reach(model: KernelModel, X: Array, Y: Array) -> tuple[Array, Array, Array]:
     """What new rows are missed by, and how far 90 % intervals reach, plain and normalised."""
-    vars(model).pop("_spreads", None)
+    vars(model).pop("_sigma", None)
     assert model.calibration is not None
     assert model.calibration.normalised is not None
     both = model.values(X, spread=True)
     plain, own = model.calibration.intervals, model.calibration.normalised
-    return np.abs(both[:, :2] - Y), plain.reach(0.9), own.reach(0.9) * both[:, 2:]
+    return np.abs(both[:, :2] - Y), plain.score_quantile(0.9), own.score_quantile(0.9) * both[:, 2:]
 
 
 @pytest.mark.parametrize("features", ["kernel", "fourier"])
@@ -110,7 +110,9 @@ def test_who_says_how_hard_rows_are_is_not_judged_by() -> None:
         again = calibrated(model, X, other)
         assert again is not None
         np.testing.assert_array_equal(again.residual_scale.weights, found.residual_scale.weights)
-        assert (again.normalised.reach(0.9) > 2 * found.normalised.reach(0.9)).all()
+        assert (
+            again.normalised.score_quantile(0.9) > 2 * found.normalised.score_quantile(0.9)
+        ).all()
         more = np.concatenate((X, X[:50])), np.concatenate((Y, Y[:50] + 100))
         w = np.repeat((1.0, 0.0), (400, 50))
         weighted = calibrated(model, *more, w)
@@ -119,7 +121,7 @@ def test_who_says_how_hard_rows_are_is_not_judged_by() -> None:
 
 
 def test_how_many_rows_are_kept() -> None:
-    assert most_points(2000, 10, 4) == 500
-    assert most_points(5000, 10, 4) == 500
-    assert most_points(301, 10, 4) == 150
-    assert most_points(2000, 500_000, 4) == 33  # 64 MiB
+    assert max_points(2000, 10, 4) == 500
+    assert max_points(5000, 10, 4) == 500
+    assert max_points(301, 10, 4) == 150
+    assert max_points(2000, 500_000, 4) == 33  # 64 MiB

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from streamkern.train.model.wide_sum import MOST_ROUNDING
+from streamkern.train.model.wide_sum import MAX_RELATIVE_ROUNDING
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((1200, 4))
@@ -40,7 +40,7 @@ def test_predictions_are_as_exact_as_float64(bandwidth: float) -> None:
     assert model._state.precision == "exact"
     truth = exact(model, NEW)
     error = model.predict(NEW) - truth
-    assert np.sqrt(np.mean(error**2)) <= MOST_ROUNDING * truth.std()
+    assert np.sqrt(np.mean(error**2)) <= MAX_RELATIVE_ROUNDING * truth.std()
 
 
 def test_float32_shows_where_weights_are_large() -> None:

@@ -235,7 +235,7 @@ def test_a_machine_without_its_network(
 ) -> None:
     """Its rank, which holds the run directory, ends by itself; nobody writes before that, and the
     others go on then."""
-    monkeypatch.setattr(rank_cluster, "_REACH_S", 1.0)
+    monkeypatch.setattr(rank_cluster, "_NANNY_TIMEOUT_S", 1.0)
     client, links = far
     events: list[dict[str, Any]] = []
     config = runs.settings(store, tmp_path / "run")

@@ -78,7 +78,11 @@ def test_a_training_with_a_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
 def test_a_rank_may_be_silent_for_longer_than_one_that_is_well() -> None:
     """It asks the scheduler after each sign of life, and waits before the next one."""
     order = RankSpec("name", 1, 0, ("a",), 1, 60.0, 60.0, 0.0, b"")
-    assert order.every_s + task._ANSWER_S <= task.QUIET_S < generation._SILENT_S - 3
+    assert (
+        order.report_interval_s + task._ANSWER_S
+        <= task.MAX_REPORT_GAP_S
+        < generation._MAX_SILENCE_S - 3
+    )
 
 
 @pytest.mark.slow
@@ -124,8 +128,8 @@ class Locked:
     ({"solver": "sgd"}, "ranks=2 cannot share the steps of solver='sgd'"),
     ({"callbacks": [sk.Callback()]}, "callbacks cannot be used"),
     ({"transforms": [sk.MixUp(0.2)]}, "ranks=2 cannot share batches whose rows mixup pairs"),
-    ({"kernel": Own()}, r"ranks=2: kernel=.*is a function"),
-    ({"transforms": [Locked()]}, "ranks=2: the data or the kernel cannot travel"),
+    ({"kernel": Own()}, r"kernel=.*ranks=2: it is a function"),
+    ({"transforms": [Locked()]}, "ranks=2: the data or the kernel cannot be sent"),
 ])  # fmt: skip
 def test_what_ranks_can_not_do_is_refused(
     tmp_path: Path, settings: dict[str, Any], said: str

@@ -187,7 +187,7 @@ def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> 
         placed(client, tmp_path, acts={f"{rank} 4": "bug"})
     assert not hasattr(bug.value, "__notes__")  # the sentence is that of one process
     where = "".join(traceback.format_exception(bug.value))
-    assert f"OnRank: rank {rank} of 2" in where
+    assert f"RankTraceback: rank {rank} of 2" in where
     assert "in _act" in where
 
 

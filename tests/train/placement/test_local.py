@@ -59,7 +59,7 @@ def test_a_script_that_is_no_file_starts_no_process() -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stderr.count("Traceback") == 1
-    said = "the processes of 2 ranks import the script that begins them, and <stdin> is not a file"
+    said = "the processes of 2 ranks import the script that starts them, but <stdin> is not a file"
     assert said in done.stderr
 
 

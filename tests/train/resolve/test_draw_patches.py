@@ -188,7 +188,7 @@ def test_a_warm_start_and_partial_fit_keep_them(
 @pytest.mark.parametrize("other", [{"patch_features": 7}, {"patch_features": 0}, {"patch_grid": 3}])
 def test_a_warm_start_with_other_ones_is_refused(other: dict[str, Any]) -> None:
     model = sk.KernelClassifier(warm_start=True, solver="block", epochs=2, **SMALL).fit(X, Y)
-    with pytest.raises(ConfigError, match=r"starts from has PatchFeatures\(n_filters=6"):
+    with pytest.raises(ConfigError, match=r"starts from, which has PatchFeatures\(n_filters=6"):
         model.set_params(**other).fit(X, Y)
     model.set_params(warm_start=False).fit(X, Y)
     assert model.centers_.shape[1] == {7: 56, 0: 81, 6: 108}[model.patch_features]
@@ -287,11 +287,11 @@ def test_the_sample_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         return first(X, *given)
 
     monkeypatch.setattr(PatchFeatures, "of_sample", counted)
-    monkeypatch.setattr(draw_patches, "SAMPLED_ENTRIES", 70 * SIDE**2)
+    monkeypatch.setattr(draw_patches, "MAX_SAMPLE_ENTRIES", 70 * SIDE**2)
     opened(settings(**FILTERS))
-    monkeypatch.setattr(draw_patches, "SAMPLED_ENTRIES", 3)
+    monkeypatch.setattr(draw_patches, "MAX_SAMPLE_ENTRIES", 3)
     opened(settings(**FILTERS))
-    assert taken == [70, draw_patches.FEWEST_IMAGES]
+    assert taken == [70, draw_patches.MIN_SAMPLE_IMAGES]
 
 
 def refused(match: str, call: Callable[[], Any]) -> None:

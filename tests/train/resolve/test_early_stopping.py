@@ -28,7 +28,7 @@ from streamkern.train import trainer
 from streamkern.train.loop import progress
 from streamkern.train.loop.callbacks import Callback, EpochEnd
 from streamkern.train.online import Online
-from streamkern.train.resolve.early_stopping import EarlyStopping, kept_scores, scores_in
+from streamkern.train.resolve.early_stopping import EarlyStopping, scores_as_json, scores_from_json
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_result
@@ -73,7 +73,7 @@ def judged(scores: list[float], patience: int) -> tuple[list[bool], list[bool]]:
     best, end = [], []
     for i, score in enumerate(scores):
         kept: list[int] = []
-        stopping.judge({"validation_r2": score}, partial(kept.append, i))
+        stopping.add_score({"validation_r2": score}, partial(kept.append, i))
         best.append(kept == [i])
         end.append(stopping.reason() is not None)
     return best, end
@@ -85,7 +85,7 @@ def test_a_score_is_there_only_with_its_weights() -> None:
 
     stopping = EarlyStopping(ExecutionConfig(early_stopping=True))
     with pytest.raises(MemoryError):
-        stopping.judge({"validation_r2": 0.5}, no_room)
+        stopping.add_score({"validation_r2": 0.5}, no_room)
     assert stopping.scores == []
 
 
@@ -98,7 +98,7 @@ def test_the_end_comes_after_passes_without_a_better_score() -> None:
 def test_what_is_no_number_is_never_the_best() -> None:
     assert judged([math.nan, math.inf, -5.0], 2) == ([False, False, True], [False, False, False])
     assert judged([math.nan] * 3, 2)[1] == [False, False, True]
-    assert scores_in(kept_scores([0.5, -math.inf])) == [0.5, -math.inf]
+    assert scores_from_json(scores_as_json([0.5, -math.inf])) == [0.5, -math.inf]
 
 
 def test_a_run_without_it_has_no_scores() -> None:
@@ -165,7 +165,7 @@ def test_rows_set_aside_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) ->
     spoilt = AugmentedSource(ArraySource(X, y, unit_rows=16), 2, [GaussianNoise(0.1)])
     kept: list[Any] = []
     monkeypatch.setattr(
-        trainer.EarlyStopping, "judge", lambda self, figures, keep: kept.append(figures)
+        trainer.EarlyStopping, "add_score", lambda self, figures, keep: kept.append(figures)
     )
     first = finished(early(**{"run.n_iter_no_change": 50}), source=source)
     other = finished(early(**{"run.n_iter_no_change": 50}), source=spoilt)
@@ -199,7 +199,7 @@ def test_an_evaluation_that_a_signal_ends_is_made_again(
     whole = finished(early(tmp_path / "whole"), source=noisy())
     for which in (1, 3, whole.epochs):
         place, calls = tmp_path / str(which), []
-        evaluate = trainer.EvaluationSchedule.take
+        evaluate = trainer.EvaluationSchedule.evaluate
 
         def interrupted(self: Any, model: Any, *rest: Any, which: int = which) -> None:
             def made() -> Any:
@@ -211,7 +211,7 @@ def test_an_evaluation_that_a_signal_ends_is_made_again(
             evaluate(self, made, *rest)  # noqa: B023
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainer.EvaluationSchedule, "take", interrupted)
+            patch.setattr(trainer.EvaluationSchedule, "evaluate", interrupted)
             with pytest.raises(Exception, match="run the same command again"):
                 finished(early(place), source=noisy())
         again = finished(early(place), source=noisy())
@@ -357,8 +357,8 @@ class Failing(Callback):
 def test_a_callback_that_fails_at_the_end_of_a_pass_takes_no_score_away(
     event: str, undisturbed: tuple[Result, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.0)
-    monkeypatch.setattr(progress, "LOG_AT_LEAST_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "MIN_LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr(progress, "MAX_LOG_INTERVAL_S", 0.0)
     whole, ended = undisturbed
     steps = latest_step(ended)
     best = best_of(whole.validation_scores)

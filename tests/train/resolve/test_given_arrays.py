@@ -249,15 +249,15 @@ def test_a_kernel_of_ones_own_goes_on_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "text"),
     [
-        (np.ones(4), r"model.metric of shape \(4,\) is for other rows"),
+        (np.ones(4), r"model.metric of shape \(4,\) does not fit rows"),
         (np.ones((5, 6)), "at most as many columns"),
-        (np.ones((5, 2, 2)), "is for other rows"),
+        (np.ones((5, 2, 2)), "does not fit rows"),
         (np.array([1.0, np.inf, 1, 1, 1]), "holds NaN or infinity"),
         (np.array(["a"] * 5), "must be numbers"),
         (None, "there is no array of a metric at"),
         ("text", "is no .npy file, zarr array"),
-        ("group", "name the array in it"),
-        ("lost", "has chunks that are not there"),
+        ("group", "give the path of the array"),
+        ("lost", "lacks some chunks"),
         ("torn", "is no .npy file, zarr array"),
     ],
 )
@@ -305,12 +305,12 @@ def test_info_names_the_columns_and_draws(
     with open(picture, "rb") as file:
         assert file.read(8) == b"\x89PNG\r\n\x1a\n"
     assert run_command(["info", run, "--plot", picture]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert run_command(["info", run, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["solver"]["metric"]
     assert found == describe_metric(MATRIX, names[:6])
     assert run_command(["info", store, "--plot", str(tmp_path / "other.png")]) == 2
-    assert "holds none" in capsys.readouterr().err
+    assert "has none" in capsys.readouterr().err
     plain = str(tmp_path / "plain")
     given = ["--train", store, "--run-dir", plain, "--epochs", "1", *quick]
     assert run_command(["train", *given, "--set", "model.metric=none"]) == 0

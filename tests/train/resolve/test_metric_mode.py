@@ -14,8 +14,8 @@ from streamkern.kernels.builtin import Laplace
 from streamkern.stream.sources.transforms import Scale
 from streamkern.train.resolve import metric_mode
 from streamkern.train.resolve.metric_mode import (
-    LOOKED_FOR,
-    MAX_OUTPUTS,
+    CHOSEN_TO_LEARN,
+    MAX_METRIC_OUTPUTS,
     MIN_METRIC_ROWS,
     MIN_METRIC_ROWS_OF_CLASSES,
     requested_metric_mode,
@@ -45,7 +45,7 @@ def word(source: Any = None, *, has_initial_weights: bool = False, **overrides: 
     wish = requested_metric_mode(
         config, open_data(config, source), has_initial_weights=has_initial_weights
     )
-    assert (wish is LOOKED_FOR) == (config.model.metric == "auto" and wish.learns)
+    assert (wish is CHOSEN_TO_LEARN) == (config.model.metric == "auto" and wish.learns)
     assert wish.reason.startswith("chosen, as" if config.model.metric == "auto" else "as set")
     return wish.mode
 
@@ -107,7 +107,7 @@ def test_rows_without_one() -> None:
     assert of(rows(d=1)) == "none"
     assert of(rows(d=2)) == of(rows(d=256)) == "learn"
     assert of(rows(d=257)) == "none"
-    wide = np.broadcast_to(np.float32(1), (MIN_METRIC_ROWS, MAX_OUTPUTS + 1))
+    wide = np.broadcast_to(np.float32(1), (MIN_METRIC_ROWS, MAX_METRIC_OUTPUTS + 1))
     assert word(sk.ArraySource(rows(), wide)) == "none"
     assert word(sk.ArraySource(rows(), wide[:, 1:])) == "learn"
     assert of(rows(d=16), (4, 4, 1)) == "none"

@@ -189,13 +189,15 @@ def test_a_run_keeps_its_precision(
     started_wide: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run of a version before began in float32, and its record does not mention the choice."""
-    known = resolved_run._widens
+    known = resolved_run._may_use_float64
     config = settings(tmp_path / "run", **(FEW | {"run.checkpoint_every": 1}))
     whole = settings(tmp_path / "whole", **FEW)
-    monkeypatch.setattr(resolved_run, "_widens", known if started_wide else lambda run: False)
+    monkeypatch.setattr(
+        resolved_run, "_may_use_float64", known if started_wide else lambda run: False
+    )
     finished(whole, source=values(), test=values(10, 5))
     stopped(config, 1, source=values(), test=values(10, 5))
-    monkeypatch.setattr(resolved_run, "_widens", lambda run: not started_wide)
+    monkeypatch.setattr(resolved_run, "_may_use_float64", lambda run: not started_wide)
     record = (tmp_path / "run" / "run.json").read_text()
     assert ("widened" in record) == started_wide
     result = finished(config, source=values(), test=values(10, 5))

@@ -226,7 +226,8 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "other test features": ({}, {"test": wide_source()}, r"data.test has rows of shape \(10,\)"),
     "other test classes": (
-        {}, {"test": ArraySource(*arrays(9, 1))}, r"data.test has rows of the classes '0', '1', '2'"
+        {}, {"test": ArraySource(*arrays(9, 1))},
+        r"data.test has rows of the unknown classes '0', '1', '2'"
     ),
     "test of values": (
         {}, {"test": ArraySource(arrays(9)[0], np.zeros((9, 3)))}, "data.test has 3 values"

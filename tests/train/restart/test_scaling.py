@@ -30,7 +30,7 @@ from streamkern.train.resolve.training_data import open_data
 from streamkern.train.restart.scaling import find_scale
 from streamkern.train.saved_model import load_model
 from streamkern.tuning.candidates import Candidates, FixedSizes
-from streamkern.tuning.holdout import draw
+from streamkern.tuning.holdout import draw_sample
 from tests.runs import finished, settings
 
 AUTO = {"data.scale": "auto"}
@@ -297,7 +297,7 @@ def test_a_search_scales_as_the_run_does() -> None:
     (scale,) = fit.feed_transforms
     np.testing.assert_allclose(scale.scale, X.std(axis=0), rtol=1e-10)  # type: ignore[attr-defined]
     assert find_scale(fit, "auto", 0)[0] is None
-    assert draw(data, 50, 0).source is data.source
+    assert draw_sample(data, 50, 0).source is data.source
 
 
 def test_an_unknown_scale_is_refused() -> None:

@@ -37,7 +37,7 @@ def test_keys_are_equal_where_rows_are() -> None:
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2], [1, 2, 3, 0]])
 def test_parts_come_by_in_any_order(order: list[int]) -> None:
     """As from an object store."""
-    seen = CentersTarget(slice(5, 23), keyed=Z.dtype)
+    seen = CentersTarget(slice(5, 23), digest_dtype=Z.dtype)
     assert seen("H.0", (4, 4), Z.dtype) is None
     parts: Any = seen("Z", Z.shape, Z.dtype)
     for k in order:
@@ -95,13 +95,13 @@ def test_only_chunks_that_have_a_row_are_read(
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (48, 96))  # four rows
     kept = saved(tmp_path / "run", Z)
     read: list[str] = []
-    value = CheckedStore._value
+    value = CheckedStore._read_value
 
     async def counted(self: CheckedStore, key: str, prototype: Any) -> Any:
         read.extend([key] if "/c/" in key else [])
         return await value(self, key, prototype)
 
-    monkeypatch.setattr(CheckedStore, "_value", counted)
+    monkeypatch.setattr(CheckedStore, "_read_value", counted)
     for rows, chunks in ((slice(5, 13), [1, 2, 3]), (slice(36, 37), [9]), (slice(8, 8), [])):
         np.testing.assert_array_equal(kept.read(rows), Z[rows])
         assert read == [f"Z/c/{k}/0" for k in chunks]

@@ -14,7 +14,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.setup.center_rows import CenterRows, center_places
+from streamkern.train.setup.center_rows import CenterRows, center_indices
 from streamkern.train.setup.choose_centers import choose_centers
 from tests.runs import C, arrays, finished, settings
 
@@ -40,7 +40,7 @@ def test_rows_that_were_drawn_are_known(way: str) -> None:
     count = {} if way == "all" else {"model.n_centers": 30}
     config = settings(**{"model.n_centers": "auto", "model.centers": way} | count)
     rows, Z = known(source(), config)
-    np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.place])
+    np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.center_index])
     np.testing.assert_array_equal(y[rows.block.row_ids], rows.block.y)
 
 
@@ -66,7 +66,7 @@ def test_given_centers_are_known_by_their_rows() -> None:
     centers = np.concatenate([X[[5, 17, 40]], X[:1] + 1])
     rows, Z = known(source(), settings(**{"model.n_centers": "auto"}), centers)
     assert sorted(rows.block.row_ids.tolist()) == [5, 17, 40]
-    np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.place])
+    np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.center_index])
     np.testing.assert_array_equal(rows.block.y, y[rows.block.row_ids])
 
 
@@ -84,8 +84,8 @@ def test_methods_that_do_not_ask_are_told_nothing() -> None:
 def test_places_of_rows() -> None:
     X, y = arrays()
     at = CenterRows(np.array([2, 0]), ArraySource(X, y).read_unit(0, 0, 0).take([9, 4]))
-    np.testing.assert_array_equal(center_places(np.array([4, 5, 9, 10**9]), at), [0, -1, 2, -1])
-    np.testing.assert_array_equal(center_places(np.array([4]), None), [-1])
+    np.testing.assert_array_equal(center_indices(np.array([4, 5, 9, 10**9]), at), [0, -1, 2, -1])
+    np.testing.assert_array_equal(center_indices(np.array([4]), None), [-1])
 
 
 def test_a_start_from_all_rows_is_the_exact_model() -> None:

@@ -13,7 +13,7 @@ import streamkern as sk
 from streamkern.kernels.categorical import MAX_CATEGORICAL
 from streamkern.rundir.run_log import read_log
 from streamkern.train.setup import choose_categorical
-from streamkern.train.setup.choose_categorical import MIN_SCORE, groupings, score
+from streamkern.train.setup.choose_categorical import MIN_SCORE, group_score, groups_by_feature
 from tests.categorical import LEVEL, panel
 from tests.maths import Array
 
@@ -150,7 +150,7 @@ def test_groups_are_those_of_equal_values() -> None:
     some = np.arange(500.0)
     some[:52] = 0.0
     X = np.column_stack([a, 100 - 3 * a, twos, few, rng.normal(size=500), some, a % 7])
-    found = groupings(X.astype(np.float32))
+    found = groups_by_feature(X.astype(np.float32))
     assert list(found) == [0, 5, 6]  # the second column groups the rows like the first
     for j, group in found.items():
         np.testing.assert_array_equal(
@@ -171,12 +171,12 @@ def test_the_score_is_by_definition(c: int) -> None:
             if group[i] == group[j]:
                 total += r[i] @ r[j]
                 variance += (r[i] @ r[i]) * (r[j] @ r[j]) * np.trace(C @ C)
-    assert score(r, group) == pytest.approx(total / np.sqrt(variance))
+    assert group_score(r, group) == pytest.approx(total / np.sqrt(variance))
 
 
 def test_the_score_of_noise_has_mean_0_and_variance_1() -> None:
     rng = np.random.default_rng(0)
     group, mix = rng.integers(0, 20, 300), rng.normal(size=(3, 3))
-    found = [score(rng.normal(size=(300, 3)) @ mix, group) for _ in range(400)]
+    found = [group_score(rng.normal(size=(300, 3)) @ mix, group) for _ in range(400)]
     assert abs(np.mean(found)) < 0.2
     assert np.std(found) == pytest.approx(1, abs=0.15)

@@ -25,13 +25,13 @@ from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.setup import setup_rows
 from streamkern.train.setup.choose_kernel import (
-    KERNEL_TIE,
-    MAX_BANDWIDTH,
-    MIN_BANDWIDTH,
+    KERNEL_ERROR_TOLERANCE,
+    MAX_WIDTH_LOG2,
+    MIN_WIDTH_LOG2,
     FoundKernel,
-    first_good,
     is_better,
-    nearest,
+    nearest_equivalent,
+    roughest_equivalent,
 )
 from streamkern.train.setup.setup_rows import merged
 from tests import reference as ref
@@ -141,7 +141,9 @@ def test_the_best_kernel(tmp_path: Path) -> None:
     assert [line["kernel"]["kernel"] for line in lines] == list(ROUGH_TO_SMOOTH)
     least = {line["kernel"]["kernel"]: min(e for _, e in line["tried"]) for line in lines}
     assert model.kernel_.describe()["kernel"] != "laplace"
-    assert least[model.kernel_.describe()["kernel"]] <= (1 + 2 * KERNEL_TIE) * min(least.values())
+    assert least[model.kernel_.describe()["kernel"]] <= (1 + 2 * KERNEL_ERROR_TOLERANCE) * min(
+        least.values()
+    )
     rough = KernelRegressor(kernel="laplace", metric="none", random_state=0).fit(X, y)
     errors = [np.mean((m.predict(fresh) - truth) ** 2) for m in (model, rough)]
     assert errors[0] < 0.5 * errors[1]
@@ -221,10 +223,10 @@ def test_rows_that_are_all_the_same_get_the_mean_and_a_warning() -> None:
 
 
 def test_the_nearest_of_those_that_are_about_as_good() -> None:
-    assert nearest({0: 1.0, 2: 0.985, 4: 0.98}) == 0
-    assert nearest({-2: 1.5, 0: 1.0, 2: 0.81, 3: 0.80, 4: 0.79}) == 2
-    assert nearest({0: np.inf}) == 0
-    assert MIN_BANDWIDTH < 0 < MAX_BANDWIDTH
+    assert nearest_equivalent({0: 1.0, 2: 0.985, 4: 0.98}) == 0
+    assert nearest_equivalent({-2: 1.5, 0: 1.0, 2: 0.81, 3: 0.80, 4: 0.79}) == 2
+    assert nearest_equivalent({0: np.inf}) == 0
+    assert MIN_WIDTH_LOG2 < 0 < MAX_WIDTH_LOG2
 
 
 def test_the_roughest_kernel_that_is_about_as_good() -> None:
@@ -232,9 +234,9 @@ def test_the_roughest_kernel_that_is_about_as_good() -> None:
         return FoundKernel(get_kernel("laplace", 1.0), Noise(tried=[(1.0, error)]))
 
     found = [of(1.0), of(0.9), of(0.88)]
-    assert first_good(found) is found[1]
+    assert roughest_equivalent(found) is found[1]
     nothing = FoundKernel(get_kernel("laplace", 1.0), NO_NOISE)
-    assert first_good([nothing, nothing]) is nothing
+    assert roughest_equivalent([nothing, nothing]) is nothing
 
 
 def test_a_gain_of_a_few_rows_is_none() -> None:

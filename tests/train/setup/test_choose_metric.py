@@ -19,11 +19,11 @@ from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
 from streamkern.train.setup import choose_metric
-from streamkern.train.setup.choose_metric import JUDGED_ROWS, judged_rows, split
+from streamkern.train.setup.choose_metric import MAX_COMPARED_ROWS, n_compared_rows, split
 from streamkern.train.setup.metric_rounds import (
-    CONTEST_ROUNDS,
-    METRIC_WAYS,
-    ROUNDS,
+    COMPARISON_ROUNDS,
+    MAX_ROUNDS,
+    METRIC_VARIANTS,
     MetricVariant,
     metric_root,
 )
@@ -276,20 +276,20 @@ def test_the_log_has_every_round(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     *ways, again, round_, steps, last = [line for line in lines if line["event"] == "metric"]
     assert [(way["kind"], way["exponent"]) for way in ways] == [
-        (way.kind, way.exponent) for way in METRIC_WAYS
+        (way.kind, way.exponent) for way in METRIC_VARIANTS
     ]
     assert len({way["errors"][0] for way in ways}) == 1  # all begin without a metric
     best, chosen = min(ways, key=lambda way: min(way["errors"])), last["chosen"]
     for line in (again, round_):
         assert (line["kind"], line["exponent"]) == (best["kind"], best["exponent"])
-    assert [len(line["errors"]) - 1 for line in ways] == [CONTEST_ROUNDS] * len(ways)
-    assert len(again["errors"]) - 1 <= ROUNDS
+    assert [len(line["errors"]) - 1 for line in ways] == [COMPARISON_ROUNDS] * len(ways)
+    assert len(again["errors"]) - 1 <= MAX_ROUNDS
     assert (steps["kind"], steps["steps"]) == ("full", STAGES[0].steps)
     assert round_["error_without"] == steps["error_without"] > max(round_["error"], steps["error"])
     how = {name: chosen.get(name) for name in ("kind", "exponent", "steps")}
     assert how in [{name: line.get(name) for name in how} for line in (round_, steps)]
     assert chosen["error"] < chosen["error_without"]
-    assert chosen["standard_errors"] > choose_metric.GAIN_SE
+    assert chosen["standard_errors"] > choose_metric.METRIC_GAIN_SE
 
 
 def test_weights_are_gone_on_from_in_their_metric(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_the_first_block_of_partial_fit_teaches_the_metric() -> None:
         ({"features": "fourier"}, "features='fourier' has none"),
         ({"kernel": sk.Laplace(1.0, metric=np.ones(D))}, "would replace the metric"),
         ({"precision": "integer"}, "moves features off the integers"),
-        ({"metric": np.ones(D - 1)}, r"metric of shape \(5,\) is for other rows .* 6 features"),
+        ({"metric": np.ones(D - 1)}, r"metric of shape \(5,\) does not fit rows of 6 features"),
         ({"metric": np.ones((D, D + 1))}, "at most as many columns"),
         ({"metric": np.full(D, np.nan)}, "metric holds NaN or infinity"),
         ({"metric": np.array(["a"] * D)}, "must be numbers"),
@@ -433,6 +433,6 @@ def test_no_row_is_fitted_and_held_out(n: int) -> None:
     assert pool > 0
     assert pool <= n - pool - held  # others judge
     assert 0 < held <= n - 2 * pool
-    fitted = judged_rows(n)
+    fitted = n_compared_rows(n)
     assert 0 < fitted <= n - held
-    assert fitted in (n - held, JUDGED_ROWS, n - pool - held)
+    assert fitted in (n - held, MAX_COMPARED_ROWS, n - pool - held)

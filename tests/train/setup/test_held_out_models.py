@@ -16,7 +16,12 @@ from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.setup import held_out_models
 from streamkern.train.setup.choose_metric import _robust_gain
-from streamkern.train.setup.held_out_models import Fitted, HeldOut, chosen_kernel, gain_in_errors
+from streamkern.train.setup.held_out_models import (
+    Fitted,
+    HeldOut,
+    chosen_kernel,
+    gain_in_standard_errors,
+)
 from tests.runs import Array, settings
 
 N, HELD, D, C = 300, 120, 4, 3
@@ -41,7 +46,7 @@ def laplace(A: Array, B: Array, metric: Array | None, bandwidth: float) -> Array
 def test_a_model_solves_its_equations(
     weighted: bool, most: int, metric: Array | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_out_models, "METRIC_FIT", most)
+    monkeypatch.setattr(held_out_models, "METRIC_FIT_ROWS", most)
     monkeypatch.setattr(held_out_models, "EVALUATED_ROWS", 64)
     fit, held = rows(N, 0, weighted), rows(HELD, 1, weighted)
     source = sk.ArraySource(fit.X, fit.X[:, 0])
@@ -51,7 +56,7 @@ def test_a_model_solves_its_equations(
     with run.backend.active():
         problem = HeldOut(run, fit, held, classes)
         kernel = sk.Laplace(1.5, metric=metric)
-        found = problem.with_losses(problem.with_kernel(kernel, near=-2, least=-3))
+        found = problem.with_losses(problem.with_kernel(kernel, start_ridge=-2, min_ridge=-3))
     run.backend.close()
     Z = fit.X[:most]
     K, w = laplace(fit.X, Z, metric, 1.5), np.ones(N) if fit.root is None else fit.root**2.0
@@ -102,7 +107,7 @@ def test_one_large_gain_does_not_hide_the_others() -> None:
     gain = np.random.default_rng(0).normal(0.1, 1.0, 2000)
     usual = _robust_gain(gain, np.zeros(2000))
     gain[0] = 500.0
-    assert gain_in_errors(gain, np.zeros(2000)) < 1.5
+    assert gain_in_standard_errors(gain, np.zeros(2000)) < 1.5
     assert _robust_gain(gain, np.zeros(2000)) > 0.9 * usual
     # Where the rest does not gain, the same row is not enough.
     gain[1:] -= gain[1:].mean()

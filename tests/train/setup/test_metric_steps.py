@@ -72,7 +72,7 @@ def test_derivatives_are_those_of_the_error(
     weighted: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metric_steps, "LONGEST_RESIDUAL", np.inf)
+    monkeypatch.setattr(metric_steps, "MAX_RELATIVE_RESIDUAL", np.inf)
     fit, others = some(N, 0, weighted), some(M, 1, weighted)
     for sample in (fit, others):
         for column, _ in categorical:
@@ -186,7 +186,7 @@ def test_other_kernels_have_no_way(kernel: sk.Kernel) -> None:
 
 
 def test_large_matrices_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_steps, "METRIC_FEATURES", D - 1)
+    monkeypatch.setattr(metric_steps, "MAX_FULL_METRIC_FEATURES", D - 1)
     start, given = model(sk.Laplace(3.0, metric=rows(1, D, D))), of_one_direction()
     assert steps_from(start, given, "", 0) is None
     assert steps_from(model(sk.Laplace(3.0)), given, "full", 0) is None

@@ -58,7 +58,7 @@ def test_what_a_run_does_not_do_is_not_measured(run: ResolvedRun) -> None:
 
 def test_seconds_are_those_of_the_clock(run: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which goes on by one between two looks at it: a call takes one second."""
-    monkeypatch.setattr(speeds, "SECONDS", 12 * speeds.SHARES)
+    monkeypatch.setattr(speeds, "MEASURED_S", 12 * speeds.MEASUREMENTS)
     ticks = count()
     found = measure_speeds(run, [OpCounts(kept=1, swept=1)], lambda: float(next(ticks)))
     assert found.compute.kept == pytest.approx(1 / (64 * 50))
