@@ -129,7 +129,7 @@ def costs(backend: Any, shape: Any = COSTS) -> Figures:
     entries = {mode: max(0.0, t * flops / (m * p) - 4 * c) for mode, t in beside.items()}
     return {
         "DEVICE_FLOPS": 1e3 * flops,
-        "DEVICE_HALF_FLOPS": 1e3 * 2 * m * p * d / ms["fast"]["gemm"],
+        "DEVICE_FAST": 1e3 * 2 * m * p * d / ms["fast"]["gemm"],
         "DEVICE_ENTRY": round(median(entries.values())),
         "DEVICE_APPLY": round(applied * flops / p**2),
         "DEVICE_POINTS": {mode: of["gemm"] / ms["exact"]["gemm"] for mode, of in ms.items()}

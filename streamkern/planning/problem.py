@@ -44,7 +44,7 @@ CPU: Final = Costs(CPU_ENTRY, 80, 1.0, 3 * 10**11, 10**12, 4096, "measured on tw
 """Costs on a CPU with 200 GFLOP/s. `setup` then takes about two seconds, and `sweeps` one or two,
 because most of their time is spent on kernel values, for which `entry` is the cost with NumPy."""
 
-DEVICE_FLOPS, DEVICE_HALF_FLOPS, DEVICE_BANDWIDTH = 52.5e12, 545e12, 1.9e12
+DEVICE_FLOPS, DEVICE_FAST, DEVICE_BANDWIDTH = 52.5e12, 545e12, 1.9e12
 """Speeds of an H100, measured by `tools/gpu_check.py` (benchmarks/results/gpu_h100.json): FLOPs per
 second in float32 and in half precision, for 60 000 centers with 784 features; and bytes per second
 when a matrix is multiplied with ten columns. A copy moves 3e12 bytes per second."""

@@ -390,7 +390,7 @@ def test_predictions_written_to_zarr(tmp_path: Path) -> None:
     group = zarr.open_group(tmp_path / "p.zarr", mode="r")
     np.testing.assert_array_equal(group["values"][:], model.predict_values(X))
     np.testing.assert_array_equal(group["labels"][:], model.predict(X))
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         model.predict(X, out=tmp_path / "p.zarr")
     regressor = KernelRegressor(epochs=2, **QUICK).fit(X, Y)
     regressor.predict(ArraySource(X), out=str(tmp_path / "q.zarr"))

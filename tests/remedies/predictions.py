@@ -147,7 +147,7 @@ def remedies() -> list[Remedy]:
     plain = Calibration.of_values(X[:, :1], Y[:, None], None)
     return [
         *of_commands(),
-        Remedy("which begins anew", lambda: changed(False), lambda: changed(True)),
+        Remedy("which predicts all rows again", lambda: changed(False), lambda: changed(True)),
         Remedy("leave it out, or train again",
                lambda: OutputFormat.of(plain, None, False, 0.5, "", normalised=True),
                lambda: (OutputFormat.of(plain, None, False, 0.5, ""),

@@ -36,7 +36,7 @@ def exact(K: Floats, Y: Floats, counted: Floats, tau: float) -> float:
 
 @pytest.mark.slow
 @given(
-    seed=st.integers(0, 1000), c=st.sampled_from([1, 3, 20]),
+    seed=st.integers(0, 39), c=st.sampled_from([1, 3, 20]),
     tau=st.sampled_from([1e-3, 0.1, 10.0]),
     dtype=st.sampled_from([np.float32, np.float64]),
 )  # fmt: skip

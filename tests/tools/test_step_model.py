@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamkern.planning.problem import ENTRY, ProblemShape
+from streamkern.planning.problem import CPU_ENTRY, ProblemShape
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from tools.rank_times.estimate import step_of
@@ -81,9 +81,9 @@ def test_it_is_another_model_of_gpus(
 def test_two_ranks_of_a_thread_take_what_was_measured() -> None:
     """30 steps on two busy cores: one process of two threads 5.80 s, two ranks of one 6.73 s.
 
-    The speeds of a core are those of `costs.ENTRY`, 100 GFLOP/s and 5 GB/s, measured long before.
+    The speeds of a core are those of `CPU_ENTRY`, 100 GFLOP/s and 5 GB/s, measured long before.
     """
-    core = Hardware("a core", 1e11, 1e11, 5e9, ENTRY, 5e-5, 1 << 30, SKEW, LOOPBACK)
+    core = Hardware("a core", 1e11, 1e11, 5e9, CPU_ENTRY, 5e-5, 1 << 30, SKEW, LOOPBACK)
     rank = core.machine(d=D, c=C, outputs=OUTPUTS, itemsize=4, fast=False)
     made = step(8000, 2048, 2000, dealt=15, ridge=True)
     alone, shared = (step_time(made, rank, n).seconds for n in (1, 2))

@@ -383,14 +383,14 @@ def _die_in_projection(run_dir: Path, settings: dict[str, Any], at: int) -> None
             if trainer.position.step == at:
                 trainer.checkpoints.wait()
                 projection: Any = trainer.steps.solver.projection  # type: ignore[attr-defined]
-                forward, steps = projection._forward, []
+                evaluate, steps = projection._evaluate, []
 
                 def count(*arguments: Any) -> None:
-                    steps.append(forward(*arguments))  # noqa: B023
+                    steps.append(evaluate(*arguments))  # noqa: B023
                     if len(steps) > len(projection.Z) // projection.batch + 2:  # noqa: B023
                         os.kill(os.getpid(), signal.SIGKILL)
 
-                vars(projection)["_forward"] = count
+                vars(projection)["_evaluate"] = count
             yield batch
 
     train_module.Trainer._stoppable_reads = deadly  # type: ignore[method-assign]

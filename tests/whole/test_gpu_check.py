@@ -29,7 +29,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_step_is_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are weighted by leverages that sketches tell, in blocks whose factors fit."""
     made = list[Any]()
-    monkeypatch.setattr(gpu_solver.BlockSolver, "_weights", lambda self, *of: made.append(self))
+    monkeypatch.setattr(gpu_solver.BlockSolver, "_row_weights", lambda self, *of: made.append(self))
     for size, n_blocks in ((10**9, 1), (4 * 70 * 20, 4)):
         monkeypatch.setattr(gpu_solver, "FACTOR_BYTES", size)
         gpu_speed.measure(Backend(1), 100, **SIZES)

@@ -325,7 +325,7 @@ def test_blocks_of_other_lengths_are_learned_one_after_another() -> None:
         model.partial_fit(X[part], y[part].astype(float))
     one = KernelRegressor(random_state=0, n_centers=40, epochs=1)
     one.partial_fit(X[order[60:]], y[order[60:]].astype(float))
-    with pytest.raises(DataError, match="the first ones had at most"):
+    with pytest.raises(DataError, match="more than the 9 of the first rows"):
         one.partial_fit(X[order[:60]], y[order[:60]].astype(float))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from streamkern.planning.op_counts import WORK_KINDS, OpCounts
-from streamkern.planning.problem import DEVICE_BANDWIDTH, DEVICE_FLOPS, DEVICE_HALF_FLOPS, ENTRY
+from streamkern.planning.problem import CPU_ENTRY, DEVICE_BANDWIDTH, DEVICE_FAST, DEVICE_FLOPS
 
 GiB: Final = 1 << 30
 TREE: Final = 8
@@ -159,7 +159,7 @@ def _cpu(speed: str, link: Link) -> Hardware:
     """
     about = f"a node of 32 cores (2 TFLOP/s, 200 GB/s, 256 GiB), {speed}"
     return Hardware(
-        about, 2e12, 2e12, 200e9, ENTRY, 2e-5, 256 * GiB, SKEW, Network(link, NOTHING, 1)
+        about, 2e12, 2e12, 200e9, CPU_ENTRY, 2e-5, 256 * GiB, SKEW, Network(link, NOTHING, 1)
     )
 
 
@@ -172,7 +172,7 @@ def _h100(where: str, network: Network) -> Hardware:
     return Hardware(
         about,
         DEVICE_FLOPS,
-        DEVICE_HALF_FLOPS,
+        DEVICE_FAST,
         DEVICE_BANDWIDTH,
         220,
         5e-6,

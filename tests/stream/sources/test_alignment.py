@@ -221,7 +221,7 @@ def test_weights_do_not_start_a_run_whose_targets_are_in_another_order(tmp_path:
     finished(settings(tmp_path / "run", **options), source=ZarrSource(train))
     again = settings(**options, **{"solver.warm_start": str(tmp_path / "run")})
     finished(again, source=ZarrSource(train))
-    with pytest.raises(ConfigError, match=r"targets 'u', 'v' and this run has 'v', 'u'"):
+    with pytest.raises(ConfigError, match=r"targets 'u', 'v', but this run has 'v', 'u'"):
         finished(again, source=ZarrSource(moved))
 
 

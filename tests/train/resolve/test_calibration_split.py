@@ -136,8 +136,8 @@ def test_rows_that_can_not_be_told_apart() -> None:
     source = GeneratorSource(made, 5000, (2,), "float32", 2, classes=("a", "b"))
     found = calibration_split(RunConfig(), source)
     assert found.calibration_rows is None
-    assert "rows that a function" in str(found.why_none)
-    with pytest.raises(ConfigError, match="calibrate cannot be used with rows that a function"):
+    assert "rows that your own function" in str(found.why_none)
+    with pytest.raises(ConfigError, match="calibrate cannot be used with rows that your own"):
         calibration_split(RunConfig().with_overrides({"run.calibrate": True}), source)
 
 

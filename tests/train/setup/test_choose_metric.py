@@ -363,7 +363,7 @@ def test_the_first_block_of_partial_fit_teaches_the_metric() -> None:
             {"metric": "full"},
             "there is no array of a metric at full; correct model.metric, or set one",
         ),
-        ({"features": "fourier"}, "features='fourier' has none"),
+        ({"features": "fourier"}, "cannot be used with features='fourier'"),
         ({"kernel": sk.Laplace(1.0, metric=np.ones(D))}, "would replace the metric"),
         ({"precision": "integer"}, "moves features off the integers"),
         ({"metric": np.ones(D - 1)}, r"metric of shape \(5,\) does not fit rows of 6 features"),
