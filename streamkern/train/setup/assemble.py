@@ -124,7 +124,7 @@ def compute_setup(
     config, data = run.config, run.data
     dtype, search_dtype = map(_floating, (run.precision, run.search_precision))
     loss, targets, facts = setup_targets(run, search_dtype, warm, report)
-    few_rows, learned = choose_kernel_and_metric(run, search_dtype, targets, report, metric)
+    few_rows, learned = choose_kernel_and_metric(run, search_dtype, loss, targets, report, metric)
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
     )

@@ -6,16 +6,16 @@ metric.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.categorical import CategoricalFeatures
+from streamkern.losses.base import Loss
+from streamkern.losses.log_link import LogLink
 from streamkern.solver.method import Report
-from streamkern.solver.precondition.samples import SampleRows
 from streamkern.solver.ridge_curve import noise_rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
@@ -28,61 +28,54 @@ from streamkern.train.setup.choose_metric import (
     learn_metric,
     split,
 )
-from streamkern.train.setup.outliers import OUTLIER_ROWS, BoundedTargets, find_outliers
-from streamkern.train.setup.setup_rows import few_rows, unmerged_rows
-
-
-class FewRows(NamedTuple):
-    """Cached functions that read the rows from which noise and loss parameters are estimated.
-
-    read : returns the rows with outliers replaced
-    stored : returns the same rows with their original targets
-    bounded : replaces outliers; None if there are none, or if the loss is not robust
-    """
-
-    read: Callable[[], SampleRows]
-    stored: Callable[[], SampleRows]
-    bounded: BoundedTargets | None
+from streamkern.train.setup.log_link_kernel import choose_for_log_link
+from streamkern.train.setup.outliers import OUTLIER_ROWS, find_outliers
+from streamkern.train.setup.setup_rows import FewRows, SquareTargets, few_rows, unmerged_rows
 
 
 def choose_kernel_and_metric(
-    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
-    known: Learned | None,
+    run: ResolvedRun, dtype: np.dtype[Any], loss: Loss | None, targets: TargetScale,
+    report: Report, known: Learned | None,
 ) -> tuple[FewRows, Learned]:  # fmt: skip
     """Return the rows that the noise is estimated from, and the metric and kernel of the run.
 
     The kernel is None if the settings determine it.
 
-
     dtype : dtype of the rows
+    loss : loss of the run, a log link with its unit; None for squares
     targets : mean and scale by which the targets are transformed
     known : the metric and the kernel, if they are already known
     """
     choose = partial(_choose, run, dtype, targets, report, known)
-    if known is not None or run.loss is None or not run.loss.robust:
+    if known is None and isinstance(loss, LogLink):
+        return choose_for_log_link(run, loss, targets, choose)
+    if known is not None or loss is None or not loss.robust:
         return choose(None)
     rows = unmerged_rows(run, dtype, targets, OUTLIER_ROWS)
     bounded = find_outliers(run, rows, None, run.metric)
-    few_rows, learned = choose(bounded)
+    few, learned = choose(bounded)
     if bounded is not None and not (learned.kernel is None and learned.metric is run.metric):
         bounded = find_outliers(run, rows, learned.kernel, learned.metric)
-        few_rows, learned = choose(bounded)
+        few, learned = choose(bounded)
     if bounded is not None:
         limit = bounded.limit * targets.scale
         report("outliers", {"share": bounded.share, "limit": limit.tolist()})
-    return few_rows, learned
+    return few._replace(bounded=bounded), learned
 
 
 def _choose(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
-    known: Learned | None, bounded: BoundedTargets | None,
+    known: Learned | None, squares: SquareTargets | None,
 ) -> tuple[FewRows, Learned]:  # fmt: skip
-    """Return the results of `choose_kernel_and_metric`, with the outliers of `bounded` replaced."""
+    """Return the results of `choose_kernel_and_metric` for given targets and weights.
+
+    squares : replaces targets and weights, such as those of outliers; None to keep them
+    """
     n_noise_rows, kernel_is_open = noise_rows(run.problem), is_open(run)
     learned = known or NOT_LEARNED
     read = partial(few_rows, run, dtype, targets)
     read_noise_rows, read_stored = (
-        cache(partial(read, n_noise_rows, bounded)),
+        cache(partial(read, n_noise_rows, squares)),
         cache(partial(read, n_noise_rows)),
     )
 
@@ -95,14 +88,14 @@ def _choose(
         learned = Learned(run.metric, {})
     elif known is None and run.metric_mode.learns:
         report("setup", {"doing": "metric", "why": run.metric_mode.reason})
-        rows = read(run.problem.metric_rows, bounded)
+        rows = read(run.problem.metric_rows, squares)
         learned = learn_metric(run, rows, targets, report, plain_kernel if kernel_is_open else None)
         if learned.metric is not None:  # take rows whose targets the metric was not learned from
             n_fit, n_held = split(len(rows.X))
             part = slice(n_held, min(n_held + n_noise_rows, len(rows.X) - n_fit))
             noise_part = copied_part(rows, part)
             read_noise_rows = read_stored = cache(lambda: noise_part)
-            if bounded is not None:
+            if squares is not None:
                 rows = read(run.problem.metric_rows)
                 stored_part = copied_part(rows, part)
                 read_stored = cache(lambda: stored_part)
@@ -116,6 +109,6 @@ def _choose(
         if known is None and learned.categorical is None:
             kernel = find_categorical(run, read_noise_rows(), kernel, report)
         learned = learned._replace(kernel=kernel)
-    return FewRows(
-        read_noise_rows, read_noise_rows if bounded is None else read_stored, bounded
-    ), learned
+    if squares is None:
+        read_stored = read_noise_rows
+    return FewRows(read_noise_rows, read_stored, None), learned

@@ -98,14 +98,14 @@ class FirstModel:
 
 
 def first_model(
-    op: KernelOperator, Z: Points, merged_rows: SampleRows, loss: LogLink, rows: LossRows,
+    op: KernelOperator, Z: Points | None, merged_rows: SampleRows, loss: LogLink, rows: LossRows,
     outputs: TargetScale, kappa: float,
 ) -> FirstModel:  # fmt: skip
     """Return the model of a few rows that minimises the loss with the ridge kappa.
 
     A ridge below the rounding errors of the kernel matrix is raised to their size.
 
-    Z : centers, which explicit features need
+    Z : centers, which explicit features need; else None
     merged_rows, rows : the rows with equal ones merged, and the same rows not merged
     outputs : mean and gain of the outputs
     """
@@ -122,5 +122,6 @@ def first_model(
     if not op.kernel.explicit:
         points = op.points(X, right=True)
         return FirstModel(op, points, op.backend.asarray(alpha, op.dtype), scaled)
+    assert Z is not None
     features = op.backend.to_host(op.matrix(op.points(X, left=True), Z)).astype(np.float64)
     return FirstModel(op, Z, op.backend.asarray(features.T @ alpha, op.dtype), scaled)

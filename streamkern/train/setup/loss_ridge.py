@@ -61,13 +61,25 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
     noise : noise for squares; its other fields are kept
     exact : whether the solver of the run reaches the minimum of the loss
     """
-    rng = np.random.default_rng(0)
-    if len(rows.Y) < RIDGE_FOLDS:
+    losses = held_out_losses(loss, rows, exact=exact)
+    least_loss = min((value for _, value in losses), default=math.inf)
+    if not losses or least_loss > MAX_RELATIVE_MINIMUM * losses[0][1]:
         return noise
-    sampled = np.sort(rng.permutation(len(rows.Y))[:RIDGE_ROWS])
-    rows = rows.part(sampled)._replace(K=rows.K[np.ix_(sampled, sampled)])
-    fold = rng.permutation(len(sampled)) % RIDGE_FOLDS
-    parts = [np.flatnonzero(fold != k) for k in range(RIDGE_FOLDS)]
+    equivalent = [kappa for kappa, value in losses if value <= EQUIVALENT_LOSS_RATIO * least_loss]
+    return replace(noise, variance=max(equivalent))
+
+
+def held_out_losses(
+    loss: Loss, rows: LossRows, *, exact: bool = False
+) -> list[tuple[float, float]]:
+    """Return each kappa, from the largest, with its mean held-out loss.
+
+    The list ends before the first loss that is not finite, and is empty if there are too few rows.
+    For the parameters, see `loss_noise`.
+    """
+    if len(rows.Y) < RIDGE_FOLDS:
+        return []
+    rows, parts = fold_rows(rows)
     paths: list[NewtonPath | _RidgePath]
     if isinstance(loss, LogLink):
         paths = [NewtonPath(loss, rows, fitted) for fitted in parts]
@@ -82,11 +94,16 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
         if not math.isfinite(held_out):
             break
         losses.append((kappa, float(held_out)))
-    least_loss = min((value for _, value in losses), default=math.inf)
-    if not losses or least_loss > MAX_RELATIVE_MINIMUM * losses[0][1]:
-        return noise
-    equivalent = [kappa for kappa, value in losses if value <= EQUIVALENT_LOSS_RATIO * least_loss]
-    return replace(noise, variance=max(equivalent))
+    return losses
+
+
+def fold_rows(rows: LossRows) -> tuple[LossRows, list[npt.NDArray[np.int64]]]:
+    """Return at most `RIDGE_ROWS` of the rows, and the indices of the fitted rows of each fold."""
+    rng = np.random.default_rng(0)
+    sampled = np.sort(rng.permutation(len(rows.Y))[:RIDGE_ROWS])
+    rows = rows.part(sampled)._replace(K=rows.K[np.ix_(sampled, sampled)])
+    fold = rng.permutation(len(sampled)) % RIDGE_FOLDS
+    return rows, [np.flatnonzero(fold != k) for k in range(RIDGE_FOLDS)]
 
 
 class _RidgePath:

@@ -29,10 +29,10 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import target_scale
 from streamkern.train.setup.choose_transform import find_transform
-from streamkern.train.setup.kernel_and_metric import FewRows
 from streamkern.train.setup.log_link_start import FirstModel, first_model, log_targets
 from streamkern.train.setup.loss_ridge import loss_noise
 from streamkern.train.setup.loss_rows import LossRows
+from streamkern.train.setup.setup_rows import FewRows
 
 BISECTIONS = 60
 """Number of bisection steps, after which an interval is smaller than rounding errors."""
@@ -123,7 +123,7 @@ def fit_loss(
         parameters, and the mean and gain of its outputs.
     """
     fit_intercept = run.config.model.fit_intercept
-    F, rows = _left_out(op, Z, targets, few_rows, noise)
+    F, rows = left_out(op, Z, targets, few_rows, noise)
     Y, w = rows.Y, rows.w
     noise_for = partial(loss_noise, exact=isinstance(run.method, Newton))
     if warm is not None and warm.loss is not None and not isinstance(loss, LogLink):
@@ -131,13 +131,8 @@ def fit_loss(
         return LossFit(warm.loss, warm.targets, 1.0, noise, age=warm.loss_age)
     slope = 1.0
     if isinstance(loss, LogLink):
-        unit = np.asarray(loss.unit)
-        mean = loss.output(unit) if fit_intercept else np.zeros_like(unit)
-        if warm is not None:
-            mean = warm.targets.mean
-        rows = rows._replace(Y=Y / unit, mean=mean - np.log(unit), gain=np.ones_like(unit))
+        outputs, rows = in_unit(loss, rows, fit_intercept, None if warm is None else warm.targets)
         noise = noise_for(loss, rows, noise)
-        outputs = TargetScale(mean, rows.gain)
         first = None
         if run.method.uses_center_targets:  # the setup is made with targets and their weights
             first = first_model(op, Z, few_rows.stored(), loss, rows, outputs, noise.variance)
@@ -236,8 +231,24 @@ def _shift(loss: Loss, errors: _Floats, Y: _Floats, w: _Floats) -> _Floats:
     )
 
 
-def _left_out(
-    op: KernelOperator, Z: Points, targets: TargetScale, few_rows: FewRows, noise: Noise
+def in_unit(
+    loss: LogLink, rows: LossRows, fit_intercept: bool, initial_outputs: TargetScale | None = None
+) -> tuple[TargetScale, LossRows]:
+    """Return mean and gain of the outputs of a log link, and rows with targets divided by its unit.
+
+    initial_outputs : mean and gain that belong to the initial weights; None to start from 0
+    """
+    unit = np.asarray(loss.unit)
+    outputs = initial_outputs
+    if outputs is None:
+        mean = loss.output(unit) if fit_intercept else np.zeros_like(unit)
+        outputs = TargetScale(mean, np.ones_like(unit))
+    mean = outputs.mean - np.log(unit)
+    return outputs, rows._replace(Y=rows.Y / unit, mean=mean, gain=outputs.scale)
+
+
+def left_out(
+    op: KernelOperator, Z: Points | None, targets: TargetScale, few_rows: FewRows, noise: Noise
 ) -> tuple[_Floats, LossRows]:
     """Return leave-one-out predictions F (n, c) of scaled targets, and the rows.
 

@@ -50,14 +50,17 @@ class NewtonPath:
         self.alpha = np.zeros_like(fitted_rows.Y)
 
     def held_out_loss(self, kappa: float) -> float:
-        """Return the weighted sum of l over the other rows at the minimum for kappa."""
+        """Return the weighted sum of l over the held-out rows at the minimum for kappa."""
+        return float(self.held_out_rows.score_w @ self.held_out_losses(kappa))
+
+    def held_out_losses(self, kappa: float) -> _Floats:
+        """Return l of each held-out row at the minimum for kappa, without weights."""
         self.minimise(kappa)
         held_out = self.held_out_rows
         z = held_out.mean + held_out.gain * (self.K_held_out @ self.alpha)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            return float(
-                held_out.score_w @ self.loss.values(np, self.loss.predict(np, z), held_out.Y)
-            )
+            losses: _Floats = self.loss.values(np, self.loss.predict(np, z), held_out.Y)
+        return losses
 
     def minimise(self, kappa: float) -> None:
         """Move alpha to the minimum for kappa."""

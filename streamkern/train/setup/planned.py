@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from streamkern.losses.log_link import LogLink
 from streamkern.planning.op_counts import OpCounts, summed_counts
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.precondition.noise import NOISE_ROWS
@@ -38,15 +39,16 @@ def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
         counts = {"centers": OpCounts(products=problem.selection.flops), **counts}
     if run.inputs.continued is not None:  # the kernel and the metric are taken over
         return counts
+    choices = 2 if isinstance(run.loss, LogLink) else 1  # see `log_link_kernel`
     if is_open(run):
-        n, kernels = n_kernel_rows(problem.n_rows), len(kernels_of(run))
+        n, kernels = n_kernel_rows(problem.n_rows), choices * len(kernels_of(run))
         kernels *= 2 if problem.metric_rows else 1  # without a metric and in the learned one
         counts = {
             "kernel": _noise(n).scaled(PLANNED_RIDGES * PLANNED_BANDWIDTHS * kernels),
             **counts,
         }
     if problem.metric_rows:
-        counts = {"metric": OpCounts(wide_factors=metric_flops(run)), **counts}
+        counts = {"metric": OpCounts(wide_factors=choices * metric_flops(run)), **counts}
     return counts
 
 

@@ -4,9 +4,9 @@ kernel and the metric are estimated."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -54,10 +54,30 @@ row."""
 
 
 class SquareTargets(Protocol):
-    """Targets and weights with which least squares approximate a loss."""
+    """Targets and weights with which least squares approximate a loss.
+
+    targets : scale of the targets of the rows that `in_rows` takes; None for that of the setup
+    """
+
+    @property
+    def targets(self) -> TargetScale | None:
+        """See the class."""
 
     def in_rows(self, rows: SampleRows) -> SampleRows:
         """Return rows with the targets and weights replaced."""
+
+
+class FewRows(NamedTuple):
+    """Cached functions that read the rows from which noise and loss parameters are estimated.
+
+    read : returns the rows with outliers replaced
+    stored : returns the same rows with their original targets
+    bounded : replaces outliers; None if there are none, or if the loss is not robust
+    """
+
+    read: Callable[[], SampleRows]
+    stored: Callable[[], SampleRows]
+    bounded: BoundedTargets | None
 
 
 def samples_of(
@@ -100,17 +120,19 @@ def samples_of(
 
 def few_rows(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, max_rows: int,
-    bounded: BoundedTargets | None = None,
+    squares: SquareTargets | None = None,
 ) -> SampleRows:  # fmt: skip
     """Return rows to estimate metric, kernel and noise from, with equal rows merged.
 
     See `unmerged_rows`; rows of weight 0 are left out.
 
     max_rows : largest number of rows, before equal rows are merged
-    bounded : replaces the targets of outliers; None to keep them
+    squares : replaces targets and weights; None to keep them
     """
+    if squares is not None and squares.targets is not None:
+        targets = squares.targets
     rows = unmerged_rows(run, dtype, targets, max_rows)
-    rows = merged(run.backend, rows if bounded is None else bounded.in_rows(rows))
+    rows = merged(run.backend, rows if squares is None else squares.in_rows(rows))
     return rows._replace(repeats=None) if _are_copies(run, rows) else rows
 
 
