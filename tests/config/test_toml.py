@@ -9,7 +9,7 @@ import pytest
 
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.options import parse_transform
-from streamkern.cli.run_options import setting
+from streamkern.cli.run_options import parse_setting
 from streamkern.config.run_config import load_run_file
 from streamkern.config.toml import parse_toml
 from streamkern.stream.sources.arrays import ArraySource
@@ -43,7 +43,7 @@ def test_hostile_run_files_are_refused_in_bounded_memory(
 
 
 def test_values_of_the_command_line_are_parsed_as_carefully() -> None:
-    assert setting("model.kernel=" + "[" * 100_000)[1].startswith("[[")
+    assert parse_setting("model.kernel=" + "[" * 100_000)[1].startswith("[[")
     with pytest.raises(ConfigError, match="must be a table"):
         parse_transform("{a = " * 50_000)
 
@@ -63,6 +63,6 @@ def test_long_words_are_searched_once() -> None:
 def test_copies_without_end_are_refused() -> None:
     """R5: planning 10^18 copies took 20 s and 3.5 GB."""
     source = ArraySource(np.ones((400, 4), np.float32), np.ones((400, 1)))
-    with pytest.raises(ConfigError, match=r"copies=1000000000000000000 makes \d+ units"):
+    with pytest.raises(ConfigError, match=r"copies=1000000000000000000 gives \d+ units"):
         AugmentedSource(source, 10**18)
     assert AugmentedSource(source, 10**7).n_rows == 4 * 10**9

@@ -13,7 +13,7 @@ import json
 import sys
 
 from streamkern.basics.errors import StreamkernError
-from streamkern.cli.run_options import setting
+from streamkern.cli.run_options import parse_setting
 from streamkern.config.run_config import load_run_file
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.setup.planned import expected_times
@@ -31,7 +31,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(words)
     try:
-        config = load_run_file(given.run_file).with_overrides(dict(map(setting, given.set)))
+        config = load_run_file(given.run_file).with_overrides(dict(map(parse_setting, given.set)))
         run = open_run(config)
         try:
             speeds = expected_times(run, None).speeds if given.profile == THIS else None
