@@ -24,6 +24,7 @@ extensions = [
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
+myst_enable_extensions = ["deflist"]
 smartquotes = False  # quotes are those of settings
 
 # Names in backticks are links where they are names of ours, and code where not.

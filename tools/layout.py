@@ -1,11 +1,11 @@
-"""Print how the package is laid out: its size, its rooms, and who imports whom.
+"""Print how the package is laid out: its size, its packages, and who imports whom.
 
     python tools/layout.py [FOLDER]        streamkern by default; also for another checkout
-    python tools/layout.py --write         the list of rooms in docs/architecture.md
+    python tools/layout.py --write         the table of packages in docs/architecture.md
 
-An arrow from room to room is there where any of their files import each other, also in functions
-and for types. A circle is a group of files that import each other. A hidden import is one of our
-own modules inside a function; a computed one is of a module whose name is not written there.
+An arrow from package to package is there where any of their files import each other, also in
+functions and for types. A circle is a group of files that import each other. A hidden import is one
+of our own modules inside a function; a computed one is of a module whose name is not written there.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Layout:
         """The text of docs/architecture.md with the list of rooms as it is now."""
         before, rest = text.split(BEGIN)
         _, after = rest.split(END)
-        rows = ["| floor | room | what belongs there | imports |", "|---|---|---|---|"]
+        rows = ["| level | package | what belongs there | imports |", "|---|---|---|---|"]
         arrows = self.arrows()
         for room, floor in self.floors().items():
             what = (ast.get_docstring(self.trees[room]) or "").partition("\n")[0]

@@ -90,26 +90,41 @@ def default_of(model: type[BaseModel], name: str) -> str:
 
 
 def settings() -> str:
-    """A table for each section of a run file."""
+    """A table for each section of a run file, and further text on its settings below."""
     return "\n\n".join(section(name, type(values)) for name, values in RunConfig())
 
 
 def section(name: str, model: type[Table]) -> str:
-    """The heading and the table of a section."""
-    meanings = model.meanings()
+    """The heading of a section, the table of its settings, and a list with more about them.
+
+    The table has the first sentence on each setting, and the list has the sentences after it.
+    """
+    meanings = {field: text.partition(". ") for field, text in model.meanings().items()}
     rows = [
         [
             f"`{field}`",
             allowed_values(model.model_fields[field]),
             default_of(model, field),
-            markdown(meanings[field]),
+            markdown(meanings[field][0].rstrip(".")),
             "yes" if f"{name}.{field}" in FREE_AT_RESUME else "",
         ]
         for field in model.model_fields
     ]
     header = ["setting", "value", "default", "meaning", "may change at resume"]
     first = (inspect.getdoc(model) or "").partition("\n")[0].partition(": ")[2]
-    return f"## [{name}]\n\n{first[:1].upper()}{first[1:]}\n\n{table(header, rows)}"
+    details = [
+        f"`{field}`\n: {markdown(further)}" for field in model.model_fields
+        if (further := meanings[field][2])
+    ]  # fmt: skip
+    return "\n\n".join(
+        [
+            f"## [{name}]",
+            f"{first[:1].upper()}{first[1:]}",
+            table(header, rows),
+            f"More about the settings of [{name}]:",
+            *details,
+        ]
+    )
 
 
 def transforms() -> str:

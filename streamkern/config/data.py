@@ -128,19 +128,19 @@ class DataConfig(Table):
         rows and evaluations use the data as it is. Sample and class weights may be used as well.
     copies : number of times that each row is used in an epoch, each time with new random numbers
         in the transforms.
-    transforms : transforms of training rows, in order, before they are scaled. They receive rows in
-        the units in which they are stored, unless the first transform is a scale. Random transforms
-        are augmentation.
-    scale : scaling of the features, as a part of the model; "auto": depends on the data.
-        "feature" standardises each feature by its own mean and standard deviation. "quantiles" does
-        the same, and adds quantile scores for the features that are far from normally distributed.
-        "global" uses one mean and one standard deviation for all features. "none" does not scale.
-        "auto" is "global" for images, for rows of uint8, and for features that vary little because
-        they are nearly always 0, which are usually pixels. Otherwise it is "feature", or
-        "quantiles" if rows of a sample predict each other better with the scores. The means and
-        standard deviations are those of a store or of arrays in memory, otherwise of a sample of
-        the rows. Rows and centers are always given in the units before the scaling. A constant
-        feature is only centred. A scale in `transforms` replaces this setting.
+    transforms : transforms of training rows, in order, before they are scaled. They receive rows
+        with their stored values, unless the first transform is a scale. Random transforms are
+        augmentation.
+    scale : scaling of the features, as a part of the model; "auto": depends on the data. "feature"
+        standardises each feature by its own mean and standard deviation. "quantiles" does the same,
+        and adds quantile scores for the features that are far from normally distributed. "global"
+        uses one mean and one standard deviation for all features. "none" does not scale. "auto" is
+        "global" for images, for rows of uint8, and for features that vary little because they are
+        nearly always 0, which are usually pixels. Otherwise it is "feature", or "quantiles" if the
+        scores lower the leave-one-out error on a sample of the rows. The means and standard
+        deviations are those of a store or of arrays in memory, otherwise of a sample of the rows.
+        Rows and centers are always given with their values before the scaling. A constant feature
+        is only centred. A scale in `transforms` replaces this setting.
     epochs : passes over the training data; "auto": enough for 100 000 rows, copies included,
         between 1 and 20. With early stopping, and with solvers that stop when they have converged,
         "auto" is at most 20; "direct" stops after the first pass, unless transforms change every

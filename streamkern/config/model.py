@@ -83,29 +83,27 @@ LossChoice = Annotated[
 class ModelConfig(Table):
     """[model]: the kernel and its centers.
 
-    kernel : kernel function; "auto": the one of four with which rows predict each other best. It is
-        a name, "module:Class" of a class of your own, or a table, such as {kind = "polynomial",
-        degree = 2}. A sum or product of kernels is a table, too, such as {kind = "sum", parts =
-        ["laplace", {kind = "gaussian", bandwidth = 2.0}]}. In Python it may be a `Kernel` with its
-        bandwidth, such as 0.5 * Laplace(3) + Polynomial(2). "auto" chooses among "laplace",
-        "matern32", "matern52" and "gaussian" on 512 rows (`setup.choose_kernel`); for "sgd" and
-        EigenPro it is "laplace".
+    kernel : kernel function; "auto": the one of four with the lowest leave-one-out error on at most
+        512 rows. It is a name, "module:Class" of a class of your own, or a table, such as {kind =
+        "polynomial", degree = 2}. A sum or product of kernels is a table, too, such as {kind =
+        "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}. In Python it may be a
+        `Kernel` with its bandwidth, such as 0.5 * Laplace(3) + Polynomial(2). "auto" chooses among
+        "laplace", "matern32", "matern52" and "gaussian"; for "sgd" and EigenPro it is "laplace".
     metric : metric of the distances; "auto": a learned metric on tables, else none. "learn" learns
         a scale for each feature, or a matrix, and uses it if held-out rows are predicted
-        significantly better (`setup.choose_metric`). A kernel and a bandwidth that are "auto" are
-        then chosen for this metric. "learn-diagonal" learns only scales, "learn-full" only a
-        matrix. "none" uses the Euclidean distance. "auto" means "learn" on tables (2 to 256
-        features that are not classified as pixels) with at least 256 rows, or 1000 for classes, if
-        the bandwidth is "auto" and the kernel is "auto" or one of its candidates
-        (`resolve.metric_mode`). A path or URL names an array (.npy or zarr); in Python it may be
-        the array: scales (d,), or a matrix A (d, r) for distances |(x - z) A| of the features after
-        scaling.
+        significantly better. A kernel and a bandwidth that are "auto" are then chosen for this
+        metric. "learn-diagonal" learns only scales, "learn-full" only a matrix. "none" uses the
+        Euclidean distance. "auto" means "learn" on tables (2 to 256 features that are not
+        classified as pixels) with at least 256 rows, or 1000 for classes, if the bandwidth is
+        "auto" and the kernel is "auto" or one of its candidates. A path or URL names an array (.npy
+        or zarr); in Python it may be the array: scales (d,), or a matrix A (d, r) for distances |(x
+        - z) A| of the features after scaling.
     bandwidth : length scale of the kernel, in units of the features after scaling; "auto": the one
-        with which rows predict each other best. In a sum or product of kernels, it is the bandwidth
-        of the parts that have none of their own. "median" is the median distance, in the norm of
-        the kernel, between centers, or between the rows with which "kmeans" and "rpcholesky" begin
-        (with `kernel="auto"`, between 512 rows). "auto" tries 1/64 to 16 times the median distance
-        on 512 rows (`setup.choose_kernel`).
+        with the lowest leave-one-out error on at most 512 rows. In a sum or product of kernels, it
+        is the bandwidth of the parts that have none of their own. "median" is the median distance,
+        in the norm of the kernel, between centers, or between the rows with which "kmeans" and
+        "rpcholesky" begin (with `kernel="auto"`, between 512 rows). "auto" tries 1/64 to 16 times
+        the median distance.
     n_centers : number of centers p; "auto": all rows, or as many as `effort` allows. "all" means
         centers = "all". If there are fewer rows than this number, all rows are centers, and a
         warning is issued.
@@ -121,10 +119,10 @@ class ModelConfig(Table):
         solvers "block", "sgd", "eigenpro1" and "direct" train explicit features.
     centers : selection of the centers, or their path. "random": random rows of the data.
         "balanced": random rows, equally many of each class if there are enough. "kmeans": means of
-        clusters of a stream of rows (`kmeans`), which help if p is far below n. "rpcholesky": rows
-        that span the kernel matrix well, out of up to 8 p random rows (`rpcholesky`). "all": every
-        row. A path or URL names an array of rows (.npy or zarr) or a store, in the units before the
-        scaling; in Python it may be an array (p, d).
+        clusters of a stream of rows, which help if p is far below n. "rpcholesky": rows that span
+        the kernel matrix well, out of up to 8 p random rows. "all": every row. A path or URL names
+        an array of rows (.npy or zarr) or a store, with their values before the scaling; in Python
+        it may be an array (p, d).
     n_features : number of Fourier features, even; "auto": 10 000.
     fit_intercept : whether the (weighted) mean of the targets is subtracted before training, and
         added to f afterwards. Without it, as in most papers, f is only a sum of kernels. The mean
@@ -147,7 +145,7 @@ class ModelConfig(Table):
         least 0; each output has a unit of its own. "auto" means "log" if there is one target and
         left-out rows are then predicted clearly better, else "none". It tries "log" for skewed
         targets that are never below 0, in whole runs of at least 256 rows, if kernel and bandwidth
-        are "auto" (`setup.choose_transform`). "none" takes the targets as they are.
+        are "auto". "none" takes the targets as they are.
     patch_features : number of filters N whose responses replace the pixels of an image, such as
         512; 0: none. A filter is a whitened patch of a training image, drawn at random. Its
         response is computed for all patches of an image. The part of the responses above a

@@ -108,14 +108,22 @@ class SolverConfig(Table):
         objective is half the mean squared error plus ridge * tr(alpha^T K(Z, Z) alpha) / 2, with
         |w|^2 in place of the trace for Fourier features; 0 means no ridge. "direct" estimates it on
         held-out rows, for values separately for each output; otherwise it follows from the noise of
-        the targets (`solver.precondition.noise`). For "block", "sgd", "direct", "falkon", and
-        "eigenpro1" with explicit features; solvers without a ridge ignore "auto".
-    n_nystrom : rows of the sample from which EigenPro's preconditioner is made.
-    level : number of eigenvectors that EigenPro's preconditioner damps.
-    period : steps between two projections, for "eigenpro4".
-    projection : projection onto the span of the centers, for "eigenpro3" and "eigenpro4". "exact"
-        uses a factor of K(Z, Z); "resident" uses an inner EigenPro, and keeps K(Z, Z) in memory;
-        "inexact" uses an inner EigenPro, and does not keep it.
+        the targets. For "block", "sgd", "direct", "falkon", and "eigenpro1" with explicit features;
+        solvers without a ridge ignore "auto".
+    n_nystrom : rows of the sample from which EigenPro's preconditioner is made; "auto": 2000 to
+        5000, or fewer if there are fewer rows. "auto" is 4800 for "eigenpro1" and "eigenpro2". For
+        "eigenpro3" and "eigenpro4" it is 2000, or 5000 with more than 20 000 centers.
+    level : number of eigenvectors that EigenPro's preconditioner damps; "auto": a fixed number or a
+        share of the sample. "auto" is a twentieth of the sample for "eigenpro3" and "eigenpro4",
+        and 160 for "eigenpro1" and "eigenpro2". With explicit features, it is at most an eighth of
+        their number.
+    period : steps between two projections, for "eigenpro4"; "auto": as many as read p rows, the
+        number of centers.
+    projection : projection onto the span of the centers, for "eigenpro3" and "eigenpro4"; "auto":
+        chosen by the number of centers and the memory. "exact" uses a factor of K(Z, Z); "resident"
+        uses an inner EigenPro, and keeps K(Z, Z) in memory; "inexact" uses an inner EigenPro, and
+        does not keep it. "auto" is "exact" up to 20 000 centers and "resident" with more, or
+        "inexact" if the memory does not suffice for it.
     projection_epochs : passes of the inner EigenPro over the centers in a projection, for
         projection "resident" and "inexact".
     projection_nystrom : centers of the sample from which the inner EigenPro's preconditioner is
