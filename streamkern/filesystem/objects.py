@@ -160,7 +160,7 @@ class Objects:
     ) -> list[Bytes]:
         """Return the bytes of several objects, requested at once.
 
-        fresh : request them again even if a copy is cached (`cache.CachedObjects`)
+        fresh : request them again even if a copy is cached (`CachedObjects`)
         intact : as for `get`
         """
         requests = [partial(self.get_async, key, intact=intact) for key in keys]

@@ -57,7 +57,7 @@ from streamkern.rundir.file_names import (
     stem_of,
 )
 from streamkern.rundir.run_log import RunLog, last_line
-from streamkern.rundir.run_storage import WriterLock, open_folder, reason
+from streamkern.rundir.run_storage import WriterLock, open_folder, os_error_text
 
 __all__ = ["RunDirectory", "Saved"]
 
@@ -141,7 +141,7 @@ class RunDirectory:
             raise
         except OSError as error:
             raise RunError(
-                f"run directory {self.place} cannot be written to: {reason(error)}",
+                f"run directory {self.place} cannot be written to: {os_error_text(error)}",
                 "give another run directory, or run the same command again once that is solved",
             ) from error
 
@@ -302,7 +302,7 @@ class RunDirectory:
                 if not isinstance(error, StorageError):
                     self._lock.check()  # the directory may be gone, or have a new writer
                 raise CheckpointError(
-                    f"{file_text} could not be written to {self.place}: {reason(error)}",
+                    f"{file_text} could not be written to {self.place}: {os_error_text(error)}",
                     "earlier checkpoints are untouched, so run the same command again once that is "
                     "solved",
                 ) from error

@@ -69,7 +69,7 @@ def open_folder(
     return ObjectFolder(open_objects(text, storage_options=storage_options))
 
 
-def reason(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """Return the cause of an error as a short text."""
     if isinstance(error, StreamkernError):
         return str(error)
@@ -244,7 +244,7 @@ class _RunFileLock:
             ) from None
         except OSError as error:
             raise RunLostError(
-                f"run directory {place} cannot be read any more: {reason(error)}",
+                f"run directory {place} cannot be read any more: {os_error_text(error)}",
                 "run the same command again once that is solved",
             ) from error
         except ValueError as error:

@@ -84,7 +84,7 @@ class Tuned:
         of a row are: "kernel"; "bandwidth", the largest one of a sum or product, or None for a
         kernel without one; "ridge"; "as_given", whether these are the given settings, whose "auto"
         is replaced by the value of a training; "held_out_mse" and other metrics, means over the
-        splits; "se", the standard error over the held-out rows of the difference to the best
+        folds; "se", the standard error over the held-out rows of the difference to the best
         value of `metric` (None for a single row); "within", whether this difference is at most two
         standard errors; and "seconds". If a training diverged, held_out_mse is None.
     config : the given settings with the best kernel, bandwidth (to six digits) and ridge, and with
@@ -183,7 +183,7 @@ def search_settings(
         trainings = Trainings(candidates, journal, request, total, report, progress)
         sizes = trainings.announce()
         targets = map(candidates.targets, range(folds))
-        table = SearchTable(deciding, [row_weights(deciding, *of_split) for of_split in targets])
+        table = SearchTable(deciding, [row_weights(deciding, *targets_w) for targets_w in targets])
         table.add(trainings.given_point())
         points.train(table, trainings)
         tuned = _search_result(original, table, sizes, candidates)

@@ -27,7 +27,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
-from streamkern.filesystem.cache import Cache, CachedObjects, EntryName
+from streamkern.filesystem.cache import Cache, EntryName
+from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import Objects, Outcome
 from streamkern.ingest.ingest import ingest
 from streamkern.store.row_block import RowBlock
