@@ -1,8 +1,8 @@
 """Train large kernel models out of core, streaming from Zarr.
 
 Importing the package is nearly free: a name is loaded from its module when it is first used.
-`ingest`, `train` and `predict` are subpackages; an attempt to call one raises an error with the
-function that is meant: `ingest_store`, `train_model`, `load(run_dir).predict`.
+`ingest`, `train` and `predict` are subpackages; an attempt to call one raises an error that
+names the function to call: `ingest_store`, `train_model`, `load(run_dir).predict`.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ class Cache:
     """A folder of entries, up to `size` bytes. Safe to share between threads and processes.
 
     The limit may be exceeded by one entry per thread that writes at the same time. A folder that is
-    read-only, lost or on a full disk ends caching with one warning, and reading goes on without a
-    cache.
+    read-only, lost or on a full disk ends caching with one warning, and reading continues without
+    a cache.
 
     Parameters
     ----------
@@ -229,6 +229,7 @@ class Cache:
                 (self.folder / store / _USED_FILE).touch()
 
     def _disable(self, error: OSError) -> None:
+        """End caching by this object; warn at the first call."""
         with self._thread_lock:
             first, self._disabled = not self._disabled, True
         if first:

@@ -32,22 +32,22 @@ class CachedObjects(Objects):
         self._store = hashlib.sha256(self._identity.encode()).hexdigest()[:32]
 
     def get_many(
-        self, keys: Sequence[str], *, fresh: bool = False, intact: BytesCheck | None = None
+        self, keys: Sequence[str], *, refetch: bool = False, is_intact: BytesCheck | None = None
     ) -> list[Bytes]:
-        """Return the bytes of several objects; missing ones, or all if `fresh`, are fetched.
+        """Return the bytes of several objects; missing ones, or all if `refetch`, are fetched.
 
-        intact : as for `get`
+        is_intact : as for `get`
         """
         data: dict[str, Bytes] = {}
         for key in keys:
-            if fresh:  # the entry may have been altered in transit
+            if refetch:  # the entry may have been altered in transit
                 self._cache.drop(self._name(key))
             elif (cached := self._cache.read(self._name(key))) is not None:
                 data[key] = cached
                 self._cache.counts.add(hits=1)
         missing = [key for key in keys if key not in data]
         if missing:
-            fetched = super().get_many(missing, fresh=fresh, intact=intact)
+            fetched = super().get_many(missing, refetch=refetch, is_intact=is_intact)
             for key, value in zip(missing, fetched, strict=True):
                 data[key] = value
                 self._cache.counts.add(misses=1)

@@ -96,7 +96,7 @@ class RunDirectory:
         self._retention = CheckpointRetention(self._folder, keep)
         self._lock: WriterLock | None = None
         self._log = RunLog(None)
-        self._saving = threading.Lock()
+        self._save_lock = threading.Lock()
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -168,7 +168,7 @@ class RunDirectory:
 
     def close(self) -> None:
         """Wait for a save in progress and release the lock. May be called more than once."""
-        with self._saving:
+        with self._save_lock:
             lock, self._lock = self._lock, None
             if lock is not None:
                 lock.release()
@@ -288,7 +288,7 @@ class RunDirectory:
     @contextlib.contextmanager
     def _writing(self, file_text: str) -> Iterator[WriterLock]:
         """Yield the lock for one save at a time; convert an OSError to CheckpointError."""
-        with self._saving:
+        with self._save_lock:
             if self._lock is None:
                 raise RunError(
                     f"{file_text} cannot be written: {self.place} was not acquired",

@@ -295,7 +295,7 @@ class ObjectFolder:
         return {key.removeprefix(folder).partition("/")[0] for key, _ in listing}
 
     def read(self, name: str) -> bytes:
-        return bytes(self.objects.get(name, intact=is_sealed))
+        return bytes(self.objects.get(name, is_intact=is_sealed))
 
     def write(self, name: str, data: bytes) -> None:
         self.objects.put(name, data)

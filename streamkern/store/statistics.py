@@ -104,6 +104,7 @@ class ColumnMoments:
                 )
 
     def _add_slab(self, block: NDArray[np.float64], w: NDArray[np.float64] | None) -> None:
+        """Add rows (k, d) with weights (k, 1) or None; the rows are overwritten."""
         weight = float(len(block) if w is None else w.sum())
         if not weight:
             return  # all rows have weight 0

@@ -199,9 +199,9 @@ class StoredChunks:
         objects, rows = readers[0].objects, dict[str, Any]()
         for reads_left in reversed(range(MAX_READS)):
             missing = [(r, p) for r, p in zip(readers, parts, strict=True) if p.key not in rows]
-            fresh = reads_left < MAX_READS - 1
+            refetch = reads_left < MAX_READS - 1
             try:
-                raw = objects.get_many([part.key for _, part in missing], fresh=fresh)
+                raw = objects.get_many([part.key for _, part in missing], refetch=refetch)
             except FileNotFoundError as error:
                 raise CorruptChunkError(f"chunk {error}", f"{self._remedy()}") from error
             for (reader, part), data in zip(missing, raw, strict=True):

@@ -212,9 +212,8 @@ def _with_model_of(
         parent = replace(parent, centers=replace(parent.stored, sha256=parent_id[1]))
     centers = None if recorded.get("features") == "fourier" else parent.stored
     if centers is not None and overrides["model.n_centers"] != "auto":
-        overrides["model.n_centers"] = centers.shape[
-            0
-        ]  # fewer than asked for, if the rows were fewer
+        # If the parent had fewer rows than requested centers, it has as many centers as rows.
+        overrides["model.n_centers"] = centers.shape[0]
     if config.run.precision == "auto" and parent.stored.dtype == np.float64:
         overrides["run.precision"] = "float64"
     metric = None if "metric" in recorded else parent.metric

@@ -183,7 +183,7 @@ def search_settings(
         trainings = Trainings(candidates, journal, request, total, report, progress)
         sizes = trainings.announce()
         targets = map(candidates.targets, range(folds))
-        table = SearchTable(deciding, [row_weights(deciding, *targets_w) for targets_w in targets])
+        table = SearchTable(deciding, [row_weights(deciding, y, w) for y, w in targets])
         table.add(trainings.given_point())
         points.train(table, trainings)
         tuned = _search_result(original, table, sizes, candidates)

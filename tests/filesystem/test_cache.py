@@ -116,7 +116,7 @@ def test_fresh_goes_to_the_storage_and_replaces_the_entry(tmp_path: Path) -> Non
     library, altered = Library(), Library(n_bytes=3 * BLOCK - 7)
     cache = Cache(tmp_path, ENTRY)  # there is room for one alone
     read(opened(cache, altered), altered, keys(1))
-    read(opened(cache, library), library, keys(1), fresh=True)
+    read(opened(cache, library), library, keys(1), refetch=True)
     assert library.asked == {keys(1)[0]: 1}
     read(opened(cache, library), library, keys(1))
     assert library.asked == {keys(1)[0]: 1}

@@ -153,7 +153,10 @@ class StepLoop:
     def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
         """Restore the state that `snapshot` returned. arrays["good"] is overwritten from now on."""
         state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
-        self.calibration, self.posterior = Calibration.from_arrays(arrays), Posterior.kept(arrays)
+        self.calibration, self.posterior = (
+            Calibration.from_arrays(arrays),
+            Posterior.from_arrays(arrays),
+        )
         self._curve = self._curve.restored(meta.get("losses", ()), meta["position"]["epoch"])
         self._set_state(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
         for name, current in asdict(self.position).items():
