@@ -34,8 +34,7 @@ _LOW_WORD_MASK = 0xFFFFFFFF  # low 32 of 64 bits
 # Counters per tile on the host. Ten uint64 temporaries of 2 x 16 384 fit into an L2 cache of 2 MB;
 # in much smaller tiles, the call overhead of 60 ufuncs dominates.
 _HOST_TILE = 16_384
-DEVICE_TILE = 1 << 22
-"""Counters per tile on a device."""
+DEVICE_TILE = 1 << 22  # counters per tile on a device
 COUNTER_BYTES = 72
 """Largest number of bytes per counter of a tile while numbers are drawn: three pairs of 64-bit
 words in the rounds; for normals, two pairs and copies of one in three widths."""

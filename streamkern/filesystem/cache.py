@@ -128,9 +128,8 @@ class Cache:
         self.folder, self.size, self.idle_s = path.absolute(), size, idle_s
         self.counts = CacheCounts()
         self._lock = filelock.FileLock(self.folder / _LOCK_FILE)
-        self._thread_lock = (
-            threading.Lock()
-        )  # a wait for the file lock polls, one for this does not
+        # Taken before the file lock, because waiting for a file lock is polling.
+        self._thread_lock = threading.Lock()
         self._disabled = False  # whether an OSError has ended caching
         self._total_is_known = False  # whether this object has counted all entries
         self._full_until = 0.0  # nothing is written before this time of the monotonic clock

@@ -148,13 +148,9 @@ class Objects:
     # -- for callers on any thread ---------------------------------------------------------
 
     def get(
-        self,
-        key: str,
-        start: int = 0,
-        stop: int | None = None,
-        *,
+        self, key: str, start: int = 0, stop: int | None = None, *,
         is_intact: BytesCheck | None = None,
-    ) -> Bytes:
+    ) -> Bytes:  # fmt: skip
         """Return the bytes of an object, or bytes start to stop; FileNotFoundError without one.
 
         is_intact : returns whether bytes are intact. Other bytes are read again, twice, because the
@@ -212,13 +208,9 @@ class Objects:
     # -- for callers on an event loop; they run on fsspec's --------------------------------
 
     async def get_async(
-        self,
-        key: str,
-        start: int = 0,
-        stop: int | None = None,
-        *,
+        self, key: str, start: int = 0, stop: int | None = None, *,
         is_intact: BytesCheck | None = None,
-    ) -> Bytes:
+    ) -> Bytes:  # fmt: skip
         """See `get`."""
         for reads_left in reversed(range(MAX_READS)):
             data = await self._with_retries(

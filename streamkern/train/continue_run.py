@@ -182,9 +182,8 @@ def _with_model_of(
     kernel_object = None
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # description of a `Kernel` object
         kernel_object = get_kernel(kernel, "auto")
-        if requested["kernel"] == reference_of(
-            type(kernel_object)
-        ):  # the same class, given by its name
+        # The request may name the same class.
+        if requested["kernel"] == reference_of(type(kernel_object)):
             requested["kernel"] = recorded["kernel"]
     # Settings that the record lacks were given as arrays; they may be at their defaults now.
     changed = [

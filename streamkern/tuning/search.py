@@ -270,14 +270,11 @@ def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
     These are all settings except the searched ones, and the data, but not the evaluation metric.
     """
     settings = candidates.trial.identity()
-    settings["data"].pop(
-        "train", None
-    )  # a store is identified by its content instead of its address
+    settings["data"].pop("train", None)  # a store is identified by its content, not its address
     for section, key in (("model", "kernel"), ("model", "bandwidth"), ("solver", "ridge")):
         settings[section].pop(key, None)
-    if (
-        settings["model"]["target_transform"] == "none"
-    ):  # the behaviour of versions without this setting
+    # Versions without this setting behaved as with "none".
+    if settings["model"]["target_transform"] == "none":
         del settings["model"]["target_transform"]
     sample = {"rows": len(candidates.sample.X), "parts": candidates.n_parts}
     metrics = known_metrics(data.source.classes is not None, _loss_class(candidates.trial))

@@ -250,10 +250,10 @@ class KernelModel(ShownFacts):
         """
         source = self.checked(source, targets=True)
         if source.classes != self.classes or source.n_outputs != self.n_targets:
-            given = targets(source.classes, source.n_outputs)
-            expected = targets(self.classes, self.n_targets)
-            rule = f"the data has {given}, the model was trained on {expected}"
-            raise ConfigError(rule, "use data with the same targets")
+            data_targets = targets(source.classes, source.n_outputs)
+            model_targets = targets(self.classes, self.n_targets)
+            problem = f"the data has {data_targets}, the model was trained on {model_targets}"
+            raise ConfigError(problem, "use data with the same targets")
         figures = EvaluationMetrics(self.backend, self.n_outputs, bool(self.classes), self.loss)
         calibrated = None if self.calibration is None else CalibratedFigures(self.calibration)
         for block, F, Y in self.stream(source):
