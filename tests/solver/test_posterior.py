@@ -244,5 +244,5 @@ def test_a_model_without_it_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"std=True needs .* train with posterior=True"):
         model.predict(FRESH, return_std=True, out="a.csv")
     kept = clone(model).set_params(posterior=True).fit(X, Y)
-    with pytest.raises(ConfigError, match="two answers"):
+    with pytest.raises(ConfigError, match="cannot be combined"):
         kept.predict(FRESH, return_std=True, interval=0.9)
