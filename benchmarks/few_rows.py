@@ -79,7 +79,7 @@ def errors_of(X: Array, Y: Array, size: int) -> dict[str, float]:
 
     with patch.object(choose_kernel, "is_better", lambda *_: True):
         any_kernel = fitted()
-    with patch.object(noise, "DOUBTFUL", -np.inf):
+    with patch.object(noise, "MIN_GAIN_SE", -np.inf):
         any_ridge = fitted()
     mean = float(np.mean((Y[:size].mean(axis=0) - Y[size:]) ** 2))
     return {"rules": fitted(), "any kernel": any_kernel, "any ridge": any_ridge, "mean": mean}

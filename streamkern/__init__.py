@@ -1,8 +1,8 @@
 """Train large kernel models out of core, streaming from Zarr.
 
 Importing the package is nearly free: a name is loaded from its module when it is first used.
-`ingest`, `train` and `predict` are subpackages; an attempt to call one raises an error with the
-function that is meant: `ingest_store`, `train_model`, `load(run_dir).predict`.
+`ingest`, `train` and `predict` are subpackages; an attempt to call one raises an error that
+names the function to call: `ingest_store`, `train_model`, `load(run_dir).predict`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
-from streamkern.basics.room import INSTEAD, Package
+from streamkern.basics.room import ROOM_CALLS, Package
 
 if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
     from streamkern.basics.errors import BackendError as BackendError
@@ -159,7 +159,7 @@ __all__ = sorted([*_names, *_ALIASES])
 
 
 def __getattr__(name: str) -> Any:
-    if name in INSTEAD:
+    if name in ROOM_CALLS:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _ALIASES:
         module, attribute = _ALIASES[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import importlib.metadata
 import re
@@ -67,6 +68,12 @@ COMPUTED = {
     "store.lazy_arrays",
 }
 
+
+# Names of other libraries, and of a file that is given as an example, that docstrings mention.
+ELSEWHERE = {
+    "Axes", "ErrorDetails", "FeatureHasher", "TargetEncoder", "available_if", "d2_pinball_score",
+    "digits_predict", "set_callbacks",
+}  # fmt: skip
 
 # Files of tests that are of several modules of their room, and what they are about.
 OF_SEVERAL_MODULES = {
@@ -218,6 +225,33 @@ def test_a_class_has_a_name_of_its_own() -> None:
     ]
     assert classes
     assert not {name: n for name, n in Counter(classes).items() if n > 1}
+
+
+def parts_of(tree: ast.AST) -> tuple[list[str], set[str]]:
+    """Return the docstrings of a module, and all identifiers in its code and its strings."""
+    docstrings: dict[int, str] = {}
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            docstrings[id(node.value)] = str(node.value.value)
+        fields = (getattr(node, key, None) for key in ("id", "attr", "arg", "name", "module"))
+        names.update(*(field.split(".") for field in fields if isinstance(field, str)))
+        if isinstance(node, ast.Constant) and id(node) not in docstrings:
+            names.update(str(node.value).split("."))
+    return list(docstrings.values()), names
+
+
+def test_docstrings_name_what_there_is() -> None:
+    """`A_CONSTANT`, `function` and `a.dotted.name` are in the code, or `ELSEWHERE`."""
+    parts = {name: parts_of(tree) for name, tree in LAYOUT.trees.items()}
+    known = {*dir(builtins), *ELSEWHERE, "py"}.union(*(names for _, names in parts.values()))
+    known.update(*(name.split(".") for name in parts))
+    assert [
+        (name, mentioned)
+        for name, (docstrings, _) in parts.items()
+        for mentioned in re.findall(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)", "\n".join(docstrings))
+        if not known.issuperset(mentioned.split("."))
+    ] == []
 
 
 def test_the_corridor_is_short() -> None:

@@ -1,7 +1,8 @@
 """User-defined classes (kernels, losses), which a setting names as "module:Class".
 
 A module is imported only if a setting, or the option --import of a command, names it. Run
-directories and saved models never cause an import: whoever loads one must have defined its classes.
+directories and saved models never cause an import: a program that loads one must have defined its
+classes.
 """
 
 from __future__ import annotations

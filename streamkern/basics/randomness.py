@@ -25,15 +25,16 @@ AnyArray = Any  # numpy.ndarray or cupy.ndarray
 RunSlices = Callable[[Callable[[slice], None], Iterable[slice]], None]
 Empty = Callable[[tuple[int, ...], Any], AnyArray]
 
+# Constants of Philox4x32: multipliers, increments of the key words (Weyl sequence), rounds.
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
-_LOW = 0xFFFFFFFF
+_LOW_WORD_MASK = 0xFFFFFFFF  # low 32 of 64 bits
 
 # Counters per tile on the host. Ten uint64 temporaries of 2 x 16 384 fit into an L2 cache of 2 MB;
 # in much smaller tiles, the call overhead of 60 ufuncs dominates.
 _HOST_TILE = 16_384
-DEVICE_TILE = 1 << 22
+DEVICE_TILE = 1 << 22  # counters per tile on a device
 COUNTER_BYTES = 72
 """Largest number of bytes per counter of a tile while numbers are drawn: three pairs of 64-bit
 words in the rounds; for normals, two pairs and copies of one in three widths."""
@@ -110,7 +111,7 @@ def philox4x32(
     column = (2,) + (1,) * (even.ndim - 1)
     multipliers = xp.asarray(_MULTIPLIERS, dtype=np.uint64).reshape(column)
     keys = xp.asarray(round_keys(key), dtype=np.uint64).reshape((_ROUNDS, *column))
-    low, shift = np.uint64(_LOW), np.uint64(32)
+    low, shift = np.uint64(_LOW_WORD_MASK), np.uint64(32)
     product = xp.empty_like(even)
     for r in range(_ROUNDS):
         xp.multiply(even, multipliers, out=product)
@@ -156,7 +157,7 @@ def _cipher(
     even = xp.empty((2, len(rows), n_blocks), dtype=np.uint64)
     odd = xp.empty_like(even)
     ids = rows.astype(np.uint64)[:, None]
-    even[0] = ids & np.uint64(_LOW)
+    even[0] = ids & np.uint64(_LOW_WORD_MASK)
     even[1] = xp.arange(first_block, first_block + n_blocks, dtype=np.uint64)
     odd[0], odd[1] = ids >> np.uint64(32), 0
     return philox4x32(xp, even, odd, key)

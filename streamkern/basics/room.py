@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from streamkern.basics.errors import ConfigError
 
-INSTEAD = {
+ROOM_CALLS = {
     "ingest": "ingest_store(inputs, place, y=...)",
     "predict": "load(run_dir).predict(X), or with out= to write to a file",
     "train": 'train_model("run.toml"), or with a RunConfig',
@@ -28,14 +28,14 @@ class Room(ModuleType):
     def __call__(self, *_args: Any, **_values: Any) -> NoReturn:
         package, _, name = self.__name__.rpartition(".")
         raise RoomCallError(
-            f"{self.__name__} is a folder of the package", f"call {package}.{INSTEAD[name]}"
+            f"{self.__name__} is a folder of the package", f"call {package}.{ROOM_CALLS[name]}"
         )
 
 
 class Package(ModuleType):
-    """A package whose subpackages in `INSTEAD` become `Room` modules when they are imported."""
+    """A package whose subpackages in `ROOM_CALLS` become `Room` modules when they are imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in INSTEAD and isinstance(value, ModuleType):
+        if name in ROOM_CALLS and isinstance(value, ModuleType):
             value.__class__ = Room
         super().__setattr__(name, value)

@@ -72,11 +72,13 @@ def json_digest(value: object, *tail: bytes) -> str:
     return hashlib.sha256(b"\n".join([text.encode(), *tail])).hexdigest()
 
 
+# Bytes per unit, in lower case: powers of 1000 for "k" and "kb", of 1024 for "kib".
 BYTE_UNITS: Final = {"": 1, "b": 1} | {
     unit: base**power
     for power, letter in enumerate("kmgt", start=1)
     for unit, base in ((letter, 1000), (f"{letter}b", 1000), (f"{letter}ib", 1024))
 }
+# Seconds per unit, in lower case.
 SECOND_UNITS: Final = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
     **dict.fromkeys(("min", "minute", "minutes"), 60.0),
@@ -85,10 +87,13 @@ SECOND_UNITS: Final = {
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)(e\+?\d{1,2})?\s*([a-zA-Z]*)\s*", re.ASCII | re.I)
 
 
-def _quantity(text: str, units: Mapping[str, float]) -> float:
-    """Return a number with a unit in the base unit; 0 if the text is not such a quantity."""
+def _quantity(text: str, units: Mapping[str, float]) -> float | None:
+    """Return a number with a unit in the base unit; None if the text is not such a quantity."""
     match = _QUANTITY.fullmatch(text)
-    return float(match[1] + (match[2] or "")) * units.get(match[3].lower(), 0.0) if match else 0.0
+    scale = units.get(match[3].lower()) if match else None
+    if match is None or scale is None:
+        return None
+    return float(match[1] + (match[2] or "")) * scale
 
 
 def parse_bytes(size: Any, name: str = "size") -> int:
@@ -99,8 +104,10 @@ def parse_bytes(size: Any, name: str = "size") -> int:
     Raises ConfigError unless the size is a number of bytes from 1 to 2^63 - 1.
     """
     is_number = isinstance(size, Real) and not isinstance(size, bool)
-    n_bytes = _quantity(size, BYTE_UNITS) if isinstance(size, str) else size if is_number else 0
-    if not 1 <= n_bytes < 2**63:
+    n_bytes = size if is_number else None
+    if isinstance(size, str):
+        n_bytes = _quantity(size, BYTE_UNITS)
+    if n_bytes is None or not 1 <= n_bytes < 2**63:
         raise ConfigError(
             f"{mention(name, size)} must be at least one byte, in bytes or with a unit",
             'write for example "512 MiB" or "1.5 GB"',

@@ -37,15 +37,15 @@ class Balanced(CenterSelector):
             )
 
     def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
-        """Choose rows by `balanced_numbers`."""
+        """Return the row numbers of n rows, and the number of rows read; see `balanced_numbers`."""
         return balanced_numbers(source, n, seed)
 
 
 def balanced_numbers(source: BaseSource, p: int, seed: int) -> tuple[Ints, int]:
-    """Return p distinct random row numbers with equally many of each class, and the rows read.
+    """Return the row numbers of p rows, equally many of each class, and the number of rows read.
 
-    All rows of a class are taken if it has too few. The remainder of p / c goes to classes that are
-    drawn at random.
+    The rows are distinct and random. All rows of a class are taken if it has too few. The remainder
+    of p / c goes to classes that are drawn at random.
 
     The labels of `SAMPLE_UNITS` random units are read, without X if the source can. If a class has
     too few rows there, further units are read, each at most once. Rows of the first units are

@@ -35,7 +35,7 @@ class KMeans(Random):
     """Selector of means of rows, which are initialised at random rows."""
 
     name = "kmeans"
-    of_rows = False
+    selects_rows = False
 
     def plan(self, problem: ProblemShape, n_rows: int, budget_bytes: int) -> Selection:
         """Return the cost of `KMEANS_ROWS` rows per center, in at most `KMEANS_PASSES` passes."""

@@ -39,7 +39,7 @@ class Random(CenterSelector):
     name = "random"
 
     def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
-        """Return n random rows, and n."""
+        """Return the row numbers of n random rows, and n."""
         return random_numbers(source, n, seed), n
 
 
@@ -49,7 +49,7 @@ def random_centers(source: BaseSource, p: int, seed: int) -> RowBlock:
 
 
 def random_numbers(source: BaseSource, p: int, seed: int) -> Ints:
-    """Return the numbers of p distinct rows of `source` in random order.
+    """Return the row numbers of p distinct rows of `source` in random order.
 
     In a store of augmented rows, no two of them have the same origin unless there are too few
     origins: copies of a row are near each other, so that a second one adds little as a center.

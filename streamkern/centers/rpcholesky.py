@@ -38,7 +38,7 @@ CANDIDATES = (8, 4, 2)
 """Candidates per center, of which the largest number that fits in memory is used."""
 DIAGONAL_ROWS = 256
 """Number of rows whose k(x, x) are computed at once."""
-ROUNDING = 16
+MAX_ROUNDING_EPS = 16
 """Largest residual that counts as a rounding error, in units of eps k(x, x)."""
 
 
@@ -122,7 +122,7 @@ def rpcholesky(op: KernelOperator, X: Array, p: int, seed: int) -> Pivots:
     rng = np.random.default_rng([seed, PIVOT_STAGE])
     points = op.points(X, left=True)
     diagonal = _diagonal(op, X)
-    floor = ROUNDING * float(xp.finfo(op.dtype).eps) * diagonal
+    floor = MAX_ROUNDING_EPS * float(xp.finfo(op.dtype).eps) * diagonal
     F = xp.empty((p, n), op.dtype)
     u, chosen = diagonal.copy(), np.empty(0, np.int64)
     while len(chosen) < p and u.any():

@@ -1,7 +1,12 @@
 """The interface of center selectors.
 
-A new selector is a subclass of `CenterSelector` in a module of its own, and an entry in
-`selectors`.
+A new selector is a subclass of `CenterSelector` in a module of its own, and an entry in the table
+`SELECTORS`. Its methods are called in this order:
+
+1. `check`, with the source of the rows
+2. `plan`, before memory is reserved
+3. `choose`, or `rows` where rows are needed and not only their numbers
+4. `refine`, if `plan` returned a `Selection`
 """
 
 from __future__ import annotations
@@ -53,7 +58,7 @@ class CenterSelector:
 
     name: str
     """Value of the setting `model.centers`."""
-    of_rows = True
+    selects_rows = True
     """Whether the centers are rows of the data."""
 
     def check(self, source: BaseSource) -> None:
@@ -67,7 +72,7 @@ class CenterSelector:
         return None
 
     def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
-        """Return the numbers of n stored rows, and the number of rows read to choose them.
+        """Return the row numbers of n stored rows, and the number of rows read to choose them.
 
         The rows are the centers, or the input of `refine`.
         """

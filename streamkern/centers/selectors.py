@@ -1,4 +1,4 @@
-"""The center selectors, by name."""
+"""The table of all center selectors; `streamkern.centers.selector` has their base class."""
 
 from __future__ import annotations
 
@@ -12,3 +12,4 @@ from streamkern.centers.selector import CenterSelector
 
 _ALL: Final[tuple[CenterSelector, ...]] = (Random(), Balanced(), KMeans(), RPCholesky())
 SELECTORS: Final = {selector.name: selector for selector in _ALL}
+"""Instance of each center selector, by the value of the setting `model.centers`."""

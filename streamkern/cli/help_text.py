@@ -64,7 +64,7 @@ def with_usage(command: Any, name: str) -> Any:
     lines = "\n".join(f"  {example}" for example in EXAMPLES[name])
     command.epilog = f"\b\nExamples:\n{lines}"
     for param in command.params:
-        if param.param_type_name == "argument":  # its name says what it is
+        if param.param_type_name == "argument":  # its name is enough
             param.display_type_rich = lambda ctx: ""
         elif param.metavar is None and not param.is_flag:
             type_name = getattr(getattr(param, "type", None), "name", "")

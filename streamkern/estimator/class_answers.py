@@ -90,9 +90,7 @@ class ClassAnswers(Predicting):
         fitted = self._state.calibration
         with_rows = fitted if fitted is not None and fitted.n_rows else None
         calibration = needed_calibration(with_rows, request, self._lacking)
-        calibration.intervals.score_quantile(
-            interval
-        )  # raises if there are too few rows for the level
+        calibration.intervals.score_quantile(interval)  # raises if the level needs more rows
         F = self._values(X)
         sets = self._trained_labels.sorted(calibration.intervals.sets(F, interval))
         labels = self._in_container(self._labels(F), X, "_labels")

@@ -82,7 +82,7 @@ True
         ----------
         X : a block of rows, as in `fit`. Sample weights of a source are divided by their mean over
             the block.
-        y : (n,) or (n, c) values; None if X brings them along.
+        y : (n,) or (n, c) values; None if X contains them.
         """
         return self._partial_fit(X, y)
 
@@ -153,7 +153,7 @@ True
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return R2, the unweighted mean over the outputs; y is None if X brings it along.
+        """Return R2, the unweighted mean over the outputs; y is None if X contains it.
 
         It is R2 for every loss, as in scikit-learn. For a quantile or an expectile, which are not
         means, even a perfect model has a low R2. `evaluate` returns the figure of the loss, and so
@@ -238,7 +238,7 @@ True
         Parameters
         ----------
         X : a block of rows, as in `fit`.
-        y : (n,) labels; None if X brings them along.
+        y : (n,) labels; None if X contains them.
         classes : all labels of the data; required in the first call unless its block has all.
         """
         for name in ("class_weight", "class_sampling"):
@@ -298,7 +298,7 @@ True
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the accuracy, for every loss; y is None if X brings it along.
+        """Return the accuracy, for every loss; y is None if X contains it.
 
         With several labels for a row, it is the share of rows with exactly the right labels.
         """

@@ -168,7 +168,8 @@ def refuse_values_as_labels(
     """Raise DataError for numeric labels with many classes of few rows, which are probably values.
 
     The smallest number of rows is 2 for integers, which may be ids of persons, and
-    `ROWS_OF_A_CLASS` for floats. `ingest` infers classes by a similar rule, of `FEW_ROWS` rows.
+    `ROWS_OF_A_CLASS` for floats. `ingest` infers classes by a similar rule, with
+    `MIN_CLASS_ROWS`.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """Open buckets of S3, Google Cloud and Azure by obstore, with the names of fsspec's options.
 
-s3fs gets region, endpoint and credentials from botocore; obstore knows only some of botocore's
-sources for them. Botocore therefore resolves them for both, so that a URL means the same with
-either. For the two other clouds obstore finds the credentials itself, in the environment and in the
-metadata services of their machines.
+s3fs gets region, endpoint and credentials from botocore; obstore supports only some of its sources
+for them. Botocore therefore resolves them for both, so that a URL means the same with either. For
+the two other clouds obstore finds the credentials itself, in the environment and in the metadata
+services of their machines.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Chunks of remote stores kept in a local folder, so that a second epoch does not fetch them again.
 
-    folder/CACHEDIR.TAG        marks the folder as ours: no other one is used
-    folder/lock, total         one writer at a time counts; the bytes of all entries
-    folder/new/<random>        entries being written
-    folder/<store>/<object>    entries; <store>/used is touched while the store is being read
+    folder/CACHEDIR.TAG        file that marks a folder as a cache; no other folder is used
+    folder/lock                lock file of the writer that reserves bytes for an entry
+    folder/total               number of bytes of all entries, as text
+    folder/new/<random>        entry that is being written
+    folder/<store>/<object>    complete entry
+    folder/<store>/used        empty file that is touched while the store is being read
 
 An entry holds its name, its length and a CRC-32C of everything, verified in every read; one that
 does not match is deleted and fetched again. (CRC-32C detects the errors of a disk, but is no
@@ -23,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -31,7 +32,7 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,7 @@ from streamkern.basics.text import redact
 from streamkern.basics.values import to_builtin
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import is_temporary, write_all, write_durably
-from streamkern.filesystem.objects import Bytes, BytesCheck, Objects
+from streamkern.filesystem.objects import Bytes
 from streamkern.filesystem.traffic import Counters
 from streamkern.filesystem.urls import local_path
 
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 IDLE_S = 3600.0
 _HEADER = struct.Struct("<4sIQ32s")  # mark, checksum of the rest, bytes of the object, name
 _MAGIC_BYTES, _CHECKSUM_START = b"skc1", 8  # the checksum covers the file from this byte on
-_NEW_FOLDER, _USED_FILE = "new", "used"
+_NEW_FOLDER, _LOCK_FILE, _TOTAL_FILE, _USED_FILE = "new", "lock", "total", "used"
 # The convention of bford.info/cachedir, which backup tools respect. It is the folder's first file.
 _TAG_FILE = "CACHEDIR.TAG"
 _TAG_CONTENT = (
@@ -98,8 +99,8 @@ class Cache:
     """A folder of entries, up to `size` bytes. Safe to share between threads and processes.
 
     The limit may be exceeded by one entry per thread that writes at the same time. A folder that is
-    read-only, lost or on a full disk ends caching with one warning, and reading goes on without a
-    cache.
+    read-only, lost or on a full disk ends caching with one warning, and reading continues without
+    a cache.
 
     Parameters
     ----------
@@ -126,11 +127,13 @@ class Cache:
             )
         self.folder, self.size, self.idle_s = path.absolute(), size, idle_s
         self.counts = CacheCounts()
-        self._lock = filelock.FileLock(self.folder / "lock")
-        self._threads = threading.Lock()  # waiting for the file lock is polling
-        self._disabled = self._counted = False
-        self._full_until = 0.0
-        self._marked: dict[str, float] = {}
+        self._lock = filelock.FileLock(self.folder / _LOCK_FILE)
+        # Taken before the file lock, because waiting for a file lock is polling.
+        self._thread_lock = threading.Lock()
+        self._disabled = False  # whether an OSError has ended caching
+        self._total_is_known = False  # whether this object has counted all entries
+        self._full_until = 0.0  # nothing is written before this time of the monotonic clock
+        self._last_marks: dict[str, float] = {}  # monotonic time at which each store was marked
         self.limit = 0
         try:
             self._create_folder()
@@ -190,7 +193,7 @@ class Cache:
         """Delete the object under `name`."""
         with contextlib.suppress(OSError):
             self._path(name).unlink()
-            self._counted, self._full_until = False, 0.0  # try to make room again
+            self._total_is_known, self._full_until = False, 0.0  # try to make room again
 
     def write(self, name: EntryName, data: Bytes) -> None:
         """Keep an object under `name`, if there is room; an entry is complete or not there."""
@@ -219,13 +222,14 @@ class Cache:
     def _mark(self, store: str) -> None:
         """Mark a store as in use, at most once a minute."""
         now = time.monotonic()
-        if now - self._marked.get(store, -_MIN_INTERVAL_S) >= _MIN_INTERVAL_S:
-            self._marked[store] = now
+        if now - self._last_marks.get(store, -_MIN_INTERVAL_S) >= _MIN_INTERVAL_S:
+            self._last_marks[store] = now
             with contextlib.suppress(OSError):
                 (self.folder / store / _USED_FILE).touch()
 
     def _disable(self, error: OSError) -> None:
-        with self._threads:
+        """End caching by this object; warn at the first call."""
+        with self._thread_lock:
             first, self._disabled = not self._disabled, True
         if first:
             warn(
@@ -243,14 +247,17 @@ class Cache:
             raise FileNotFoundError(errno.ENOENT, "it was moved, deleted or replaced")
         start = time.monotonic()
         try:
-            with self._threads, self._lock.acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.005):
-                total = self._total() if self._counted else None
+            with (
+                self._thread_lock,
+                self._lock.acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.005),
+            ):
+                total = self._total() if self._total_is_known else None
                 if total is None or total + n_bytes > self.limit:
                     total = self._make_room(n_bytes)
-                    self._counted = True
+                    self._total_is_known = True
                 has_room = total + n_bytes <= self.limit
                 # Before the entry: a kill between the two makes the count too large, not too small.
-                (self.folder / "total").write_text(str(total + n_bytes * has_room))
+                (self.folder / _TOTAL_FILE).write_text(str(total + n_bytes * has_room))
         except filelock.Timeout:
             return False
         if not has_room:
@@ -259,38 +266,32 @@ class Cache:
         return has_room
 
     def _total(self) -> int | None:
+        """Return the recorded number of bytes of all entries; None if there is none."""
         try:
-            return int((self.folder / "total").read_text())
+            return int((self.folder / _TOTAL_FILE).read_text())
         except (FileNotFoundError, ValueError):
             return None
 
     def _make_room(self, n_bytes: int) -> int:
         """Count all entries again, evict if `n_bytes` more exceed the limit; return the bytes."""
-        now, total = time.time(), 0
-        evictable: list[tuple[float, float, str, int]] = []
-        in_use: list[tuple[float, float, str, int]] = []
-        for store in _folder_entries(self.folder):
-            unfinished = store.name == _NEW_FOLDER
-            is_store = _STORE_FOLDER_NAME.fullmatch(store.name)
-            if not (unfinished or is_store) or not store.is_dir(follow_symlinks=False):
+        now = time.time()
+        unfinished: list[_CacheFile] = []
+        finished: list[_CacheFile] = []
+        for folder in _folder_entries(self.folder):
+            if not folder.is_dir(follow_symlinks=False):
                 continue
-            last_used = _last_used(Path(store.path))
-            for file in _folder_entries(store.path):
-                if not (_UNFINISHED_NAME if unfinished else _ENTRY_NAME).fullmatch(file.name):
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    status = file.stat()
-                    size = _bytes_on_disk(status.st_size)
-                    total += size
-                    if unfinished and now - status.st_mtime > _UNFINISHED_MAX_AGE_S:
-                        evictable.append((0.0, 0.0, file.path, size))
-                    elif not unfinished:
-                        idle = now - last_used >= self.idle_s
-                        entry = (last_used, status.st_mtime, file.path, size)
-                        (evictable if idle else in_use).append(entry)
+            if folder.name == _NEW_FOLDER:
+                unfinished += _files(folder.path, _UNFINISHED_NAME, 0.0)
+            elif _STORE_FOLDER_NAME.fullmatch(folder.name):
+                finished += _files(folder.path, _ENTRY_NAME, _last_used(Path(folder.path)))
+        total = sum(file.n_bytes for file in unfinished + finished)
+        idle = [file for file in finished if now - file.last_used >= self.idle_s]
+        abandoned = [file for file in unfinished if now - file.modified > _UNFINISHED_MAX_AGE_S]
         if total + n_bytes > self.limit:
-            total = _evict(evictable, total, int(_FRACTION_AFTER_EVICTION * self.limit) - n_bytes)
+            target_bytes = int(_FRACTION_AFTER_EVICTION * self.limit) - n_bytes
+            total = _evict(abandoned + idle, total, target_bytes)
         # If the limit was lowered, more than it may be left.
+        in_use = [file for file in finished if now - file.last_used < self.idle_s]
         return _evict(in_use, total, self.limit)
 
 
@@ -329,6 +330,30 @@ def _folder_entries(folder: str | Path) -> Iterator[os.DirEntry[str]]:
         yield from entries
 
 
+class _CacheFile(NamedTuple):
+    """A file of the cache; files are sorted in the order in which they are evicted.
+
+    last_used, modified : Unix times of the last use of its store (0 for an unfinished entry) and of
+        its last change, in seconds
+    n_bytes : bytes that it occupies on the disk
+    """
+
+    last_used: float
+    modified: float
+    path: str
+    n_bytes: int
+
+
+def _files(folder: str, name: re.Pattern[str], last_used: float) -> Iterator[_CacheFile]:
+    """Yield the files of a folder whose names match. last_used : time of last use of its store"""
+    for file in _folder_entries(folder):
+        if name.fullmatch(file.name):
+            with contextlib.suppress(FileNotFoundError):
+                status = file.stat()
+                n_bytes = _bytes_on_disk(status.st_size)
+                yield _CacheFile(last_used, status.st_mtime, file.path, n_bytes)
+
+
 def _last_used(store: Path) -> float:
     """Return the time at which a store was last used, by the clock of the disk."""
     for path in (store / _USED_FILE, store):
@@ -337,58 +362,12 @@ def _last_used(store: Path) -> float:
     return 0.0
 
 
-def _evict(entries: list[tuple[float, float, str, int]], total: int, target_bytes: int) -> int:
-    """Delete entries, oldest first, until `target_bytes` bytes are left; return the bytes left."""
-    for _, _, path, size in sorted(entries):
+def _evict(files: list[_CacheFile], total: int, target_bytes: int) -> int:
+    """Delete files, oldest first, until `target_bytes` bytes are left; return the bytes left."""
+    for file in sorted(files):
         if total <= target_bytes:
             break
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        total -= size
+            os.unlink(file.path)
+        total -= file.n_bytes
     return total
-
-
-class CachedObjects(Objects):
-    """The objects of a store whose fingerprint covers its content, with its chunks in a cache.
-
-    Chunks are read with `get_many`. Everything else goes straight to the storage.
-
-    is_written : returns whether the bytes of a key are those that the fingerprint was computed
-        from. Bytes of another store that replaced this one are returned but not cached.
-    """
-
-    def __init__(
-        self,
-        objects: Objects,
-        cache: Cache,
-        fingerprint: str,
-        is_written: Callable[[str, Bytes], bool],
-    ) -> None:
-        super().__init__(objects.url, objects._engine, deadline_s=objects.deadline_s)
-        self.traffic, self._is_written = objects.traffic, is_written
-        self._cache, self._identity = cache, f"{fingerprint}\n{redact(objects.url)}"
-        self._store = hashlib.sha256(self._identity.encode()).hexdigest()[:32]
-
-    def get_many(
-        self, keys: Sequence[str], *, fresh: bool = False, intact: BytesCheck | None = None
-    ) -> list[Bytes]:
-        """Return the bytes of several objects; missing ones, or all if `fresh`, are fetched."""
-        data: dict[str, Bytes] = {}
-        for key in keys:
-            if fresh:  # the entry may have been altered in transit
-                self._cache.drop(self._name(key))
-            elif (cached := self._cache.read(self._name(key))) is not None:
-                data[key] = cached
-                self._cache.counts.add(hits=1)
-        missing = [key for key in keys if key not in data]
-        if missing:
-            fetched = super().get_many(missing, fresh=fresh, intact=intact)
-            for key, value in zip(missing, fetched, strict=True):
-                data[key] = value
-                self._cache.counts.add(misses=1)
-                if self._is_written(key, value):
-                    self._cache.write(self._name(key), value)
-        return [data[key] for key in keys]
-
-    def _name(self, key: str) -> EntryName:
-        return EntryName(self._store, hashlib.sha256(f"{self._identity}\n{key}".encode()).digest())

@@ -341,10 +341,13 @@ def _parameters(cls: type, function: str = "__init__") -> set[str]:
     return set(inspect.signature(getattr(cls, function)).parameters) - {"self"}
 
 
-def _refuse_unknown(kind: str, names: Any, known_names: set[str]) -> None:
-    """Raise ConfigError for a name that s3fs, or the client below it, does not take."""
+def _refuse_unknown(noun: str, names: Any, known_names: set[str]) -> None:
+    """Raise ConfigError for a name that s3fs, or the client below it, does not take.
+
+    noun : noun for such a name, for the message
+    """
     for name in sorted(set(names or ()) - known_names):
-        candidates = [*known_names, *_OUR_OPTIONS] if kind == "storage option" else [*known_names]
+        candidates = [*known_names, *_OUR_OPTIONS] if noun == "storage option" else [*known_names]
         similar = difflib.get_close_matches(name, set(candidates) - {name}, n=1)
         hint = f"did you mean {similar[0]!r}?" if similar else "leave it out"
-        raise ConfigError(f"{kind} {name!r} is not known to s3fs", hint)
+        raise ConfigError(f"{noun} {name!r} is not known to s3fs", hint)

@@ -39,9 +39,11 @@ from streamkern.filesystem.waiting import (
 )
 
 STALL_S = 20.0
+"""Seconds without a byte after which a request has failed."""
 # A request body must arrive within `STALL_S` plus its bytes divided by this.
 _MIN_UPLOAD_BYTES_PER_S = 256 << 10
 DEADLINE_S = 120.0
+"""Seconds for which a request that fails is repeated."""
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 10.0
 _REFUSED_RETRY_S = 3.0  # retries of a refused connection to a server that has never answered
 _WARN_AFTER_S = 10.0  # after this, a warning reports the failing request
@@ -146,24 +148,25 @@ class Objects:
     # -- for callers on any thread ---------------------------------------------------------
 
     def get(
-        self, key: str, start: int = 0, stop: int | None = None, *, intact: BytesCheck | None = None
-    ) -> Bytes:
+        self, key: str, start: int = 0, stop: int | None = None, *,
+        is_intact: BytesCheck | None = None,
+    ) -> Bytes:  # fmt: skip
         """Return the bytes of an object, or bytes start to stop; FileNotFoundError without one.
 
-        intact : returns whether bytes are intact. Other bytes are read again, twice, because the
+        is_intact : returns whether bytes are intact. Other bytes are read again, twice, because the
             transfer may have altered them; the last ones read are returned.
         """
-        return self._wait(lambda: self.get_async(key, start, stop, intact=intact))
+        return self._wait(lambda: self.get_async(key, start, stop, is_intact=is_intact))
 
     def get_many(
-        self, keys: Sequence[str], *, fresh: bool = False, intact: BytesCheck | None = None
+        self, keys: Sequence[str], *, refetch: bool = False, is_intact: BytesCheck | None = None
     ) -> list[Bytes]:
         """Return the bytes of several objects, requested at once.
 
-        fresh : request them again even if a copy is cached (`cache.CachedObjects`)
-        intact : as for `get`
+        refetch : request them again even if a copy is cached (`CachedObjects`)
+        is_intact : as for `get`
         """
-        requests = [partial(self.get_async, key, intact=intact) for key in keys]
+        requests = [partial(self.get_async, key, is_intact=is_intact) for key in keys]
         return self._wait(lambda: gather_requests(requests))
 
     def put(self, key: str, data: Bytes) -> None:
@@ -205,15 +208,16 @@ class Objects:
     # -- for callers on an event loop; they run on fsspec's --------------------------------
 
     async def get_async(
-        self, key: str, start: int = 0, stop: int | None = None, *, intact: BytesCheck | None = None
-    ) -> Bytes:
+        self, key: str, start: int = 0, stop: int | None = None, *,
+        is_intact: BytesCheck | None = None,
+    ) -> Bytes:  # fmt: skip
         """See `get`."""
         for reads_left in reversed(range(MAX_READS)):
             data = await self._with_retries(
                 "reading", key, lambda: self._engine.get(key, start, stop)
             )
             self.traffic.add(bytes_in=len(data))
-            if intact is None or not reads_left or intact(data):
+            if is_intact is None or not reads_left or is_intact(data):
                 break
             self.traffic.add(retries=1)
         return data
@@ -230,7 +234,7 @@ class Objects:
         own_bytes = bytes(data)
         try:
             return (
-                bytes(await self.get_async(key, intact=lambda d: bytes(d) == own_bytes))
+                bytes(await self.get_async(key, is_intact=lambda d: bytes(d) == own_bytes))
                 == own_bytes
             )
         except FileNotFoundError:

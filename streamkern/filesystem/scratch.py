@@ -244,6 +244,7 @@ class Scratch:
         self.save(None, wait=True)
 
     def _check_ours(self) -> None:
+        """Raise DataError if the folder is a file, or holds files but no state of a scratch."""
         if not self.folder.is_dir():
             raise DataError(
                 f"scratch folder {self.folder} is a file",

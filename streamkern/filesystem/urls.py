@@ -271,6 +271,7 @@ def check_open(url: str) -> None:
 
 
 def _holds_credentials(url: str) -> bool:
+    """Return whether a remote URL may hold a user name, a password or a key."""
     scheme, remote, after_scheme = url.partition("://")
     if not remote:
         return False

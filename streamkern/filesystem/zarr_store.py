@@ -50,8 +50,8 @@ class ObjectsStore(Store):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         start, stop = bounds(byte_range)
-        intact = is_json if key.endswith(".json") else None  # metadata has no checksum
-        request = self.objects.get_async(self.key(key), start, stop, intact=intact)
+        is_intact = is_json if key.endswith(".json") else None  # metadata has no checksum
+        request = self.objects.get_async(self.key(key), start, stop, is_intact=is_intact)
         try:
             data = await on_storage_loop(request)
         except FileNotFoundError:

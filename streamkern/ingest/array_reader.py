@@ -35,10 +35,8 @@ from streamkern.store.conventions import check_dimensions
 from streamkern.store.sample_weights import warn_of_unused
 from streamkern.store.sparse_rows import PackedRows, longest_row
 
-_END_SLICES = (
-    slice(0, 256),
-    slice(-256, None),
-)  # rows that identify an array that is not in memory
+# First and last rows, which identify an array that is not in memory.
+_END_SLICES = (slice(0, 256), slice(-256, None))
 _SLAB_BYTES = 2**20  # bytes of an array that are made contiguous and digested at a time
 
 
@@ -168,10 +166,10 @@ def requested_names(request: ReadRequest, where: str) -> list[str]:
     """Return the names of X, y and w; raise ConfigError for anything but a name."""
     for parameter, name in zip(("x", "y", "sample_weight"), request.arrays, strict=False):
         if not isinstance(name, str):
-            shown = name if isinstance(name, int | list | tuple) else type(name).__name__
+            name_text = name if isinstance(name, int | list | tuple) else type(name).__name__
             frame = "; if each array is a column, give a data frame of them in place of the file"
             raise ConfigError(
-                f"{mention(f'{parameter}={shown}')} must be the name of an array of {where}"
+                f"{mention(f'{parameter}={name_text}')} must be the name of an array of {where}"
                 f"{frame if isinstance(name, list | tuple) else ''}"
             )
     return request.arrays

@@ -36,10 +36,11 @@ from streamkern.ingest.tables.key_columns import (
 )
 
 
-def _is_bytes(kind: Any) -> bool:
+def _is_bytes(arrow_type: Any) -> bool:
+    """Return whether cells of an Arrow type are bytes."""
     types = import_optional("pyarrow.types")
     tests = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
-    return any(test(kind) for test in tests)
+    return any(test(arrow_type) for test in tests)
 
 
 def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:

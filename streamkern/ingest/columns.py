@@ -12,9 +12,8 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.ingest.tables.missing import MissingMarkers
 
-FileRowCounts = tuple[
-    tuple[str, int | None], ...
-]  # (name without secrets, rows or None) of each file
+FileRowCounts = tuple[tuple[str, int | None], ...]
+"""For each file, its name without secrets and its number of rows, or None if it is unknown."""
 
 
 class ReadRequest(NamedTuple):

@@ -257,10 +257,8 @@ def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:
 
 
 _MAX_ROUNDING_PER_STD = 1e-3  # of a column's standard deviation
-_MIN_WORKING_COLUMNS, _SLAB_ENTRIES = (
-    256,
-    1 << 15,
-)  # minimum columns of a working block; its entries
+_MIN_WORKING_COLUMNS = 256  # smallest number of columns of a working block
+_SLAB_ENTRIES = 1 << 15  # entries of a working block
 
 
 class RoundingTracker:

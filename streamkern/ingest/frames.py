@@ -279,12 +279,16 @@ def _with_text(values: Any, column: Any, name: str) -> Any:
     return values.cat.rename_categories(texts)
 
 
-def _plain_type(kind: Any) -> Any:
+def _plain_type(arrow_type: Any) -> Any:
     """Return an Arrow type that Arrow's functions support, in place of views."""
     arrow = import_optional("pyarrow")
-    if arrow.types.is_dictionary(kind):
-        inner = _plain_type(kind.value_type)
-        return kind if inner == kind.value_type else arrow.dictionary(kind.index_type, inner)
-    if arrow.types.is_string_view(kind):
+    if arrow.types.is_dictionary(arrow_type):
+        inner = _plain_type(arrow_type.value_type)
+        return (
+            arrow_type
+            if inner == arrow_type.value_type
+            else arrow.dictionary(arrow_type.index_type, inner)
+        )
+    if arrow.types.is_string_view(arrow_type):
         return arrow.large_string()
-    return arrow.large_binary() if arrow.types.is_binary_view(kind) else kind
+    return arrow.large_binary() if arrow.types.is_binary_view(arrow_type) else arrow_type

@@ -190,9 +190,10 @@ class HubColumns:
         return WideColumn(self._features[name], name, self._name, first.column(0))
 
 
-def _is_number(kind: Any) -> bool:
+def _is_number(arrow_type: Any) -> bool:
+    """Return whether cells of an Arrow type are numbers or booleans."""
     types = import_optional("pyarrow.types")
-    return any(test(kind) for test in (types.is_integer, types.is_floating, types.is_boolean))
+    return any(test(arrow_type) for test in (types.is_integer, types.is_floating, types.is_boolean))
 
 
 def hub_names(data: Any, name: str = "X") -> list[str]:

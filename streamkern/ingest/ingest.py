@@ -317,7 +317,7 @@ def _write_chunks(
     n_ahead : number of chunks that are made before they are written
     """
     spool, values = rows.spool, rows.values
-    classes, ranks = values.ranks() if values.are_classes else (None, None)
+    classes, ids_of_codes = values.sorted_class_ids() if values.are_classes else (None, None)
     writer = make_writer(
         row_shape=spool.row_shape,
         x_dtype=spool.x_dtype,
@@ -341,19 +341,19 @@ def _write_chunks(
         weight_column=reader.weight_column,
         label_dtype=values.label_dtype,
     )
-    chunks_from = partial(_chunks_from, spool, ranks, writer.spec.chunk_rows)
+    chunks_from = partial(_chunks_from, spool, ids_of_codes, writer.spec.chunk_rows)
     spec = fill_store(writer, chunks_from, n_ahead, progress)
     spool.discard()
     return spec
 
 
 def _chunks_from(
-    spool: Spool, ranks: NDArray[Any] | None, chunk_rows: int, first: int
+    spool: Spool, ids_of_codes: NDArray[Any] | None, chunk_rows: int, first: int
 ) -> Iterator[Callable[[], RowBlock]]:
     """Yield calls that make chunk `first` and the following ones."""
 
     def chunk(X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
-        return RowBlock(X, y if ranks is None else ranks[y], w, rows)
+        return RowBlock(X, y if ids_of_codes is None else ids_of_codes[y], w, rows)
 
     for start in range(first * chunk_rows, spool.n_rows, chunk_rows):
         yield partial(chunk, *spool.rows(start, min(start + chunk_rows, spool.n_rows)))

@@ -165,16 +165,20 @@ def texts(column: Any, name: str) -> list[str]:
     return cells
 
 
-def _can_be_text(kind: Any) -> bool:
+def _can_be_text(arrow_type: Any) -> bool:
     """Return whether cells of an Arrow type can be written as text without loss."""
     arrow, types = import_optional("pyarrow"), import_optional("pyarrow.types")
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    if types.is_duration(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+    arrow_type = arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type
+    if (
+        types.is_duration(arrow_type)
+        or types.is_binary(arrow_type)
+        or types.is_large_binary(arrow_type)
+    ):
         return False
-    if types.is_fixed_size_binary(kind) or types.is_binary_view(kind):
+    if types.is_fixed_size_binary(arrow_type) or types.is_binary_view(arrow_type):
         return False
     try:
-        arrow.nulls(0, kind).cast(arrow.string())
+        arrow.nulls(0, arrow_type).cast(arrow.string())
     except (arrow.ArrowNotImplementedError, arrow.ArrowInvalid):
         return False
     return True

@@ -25,9 +25,8 @@ _ZARR_FILES = {"zarr.json", ".zgroup", ".zarray", ".zmetadata"}
 _TABLE_FORMAT_FILES = {"_delta_log/": "Delta", ".hoodie/": "Hudi"}
 _WILDCARD = re.compile(r"[*?[]")
 _PARTITION = re.compile(r"[^=]+=[^=]*")
-_SCRATCH_FOLDER = re.compile(
-    r".+-[0-9a-f]{12}\.(ingest|append|predict)/"
-)  # of an output in the folder
+# Scratch folder of an output in the same folder.
+_SCRATCH_FOLDER = re.compile(r".+-[0-9a-f]{12}\.(ingest|append|predict)/")
 
 
 def expand_paths(

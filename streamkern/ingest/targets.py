@@ -3,8 +3,8 @@
 Class labels are integers or text. "auto" decides by the dtype, and for text by the first target of
 all, so that the result does not depend on the block size: integers and words are labels, fractions
 and matrices are values, and a later target of another kind is refused. Also refused are text that
-is a number in another notation, missing targets, and classes if most of them have few rows: the
-user has to resolve the ambiguity.
+is a number in another notation, missing targets, and classes if most of them have few rows. The
+user then has to say what the targets are.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 65_536
 MAX_AUTO_CLASSES = 1_000  # distinct integers; more are probably values, and refused
-MANY_CLASSES, MIN_CLASS_ROWS = (
-    30,
-    10,
-)  # more classes, most of them with fewer rows, are refused
-_IS_INTEGER, _IS_FRACTION, _IS_WORD = "an integer", "a number with a fraction", "no number"
+MANY_CLASSES = 30
+"""More inferred classes are refused if their median number of rows is below `MIN_CLASS_ROWS`."""
+MIN_CLASS_ROWS = 10
+MAX_UNCHECKED_CLASSES = 10
+"""More inferred classes are refused if they look like names of rows or like numbers with a unit."""
+# Kinds of label text, as an error shows them.
+_INTEGER_TEXT, _FRACTION_TEXT, _WORD_TEXT = "an integer", "a number with a fraction", "no number"
 
 
 class TargetConverter:
     """Converter of y to values, or to provisional class codes while not all labels are known.
 
-    A code is the number of labels seen before it first appeared; `ranks` maps codes to the ids of
-    the sorted class names once all rows are known.
+    A code is the number of labels seen before it first appeared; `sorted_class_ids` maps codes to
+    the ids of the sorted class names once all rows are known.
 
     as_text : whether all targets are text, as in a CSV
     known : the existing classes; any other label is refused
@@ -73,25 +75,26 @@ class TargetConverter:
         y = plain_targets(first).y
         if y.ndim not in (1, 2) or (y.ndim == 2 and y.shape[1] < 1):
             raise DataError(f"y of {first.where} has shape {y.shape}", "give (n,) or (n, c)")
-        if y.ndim == 2 and y.shape[1] == 1:
+        if y.ndim == 2 and y.shape[1] == 1:  # one column may hold labels
             y = y[:, 0]
         self._auto = targets == "auto"
-        self._kind: str | None = None  # kind of labels that are text
+        self._kind: str | None = None  # `_label_kind` of the first label of all, if it is text
         self.are_classes = targets == "classes" or (self._auto and _look_like_labels(first, y))
         if self.are_classes and y.ndim > 1:
             raise DataError(
                 f"y of {first.where} has shape {y.shape}",
                 f"class labels are one column, use {mention('targets', 'values')} for a matrix",
             )
+        # Shape of the targets of a row.
         self.shape: tuple[int, ...] = (
             () if self.are_classes else (1 if y.ndim == 1 else y.shape[1],)
         )
         source = y.dtype.newbyteorder("=")
         if self.are_classes:
-            self.dtype: np.dtype[Any] = np.dtype(np.int32)
+            self.dtype: np.dtype[Any] = np.dtype(np.int32)  # codes
         elif source.kind == "f" and source.itemsize <= 4:
             self.dtype = np.dtype(np.float32)
-        else:
+        else:  # integers and text may need more digits than float32 has
             self.dtype = np.dtype(np.float64)
         self._codes: dict[int | str, int] = {}
         self._counts = np.zeros(0, np.int64)  # rows of each code
@@ -118,11 +121,13 @@ class TargetConverter:
         """Dtype of the labels as in `StoreSpec`, "O" for text; None for values."""
         if not self.are_classes:
             return None
-        if isinstance(next(iter(self._codes), ""), str) and self._dtypes:
-            return np.result_type(*map(np.dtype, self._dtypes)).str  # of dates
-        if isinstance(next(iter(self._codes), ""), str):
+        has_text_codes = isinstance(next(iter(self._codes), ""), str)
+        if has_text_codes and self._dtypes:  # dates and durations, whose codes are of their text
+            return np.result_type(*map(np.dtype, self._dtypes)).str
+        if has_text_codes:  # a file without types may write numbers and booleans as text
             return dtype_of_texts(map(str, self._codes)) if self._as_text else TEXT
         dtype = np.result_type(*map(np.dtype, self._dtypes)) if self._dtypes else np.dtype(INTEGER)
+        # NumPy combines int64 and uint64 to float64, which does not represent all integers.
         if dtype.kind == "f" and all(np.dtype(k).kind in "iu" for k in self._dtypes):
             dtype = np.dtype(INTEGER if max(map(int, self._codes)) < 2**63 else np.uint64)
         return dtype.newbyteorder("=").str
@@ -141,7 +146,7 @@ class TargetConverter:
         block = plain_targets(block)
         return self._encode(block) if self.are_classes else self._values(block)
 
-    def ranks(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    def sorted_class_ids(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
         """Return the sorted class names, and for each code the id of its class.
 
         Integers, also when written as text, sort by value; other text alphabetically. The names of
@@ -160,10 +165,9 @@ class TargetConverter:
         return tuple(ordered), np.array([index_of[name] for name in names], np.int64)
 
     def check_classes(self, where: str) -> None:
-        """Raise DataError if classes inferred by "auto" look like values or names.
+        """Raise DataError if classes inferred by "auto" look like values or names of rows.
 
-        To be called after all rows.
-        Warn if many classes are integers.
+        Warns if many classes are integers. Called once all rows are converted.
         """
         if not (self._auto and self.are_classes) or not len(self._counts):
             return
@@ -173,8 +177,8 @@ class TargetConverter:
         has_small_classes = (
             n_classes > MANY_CLASSES and float(np.median(self._counts)) < MIN_CLASS_ROWS
         )
-        look_like_names = n_classes > MIN_CLASS_ROWS and 2 * n_classes > n_rows
-        have_units = not integers and n_classes > MIN_CLASS_ROWS and share_a_unit(labels)
+        look_like_names = n_classes > MAX_UNCHECKED_CLASSES and 2 * n_classes > n_rows
+        have_units = not integers and n_classes > MAX_UNCHECKED_CLASSES and share_a_unit(labels)
         if has_small_classes or look_like_names or have_units:
             remedy = (
                 f'pass {mention("targets", "values")} if they are numbers' if integers else
@@ -263,7 +267,7 @@ class TargetConverter:
         if all(_label_kind(label) == self._kind for label in labels.tolist()):
             return
         row, label = next(k for k in enumerate(y.tolist()) if _label_kind(k[1]) != self._kind)
-        if self._kind == _IS_INTEGER and is_number(label) and np.isinf(float(label)):
+        if self._kind == _INTEGER_TEXT and is_number(label) and np.isinf(float(label)):
             raise _not_finite(block, row, label)
         raise DataError(
             f"the target of {block.place(row)} is {label!r}, {_label_kind(label)}, and that of the "
@@ -301,8 +305,8 @@ def _not_finite(block: RawBlock, row: int, value: object) -> NonFiniteError:
 
 def _label_kind(label: str) -> str:
     if is_integer(label):
-        return _IS_INTEGER
-    return _IS_FRACTION if is_number(label) else _IS_WORD
+        return _INTEGER_TEXT
+    return _FRACTION_TEXT if is_number(label) else _WORD_TEXT
 
 
 def _look_like_labels(first: RawBlock, y: NDArray[Any]) -> bool:
@@ -312,5 +316,5 @@ def _look_like_labels(first: RawBlock, y: NDArray[Any]) -> bool:
     if y.dtype.kind == "U":
         if is_missing(str(y[0])):
             raise missing_target(first, 0, labels=True)
-        return _label_kind(str(y[0])) != _IS_FRACTION
+        return _label_kind(str(y[0])) != _FRACTION_TEXT
     return y.dtype.kind in "biuO"

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from streamkern.kernels.categorical import CategoricalFeatures
 
-SHOWN = 20
+MAX_SUMMARY_ENTRIES = 20
 """Largest number of features, and of eigenvalues, in a summary."""
-DIRECTIONS = 3
+MAX_SUMMARY_EIGENVECTORS = 3
 """Largest number of eigenvectors in a summary."""
-TERMS = 6
+MAX_EIGENVECTOR_ENTRIES = 6
 """Largest number of entries of an eigenvector in a summary."""
 
 
@@ -60,7 +60,7 @@ def describe_metric(
         [name, entry], the first of them positive. Empty for scales.
     """
     shares = importances(metric, categorical)
-    order = np.argsort(-shares, kind="stable")[:SHOWN]
+    order = np.argsort(-shares, kind="stable")[:MAX_SUMMARY_ENTRIES]
     summary: dict[str, Any] = {
         "kind": "scales" if metric.ndim == 1 else "matrix",
         "features": len(metric),
@@ -69,18 +69,21 @@ def describe_metric(
     }
     if metric.ndim == 1:
         spectrum = np.sort(importances(metric))[::-1]
-        return summary | {"spectrum": [float(x) for x in spectrum[:SHOWN]], "first": []}
+        return summary | {
+            "spectrum": [float(x) for x in spectrum[:MAX_SUMMARY_ENTRIES]],
+            "first": [],
+        }
     U, s, _ = np.linalg.svd(_bounded(metric), full_matrices=False)
     summary["directions"] = int((s > max(metric.shape) * np.finfo(np.float64).eps * s[0]).sum())
     spectrum = s**2 / max((s**2).sum(), np.finfo(np.float64).tiny)
     return summary | {
-        "spectrum": [float(x) for x in spectrum[:SHOWN]],
-        "first": [_largest_entries(u, names) for u in U.T[:DIRECTIONS]],
+        "spectrum": [float(x) for x in spectrum[:MAX_SUMMARY_ENTRIES]],
+        "first": [_largest_entries(u, names) for u in U.T[:MAX_SUMMARY_EIGENVECTORS]],
     }
 
 
 def _largest_entries(u: npt.NDArray[np.float64], names: Sequence[str]) -> list[list[Any]]:
     """Return the largest entries of an eigenvector, with the sign that makes the first positive."""
-    order = np.argsort(-np.abs(u), kind="stable")[:TERMS]
+    order = np.argsort(-np.abs(u), kind="stable")[:MAX_EIGENVECTOR_ENTRIES]
     u = u * np.sign(u[order[0]])
     return [[names[j], float(u[j])] for j in order]

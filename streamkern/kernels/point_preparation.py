@@ -16,7 +16,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.points import (
-    HALVES,
+    PADDED_HALVES,
     Grid,
     Points,
     check_precision,
@@ -31,7 +31,7 @@ from streamkern.kernels.points import (
 )
 from streamkern.kernels.postings import prepare_sparse
 
-SNAP = 2.0**-6
+MAX_SNAP_DISTANCE = 2.0**-6
 """Largest distance from an integer, in steps of the grid, that counts as a rounding error. Pixels
 below 256 that were scaled in float32 are within 2^-12 of an integer."""
 
@@ -120,7 +120,7 @@ class PointPreparation:
         for side in (points.left, points.right):
             if side is not None and side.itemsize == 2:
                 # The padding is in these columns; the others of them are written later.
-                side[:, 1 - HALVES :] = 0
+                side[:, 1 - PADDED_HALVES :] = 0
         return points
 
     def width(self, d: int) -> int:
@@ -218,7 +218,7 @@ class PointPreparation:
         return True
 
     def _snap(self, X: Array) -> None:
-        """Round numbers within `SNAP` of an integer to it, in place; keep all other numbers."""
+        """Round numbers within `MAX_SNAP_DISTANCE` of an integer to it, in place; keep others."""
         xp, workspace = self.backend.xp, self.backend.workspace
         with (
             workspace(X.shape, self.dtype) as integers,
@@ -227,7 +227,7 @@ class PointPreparation:
         ):
             xp.rint(X, out=integers)
             X -= integers
-            xp.greater(xp.absolute(X, out=distances), SNAP, out=are_far)
+            xp.greater(xp.absolute(X, out=distances), MAX_SNAP_DISTANCE, out=are_far)
             X *= are_far
             X += integers
 

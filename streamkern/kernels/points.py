@@ -15,7 +15,7 @@ from streamkern.kernels.postings import Postings
 
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 """`products.KernelOperator` describes them."""
-HALVES = 8
+PADDED_HALVES = 8
 """Half-precision numbers in 16 bytes. Rows are padded to multiples of 16 bytes, which the fastest
 kernels of cuBLAS require."""
 
@@ -187,7 +187,9 @@ def row_width(n_coordinates: int, precision: str, backend: Backend, kernel: Kern
     """Return the number of columns of a prepared row with this number of coordinates."""
     norm_columns = 2 if norms_in_columns(backend, kernel) else 0
     width = len(kernel.categorical) + n_terms(precision) * n_coordinates + norm_columns
-    return width if backend.operand_dtype(precision).itemsize > 2 else -(-width // HALVES) * HALVES
+    if backend.operand_dtype(precision).itemsize > 2:
+        return width
+    return -(-width // PADDED_HALVES) * PADDED_HALVES
 
 
 def point_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:

@@ -85,6 +85,11 @@ class KernelOperator(PointPreparation):
         self, A: Points, B: Points, W: Array | None, out: Array | None, keep: Array | None,
         same: tuple[Array, Array] | None,
     ) -> Array:  # fmt: skip
+        """Compute the result of `product` in tiles of rows and columns.
+
+        The tiles of a group of columns are summed in their order, and the groups after that, so
+        that the result does not depend on the number of threads.
+        """
         backend = self.backend
         m, p = len(A), len(B)
         if W is not None and out is None:

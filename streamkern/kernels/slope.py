@@ -5,9 +5,10 @@ s. Sums of gradients over centers are therefore products with phi'(s) in place o
 the same time. The kernel's `expression` is differentiated symbolically.
 
 If x is a center, a kernel that depends on r = sqrt(s) has a kink: phi' has a pole, and the gradient
-of s is zero. The gradient is then set to its mean over all directions, zero, by adding `NEAR` to s
-in the derivative, so that r is at least 3e-5. Rounding errors of x - z in float32 are multiplied by
-at most 2e4, and the gradient at a distance of one bandwidth changes by a relative 5e-10.
+of s is zero. The gradient is then set to its mean over all directions, zero, by adding `S_OFFSET`
+to s in the derivative, so that r is at least 3e-5. Rounding errors of x - z in float32 are
+multiplied by at most 2e4, and the gradient at a distance of one bandwidth changes by a relative
+5e-10.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import Laplace
 
-NEAR = 1e-9
+S_OFFSET = 1e-9
 """The number that is added to s."""
 
 
@@ -68,15 +69,15 @@ class Slope(Kernel):
             return
         xp.sqrt(sq, out=out)
         xp.exp(-out, out=sq)
-        xp.maximum(out, NEAR**0.5, out=out)
+        xp.maximum(out, S_OFFSET**0.5, out=out)
         xp.divide(sq, out, out=out)
         out *= -0.5
 
 
 @cache
 def _slope_of(expression: str) -> str:
-    """Return the derivative at s + `NEAR`; cached, because all metric steps need the same one."""
-    return substitute(derivative(expression), f"s + {NEAR!r}")
+    """Return the derivative at s + `S_OFFSET`; cached, because all metric steps use the same."""
+    return substitute(derivative(expression), f"s + {S_OFFSET!r}")
 
 
 def derivative(expression: str) -> str:

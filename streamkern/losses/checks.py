@@ -25,15 +25,15 @@ from streamkern.basics.message import mention
 from streamkern.losses.base import Loss
 from streamkern.losses.own import RESERVED
 
-LARGEST: Final = 1e3
-"""Largest error that is tried, in units of the errors' spread; the smallest is 1 / LARGEST."""
+MAX_ERROR_RATIO: Final = 1e3
+"""Largest error that is tried, in units of the errors' spread; the smallest is its inverse."""
 MAX_SIZES, MIN_SIZES, MAX_NUMBERS = 400, 20, 40_000
 """Bounds of the number of sizes of errors that are tried, and of sizes times outputs."""
 STEP: Final = 1e-3
 """Step from an error, relative to its size, over which gradients and values are compared."""
 LINE_POINTS: Final = 17
 """Number of points, on a line through an error, at which values are computed."""
-NEIGHBOURS: Final = 40
+N_LARGER_ERRORS: Final = 40
 """Number of next larger errors from which the rounding error at an error is estimated as well."""
 LARGEST_ROUNDING: Final = 1e-8
 """Largest rounding error of values that is accepted, divided by the largest value."""
@@ -63,7 +63,9 @@ class _LossCheck:
         self.unfitted = self.loss = loss
         self.spread = spread
         n_sizes = max(MIN_SIZES, min(MAX_SIZES, MAX_NUMBERS // n_outputs))
-        sizes = spread * np.logspace(-math.log10(LARGEST), math.log10(LARGEST), n_sizes)
+        sizes = spread * np.logspace(
+            -math.log10(MAX_ERROR_RATIO), math.log10(MAX_ERROR_RATIO), n_sizes
+        )
         errors = np.concatenate([-sizes[::-1], [0.0], sizes])
         self.rng = np.random.default_rng(0)
         columns = [errors, *(self.rng.permutation(errors) for _ in range(n_outputs - 1))]
@@ -203,7 +205,7 @@ class _LossCheck:
         outputs = np.arange(self.errors.shape[1])
         lowest, highest = (exact[rows, outputs] for rows in extreme_rows)
         if (lowest >= 0).any() or (highest <= 0).any():
-            largest = LARGEST * self.spread
+            largest = MAX_ERROR_RATIO * self.spread
             self._refuse(
                 f"it has no minimum, as gradient is {lowest.max():.3g} at an error of "
                 f"{-largest:.3g} and {highest.min():.3g} at {largest:.3g}",
@@ -243,7 +245,7 @@ class _LossCheck:
                 "return a finite number above 0, or one for each output",
             )
         a = self.errors
-        size = np.abs(a) + self.spread / LARGEST
+        size = np.abs(a) + self.spread / MAX_ERROR_RATIO
         second_points = [self.rng.permutation(a), np.roll(a, 1, axis=0)]
         second_points += [a + h * size * self._directions() for h in (STEP, 0.1, 1.0)]
         gradient_a = self._gradient(a)
@@ -283,7 +285,7 @@ class _LossCheck:
         rows = np.arange(n)
         output: npt.NDArray[np.int64] = self.rng.integers(0, c, size=(n,))
         size = np.abs(E[rows, output])
-        h = STEP * (size + self.spread / LARGEST)
+        h = STEP * (size + self.spread / MAX_ERROR_RATIO)
         step = h[:, None] * (np.arange(c) == output[:, None])
         values = np.array(
             [self._values(Y + E + t * step, Y) for t in np.linspace(-2, 2, LINE_POINTS)]
@@ -317,8 +319,8 @@ def _rounding(values: _Floats, size: _Floats) -> _Floats:
     order = np.argsort(size)
     violations = np.maximum(-np.diff(values, n=2, axis=0), 0).max(axis=0)[order]
     violations = np.minimum(violations, LARGEST_ROUNDING * np.abs(values).max())
-    padded = np.pad(violations, (0, NEIGHBOURS), "edge")
-    with_larger = sliding_window_view(padded, NEIGHBOURS + 1).max(axis=1)
+    padded = np.pad(violations, (0, N_LARGER_ERRORS), "edge")
+    with_larger = sliding_window_view(padded, N_LARGER_ERRORS + 1).max(axis=1)
     rounding: _Floats = np.empty(len(violations))
     rounding[order] = np.maximum.accumulate(with_larger)
     return rounding

@@ -305,9 +305,7 @@ class PredictionFile:
         except OSError:  # no links on this file system: rely on the check before
             self._temporary.replace(self._path)
         else:
-            sync_folder(
-                self._path.parent
-            )  # make the new name durable before the old one is removed
+            sync_folder(self._path.parent)  # the new name is durable before the old one is removed
             self._temporary.unlink()
 
 

@@ -36,7 +36,7 @@ from streamkern.rundir.chunked_array import (
     TargetFactory,
     on_host,
 )
-from streamkern.rundir.run_storage import RunStorage, reason
+from streamkern.rundir.run_storage import RunStorage, os_error_text
 
 CHECKPOINT_KIND = "checkpoint"
 _MANIFEST_KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run", "log"}
@@ -166,7 +166,7 @@ def load_checkpoint(folder: RunStorage, manifest: str, into: TargetFactory = on_
     except StorageError:
         raise
     except OSError as error:
-        raise UnverifiedError(f"{_base_name(manifest)}: {reason(error)}") from error
+        raise UnverifiedError(f"{_base_name(manifest)}: {os_error_text(error)}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UnverifiedError(f"{_base_name(manifest)} is damaged ({error})") from error
     return Saved(body["step"], arrays, body["meta"], body["run"], checksums=checksums)
@@ -179,7 +179,7 @@ def read_manifest(folder: RunStorage, manifest: str) -> dict[str, Any]:
     except StorageError:
         raise
     except OSError as error:
-        raise UnverifiedError(f"{_base_name(manifest)}: {reason(error)}") from error
+        raise UnverifiedError(f"{_base_name(manifest)}: {os_error_text(error)}") from error
     except ValueError as error:
         raise UnverifiedError(f"{_base_name(manifest)} is damaged ({error})") from error
     if body.keys() != _MANIFEST_KEYS or not isinstance(body["log"], int):

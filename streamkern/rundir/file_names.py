@@ -15,7 +15,7 @@ from streamkern.filesystem.objects import Bytes
 from streamkern.rundir.checkpoint_format import GROUP_NAME, named_group, read_manifest
 from streamkern.rundir.checksums import UnverifiedError, seal, unseal
 from streamkern.rundir.run_log import read_lines
-from streamkern.rundir.run_storage import RunStorage, WriterLock, reason
+from streamkern.rundir.run_storage import RunStorage, WriterLock, os_error_text
 
 CHECKPOINTS, CONFIG = "checkpoints/", "run.json"
 _SETUP_NAME = re.compile(r"(?:\d{12}-)?setup(?:-\d{1,3})?(?:\.json)?")
@@ -109,7 +109,7 @@ def stored_records(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None
     except StorageError:
         raise
     except OSError as error:
-        raise RunError(f"{where} cannot be read: {reason(error)}") from error
+        raise RunError(f"{where} cannot be read: {os_error_text(error)}") from error
 
 
 def published(folder: RunStorage) -> tuple[list[str], list[str]]:
@@ -243,4 +243,4 @@ class CheckpointRetention:
 
     def _log_failure(self, error: OSError) -> None:
         place = self._folder.place
-        _log.warning("old files in %s could not be deleted: %s", place, reason(error))
+        _log.warning("old files in %s could not be deleted: %s", place, os_error_text(error))

@@ -7,8 +7,8 @@ number. The process with the highest number holds the lock. The number is its fe
 part of the names of the files that the process publishes, so that files of a delayed predecessor
 come before them in order.
 
-The holder rewrites its object four times per `ttl` (heartbeats). A process that sees no change for
-`ttl` seconds of its own clock takes the next number; clocks of two machines are never compared. It
+The holder rewrites its object four times per `ttl_s` (heartbeats). A process that sees no change
+for `ttl_s` of its own clock takes the next number; clocks of two machines are never compared. It
 need not wait for a holder that has recorded its end, or that ran on the same machine and whose
 process is gone.
 """
@@ -42,7 +42,7 @@ from streamkern.rundir.checksums import seal, unseal
 TTL_S = 60.0
 """Seconds without a heartbeat after which another process may take over."""
 _BEATS_PER_TTL, _CHECKS_PER_TTL = 4, 20
-"""Number of heartbeats of a holder per ttl, and of checks by a process that waits for it."""
+"""Number of heartbeats of a holder per `ttl_s`, and of checks by a process that waits for it."""
 _held_nonces: set[str] = set()
 """Nonces of the leases that this process holds. A note of this process with another nonce was left
 by a release or a creation that failed halfway."""

@@ -57,7 +57,7 @@ from streamkern.rundir.file_names import (
     stem_of,
 )
 from streamkern.rundir.run_log import RunLog, last_line
-from streamkern.rundir.run_storage import WriterLock, open_folder, reason
+from streamkern.rundir.run_storage import WriterLock, open_folder, os_error_text
 
 __all__ = ["RunDirectory", "Saved"]
 
@@ -96,7 +96,7 @@ class RunDirectory:
         self._retention = CheckpointRetention(self._folder, keep)
         self._lock: WriterLock | None = None
         self._log = RunLog(None)
-        self._saving = threading.Lock()
+        self._save_lock = threading.Lock()
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -141,7 +141,7 @@ class RunDirectory:
             raise
         except OSError as error:
             raise RunError(
-                f"run directory {self.place} cannot be written to: {reason(error)}",
+                f"run directory {self.place} cannot be written to: {os_error_text(error)}",
                 "give another run directory, or run the same command again once that is solved",
             ) from error
 
@@ -168,7 +168,7 @@ class RunDirectory:
 
     def close(self) -> None:
         """Wait for a save in progress and release the lock. May be called more than once."""
-        with self._saving:
+        with self._save_lock:
             lock, self._lock = self._lock, None
             if lock is not None:
                 lock.release()
@@ -288,7 +288,7 @@ class RunDirectory:
     @contextlib.contextmanager
     def _writing(self, file_text: str) -> Iterator[WriterLock]:
         """Yield the lock for one save at a time; convert an OSError to CheckpointError."""
-        with self._saving:
+        with self._save_lock:
             if self._lock is None:
                 raise RunError(
                     f"{file_text} cannot be written: {self.place} was not acquired",
@@ -302,7 +302,7 @@ class RunDirectory:
                 if not isinstance(error, StorageError):
                     self._lock.check()  # the directory may be gone, or have a new writer
                 raise CheckpointError(
-                    f"{file_text} could not be written to {self.place}: {reason(error)}",
+                    f"{file_text} could not be written to {self.place}: {os_error_text(error)}",
                     "earlier checkpoints are untouched, so run the same command again once that is "
                     "solved",
                 ) from error

@@ -294,9 +294,9 @@ def read_parts(objects: Objects) -> bytes:
     A run that was copied from a disk also has a file, whose lines come first. A part whose lines do
     not match their checksums is read again.
     """
-    parts = list(objects.get_many(part_keys(objects), intact=_is_intact_part))
+    parts = list(objects.get_many(part_keys(objects), is_intact=_is_intact_part))
     with contextlib.suppress(FileNotFoundError):
-        parts.insert(0, objects.get("log.jsonl", intact=_is_intact_part))
+        parts.insert(0, objects.get("log.jsonl", is_intact=_is_intact_part))
     return b"".join(map(bytes, parts))
 
 

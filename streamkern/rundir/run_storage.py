@@ -69,7 +69,7 @@ def open_folder(
     return ObjectFolder(open_objects(text, storage_options=storage_options))
 
 
-def reason(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """Return the cause of an error as a short text."""
     if isinstance(error, StreamkernError):
         return str(error)
@@ -244,7 +244,7 @@ class _RunFileLock:
             ) from None
         except OSError as error:
             raise RunLostError(
-                f"run directory {place} cannot be read any more: {reason(error)}",
+                f"run directory {place} cannot be read any more: {os_error_text(error)}",
                 "run the same command again once that is solved",
             ) from error
         except ValueError as error:
@@ -295,7 +295,7 @@ class ObjectFolder:
         return {key.removeprefix(folder).partition("/")[0] for key, _ in listing}
 
     def read(self, name: str) -> bytes:
-        return bytes(self.objects.get(name, intact=is_sealed))
+        return bytes(self.objects.get(name, is_intact=is_sealed))
 
     def write(self, name: str, data: bytes) -> None:
         self.objects.put(name, data)

@@ -37,7 +37,7 @@ from streamkern.solver.precondition.partition import Partition
 from streamkern.solver.precondition.step_rule import StepRule
 
 AVERAGE = Assignments("average", "average = average + (alpha - average) * weight")
-LOSSES = 32
+LOSS_BUFFER_STEPS = 32
 """Number of steps whose losses stay on the device before they are overwritten."""
 ROOM_FACTOR = 1.1
 """Rows for which a rank allocates its first buffers, relative to an equal share of a batch."""
@@ -109,7 +109,7 @@ class Solver:
         self.n_outputs, self.max_batch, self.room = n_outputs, max_batch, 0
         self.averaging = average
         xp = op.backend.xp
-        self.losses = xp.zeros((LOSSES, 2, n_outputs))
+        self.losses = xp.zeros((LOSS_BUFFER_STEPS, 2, n_outputs))
 
     def _make_room(self, rows: int | None = None) -> None:
         """Allocate buffers for `rows` rows of a batch, unless there are buffers for as many.
@@ -206,12 +206,12 @@ class Solver:
     def _measure(self, state: State, batch: Batch, r: Array, squares: Array) -> Array:
         """Return the means of w r^2 over a batch, for f and for f = 0: (2, c) float64.
 
-        The array is on the device and valid for `LOSSES` steps.
+        The array is on the device and valid for `LOSS_BUFFER_STEPS` steps.
 
         r : (m, c), before `_weigh`.
         squares : (m, c), overwritten.
         """
-        losses, zero_errors, w = self.losses[state.steps % LOSSES], batch.Y, batch.w
+        losses, zero_errors, w = self.losses[state.steps % LOSS_BUFFER_STEPS], batch.Y, batch.w
         w = None if w is None else w[:, None]
         scale = 1 / batch.whole
         self.backend.sum_squares(r, losses[0], 0, squares, w, scale)

@@ -66,7 +66,7 @@ from streamkern.solver.precondition.block import BlockPreconditioner
 from streamkern.solver.precondition.partition import PartViews
 from streamkern.solver.precondition.step_rule import StepRule
 
-ORDER_STAGE = 11
+ORDER_STAGE = 11  # separates the random order of blocks from other draws of the same seed
 TRUST_RATIO = 0.25
 """Weight of the setup sample's rows in the running average; 0 would begin it with noisy steps."""
 FULL_ROWS = 8

@@ -62,7 +62,7 @@ class Posterior:
     prior: Floats
 
     @classmethod
-    def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Posterior | None:
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Posterior | None:
         """Return the posterior from the result of `arrays`; None if there is none among them."""
         if f"{POSTERIOR_PREFIX}lam" not in arrays:
             return None

@@ -32,9 +32,8 @@ _T = TypeVar("_T")
 
 _SMALL_CHUNK_BYTES, _LARGE_CHUNK_BYTES = 1 << 20, 32 << 20
 _N_SAMPLED_CHUNKS = 8
-_SORTED_CHI2_PER_DOF = (
-    10.0  # chi-square per degree of freedom; mixed rows give 1, sorted ones thousands
-)
+# Chi-square per degree of freedom above which rows are sorted: shuffled rows give about 1.
+_SORTED_CHI2_PER_DOF = 10.0
 _MAX_LISTED_CHUNKS = 1000  # one page of a listing of S3
 _MIN_COMPRESSION_RATIO = 1.25
 

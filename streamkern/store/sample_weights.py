@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 WEIGHT_DTYPE = np.dtype(np.float32)
 NEGLIGIBLE_WEIGHT = 1e-12
 """Share of the largest weight up to which a weight changes nothing visible in float32."""
-IMBALANCE_RATIO = (
-    100  # rows of the largest class per row of the smallest; `class_notes` reports more
-)
+IMBALANCE_RATIO = 100
+"""Rows of the largest class per row of the smallest, above which `class_notes` reports them."""
 ClassWeight = Mapping[str, float] | Literal["balanced"]
 
 

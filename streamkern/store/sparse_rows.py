@@ -70,9 +70,8 @@ def packed(X: Any, width: int | None = None, dtype: Any = np.float32) -> NDArray
     starts = X.indptr[:-1][np.diff(X.indptr) > 0]
     gaps[starts] = features[starts]
     n_entries_of_gap = gaps // MAX_GAP + 1
-    entry_of_feature = (
-        np.cumsum(n_entries_of_gap) - 1
-    )  # position of each entry, after those that only divide its gap
+    # Position of each entry, after those that only divide its gap.
+    entry_of_feature = np.cumsum(n_entries_of_gap) - 1
     row_of = np.repeat(row_of, n_entries_of_gap)
     lengths = np.bincount(row_of, minlength=X.shape[0])
     longest = int(lengths.max(initial=1))

@@ -27,9 +27,8 @@ from streamkern.store.sample_weights import add_totals, has_weight
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_STATISTICS_SLAB_BYTES = (
-    1 << 20
-)  # float64 working copy: stays in L2, and bounds memory for wide rows
+# Bytes of the float64 working copy of rows, which fits into an L2 cache.
+_STATISTICS_SLAB_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +103,7 @@ class ColumnMoments:
                 )
 
     def _add_slab(self, block: NDArray[np.float64], w: NDArray[np.float64] | None) -> None:
+        """Add rows (k, d) with weights (k, 1) or None; the rows are overwritten."""
         weight = float(len(block) if w is None else w.sum())
         if not weight:
             return  # all rows have weight 0

@@ -19,7 +19,8 @@ from streamkern.basics.errors import CorruptChunkError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
-from streamkern.filesystem.cache import Cache, CachedObjects
+from streamkern.filesystem.cache import Cache
+from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import MAX_READS
 from streamkern.filesystem.traffic import Traffic
 from streamkern.filesystem.urls import StrictStore, local_path
@@ -198,9 +199,9 @@ class StoredChunks:
         objects, rows = readers[0].objects, dict[str, Any]()
         for reads_left in reversed(range(MAX_READS)):
             missing = [(r, p) for r, p in zip(readers, parts, strict=True) if p.key not in rows]
-            fresh = reads_left < MAX_READS - 1
+            refetch = reads_left < MAX_READS - 1
             try:
-                raw = objects.get_many([part.key for _, part in missing], fresh=fresh)
+                raw = objects.get_many([part.key for _, part in missing], refetch=refetch)
             except FileNotFoundError as error:
                 raise CorruptChunkError(f"chunk {error}", f"{self._remedy()}") from error
             for (reader, part), data in zip(missing, raw, strict=True):
@@ -295,11 +296,11 @@ class StoredChunks:
             if isinstance(reader, ChunkObjects):
                 self.cache = cache
                 reader.objects = CachedObjects(
-                    reader.objects, cache, self.spec.fingerprint, self._is_written
+                    reader.objects, cache, self.spec.fingerprint, self._belongs_to_store
                 )
 
-    def _is_written(self, key: str, raw: Any) -> bool:
-        """Return whether an object is the chunk that was written there."""
+    def _belongs_to_store(self, key: str, raw: Any) -> bool:
+        """Return whether an object is the chunk of this store, by its checksum."""
         path, _, number = key.partition("/c/")
         array = next(array for array in self.arrays if array.path == path)
         reader: Any = self._readers[path]

@@ -1,4 +1,4 @@
-"""Read and check the zarr.json files of streamkern's own stores before zarr sees them.
+"""Read and check the zarr.json files of streamkern's own stores before zarr reads them.
 
 Zarr accepts the metadata that it finds, so one altered character may mean another codec, or drop an
 attribute. The store's `streamkern` attribute therefore records a SHA-256 of each array's zarr.json,

@@ -3,7 +3,7 @@
     store or source --BatchReader--> batch as read --RowMaker--> arrays of the caller
 
 The position of a loader is the pair (epoch, batch), so its state is small and another process, with
-any number of threads or ranks, goes on from it with the same bits.
+any number of threads or ranks, continues from it with the same bits.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import zarr
@@ -172,15 +172,20 @@ def _object_reader(
     return lambda i: sum(len(data) for data in objects.get_many(keys(i)))
 
 
+class _ChunkRead(NamedTuple):
+    """A finished read of a chunk."""
+
+    duration_s: float
+    n_bytes: int
+    n_rows: int
+
+
 def _measure(
     stage: str, read: Callable[[int], int], store: Store, n_threads: int, seconds: float
 ) -> ReadRow:
     """Measure `read` of random chunks by `n_threads` threads for `seconds`."""
-    n_chunks, lock, finished_reads = (
-        store.n_chunks,
-        threading.Lock(),
-        list[tuple[float, int, int]](),
-    )
+    n_chunks, lock = store.n_chunks, threading.Lock()
+    finished_reads: list[_ChunkRead] = []
     order = np.random.default_rng(n_threads).permutation(n_chunks)
     start_s = time.perf_counter()
     n_bytes_read = n_started = 0
@@ -200,21 +205,22 @@ def _measure(
             first, last = store.chunk_bounds(i)
             with lock:
                 n_bytes_read += n_bytes
-                finished_reads.append((time.perf_counter() - read_start_s, n_bytes, last - first))
+                duration_s = time.perf_counter() - read_start_s
+                finished_reads.append(_ChunkRead(duration_s, n_bytes, last - first))
 
     with ThreadPoolExecutor(n_threads, "streamkern-readspeed") as pool:
         for future in [pool.submit(read_chunks) for _ in range(n_threads)]:
             future.result()
     elapsed = time.perf_counter() - start_s
-    latencies = [latency for latency, _, _ in finished_reads]
+    durations_s = [done.duration_s for done in finished_reads]
     return {
         "what": stage,
         "connections": n_threads,
         "requests_per_s": len(finished_reads) / elapsed,
-        "bytes_per_s": sum(n_bytes for _, n_bytes, _ in finished_reads) / elapsed,
-        "samples_per_s": sum(rows for _, _, rows in finished_reads) / elapsed,
-        "median_ms": 1e3 * float(np.median(latencies)),
-        "p95_ms": 1e3 * float(np.percentile(latencies, 95)),
+        "bytes_per_s": sum(done.n_bytes for done in finished_reads) / elapsed,
+        "samples_per_s": sum(done.n_rows for done in finished_reads) / elapsed,
+        "median_ms": 1e3 * float(np.median(durations_s)),
+        "p95_ms": 1e3 * float(np.percentile(durations_s, 95)),
     }
 
 

@@ -240,9 +240,8 @@ class ClusterReader:
                 wait([gathered], timeout=_POLL_S)
                 if gathered.done():
                     block: RowBlock | None = gathered.result()
-                    return (
-                        future.result(_REQUEST_TIMEOUT_S) if block is None else block
-                    )  # raises if None
+                    # Without a block, the future raises the error of the task.
+                    return future.result(_REQUEST_TIMEOUT_S) if block is None else block
                 if stopped.is_set():
                     raise CancelledError("the loader was closed")
                 self._check_cluster(start_s)

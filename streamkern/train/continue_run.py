@@ -182,9 +182,8 @@ def _with_model_of(
     kernel_object = None
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # description of a `Kernel` object
         kernel_object = get_kernel(kernel, "auto")
-        if requested["kernel"] == reference_of(
-            type(kernel_object)
-        ):  # the same class, given by its name
+        # The request may name the same class.
+        if requested["kernel"] == reference_of(type(kernel_object)):
             requested["kernel"] = recorded["kernel"]
     # Settings that the record lacks were given as arrays; they may be at their defaults now.
     changed = [
@@ -212,9 +211,8 @@ def _with_model_of(
         parent = replace(parent, centers=replace(parent.stored, sha256=parent_id[1]))
     centers = None if recorded.get("features") == "fourier" else parent.stored
     if centers is not None and overrides["model.n_centers"] != "auto":
-        overrides["model.n_centers"] = centers.shape[
-            0
-        ]  # fewer than asked for, if the rows were fewer
+        # If the parent had fewer rows than requested centers, it has as many centers as rows.
+        overrides["model.n_centers"] = centers.shape[0]
     if config.run.precision == "auto" and parent.stored.dtype == np.float64:
         overrides["run.precision"] = "float64"
     metric = None if "metric" in recorded else parent.metric

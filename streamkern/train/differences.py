@@ -14,7 +14,7 @@ MAX_SHOWN_ENTRIES = 6
 _SOURCE_ENTRIES = ("n_rows", "row_shape", "dtype", "n_outputs", "classes", "copies")
 
 
-def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def record_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the differences of two nested records, as "solver.level: was 100, now 200"."""
     old_entries, new_entries = dict(_entries(old)), dict(_entries(new))
     changes: list[str] = []

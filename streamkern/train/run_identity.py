@@ -21,7 +21,7 @@ from streamkern.rundir.checkpoint_format import checked_meta, checkpoint_errors
 from streamkern.rundir.chunked_array import ChunkedArray, on_host
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.patch_features import PatchFeatures
-from streamkern.train.differences import difference
+from streamkern.train.differences import record_differences
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.restart.run_snapshot import calibrate_of, recorded_run, sizes_of
@@ -160,7 +160,7 @@ def changed_backend(recorded: dict[str, Any], current: dict[str, Any]) -> list[s
         libraries = [name for name in description.get("blas", []) if not name.startswith("openmp")]
         return {**description, "blas": libraries}
 
-    return difference(arithmetic(recorded), arithmetic(current))
+    return record_differences(arithmetic(recorded), arithmetic(current))
 
 
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
@@ -193,7 +193,7 @@ def _check_same(
     directory: RunDirectory, recorded: Mapping[str, Any], current: Mapping[str, Any]
 ) -> None:  # fmt: skip
     """Raise ResumeMismatchError with all differences of two identities, and a remedy."""
-    changes = difference(recorded, current)
+    changes = record_differences(recorded, current)
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         remedy = "restore these, or give another run_dir"
@@ -223,7 +223,7 @@ def check_order(saved: Mapping[str, Any] | None, current: Mapping[str, Any]) -> 
 
     saved, current : values of `BatchReader.order_key`; `saved` is None if there is no checkpoint
     """
-    changes = difference(saved or current, current)
+    changes = record_differences(saved or current, current)
     if changes:
         raise ResumeMismatchError(
             f"the run was started with its samples in another order: {'; '.join(changes)}",
@@ -276,7 +276,7 @@ class EnvironmentChanges:
             {name: values[name] for name in _GRID_FACTS if name in recorded}
             for values in (recorded, current)
         )
-        changes = {"libraries": _libraries(recorded, current), "ranks": difference(*grids)}
+        changes = {"libraries": _libraries(recorded, current), "ranks": record_differences(*grids)}
         texts = [change for values in changes.values() for change in values]
         if texts:
             changed_parts = " and ".join(name for name, values in changes.items() if values)
@@ -288,4 +288,6 @@ def _libraries(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[
     if "backend" not in recorded:
         return []
     changed = changed_backend(recorded["backend"], current["backend"])
-    return changed + difference(recorded.get("versions", current["versions"]), current["versions"])
+    return changed + record_differences(
+        recorded.get("versions", current["versions"]), current["versions"]
+    )

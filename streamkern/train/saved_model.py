@@ -41,7 +41,7 @@ def load_model(
     threads: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> KernelModel:
-    """Return the model of the newest good checkpoint of a run, which may be running.
+    """Return the model of the newest intact checkpoint of a run, which may be running.
 
     Warns if a newer checkpoint is damaged. The caller closes `model.backend`.
 
@@ -62,7 +62,7 @@ def load_model(
 def load_result(
     run_dir: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> tuple[RunSnapshot, Result]:
-    """Return the newest good checkpoint of a run, and the result that `train` would return there.
+    """Return the newest intact checkpoint of a run, and the result that `train` would return there.
 
     The run may be running. The caller closes `result.model.backend`, which uses one CPU thread.
     Warns if a newer checkpoint, or the log, is damaged; `Result.skipped` records it as well.
@@ -130,7 +130,7 @@ def model_of(run: RunSnapshot, backend: Backend) -> KernelModel:
         op, Z, backend.asarray(run.weights), run.classes, run.row_shape, run.fixed, run.targets,
         skipped=run.skipped, **column_names(run.setup.meta),
         origin={"run": run.place, "step": run.saved.step},
-        calibration=Calibration.from_arrays(arrays), posterior=Posterior.kept(arrays),
+        calibration=Calibration.from_arrays(arrays), posterior=Posterior.from_arrays(arrays),
         lacking=no_calibration_text(run.setup.meta), loss=run.loss,
         centers=run.setup.arrays["Z"] if may_be_wide(settings) else None,
     )  # fmt: skip

@@ -218,14 +218,14 @@ class Trainer:
                 self._evaluate()
                 if position.batch == 0:
                     self._judge_pass()
-            self.ended, _ = self.coordinator.ended(self.ended)  # after the evaluations owed
+            self.ended, _ = self.coordinator.agree_on_end(self.ended)  # after the evaluations owed
             if not self.ended:
                 self.steps.run_through(batches, self._after_step)
         except (RunError, DivergenceError, TrainingInterrupted):
             raise
         except Exception:
             # Bad data or a lost network at batch i + 1 must not lose batch i.
-            can_save = self.steps.step_is_whole and self.coordinator.gathered(self.steps)
+            can_save = self.steps.step_is_whole and self.coordinator.rank0_holds_state(self.steps)
             if can_save and not self.checkpoints.failed:
                 self._checkpoint()
             raise
@@ -263,14 +263,14 @@ class Trainer:
         has_score = self.stopping.active and position.batch == 0
         due = self.evaluations.due(position, samples_before)
         now = due or self.checkpoints.is_set_for(position.step)
-        if not self.coordinator.at_sync_point(self.steps, now=now):
+        if not self.coordinator.sync_if_due(self.steps, now=now):
             return False
         if due and (has_score or not is_last_epoch):
             self._evaluate()  # the end of the run evaluates again
         if position.batch == 0:
             self._judge_pass()
         due = self.checkpoints.due(position.step) and not self.stop.requested  # a stop saves too
-        self.ended, saves = self.coordinator.ended(self.ended, saves=due)
+        self.ended, saves = self.coordinator.agree_on_end(self.ended, saves=due)
         if saves:
             self._checkpoint()
         return self.ended is not None

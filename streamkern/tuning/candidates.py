@@ -1,6 +1,6 @@
 """Make the settings and the rows of the candidates of a search.
 
-A candidate is a small copy of the run, trained on the rows of one split. Its sizes (rows, centers,
+A candidate is a small copy of the run, trained on the rows of one fold. Its sizes (rows, centers,
 epochs, batch and blocks) suit a small problem. Everything else is as in the run.
 """
 
@@ -59,7 +59,7 @@ class Candidates:
     """Settings of candidates, and the rows on which they are trained and evaluated.
 
     sample : the sample of rows
-    n_parts : number of parts of the sample; each split holds one out
+    n_parts : number of parts of the sample; each fold holds one out
     trial : settings that all candidates have; kernel, bandwidth and ridge are the given ones. A
         metric "auto" is resolved by `with_chosen_metric`.
     distances : metric (d,) or (d, r) in place of model.metric, or None
@@ -82,13 +82,13 @@ class Candidates:
         self.seed = config.run.random_state
         self.sample = _draw_sample(config, data, fixed.rows)
         n = len(self.sample.X)
-        n_fit = n - -(-n // self.n_parts)  # smallest number of rows to fit in a split
+        n_fit = n - -(-n // self.n_parts)  # smallest number of rows to fit in a fold
         passes = fixed.epochs or auto_epochs(config, n_fit)
         replicas = max(1, data.source.n_rows // data.base.n_rows)
         run_epochs = with_epochs(config, data.source.n_rows).data.passes
         self.copies, epochs = copies_and_epochs(passes, replicas, run_epochs)
-        self._split: tuple[int, tuple[Source, Source]] | None = None
-        for fold in reversed(range(folds)):  # raises DataError if a split cannot be made
+        self._fold_sources: tuple[int, tuple[Source, Source]] | None = None
+        for fold in reversed(range(folds)):  # raises DataError if a fold has no rows
             self.split(fold)
         self.run_centers = _centers_setting(config)
         self.trial = config.with_overrides(
@@ -165,11 +165,11 @@ class Candidates:
         return True
 
     def split(self, fold: int) -> tuple[Source, Source]:
-        """Return (rows to fit, held-out rows). Only the last split is kept in memory."""
-        if self._split is None or self._split[0] != fold:
-            self._split = None  # free the old split first
-            self._split = fold, self.sample.split(fold, self.n_parts, self.seed, self.copies)
-        return self._split[1]
+        """Return (rows to fit, held-out rows). Only the last fold is kept in memory."""
+        if self._fold_sources is None or self._fold_sources[0] != fold:
+            self._fold_sources = None  # free the old fold first
+            self._fold_sources = fold, self.sample.split(fold, self.n_parts, self.seed, self.copies)
+        return self._fold_sources[1]
 
     def targets(self, fold: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
         """Return (class ids (n,) or values (n, c), weights (n,) or None) of the held-out rows."""

@@ -2,7 +2,7 @@
 
 The sample has distinct stored rows, before any augmentation. Held-out rows are therefore no copies
 of rows to fit, and are not augmented. The sample is read from units that are spread over the data.
-Memory holds the sample and one split, whatever the size of the data.
+Memory holds the sample and one fold, whatever the size of the data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TUNING_SAMPLE_STAGE, SPLIT_STAGE = 31, 32
 MIN_ROWS = 5
 """Smallest number of rows of a sample."""
 MIN_PARTS = 5
-"""Smallest number of parts of the sample; each split holds out one part."""
+"""Smallest number of parts of the sample; each fold holds out one part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class SearchSample:
     X : (n, *row_shape) stored rows
     y : (n,) class ids, or (n, c) values
     stratum : (n,) int64, which identifies the store of a row (in a weighted mixture) and its class;
-        every split has the same shares of the strata
+        every fold has the same shares of the strata
     source : source from which they were drawn, whose augmentation and scaling are applied to them
     w : (n,) sample weights, or None; they count in training and in held-out figures
     """
@@ -51,16 +51,16 @@ class SearchSample:
     w: npt.NDArray[Any] | None = None
 
     def held_out(self, fold: int, n_parts: int, seed: int) -> npt.NDArray[np.bool_]:
-        """Return a mask (n,) of the rows that split `fold` holds out."""
+        """Return a mask (n,) of the rows that a fold holds out."""
         is_held_out: npt.NDArray[np.bool_] = part_of_rows(self.stratum, n_parts, seed) == fold
         return is_held_out
 
     def split(
         self, fold: int, n_parts: int, seed: int, max_copies: int
     ) -> tuple[BaseSource, ArraySource]:
-        """Return (rows to fit, held-out rows) of split `fold`.
+        """Return (rows to fit, held-out rows) of a fold.
 
-        The held-out rows of two splits are disjoint.
+        The held-out rows of two folds are disjoint.
 
         n_parts : number of parts of the sample
         max_copies : largest number of replicas of an augmented source
@@ -70,7 +70,7 @@ class SearchSample:
         is_held_out = self.held_out(fold, n_parts, seed)
         if not is_held_out.any():
             raise DataError(
-                f"split {fold + 1} has no rows to hold out: {len(self.X)} rows in "
+                f"fold {fold + 1} has no rows to hold out: {len(self.X)} rows in "
                 f"{len(np.unique(self.stratum))} classes are too few for {n_parts} parts",
                 "take more rows",
             )

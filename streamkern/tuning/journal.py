@@ -29,8 +29,8 @@ from streamkern.filesystem.ownership import file_lock
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.notation import kernel_text
 from streamkern.rundir.checksums import seal
-from streamkern.rundir.run_storage import RunStorage, open_folder, reason
-from streamkern.train.differences import difference
+from streamkern.rundir.run_storage import RunStorage, open_folder, os_error_text
+from streamkern.train.differences import record_differences
 
 JOURNAL_NAME, RESULT_NAME, LOCK_NAME = "journal.log", "result.json", "search.lock"
 STUDY_NAME = "trainings"
@@ -106,13 +106,13 @@ class TrialJournal:
         """Return all records, in arbitrary order."""
         return list(self._records.values())
 
-    def get(self, settings: Sequence[Any], split: int) -> TrialRecord | None:
+    def get(self, settings: Sequence[Any], fold: int) -> TrialRecord | None:
         """Return the record of a training, or None.
 
         settings : kernel, bandwidth and ridge as JSON values
-        split : number of the split
+        fold : number of the fold whose rows are held out
         """
-        return self._records.get(_record_key(settings, split))
+        return self._records.get(_record_key(settings, fold))
 
     def add(self, record: TrialRecord) -> None:
         """Add the record of a training; in a folder it is durable on return.
@@ -163,7 +163,9 @@ class TrialJournal:
         if recorded is None:
             self._study.set_user_attr("identity", identity)
             return
-        changes = [text.removeprefix("settings.") for text in difference(recorded, identity)]
+        changes = [
+            text.removeprefix("settings.") for text in record_differences(recorded, identity)
+        ]
         if changes:
             raise ResumeMismatchError(
                 f"{folder.place} holds a search with other settings or data: {'; '.join(changes)}",
@@ -185,12 +187,14 @@ class TrialJournal:
             raise
         except OSError as error:
             assert self._folder is not None
-            raise RunError(f"{self._folder.place} cannot be used: {reason(error)}") from error
+            raise RunError(
+                f"{self._folder.place} cannot be used: {os_error_text(error)}"
+            ) from error
 
 
-def _record_key(settings: Sequence[Any], split: int) -> str:
+def _record_key(settings: Sequence[Any], fold: int) -> str:
     """Return the text that identifies a training."""
-    return json.dumps([*settings, split], sort_keys=True)
+    return json.dumps([*settings, fold], sort_keys=True)
 
 
 def _optuna_trial(record: TrialRecord) -> Any:
@@ -308,6 +312,7 @@ def _truncate_at_damage(path: Path) -> None:
     if n_intact == len(lines):
         return
     last = lines[-1]
+    # A torn write leaves a part of a line. A whole line without its line end is a changed byte.
     is_torn = not last.endswith(b"\n") and not _is_entry(last[:-1] + b"\n")
     if len(lines) > n_intact + 1 or not is_torn:
         warn(f"{path} is damaged from line {n_intact + 1} on; later trainings are repeated")

@@ -51,7 +51,7 @@ class SearchPoints:
     n_trials: int
 
     def count(self, original: TrialSettings) -> int:
-        """Return the largest number of trainings per split. original : the given settings"""
+        """Return the largest number of trainings per fold. original : the given settings"""
         if self.n_trials:  # plus the given settings, and trainings that measure median distances
             n_measured = sum("auto" in notation.bandwidths(kernel) for kernel in self.kernels)
             return self.n_trials + 1 + (n_measured if self.bandwidths is None else 0)

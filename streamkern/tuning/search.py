@@ -84,7 +84,7 @@ class Tuned:
         of a row are: "kernel"; "bandwidth", the largest one of a sum or product, or None for a
         kernel without one; "ridge"; "as_given", whether these are the given settings, whose "auto"
         is replaced by the value of a training; "held_out_mse" and other metrics, means over the
-        splits; "se", the standard error over the held-out rows of the difference to the best
+        folds; "se", the standard error over the held-out rows of the difference to the best
         value of `metric` (None for a single row); "within", whether this difference is at most two
         standard errors; and "seconds". If a training diverged, held_out_mse is None.
     config : the given settings with the best kernel, bandwidth (to six digits) and ridge, and with
@@ -183,7 +183,7 @@ def search_settings(
         trainings = Trainings(candidates, journal, request, total, report, progress)
         sizes = trainings.announce()
         targets = map(candidates.targets, range(folds))
-        table = SearchTable(deciding, [row_weights(deciding, *of_split) for of_split in targets])
+        table = SearchTable(deciding, [row_weights(deciding, y, w) for y, w in targets])
         table.add(trainings.given_point())
         points.train(table, trainings)
         tuned = _search_result(original, table, sizes, candidates)
@@ -270,14 +270,11 @@ def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
     These are all settings except the searched ones, and the data, but not the evaluation metric.
     """
     settings = candidates.trial.identity()
-    settings["data"].pop(
-        "train", None
-    )  # a store is identified by its content instead of its address
+    settings["data"].pop("train", None)  # a store is identified by its content, not its address
     for section, key in (("model", "kernel"), ("model", "bandwidth"), ("solver", "ridge")):
         settings[section].pop(key, None)
-    if (
-        settings["model"]["target_transform"] == "none"
-    ):  # the behaviour of versions without this setting
+    # Versions without this setting behaved as with "none".
+    if settings["model"]["target_transform"] == "none":
         del settings["model"]["target_transform"]
     sample = {"rows": len(candidates.sample.X), "parts": candidates.n_parts}
     metrics = known_metrics(data.source.classes is not None, _loss_class(candidates.trial))

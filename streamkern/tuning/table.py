@@ -26,7 +26,7 @@ HELD_OUT_MSE = f"{HELD_OUT}_mse"
 class TrialPoint:
     """A candidate: a kernel, a bandwidth and a ridge, and its results.
 
-    records : record of the training on each split, see `trainings`
+    records : record of the training on each fold, see `trainings`
     is_given : whether these are the given settings
     """
 
@@ -55,7 +55,7 @@ class TrialPoint:
         return any(record[HELD_OUT_MSE] is None for record in self.records)
 
     def figure(self, name: str) -> float:
-        """Return the mean over the splits of an entry of the records."""
+        """Return the mean over the folds of an entry of the records."""
         return float(np.mean([record[name] for record in self.records]))
 
     def row(self) -> TrialRow:
@@ -74,7 +74,7 @@ class SearchTable:
     """The candidates that were trained.
 
     metric : metric by which they are compared
-    weights : for each split, the weights (n,) of the held-out rows in the metric, with sum 1
+    weights : for each fold, the weights (n,) of the held-out rows in the metric, with sum 1
     """
 
     def __init__(self, metric: Metric, weights: Sequence[Rows]) -> None:

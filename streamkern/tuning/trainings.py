@@ -72,11 +72,11 @@ class Trainings:
         return sizes
 
     def point(self, kernel: Any, bandwidth: float | None, ridge: float) -> TrialPoint:
-        """Return the results of a candidate on all splits, from the records or by training it."""
+        """Return the results of a candidate on all folds, from the records or by training it."""
         return self._point((kernel, bandwidth, ridge))
 
     def given_point(self) -> TrialPoint:
-        """Train the given settings on all splits, and return the results.
+        """Train the given settings on all folds, and return the results.
 
         Every training chooses values for "auto"; the results show the values of the first one.
         """
@@ -96,7 +96,7 @@ class Trainings:
         return record["kernel"], record["bandwidth"]
 
     def _point(self, settings: TrialSettings) -> TrialPoint:
-        """Return the results of settings on all splits; train those that are not recorded."""
+        """Return the results of settings on all folds; train those that are not recorded."""
         records = []
         for fold in range(self.candidates.folds):
             record = self.journal.get(settings, fold) or self._train(settings, fold)
@@ -105,7 +105,7 @@ class Trainings:
         return TrialPoint(records, is_given=settings == self.candidates.given_settings())
 
     def _train(self, settings: TrialSettings, fold: int) -> TrialRow:
-        """Train a candidate on one split, record the result, and return the record."""
+        """Train a candidate on one fold, record the result, and return the record."""
         start_s, candidates = time.perf_counter(), self.candidates
         config = (
             candidates.with_chosen_metric(candidates.trial)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import streamkern
-from streamkern.basics.room import INSTEAD
+from streamkern.basics.room import ROOM_CALLS
 
 
-@pytest.mark.parametrize("name", INSTEAD)
+@pytest.mark.parametrize("name", ROOM_CALLS)
 def test_a_folder_that_is_called_names_the_function(name: str) -> None:
-    function = INSTEAD[name].partition("(")[0]
+    function = ROOM_CALLS[name].partition("(")[0]
     assert callable(getattr(streamkern, function))
     with pytest.raises(TypeError, match=rf"call streamkern\.{function}\(") as raised:
         getattr(streamkern, name)("data.csv")
@@ -27,9 +27,11 @@ def test_a_folder_that_is_called_names_the_function(name: str) -> None:
 
 
 def test_a_folder_is_there_before_anything_imports_it() -> None:
-    code = f"import streamkern; print(*(getattr(streamkern, k).__name__ for k in {list(INSTEAD)}))"
+    code = (
+        f"import streamkern; print(*(getattr(streamkern, k).__name__ for k in {list(ROOM_CALLS)}))"
+    )
     found = subprocess.check_output([sys.executable, "-c", code], text=True).split()
-    assert found == [f"streamkern.{name}" for name in INSTEAD]
+    assert found == [f"streamkern.{name}" for name in ROOM_CALLS]
 
 
 @pytest.mark.parametrize("name", ["append", "evaluate", "plan", "report", "tune", "load"])

@@ -35,7 +35,7 @@ from streamkern.config.run_config import (
 from streamkern.config.solver import SOLVER_OPTIONS, SolverConfig, options_of
 from streamkern.filesystem.engines import _refuse_unknown
 from streamkern.train.resolve.resolved_run import open_run
-from streamkern.train.run_identity import difference
+from streamkern.train.run_identity import record_differences
 
 SECRET = "hunter2/and+more"
 
@@ -662,7 +662,7 @@ def test_identity_is_json_and_leaves_out_what_may_change() -> None:
     )
     assert made.identity() == free.identity()
     stored = json.loads(json.dumps(made.identity()))
-    assert difference(stored, made.identity()) == []
+    assert record_differences(stored, made.identity()) == []
 
 
 @pytest.mark.parametrize(
@@ -677,12 +677,17 @@ def test_identity_is_json_and_leaves_out_what_may_change() -> None:
 )
 def test_differences_are_named(key: str, value: object, said: str) -> None:
     made = config()
-    assert difference(made.identity(), made.with_overrides({key: value}).identity()) == [said]
+    assert record_differences(made.identity(), made.with_overrides({key: value}).identity()) == [
+        said
+    ]
 
 
 def test_a_setting_of_another_version_is_a_difference() -> None:
     old, new = {"solver": {"a": 1, "b": None}}, {"solver": {"b": None, "c": 2}}
-    assert difference(old, new) == ["solver.a: was 1, now not set", "solver.c: was not set, now 2"]
+    assert record_differences(old, new) == [
+        "solver.a: was 1, now not set",
+        "solver.c: was not set, now 2",
+    ]
 
 
 def test_a_setting_that_is_added_does_not_stop_runs_of_older_versions() -> None:

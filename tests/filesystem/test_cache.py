@@ -27,7 +27,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
-from streamkern.filesystem.cache import Cache, CachedObjects, EntryName
+from streamkern.filesystem.cache import Cache, EntryName
+from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import Objects, Outcome
 from streamkern.ingest.ingest import ingest
 from streamkern.store.row_block import RowBlock
@@ -115,7 +116,7 @@ def test_fresh_goes_to_the_storage_and_replaces_the_entry(tmp_path: Path) -> Non
     library, altered = Library(), Library(n_bytes=3 * BLOCK - 7)
     cache = Cache(tmp_path, ENTRY)  # there is room for one alone
     read(opened(cache, altered), altered, keys(1))
-    read(opened(cache, library), library, keys(1), fresh=True)
+    read(opened(cache, library), library, keys(1), refetch=True)
     assert library.asked == {keys(1)[0]: 1}
     read(opened(cache, library), library, keys(1))
     assert library.asked == {keys(1)[0]: 1}

@@ -61,8 +61,8 @@ def read(inputs: Any, y: Any = None, **wish: Any) -> Rows:
         codes = np.concatenate([targets.convert(b) for b in blocks])
         w = [b.weights() for b in blocks]
     if targets.are_classes:
-        names, ranks = targets.ranks()
-        codes = np.array(names)[ranks[codes]]
+        names, ids_of_codes = targets.sorted_class_ids()
+        codes = np.array(names)[ids_of_codes[codes]]
     weights = None if w[0] is None else np.concatenate([k for k in w if k is not None])
     return Rows(X, codes, weights, [str(k.message) for k in caught])
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from streamkern.kernels.importances import SHOWN, describe_metric, importances
+from streamkern.kernels.importances import MAX_SUMMARY_ENTRIES, describe_metric, importances
 
 RNG = np.random.default_rng(4)
 
@@ -22,9 +22,9 @@ def test_of_a_matrix(r: int) -> None:
     found = describe_metric(A, names)
     assert json.loads(json.dumps(found)) == found
     assert (found["kind"], found["features"], found["directions"]) == ("matrix", 30, r)
-    order = np.argsort(-M.diagonal())[:SHOWN]
+    order = np.argsort(-M.diagonal())[:MAX_SUMMARY_ENTRIES]
     assert [name for name, _ in found["importances"]] == [f"c{j}" for j in order]
-    shares = (lam[::-1] / lam.sum())[: min(r, SHOWN)]
+    shares = (lam[::-1] / lam.sum())[: min(r, MAX_SUMMARY_ENTRIES)]
     np.testing.assert_allclose(found["spectrum"], shares, atol=1e-12)
     assert len(found["first"]) == min(r, 3)
     for k, terms in enumerate(found["first"]):

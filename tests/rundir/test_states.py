@@ -45,7 +45,8 @@ from streamkern.basics.errors import (
     StorageError,
 )
 from streamkern.filesystem import objects
-from streamkern.filesystem.cache import Cache, CachedObjects
+from streamkern.filesystem.cache import Cache
+from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.urls import open_objects
 from streamkern.rundir import lease

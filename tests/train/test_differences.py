@@ -11,7 +11,7 @@ import pytest
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
-from streamkern.train.differences import difference
+from streamkern.train.differences import record_differences
 from streamkern.train.run_identity import run_record
 from tests.runs import array_source, arrays, opened
 
@@ -50,15 +50,17 @@ CHANGES: dict[str, tuple[Any, dict[str, Any], str]] = {
 def test_no_table_and_no_digest_is_shown_and_nothing_that_does_not_differ(what: str) -> None:
     source, changes, words = CHANGES[what]
     plain, other = identity(), identity(source, **changes)
-    assert difference(plain, plain) == difference(other, other) == []
-    for told in (difference(plain, other), difference(other, plain)):
+    assert record_differences(plain, plain) == record_differences(other, other) == []
+    for told in (record_differences(plain, other), record_differences(other, plain)):
         assert told, what
         assert not re.search(r"[{}]|[0-9a-f]{16}|base", "; ".join(told)), told
-    assert re.search(words, "; ".join(difference(plain, other))), difference(plain, other)
+    assert re.search(words, "; ".join(record_differences(plain, other))), record_differences(
+        plain, other
+    )
 
 
 def test_the_same_rows_with_other_steps_are_not_called_other_rows() -> None:
-    assert not any("other rows" in text for text in difference(identity(), identity(NOISE)))
+    assert not any("other rows" in text for text in record_differences(identity(), identity(NOISE)))
 
 
 def test_many_classes_are_not_all_shown() -> None:
@@ -66,6 +68,6 @@ def test_many_classes_are_not_all_shown() -> None:
         "data": {"kind": "array", "n_rows": 3, "classes": [f"class {k}" for k in range(1000)]}
     }
     new: dict[str, Any] = {"data": {"kind": "array", "n_rows": 3, "classes": ["a", "b"]}}
-    (text,) = difference(old, new)
+    (text,) = record_differences(old, new)
     assert text.startswith("data.classes: was ['class 0', 'class 1'")
     assert len(text) < 150

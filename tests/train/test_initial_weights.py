@@ -32,7 +32,7 @@ from tests import rank_runs as runs
 from tests.rank_threads import on_threads
 
 SMALL = {"data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3}
-MEETS = RankCoordinator.at_sync_point
+MEETS = RankCoordinator.sync_if_due
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -179,7 +179,7 @@ def test_a_run_from_other_weights_goes_on_over_any_grid(
         with pytest.raises(ValueError, match="the rank is gone"):
             over(begun_with, 1, 2)
     with monkeypatch.context() as patched:
-        patched.setattr(RankCoordinator, "at_sync_point", stopped)
+        patched.setattr(RankCoordinator, "sync_if_due", stopped)
         with pytest.raises(TrainingInterrupted, match="and saved"):
             over(tmp_path / "half", 1, 2)
     assert RunDirectory(begun_with, writable=False).steps() == []
@@ -195,7 +195,7 @@ def test_a_run_from_other_weights_goes_on_over_any_grid(
 
 
 def stopped(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
-    """In the place of `RankCoordinator.at_sync_point`: rank 0 is stopped after four steps."""
+    """In the place of `RankCoordinator.sync_if_due`: rank 0 is stopped after four steps."""
     if self._ranks.rank == 0 and taken.position.step == 4:
         self._stop.requested = "the test"
     return MEETS(self, taken, now=now)

@@ -32,7 +32,7 @@ SMALL = {
     "solver.ridge": "auto",
 }  # fmt: skip
 SQUARES = {"model.loss": "squared_error", "model.quantile": None}
-MEETS = RankCoordinator.at_sync_point
+MEETS = RankCoordinator.sync_if_due
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_a_continued_run_is_that_of_one_rank(
 
 
 def stopped(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
-    """In the place of `RankCoordinator.at_sync_point`: rank 0 is stopped after four steps."""
+    """In the place of `RankCoordinator.sync_if_due`: rank 0 is stopped after four steps."""
     if self._ranks.rank == 0 and taken.position.step == 4:
         self._stop.requested = "the test"
     return MEETS(self, taken, now=now)
@@ -134,7 +134,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     )
     runs.on_ranks(rows * columns, calm)
     with monkeypatch.context() as patched:
-        patched.setattr(RankCoordinator, "at_sync_point", stopped)
+        patched.setattr(RankCoordinator, "sync_if_due", stopped)
         with pytest.raises(TrainingInterrupted, match="and saved"):
             runs.on_ranks(rows * columns, parts)
     runs.on_ranks(rows * columns, parts)

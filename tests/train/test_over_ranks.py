@@ -80,9 +80,9 @@ def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             return met(self, taken, now=now)
 
         began: dict[int, int] = {}
-        monkeypatch.setattr(RankCoordinator, "at_sync_point", meets)
+        monkeypatch.setattr(RankCoordinator, "sync_if_due", meets)
 
-    met = RankCoordinator.at_sync_point
+    met = RankCoordinator.sync_if_due
     return stopped_after
 
 

@@ -27,7 +27,7 @@ from streamkern.train.trainer import Trainer
 from tests import rank_runs as runs
 from tests.rank_threads import on_threads
 
-MEETS = RankCoordinator.at_sync_point
+MEETS = RankCoordinator.sync_if_due
 T = TypeVar("T")
 SMALL = {"data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3}
 
@@ -116,7 +116,7 @@ def test_any_grid_goes_on_from_any_other(
         place = tmp_path / f"{before}"
         config = runs.settings(store, place, **asked | grid(*before))
         with monkeypatch.context() as patched:
-            patched.setattr(RankCoordinator, "at_sync_point", stopped)
+            patched.setattr(RankCoordinator, "sync_if_due", stopped)
             with pytest.raises(TrainingInterrupted, match="and saved"):
                 runs.on_ranks(math.prod(before), config)
         saved = RunDirectory(place, writable=False)
@@ -134,7 +134,7 @@ def test_any_grid_goes_on_from_any_other(
 
 
 def stopped(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
-    """In the place of `RankCoordinator.at_sync_point`: rank 0 is stopped after four steps."""
+    """In the place of `RankCoordinator.sync_if_due`: rank 0 is stopped after four steps."""
     if self._ranks.rank == 0 and taken.position.step == 4:
         self._stop.requested = "the test"
     return MEETS(self, taken, now=now)

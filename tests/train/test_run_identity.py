@@ -264,9 +264,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         return met(self, taken, now=now)
 
     began: dict[int, int] = {}
-    met = RankCoordinator.at_sync_point
+    met = RankCoordinator.sync_if_due
     monkeypatch.setattr(rank_coordinator, "GATHER_INTERVAL_STEPS", 2)
-    monkeypatch.setattr(RankCoordinator, "at_sync_point", meets)
+    monkeypatch.setattr(RankCoordinator, "sync_if_due", meets)
 
 
 @pytest.mark.usefixtures("soon", "one_blas_thread")

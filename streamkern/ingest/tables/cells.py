@@ -15,25 +15,32 @@ from numpy.typing import NDArray
 
 from streamkern.basics.optional import import_optional
 
+# Patterns of stripped text, as Python's `re` and Arrow's RE2 read them. Examples are in quotes.
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+"""Decimal numbers: "3", "-.5", "1.5e-3"."""
 PADDED = r"^0[0-9]"
-"""A number with an unnecessary leading zero, as in a code: 01234."""
+"""Numbers with an unnecessary leading zero, as in a code: "01234"."""
 _ISO_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?)?"
-ISO_DATE, ZONED_DATE = f"{_ISO_PATTERN}$", f"{_ISO_PATTERN}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$"
+ISO_DATE = f"{_ISO_PATTERN}$"
+"""Dates of ISO 8601 without a time zone: "2024-01-31", "2024-01-31T12:00:00.5"."""
+ZONED_DATE = f"{_ISO_PATTERN}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$"
+"""Dates of ISO 8601 with a time zone: "2024-01-31 12:00Z", "2024-01-31T12:00+01:00"."""
 YEAR_FIRST = (
     r"^[0-9]{4}(/[0-9]{1,2}/|\.[0-9]{1,2}\.)[0-9]{1,2}"
     r"([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?$"
 )
-"""Dates as in ISO 8601, but with other separators."""
+"""Dates as in ISO 8601, but with other separators: "2024/1/31", "2024.01.31 12:00"."""
 TIMED_DATE = r"^[0-9-]+[ T]"
+"""Beginning of dates of ISO 8601 with a time of day: "2024-01-31T"."""
 OTHER_DATE = r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T].*)?$"
-"""Dates whose order of day, month and year is ambiguous."""
+"""Dates whose order of day, month and year is ambiguous: "1/2/2024", "31.01.24 12:00"."""
 BOOLEAN_WORDS = {"true": 1.0, "false": 0.0}
 # Texts that pandas reads as missing in a CSV.
 MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
     "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
 )  # fmt: skip
+# An integer as a float is written: "3.0".
 _INTEGER_WITH_ZEROS = re.compile(r"^([+-]?[0-9]+)\.0+$")
 _SECONDS_PER_UNIT = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _TICKS_PER_DAY = {unit: round(86_400 / seconds) for unit, seconds in _SECONDS_PER_UNIT.items()}
@@ -82,44 +89,44 @@ def plain_cells(column: Any) -> Any:
     return compute.if_else(compute.equal(text, arrow.scalar("", text.type)), nothing, text)
 
 
-def is_text_type(kind: Any) -> bool:
+def is_text_type(arrow_type: Any) -> bool:
     """Return whether cells of this Arrow type are text."""
     types = import_optional("pyarrow.types")
     tests = (types.is_string, types.is_large_string, types.is_string_view)
-    return any(test(kind) for test in tests)
+    return any(test(arrow_type) for test in tests)
 
 
-def column_kind(kind: Any) -> str | None:
+def column_kind(arrow_type: Any) -> str | None:
     """Return the kind of column that an Arrow type represents.
 
     "number", "category" or "date"; "text" if the cells decide; "empty" for a type without values;
     None for types that no cell of a table has, such as lists.
     """
     types = import_optional("pyarrow.types")
-    if types.is_dictionary(kind):
-        return "category" if column_kind(kind.value_type) is not None else None
-    if is_text_type(kind):
+    if types.is_dictionary(arrow_type):
+        return "category" if column_kind(arrow_type.value_type) is not None else None
+    if is_text_type(arrow_type):
         return "text"
-    if types.is_null(kind):
+    if types.is_null(arrow_type):
         return "empty"
-    if types.is_date(kind) or types.is_timestamp(kind):
+    if types.is_date(arrow_type) or types.is_timestamp(arrow_type):
         return "date"
     tests = (
         types.is_boolean, types.is_integer, types.is_floating, types.is_decimal, types.is_duration,
     )  # fmt: skip
-    return "number" if any(test(kind) for test in tests) else None
+    return "number" if any(test(arrow_type) for test in tests) else None
 
 
-def is_list_type(kind: Any) -> bool:
+def is_list_type(arrow_type: Any) -> bool:
     """Return whether cells of this Arrow type are lists."""
     types = import_optional("pyarrow.types")
     tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    return any(test(kind) for test in tests)
+    return any(test(arrow_type) for test in tests)
 
 
-def is_numeric_list_type(kind: Any) -> bool:
+def is_numeric_list_type(arrow_type: Any) -> bool:
     """Return whether cells of this Arrow type are lists of numbers."""
-    return is_list_type(kind) and column_kind(kind.value_type) == "number"
+    return is_list_type(arrow_type) and column_kind(arrow_type.value_type) == "number"
 
 
 def matches(column: Any, pattern: str) -> NDArray[np.bool_]:
@@ -151,13 +158,13 @@ def as_numbers(column: Any) -> NDArray[np.float64]:
         return np.full(len(column), np.nan)
     if is_text_type(column.type):
         return _numbers_of_text(column)
-    kind = column.type
-    if column_kind(kind) != "number":
+    arrow_type = column.type
+    if column_kind(arrow_type) != "number":
         _raise_for_invalid(column, np.zeros(len(column), bool))
-    if types.is_boolean(kind):
+    if types.is_boolean(arrow_type):
         column = column.cast(arrow.uint8())
-    if types.is_duration(kind):
-        seconds = _SECONDS_PER_UNIT[kind.unit]
+    if types.is_duration(arrow_type):
+        seconds = _SECONDS_PER_UNIT[arrow_type.unit]
         ticks = column.cast(arrow.int64()).cast(arrow.float64(), safe=False)
         column = compute.multiply(ticks, seconds)
     values = column.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -169,9 +176,8 @@ def _numbers_of_text(column: Any) -> NDArray[np.float64]:
     arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     try:
         values = column.cast(arrow.float64()).to_numpy(zero_copy_only=False)
-        if np.isfinite(
-            values[present(column)]
-        ).all():  # Arrow also parses "nan" and "inf", which are text here
+        # Arrow also parses "nan" and "inf", which are text here.
+        if np.isfinite(values[present(column)]).all():
             return np.array(values, np.float64)
     except arrow.ArrowInvalid:
         pass
@@ -213,18 +219,25 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
 
 
 def is_zoned(column: Any, form: str | None) -> bool | None:
-    """Return whether dates, as in `as_days`, have a time zone; None if no cell has a
-    time of day."""
+    """Return whether dates have a time zone, or None if no cell has a time of day.
+
+    True if some cell has a time zone. False if a time of day has none. None for dates alone and for
+    missing cells, which agree with either.
+
+    form : as for `as_days`
+    """
     column = plain_cells(column)
     if is_text_type(column.type):
         if form is not None:
             return "%z" in form
         column = _with_dashes(column)
-        zoned = bool(matches(column, ZONED_DATE).any())
-        return zoned or (False if matches(column, TIMED_DATE).any() else None)
-    if import_optional("pyarrow.types").is_timestamp(column.type):
-        return None if column.null_count == len(column) else column.type.tz is not None
-    return None
+        if matches(column, ZONED_DATE).any():
+            return True
+        return False if matches(column, TIMED_DATE).any() else None
+    is_timestamp = import_optional("pyarrow.types").is_timestamp(column.type)
+    if not is_timestamp or column.null_count == len(column):
+        return None
+    return column.type.tz is not None
 
 
 def are_dates(column: Any) -> NDArray[np.bool_]:
@@ -266,7 +279,10 @@ def _parse_with_format(column: Any, form: str) -> Any:
 
 
 def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
-    """Raise WrongCellError unless these dates agree with `zoned` on having a time zone."""
+    """Raise WrongCellError unless these dates agree with `zoned` on having a time zone.
+
+    zoned : result of `is_zoned` for the earlier cells; None agrees with all dates
+    """
     cells_zoned = is_zoned(column, form)
     if None not in (cells_zoned, zoned) and cells_zoned != zoned:
         column = plain_cells(column)
@@ -318,8 +334,9 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     encoded = column.dictionary_encode()
     words = encoded.dictionary
     if arrow.types.is_floating(words.type) or arrow.types.is_decimal(words.type):
-        float_dtype = np.dtype(words.type.to_pandas_dtype()) if words.type.num_fields == 0 else None
-        texts = [_number_text(value, float_dtype) for value in words.to_pylist()]
+        # The dtype of decimals is object, so that `_number_text` writes them as float64.
+        value_dtype = np.dtype(words.type.to_pandas_dtype())
+        texts = [_number_text(value, value_dtype) for value in words.to_pylist()]
     elif is_text_type(words.type):
         texts = [_spelled(text) for text in words.to_pylist()]
     elif arrow.types.is_timestamp(words.type):
@@ -335,12 +352,12 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     return list(distinct), codes
 
 
-def _number_text(value: Any, dtype: np.dtype[Any] | None) -> str:
+def _number_text(value: Any, dtype: np.dtype[Any]) -> str:
     """Format integers without a point, others with the fewest digits that round-trip."""
     number = float(value)
     if number.is_integer() and abs(number) < 2**63:
         return str(int(number))
-    return str(dtype.type(value)) if dtype is not None and dtype.kind == "f" else repr(number)
+    return str(dtype.type(value)) if dtype.kind == "f" else repr(number)
 
 
 def _spelled(text: str) -> str:
@@ -349,7 +366,7 @@ def _spelled(text: str) -> str:
 
 
 def _raise_for_invalid(column: Any, is_valid: NDArray[np.bool_]) -> None:
-    """Raise WrongCellError for the first cell that has a value and is not good."""
+    """Raise WrongCellError for the first cell that has a value and is invalid."""
     is_wrong = ~is_valid & present(column)
     if is_wrong.any():
         row = int(np.argmax(is_wrong))

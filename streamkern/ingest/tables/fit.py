@@ -55,7 +55,7 @@ class TargetValues(Protocol):
     def labels(self) -> list[int | str]: ...
     def convert(self, block: Any) -> NDArray[Any]: ...
     def check_classes(self, where: str) -> None: ...
-    def ranks(self) -> tuple[tuple[str, ...], NDArray[np.int64]]: ...
+    def sorted_class_ids(self) -> tuple[tuple[str, ...], NDArray[np.int64]]: ...
 
 
 MAX_ONE_HOT = 40  # words of a column that is encoded one-hot; as in skrub's TableVectorizer
@@ -267,8 +267,8 @@ class _TableScan:
             }
         if len(self._values.labels) > MAX_TARGETS:
             return {}
-        names, ranks = self._values.ranks()
-        code_of = {name: int(np.argmax(ranks == k)) for k, name in enumerate(names)}
+        names, ids_of_codes = self._values.sorted_class_ids()
+        code_of = {name: int(np.argmax(ids_of_codes == k)) for k, name in enumerate(names)}
         return {names[1]: code_of[names[1]]} if len(names) == 2 else code_of
 
 

@@ -30,7 +30,7 @@ error on one part alone. With more centers, one row in `HELD_OUT_PARTS` is held 
 """
 HELD_OUT_PARTS = 10
 """Number of parts with many centers, only one of which is held out."""
-NOTABLE = 1e-3
+MIN_ERROR_REDUCTION = 1e-3
 """Smallest relative decrease of the error for which a search continues in a direction."""
 TINY_ERROR = 1e-300
 """Lower bound of numbers that are divisors or have a logarithm."""
@@ -121,7 +121,7 @@ def geometric_search(
     """Return errors at powers of `base`, by exponent, ascending; the least error is among them.
 
     From `start` the exponent moves by `stride`, first down and then up, while the error decreases
-    by at least the fraction `NOTABLE`. Then both neighbours of the best exponent are tried.
+    by at least the fraction `MIN_ERROR_REDUCTION`. Then both neighbours of the best one are tried.
 
     measure : function that returns the error at base**exponent, or infinity if there is no fit.
     low, high : smallest and largest exponent that may be tried.
@@ -133,7 +133,7 @@ def geometric_search(
             return False
         least = min(errors.values())
         errors[exponent] = measure(base**exponent)
-        return errors[exponent] < (1 - NOTABLE) * least or math.isinf(least)
+        return errors[exponent] < (1 - MIN_ERROR_REDUCTION) * least or math.isinf(least)
 
     for step in (-stride, stride):
         exponent = start + step

@@ -255,6 +255,7 @@ OVERSAMPLING, BLOCK_DIVISOR, KRYLOV_BLOCKS = 32, 4, 12
 """`KRYLOV_BLOCKS` blocks of (k + `OVERSAMPLING`) / `BLOCK_DIVISOR` columns. Measured in
 docs/explanation/solver-measured.md."""
 EIGEN_STAGE = 4
+"""Number that separates the random start of the eigensolver from other draws of the same seed."""
 EIGH_FLOPS = 9
 """FLOPs of LAPACK's eigensolver for size s, relative to s^3: 4/3 to tridiagonal form, twice that
 for the vectors, and the back-transform."""

@@ -12,8 +12,9 @@ eq. 5.12):
 
 If the true function is smoother than draws from this process, a small sample underestimates kappa.
 For functions in the RKHS that are no smoother than that, the best kappa grows with n, by at most
-its square root (Caponnetto and De Vito 2007). This growth is assumed, up to `GROWTH` times the rows
-of the estimate. Measured in docs/explanation/block-measured.md, "kappa for more rows".
+its square root (Caponnetto and De Vito 2007). This growth is assumed, up to `MAX_GROWTH_ROW_RATIO`
+times the rows of the estimate. Measured in docs/explanation/block-measured.md, "kappa for more
+rows".
 
 If all smaller kappas have the same error, the largest of them is used: the noise may be more than
 the rows can show, and a start that fits every row would vary strongly between the rows.
@@ -43,7 +44,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import MAX_PANEL_OUTPUTS
 from streamkern.solver.precondition.held_out import (
-    NOTABLE,
+    MIN_ERROR_REDUCTION,
     TINY_ERROR,
     geometric_search,
     parabola_minimum,
@@ -59,13 +60,13 @@ MIN_ROWS_OF_NOISE = 4
 EXACT = 1e-9
 """Constant that is added to all errors, relative to the mean square of the targets. Without it,
 noise-free targets would give the smallest noise, with which FALKON may not converge."""
-SAME_ERROR = 0.9
+MAX_PREDICTIVE_ERROR_RATIO = 0.9
 """Smallest error, relative to the error with the largest noise, at which rows do not predict each
 other."""
-DOUBTFUL = 0.5
+MIN_GAIN_SE = 0.5
 """Smallest gain over f = 0, in standard errors, that counts as a gain. Measured in
 docs/explanation/solver-measured.md."""
-GROWTH = 64
+MAX_GROWTH_ROW_RATIO = 64
 """Largest ratio of numbers of rows for which the noise is assumed to grow."""
 FIRST_NOISE_EXPONENT, MIN_NOISE_EXPONENT, MAX_NOISE_EXPONENT = -2, -8, 6
 """First, lowest and highest power of ten that is tried, relative to the mean k(x, x)."""
@@ -96,13 +97,13 @@ class Noise:
         return min((value for _, value in self.tried), default=math.inf)
 
     @property
-    def tells(self) -> bool:
+    def rows_are_predictive(self) -> bool:
         """True if rows predict each other: the error is smaller than with the largest noise."""
-        return bool(self.tried) and self.error <= SAME_ERROR * self.tried[-1][1]
+        return bool(self.tried) and self.error <= MAX_PREDICTIVE_ERROR_RATIO * self.tried[-1][1]
 
     def penalty(self, n: float) -> float:
         """Return the penalty of |f|^2 for the mean squared error of n rows."""
-        growth = min(max(n / self.n_rows, 1), GROWTH) if self.grows else 1
+        growth = min(max(n / self.n_rows, 1), MAX_GROWTH_ROW_RATIO) if self.grows else 1
         return self.variance * math.sqrt(growth) / n
 
 
@@ -151,7 +152,7 @@ def or_the_mean(op: KernelOperator, Z: Points | None, rows: SampleRows, noise: N
         return noise
     squares, zero_squares, scale = row_errors(op, Z, rows, noise)
     gain_of_squares = surplus(zero_squares, squares)
-    if max(gain_of_squares, surplus(np.sqrt(zero_squares), np.sqrt(squares))) >= DOUBTFUL:
+    if max(gain_of_squares, surplus(np.sqrt(zero_squares), np.sqrt(squares))) >= MIN_GAIN_SE:
         return noise
     return replace(
         noise,
@@ -391,7 +392,7 @@ def _best_noise(errors: dict[int, float], scale: float, n: int, limit: float) ->
     if not tried:
         return NO_NOISE
     least = min(errors.values())
-    tied = [k for k, value in errors.items() if value <= (1 + NOTABLE) * least]
+    tied = [k for k, value in errors.items() if value <= (1 + MIN_ERROR_REDUCTION) * least]
     if 10.0 ** tied[0] * scale == tried[0][0]:
         within_limit = [k for k in tied if 10.0**k <= limit] or tied[:1]
         largest = within_limit[-1]

@@ -188,14 +188,14 @@ class Partition(CenterPartition):
         """Return the index of this rank's first row in the batch; it has m rows. Collective."""
         return self.ranks.exclusive_scan(m) if self.whole else self.first_row
 
-    def gather_batch(self, a: Array, first: int, n: int, at: slice, out: Array) -> None:
-        """Write the rows `at` of the batch on all ranks to `out`. Collective call.
+    def gather_batch(self, a: Array, first: int, n: int, batch_rows: slice, out: Array) -> None:
+        """Write the rows `batch_rows` of the batch on all ranks to `out`. Collective call.
 
         a : (m, ...) this rank's rows of the batch, from row `first` on.
         n : number of rows of the batch.
         """
         if self.grid.rows == 1:
-            out[...] = a[at]
+            out[...] = a[batch_rows]
             return
         workspace = self.backend.workspace((n, *a.shape[1:]), a.dtype)
         with nullcontext(out) if self.whole else workspace as rows:
@@ -204,7 +204,7 @@ class Partition(CenterPartition):
                 rows[first : first + len(a)] = a
             gather_rows(rows, self.ranks, self.backend)
             if not self.whole:
-                out[...] = rows[at]
+                out[...] = rows[batch_rows]
 
     # -- centers ---------------------------------------------------------------------------
 

@@ -92,9 +92,11 @@ class SampleRows(NamedTuple):
     center_index: npt.NDArray[np.int64] | None = None
     repeats: Repeats | None = None
 
-    def part(self, at: slice | Array) -> SampleRows:
+    def part(self, index: slice | Array) -> SampleRows:
         """Return some of the rows, with their targets and weights only; views for a slice."""
-        return SampleRows(self.X[at], self.Y[at], None if self.root is None else self.root[at])
+        return SampleRows(
+            self.X[index], self.Y[index], None if self.root is None else self.root[index]
+        )
 
     def first(self, n: int, backend: Backend) -> SampleRows:
         """Return the first n rows, with compressed targets, see `compress_outputs`."""

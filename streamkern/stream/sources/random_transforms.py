@@ -148,10 +148,10 @@ class RandomFlip:
         return {"kind": "flip"}
 
 
-def _check_images(kind: str, row_shape: tuple[int, ...]) -> None:
+def _check_images(transform: str, row_shape: tuple[int, ...]) -> None:
     """Raise ConfigError unless rows are images."""
     if len(row_shape) != 3:
         raise ConfigError(
-            f"{kind} needs images (height, width, channels), but rows have shape {row_shape}",
+            f"{transform} needs images (height, width, channels), but rows have shape {row_shape}",
             "store the data as images, (n, h, w, ch)",
         )

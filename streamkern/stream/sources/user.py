@@ -345,7 +345,7 @@ class GeneratorSource(BaseSource):
         results = [self._call_function(seed, epoch, start, stop, where) for _ in range(2)]
         self._checked_repeatable = True
         if not all(isinstance(result, tuple | list) for result in results):
-            return  # `_read` raises an error that says more
+            return  # `_read` raises a more specific error
         for pair in zip(*results, strict=False):
             first, second = map(np.asarray, pair)
             floats = first.dtype.kind == second.dtype.kind == "f"  # equal_nan is only for numbers

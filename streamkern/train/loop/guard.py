@@ -17,9 +17,9 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.basics.errors import DivergenceError
 from streamkern.basics.message import mention
-from streamkern.solver.base import LOSSES, Solver, State
+from streamkern.solver.base import LOSS_BUFFER_STEPS, Solver, State
 
-WINDOW = LOSSES
+WINDOW = LOSS_BUFFER_STEPS
 """Number of steps in a window."""
 BACK_OFF_FACTOR = 0.5
 """Factor of the step sizes at a back-off."""
@@ -162,8 +162,8 @@ class Watch:
     def read(self) -> npt.NDArray[np.float64]:
         """Return the window (n, 4) on the host, after waiting for the device."""
         if self._read < self.state.steps:
-            losses = self.solver.backend.to_host(self.solver.losses)  # (LOSSES, 2, c)
-            new = losses[np.arange(self._read, self.state.steps) % LOSSES]
+            losses = self.solver.backend.to_host(self.solver.losses)  # (LOSS_BUFFER_STEPS, 2, c)
+            new = losses[np.arange(self._read, self.state.steps) % LOSS_BUFFER_STEPS]
             with np.errstate(over="ignore", invalid="ignore"):  # they may have overflowed
                 means = (new @ self._units).swapaxes(1, 2).reshape(-1, 4)
             self._window = np.concatenate([self._window, means])

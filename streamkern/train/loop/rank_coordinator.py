@@ -17,12 +17,11 @@ from streamkern.stream.meter import three_digits
 from streamkern.train.loop.step_loop import StepLoop
 
 GATHER_INTERVAL_STEPS = 32
-"""Number of steps, within an epoch, after which partial sums over rows are summed over the
-ranks."""
+"""Interval, in steps of an epoch, at which partial sums over rows are summed over the ranks."""
 
 AGREEMENT_INTERVAL_S = 0.1
-"""Seconds between two broadcasts of whether the run is saved or ended, and at most
-`GATHER_INTERVAL_STEPS` steps."""
+"""Seconds between two broadcasts of whether the run is saved or ended. They are at most
+`GATHER_INTERVAL_STEPS` steps apart."""
 
 NO_CHECKPOINT = -1
 """Step number that stands for "no checkpoint"."""
@@ -55,7 +54,9 @@ class RankCoordinator:
     def __init__(self, ranks: Communicator, stop: StopRequest) -> None:
         self._ranks, self._stop = ranks, stop
         self._last_exchange = self._this_exchange = [RankTimings(0.0, 0.0, 0.0, 0.0)] * ranks.size
-        self._agreed_at, self._steps_since_sync, self._steps_to_sync = time.perf_counter(), 0, 1
+        self._last_agreement_s, self._steps_since_sync, self._steps_to_sync = (
+            time.perf_counter(), 0, 1
+        )  # fmt: skip
 
     def check_step(self, step: int = NO_CHECKPOINT) -> None:
         """Raise RankLostError unless this rank continues from the step of rank 0. Collective.
@@ -77,14 +78,14 @@ class RankCoordinator:
                 "give a run_dir whose files all ranks see",
             )
 
-    def at_sync_point(self, steps: StepLoop, *, now: bool) -> bool:
-        """Return whether the run may be evaluated, saved or ended after this step. Collective.
+    def sync_if_due(self, steps: StepLoop, *, now: bool) -> bool:
+        """Synchronise the ranks if this step requires it; return whether it did. Collective.
 
-        If the solver has sums over rows, they are summed over the ranks at fixed steps, so that no
-        save changes the order of summation. Otherwise the interval is the number of steps that rank
-        0 broadcasts in `ended`.
+        Only then may the run be evaluated, saved or ended. If the solver has sums over rows, they
+        are summed over the ranks at fixed steps, so that no save changes the order of summation.
+        Otherwise the interval is the number of steps that rank 0 broadcasts in `agree_on_end`.
 
-        now : synchronise after this step in any case, because the settings ask for it
+        now : synchronise after this step in any case, because the settings require it
         """
         if self._ranks.is_single:
             return True
@@ -102,7 +103,7 @@ class RankCoordinator:
         solver.gather(state)
         return True
 
-    def gathered(self, steps: StepLoop) -> bool:
+    def rank0_holds_state(self, steps: StepLoop) -> bool:
         """Return whether rank 0 alone holds everything that a checkpoint stores, after any step."""
         if self._ranks.is_single:
             return True
@@ -112,25 +113,26 @@ class RankCoordinator:
         """Return the decision of rank 0. Collective."""
         return bool(self._ranks.broadcast_scalars([decision])[0])
 
-    def ended(self, reason: str | None, *, saves: bool = False) -> tuple[str | None, bool]:
+    def agree_on_end(self, reason: str | None, *, saves: bool = False) -> tuple[str | None, bool]:
         """Return why rank 0 ends the run after this step, or None, and whether it saves the run.
 
-        Collective. Raises Stopped on all ranks if rank 0 has received a signal.
+        Collective. The broadcast also sets the number of steps to the next one. Raises Stopped on
+        all ranks if rank 0 has received a signal.
 
         reason, saves : decisions of this rank, which count on rank 0 only
         """
         if self._ranks.is_single:
             return reason, saves
-        step_s = (time.perf_counter() - self._agreed_at) / max(1, self._steps_since_sync)
+        step_s = (time.perf_counter() - self._last_agreement_s) / max(1, self._steps_since_sync)
         steps = min(GATHER_INTERVAL_STEPS, max(1, int(AGREEMENT_INTERVAL_S / max(step_s, 1e-9))))
-        stopped, ended, saved, self._steps_to_sync = self._ranks.broadcast_scalars(
+        stops, ends, saves, self._steps_to_sync = self._ranks.broadcast_scalars(
             [self._stop.requested is not None, reason is not None, saves, steps]
         ).tolist()
-        self._agreed_at, self._steps_since_sync = time.perf_counter(), 0
-        if stopped:
+        self._last_agreement_s, self._steps_since_sync = time.perf_counter(), 0
+        if stops:
             self._stop.requested = self._stop.requested or "rank 0"
             self._stop.check()
-        return reason or ("rank 0 has ended it" if ended else None), bool(saved)
+        return reason or ("rank 0 has ended it" if ends else None), bool(saves)
 
     def exchange(self, step: int, stall_s: float, rows: int) -> None:
         """Exchange timings between the ranks, every `GATHER_INTERVAL_STEPS` steps."""

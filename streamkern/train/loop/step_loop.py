@@ -84,8 +84,7 @@ class Result(ShownFacts):
     samples : number of samples trained on, counted in every epoch
     metrics : figures of the newest evaluation
     history : all evaluations, oldest first
-    timing : "loop_s", seconds of the steps in this process; "stall_s", seconds of these spent
-        waiting for data
+    timing : seconds in this process: "loop_s" for the steps, of which "stall_s" waiting for data
     ended : why the run took fewer epochs than allowed, or None
     skipped : a sentence for each damaged checkpoint that was replaced by an older one, in this run
         or in the run of solver.warm_start, and for a damaged log
@@ -153,7 +152,8 @@ class StepLoop:
     def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
         """Restore the state that `snapshot` returned. arrays["good"] is overwritten from now on."""
         state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
-        self.calibration, self.posterior = Calibration.from_arrays(arrays), Posterior.kept(arrays)
+        self.calibration = Calibration.from_arrays(arrays)
+        self.posterior = Posterior.from_arrays(arrays)
         self._curve = self._curve.restored(meta.get("losses", ()), meta["position"]["epoch"])
         self._set_state(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
         for name, current in asdict(self.position).items():

@@ -25,7 +25,11 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.quantile_scores import shape_after
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model.kernel_model import KernelModel
-from streamkern.train.model.spreads import ResidualScales, find_residual_scale, max_points
+from streamkern.train.model.residual_scales import (
+    SigmaEvaluator,
+    find_residual_scale,
+    max_points,
+)
 from streamkern.train.resolve.resolved_run import ResolvedRun
 
 
@@ -151,10 +155,10 @@ def _normalised(
         filled += len(rows)
     weights = None if w is None else w[scale_rows]
     fitted = find_residual_scale(model.op, X, abs_residuals[scale_rows], weights)
-    residual_scales = ResidualScales(model.op, fitted)
+    evaluate_sigma = SigmaEvaluator(model.op, fitted)
     sigma, filled = np.empty((len(interval_rows), abs_residuals.shape[1])), 0
     for rows in _prepared(model, source, interval_rows):
-        sigma[filled : filled + len(rows)] = residual_scales(rows)
+        sigma[filled : filled + len(rows)] = evaluate_sigma(rows)
         filled += len(rows)
     weights = None if w is None else w[interval_rows]
     return calibration.with_normalised(fitted, abs_residuals[interval_rows], sigma, weights)

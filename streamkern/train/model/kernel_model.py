@@ -44,7 +44,7 @@ from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model.model_facts import ShownFacts, model_facts
-from streamkern.train.model.spreads import ResidualScales
+from streamkern.train.model.residual_scales import SigmaEvaluator
 from streamkern.train.model.unseen_values import UnseenValues
 from streamkern.train.model.wide_sum import KernelSum, rounding_shows, wide_sum
 from streamkern.train.resolve.training_data import check_evaluable, targets
@@ -223,10 +223,10 @@ class KernelModel(ShownFacts):
         )
 
     @functools.cached_property
-    def _sigma(self) -> ResidualScales:
+    def _sigma(self) -> SigmaEvaluator:
         assert self.calibration is not None
         assert self.calibration.residual_scale is not None
-        return ResidualScales(self.op, self.calibration.residual_scale)
+        return SigmaEvaluator(self.op, self.calibration.residual_scale)
 
     def warn_of_unseen(self, X: Array) -> None:
         """Warn if most rows X (n, d) have values that no center has, see `UnseenValues`."""
@@ -250,10 +250,10 @@ class KernelModel(ShownFacts):
         """
         source = self.checked(source, targets=True)
         if source.classes != self.classes or source.n_outputs != self.n_targets:
-            given = targets(source.classes, source.n_outputs)
-            expected = targets(self.classes, self.n_targets)
-            rule = f"the data has {given}, the model was trained on {expected}"
-            raise ConfigError(rule, "use data with the same targets")
+            data_targets = targets(source.classes, source.n_outputs)
+            model_targets = targets(self.classes, self.n_targets)
+            problem = f"the data has {data_targets}, the model was trained on {model_targets}"
+            raise ConfigError(problem, "use data with the same targets")
         figures = EvaluationMetrics(self.backend, self.n_outputs, bool(self.classes), self.loss)
         calibrated = None if self.calibration is None else CalibratedFigures(self.calibration)
         for block, F, Y in self.stream(source):

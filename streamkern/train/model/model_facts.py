@@ -138,18 +138,18 @@ class ShownFacts:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        shown = {
+        texts = {
             name: shorten(singular(value_text(value)), MAX_FACT_CHARACTERS, placeholder=" ...")
             for name, value in self.facts().items()
             if name in _TERMINAL_FACTS or name.startswith(("test_", "validation_"))
         }
-        width = max(map(len, shown), default=0)
-        lines = (f"  {name:<{width}}  {text}" for name, text in shown.items())
+        width = max(map(len, texts), default=0)
+        lines = (f"  {name:<{width}}  {text}" for name, text in texts.items())
         return "\n".join([type(self).__name__, *lines])
 
     def _repr_html_(self) -> str:
-        shown = self.facts().items()
-        return html_table_of((name, value_text(value)) for name, value in shown)
+        facts = self.facts().items()
+        return html_table_of((name, value_text(value)) for name, value in facts)
 
 
 def value_text(value: Any) -> str:

@@ -219,7 +219,7 @@ def _do_work(
 
 @contextlib.contextmanager
 def _warnings_sent_to(tell: SendMessage) -> Iterator[None]:
-    """Send warnings to the driver, which has the terminal and knows which ones it has shown."""
+    """Send warnings to the driver, which decides whether its terminal shows them."""
     with warnings.catch_warnings():  # also forgets the warnings of earlier runs
         warnings.showwarning = lambda message, *place: tell({"warning": redact(str(message))})
         yield

@@ -44,7 +44,7 @@ def with_patches(
 
     Raises ConfigError if the rows are not images, or have too few different patches.
     """
-    features = patches_among(source.feed_transforms)  # a warm start of an estimator brings its own
+    features = patches_among(source.feed_transforms)  # a warm start of an estimator has its own
     if not model.patch_features and features is None:
         return source, scaling_text
     size = patch_size(model.patch_size, source.row_shape)

@@ -1,7 +1,7 @@
-"""Early stopping: score each epoch on validation rows, keep the best weights, and decide the end.
+"""Early stopping: score each pass on validation rows, keep the best weights, and decide the end.
 
-All decisions follow from the scores, which a checkpoint stores with the weights of the best epoch.
-`stream.sources.split` describes which rows are set aside.
+All decisions follow from the scores, which a checkpoint stores with the weights of the best pass.
+`stream.sources.split` describes which rows are set aside. A pass is one of `data.epochs`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VALIDATION_PREFIX = "validation"
 def check_early_stopping(config: RunConfig, *, complete: bool, has_initial_weights: bool) -> None:
     """Raise ConfigError if early stopping is not possible, or validation rows are meaningless.
 
-    complete : whether no other rows will follow
+    complete : whether the run has all of its rows; False for `partial_fit`
     has_initial_weights : whether training begins from existing weights
     """
     if not config.run.early_stopping:
@@ -39,9 +39,9 @@ def check_early_stopping(config: RunConfig, *, complete: bool, has_initial_weigh
 class EarlyStopping:
     """The early stopping of one run.
 
-    loss_figure : name of the loss in evaluations, whose negative is the score; None for squares,
-        whose score is the accuracy or R2
-    scores : score of each epoch, -inf if it is not finite
+    loss_figure : name of the loss in evaluations, whose negative is the score; None for the
+        squared error, whose score is the accuracy or R2
+    scores : score of each pass, -inf if it is not finite
     """
 
     def __init__(self, settings: ExecutionConfig, loss_figure: str | None = None) -> None:
@@ -54,13 +54,15 @@ class EarlyStopping:
         """True if rows are set aside for validation."""
         return self._patience is not None
 
-    def lacks_score(self, epoch: int) -> bool:
-        """Return whether the last of `epoch` epochs has no score, because a signal or an error
-        came before its evaluation."""
-        return self.active and len(self.scores) < epoch
+    def lacks_score(self, n_passes: int) -> bool:
+        """Return whether the last of `n_passes` passes has no score.
+
+        This is so if a signal or an error came before its evaluation.
+        """
+        return self.active and len(self.scores) < n_passes
 
     def add_score(self, figures: Mapping[str, float], keep: Callable[[], object]) -> None:
-        """Record the score of the epoch that has ended.
+        """Record the score of the pass that has ended.
 
         figures : figures on the validation rows
         keep : called if the score is the best so far, before it is recorded; saves the weights
@@ -70,28 +72,34 @@ class EarlyStopping:
         else:
             name = "accuracy" if f"{VALIDATION_PREFIX}_accuracy" in figures else "r2"
             score = figures[f"{VALIDATION_PREFIX}_{name}"]
-        if math.isfinite(score) and all(score > earlier for earlier in self.scores):
+        score = score if math.isfinite(score) else -math.inf
+        if _best_pass([*self.scores, score]) == len(self.scores):
             keep()
-        self.scores.append(score if math.isfinite(score) else -math.inf)
+        self.scores.append(score)
 
     @property
     def at_best(self) -> bool:
         """True if the newest score is above all scores before it."""
-        newest = self.scores[-1] if self.scores else -math.inf
-        return newest > max(self.scores[:-1], default=-math.inf)
+        return bool(self.scores) and _best_pass(self.scores) == len(self.scores) - 1
 
     def reason(self) -> str | None:
-        """Return why no further epoch is needed, or None."""
+        """Return why no further pass is needed, or None."""
         if self._patience is None or not self.scores:
             return None
-        best = self.scores.index(max(self.scores))
-        epochs_since = len(self.scores) - 1 - best
-        if epochs_since < self._patience:
+        best = max(_best_pass(self.scores), 0)
+        passes_since = len(self.scores) - 1 - best
+        if passes_since < self._patience:
             return None
         return (
-            f"the score on the rows set aside has not got better for {epochs_since} passes; the "
+            f"the score on the rows set aside has not got better for {passes_since} passes; the "
             f"weights are those of pass {best + 1}"
         )
+
+
+def _best_pass(scores: Sequence[float]) -> int:
+    """Return the index of the first pass with the highest score; -1 if no score is finite."""
+    highest = max(scores, default=-math.inf)
+    return scores.index(highest) if highest > -math.inf else -1
 
 
 def scores_as_json(scores: Sequence[float]) -> list[float | None]:

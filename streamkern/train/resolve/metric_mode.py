@@ -159,7 +159,7 @@ def looks_for_categorical(config: RunConfig, data: Data, precision: str, origin:
     origin : origin of the centers, see `centers_from`
     """
     model, selector = config.model, SELECTORS.get(origin)
-    rows_are_centers = origin == "all" or (selector is not None and selector.of_rows)
+    rows_are_centers = origin == "all" or (selector is not None and selector.selects_rows)
     return (
         rows_are_centers
         and model.kernel == "auto"

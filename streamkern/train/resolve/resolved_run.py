@@ -249,7 +249,7 @@ def _with_centers(
         transforms = data.source.feed_transforms
         origin = centers_from(config, inputs)
         selector = SELECTORS.get(origin)
-        rows_as_centers = origin == "all" if selector is None else selector.of_rows
+        rows_as_centers = origin == "all" if selector is None else selector.selects_rows
         # Centers that are no rows, such as means of rows, need not be integers.
         may_be_integer = rows_as_centers or settings.precision == "integer"
         dtype = data.source.dtype if may_be_integer else np.dtype(np.float32)

@@ -166,7 +166,7 @@ def _moments(
 ) -> tuple[Moments, int]:
     """Return statistics of the rows after the transforms `fixed`, and the number of sampled rows.
 
-    The number is 0 if the source knows the statistics.
+    The number is 0 if the source records the statistics.
 
     factors : (c,) factors of the classes; None if all classes count
     """
@@ -317,7 +317,7 @@ def target_scale(
 ) -> TargetScale:
     """Return mean and scale of the targets over an epoch of `source`, with the sample weights.
 
-    The scale of classes is 1. Statistics that the source knows are used; otherwise a few random
+    The scale of classes is 1. Statistics that the source records are used; otherwise a few random
     units are read. Mix-up does not change the mean.
 
     factors : factors of the classes from `weight_factors`
@@ -360,7 +360,7 @@ def changes_targets(source: BaseSource) -> bool:
 def known_moments(
     source: BaseSource, factors: npt.NDArray[np.float64] | None
 ) -> ColumnMoments | None:
-    """Return the moments of the targets if the source knows them, else None.
+    """Return the moments of the targets if the source records them, else None.
 
     Those of classes follow from the total weight of each class.
     """

@@ -114,9 +114,8 @@ class RowsTarget:
         if first < stop:
             rows = self._rows[first:stop] - part.start
             are_consecutive = rows[-1] - rows[0] == len(rows) - 1
-            part_rows = (
-                host[rows[0] : rows[-1] + 1] if are_consecutive else host[rows]
-            )  # a view, or a copy
+            # A slice is a view, which saves a copy.
+            part_rows = host[rows[0] : rows[-1] + 1] if are_consecutive else host[rows]
             self._target[first:stop] = (
                 part_rows if part_rows.ndim == 1 else part_rows[:, self._width]
             )

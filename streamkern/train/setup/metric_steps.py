@@ -334,9 +334,8 @@ def _values(op: KernelOperator, left: _Side, right: _Side | None) -> tuple[Array
             s[diagonal, part.start + diagonal] = 0
         slope.with_values(s, W[part], xp)
         if on_diagonal:
-            W[part.start + diagonal, part.start + diagonal] = (
-                0  # phi' may be infinite, but x_i - x_i is 0
-            )
+            # phi' may be infinite, but x_i - x_i is 0.
+            W[part.start + diagonal, part.start + diagonal] = 0
 
     op.backend.run(evaluate, tiles(shape[0], SLOPE_TILE))
     return K, W

@@ -170,7 +170,7 @@ def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
     kernel = run.data.kernel_of(Laplace(median_bandwidth(host, sparse=run.data.sparse)))
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
     op = KernelOperator(kernel, run.backend, run.search_precision, shift)
-    return find_noise(op, None, rows).tells
+    return find_noise(op, None, rows).rows_are_predictive
 
 
 def center_targets(

@@ -18,7 +18,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.noise import (
     FIRST_NOISE_EXPONENT,
-    GROWTH,
+    MAX_GROWTH_ROW_RATIO,
     MAX_NOISE_EXPONENT,
     NOISE_ROWS,
     Noise,
@@ -257,5 +257,5 @@ def test_a_penalty_falls_with_the_rows() -> None:
     noise = Noise(0.5, 1000)
     assert noise.penalty(500) == 0.5 / 500
     assert noise.penalty(4000) == pytest.approx(2 * 0.5 / 4000)
-    assert noise.penalty(1e8) == pytest.approx(math.sqrt(GROWTH) * 0.5 / 1e8)
+    assert noise.penalty(1e8) == pytest.approx(math.sqrt(MAX_GROWTH_ROW_RATIO) * 0.5 / 1e8)
     assert Noise().penalty(10) == 0

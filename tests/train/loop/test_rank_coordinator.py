@@ -35,8 +35,8 @@ def messages(
         clock[0] += step_s
         position = SimpleNamespace(batch=step, step=step)
         steps: Any = SimpleNamespace(solver=solver, state=None, position=position)
-        if agreement.at_sync_point(steps, now=step in at):
-            agreement.ended(None)
+        if agreement.sync_if_due(steps, now=step in at):
+            agreement.agree_on_end(None)
     return ranks.sent
 
 

@@ -1,4 +1,7 @@
-"""Fit and evaluate the residual scale sigma(x), see `ResidualScale`, on the model's device."""
+"""Fit and evaluate the residual scale sigma(x) on the model's device.
+
+`streamkern.predict.residual_scale` describes it. A bandwidth of 0 stands for the model's kernel.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +20,34 @@ from streamkern.planning.memory import RESIDUAL_SCALE_BYTES, RESIDUAL_SCALE_ROWS
 from streamkern.predict.residual_scale import ResidualScale, fit_residual_scale
 
 MAX_BANDWIDTH_RATIO = 4
-"""Widest bandwidth that is tried, relative to the median distance. It finds a noise that varies
-slowly with the features, from few rows."""
+"""Widest bandwidth that is tried, relative to the median distance. A wide kernel finds noise
+that varies slowly with the features from fewer rows."""
 
 
-class ResidualScales:
-    """The residual scale sigma(x) of a model as a function of rows.
+class SigmaEvaluator:
+    """Evaluator of the residual scale sigma(x) of a model for rows on its device.
 
     op : kernel products of the model; its kernel and backend are used
-    difficulty : fitted residual scale, with q points
+    scale : fitted residual scale, with q points
     """
 
-    def __init__(self, op: KernelOperator, difficulty: ResidualScale) -> None:
-        self.difficulty = difficulty
-        self._op = _operator(op, difficulty.points, difficulty.bandwidth)
-        if len(difficulty.points):
+    def __init__(self, op: KernelOperator, scale: ResidualScale) -> None:
+        self.scale = scale
+        self._op = _operator(op, scale.points, scale.bandwidth)
+        if len(scale.points):
             backend = op.backend
-            self._Z = self._op.points(backend.asarray(difficulty.points), right=True)
-            self._W = backend.asarray(difficulty.weights, self._op.dtype)
+            self._Z = self._op.points(backend.asarray(scale.points), right=True)
+            self._W = backend.asarray(scale.weights, self._op.dtype)
 
     def __call__(self, X: Array) -> Floats:
         """Return sigma (k, c) on the host, as float64, in 2 k q (d + c) FLOPs.
 
         X : (k, d) on the device, scaled.
         """
-        if not len(self.difficulty.points):
-            return np.ones((len(X), len(self.difficulty.low)))
+        if not len(self.scale.points):
+            return np.ones((len(X), len(self.scale.low)))
         G = self._op.product(self._op.points(X, left=True), self._Z, self._W)
-        return self.difficulty.sigma(self._op.backend.to_host(G))
+        return self.scale.sigma(self._op.backend.to_host(G))
 
 
 def max_points(n: int, d: int, itemsize: int) -> int:
@@ -71,7 +74,7 @@ def find_residual_scale(
     abs_residuals : (q, c) absolute residuals, in the units of the targets.
     w : (q,) sample weights; None: all are 1.
     """
-    bandwidths = [] if op.kernel.explicit else [0.0]
+    bandwidths = [] if op.kernel.explicit else [0.0]  # 0: the model's kernel
     if (X[:1] == X).all():  # equal rows show no differences
         bandwidths.clear()
     else:
@@ -83,6 +86,12 @@ def find_residual_scale(
 
 
 def _operator(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> KernelOperator:
+    """Return the operator of a Laplace kernel, or of the model's kernel if the bandwidth is 0.
+
+    Its precision is float64 if that of the model is, otherwise "exact": points are not rounded.
+
+    X : (q, d) points of the scale; the operator shifts all points by their mean.
+    """
     kernel = Laplace(bandwidth) if bandwidth else op.kernel
     kernel = of_sparse_rows(kernel) if op.kernel.sparse else kernel
     precision = "float64" if op.precision == "float64" else "exact"
@@ -91,6 +100,7 @@ def _operator(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> Kern
 
 
 def _gram(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> Floats:
+    """Return K(X, X) (q, q) as float64 on the host; bandwidth as for `_operator`."""
     own_operator = _operator(op, X, bandwidth)
     points = own_operator.points(op.backend.asarray(X), right=True)
     return np.asarray(op.backend.to_host(own_operator.gram(points)), np.float64)

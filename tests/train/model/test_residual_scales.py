@@ -13,7 +13,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.model.calibrating import calibrate
 from streamkern.train.model.kernel_model import KernelModel
-from streamkern.train.model.spreads import max_points
+from streamkern.train.model.residual_scales import max_points
 from streamkern.train.train import train
 
 Array = npt.NDArray[Any]
