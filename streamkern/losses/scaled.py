@@ -14,7 +14,7 @@ from streamkern.losses.log_link import LARGEST_EXPONENT, LONGEST_MOVE, LogLink
 from streamkern.losses.losses import saved_loss
 
 LARGEST_STEP: Final = 2.0
-"""Largest change of an output z of a log link by a step, in any row of the batch."""
+"""Largest change of an output z of a log link by the step of a block, in any row of the batch."""
 MOST_DOUBLINGS: Final = 2
 """Number of passes of Newton's method in which the longest move of a row, for a log link, doubles.
 

@@ -13,7 +13,8 @@ from sklearn.metrics import mean_gamma_deviance
 
 import streamkern as sk
 from streamkern.losses.log_link import LogLink
-from streamkern.train.setup import log_link_kernel
+from streamkern.train.setup import log_link_kernel, loss_start
+from streamkern.train.setup.loss_ridge import loss_noise
 from tests.counts import DEVIANCES, LOSSES, TARGETS, N, P, X, excess_over_minimum, of_loss
 from tests.runs import assert_same_bits, final, finished, settings, stopped
 
@@ -227,3 +228,30 @@ def test_a_kernel_that_the_settings_give_is_kept() -> None:
         patched.setattr(log_link_kernel, "_InKernel", None)  # nothing is compared
         model = sk.KernelRegressor(loss="poisson", n_centers=P, **plain).fit(X, TARGETS["poisson"])
     assert model.kernel_.bandwidth == 3.0
+
+
+@pytest.mark.parametrize("given", [
+    {"kernel": "laplace", "bandwidth": "median"},
+    {"kernel": {"kind": "sum", "parts": ["laplace", "gaussian"]}},
+    {"kernel": sk.Laplace("auto"), "bandwidth": "median"}, {"kernel": "laplace", "bandwidth": 2.0},
+])  # fmt: skip
+def test_a_metric_is_learned_for_a_kernel_that_the_settings_give(given: dict[str, Any]) -> None:
+    model = sk.KernelRegressor(loss="poisson", metric="learn", n_centers=P, **given)
+    y = TARGETS["poisson"]
+    assert DEVIANCES["poisson"](y, model.fit(X, y).predict(X)) < 1.6
+
+
+def test_equal_rows_have_their_own_targets_where_a_metric_is_learned() -> None:
+    """In place of the mean of their logarithms, whose exponential is below the mean."""
+    rng, seen = np.random.default_rng(0), list[float]()
+    X = rng.standard_normal((250, 5)).astype(np.float32)[rng.integers(0, 250, 2000)]
+    y = np.exp(X[:, 0]) * rng.gamma(0.3, size=len(X)) / 0.3
+
+    def with_mean(loss: Any, rows: Any, noise: Any, **options: Any) -> Any:
+        seen.append(float(np.average(rows.Y[:, 0], weights=rows.w)))
+        return loss_noise(loss, rows, noise, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loss_start, "loss_noise", with_mean)
+        sk.KernelRegressor(loss="gamma", metric="learn", n_centers=50, epochs=1).fit(X, y)
+    assert seen[-1] == pytest.approx(1.0, abs=0.2)  # in units of the mean

@@ -69,9 +69,14 @@ class Repeats(NamedTuple):
 
     def first(self, n: int) -> Repeats | None:
         """Return the repeats of the first n groups; None if none of them has two rows."""
-        in_first = self.group < n
-        part = Repeats(self.group[in_first], self.Y[in_first], self.w[in_first])
-        return part if len(part.group) > min(n, int(self.group.max()) + 1) else None
+        return self.of(slice(0, n))
+
+    def of(self, groups: slice) -> Repeats | None:
+        """Return the repeats of some consecutive groups; None if none of them has two rows."""
+        inside = (self.group >= groups.start) & (self.group < groups.stop)
+        part = Repeats(self.group[inside] - groups.start, self.Y[inside], self.w[inside])
+        n = min(groups.stop, int(self.group.max()) + 1) - groups.start
+        return part if len(part.group) > n else None
 
 
 class SampleRows(NamedTuple):

@@ -74,10 +74,9 @@ def _choose(
     n_noise_rows, kernel_is_open = noise_rows(run.problem), is_open(run)
     learned = known or NOT_LEARNED
     read = partial(few_rows, run, dtype, targets)
-    read_noise_rows, read_stored = (
-        cache(partial(read, n_noise_rows, squares)),
-        cache(partial(read, n_noise_rows)),
-    )
+    read_noise_rows = read_stored = cache(partial(read, n_noise_rows, squares))
+    if squares is not None:
+        read_stored = cache(partial(read, n_noise_rows))
 
     @cache
     def plain_kernel(categorical: CategoricalFeatures) -> Kernel:
@@ -94,11 +93,14 @@ def _choose(
             n_fit, n_held = split(len(rows.X))
             part = slice(n_held, min(n_held + n_noise_rows, len(rows.X) - n_fit))
             noise_part = copied_part(rows, part)
-            read_noise_rows = read_stored = cache(lambda: noise_part)
+            read_noise_rows = cache(lambda: noise_part)
             if squares is not None:
+                del rows  # before as many are read again
                 rows = read(run.problem.metric_rows)
-                stored_part = copied_part(rows, part)
-                read_stored = cache(lambda: stored_part)
+            stored_part = noise_part if squares is None else copied_part(rows, part)
+            if rows.repeats is not None:  # a loss depends on more than the mean of equal rows
+                stored_part = stored_part._replace(repeats=rows.repeats.of(part))
+            read_stored = cache(lambda: stored_part)
     if learned.kernel is None and kernel_is_open:
         categorical = learned.categorical or ()
         if learned.metric is None:
@@ -109,6 +111,4 @@ def _choose(
         if known is None and learned.categorical is None:
             kernel = find_categorical(run, read_noise_rows(), kernel, report)
         learned = learned._replace(kernel=kernel)
-    if squares is None:
-        read_stored = read_noise_rows
     return FewRows(read_noise_rows, read_stored, None), learned

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from streamkern.basics.array_types import Floats
+from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.products import KernelOperator
@@ -22,7 +23,7 @@ from streamkern.losses.log_link import LogLink
 from streamkern.solver.precondition.noise import NO_NOISE
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.choose_kernel import is_open
+from streamkern.train.setup.choose_kernel import in_metric_coordinates, is_open
 from streamkern.train.setup.choose_metric import Learned
 from streamkern.train.setup.held_out_models import gain_in_standard_errors
 from streamkern.train.setup.log_link_start import FirstModel, first_model
@@ -49,16 +50,21 @@ def choose_for_log_link(
     few, learned = choose(None)
     if not (is_open(run) or run.metric_mode.learns):
         return few, learned
-    first = _InKernel(run, loss, targets, few, _kernel(run, learned))
+    first = _InKernel(run, loss, targets, few, _kernel(run, few, learned))
     if not first.tried:
         return few, learned
     few_of_step, of_step = choose(first.model())
     few_of_step = few_of_step._replace(read=few_of_step.stored)
+    kernel = _kernel(run, few_of_step, of_step)
+    if kernel.describe() == first.kernel.describe():
+        return few, learned
     judges = few
-    if of_step.metric is not None:  # take rows that neither metric was learned from
+    if of_step.metric is not None:  # take rows whose own targets neither metric was learned from
         judges = few_of_step
-        first = _InKernel(run, loss, targets, judges, _kernel(run, learned))
-    second = _InKernel(run, loss, targets, judges, _kernel(run, of_step))
+        first = _InKernel(run, loss, targets, judges, first.kernel)
+    second = _InKernel(run, loss, targets, judges, kernel)
+    if not (first.tried and second.tried):
+        return few, learned
     losses = first.held_out_losses(), second.held_out_losses()
     with np.errstate(over="ignore", invalid="ignore"):  # the losses of a bad kernel may be huge
         gain = gain_in_standard_errors(*losses)
@@ -68,6 +74,7 @@ def choose_for_log_link(
 class _InKernel:
     """The loss of a few rows in a kernel, cross-validated.
 
+    kernel : the kernel, in its metric
     tried : values of kappa, from the largest, with their held-out losses
     """
 
@@ -77,10 +84,11 @@ class _InKernel:
         host = run.backend.to_host(few.read().X)
         shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
         self._op = KernelOperator(kernel, run.backend, run.search_precision, shift)
-        self._few, self._loss = few, loss
-        _, rows = left_out(self._op, None, targets, few, NO_NOISE)
-        self._outputs, self._rows = in_unit(loss, rows, run.config.model.fit_intercept)
-        self.tried = held_out_losses(loss, self._rows)
+        self.kernel, self._few, self._loss = kernel, few, loss
+        with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
+            _, rows = left_out(self._op, None, targets, few, NO_NOISE)
+            self._outputs, self._rows = in_unit(loss, rows, run.config.model.fit_intercept)
+            self.tried = held_out_losses(loss, self._rows)
 
     @property
     def kappa(self) -> float:
@@ -91,21 +99,34 @@ class _InKernel:
         """Return the weighted held-out losses of the rows with this kappa."""
         rows, parts = fold_rows(self._rows)
         losses = np.empty(len(rows.Y))
-        for fitted in parts:
-            others = np.setdiff1d(np.arange(len(losses)), fitted)
-            losses[others] = NewtonPath(self._loss, rows, fitted).held_out_losses(self.kappa)
+        with self._op.backend.single_threaded_blas():
+            for fitted in parts:
+                others = np.setdiff1d(np.arange(len(losses)), fitted)
+                losses[others] = NewtonPath(self._loss, rows, fitted).held_out_losses(self.kappa)
         return rows.score_w * losses
 
     def model(self) -> FirstModel:
         """Return the model of the rows with this kappa."""
         of_kappa = self._rows, self._outputs, self.kappa
-        return first_model(self._op, None, self._few.stored(), self._loss, *of_kappa)
+        with self._op.backend.single_threaded_blas():
+            return first_model(self._op, None, self._few.stored(), self._loss, *of_kappa)
 
 
-def _kernel(run: ResolvedRun, learned: Learned) -> Kernel:
-    """Return the kernel of a choice; if the settings give it, that one in the metric."""
+def _kernel(run: ResolvedRun, few: FewRows, learned: Learned) -> Kernel:
+    """Return the kernel of a choice; if the settings give it, that one in the metric.
+
+    few : rows of the choice; a bandwidth that the settings leave open is their median distance
+    """
     if learned.kernel is not None:
         return learned.kernel
-    model = run.config.model
-    kernel = run.data.kernel_of(get_kernel(model.kernels[0], model.bandwidth))
+    model, sparse = run.config.model, run.data.sparse
+    points = in_metric_coordinates(run.backend.to_host(few.read().X), learned.metric)
+
+    def bandwidth(geometry: str) -> float:
+        if not isinstance(model.bandwidth, str):
+            return model.bandwidth
+        norm = "cityblock" if geometry == "l1" else "euclidean"
+        return median_bandwidth(points, norm, sparse=sparse)
+
+    kernel = run.data.kernel_of(get_kernel(model.kernels[0], bandwidth))
     return kernel if learned.metric is None else kernel.with_metric(learned.metric)

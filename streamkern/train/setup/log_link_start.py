@@ -85,8 +85,10 @@ class FirstModel:
 
         rows : rows with targets divided by the unit
         """
-        xp, x = self.op.backend.xp, self.op.points(rows.X, left=True)
-        f = self.op.product(x, self.points, self.weights)
+        xp = self.op.backend.xp
+        with self.op.backend.single_threaded_blas():  # bits must not depend on threads
+            x = self.op.points(rows.X, left=True)
+            f = self.op.product(x, self.points, self.weights)
         errors = self.scaled.errors(f.copy(), rows.Y)
         r, h = self.scaled.residual(errors, rows.Y, 0.0)
         assert h is not None

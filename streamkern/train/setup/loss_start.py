@@ -132,10 +132,11 @@ def fit_loss(
     slope = 1.0
     if isinstance(loss, LogLink):
         outputs, rows = in_unit(loss, rows, fit_intercept, None if warm is None else warm.targets)
-        noise = noise_for(loss, rows, noise)
         first = None
-        if run.method.uses_center_targets:  # the setup is made with targets and their weights
-            first = first_model(op, Z, few_rows.stored(), loss, rows, outputs, noise.variance)
+        with run.backend.single_threaded_blas():
+            noise = noise_for(loss, rows, noise)
+            if run.method.uses_center_targets:  # the setup is made with targets and their weights
+                first = first_model(op, Z, few_rows.stored(), loss, rows, outputs, noise.variance)
         return LossFit(loss, outputs, slope, noise, first=first)
     if loss.identity_link:
         errors = F * targets.scale + targets.mean - Y
