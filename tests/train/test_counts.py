@@ -245,7 +245,7 @@ def test_equal_rows_have_their_own_targets_where_a_metric_is_learned() -> None:
     """In place of the mean of their logarithms, whose exponential is below the mean."""
     rng, seen = np.random.default_rng(0), list[float]()
     X = rng.standard_normal((250, 5)).astype(np.float32)[rng.integers(0, 250, 2000)]
-    y = np.exp(X[:, 0]) * rng.gamma(0.3, size=len(X)) / 0.3
+    y = np.exp(np.sin(3 * X[:, 0]) + X[:, 0]) * rng.gamma(0.3, size=len(X)) / 0.3
 
     def with_mean(loss: Any, rows: Any, noise: Any, **options: Any) -> Any:
         seen.append(float(np.average(rows.Y[:, 0], weights=rows.w)))
@@ -253,5 +253,6 @@ def test_equal_rows_have_their_own_targets_where_a_metric_is_learned() -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(loss_start, "loss_noise", with_mean)
-        sk.KernelRegressor(loss="gamma", metric="learn", n_centers=50, epochs=1).fit(X, y)
+        model = sk.KernelRegressor(loss="gamma", metric="learn", n_centers=50, epochs=1).fit(X, y)
+    assert model.kernel_.metric is not None
     assert seen[-1] == pytest.approx(1.0, abs=0.2)  # in units of the mean
