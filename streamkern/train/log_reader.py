@@ -34,6 +34,8 @@ _STAGE_ORDER = {
     "preconditioner": 5,
 }
 """Order of the stages of a setup."""
+_EVENT_STAGES = {"outliers": "kernel", "loss": "noise"}
+"""Events of the setup that another stage includes."""
 _LAST_STAGE = 6
 """Position in this order of all events that are no stage of the setup."""
 _EVENTS_ONCE = ("setup", "centers", "noise", "start")
@@ -171,7 +173,9 @@ def processes_in(records: Iterable[LogRecord]) -> list[ProcessLog]:
     earlier: list[tuple[str, str]] = []
     for record in records:
         entry = _stage(record)
-        if _starts_process(entry, earlier):
+        if record.get("again") and processes:  # the same process chooses kernel and metric anew
+            earlier = []
+        elif _starts_process(entry, earlier):
             processes.append([])
             earlier = []
         processes[-1].append(record)
@@ -187,6 +191,8 @@ def _stage(record: LogRecord) -> tuple[str, str]:
     is_kernel_stage = stage in ("bandwidth", "categorical") or (
         event == "metric" and "chosen" in record
     )
+    if event in _EVENT_STAGES:
+        return event, _EVENT_STAGES[event]
     return event, "kernel" if is_kernel_stage else str(stage)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import streamkern as sk
+from streamkern.train.log_reader import read_history
 from tests.counts import DEVIANCES, LOSSES, TARGETS, N, P, X, excess_over_minimum, of_loss
 from tests.runs import assert_same_bits, final, finished, lost, settings, stopped
 
@@ -101,3 +103,21 @@ def test_weights_of_squares_are_refused(tmp_path: Path) -> None:
     with pytest.raises(sk.ConfigError, match="minimised squares, whose weights predict values"):
         model.set_params(loss="poisson").fit(X, y)
     np.testing.assert_array_equal(model.predict(X), before)
+
+
+@pytest.mark.parametrize("outliers", [False, True])
+def test_a_fit_that_chooses_its_kernel_twice_is_one_process_in_its_log(
+    outliers: bool, tmp_path: Path
+) -> None:
+    y = TARGETS["poisson"] + 300.0 * outliers * (np.arange(N) % 20 == 0)
+    model = sk.KernelRegressor(loss="huber" if outliers else "poisson", metric="learn", epochs=1)
+    model.set_params(n_centers=P, run_dir=tmp_path / "run", solver="block").fit(X, y)
+    records = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    again = [record["doing"] for record in records if record.get("again")]
+    assert again == ["metric", "kernel"]
+    history = read_history(records)
+    assert len(history.processes) == 1
+    assert {record["event"] for record in history.setup} >= {"bandwidth", "metric", "noise", "loss"}
+    chosen = [record for record in history.setup if "chosen" in record]
+    if chosen[-1]["chosen"]["kind"] != "none":
+        assert chosen[-1]["kernel"] == model.kernel_.describe()

@@ -48,7 +48,7 @@ def choose_kernel_and_metric(
     """
     choose = partial(_choose, run, dtype, targets, report, known)
     if known is None and isinstance(loss, LogLink):
-        return choose_for_log_link(run, loss, targets, choose)
+        return choose_for_log_link(run, loss, targets, choose, report)
     if known is not None or loss is None or not loss.robust:
         return choose(None)
     rows = unmerged_rows(run, dtype, targets, OUTLIER_ROWS)
@@ -56,7 +56,7 @@ def choose_kernel_and_metric(
     few, learned = choose(bounded)
     if bounded is not None and not (learned.kernel is None and learned.metric is run.metric):
         bounded = find_outliers(run, rows, learned.kernel, learned.metric)
-        few, learned = choose(bounded)
+        few, learned = choose(bounded, again=True)
     if bounded is not None:
         limit = bounded.limit * targets.scale
         report("outliers", {"share": bounded.share, "limit": limit.tolist()})
@@ -65,12 +65,14 @@ def choose_kernel_and_metric(
 
 def _choose(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
-    known: Learned | None, squares: SquareTargets | None,
+    known: Learned | None, squares: SquareTargets | None, *, again: bool = False,
 ) -> tuple[FewRows, Learned]:  # fmt: skip
     """Return the results of `choose_kernel_and_metric` for given targets and weights.
 
     squares : replaces targets and weights, such as those of outliers; None to keep them
+    again : whether this run has chosen before; the log says so, see `log_reader.processes_in`
     """
+    repeated = {"again": True} if again else {}
     n_noise_rows, kernel_is_open = noise_rows(run.problem), is_open(run)
     learned = known or NOT_LEARNED
     read = partial(few_rows, run, dtype, targets)
@@ -80,13 +82,13 @@ def _choose(
 
     @cache
     def plain_kernel(categorical: CategoricalFeatures) -> Kernel:
-        report("setup", {"doing": "kernel"})
+        report("setup", {"doing": "kernel"} | repeated)
         return find_kernel(run, read_noise_rows(), report, None, categorical).kernel
 
     if known is None and run.metric is not None:
         learned = Learned(run.metric, {})
     elif known is None and run.metric_mode.learns:
-        report("setup", {"doing": "metric", "why": run.metric_mode.reason})
+        report("setup", {"doing": "metric", "why": run.metric_mode.reason} | repeated)
         rows = read(run.problem.metric_rows, squares)
         learned = learn_metric(run, rows, targets, report, plain_kernel if kernel_is_open else None)
         if learned.metric is not None:  # take rows whose targets the metric was not learned from
@@ -106,7 +108,7 @@ def _choose(
         if learned.metric is None:
             kernel = plain_kernel(categorical)
         else:
-            report("setup", {"doing": "kernel"})
+            report("setup", {"doing": "kernel"} | repeated)
             kernel = find_kernel(run, read_noise_rows(), report, learned.metric, categorical).kernel
         if known is None and learned.categorical is None:
             kernel = find_categorical(run, read_noise_rows(), kernel, report)

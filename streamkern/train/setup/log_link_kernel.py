@@ -10,7 +10,7 @@ is lower by `LOG_LINK_GAIN_SE`. docs/explanation/losses.md has the measurements.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.log_link import LogLink
+from streamkern.solver.method import Report
 from streamkern.solver.precondition.noise import NO_NOISE
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
@@ -35,17 +36,23 @@ from streamkern.train.setup.setup_rows import FewRows, SquareTargets
 LOG_LINK_GAIN_SE = 1.0
 """Smallest gain of the second kernel, in standard errors of the mean held-out loss."""
 
-Choose = Callable[[SquareTargets | None], tuple[FewRows, Learned]]
+
+class Choose(Protocol):
+    """Chooses kernel and metric by squares, for given targets and weights of the rows."""
+
+    def __call__(
+        self, squares: SquareTargets | None, *, again: bool = False
+    ) -> tuple[FewRows, Learned]:
+        """See `kernel_and_metric`."""
 
 
 def choose_for_log_link(
-    run: ResolvedRun, loss: LogLink, targets: TargetScale, choose: Choose
+    run: ResolvedRun, loss: LogLink, targets: TargetScale, choose: Choose, report: Report
 ) -> tuple[FewRows, Learned]:
     """Return rows to estimate the noise from, and the kernel and the metric.
 
     loss : loss with its unit
     targets : mean and scale of log(1 + y / unit)
-    choose : chooses kernel and metric by squares, for given targets and weights of the rows
     """
     few, learned = choose(None)
     if not (is_open(run) or run.metric_mode.learns):
@@ -53,7 +60,7 @@ def choose_for_log_link(
     first = _InKernel(run, loss, targets, few, _kernel(run, few, learned))
     if not first.tried:
         return few, learned
-    few_of_step, of_step = choose(first.model())
+    few_of_step, of_step = choose(first.model(), again=True)
     few_of_step = few_of_step._replace(read=few_of_step.stored)
     kernel = _kernel(run, few_of_step, of_step)
     if kernel.describe() == first.kernel.describe():
@@ -68,7 +75,11 @@ def choose_for_log_link(
     losses = first.held_out_losses(), second.held_out_losses()
     with np.errstate(over="ignore", invalid="ignore"):  # the losses of a bad kernel may be huge
         gain = gain_in_standard_errors(*losses)
-    return (few_of_step, of_step) if gain >= LOG_LINK_GAIN_SE else (few, learned)
+    if gain >= LOG_LINK_GAIN_SE:
+        return few_of_step, of_step
+    if learned.facts:  # the last metric in the log is the one that is used
+        report("metric", {"chosen": learned.facts, "kernel": first.kernel.describe()})
+    return few, learned
 
 
 class _InKernel:

@@ -214,3 +214,13 @@ def test_sums_over_a_part_of_the_ranks(
         np.testing.assert_allclose(a, held[0][in_row].sum(axis=0), rtol=0, atol=1e-14)
         np.testing.assert_allclose(b, held[1][in_column].sum(axis=0)[ids], rtol=0, atol=1e-14)
         np.testing.assert_array_equal(first, held[1][grid.column][ids])
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_all_ranks_learn_the_largest_of_their_values(columns: int) -> None:
+    def largest(ranks: Communicator) -> Any:
+        grid = RankGrid(ranks.rank, ranks.size, columns)
+        partition = Partition([slice(0, 9)], grid, ranks, Backend(threads=1))
+        return partition.largest(np.asarray([2.0, 7.0, 3.0][ranks.rank]))
+
+    assert [float(value) for value in on_threads(3, largest)] == [7.0, 7.0, 7.0]
