@@ -38,7 +38,7 @@ TOOK: list[float] = []
 
 
 def timed(*given: Any) -> Any:
-    """`calibrate`, and how long it took."""
+    """Yield a list that receives the seconds of each call of `calibrate`."""
     began = time.perf_counter()
     found = calibrate(*given)
     TOOK.append(time.perf_counter() - began)
@@ -49,7 +49,8 @@ calibrate, step_loop.calibrate = step_loop.calibrate, timed
 
 
 def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any, bool]:
-    """Rows and targets to fit, the same to test, and whether they are classes."""
+    """Return training rows and targets, test rows and targets, and whether the targets are
+    classes."""
     held = np.load(path)
     X, y = held["X"].astype(np.float64), held["y"]
     classes = "task" in held and str(held["task"]) != "regression"
@@ -60,7 +61,7 @@ def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any, bool]:
 
 
 def by_parts(model: Any, X: Any, y: Any) -> dict[str, float]:
-    """The coverage of both kinds of intervals in parts of the test rows."""
+    """Return the coverage of both kinds of intervals in parts of the test rows."""
     predicted, ends = model.predict(X, interval=EVALUATION_LEVEL, normalised=True)
     plain = model.predict(X, interval=EVALUATION_LEVEL)[1]
     width = ends[:, 1] - ends[:, 0]
@@ -75,7 +76,7 @@ def by_parts(model: Any, X: Any, y: Any) -> dict[str, float]:
 
 
 def row(path: Path, seed: int, centers: int) -> dict[str, Any] | None:
-    """What one table comes to; None where it has too few rows."""
+    """Return the results of one table; None if it has too few rows."""
     X, y, X_test, y_test, classes = table(path, seed)
     if len(X) < FEWEST:
         return None

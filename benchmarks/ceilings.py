@@ -1,4 +1,4 @@
-"""What this machine can do at all: SGEMM, memory copies, exponentials."""
+"""Measure the limits of this machine: matrix products, memory copies, exponentials."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def measure(
     copy_bytes: int = 2**28,
     entries: int = 2**24,
 ) -> list[Figure]:
-    """GFLOP/s, GB/s (bytes read plus bytes written) and entries/s."""
+    """Return GFLOP/s, GB/s (bytes read plus bytes written) and entries/s."""
     found = [f for n in sizes for f in _sgemm(repeats, n)]
     with ThreadPoolExecutor(available_cpus()) as pool:
         return [*found, *_copy(repeats, pool, copy_bytes), *_exp(repeats, pool, entries)]

@@ -31,7 +31,7 @@ KILLS, LONGEST_LIFE_S = 2, 4.0
 
 @dataclass
 class Truth:
-    """What everything is compared with, made without S3 in `folder`."""
+    """Reference results, computed without S3 in `folder`."""
 
     folder: Path
     X: np.ndarray
@@ -72,7 +72,7 @@ class Place:
 
 
 def make_truth(folder: Path) -> Truth:
-    """A store, a run to its end, and its predictions, on the local disk."""
+    """Write a store, a finished run and its predictions to the local disk."""
     import streamkern as sk
 
     rng = np.random.default_rng(0)
@@ -90,7 +90,8 @@ def make_truth(folder: Path) -> Truth:
 
 
 def run_tables(data: dict[str, Any], run_dir: str) -> dict[str, dict[str, Any]]:
-    """A run of 24 steps an epoch, with a checkpoint after every fourth."""
+    """Return the settings of a run of 24 steps an epoch, with a checkpoint after every fourth
+    step."""
     noise = {"transforms": [{"kind": "noise", "sigma": 0.1}]}
     data = {"batch_size": 30, "epochs": 2, "scale": "none", **noise, **data}
     return {
@@ -105,7 +106,7 @@ def run_tables(data: dict[str, Any], run_dir: str) -> dict[str, dict[str, Any]]:
 
 
 def last_arrays(url: str, options: dict[str, Any] | None) -> dict[str, np.ndarray]:
-    """Every array of the last checkpoint of a run that is done."""
+    """Return every array of the last checkpoint of a finished run."""
     from streamkern.rundir.run_directory import RunDirectory
 
     with RunDirectory(url, writable=False, storage_options=options) as run:
@@ -116,7 +117,7 @@ def last_arrays(url: str, options: dict[str, Any] | None) -> dict[str, np.ndarra
 
 
 def predictions(url: Any, options: dict[str, Any] | None = None) -> np.ndarray:
-    """Values and labels, side by side."""
+    """Return predicted values and labels, side by side."""
     import zarr
 
     from streamkern.filesystem.urls import zarr_store
@@ -127,7 +128,7 @@ def predictions(url: Any, options: dict[str, Any] | None = None) -> np.ndarray:
 
 
 def upload_truth(truth: Truth, server: S3Server) -> None:
-    """The store and the run as they are, past the proxy."""
+    """Copy the store and the run to the server, without the fault proxy."""
     for name in ("train.zarr", "run"):
         for path in (truth.folder / name).rglob("*"):
             if path.is_file():
@@ -159,7 +160,7 @@ def ingest(place: Place) -> None:
 
 
 def same_store(place: Place, name: str) -> None:
-    """Every byte of what was written, read without the proxy."""
+    """Check every byte of a written store, read without the fault proxy."""
     import streamkern as sk
 
     options = {**place.options, "endpoint_url": place.server.endpoint}
@@ -172,7 +173,7 @@ def same_store(place: Place, name: str) -> None:
 
 
 def read(place: Place) -> None:
-    """Two epochs in batches, and every chunk on eight threads, twice."""
+    """Read two epochs in batches, and every chunk twice on eight threads."""
     import streamkern as sk
     from streamkern.stream.batch_reader import BatchReader
 
@@ -193,7 +194,7 @@ def read(place: Place) -> None:
 
 
 def list_all(place: Place) -> None:
-    """What is there, what it looks like, and whether it is whole."""
+    """List a store, open it, and verify its chunks."""
     import streamkern as sk
     from streamkern.cli.run_info import run_overview
     from streamkern.filesystem.urls import open_objects
@@ -252,7 +253,7 @@ def checkpoint(place: Place) -> None:
 
 
 def train(place: Place) -> None:
-    """A run in several lives, the last one in this process."""
+    """Train a run in several processes, one after another; the last one is this process."""
     import streamkern as sk
 
     url = f"{place.data}/train.zarr"
@@ -267,7 +268,7 @@ def train(place: Place) -> None:
 
 
 def predict(place: Place) -> None:
-    """A model and rows from S3, predictions to S3."""
+    """Read a model and rows from S3, and write predictions to S3."""
     import streamkern as sk
     from streamkern.train.saved_model import load_model
 

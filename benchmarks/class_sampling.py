@@ -29,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any]:
-    """Rows to fit, in which every second class is rare, and rows to test."""
+    """Return training rows, in which every second class is rare, and test rows."""
     held, rng = np.load(path), np.random.default_rng(seed)
     X, y = held["X"].astype(np.float64), np.unique(held["y"], return_inverse=True)[1]
     order = rng.permutation(len(X))[: 2 * MOST]
@@ -40,7 +40,7 @@ def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any]:
 
 
 def row(path: Path, seed: int) -> dict[str, Any]:
-    """What one table comes to."""
+    """Return the results of one table."""
     X, y, X_test, y_test = table(path, seed)
     found: dict[str, Any] = {"table": path.stem, "seed": seed, "rows": len(X)}
     found["fewest"] = int(np.bincount(y)[np.unique(y)].min())

@@ -46,7 +46,8 @@ SOLVERS: dict[str, dict[str, Any]] = {
 def configuration(
     store: Path, solver: dict[str, Any], n_samples: int, seed: int, evaluate_every: int
 ) -> sk.RunConfig:
-    """A run of `n_samples`, made whole copies, with defaults for everything but `solver`."""
+    """Return the settings of a run of `n_samples`, rounded up to whole copies of the store, with
+    defaults for all but `solver`."""
     return sk.RunConfig.from_tables(
         {
             "data": {
@@ -70,7 +71,7 @@ def configuration(
 def run(
     task: Task, store: Path, solver: dict[str, Any], n_samples: int, seed: int, exact: float
 ) -> dict[str, Any]:
-    """One training run and what came of it."""
+    """Train one run, and return its results."""
     config = configuration(store, solver, n_samples, seed, EVALUATE_EVERY)
     test = sk.ArraySource(task.X_test, task.y_test)
     began = time.perf_counter()
@@ -109,7 +110,7 @@ def references(task: Task, draws: int, n_samples: int = SHORT) -> list[float]:
 
 
 def runs(options: argparse.Namespace) -> list[tuple[str, int, int]]:
-    """(solver, length, seed) of every run asked for."""
+    """Return solver, length and seed of every run."""
     names = [n for n in SOLVERS if not options.solvers or n in options.solvers]
     return [
         (name, length, seed)
@@ -121,9 +122,8 @@ def runs(options: argparse.Namespace) -> list[tuple[str, int, int]]:
 
 
 def verdict(rows: list[dict[str, Any]], errors: list[float]) -> list[str]:
-    """The default solver against each target: mean and range over its seeds, and the mean against
-    the luckiest and the unluckiest draw of the exact model.
-    """
+    """Compare the default solver with each target: mean and range over its seeds, and its mean
+    against the best and the worst draw of the exact model."""
     lines, exact = [], float(np.mean(errors))
     for length, target in TARGETS.items():
         own = [r["ratio"] for r in rows if r["solver"] == "block" and r["length"] == length]

@@ -78,7 +78,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 
 def digest(*parts: Any) -> str:
-    """SHA-256 of arrays, with their dtypes and shapes, and of bytes."""
+    """Return the SHA-256 of arrays, with their dtypes and shapes, and of bytes."""
     sums = hashlib.sha256()
     for part in parts:
         if not isinstance(part, bytes):
@@ -90,7 +90,8 @@ def digest(*parts: Any) -> str:
 
 
 def tree_digest(folder: Path) -> str:
-    """Of the chunks below a folder and their names; documents hold times and marks of their own."""
+    """Return the SHA-256 of the chunks below a folder and of their names. JSON documents are left
+    out, because they contain times."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".json")
     return digest(*(part for p in files for part in (str(p.relative_to(folder)).encode(), _of(p))))
 
@@ -100,13 +101,13 @@ def _of(path: Path) -> bytes:
 
 
 def rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """X (n, D) float32 and class ids y (n,), which a model can learn."""
+    """Return X (n, D) float32 and class ids y (n,) that a model can learn."""
     X = np.random.default_rng([seed, 77]).standard_normal((n, D)).astype(np.float32)
     return X, np.abs(X[:, :C]).argmax(axis=1)
 
 
 def golden(folder: Path) -> Iterator[tuple[str, str]]:
-    """(what, its sum), one after another."""
+    """Yield the name and the SHA-256 of each result."""
     np.savez(folder / "train.npz", X=rows(N, 0)[0], y=rows(N, 0)[1])
     np.savez(folder / "test.npz", X=rows(N_TEST, 1)[0], y=rows(N_TEST, 1)[1])
     for name in ("train", "test"):

@@ -1,4 +1,4 @@
-"""What every subject shares: timing in turns, figures against floors, the machine, made-up data.
+"""Shared parts of the benchmarks: timing in turns, figures and floors, the machine, synthetic data.
 
 A subject is a module with `REPEATS`, `SMALL` (sizes of a run of a second or two) and
 `measure(repeats, **sizes)`, which returns figures. A figure is a dictionary:
@@ -50,7 +50,7 @@ Figure = dict[str, Any]
 
 
 class WrongResult(Exception):
-    """What was timed did not compute what it should."""
+    """A timed function returned a wrong result."""
 
 
 def check(right: bool, what: str) -> None:
@@ -65,7 +65,7 @@ def check(right: bool, what: str) -> None:
 def in_turns(
     calls: Mapping[str, Callable[[], object]], repeats: int, *, warm_up: bool = True
 ) -> dict[str, list[float]]:
-    """Seconds of each of `repeats` calls, by name.
+    """Return the seconds of each of `repeats` calls, by name.
 
     Every round begins with another call, and every other one runs backwards, so that none always
     follows the same one. warm_up : call each once before, uncounted.
@@ -104,7 +104,7 @@ def figure(
 
 
 def rates(work: float, seconds: Iterable[float]) -> list[float]:
-    """`work` per second, for each time."""
+    """Return `work` divided by each time."""
     return [work / s for s in seconds]
 
 
@@ -134,7 +134,7 @@ class Sgemm:
         np.matmul(self.A, self.B, out=self.out)
 
     def speed(self, seconds: Sequence[float]) -> float:
-        """FLOP/s, the median over its calls."""
+        """Return the FLOP/s, as the median over the calls."""
         return self.flops / float(np.median(seconds))
 
 
@@ -150,7 +150,8 @@ def our_backends() -> dict[str, Backend]:
 
 
 def installed(name: str) -> ModuleType | None:
-    """The module, or None. PyTorch comes with as many threads as there are processors."""
+    """Import a module; return None if it is missing. PyTorch gets as many threads as there are
+    processors."""
     try:
         module = importlib.import_module(name)
     except ImportError:
@@ -161,7 +162,8 @@ def installed(name: str) -> ModuleType | None:
 
 
 def points(rows: int, d: int, seed: int) -> np.ndarray:
-    """(rows, d) float32: rank-40 signal plus noise, with distances spread as in real data."""
+    """Return rows of shape (rows, d), float32: a signal of rank 40 plus noise, with distances
+    spread as in real data."""
     basis = np.random.default_rng(7).standard_normal((40, d)).astype(np.float32) / 6
     rng = np.random.default_rng(seed)
     latent = rng.standard_normal((rows, 40), dtype=np.float32)
@@ -169,12 +171,12 @@ def points(rows: int, d: int, seed: int) -> np.ndarray:
 
 
 def bandwidth(d: int) -> float:
-    """One at which `points` are neither all alike nor all strangers."""
+    """Return a bandwidth for `points`, with kernel values neither near 0 nor near 1."""
     return float(np.sqrt(d) / 2)
 
 
 def one_hot(X: np.ndarray) -> np.ndarray:
-    """(rows, C) targets that depend on X."""
+    """Return one-hot targets (rows, C) that depend on X."""
     return np.eye(C, dtype=np.float32)[np.abs(X[:, :C]).argmax(axis=1)]
 
 
@@ -182,7 +184,7 @@ def one_hot(X: np.ndarray) -> np.ndarray:
 
 
 def environment() -> dict[str, Any]:
-    """What the figures depend on: machine, libraries, revision, time."""
+    """Return the conditions of a measurement: machine, libraries, revision, time."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
@@ -208,7 +210,8 @@ def environment() -> dict[str, Any]:
 
 
 def told_and_kept(records: Iterable[Figure], path: Path | None) -> list[Figure]:
-    """The records, each printed as it is found, and written with where they were measured."""
+    """Print each record when it is measured, and write all of them with their environment to
+    `path`."""
     found, here = [], environment()
     for record in records:
         found.append(record)
@@ -235,7 +238,7 @@ def _version(name: str) -> str | None:
 
 
 def _revision() -> dict[str, Any]:
-    """The commit, and whether the files differ from it; both None outside a checkout."""
+    """Return the commit, and whether the files differ from it; both are None outside a checkout."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(REPOSITORY), *arguments]

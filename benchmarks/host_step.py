@@ -1,4 +1,4 @@
-"""What a step on a GPU costs the host beside the launches, measured without a GPU.
+"""Measure the processor time of a step on a GPU besides its launches, without a GPU.
 
     python -m benchmarks.host_step [--centers 60000] [--blocks 4 12 1] [--json FILE]
 

@@ -41,7 +41,7 @@ FILES = "write and sync twice"
 def measure(
     repeats: int, *, rows: int = 375_000, memory: int = 2**30, chunk_mb: float = 8
 ) -> list[Figure]:
-    """MB/s of X, its file in the page cache."""
+    """Return MB/s of X, with its file in the page cache."""
     with tempfile.TemporaryDirectory() as folder:
         data = _Data(Path(folder), rows, memory, chunk_mb)
         taken = in_turns({"ingest": data.ingest, **data.parts()}, repeats, warm_up=False)
@@ -79,7 +79,7 @@ class _Data:
         self.n_chunks = -(-rows // len(self.chunk))
 
     def ingest(self) -> None:
-        """All of it, to another place each time: nothing has to be deleted first."""
+        """Ingest the file, to a new path in each call, so that nothing has to be deleted first."""
         self.n_stores += 1
         self.out = self.folder / f"{self.n_stores}.zarr"
         y = self.folder / "y.npy"
@@ -87,7 +87,7 @@ class _Data:
         self.fingerprints.add(spec.fingerprint)
 
     def parts(self) -> dict[str, Callable[[], None]]:
-        """By name."""
+        """Return the parts of the work, by name."""
         chunk, order = self.chunk, np.random.default_rng(0).permutation(len(self.chunk))
         room, y = np.empty_like(chunk), np.zeros(len(chunk), np.uint8)
         raw = chunk.reshape(-1).view(np.uint8)
@@ -132,7 +132,7 @@ class _Data:
             (self.folder / f"{i}.bin").unlink()
 
     def check(self) -> None:
-        """Every call made the same store, which holds the rows of the file."""
+        """Check that every call wrote the same store, with the rows of the file."""
         check(len(self.fingerprints) == 1, "the fingerprint")
         store = sk.open_store(self.out)
         for i in (0, store.n_chunks - 1):

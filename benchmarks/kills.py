@@ -1,7 +1,8 @@
 """SIGKILL every command at random instants, give it again, and compare every byte.
 
-    python -m benchmarks.kills --kills 1000          all commands, all methods of training
+    python -m benchmarks.kills --kills 1000          all commands, solvers and losses
     python -m benchmarks.kills --kills 20 --only ingest,predict
+    python -m benchmarks.kills --kills 150 --only loss
 
 For each command there is one run that nobody disturbs, and many that are killed again and again
 until one ends by itself. What they leave must be the same: the bytes of what was asked for, and
@@ -45,6 +46,25 @@ METHODS: dict[str, dict[str, object]] = {
     "eigenpro2": {"name": "eigenpro2"},
 }
 """Settings of `solver`, and others by their full names."""
+LOSSES: dict[str, dict[str, object]] = {
+    "squared_hinge": {"name": "block"},
+    "log_loss": {"name": "block"},
+    "log_loss, blocks": {"name": "block", "block_size": 60},
+    "log_loss, direct": {"name": "direct"},
+    "log_loss, falkon": {"name": "falkon"},
+    "log_loss, eigenpro4": {"name": "eigenpro4", "period": 4},
+    "huber": {"name": "block"},
+    "huber, direct": {"name": "direct"},
+    "absolute_error": {"name": "block"},
+    "quantile": {"name": "block", "model.quantile": [0.05, 0.5, 0.95]},
+    "quantile, falkon": {"name": "falkon", "model.quantile": [0.05, 0.5, 0.95]},
+    "expectile": {"name": "block", "model.quantile": 0.9},
+    "poisson": {"name": "block"},
+    "poisson, direct": {"name": "direct"},
+    "gamma": {"name": "block", "block_size": 60},
+}
+"""Settings for each loss, which is the first word of the name; `METHODS` all minimise squares."""
+CLASS_LOSSES = ("squared_hinge", "log_loss")
 IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
 # Times, and the seal of a document that holds one.
 VOLATILE = ("writer", "time", "saved", "seconds", "mtime", "sha256")
@@ -63,7 +83,7 @@ class Command:
 
 @dataclass
 class Outcome:
-    """Of the kills of one command."""
+    """Counts and failures of one command."""
 
     kills: int = 0
     ended: int = 0
@@ -84,6 +104,10 @@ def make_inputs(folder: Path) -> None:
     call(["ingest", str(folder / "raw.npz"), str(folder / "train.zarr"), "--chunk-mb", "0.02"])
     path = run_file(folder, folder / "trained", METHODS["direct"])
     call(["train", str(path)])
+    amounts = np.exp(np.sin(X[:N, 0]) + X[:N, 1] / 2) * rng.gamma(2.0, 0.5, N)
+    np.savez(folder / "amounts.npz", X=X[:N], y=amounts)
+    values = ["--targets", "values", "--chunk-mb", "0.02"]
+    call(["ingest", str(folder / "amounts.npz"), str(folder / "amounts.zarr"), *values])
     write_table(folder / "table.csv", N, 0)
     write_table(folder / "new.csv", N_MORE, 1)
     call(ingest_table(folder, folder / "table.zarr"))
@@ -92,7 +116,7 @@ def make_inputs(folder: Path) -> None:
 
 
 def write_table(path: Path, n: int, seed: int) -> None:
-    """Words, dates and gaps, and a target that follows from them."""
+    """Write a CSV file with text, dates, missing values, and a target that follows from them."""
     rng = np.random.default_rng(seed)
     day, city, shop = rng.integers(0, 900, n), rng.integers(0, 4, n), rng.integers(0, 60, n)
     days = np.datetime64("2021-01-01") + day
@@ -105,7 +129,7 @@ def write_table(path: Path, n: int, seed: int) -> None:
 
 
 def ingest_table(folder: Path, out: Path) -> list[str]:
-    """What makes a store of the table, through scratch files."""
+    """Return the command that ingests the table through scratch files."""
     memory = ["--memory", "512 KiB", "--chunk-mb", "0.02"]
     return ["ingest", str(folder / "table.csv"), str(out), "--y", "price", *memory]
 
@@ -113,7 +137,8 @@ def ingest_table(folder: Path, out: Path) -> list[str]:
 def run_file(
     folder: Path, run_dir: Path, method: Mapping[str, object], store: str = "train.zarr"
 ) -> Path:
-    """A run file beside its run directory. store : of the rows, in `folder`."""
+    """Write a run file next to its run directory. store : name of the training store in
+    `folder`."""
     in_place = method["name"] in IN_PLACE
     tables: dict[str, dict[str, object]] = {
         "data": {"train": str(folder / store), "test": str(folder / store),
@@ -140,7 +165,7 @@ def run_file(
 
 
 def all_files(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder, by its path."""
+    """Return the SHA-256 of every file below a folder, by its path."""
     return {
         str(path.relative_to(folder)): digest(path)
         for path in sorted(folder.rglob("*"))
@@ -149,7 +174,7 @@ def all_files(folder: Path) -> dict[str, str]:
 
 
 def digest(path: Path) -> str:
-    """Of a file's bytes; of JSON without the names in it that differ from run to run."""
+    """Return the SHA-256 of a file; of JSON without the entries that differ from run to run."""
     raw = path.read_bytes()
     if path.suffix == ".json":
         raw = json.dumps(_steady(json.loads(raw)), sort_keys=True).encode()
@@ -163,7 +188,8 @@ def _steady(value: Any) -> Any:
 
 
 def trained(run_dir: Path) -> dict[str, str]:
-    """Every array of the setup and the last checkpoint, and the names of what lies there.
+    """Return every array of the setup and of the last checkpoint, and the names of the files of a
+    run.
 
     A manifest records when it was saved, and a log when a line was written; their contents are
     compared as they are read.
@@ -188,14 +214,14 @@ def trained(run_dir: Path) -> dict[str, str]:
 
 
 def copied(folder: Path, work: Path) -> str:
-    """A store of its own for a command that changes one."""
+    """Copy the store for a command that changes it; return the path of the copy."""
     place = work / "out.zarr"
     shutil.copytree(folder / "train.zarr", place)
     return str(place)
 
 
 def neither_old_nor_new(work: Path) -> list[str]:
-    """What is wrong with a store after a kill of `append`: every chunk is read and compared."""
+    """Return the faults of a store after `append` was killed: every chunk is read and compared."""
     from streamkern.basics.errors import StreamkernError
     from streamkern.store.store import open_store
 
@@ -209,7 +235,7 @@ def neither_old_nor_new(work: Path) -> list[str]:
 
 
 def commands(folder: Path) -> Iterator[Command]:
-    """All of them. `folder` holds the inputs."""
+    """Yield all commands. `folder` holds the inputs."""
     raw, store = str(folder / "raw.npz"), str(folder / "train.zarr")
     spilling = ["--memory", "1 MiB", "--chunk-mb", "0.02"]
     yield Command(
@@ -257,6 +283,17 @@ def commands(folder: Path) -> Iterator[Command]:
             ],
             lambda f: trained(f / "run"),
         )  # fmt: skip
+    for name, method in LOSSES.items():
+        loss = name.partition(",")[0]
+        settings = method | {"model.loss": loss}
+        rows = "train.zarr" if loss in CLASS_LOSSES else "amounts.zarr"
+        yield Command(
+            f"loss {name}",
+            lambda f, settings=settings, rows=rows: [  # type: ignore[misc]
+                "train", str(run_file(folder, f / "run", settings, rows))
+            ],
+            lambda f: trained(f / "run"),
+        )  # fmt: skip
     yield Command(
         "tune",
         lambda f: [
@@ -284,7 +321,7 @@ def _life(arguments: list[str], errors: str) -> None:
 
 
 def begin(arguments: list[str], errors: Path) -> Any:
-    """The command in a process of its own, forked by one that has imported everything."""
+    """Start the command in a process of its own, forked from a server that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
@@ -300,7 +337,7 @@ def begin(arguments: list[str], errors: Path) -> Any:
 
 
 def call(arguments: list[str]) -> float:
-    """Seconds that the command took, undisturbed."""
+    """Run a command to its end, and return its seconds."""
     with tempfile.TemporaryDirectory() as folder:
         errors = Path(folder) / "said"
         began = time.perf_counter()
@@ -342,8 +379,8 @@ def kill(command: Command, folder: Path, kills: int, draw: random.Random) -> Out
 
 
 def _was_there(code: int | None, said: Path) -> bool:
-    """Whether a command refuses to write what it had written when it was killed: predictions are
-    the user's from then on. What is there is compared."""
+    """Return whether a command refused to overwrite its output. Predictions that were complete when
+    the command was killed stay, and are compared."""
     return code == 2 and "exists already; give another output" in said.read_text()
 
 
@@ -356,7 +393,7 @@ def _differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[
 
 
 def run(kills: int, only: tuple[str, ...] = (), seed: int = 0) -> dict[str, Outcome]:
-    """`kills` in all, shared out over the commands whose names begin with one of `only`."""
+    """Kill the commands whose names begin with one of `only`, `kills` times in all."""
     with tempfile.TemporaryDirectory(prefix="streamkern-kills-") as name:
         inputs = Path(name) / "inputs"
         inputs.mkdir()

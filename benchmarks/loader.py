@@ -157,7 +157,8 @@ class _Epochs:
         check(count == self.loader.source.n_rows, "the number of samples")
 
     def check(self, X: np.ndarray, noise: float) -> None:
-        """Every row comes once, as it was stored, with noise of the deviation asked for."""
+        """Check that every row comes once, as it was stored plus noise of the given standard
+        deviation."""
         seen, squares = np.zeros(len(X), int), 0.0
         for batch in self.feed.epoch(0):
             seen[batch.row_ids] += 1

@@ -40,12 +40,12 @@ class Data(NamedTuple):
         return np.load(self.folder / "x.npy", mmap_mode="r")[: self.n_rows]
 
     def url(self, name: str) -> str:
-        """The location of one format."""
+        """Return the location of one format."""
         inside = self.folder / name
         return f"s3://{BUCKET}/{self.folder.name}/{name}" if self.endpoint else str(inside)
 
     def dataloader(self, dataset: Any, **options: Any) -> Any:
-        """PyTorch's DataLoader, whose workers stay for the next epoch."""
+        """Return PyTorch's DataLoader, with workers that stay alive for the next epoch."""
         from torch.utils.data import DataLoader
 
         if self.stateful:
@@ -140,7 +140,7 @@ def _tensorstore(data: Data) -> Chunks:
 
 
 def _annbatch(data: Data) -> Any:
-    """zarrs for local files, not for remote ones: annbatch.readthedocs.io."""
+    """Return the loader of annbatch; zarrs reads local files only (annbatch.readthedocs.io)."""
     import annbatch
     import pandas as pd
 
@@ -156,12 +156,12 @@ def _annbatch(data: Data) -> Any:
 
 
 def _fresh(data: Data, name: str) -> str:
-    """An empty cache for one epoch of remote shards."""
+    """Create an empty cache for one epoch of remote shards."""
     return tempfile.mkdtemp(dir=data.folder.parent.parent, prefix=name)
 
 
 def _litdata(data: Data) -> Any:
-    """The loader of github.com/Lightning-AI/litdata, "Optimize the data"."""
+    """Return the loader of LitData (github.com/Lightning-AI/litdata, "Optimize the data")."""
     import litdata
 
     dataset = litdata.StreamingDataset(data.url("litdata"), shuffle=True, seed=0)
@@ -181,7 +181,8 @@ def _write_litdata(data: Data) -> None:
 
 
 def _mosaic(data: Data) -> Any:
-    """batch_size in both: docs.mosaicml.com/projects/streaming, "Quick Start"."""
+    """Return the loader of MosaicML Streaming; both classes get `batch_size`
+    (docs.mosaicml.com/projects/streaming, "Quick Start")."""
     import streaming
 
     place = {"local": data.url("mds")}
@@ -203,7 +204,8 @@ def _write_mosaic(data: Data) -> None:
 
 
 def _webdataset(data: Data) -> Any:
-    """Batches are made in the workers: webdataset.github.io/webdataset, "WebLoader"."""
+    """Return the loader of WebDataset, whose workers make the batches
+    (webdataset.github.io/webdataset, "WebLoader")."""
     import webdataset
 
     shards: list[str] = sorted(map(str, (data.folder / "tar").iterdir()))

@@ -47,7 +47,8 @@ Pools = Mapping[tuple[str, int], ProcessPoolExecutor]
 def measure(
     repeats: int, *, megabytes: float = 200, chunk_mb: float = 8, latency_ms: float = 40.0
 ) -> list[Figure]:
-    """Rows/s of an epoch of each loader, from the page cache and behind `latency_ms`.
+    """Return rows/s of an epoch of each loader, from the page cache and with `latency_ms` a
+    request.
 
     The floor of local epochs is PyTorch's DataLoader over a memory-mapped file. An epoch longer
     than LONG_S is measured once.
@@ -133,7 +134,7 @@ _OPEN: dict[Data, Any] = {}  # the loader of this process
 
 
 def _epoch(name: str, data: Data) -> tuple[float, int]:
-    """Seconds of an epoch, and the number of rows that did not come exactly once."""
+    """Return the seconds of an epoch, and the number of rows that did not come exactly once."""
     peer = PEERS[name]
     if data not in _OPEN or (peer.caches and data.endpoint):
         os.environ["S3_ENDPOINT_URL"] = data.endpoint  # of MosaicML Streaming
@@ -147,7 +148,7 @@ def _epoch(name: str, data: Data) -> tuple[float, int]:
 
 
 def _split(batch: Any) -> tuple[np.ndarray, np.ndarray]:
-    """X, and the numbers of its rows."""
+    """Return X and the numbers of its rows."""
     if isinstance(batch, Mapping):
         X, y = batch["X"], batch["obs"]["y"] if "obs" in batch else batch["y"]
     else:
@@ -209,7 +210,7 @@ def _resume(name: str, data: Data, stop: int = 5) -> str:
 
 
 def _batches(loader: Any, data: Data) -> list[list[int]]:
-    """The numbers of the rows of each batch, whose features are checked."""
+    """Return the row numbers of each batch, after a check of the features."""
     found, truth = [], data.X
     for X, numbers in map(_split, loader):
         check(np.array_equal(X, truth[numbers]), "a batch")

@@ -1,4 +1,4 @@
-"""What it costs to say how a run is going: log, line on a terminal, callbacks, against silence."""
+"""Measure the cost of reporting a run: log, line on a terminal and callbacks, against silence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALLOWED = 0.5
 
 
 def measure(repeats: int, *, rows: int = 40_000, centers: int = 4000, d: int = 256) -> list[Figure]:
-    """Seconds of a pass, and the share of it that goes into words.
+    """Return the seconds of a pass, and the share that reporting takes.
 
     The passes take turns. As a difference of two times the share is lost in their spread; so the
     time inside `Live.stepped`, which is all that a run does for its log between two steps, is
@@ -62,14 +62,15 @@ def measure(repeats: int, *, rows: int = 40_000, centers: int = 4000, d: int = 2
 
 
 class _Terminal(io.StringIO):
-    """On which the line is drawn ten times a second, and nobody sees it."""
+    """A terminal that discards the progress line, which is drawn ten times a second."""
 
     def isatty(self) -> bool:
         return True
 
 
 class _Passes:
-    """Of one run, from the zero function, told of or not. heard : numbers that a callback got."""
+    """Passes of one run from the zero function, reported or silent. heard : number of callback
+    calls."""
 
     def __init__(self, run: ResolvedRun, made: Assembled, log: RunLog) -> None:
         self.run, self.made, self.log = run, made, log
@@ -78,11 +79,11 @@ class _Passes:
         self.weights: dict[str, np.ndarray] = {}
 
     def silent(self) -> None:
-        """Steps alone."""
+        """Run the steps alone."""
         self._pass("silent", None)
 
     def told(self) -> None:
-        """With a log on the disk, the line on a terminal, and a callback that looks at numbers."""
+        """Run the steps with a log on the disk, a progress line and a callback that reads numbers."""
         with Line(_Terminal()) as line:
             self._pass("told", RunProgress(line, self.log, Position(), on_record=self._hear))
 

@@ -62,12 +62,12 @@ class Case(NamedTuple):
 
     @property
     def classes(self) -> bool:
-        """Whether the targets are."""
+        """True if the targets are classes."""
         return bool(self.y.dtype.kind in "iu")
 
 
 def draw(seed: int) -> Case:
-    """The case of a number."""
+    """Return the case with a number."""
     rng = np.random.default_rng(seed)
     name, X, y = _data(rng)
     rows = rng.permutation(len(X))
@@ -80,7 +80,7 @@ def draw(seed: int) -> Case:
 
 
 def draw_table(seed: int) -> Case:
-    """The case of a number, of `plain_tables`: mostly with the defaults."""
+    """Return the case of `plain_tables` with a number, mostly with the defaults."""
     rng = np.random.default_rng([seed, 1])
     name, table = plain_tables.draw(rng)
     X, y, n = table.X, table.y, len(table.y)
@@ -172,7 +172,7 @@ class Verdict(NamedTuple):
 
 
 def judge(case: Case) -> Verdict:
-    """What is wrong with the model of a case, and how it compares."""
+    """Fit the model of a case, and return its faults and its error beside those of others."""
     fit, others = slice(case.n_fit), slice(case.n_fit, None)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -211,7 +211,7 @@ def judge(case: Case) -> Verdict:
 
 
 def _of_cells(case: Case) -> Array:
-    """The mean target, or the commonest class, of the equal rows that were trained on."""
+    """Return the mean target, or the most frequent class, of the equal training rows."""
     assert case.cells is not None
     fit, others = slice(case.n_fit), slice(case.n_fit, None)
     found = plain_tables.cell_means(case.cells[fit], case.y[fit], case.cells[others])
@@ -219,7 +219,8 @@ def _of_cells(case: Case) -> Array:
 
 
 def _boosted(case: Case) -> Array:
-    """The answers of HistGradientBoosting with its defaults; words are categories."""
+    """Return the predictions of HistGradientBoosting with its defaults; text columns are
+    categories."""
     X = case.X
     if hasattr(X, "columns"):
         X = X.astype({k: "category" for k in X.columns if X[k].dtype.kind not in "biuf"})
@@ -232,7 +233,8 @@ def _boosted(case: Case) -> Array:
 
 
 def _beside(case: Case, answers: Array, others: Array) -> float:
-    """The error over that of others' answers; a hundredth of the mean's is added to both."""
+    """Return the error divided by that of other predictions; 0.01 of the mean's error is added to
+    both."""
     y, fitted = case.y[case.n_fit :], case.y[: case.n_fit]
     if case.classes:
         errors, plain = [np.mean(found != y) for found in (answers, others)], 1.0
@@ -244,7 +246,7 @@ def _beside(case: Case, answers: Array, others: Array) -> float:
 
 
 def _ratio(case: Case, found: Array, y: Array) -> float:
-    """Of the error to that of the mean, or of the commonest class."""
+    """Return the error divided by that of the mean, or of the most frequent class."""
     fitted = case.y[: case.n_fit]
     if case.classes:
         names, counts = np.unique(fitted, return_counts=True)

@@ -38,7 +38,7 @@ def measure(
     rows: int = 120_000,
     centers: int = 10_000,
 ) -> list[Figure]:
-    """MB/s of decoded chunks with 64 MB in flight, and samples/s of a training epoch.
+    """Return MB/s of decoded chunks with 64 MB in flight, and samples/s of a training epoch.
 
     The floor of the first is `raw_ceiling`: ranged GETs into reused buffers, with as many
     connections. Server and reader share this machine's cores, so without a limit on the link the
@@ -60,7 +60,7 @@ def measure(
 
 
 def _write(root: Path, chunk_mb: float, rows: int) -> Path:
-    """A store of float32 noise, chunks of `chunk_mb` MiB."""
+    """Write a store of float32 noise with chunks of `chunk_mb` MiB."""
     path, size = root / BUCKET / f"{chunk_mb}-{rows}.zarr", int(chunk_mb * 2**20 / (4 * D))
     if not path.exists():
         classes = [str(k) for k in range(10)]

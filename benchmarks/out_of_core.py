@@ -25,7 +25,8 @@ D, C = 784, 10
 
 
 def blocks(rows: int, size: int = 10_000):
-    """Rank-40 signal plus noise, labels from a random teacher; a pure function of `rows`."""
+    """Return a signal of rank 40 plus noise, and labels of a random teacher; they depend only on
+    `rows`."""
     rng = np.random.default_rng(7)
     basis = rng.standard_normal((40, D)).astype(np.float32) / 6
     teacher = rng.standard_normal((40, C)).astype(np.float32)
@@ -37,7 +38,7 @@ def blocks(rows: int, size: int = 10_000):
 
 
 def make_store(folder: Path, rows: int) -> Path:
-    """The store, made once."""
+    """Write the store, if it does not exist."""
     from streamkern.store.writer import StoreWriter
 
     url = folder / f"train-{rows}.zarr"
@@ -60,7 +61,7 @@ def _status(key: str) -> int:
 
 
 def child(arguments: argparse.Namespace) -> None:
-    """One training run in this process; prints one JSON line."""
+    """Train one run in this process, and print one JSON line."""
     import dask  # noqa: F401 - imported before the baseline is taken, as all imports are
     import sklearn.utils.validation  # noqa: F401
 

@@ -78,7 +78,7 @@ def _on_photographs(
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """What each way comes to on each set."""
+    """Yield the results of each method on each data set."""
     for seed in range(SEEDS):
         for name, split in (("digits", digits(seed)), ("photographs", photographs(seed))):
             X, y, X_test, y_test = split

@@ -71,7 +71,7 @@ class XRFM:
         self.inner = xrfm.xRFM(device="cpu", random_state=seed, verbose=False)
 
     def fit(self, X: Array, y: Array) -> XRFM:
-        """y : values or class numbers."""
+        """Fit the model. y : values or class ids."""
         order = np.random.default_rng(self.seed).permutation(len(X))
         held, rest = order[: len(X) // 5], order[len(X) // 5 :]
         self.inner.fit(X[rest], y[rest], X[held], y[held])

@@ -1,4 +1,4 @@
-"""What streaming costs: training from a store against the same batches already in memory."""
+"""Compare training from a store with training on the same batches in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SMALL = {"rows": 4096, "centers": 512}
 
 
 def measure(repeats: int, *, rows: int = 60_000, centers: int = 10_000) -> list[Figure]:
-    """Samples/s of an epoch at d = 784, c = 10, the default solver; the floor is from memory.
+    """Return samples/s of an epoch with d = 784, c = 10 and the default solver; the floor is from
+    memory.
 
     `stall_share` is the part of the epochs from the store that is spent waiting for data.
     """
@@ -88,7 +89,7 @@ class Epoch:
         self.weights["memory"] = solver.weights(state).copy()
 
     def _through_store(self, use: Callable[[Batch], object]) -> float:
-        """Seconds that the consumer waited for data."""
+        """Return the seconds for which the consumer waited for data."""
         sizes = self.run.sizes
         loader = BatchReader(
             self.run.data.source,

@@ -30,7 +30,7 @@ class NumpySlabs:
         self.x2, self.z2 = (X * X).sum(axis=1), (Z * Z).sum(axis=1)
 
     def slabs(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Rows and K(X[rows], Z)."""
+        """Yield slices of rows, and K(X[rows], Z)."""
         for rows in tiles(len(self.X), SLAB):
             D = self.X[rows] @ self.Z.T
             D *= -2
@@ -42,14 +42,14 @@ class NumpySlabs:
             yield rows, np.exp(D, out=D)
 
     def product(self, W: np.ndarray, out: np.ndarray) -> None:
-        """out = K W."""
+        """Compute out = K W."""
         for rows, K in self.slabs():
             np.matmul(K, W, out=out[rows])
 
     def both(
         self, W: np.ndarray, r: np.ndarray, f: np.ndarray, g: np.ndarray, keep: np.ndarray
     ) -> None:
-        """f = K W and g = K^T r, K written to `keep` once."""
+        """Compute f = K W and g = K^T r, and write K to `keep` once."""
         for rows, K in self.slabs():
             keep[rows] = K
             np.matmul(K, W, out=f[rows])
@@ -68,7 +68,7 @@ class NumbaTiles:
         self.shares = tiles(len(X), -(-len(X) // threads))
 
     def product(self, W: np.ndarray, out: np.ndarray) -> None:
-        """out = K W."""
+        """Compute out = K W."""
         with self.blas.limit(limits=1, user_api="blas"):
             list(self.pool.map(lambda share: self._rows(share, W, out), self.shares))
 
@@ -92,7 +92,7 @@ class NumbaTiles:
 
 @cache
 def _epilogue() -> Any:
-    """tile <- exp(-sqrt(max(0, |x|^2 + |z|^2 - 2 tile))), compiled."""
+    """Compile tile <- exp(-sqrt(max(0, |x|^2 + |z|^2 - 2 tile)))."""
     import numba
 
     f32, i32 = np.float32, np.int32
@@ -126,7 +126,7 @@ class TorchSlabs:
         self.slab = torch.empty((rows, len(Z)))
 
     def product(self, X: Any, W: Any, out: Any, keep: Any = None) -> None:
-        """out = K W; K itself in `keep` if given. All of them tensors."""
+        """Compute out = K W, and write K to `keep` if it is given. All arrays are tensors."""
         x2 = (X * X).sum(1, keepdim=True)
         for rows in tiles(len(X), self.rows):
             K = self.slab[: rows.stop - rows.start] if keep is None else keep[rows]
@@ -154,7 +154,7 @@ class TorchBlockStep:
         self.average_k, self.steps = average_k, 0
 
     def step(self, X: np.ndarray, Y: np.ndarray, order: Sequence[int]) -> None:
-        """One batch X (m, d), Y (m, c)."""
+        """Make the step for one batch X (m, d), Y (m, c)."""
         m, torch = len(X), self.torch
         r = torch.empty(Y.shape)
         x = torch.from_numpy(X) * self.scale

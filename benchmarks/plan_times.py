@@ -1,4 +1,4 @@
-"""What `plan` expects a run to take, against what it takes: setup, an epoch and the whole.
+"""Compare the times that `plan` predicts with those of a run: setup, an epoch and the whole.
 
 On one thread, and in seconds of its processor, which other work on the machine takes few of. Each
 run is planned before and after, and compared with the mean of the two.
@@ -67,7 +67,8 @@ SMALL = {"shapes": (Shape("block", 2000, 8, 1, FIXED | {"n_centers": 200}, {"nam
 
 
 def measure(repeats: int, *, shapes: tuple[Shape, ...] = SHAPES) -> list[Figure]:
-    """Seconds it took; `expected`, and that over the median of what it took, `quotient`."""
+    """Return the measured seconds; `expected`; and `quotient`, which is `expected` divided by their
+    median."""
     found: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
         for at, shape in enumerate(shapes):
@@ -79,7 +80,8 @@ def measure(repeats: int, *, shapes: tuple[Shape, ...] = SHAPES) -> list[Figure]
 
 
 def _stores(shape: Shape, place: Path) -> tuple[Path, Path]:
-    """Rows whose targets are a rough function of them; labels where there are several outputs."""
+    """Write stores with targets that are a rough function of the rows, or labels for several
+    outputs."""
     X = points(shape.n + TEST_ROWS, shape.d, 1)
     w = np.random.default_rng(2).standard_normal((shape.d, shape.c)) / np.sqrt(shape.d)
     f = np.sin(2 * X @ w)
@@ -91,7 +93,7 @@ def _stores(shape: Shape, place: Path) -> tuple[Path, Path]:
 
 
 def _turn(shape: Shape, train: Path, test: Path, run_dir: Path) -> tuple[list[Times], Times]:
-    """What was expected before and after, and what it took."""
+    """Return the times planned before and after a run, and the times of the run."""
     tables = {
         "data": {"train": str(train), "test": str(test), "epochs": shape.epochs},
         "model": shape.model, "solver": shape.solver,
@@ -106,7 +108,7 @@ def _turn(shape: Shape, train: Path, test: Path, run_dir: Path) -> tuple[list[Ti
 
 
 def _took(config: sk.RunConfig) -> Times:
-    """What a run took: that of an evaluation is in its epoch."""
+    """Return the times of a run; the time of an evaluation belongs to its epoch."""
     began, marks = CLOCK(), list[float]()
     with _marked(marks):
         result = sk.train_model(config, on_evaluation=lambda record: marks.append(CLOCK()))
@@ -119,7 +121,7 @@ def _took(config: sk.RunConfig) -> Times:
 
 @contextmanager
 def _marked(marks: list[float]) -> Iterator[None]:
-    """Inside, the end of a setup is appended to `marks`."""
+    """Append the time at which a setup ends to `marks`, for a `with` block."""
     begin = Trainer.begin
 
     def marked(trainer: Trainer, *given: Any) -> None:

@@ -110,7 +110,8 @@ def _single(name: str, kernel: str, bandwidth: float, *arrays: np.ndarray) -> Ke
 
 
 def exact_loss(problem: KernelProblem, block_rows: int = 8192) -> tuple[float, float]:
-    """Mean squared test error of the exact model, and its ridge. Cost n p^2 in float64."""
+    """Return the mean squared test error of the exact model, and its ridge. The cost is n p^2 FLOPs
+    in float64."""
     p, c = len(problem.Z), problem.Y.shape[1]
     Z, n = problem.Z.astype(np.float64), len(problem.X)
     G, B = np.zeros((p, p), order="F"), np.zeros((p, c))
@@ -136,7 +137,8 @@ def exact_loss(problem: KernelProblem, block_rows: int = 8192) -> tuple[float, f
 
 
 def _kernel(problem: KernelProblem, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
-    """In float64. Distances by the Gram trick, whose error there is 1e-8 and less."""
+    """Return the kernel matrix in float64. Distances come from products, with an error of at most
+    1e-8."""
     X = X.astype(np.float64)
     sq = (Z * Z).sum(axis=1) - 2 * X @ Z.T
     sq += (X * X).sum(axis=1)[:, None]

@@ -68,7 +68,7 @@ Record = dict[str, Any]
 
 
 def laplace(bandwidth: float, shift: Array) -> Kernel:
-    """K(A, B) in float32, as this package's solvers see it."""
+    """Return the function K(A, B) in float32, as the solvers of this package evaluate it."""
     op = KernelOperator(sk.Laplace(bandwidth), get_backend("cpu"), shift=shift)
 
     def matrix(A: Array, B: Array) -> Array:
@@ -107,7 +107,7 @@ class Trial:
         self.records: list[Record] = []
 
     def record(self, method: str, epochs: int, clock: Clock, values: Array, **more: Any) -> Record:
-        """Of values on the test rows."""
+        """Return the record of values on the test rows."""
         with np.errstate(over="ignore", invalid="ignore"):
             error = float(np.mean((np.float64(values) - self.problem.Y_test) ** 2))
         diverged = not error <= DIVERGED * self.constant
@@ -119,11 +119,11 @@ class Trial:
         }  # fmt: skip
 
     def values(self, alpha: Array) -> Array:
-        """On the test rows."""
+        """Return the values of the test rows."""
         return np.asarray(self.K_test @ alpha.astype(self.K_test.dtype) + self.mean)
 
     def auto(self) -> None:
-        """A fit for each number of epochs."""
+        """Fit a model for each number of epochs."""
         problem = self.problem
         Y = problem.Y if problem.Y.shape[1] > 1 else problem.Y[:, 0]
         for epochs in EPOCHS:
@@ -139,7 +139,7 @@ class Trial:
             )
 
     def eigenpro4(self, method: str, **given: Any) -> None:
-        """One run, evaluated on the way."""
+        """Train one run, with evaluations on the way."""
         problem, clock = self.problem, Clock()
         solver = clock(
             EigenPro4, self.kernel, problem.X, self.targets, problem.Z, seed=self.seed, **given
@@ -152,7 +152,8 @@ class Trial:
                 self.records.append(self.record(method, epoch, clock, values, **sizes))
 
     def falkon(self) -> None:
-        """All penalties on the same matrices, each as if it had made them itself."""
+        """Solve for all penalties with the same matrices; each time includes the time of the
+        matrices."""
         runs = []
         for jitter in JITTERS:
             clock = Clock()
@@ -170,7 +171,7 @@ class Trial:
     def _one_falkon(
         self, matrices: Matrices, penalty: float, jitter: float, setup: Clock
     ) -> list[Record]:
-        """By iterations, from none on."""
+        """Return a record for each number of iterations, beginning with 0."""
         clock, found = Clock(setup.seconds, setup.wall_s), []
         solver = clock(Falkon, matrices, self.targets, penalty)
         for done in range(max(EPOCHS) + 1):
@@ -192,7 +193,7 @@ def _order(record: Record) -> float:
 
 
 def measure(data: dict[str, Any], centers: int, seeds: list[int]) -> list[Record]:
-    """A record for each seed, method and number of epochs, of one table."""
+    """Return a record for each seed, method and number of epochs, for one table."""
     records = []
     for seed in seeds:
         trial = Trial(make_problem(data, centers, seed), seed)
@@ -219,7 +220,7 @@ def _shown(x: float, digits: int = 3) -> str:
 
 
 def of_one(name: str, records: list[Record]) -> str:
-    """The table of a data set: a row for each method."""
+    """Return the table of a data set, with a row for each method."""
     rows = []
     for method in METHODS:
         found = [medians(records, method, epochs) for epochs in EPOCHS]
@@ -245,7 +246,7 @@ def summary(tables: dict[str, list[Record]]) -> list[dict[str, str]]:
 
 
 def verdict(tables: dict[str, list[Record]], family: str) -> str:
-    """One line: at how many points auto is ahead of the kindest figures of the other."""
+    """Return one line: at how many points auto is ahead of the best figures of the other method."""
     behind: dict[str, list[str]] = {"error": [], "seconds": []}
     n = both = neither = 0
     for name, records in tables.items():

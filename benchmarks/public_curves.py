@@ -87,7 +87,7 @@ def run(task: Task, X: np.ndarray, y: np.ndarray, method: str, seed: int) -> dic
 
 
 def at(found: dict[str, Any], number: int) -> dict[str, Any]:
-    """The evaluation at an epoch, or the last one of a method that was done before."""
+    """Return the evaluation at an epoch, or the last one if the method had ended before."""
     return next((r for r in found["curve"] if r["at"] == number), found["curve"][-1])
 
 
@@ -114,7 +114,7 @@ def points(found: dict[str, Any], exact: dict[str, float]) -> list[dict[str, Any
 
 
 def judged(row: dict[str, Any]) -> dict[str, str]:
-    """ "ahead", "level" (to the digits published) or "BEHIND", for each figure of a point."""
+    """Return "ahead", "level" (to the published digits) or "BEHIND" for each figure of a point."""
     found = {}
     if row["public"] is not None:
         gain = row["less exact"] - row["public less exact"]
@@ -127,7 +127,7 @@ def judged(row: dict[str, Any]) -> dict[str, str]:
 
 
 def verdict(method: str, rows: list[dict[str, Any]]) -> str:
-    """One line in words, over all seeds."""
+    """Return one line in words, over all seeds."""
     where: dict[str, list[str]] = {"ahead": [], "level": [], "BEHIND": []}
     for row in rows:
         for what, word in judged(row).items():

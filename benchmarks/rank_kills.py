@@ -71,7 +71,7 @@ class Life:
         return self.process.poll() is None
 
     def ranks(self) -> list[psutil.Process]:
-        """Its processes that train."""
+        """Return the processes that train."""
         found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
@@ -85,18 +85,18 @@ class Life:
         return self.said.read_text().count("is gone; the run")
 
     def gave_up(self, before: int) -> bool:
-        """Whether it ended as ranks were lost too often before they had saved anything."""
+        """Return whether the run ended because ranks were lost too often before a new checkpoint."""
         return self.said.read_text().count("3 times in a row") > before
 
 
 def newest(run: Path) -> int:
-    """The step of the newest checkpoint, -1 before the first."""
+    """Return the step of the newest checkpoint, -1 before the first."""
     steps = [int(path.stem.rpartition("-")[2]) for path in (run / "checkpoints").glob("*.json")]
     return max(steps, default=-1)
 
 
 def arrays(run: Path) -> dict[str, Any]:
-    """Those of the last checkpoint."""
+    """Return the arrays of the last checkpoint."""
     saved = RunDirectory(run, writable=False).load_latest()
     assert saved is not None
     assert saved.meta["position"]["done"]
@@ -104,7 +104,7 @@ def arrays(run: Path) -> dict[str, Any]:
 
 
 def killed(folder: Path, run: Path, kills: int, draw: random.Random) -> dict[str, Any]:
-    """A run that is killed so many times, and what that took."""
+    """Run a training that is killed `kills` times, and return its times."""
     found: dict[str, Any] = {"kills": 0, "of_driver": 0, "gave_up": 0, "seen_s": [], "again_s": []}
     life, furthest = Life(folder, run), -1
     while life.alive or life.gave_up(found["gave_up"]):
@@ -139,7 +139,7 @@ def killed(folder: Path, run: Path, kills: int, draw: random.Random) -> dict[str
 
 
 def _ended(process: psutil.Process) -> bool:
-    """Whether it was there to be killed."""
+    """Return whether the process was alive when it was killed."""
     with contextlib.suppress(psutil.Error):
         there = process.status() != psutil.STATUS_ZOMBIE
         process.kill()
@@ -172,7 +172,7 @@ def measure(kills: int, seed: int, record: dict[str, Any]) -> Iterator[dict[str,
 
 
 def summary(record: dict[str, Any]) -> dict[str, Any]:
-    """The counts, and the medians of the seconds."""
+    """Return the counts, and the medians of the seconds."""
     return {
         what: {"median": statistics.median(of), "most": max(of)} if what in SECONDS and of else of
         for what, of in record.items()

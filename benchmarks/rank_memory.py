@@ -30,7 +30,7 @@ PHASES = ("centers", "noise", "sample", "setup")
 
 
 def held(key: str) -> int:
-    """MiB, of /proc/self/status."""
+    """Return a value of /proc/self/status in MiB."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) >> 10
 
@@ -46,7 +46,7 @@ SOLVERS = {
 def settings(
     store: str, run_dir: str, ranks: int, center_ranks: int, solver: str
 ) -> dict[str, Any]:
-    """Of the run."""
+    """Return the settings of the run."""
     return {
         "data": {"train": store, "epochs": 2 if solver == "falkon" else 1, "batch_size": 500},
         "model": {"n_centers": 8000, "kernel": "laplace", "bandwidth": 50.0},

@@ -33,7 +33,8 @@ def measure(
     repeats: int, *, rows: int = 40_000, centers: int = 8000, d: int = 784, block: int = 2000,
     warm_up: bool = True,
 ) -> list[Figure]:  # fmt: skip
-    """Seconds of the steps of a pass, the processor's seconds, and the share of sums.
+    """Return the seconds of the steps of a pass, their processor seconds, and the share of the
+    sums.
 
     Every one makes its setup. The floor of the ranks is what one process takes. "sums" are as many
     as the steps have, of as many numbers, with nothing between them: no rank waits for what another
@@ -94,7 +95,8 @@ def measure(
 
 
 def trained(config: sk.RunConfig, size: int, block: int = 1) -> list[dict[str, Any]]:
-    """What each rank's training returned, and the seconds of a sum of a block of so many rows."""
+    """Return the result of each rank's training, and the seconds of a sum of a block of so many
+    rows."""
     tracker = import_optional("xgboost.tracker", "a run of several ranks", "ranks").RabitTracker(
         host_ip="127.0.0.1", n_workers=size, sortby="task"
     )
@@ -129,7 +131,7 @@ def _one_rank(
 
 
 def _sum_s(ranks: Communicator, rows: int) -> float:
-    """The seconds of a sum of a block's numbers, in the median."""
+    """Return the median of the seconds of a sum of a block."""
     backend, a, taken = Backend(threads=1), np.zeros((rows, C), np.float32), list[float]()
     for _ in range(SUMS):
         began = time.perf_counter()

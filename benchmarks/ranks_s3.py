@@ -1,4 +1,4 @@
-"""How long each of two ranks waits for data from object storage behind 40 ms a request.
+"""Measure how long each of two ranks waits for data from object storage with 40 ms a request.
 
     python -m benchmarks.ranks_s3 --json benchmarks/results/ranks_s3.json
 

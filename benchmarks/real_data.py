@@ -64,7 +64,7 @@ HOPELESS = 1.05
 
 
 def load(folder: Path | None, target: str | None) -> dict[str, dict[str, Any]]:
-    """By name: X, y, task, and maybe test_mask."""
+    """Return X, y and task, and possibly test_mask, of each table by name."""
     files = [] if folder is None else sorted([*folder.glob("*.csv"), *folder.glob("*.parquet")])
     found = {path.stem: _of_columns(path, target) for path in files}
     if folder is None or not files or any(folder.glob("*.npz")):

@@ -57,11 +57,11 @@ class Preconditioner(NamedTuple):
         return int(1 / self.tail)
 
     def step(self, m: int) -> float:
-        """On the summed gradient of m rows."""
+        """Return the step size for the summed gradient of m rows."""
         return 1.0 if m <= self.critical_batch else 2 / (1 + (m - 1) * self.tail)
 
     def correction(self, K: Array, g: Array) -> Array:
-        """E D E^T K^T g for K (m, s) between a batch and the sample, and g (m, c)."""
+        """Return E D E^T K^T g for K (m, s) between a batch and the sample, and g (m, c)."""
         correction: Array = self.E @ (self.D[:, None] * (self.E.T @ (K.T @ g)))
         return correction
 
@@ -69,7 +69,8 @@ class Preconditioner(NamedTuple):
 def precondition(
     K: Array, rows: Array, level: int, backend: Backend | None = None
 ) -> Preconditioner:
-    """From K (s, s) between the rows of the sample, both arrays of the backend.
+    """Return the preconditioner of K (s, s), the kernel matrix of the sample; both arrays are the
+    backend's.
 
     The top eigenpairs come from ARPACK, faster than the dense solver of the public code.
     """
@@ -132,7 +133,7 @@ class EigenPro4:
         self.h = self.xp.zeros_like(self.alpha)
 
     def epoch(self) -> None:
-        """All rows once, in another order each time, with a projection at the end."""
+        """Pass through all rows once, in a new order, with a projection at the end."""
         order = self._permutation(len(self.X))
         for rows in tiles(len(order), self.batch):
             self._step(order[rows])
@@ -142,7 +143,8 @@ class EigenPro4:
             self._project()
 
     def _step(self, rows: Array) -> None:
-        """The batch becomes centers for the time being, with its correction on the sample."""
+        """Add the batch to the centers until the next projection, with its correction on the
+        sample."""
         x, P = self.X[rows], self.of_rows
         K, K_s = self.kernel(x, self.Z), self.kernel(x, P.rows)
         g = K @ self.alpha - self.Y[rows]
@@ -157,7 +159,7 @@ class EigenPro4:
         self.h -= K.T @ g
 
     def _project(self) -> None:
-        """alpha += theta with K(Z, Z) theta near h, by one pass over the centers."""
+        """Compute alpha += theta with K(Z, Z) theta near h, by one pass over the centers."""
         Z, P = self.Z, self.of_centers
         self.h += self.kernel(Z, self.of_rows.rows) @ self.gamma
         theta, order = self.xp.zeros_like(self.alpha), self._permutation(len(Z))
@@ -172,25 +174,26 @@ class EigenPro4:
 
 
 class Matrices(NamedTuple):
-    """What FALKON needs whatever the penalty: K (n, p), T (p, p) upper."""
+    """Matrices of FALKON that do not depend on the penalty: K (n, p), and T (p, p), upper
+    triangular."""
 
     K: Array
     T: Array
 
     @classmethod
     def of(cls, kernel: Kernel, X: Array, Z: Array, jitter: float = JITTER) -> Matrices:
-        """K is kept: fewer seconds than in the public code, which by default evaluates it anew in
-        every iteration unless the rows are very wide."""
+        """Compute the matrices. K is kept, which takes fewer seconds than in the public code:
+        unless the rows are very wide, that code evaluates K again in every iteration."""
         N = kernel(Z, Z).astype(np.float64)
         N[np.diag_indices_from(N)] += jitter * len(Z)
         return cls(kernel(X, Z), cholesky(N, overwrite_a=True, check_finite=False))
 
     def apply(self, v: Array) -> Array:
-        """K^T K v / n, summed in float64."""
+        """Return K^T K v / n, summed in float64."""
         return self._sum(lambda K, rows: K @ v.astype(K.dtype))
 
     def apply_to(self, Y: Array) -> Array:
-        """K^T Y / n."""
+        """Return K^T Y / n."""
         return self._sum(lambda K, rows: Y[rows])
 
     def _sum(self, values: Callable[[Array, slice], Array]) -> Array:
@@ -215,17 +218,17 @@ class Falkon:
         self.rr = (self.r**2).sum(axis=0)
 
     def _transposed(self, v: Array) -> Array:
-        """B^T v."""
+        """Return B^T v."""
         v = solve_triangular(self.matrices.T, v, trans="T", check_finite=False)
         return np.asarray(solve_triangular(self.A, v, trans="T", check_finite=False))
 
     def weights(self) -> Array:
-        """alpha = B beta."""
+        """Return alpha = B beta."""
         u = solve_triangular(self.A, self.beta, check_finite=False)
         return np.asarray(solve_triangular(self.matrices.T, u, check_finite=False))
 
     def iterate(self) -> None:
-        """Every output has scalars of its own."""
+        """Make one iteration of conjugate gradient, with separate scalars for each output."""
         u = solve_triangular(self.A, self.v, check_finite=False)
         Kv = self.matrices.apply(solve_triangular(self.matrices.T, u, check_finite=False))
         # lambda B^T T^T T B v is lambda A^-T A^-1 v.
@@ -241,5 +244,5 @@ class Falkon:
 
 
 def _ratio(a: Array, b: Array) -> Array:
-    """a / b, and 0 where b is: an output that has converged stays."""
+    """Return a / b, and 0 where b is 0, so that an output that has converged does not change."""
     return np.divide(a, b, out=np.zeros_like(a), where=b > 0)

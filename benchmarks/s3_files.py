@@ -68,7 +68,7 @@ class Server(socketserver.ThreadingTCPServer):
         self.throttle = Throttle(bandwidth)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves in the middle of an answer is nothing to report."""
+        """Ignore a client that closes the connection during an answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 

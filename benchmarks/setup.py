@@ -1,4 +1,4 @@
-"""What a run computes before its first step, and its share of a run of 10^6 samples."""
+"""Measure the setup of a run, and its share of a run of 10^6 samples."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def measure(
     eigensystems: tuple[int, ...] = (2000, 5000),
     sgemm_size: int = SGEMM_SIZE,
 ) -> list[Figure]:
-    """Seconds; the floor is the least number of FLOPs, at SGEMM speed.
+    """Return seconds; the floor is the least number of FLOPs at the speed of SGEMM.
 
     runs : solver and p; sizes are those a run of 10^6 samples gets, and `share` is the setup's
     part of setup and steps, from steps timed with what was set up. eigensystems : rows s of
@@ -92,7 +92,8 @@ def _run(repeats: int, backend: Backend, solver: str, p: int, d: int, sgemm: Sge
 
 
 def _block_flops(sizes: BlockSizes, p: int, d: int) -> float:
-    """The algebra of `BlockPreconditioner` in its cheapest order, halves of symmetric products."""
+    """Return the FLOPs of `BlockPreconditioner` in its cheapest order, with halves of symmetric
+    products."""
     s, h, total = sizes.n_sample, sizes.n_probe, 0.0
     for block in block_slices(p, sizes.block_size):
         b = block.stop - block.start
@@ -104,13 +105,14 @@ def _block_flops(sizes: BlockSizes, p: int, d: int) -> float:
 
 
 def _eigenpro_flops(sizes: LowRankSizes, p: int, d: int) -> float:
-    """The eigensystem, K(Z, Z) and its Cholesky factor."""
+    """Return the FLOPs of the eigensystem, K(Z, Z) and its Cholesky factor."""
     low_rank = _low_rank_flops(sizes.n_sample, sizes.n_probe, sizes.level, d)
     return low_rank + p * p * d + p**3 / 3
 
 
 def _low_rank_flops(s: int, h: int, q: int, d: int) -> float:
-    """Kernel entries, one product with q vectors for the sample, and the rule on the probe."""
+    """Return the FLOPs of the kernel values, one product with q vectors, and the step rule on the
+    probe."""
     return s * s * d + 2 * s * s * q + h * h * d + 2 * h * s * (d + q) + h * h * q
 
 
@@ -134,7 +136,8 @@ def _eigensystem(repeats: int, backend: Backend, s: int, d: int, sgemm: Sgemm) -
 
 
 def _check_eigenvectors(op: KernelOperator, P: LowRankPreconditioner) -> None:
-    """E is orthonormal and invariant under K(X_s, X_s), to a thousandth of its top eigenvalue."""
+    """Check that E is orthonormal and invariant under K(X_s, X_s), to 0.001 of its largest
+    eigenvalue."""
     E = P.E.astype(np.float64)
     KE = op.gram(P.X_s).astype(np.float64) @ E
     values = E.T @ KE

@@ -48,7 +48,7 @@ SCORES = {"426 x 30": 0.97, "3750 x 2": 0.96, "20000 x 16": 0.8}
 def measure(
     repeats: int, *, tables: tuple[str, ...] = tuple(TABLES), first: bool = True
 ) -> list[Figure]:
-    """A case is a table, with the default number of centers."""
+    """Return the figures of each table, with the default number of centers."""
     found = []
     for name in tables:
         if first:
@@ -60,7 +60,7 @@ def measure(
 
 
 def seconds(name: str) -> float:
-    """Of one fit."""
+    """Return the seconds of one fit."""
     model, X, y = TABLES[name]()
     began = time.perf_counter()
     model.fit(X, y)

@@ -55,7 +55,7 @@ class Curve:
     note: str = ""
 
     def after(self, epochs: float) -> float | None:
-        """The ratio at that many epochs."""
+        """Return the ratio after a number of epochs."""
         found = [r for e, r in zip(self.epochs, self.ratios, strict=True) if abs(e - epochs) < 0.01]
         return found[-1] if found else None
 
@@ -65,7 +65,7 @@ class Curve:
         return next((s for s, r in pairs if r <= ratio), None)
 
     def epochs_to(self, ratio: float) -> float | None:
-        """The same in epochs."""
+        """Return the number of epochs after which the ratio is reached."""
         pairs = zip(self.epochs, self.ratios, strict=True)
         return next((e for e, r in pairs if r <= ratio), None)
 
@@ -73,7 +73,8 @@ class Curve:
 def methods(
     p: int, memory_share: int | None, epochs: int, ridge: float
 ) -> dict[str, dict[str, Any]]:
-    """Settings by name; `epochs` overrides how many. ridge : where the method has one."""
+    """Return the settings of each method by name. epochs : number of epochs; ridge : ridge of the
+    methods that take one."""
     if memory_share is not None:
         b = -(-p // memory_share)
         return {
@@ -99,7 +100,7 @@ def methods(
 
 
 def run(problem: KernelProblem, name: str, settings: dict[str, Any], epochs: int) -> Curve:
-    """One training run. The reference comes in later: ratios are losses here."""
+    """Train one run. Its ratios are losses until they are divided by the reference."""
     settings = dict(settings)
     epochs, features = settings.pop("epochs", epochs), settings.pop("features", "kernel")
     fourier = {"n_features": len(problem.Z)} if features == "fourier" else {}
@@ -148,7 +149,7 @@ def measure(
     only: list[str] | None,
     repeats: int,
 ) -> list[Curve]:
-    """Every method on one problem, in turns."""
+    """Measure every method on one problem, in turns."""
     n, p = len(problem.X), len(problem.Z)
     loss, ridge, what = reference(problem)
     print(f"\n{problem.name}, p={p}, n={n}: {what} {loss:.5g} (ridge {ridge:g})", flush=True)
@@ -172,14 +173,14 @@ def measure(
 
 
 def reference(problem: KernelProblem) -> tuple[float, float, str]:
-    """The loss that is 1, the ridge to train with, and a name for the two."""
+    """Return the reference loss, its ridge, and a name for both."""
     if len(problem.Z) > EXACT_CENTERS:
         return float((problem.Y_test.astype(np.float64) ** 2).mean()), 0.0, "f = 0"
     return *exact_loss(problem), "exact"
 
 
 def attempt(problem: KernelProblem, name: str, settings: dict[str, Any], epochs: int) -> Curve:
-    """A run, or why there is none."""
+    """Train one run, or record why it failed."""
     try:
         return run(problem, name, settings, epochs)
     except StreamkernError as error:
@@ -197,7 +198,8 @@ def middle(curves: list[Curve]) -> Curve:
 
 
 def rows_of(curves: list[Curve], epochs: int, exact: bool) -> list[dict[str, Any]]:
-    """One row a solver, for a table; with the way to the target where 1 is the exact model."""
+    """Return one row for each solver, with the time to the target if the reference is the exact
+    model."""
     rows = [
         {
             "solver": curve.solver,
@@ -217,7 +219,7 @@ def rows_of(curves: list[Curve], epochs: int, exact: bool) -> list[dict[str, Any
 
 
 def verdict(curves: list[Curve]) -> str:
-    """How much longer "auto" took than the best one to the target, setup and all."""
+    """Compare the time of "auto" to the target, setup included, with that of the best solver."""
     taken = {c.solver: s for c in curves if (s := c.seconds_to(TARGET)) is not None}
     if "auto" not in taken:
         return ""

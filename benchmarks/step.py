@@ -51,7 +51,8 @@ def measure(
     repeats: int, *, d: int = 784, sizes: tuple[int, ...] = (2000, 10_000, 30_000),
     eigenpro: int = 10_000, sgemm_size: int = SGEMM_SIZE,
 ) -> list[Figure]:  # fmt: skip
-    """Samples/s; the floor is one evaluation of K(X, Z) per sample, 2 p d FLOPs, at SGEMM speed.
+    """Return samples/s; the floor is one evaluation of K(X, Z) per sample, 2 p d FLOPs at the speed
+    of SGEMM.
 
     Sizes are those of a run of 10^6 samples; the values in the preconditioners are made up, as
     the time does not depend on them. sizes : p of the default solver. eigenpro : p of the others,
@@ -63,7 +64,7 @@ def measure(
 
 
 def planned(p: int, d: int, solver: str = "block") -> ResolvedRun:
-    """A run of 10^6 samples with p centers."""
+    """Plan a run of 10^6 samples with p centers."""
     source = sk.GeneratorSource(_no_rows, RUN_SAMPLES, (d,), np.float32, C, name="no rows")
     tables = {
         "data": {"train": "made up", "scale": "none", "epochs": 1},
@@ -95,14 +96,14 @@ class Steps:
             self.losses.append(float(loss[0].sum()))
 
     def check(self, what: str) -> None:
-        """The loss has fallen and nothing has overflowed."""
+        """Check that the loss has fallen, and that nothing has overflowed."""
         alpha = self.solver.weights(self.state)
         right = np.isfinite(alpha).all() and self.losses[-1] < self.losses[0]
         check(bool(right), what)
 
 
 def operator(backend: Backend, Z: np.ndarray) -> KernelOperator:
-    """That of a run with the centers Z (p, d)."""
+    """Return the kernel operator of a run with the centers Z (p, d)."""
     return KernelOperator(sk.Laplace(bandwidth(Z.shape[1])), backend, shift=Z.mean(axis=0))
 
 
@@ -206,7 +207,8 @@ def _eigenpro(repeats: int, p: int, d: int, sgemm: Sgemm) -> list[Figure]:
 
 
 def _eigenpro_solver(backend: Backend, Z: np.ndarray, sizes: ProjectedSizes) -> Solver:
-    """EigenPro with an orthonormal E, little damping and a factor near the identity."""
+    """Return an EigenPro solver with an orthonormal E, little damping and a factor near the
+    identity."""
     op = operator(backend, Z)
     rng, s, p = np.random.default_rng(5), sizes.n_sample, len(Z)
     E = np.linalg.qr(rng.standard_normal((s, sizes.level), dtype=np.float32))[0]

@@ -44,7 +44,7 @@ class Case(NamedTuple):
 
 
 class Room:
-    """What one variant writes to: f = K alpha, g = K^T r, K."""
+    """Output arrays of one variant: f = K alpha, g = K^T r, and K."""
 
     def __init__(self, case: Case) -> None:
         m, p = len(case.X), len(case.Z)
@@ -55,7 +55,8 @@ def measure(
     repeats: int, *, m: int = 2048, p: int = 10_000, dims: tuple[int, ...] = (16, 64, 784),
     sgemm_size: int = SGEMM_SIZE,
 ) -> list[Figure]:  # fmt: skip
-    """GFLOP/s of 2 m p (d + 2 c), and SGEMM between them. Laplace; points prepared beforehand."""
+    """Return the GFLOP/s of 2 m p (d + 2 c), with SGEMM in turn. The kernel is Laplace; points are
+    prepared beforehand."""
     return [f for d in dims for f in _measure(repeats, m, p, d, Sgemm(sgemm_size))]
 
 
@@ -111,7 +112,7 @@ def _others(case: Case, rooms: dict[str, Room]) -> dict[str, Callable[[], object
 
 
 def _check(case: Case, room: Room, what: str) -> None:
-    """A few rows of f and of g against float64."""
+    """Compare a few rows of f and g with float64."""
     few = CHECKED_COLUMNS
     X, Z = case.X.astype(np.float64), case.Z.astype(np.float64)
     width = bandwidth(X.shape[1])

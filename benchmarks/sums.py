@@ -24,7 +24,7 @@ def measure(
     repeats: int, *, sizes: tuple[int, ...] = (2000, 4000), dims: tuple[int, ...] = (16, 64),
     batch: int = 2048, product: int = 2048,
 ) -> list[Figure]:  # fmt: skip
-    """Rows/s of a step, its kernel values and its loss with it, and the sums' own FLOP/s."""
+    """Return rows/s of a step, of its kernel values and of its loss, and the FLOP/s of the sums."""
     with closing(get_backend("cpu")) as backend:
         return [f for p in sizes for d in dims for f in _of(repeats, backend, p, d, batch, product)]
 
@@ -53,7 +53,7 @@ def _of(repeats: int, backend: Backend, p: int, d: int, m: int, product: int) ->
 
 
 def _check(steps: Steps, K: np.ndarray) -> None:
-    """The sums are those of the steps that were made, of one batch again and again."""
+    """Check that the sums are those of repeated steps with one batch."""
     G = steps.state.pending["G"][0]
     made = steps.state.rows / len(K)
     some = slice(0, 50)

@@ -59,7 +59,8 @@ class Problem(NamedTuple):
 
 
 def load_tables(folder: Path | None, problems: bool = False) -> dict[str, dict[str, Any]]:
-    """By name: X, y, task, and maybe test_mask; or `made`, which makes rows and centers."""
+    """Return X, y and task, and possibly test_mask or `made`, which makes rows and centers, by
+    name."""
     if problems:
         return {name: {"made": made} for name, made in PROBLEMS.items()}
     if folder is None:
@@ -110,7 +111,7 @@ def make_problem(data: dict[str, Any], n_centers: int, seed: int) -> Problem:
 
 
 def _median(X: Array) -> float:
-    """The median distance of the first thousand rows."""
+    """Return the median distance of the first thousand rows."""
     distances = pdist(np.float64(X[:1000]))
     return float(np.median(distances[distances > 0]))
 
@@ -138,7 +139,7 @@ def exact_error(problem: Problem) -> float:
 
 
 def settings(method: str, problem: Problem) -> dict[str, Any]:
-    """Of the estimator, beside the centers."""
+    """Return the settings of the estimator, without the centers."""
     chosen = {"kernel": "auto", "bandwidth": "auto", "metric": "none"}
     if method == "metric":
         return chosen | {"metric": "learn"}
@@ -154,7 +155,7 @@ def settings(method: str, problem: Problem) -> dict[str, Any]:
 
 
 def measure(data: dict[str, Any], methods: list[str], epochs: list[int], given: Any) -> list[Any]:
-    """A record for each seed, method and number of epochs, of one table."""
+    """Return a record for each seed, method and number of epochs, for one table."""
     records = []
     for seed in range(given.seeds):
         problem = make_problem(data, given.centers, seed)

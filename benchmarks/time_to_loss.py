@@ -28,7 +28,7 @@ def measure(
     exact_samples: int = 200_000,
     targets: tuple[float, ...] = (1.05, 1.02, 1.01),
 ) -> list[Figure]:
-    """The task of `benchmarks.digits_noise`, the default solver, a run of `samples`.
+    """Measure the task of `benchmarks.digits_noise` with the default solver and a run of `samples`.
 
     Samples are those at the first evaluation, one in 4 steps, at which the test error is at most
     the target times that of the exact model; seconds are setup and as large a part of the loop of
@@ -50,7 +50,7 @@ def measure(
 
 
 def _run(task: Task, store: Path, samples: int, evaluate_every: int) -> tuple[Any, float, float]:
-    """The result, seconds of setup and seconds of the loop."""
+    """Train one run; return its result, seconds of setup and seconds of the loop."""
     config = configuration(store, {}, samples, 0, evaluate_every)
     test = sk.ArraySource(task.X_test, task.y_test)
     began = time.perf_counter()

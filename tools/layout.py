@@ -71,12 +71,12 @@ class Layout:
         return {n: {m for m in ours if m is not None} - {n} for n, ours in found.items()}
 
     def room(self, name: str) -> str:
-        """The innermost folder of a module; of one that is in none, its own name."""
+        """Return the innermost folder of a module; its own name if it is in none."""
         inner = name if name in self.packages else name.rpartition(".")[0]
         return inner or name
 
     def arrows(self) -> set[tuple[str, str]]:
-        """(room, a room it imports)."""
+        """Return pairs of a room and a room that it imports."""
         pairs = {(self.room(a), self.room(b)) for a, found in self.needs.items() for b in found}
         return {(a, b) for a, b in pairs if a and b and a != b}
 
@@ -93,7 +93,7 @@ class Layout:
         return floors
 
     def page(self, text: str) -> str:
-        """The text of docs/architecture.md with the list of rooms as it is now."""
+        """Return the text of docs/architecture.md with the present table of rooms."""
         before, rest = text.split(BEGIN)
         _, after = rest.split(END)
         rows = ["| level | package | what belongs there | imports |", "|---|---|---|---|"]
@@ -105,7 +105,8 @@ class Layout:
         return before + BEGIN + "\n" + "\n".join(rows) + "\n\n" + END + after
 
     def circles(self) -> list[str]:
-        """What is left when modules that import nothing that is left are taken away."""
+        """Return the modules of import circles: those that remain when modules without remaining
+        imports are removed."""
         left = {name: found for name, found in self.needs.items() if name}
         while free := [name for name, found in left.items() if not found & left.keys()]:
             for name in free:
@@ -180,7 +181,7 @@ def top_level_names(tree: ast.Module) -> set[str]:
 
 
 def imports(tree: ast.Module) -> Iterator[Import]:
-    """Every import of a file, in functions, by a call and for types as well."""
+    """Yield every import of a file, also in functions, by a call and for types."""
     within = {
         inner
         for node in ast.walk(tree)
@@ -211,7 +212,7 @@ def _name_of(node: ast.expr) -> str:
 
 
 def _written(name: ast.expr) -> str:
-    """A text, or what an f-string begins with."""
+    """Return a constant text, or the constant beginning of an f-string."""
     first = name.values[0] if isinstance(name, ast.JoinedStr) else name
     return str(first.value) if isinstance(first, ast.Constant) else ""
 
