@@ -321,7 +321,8 @@ def _life(arguments: list[str], errors: str) -> None:
 
 
 def begin(arguments: list[str], errors: Path) -> Any:
-    """Start the command in a process of its own, forked from a server that has imported everything."""
+    """Start the command in a process of its own, forked from a server that has imported
+    everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [

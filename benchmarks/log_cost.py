@@ -83,7 +83,8 @@ class _Passes:
         self._pass("silent", None)
 
     def told(self) -> None:
-        """Run the steps with a log on the disk, a progress line and a callback that reads numbers."""
+        """Run the steps with a log on the disk, a progress line and a callback that reads
+        numbers."""
         with Line(_Terminal()) as line:
             self._pass("told", RunProgress(line, self.log, Position(), on_record=self._hear))
 

@@ -85,7 +85,8 @@ class Life:
         return self.said.read_text().count("is gone; the run")
 
     def gave_up(self, before: int) -> bool:
-        """Return whether the run ended because ranks were lost too often before a new checkpoint."""
+        """Return whether the run ended because ranks were lost too often before a new
+        checkpoint."""
         return self.said.read_text().count("3 times in a row") > before
 
 
