@@ -34,16 +34,12 @@ class _CheckedArray:
         self.ndim = len(rows.shape)
 
     def __getitem__(self, index: tuple[Any, ...]) -> NDArray[Any]:
-        """Return the part at `index`, of slices and integers."""
-        selected = range(self.shape[0])[index[0]]
-        row_numbers = [selected] if isinstance(selected, int) else list(selected)
-        first, stop = (min(row_numbers), max(row_numbers) + 1) if row_numbers else (0, 0)
-        block: NDArray[Any] = self.store.rows[self.name][first:stop]
-        if len(row_numbers) < len(block) or (
-            len(row_numbers) > 1 and row_numbers[1] < row_numbers[0]
-        ):
-            block = block[np.array(row_numbers, np.int64) - first]
-        part: NDArray[Any] = block[(0 if isinstance(selected, int) else slice(None), *index[1:])]
+        """Return the part at `index`, of slices and of integers of at least 0."""
+        rows, *others = index
+        first: Any = slice(None)
+        if not isinstance(rows, slice):
+            rows, first = slice(rows, rows + 1), 0
+        part: NDArray[Any] = self.store.rows[self.name][rows][(first, *others)]
         return part
 
 

@@ -25,6 +25,7 @@ from streamkern.filesystem.objects import MAX_READS
 from streamkern.filesystem.traffic import Traffic
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.store import layout
+from streamkern.store.conventions import rows_of_slice
 from streamkern.store.fast_chunks import ChunkObjects, chunk_key, chunk_reader
 from streamkern.store.metadata import (
     GroupContents,
@@ -323,7 +324,10 @@ class StoredRows:
         return np.asarray(self[:], dtype)
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        start, stop, _ = rows.indices(self.shape[0])
+        return rows_of_slice(rows, self.shape[0], self._read)
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return rows `start` to `stop`."""
         k = self._stored.spec.chunk_rows
         parts = [np.empty((0, *self.shape[1:]), self.dtype)]
         for i in range(start // k, -(-stop // k)):

@@ -306,6 +306,19 @@ def test_the_folder_of_a_killed_process_is_removed_without_another_command(
         time.sleep(0.02)
 
 
+def test_a_folder_whose_guard_cannot_be_started_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        locked_folder(FIT_PREFIX)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(os.name != "posix", reason="the guard is a shell")
 def test_the_guard_ends_though_another_process_holds_its_pipe() -> None:
     folder, lock = locked_folder(FIT_PREFIX)

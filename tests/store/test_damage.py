@@ -261,8 +261,11 @@ def test_slices_of_a_store_are_its_rows(tmp_path: Path) -> None:
     root = float32_store(tmp_path / "s")
     plain: Any = zarr.open_group(root, mode="r")["X"]
     read = open_store(root).rows["X"]
-    for rows in (slice(None), slice(3, 7), slice(40, 160), slice(299, 400), slice(5, 5)):
-        np.testing.assert_array_equal(read[rows], plain[rows])
+    for rows in (
+        slice(None), slice(3, 7), slice(40, 160), slice(299, 400), slice(5, 5), slice(7, 3),
+        slice(2, 290, 3), slice(None, None, -1), slice(-10, 40, -60),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(read[rows], plain[:][rows])
 
 
 def test_names_of_classes_reach_the_terminal_as_escapes(tmp_path: Path) -> None:
