@@ -81,7 +81,8 @@ def describe_unfinished(
         n_written = int(np.asarray(zarr.open_group(store, mode="r")["digests"]).any(axis=1).sum())
     except Exception:  # not written yet, or damaged: no chunk is known to be written
         n_written = 0
-    chunk_rows, n_rows = (k if isinstance(k, int) else None for k in map(plan.get, _PLAN_COUNTS))
+    counts = (plan.get("chunk_rows"), plan.get("n_rows"))
+    chunk_rows, n_rows = (k if isinstance(k, int) else None for k in counts)
     return {
         "url": redact(url),
         "unfinished": True,
@@ -90,9 +91,6 @@ def describe_unfinished(
         "chunk_rows": chunk_rows,
         "n_rows": n_rows,
     }
-
-
-_PLAN_COUNTS = ("chunk_rows", "n_rows")
 
 
 def is_sorted_by_class(store: Store) -> bool:

@@ -135,7 +135,7 @@ class StoredChunks:
             digests, spec = self._read_table(self.contents.digests), self.spec
         if layout.content_fingerprint(spec, digests) != spec.fingerprint:
             raise CorruptChunkError(
-                f"the digests of {self!r} do not match its fingerprint", f"{self._remedy()}"
+                f"the digests of {self!r} do not match its fingerprint", self._remedy()
             )
         return digests
 
@@ -149,7 +149,7 @@ class StoredChunks:
                 if layout.array_digest(table).tobytes().hex() != self.contents.mark["crc"]:
                     raise CorruptChunkError(
                         f"the checksums in crc of {self!r} do not match their digest",
-                        f"{self._remedy()}",
+                        self._remedy(),
                     )
                 self._known_crcs.append(table)
         crcs: NDArray[np.uint32] = self._known_crcs[0]
@@ -204,7 +204,7 @@ class StoredChunks:
             try:
                 raw = objects.get_many([part.key for _, part in missing], refetch=refetch)
             except FileNotFoundError as error:
-                raise CorruptChunkError(f"chunk {error}", f"{self._remedy()}") from error
+                raise CorruptChunkError(f"chunk {error}", self._remedy()) from error
             for (reader, part), data in zip(missing, raw, strict=True):
                 with self._errors_explained(part.key, retry=reads_left > 0):
                     rows_and_crc = reader.decode(data, part.stop - part.start)
@@ -262,16 +262,14 @@ class StoredChunks:
             yield
         except (StreamkernError, OSError, MemoryError) as error:
             if isinstance(error, CorruptChunkError):
-                raise CorruptChunkError(
-                    f"{error} {redact(self.url)}", f"{self._remedy()}"
-                ) from error
+                raise CorruptChunkError(f"{error} {redact(self.url)}", self._remedy()) from error
             raise
         except Exception as error:  # any error of a codec on bytes it cannot decode
             if retry:
                 self.traffic.add(retries=1)
                 return
             raise CorruptChunkError(
-                f"chunk {key} of {redact(self.url)} does not decode ({error})", f"{self._remedy()}"
+                f"chunk {key} of {redact(self.url)} does not decode ({error})", self._remedy()
             ) from error
 
     def _remedy(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -125,22 +126,18 @@ def test_the_same_command_again_clears_what_a_kill_after_publishing_left(
         ingest(data, out, **SMALL)
 
 
-def test_the_same_command_again_clears_a_folder_that_was_being_cleared(tmp_path: Path) -> None:
-    data, out = table(tmp_path), tmp_path / "o.zarr"
-    ingest(data, out, **SMALL)
-    scratch_folder(out).mkdir()
-    ingest(data, out, **SMALL)
-    assert not scratch_folder(out).exists()
-
-
-def test_a_call_that_is_done_leaves_alone_what_another_one_is_clearing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_a_call_that_is_done_clears_an_empty_folder_unless_another_one_does(
+    tmp_path: Path, held: bool
+) -> None:
     data, out = table(tmp_path), tmp_path / "o.zarr"
     ingest(data, out, **SMALL)
     folder = scratch_folder(out)
     folder.mkdir()
-    with filelock.FileLock(folder / ".streamkern.lock"):
+    lock = filelock.FileLock(folder / ".streamkern.lock")
+    with lock if held else contextlib.nullcontext():
         ingest(data, out, **SMALL)
-        assert folder.is_dir()
+        assert folder.is_dir() == held
 
 
 def test_a_call_that_is_done_keeps_the_scratch_of_another_one(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -146,16 +145,6 @@ def test_chunks_in_each_others_place_are_refused(
     if array == "y":
         with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
             store.read_targets(0)
-
-
-def test_a_chunk_of_another_store_is_refused(tmp_path: Path) -> None:
-    """W4: the same layout, other rows."""
-    root, other = float32_store(tmp_path / "s"), float32_store(tmp_path / "o", seed=1)
-    shutil.copy(other / "X/c/2/0", root / "X/c/2/0")
-    store = open_store(root)
-    store.read_chunk(1)
-    with pytest.raises(CorruptChunkError, match=r"chunk X/c/2/0 of .*s .*not the chunk"):
-        store.read_chunk(2)
 
 
 def test_chunks_out_of_place_are_refused_on_remote_storage_and_in_its_cache(tmp_path: Path) -> None:

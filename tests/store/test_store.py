@@ -27,7 +27,7 @@ from streamkern.basics.text import redact
 from streamkern.filesystem import ownership
 from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.urls import StrictStore, zarr_store
-from streamkern.store.describe import describe_store, is_sorted_by_class
+from streamkern.store.describe import describe_store
 from streamkern.store.statistics import RunningStatistics
 from streamkern.store.store import Store, open_store
 from streamkern.store.writer import StoreWriter
@@ -207,11 +207,8 @@ def test_reading_without_targets(tmp_path: Path) -> None:
 
 def test_read_rows_refuses_rows_that_are_not_there(tmp_path: Path) -> None:
     store = write(tmp_path / "s", *sample(30, (5,), "float32"))
-    for rows in (np.array([0, 30]), np.array([-1])):
-        with pytest.raises(ConfigError, match="give 0 to 29"):
-            store.read_rows(rows)
-    with pytest.raises(ConfigError, match="integers"):
-        store.read_rows(np.array([0.5]))
+    with pytest.raises(ConfigError, match=r"row -1 is not in .* give 0 to 29"):
+        store.read_rows(np.array([3, -1]))
     assert store.read_rows(np.array([], dtype=np.int64))[0].shape == (0, 5)
     with pytest.raises(IndexError):
         store.read_chunk(5)
@@ -435,13 +432,6 @@ def test_running_statistics_match_two_passes(cuts: list[int], offset: float, dty
     assert stats.class_counts == tuple(np.bincount(y, minlength=4).tolist())
 
 
-def test_statistics_that_overflow_are_refused() -> None:
-    running = RunningStatistics(1)
-    running.add(np.array([[1e200], [-1e200]]), np.zeros((2, 1)))
-    with pytest.raises(DataError, match="overflows"):
-        running.result()
-
-
 # ----------------------------------------------------------------------------------------- writer
 
 
@@ -581,15 +571,9 @@ def test_the_writer_refuses_chunks_that_do_not_fit() -> None:
     X, y = sample(30, (5,), "float32")
     writer = StoreWriter(memory_url(), (5,), "f4", 3, ["a", "b", "c"], 7, n_rows=30)
     bad: list[tuple[int, Any, Any, str]] = [
-        (0, X[:6], y[:6], "chunk 0 has 6 rows; give 7"),
         (4, X[:7], y[:7], "chunk 4 has 7 rows; give 2"),
-        (5, X[:7], y[:7], "chunk 5 does not fit the store; give 0 to 4"),
-        (0, X[:7, :4], y[:7], r"rows of \(5,\) float32"),
         (0, X[:7].astype("f8"), y[:7], "float64"),
-        (0, X[:7], y[:6], "7 rows of X and 6 of y"),
-        (0, X[:7], y[:7] + 3, "outside its 3 classes"),
-        (0, X[:7], y[:7].astype("f4"), "give class ids"),
-        (0, np.full((7, 5), np.inf, "f4"), y[:7], "inf in X of chunk 0, row 0"),
+        (0, X[:7], y[:7] - 3, "outside its 3 classes"),
     ]
     for i, block, labels, message in bad:
         with pytest.raises(DataError, match=message):
@@ -721,17 +705,3 @@ def test_describe_is_json_and_adds_up(tmp_path: Path) -> None:
     assert told["compression_ratio"] == pytest.approx((X.nbytes + 30) / on_disk)
     assert told["class_counts"] == np.bincount(y, minlength=3).tolist()
     assert told["warnings"] == []
-
-
-def test_describe_warns() -> None:
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 3000)
-    X = np.zeros((3000, 400), np.uint8)
-    mixed, ordered = (write(memory_url(), X, t, chunk_rows=300) for t in (y, np.sort(y)))
-    assert not is_sorted_by_class(mixed)
-    assert is_sorted_by_class(ordered)
-    warnings = " ".join(describe_store(ordered)["warnings"])
-    assert "sorted" in warnings
-    assert "small" in warnings
-    rare = np.where(np.arange(3000) < 3, y, 0)
-    assert "unbalanced" in " ".join(describe_store(write(memory_url(), X, rare))["warnings"])

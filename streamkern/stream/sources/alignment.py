@@ -1,4 +1,4 @@
-"""Align new data with a model: row shape, order of named columns, class ids."""
+"""Align data with a model, or sources with each other: shape of rows, named columns, class ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamkern.ingest.columns import in_order
 from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.row_block import RowBlock
-from streamkern.store.sparse_rows import is_packed, sparse_features
+from streamkern.store.sparse_rows import is_packed, sparse_features, widened
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import BaseSource, DerivedSource
 from streamkern.stream.sources.transforms import Moments
@@ -249,9 +249,12 @@ def align_classes(
         return source
     known_classes = KnownClasses(classes, label_dtype)
     ids_in_classes = known_classes.class_ids(present, source.label_dtype)
+    totals = source.totals
+    if totals is None or source.weighted:  # rows of weight 0 have a class, too
+        totals = np.ones(source.n_outputs)
     unknown = [
         name
-        for name, class_id, total in zip(present, ids_in_classes, _totals(source), strict=True)
+        for name, class_id, total in zip(present, ids_in_classes, totals, strict=True)
         if class_id is None and total != 0
     ]
     if unknown:
@@ -262,27 +265,15 @@ def align_classes(
         )
     for class_id, count in Counter(ids_in_classes).items():
         if class_id is not None and count > 1:
-            same_class = [
-                name
-                for name, other_id in zip(present, ids_in_classes, strict=True)
-                if other_id == class_id
-            ]
+            pairs = zip(present, ids_in_classes, strict=True)
+            same_class = [name for name, other_id in pairs if other_id == class_id]
             raise DataError(
                 f"{where} has rows of the classes {some(same_class)}, which all stand for the "
                 f"known class '{classes[class_id]}'",
                 "give them the same label",
             )
-    id_map = np.array(
-        [-1 if class_id is None else class_id for class_id in ids_in_classes], np.int64
-    )
+    id_map = np.array([-1 if k is None else k for k in ids_in_classes], np.int64)
     return _Relabelled(source, tuple(classes), label_dtype, id_map)
-
-
-def _totals(source: BaseSource) -> Sequence[float]:
-    """Return the weight of the rows of each class; 1 if it is not known."""
-    if source.totals is None or source.weighted:  # rows of weight 0 have a class, too
-        return [1.0] * source.n_outputs
-    return [float(total) for total in source.totals]
 
 
 class _Relabelled(ReorderedSource):
@@ -306,3 +297,29 @@ class _Relabelled(ReorderedSource):
     def _ordered_targets(self, y: np.ndarray) -> np.ndarray:
         ids: np.ndarray = self._ids[y]
         return ids
+
+
+class PaddedSource(ReorderedSource):
+    """The packed sparse rows of `base`, padded with zeros from (2, k) to (2, width)."""
+
+    kind = "widened"
+
+    def __init__(self, base: BaseSource, width: int) -> None:
+        super().__init__(base, base.columns, base.target_columns)
+        self.row_shape = (2, width)
+
+    def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
+        block = self.base.read_unit(u, seed, epoch)
+        return block._replace(X=widened(block.X, self.row_shape))
+
+    def statistics(self) -> Moments:
+        return None, None, None, None
+
+
+def padded_to_one_length(sources: Sequence[BaseSource]) -> list[BaseSource]:
+    """Return the sources, with packed sparse rows padded to one length; others unchanged."""
+    widths = [source.row_shape[1] if is_packed(source.row_shape) else 0 for source in sources]
+    return [
+        PaddedSource(source, max(widths)) if 0 < width < max(widths) else source
+        for source, width in zip(sources, widths, strict=True)
+    ]
