@@ -41,7 +41,7 @@ def remove_abandoned() -> None:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
+def create_locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
     """Return a new folder in the temporary directory and its lock.
 
     The folder gets its final name only once the lock is held. Folders left by killed processes are
@@ -61,7 +61,7 @@ def locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
 
 
 def remove_locked(folder: Path, lock: filelock.BaseFileLock) -> None:
-    """Remove a folder made by `locked_folder`, and release its lock."""
+    """Remove a folder made by `create_locked_folder`, and release its lock."""
     shutil.rmtree(folder, ignore_errors=True)
     lock.release()
     guard = _guard_processes.pop(folder, None)

@@ -190,7 +190,8 @@ def _layout_warnings(store: Store) -> list[str]:
             f"X has chunks of {spec.chunk_rows:,} rows and y of {y_rows:,}: parts of y are read "
             "more than once; ingest the store"
         )
-    if spec.x_dtype.kind == "u" and not _is_compressed(store):
+    compressed = any(not isinstance(codec, Crc32cCodec) for codec in X.compressors)
+    if spec.x_dtype.kind == "u" and not compressed:
         ratio = _zstd_ratio(store)
         if ratio > _MIN_COMPRESSION_RATIO:
             warnings.append(
@@ -198,10 +199,6 @@ def _layout_warnings(store: Store) -> list[str]:
                 f"{ratio:.2g} times smaller: ingest with compress zstd"
             )
     return warnings
-
-
-def _is_compressed(store: Store) -> bool:
-    return any(not isinstance(codec, Crc32cCodec) for codec in store.stored.x.compressors)
 
 
 def _zstd_ratio(store: Store) -> float:

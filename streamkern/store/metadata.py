@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -168,16 +168,11 @@ def _foreign_contents(
         if array is not None:
             refuse_packed(array, f"{name!r} of {redact(url)}", fill_is_gap=missing != "fill")
     spec = _foreign_spec((X, y, w), names, url)
-    unused = _unused_weights(group) if y is not None and "w" not in names else None
+    unused = None
+    if y is not None and "w" not in names:
+        with suppress(Exception):  # it was not requested, and may be damaged
+            unused = _member(group, "w")
     return GroupContents(strict, path, names, spec, X, y, w, unused=unused)
-
-
-def _unused_weights(group: zarr.Group) -> Any:
-    """Return the member "w"; None without one."""
-    try:
-        return _member(group, "w")
-    except Exception:  # it was not requested, and may be damaged
-        return None
 
 
 def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:

@@ -52,7 +52,7 @@ class StoreWriter(ChunkOutput):
     """Writes a store chunk by chunk; it cannot be opened before `finish`.
 
     Until then the store is unfinished: `open_store` refuses it, and the same writer (same layout,
-    same `plan`) resumes it. `done` lists the chunks in the journal, `stored` reads one back and
+    same `plan`) resumes it. `done` lists the chunks in the journal, `read_back` reads one back and
     verifies it.
 
     Parameters

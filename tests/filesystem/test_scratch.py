@@ -26,7 +26,7 @@ from streamkern.filesystem.abandoned import (
     FIT_PREFIX,
     LOCK_FILE,
     RANKS_PREFIX,
-    locked_folder,
+    create_locked_folder,
     remove_locked,
 )
 from streamkern.filesystem.scratch import Scratch, scratch_folder
@@ -256,7 +256,7 @@ def test_only_folders_that_nobody_holds_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    held = [locked_folder(prefix) for prefix in (FIT_PREFIX, RANKS_PREFIX)]
+    held = [create_locked_folder(prefix) for prefix in (FIT_PREFIX, RANKS_PREFIX)]
     for prefix in (FIT_PREFIX, RANKS_PREFIX):
         (tmp_path / f"{prefix}killed").mkdir()
         (tmp_path / f"{prefix}killed" / LOCK_FILE).touch()
@@ -283,8 +283,9 @@ def test_the_folder_of_a_killed_process_is_removed_without_another_command(
 ) -> None:
     """By a shell that outlives it; one of a process that lives stays."""
     text = (
-        "import sys; from streamkern.filesystem.abandoned import RANKS_PREFIX, locked_folder; "
-        "folder, lock = locked_folder(RANKS_PREFIX); (folder / 'a').mkdir(); "
+        "import sys; "
+        "from streamkern.filesystem.abandoned import RANKS_PREFIX, create_locked_folder; "
+        "folder, lock = create_locked_folder(RANKS_PREFIX); (folder / 'a').mkdir(); "
         "print(folder, flush=True); sys.stdin.read()"
     )
     env = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -312,13 +313,13 @@ def test_a_folder_whose_guard_cannot_be_started_is_removed(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        locked_folder(FIT_PREFIX)
+        create_locked_folder(FIT_PREFIX)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the guard is a shell")
 def test_the_guard_ends_though_another_process_holds_its_pipe() -> None:
-    folder, lock = locked_folder(FIT_PREFIX)
+    folder, lock = create_locked_folder(FIT_PREFIX)
     guard = abandoned._guard_processes[folder]
     assert guard.stdin is not None
     held = os.dup(guard.stdin.fileno())  # as a forked process has it

@@ -275,16 +275,6 @@ def test_chunks_of_zeros_are_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.read_chunk(3)[0], 0)
 
 
-def test_verify_finds_a_chunk_that_was_replaced(tmp_path: Path) -> None:
-    write(tmp_path / "s", *sample(30, (5,), "uint8"))
-    zarr.open_group(tmp_path / "s", mode="r+")["X"][8, 3] = 251
-    damage.reseal(tmp_path / "s")
-    store = open_store(tmp_path / "s")
-    store.read_chunk(1)  # all its checksums are right
-    with pytest.raises(CorruptChunkError, match=r"X/c/1/0 .* does not match its digest"):
-        store.verify()
-
-
 def test_nonfinite_and_foreign_ids_name_chunk_and_row(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
     write(tmp_path / "s", X, y)
@@ -352,25 +342,6 @@ def test_what_is_not_a_store_is_refused_in_one_sentence(tmp_path: Path) -> None:
         open_store(tmp_path / "t.npz")
     with pytest.raises(FileNotFoundError):
         open_store(memory_url())
-    zarr.create_array(LocalStore(tmp_path / "array"), shape=(3,), dtype="u1")
-    with pytest.raises(DataError, match="single zarr array"):
-        open_store(tmp_path / "array")
-    zarr.create_group(LocalStore(tmp_path / "group")).create_array("x", shape=(3,), dtype="u1")
-    with pytest.raises(StoreNotFoundError, match="no array 'X'; it has x"):
-        open_store(tmp_path / "group")
-    (tmp_path / "group" / "zarr.json").write_text("{not json")
-    with pytest.raises(DataError, match=r"zarr.json of .*group is not JSON"):
-        open_store(tmp_path / "group")
-    with pytest.raises(ConfigError, match="nosuch"):
-        open_store("nosuch://a/b")
-
-
-def test_newer_schema_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "s", *sample(30, (5,), "float32"))
-    group = zarr.open_group(tmp_path / "s", mode="r+")
-    group.attrs["streamkern"] = {**group.attrs["streamkern"], "schema": 99}
-    with pytest.raises(DataError, match=r"schema 99, .* ingest the data again"):
-        open_store(tmp_path / "s")
 
 
 # --------------------------------------------------------------------------------------- secrets
@@ -451,11 +422,11 @@ def test_unfinished_is_refused_and_resumed(tmp_path: Path) -> None:
     assert again.resumed
     assert again.done.tolist() == [True, False, False, True, False]
     faults.flip_bit(tmp_path / "s", "X/c/3/0", byte=2)
-    kept = again.stored(0)
+    kept = again.read_back(0)
     assert kept is not None
     np.testing.assert_array_equal(kept[0], X[:7])
-    assert again.stored(1) is None
-    assert again.stored(3) is None  # damaged after it was journaled
+    assert again.read_back(1) is None
+    assert again.read_back(3) is None  # damaged after it was journaled
     put(again, X, y, 1, 2, 3, 4)
     stats = RunningStatistics(5, 3)
     for i in range(5):
@@ -643,10 +614,6 @@ def test_foreign_targets(tmp_path: Path) -> None:
     assert open_store(foreign(tmp_path / "two", X, matrix)).spec.n_outputs == 2
     with pytest.raises(DataError, match="holds the integer -1"):
         open_store(foreign(tmp_path / "minus", X, y - 1))
-    with pytest.raises(DataError, match=r"holds the integer 90210.*ingest"):
-        open_store(foreign(tmp_path / "zip", X, np.full(30, 90210)))
-    with pytest.raises(DataError, match="30 rows of X need"):
-        open_store(foreign(tmp_path / "short", X, y[:20]))
 
 
 def test_absent_foreign_chunks_are_errors_unless_said_otherwise(tmp_path: Path) -> None:

@@ -126,11 +126,6 @@ def targets_in_order(
     return _names_in_order(names, expected if several else None, f"y of {where}", "y")
 
 
-def chosen_columns(source: BaseSource, columns: Sequence[str]) -> BaseSource:
-    """Return `source`, whose columns have names, with only `columns`, in this order."""
-    return _ColumnSubset(source, columns)
-
-
 def _names_in_order(
     names: tuple[str, ...] | None, expected: Sequence[str] | None, where: str, role: str
 ) -> tuple[str, ...] | None:
@@ -208,8 +203,8 @@ class ReorderedSource(DerivedSource):
         return super().describe() | listed | {"base": self.base.describe()}
 
 
-class _ColumnSubset(ReorderedSource):
-    """Some columns of `base`; unlike a reordered source, it has its own fingerprint."""
+class ColumnSubset(ReorderedSource):
+    """Some columns of `base`, which must have names, with a fingerprint of their own."""
 
     kind = "chosen"
 
