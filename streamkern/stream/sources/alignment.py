@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -146,15 +147,25 @@ class ReorderedSource(DerivedSource):
         columns: tuple[str, ...] | None,
         target_columns: tuple[str, ...] | None,
     ) -> None:
-        self.parts = (base,)
         self._set_rows_like(base)
-        self._copy_from(
-            base, "n_rows", "strata", "totals", "files", "n_origins", "hides_copies", "remote",
-            "level", "feed_transforms", "repeats", "statistics_read",
-        )  # fmt: skip
+        self._set_base(base)
         self.columns, self.target_columns = columns, target_columns
         self._index = column_index(base.columns, columns)
         self._target_index = column_index(base.target_columns, target_columns)
+
+    def _set_base(self, base: BaseSource) -> None:
+        """Take the units from `base`, and all that is the same for columns in another order."""
+        self.parts = (base,)
+        self._copy_from(
+            base, "n_rows", "strata", "totals", "files", "n_origins", "hides_copies", "remote",
+            "level", "feed_transforms", "repeats", "passes_differ", "statistics_read",
+        )  # fmt: skip
+
+    def with_base(self, base: BaseSource) -> ReorderedSource:
+        """Return the rows of another base, with the same columns and targets, in this order."""
+        source = copy.copy(self)
+        source._set_base(base)
+        return source
 
     @property
     def n_units(self) -> int:
@@ -282,12 +293,15 @@ class _Relabelled(ReorderedSource):
     def __init__(
         self, base: BaseSource, classes: tuple[str, ...], label_dtype: str | None, ids: np.ndarray
     ) -> None:
+        self._ids, self._n_classes = ids, len(classes)
         super().__init__(base, base.columns, base.target_columns)
         self.classes, self.n_outputs, self.label_dtype = classes, len(classes), label_dtype
-        self._ids = ids
+
+    def _set_base(self, base: BaseSource) -> None:
+        super()._set_base(base)
         if base.totals is not None:
-            self.totals = np.zeros(len(classes))
-            np.add.at(self.totals, ids[ids >= 0], base.totals[ids >= 0])
+            known = self._ids >= 0
+            self.totals = np.bincount(self._ids[known], base.totals[known], self._n_classes)
 
     def _ordered_targets(self, y: np.ndarray) -> np.ndarray:
         ids: np.ndarray = self._ids[y]

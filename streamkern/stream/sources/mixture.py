@@ -19,7 +19,7 @@ from streamkern.filesystem.urls import local_path
 from streamkern.store.row_block import concatenated
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.statistics import ColumnMoments
-from streamkern.stream.sources.alignment import align_columns, padded_to_one_length
+from streamkern.stream.sources.alignment import ReorderedSource, align_columns, padded_to_one_length
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.stores import ZarrSource
@@ -207,6 +207,9 @@ def open_stores(
 def stored_rows(source: BaseSource) -> BaseSource:
     """Return the source of the rows that `source` is made from, each once, without copies."""
     source = without_copies(source)
+    if isinstance(source, ReorderedSource):
+        rows = stored_rows(source.base)
+        return source if rows is source.base else source.with_base(rows)
     if source.passes_differ:
         return stored_rows(source.parts[0])
     if not isinstance(source, MixtureSource):

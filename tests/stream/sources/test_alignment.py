@@ -15,11 +15,12 @@ import pytest
 from streamkern import KernelClassifier, KernelRegressor
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.ingest.ingest import ingest
-from streamkern.stream.sources.alignment import align_columns
+from streamkern.stream.sources.alignment import align_classes, align_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import read_units
-from streamkern.stream.sources.mixture import MixtureSource, open_stores
+from streamkern.stream.sources.class_sampling import BalancedSource
+from streamkern.stream.sources.mixture import MixtureSource, open_stores, stored_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Scale
 from tests.runs import Array, finished, settings
@@ -74,6 +75,25 @@ def test_another_order_is_put_right(tmp_path: Path) -> None:
     again = pickle.loads(pickle.dumps(source))
     np.testing.assert_array_equal(everything(again)[0], everything(plain)[0])
     np.testing.assert_array_equal(again.read_targets(0, 0, 0), plain.read_targets(0, 0, 0))
+
+
+def test_resampled_rows_in_another_order_stay_resampled(tmp_path: Path) -> None:
+    """Their replicas are passes of their own, and below them is each row once."""
+    base = ZarrSource(store(tmp_path, y=LABELS))
+    plain = BalancedSource(base, {"no": 1, "yes": 9})
+    moved = align_columns(plain, MOVED, "it")
+    ours, theirs = (everything(AugmentedSource(source, 2))[0] for source in (moved, plain))
+    order = [NAMES.index(name) for name in MOVED]
+    np.testing.assert_array_equal(ours, theirs[:, order])
+    assert not np.array_equal(ours[: len(X)], ours[len(X) :])
+    mixed = MixtureSource([moved, AugmentedSource(base, 2)])
+    for source, copies in ((moved, 1), (AugmentedSource(moved, 3), 1), (mixed, 2)):
+        rows = everything(stored_rows(source))[0]
+        expected = np.concatenate([everything(base)[0][:, order]] * copies)
+        np.testing.assert_array_equal(rows, expected)
+    relabelled = align_classes(plain, ("maybe", "yes", "no"), None, "it")
+    rows = stored_rows(relabelled)
+    np.testing.assert_array_equal(rows.totals, [0, *base.totals[::-1]])  # type: ignore[index]
 
 
 def test_other_names_are_refused(tmp_path: Path) -> None:
