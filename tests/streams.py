@@ -9,6 +9,7 @@ import numpy as np
 
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.order import EpochPlan
+from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import Source, y_shape
 
 
@@ -38,6 +39,13 @@ def everything(source: Source, seed: int = 0, epoch: int = 0) -> tuple[np.ndarra
         X.append(block.X)
         y.append(block.y)
     return np.concatenate(X), np.concatenate(y)
+
+
+def numbered_rows(n: int, first: int = 0, **options: Any) -> ArraySource:
+    """Rows (first + k, 0) with the target first + k, in units of 7."""
+    X = np.zeros((n, 2), np.float32)
+    X[:, 0] = np.arange(first, first + n)
+    return ArraySource(X, X[:, 0].astype(np.float64), **{"unit_rows": 7} | options)
 
 
 def epoch_rows(plan: EpochPlan, sizes: np.ndarray) -> list[np.ndarray]:

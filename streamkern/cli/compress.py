@@ -21,7 +21,7 @@ from streamkern.cli.options import (
     sharing,
 )
 from streamkern.cli.run_options import MemoryOption
-from streamkern.filesystem.ownership import check_output
+from streamkern.filesystem.path_kinds import check_output
 from streamkern.ingest.path_patterns import refuse_among
 from streamkern.rundir.run_directory import RunDirectory
 

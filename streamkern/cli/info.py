@@ -27,7 +27,7 @@ from streamkern.cli.options import (
 )
 from streamkern.cli.run_info import is_run_directory, run_overview, run_text
 from streamkern.filesystem.icechunk_repository import is_icechunk
-from streamkern.filesystem.ownership import place_kind, runs_below
+from streamkern.filesystem.path_kinds import place_kind, runs_below
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_summary import WHOLE_CHECK
 from streamkern.rundir.run_summary import verify as verify_run

@@ -15,7 +15,7 @@ from streamkern.basics.values import parse_bytes
 from streamkern.cli.options import parse_options, toml_or_text
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.solver import SOLVERS
-from streamkern.filesystem.ownership import place_kind
+from streamkern.filesystem.path_kinds import place_kind
 from streamkern.ingest.input_files import kind_by_ending
 
 RunFile = Annotated[

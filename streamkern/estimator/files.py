@@ -25,7 +25,7 @@ from streamkern.basics.warning import warnings_completed
 from streamkern.estimator.fitted import Schema
 from streamkern.estimator.inputs import brings_its_own, open_stream
 from streamkern.estimator.targets import refuse_numbers_as_labels
-from streamkern.filesystem.abandoned import FIT_PREFIX, locked_folder, remove_locked
+from streamkern.filesystem.abandoned import FIT_PREFIX, create_locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.ingest.columns import DEFAULT_ARRAYS, ReadRequest, as_list
@@ -269,7 +269,7 @@ def ingested(
     y, sample_weight, targets, seed, memory : as `ingest` takes them; memory may be "auto"
     like : schema of an earlier table, whose columns of targets and weights are the default
     """
-    folder, lock = locked_folder(FIT_PREFIX)
+    folder, lock = create_locked_folder(FIT_PREFIX)
     try:
         budget = DEFAULT_MEMORY if memory == "auto" else parse_bytes(memory, "memory")
         with _explaining_ingest_options():

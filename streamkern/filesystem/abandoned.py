@@ -20,6 +20,7 @@ import filelock
 RANKS_PREFIX: Final = "streamkern-ranks-"
 FIT_PREFIX: Final = "streamkern-fit-"
 LOCK_FILE: Final = ".streamkern.lock"
+_NEW_PREFIX: Final = ".streamkern-"  # of a folder whose lock is not held yet
 # Ranks may write for a moment after their driver has ended.
 _REMOVE_SCRIPT: Final = (
     'read -r _; for _ in 1 2 3 4 5; do rm -rf -- "$1"; [ -e "$1" ] || exit 0; sleep 1; done'
@@ -40,29 +41,27 @@ def remove_abandoned() -> None:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
+def create_locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
     """Return a new folder in the temporary directory and its lock.
 
     The folder gets its final name only once the lock is held. Folders left by killed processes are
     removed first.
     """
     remove_abandoned()
-    new_folder = Path(tempfile.mkdtemp(prefix=".streamkern-"))
-    lock = filelock.FileLock(new_folder / LOCK_FILE, thread_local=False)
+    folder = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX))
+    lock = filelock.FileLock(folder / LOCK_FILE, thread_local=False)
     try:
         lock.acquire(timeout=0)
-        folder = new_folder.rename(
-            new_folder.parent / new_folder.name.replace(".streamkern-", prefix)
-        )
+        folder = folder.rename(folder.with_name(folder.name.replace(_NEW_PREFIX, prefix)))
         _guard(folder)
-        return folder, lock
     except BaseException:
-        remove_locked(new_folder, lock)
+        remove_locked(folder, lock)
         raise
+    return folder, lock
 
 
 def remove_locked(folder: Path, lock: filelock.BaseFileLock) -> None:
-    """Remove a folder made by `locked_folder`, and release its lock."""
+    """Remove a folder made by `create_locked_folder`, and release its lock."""
     shutil.rmtree(folder, ignore_errors=True)
     lock.release()
     guard = _guard_processes.pop(folder, None)

@@ -23,8 +23,8 @@ from streamkern.filesystem.objects import STALL_S
 S3, GOOGLE, AZURE = ("s3", "s3a"), ("gs", "gcs"), ("az", "abfs", "abfss")
 # Settings that obstore supports too; with any other one s3fs is used.
 _S3_OPTIONS = {
-    *("key", "secret", "token", "endpoint_url", "region", "anon", "profile", "client_kwargs"),
-}
+    "key", "secret", "token", "endpoint_url", "region", "anon", "profile", "client_kwargs",
+}  # fmt: skip
 _CLIENT_OPTIONS = {"endpoint_url", "region_name"}
 # Names of options in gcsfs and adlfs -> in obstore.
 _GOOGLE_OPTIONS = {
@@ -56,18 +56,17 @@ def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     StorageAccessError
         There are no credentials for S3, and anonymous access was not requested.
     """
-    scheme = urlsplit(url).scheme
-    if scheme in S3:
+    parts = urlsplit(url)
+    if parts.scheme in S3:
         store_class, settings = "S3Store", _s3_settings(options)
-    elif scheme in GOOGLE:
-        store_class = "GCSStore"
-        settings = {_GOOGLE_OPTIONS[name]: value for name, value in options.items()}
+    else:
+        is_google = parts.scheme in GOOGLE
+        store_class = "GCSStore" if is_google else "AzureStore"
+        names = _GOOGLE_OPTIONS if is_google else _AZURE_OPTIONS
+        settings = {names[name]: value for name, value in options.items()}
         if settings.get("service_account") == "anon":  # gcsfs's word for anonymous access
             settings["skip_signature"] = bool(settings.pop("service_account"))
-    else:
-        store_class = "AzureStore"
-        settings = {_AZURE_OPTIONS[name]: value for name, value in options.items()}
-    parts, endpoint = urlsplit(url), settings.get("endpoint") or settings.get("base_url")
+    endpoint = settings.get("endpoint") or settings.get("base_url")
 
     def store(**limits: Any) -> Any:
         limits |= {

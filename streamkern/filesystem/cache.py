@@ -193,7 +193,8 @@ class Cache:
         """Delete the object under `name`."""
         with contextlib.suppress(OSError):
             self._path(name).unlink()
-            self._total_is_known, self._full_until = False, 0.0  # try to make room again
+            with self._thread_lock:
+                self._total_is_known, self._full_until = False, 0.0  # try to make room again
 
     def write(self, name: EntryName, data: Bytes) -> None:
         """Keep an object under `name`, if there is room; an entry is complete or not there."""
@@ -258,11 +259,11 @@ class Cache:
                 has_room = total + n_bytes <= self.limit
                 # Before the entry: a kill between the two makes the count too large, not too small.
                 (self.folder / _TOTAL_FILE).write_text(str(total + n_bytes * has_room))
+                if not has_room:  # counting is slow
+                    now = time.monotonic()
+                    self._full_until = now + max(_MIN_INTERVAL_S, 50 * (now - start))
         except filelock.Timeout:
             return False
-        if not has_room:
-            now = time.monotonic()
-            self._full_until = now + max(_MIN_INTERVAL_S, 50 * (now - start))  # counting is slow
         return has_room
 
     def _total(self) -> int | None:

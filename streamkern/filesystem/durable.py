@@ -156,10 +156,6 @@ def write_all(file: Any, view: memoryview) -> None:
         view = view[file.write(view) :]
 
 
-def _n_bytes(data: Any) -> int:
-    return sum(memoryview(part).nbytes for part in _data_parts(data))
-
-
 def _data_parts(data: Any) -> Any:
     return data if isinstance(data, list | tuple) else [data]
 
@@ -196,10 +192,10 @@ class LocalFiles(LocalStore):
             write_durably(path, data, exclusive=exclusive)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
+            n_bytes = sum(memoryview(part).nbytes for part in _data_parts(data))
             # Syncing large files as they are written shortens the last sync.
-            write_atomically(
-                path, data, exclusive=exclusive, sync=_n_bytes(data) >= _SYNC_AT_ONCE_BYTES
-            )
+            sync = n_bytes >= _SYNC_AT_ONCE_BYTES
+            write_atomically(path, data, exclusive=exclusive, sync=sync)
 
 
 def sync_store(store: Any) -> None:

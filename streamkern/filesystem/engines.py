@@ -109,16 +109,12 @@ class ObstoreEngine:
         self._reading, self._writing = open_stores()
 
     async def get(self, key: str, start: int, stop: int | None) -> Bytes:
-        if start == 0 and stop is None:
-            result = await self._obstore.get_async(self._reading, key)
-            return await result.bytes_async()
-        if stop is None:
-            byte_range: Any = {"suffix": -start} if start < 0 else {"offset": start}
-            result = await self._obstore.get_async(
-                self._reading, key, options={"range": byte_range}
-            )
-            return await result.bytes_async()
-        return await self._obstore.get_range_async(self._reading, key, start=start, end=stop)
+        if stop is not None:
+            return await self._obstore.get_range_async(self._reading, key, start=start, end=stop)
+        byte_range = {"suffix": -start} if start < 0 else {"offset": start}
+        options = {"range": byte_range} if start else None
+        result = await self._obstore.get_async(self._reading, key, options=options)
+        return await result.bytes_async()
 
     async def put(self, key: str, data: Bytes, create: bool) -> None:
         mode: Any = "create" if create else "overwrite"
@@ -212,13 +208,8 @@ class FsspecEngine:
         mode = "create" if create else "overwrite"
         if not self._fs.async_impl:
             await asyncio.to_thread(self._fs.makedirs, self._fs._parent(self._path(key)), True)
-        await self._call(
-            "pipe_file", self._path(key), bytes(data), mode=mode, **self._upload_options()
-        )
-
-    def _upload_options(self) -> dict[str, Any]:
-        """Return the options for an upload in one request."""
-        return {"chunksize": 5 << 30} if "s3" in self._fs.protocol else {}
+        in_one_request = {"chunksize": 5 << 30} if "s3" in self._fs.protocol else {}
+        await self._call("pipe_file", self._path(key), bytes(data), mode=mode, **in_one_request)
 
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -226,12 +217,7 @@ class FsspecEngine:
                 await self._call("rm_file", self._path(key))
 
     async def list(self, prefix: str) -> Listing:
-        try:
-            entries = await self._call("find", self._path(prefix), detail=True)
-        except FileNotFoundError as error:
-            if self.outcome(error) is not Outcome.MISSING:
-                raise
-            return []
+        entries = await self._listed("find", prefix, {})
         root_length = len(self._fs._strip_protocol(self._path("x"))) - 1
         return [(name[root_length:], int(entry["size"] or 0)) for name, entry in entries.items()]
 
@@ -240,15 +226,19 @@ class FsspecEngine:
             skip = len(prefix) + 1 if prefix else 0
             below = (key[skip:].partition("/") for key, _ in await self.list(prefix))
             return list({name + slash for name, slash, _ in below if name})  # "" is the prefix
-        try:
-            entries = await self._call("ls", self._path(prefix), detail=True)
-        except FileNotFoundError as error:
-            if self.outcome(error) is not Outcome.MISSING:
-                raise
-            return []
+        entries = await self._listed("ls", prefix, [])
         paths = {entry["name"].rstrip("/"): entry["type"] == "directory" for entry in entries}
         paths.pop(self._fs._strip_protocol(self._path(prefix)), None)  # itself, as a file
         return [path.rpartition("/")[2] + "/" * folder for path, folder in paths.items()]
+
+    async def _listed(self, function: str, prefix: str, empty: Any) -> Any:
+        """Return the entries below a folder, or `empty` if there is no such folder."""
+        try:
+            return await self._call(function, self._path(prefix), detail=True)
+        except FileNotFoundError as error:
+            if self.outcome(error) is not Outcome.MISSING:  # s3fs: there is no such bucket
+                raise
+            return empty
 
     async def stat(self, key: str) -> tuple[int, str]:
         info = await self._call("info", self._path(key))

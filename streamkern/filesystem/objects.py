@@ -233,12 +233,10 @@ class Objects:
         # It may be ours: the reply to an earlier attempt may have been lost.
         own_bytes = bytes(data)
         try:
-            return (
-                bytes(await self.get_async(key, is_intact=lambda d: bytes(d) == own_bytes))
-                == own_bytes
-            )
+            stored = await self.get_async(key, is_intact=lambda data: bytes(data) == own_bytes)
         except FileNotFoundError:
             return False
+        return bytes(stored) == own_bytes
 
     async def _put(self, key: str, data: Bytes, *, create: bool) -> bool:
         """Make one attempt; return False if the object to create exists."""
@@ -327,10 +325,8 @@ class Objects:
             except Exception as error:
                 is_transient = self._outcome(error) is Outcome.TRANSIENT
                 self._answered |= not is_transient
-                delay_s, elapsed_s = (
-                    next(delays, None) if is_transient else None,
-                    time.monotonic() - start,
-                )
+                delay_s = next(delays, None) if is_transient else None
+                elapsed_s = time.monotonic() - start
                 # A server that restarts comes back; one that never answered may not exist.
                 never_answered = not self._answered and is_connection_refused(error)
                 if delay_s is None or (never_answered and elapsed_s > _REFUSED_RETRY_S):

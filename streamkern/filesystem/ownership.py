@@ -1,4 +1,4 @@
-"""Recognise the content of a path, and the files that streamkern made and may replace or delete.
+"""Recognise the groups and files that streamkern made, and may replace or delete.
 
 A zarr group that streamkern writes has a mark from its first file on, the attribute `streamkern`
 with its `kind` and its `status`, which is "complete" once the whole group is written and durable.
@@ -19,33 +19,34 @@ import os
 import re
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 import filelock
 import zarr
 
-from streamkern.basics.errors import ConfigError, DataError, RunError, StreamkernError
+from streamkern.basics.errors import DataError, RunError, StreamkernError
 from streamkern.basics.text import redact
 from streamkern.basics.values import parsed_json
 from streamkern.filesystem.durable import (
     LocalFiles,
-    check_writable,
     is_temporary,
     make_folders,
     sync_folder,
     sync_store,
 )
-from streamkern.filesystem.urls import local_path, path_text
 from streamkern.filesystem.zarr_store import ObjectsStore
 
 ATTRIBUTE = "streamkern"
+"""Name of the attribute of a group that holds its mark."""
 STORE, PREDICTIONS = "store", "predictions"
+"""The kinds of groups that have a mark."""
 ARRAYS = {
     STORE: re.compile(r"X|y|w|row|(?:digests|crc)(?:-[1-9]\d*)?"),
     PREDICTIONS: re.compile(r"values|labels|row|digests"),
 }
 """Names of the arrays that a group of a kind may hold; anything else in it is not ours."""
 
+# A file or a folder of an array; and a file at the root of a group, or a part that a kill left.
 _ARRAY_KEY = re.compile(r"([^/]+)/(?:zarr\.json|(?:c(?:/\d+)*/?)?)")
 _ROOT_KEY = re.compile(r"zarr\.json|(?:[^/]+/(?:c/(?:\d+/)*)?)?[^/]+\.[0-9a-f]{32}\.partial")
 
@@ -89,7 +90,7 @@ def begin_group(store: Any, url: str, mark: Mark) -> zarr.Group:
     """
     old, kind = mark_at(store, url), mark["kind"]
     if old is None:
-        sweep(store, kind)
+        remove_leftover_files(store, kind)
         if isinstance(store, LocalFiles):
             make_folders(store.root)
         return zarr.create_group(store, attributes={ATTRIBUTE: dict(mark)})
@@ -124,7 +125,7 @@ def publish_group(group: zarr.Group, mark: Mark, check: Callable[[], None] | Non
     group.attrs[ATTRIBUTE] = dict(mark)
 
 
-def sweep(store: Any, kind: str) -> None:
+def remove_leftover_files(store: Any, kind: str) -> None:
     """Delete the temporary files that killed writes left in a group of this kind."""
     if isinstance(store, LocalFiles):  # an object is complete or not there at all
         _delete(store, lambda key: _is_leftover_file(key, kind))
@@ -148,16 +149,15 @@ def remove(root: Path, is_ours: Callable[[str], bool]) -> None:
     """
     changed = set()
     for parent, folders, files in os.walk(root, topdown=False):
-        prefix = "" if Path(parent) == root else f"{Path(parent).relative_to(root).as_posix()}/"
-        for name in files:
-            if is_ours(prefix + name):
-                Path(parent, name).unlink(missing_ok=True)
-                changed.add(Path(parent))
-        for name in folders:
-            if is_ours(f"{prefix}{name}/") and not Path(parent, name).is_symlink():
+        for path in (Path(parent, name) for name in files):
+            if is_ours(path.relative_to(root).as_posix()):
+                path.unlink(missing_ok=True)
+                changed.add(path.parent)
+        for path in (Path(parent, name) for name in folders):
+            if is_ours(f"{path.relative_to(root).as_posix()}/") and not path.is_symlink():
                 with contextlib.suppress(OSError):  # something is left in it
-                    Path(parent, name).rmdir()
-                    changed.add(Path(parent))
+                    path.rmdir()
+                    changed.add(path.parent)
     for folder in changed:
         if folder.is_dir():
             sync_folder(folder)
@@ -212,18 +212,18 @@ def _delete(store: Any, is_ours: Callable[[str], bool]) -> None:
         remove(store.root, is_ours)
         return
     keys = [key for key, _ in store.objects.list(store.prefix)]
-    prefix_length = len(store.key("")) + 1 if store.prefix else 0
-    store.objects.delete([key for key in keys if is_ours(key[prefix_length:])])
+    store.objects.delete([k for k in keys if is_ours(k.removeprefix(f"{store.prefix}/"))])
 
 
-_ATTRIBUTE = "user.streamkern"
+_EXTENDED_ATTRIBUTE = "user.streamkern"
+"""Name of the attribute that holds the mark of a file of a format without room for metadata."""
 
 
 def mark_file(path: Path, kind: str) -> None:
     """Mark a file as written by streamkern. kind : the kind of its content"""
     if hasattr(os, "setxattr"):
         with contextlib.suppress(OSError):
-            os.setxattr(path, _ATTRIBUTE, json.dumps(_file_mark(path, kind)).encode())
+            os.setxattr(path, _EXTENDED_ATTRIBUTE, json.dumps(_file_mark(path, kind)).encode())
 
 
 def is_marked(path: Path, kind: str) -> bool:
@@ -231,7 +231,7 @@ def is_marked(path: Path, kind: str) -> bool:
     if not hasattr(os, "getxattr"):
         return False
     try:
-        return bool(parsed_json(os.getxattr(path, _ATTRIBUTE)) == _file_mark(path, kind))
+        return bool(parsed_json(os.getxattr(path, _EXTENDED_ATTRIBUTE)) == _file_mark(path, kind))
     except (OSError, ValueError):
         return False
 
@@ -239,118 +239,3 @@ def is_marked(path: Path, kind: str) -> bool:
 def _file_mark(path: Path, kind: str) -> dict[str, str | int]:
     status = path.stat()
     return {"kind": kind, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
-Kind = Literal["nothing", "file", "archive", "store", "run", "runs", "folder", "remote"]
-ARCHIVES: Final = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
-_STORE_FILES: Final = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
-_RUN_FORMAT = re.compile(rb'"format":\s*"streamkern-')
-
-
-def place_kind(url: str | os.PathLike[str]) -> Kind:
-    """Return the kind of `url`: "runs" is a folder with run directories directly in it."""
-    path = local_path(url)
-    if path is None:
-        return "remote"
-    if not path.exists():
-        return "nothing"
-    if path.is_file():
-        return "archive" if path.name.lower().endswith(ARCHIVES) else "file"
-    if _is_run(path):
-        return "run"
-    if any((path / name).exists() for name in _STORE_FILES):
-        return "store"
-    return "runs" if runs_below(path) else "folder"
-
-
-def runs_below(path: Path) -> list[str]:
-    """Return the run directories directly in a folder, in the order of their names."""
-    try:
-        with os.scandir(path) as entries:
-            return sorted(e.path for e in entries if e.is_dir() and _is_run(Path(e.path)))
-    except OSError:
-        return []
-
-
-def enclosing(url: str | os.PathLike[str]) -> tuple[Path, Kind] | None:
-    """Return the store or the run directory that `url` would lie within, or None."""
-    path = local_path(url)
-    if path is None:
-        return None
-    outermost = None  # the outermost: an array of a store is not a store
-    for parent in Path(os.path.abspath(path)).parents:
-        if parent.is_dir() and (kind := place_kind(parent)) in ("store", "run"):
-            outermost = parent, kind
-    return outermost
-
-
-def no_store(url: str | os.PathLike[str]) -> str:
-    """Return the sentence for a path that holds no zarr store, with a remedy."""
-    place, kind = redact(url), place_kind(url)
-    if kind == "archive":
-        return (
-            f"{place} is an archive, not a zarr store; unpack it, and give the store in it, or "
-            "make a store of the files in it with streamkern ingest"
-        )
-    if kind == "file":
-        return f"{place} is a file, not a zarr store; make one of it with streamkern ingest"
-    if kind == "run":
-        return f"{place} is a run directory, not a zarr store; give the path of a store"
-    if kind == "runs":
-        return f"{place} is a folder of runs, not a zarr store; give the path of a store"
-    if kind == "folder":
-        return (
-            f"there is no zarr store at {place}, which is a folder of other files; make a store "
-            "of files with streamkern ingest"
-        )
-    return (
-        f"there is no zarr store at {place}; make one with streamkern ingest, or correct the path"
-    )
-
-
-def no_run(url: str | os.PathLike[str], place: str) -> str:
-    """Return the sentence for a path that holds no run. place : `url` for messages."""
-    kind, path = place_kind(url), local_path(url)
-    if kind == "runs" and path is not None:
-        return f"{place} is a folder of runs; give one of them, such as {runs_below(path)[0]}"
-    if kind == "run":
-        return (
-            f"{place} has no checkpoint yet; train the run to its first checkpoint, with the same "
-            "run_dir"
-        )
-    description = {
-        "store": ", which is a zarr store", "file": ", which is a file",
-        "archive": ", which is an archive",
-    }.get(kind, "")  # fmt: skip
-    return f"there is no run in {place}{description}; give the run directory of a training"
-
-
-def check_output(url: str | os.PathLike[str], noun: str) -> None:
-    """Raise ConfigError if output would be written into a store or a run directory, or to "-".
-
-    Also unless it can be written there, see `check_writable`.
-
-    noun : a plural noun for the message, such as "predictions"
-    """
-    if path_text(url) == "-":
-        raise ConfigError(
-            f"{noun} do not go to the standard output (-)", "give the path of a place"
-        )
-    outer = enclosing(url)
-    if outer is not None:
-        parent, kind = outer
-        container = "store" if kind == "store" else "run directory"
-        raise ConfigError(
-            f"{redact(url)} lies within the {container} {parent}, where {noun} do not belong",
-            "give a place outside of it",
-        )
-    path = local_path(url)
-    if path is not None:
-        check_writable(path, redact(url))
-
-
-def _is_run(path: Path) -> bool:
-    try:
-        return _RUN_FORMAT.search((path / "run.json").read_bytes()) is not None
-    except OSError:
-        return False

@@ -23,6 +23,7 @@ import filelock
 
 from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError
 from streamkern.basics.message import mention
+from streamkern.basics.text import redact
 from streamkern.basics.values import parsed_json
 from streamkern.filesystem.durable import (
     check_writable,
@@ -31,10 +32,11 @@ from streamkern.filesystem.durable import (
     make_folders,
     sync_file,
     sync_folder,
+    write_all,
     write_durably,
 )
 from streamkern.filesystem.ownership import remove
-from streamkern.filesystem.urls import local_path, redact
+from streamkern.filesystem.urls import local_path
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,7 +90,7 @@ class Scratch:
         self._sizes: dict[str, int] = {}
         self._crcs: dict[str, int] = {}  # CRC-32 of each file
         # For each file that is being read in order: the bytes read, and their CRC-32.
-        self._read: dict[str, tuple[int, int]] = {}
+        self._progress: dict[str, tuple[int, int]] = {}
         self._changed: set[str] = set()
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="streamkern-scratch")
         self._saving: Future[None] | None = None
@@ -151,11 +153,10 @@ class Scratch:
     def append(self, name: str, data: NDArray[Any]) -> None:
         """Append an array to a file."""
         if not self._lock.is_locked:
-            self._begin()
+            self.claim()
+            self.save(None, wait=True)
         with disk_full_hint(str(self.folder)), (self.folder / name).open("ab", 0) as file:
-            view = data.data.cast("B")
-            while view:  # an unbuffered file may take only part
-                view = view[file.write(view) :]
+            write_all(file, data.data.cast("B"))
         self._sizes[name] = self._sizes.get(name, 0) + data.nbytes
         self._crcs[name] = zlib.crc32(data.data.cast("B"), self._crcs.get(name, 0))
         self._changed.add(name)
@@ -181,10 +182,13 @@ class Scratch:
                 view = view[n:]
             if hasattr(os, "posix_fadvise"):  # frees the pages, as each byte is read once
                 os.posix_fadvise(file.fileno(), start, out.nbytes, os.POSIX_FADV_DONTNEED)
-        end, crc = self._read.get(name, (0, 0)) if start else (0, 0)
+        end, crc = self._progress.get(name, (0, 0)) if start else (0, 0)
         if end != start:
             return  # not in order: the CRC of the bytes before is unknown
-        end, crc_read = self._read[name] = start + out.nbytes, zlib.crc32(out.data.cast("B"), crc)
+        end, crc_read = self._progress[name] = (
+            start + out.nbytes,
+            zlib.crc32(out.data.cast("B"), crc),
+        )
         if end == self._sizes[name] and crc_read != self._crcs[name]:
             self.discard()
             raise CorruptChunkError(
@@ -238,10 +242,6 @@ class Scratch:
         self._sizes.clear()
         self._crcs.clear()
         self._changed.clear()
-
-    def _begin(self) -> None:
-        self.claim()
-        self.save(None, wait=True)
 
     def _check_ours(self) -> None:
         """Raise DataError if the folder is a file, or holds files but no state of a scratch."""

@@ -13,11 +13,13 @@ class Counters:
         self._lock = threading.Lock()
 
     def add(self, **counts: int) -> None:
+        """Add to the counts with these names."""
         with self._lock:
             for name, count in counts.items():
                 setattr(self, name, getattr(self, name) + count)
 
     def counts(self) -> dict[str, int]:
+        """Return all counts, as of one moment."""
         with self._lock:
             return {name: count for name, count in vars(self).items() if name != "_lock"}
 

@@ -17,7 +17,7 @@ import importlib.util
 import os
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -50,11 +50,10 @@ if TYPE_CHECKING:
 
 MISSING_CHUNK_TEXT = "is missing from the store"
 _METADATA_FILES = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
-__all__ = ["StrictStore", "check_missing", "local_path", "open_objects", "redact", "zarr_store"]
 
 _WINDOWS_DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
 _SINGLE_SLASH_URL = re.compile(r"(.*::)?(s3a?|gs|gcs|az|abfs|https?|memory):/(?!/)")
-_HOST_AND_PORT = re.compile(r"(\[[^]]*\]|[^:]*)(:\d*)?")  # and a port
+_HOST_AND_PORT = re.compile(r"(\[[^]]*\]|[^:]*)(:\d*)?")  # [host] is an IPv6 address
 
 
 def zarr_store(
@@ -125,7 +124,24 @@ def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) 
     ConfigError
         The scheme is unknown, or an option is wrong.
     """
-    options = dict(storage_options or {})
+    try:
+        return _open_objects(url, dict(storage_options or {}))
+    except StreamkernError:
+        raise
+    except ImportError as error:
+        package_text = install("s3") if urlsplit(url).scheme in S3 else str(error)
+        raise MissingDependencyError(
+            f"{redact(url)} needs a package that is not installed: {package_text}"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"cannot open {redact(url)} ({redact(str(error))})",
+            "correct the URL or the storage options",
+        ) from None
+
+
+def _open_objects(url: str, options: dict[str, Any]) -> Objects:
+    """Return the objects below a remote URL; errors of libraries are raised unchanged."""
     deadline = options.pop("deadline_s", DEADLINE_S)
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline < 0:
         raise ConfigError(f"storage option deadline_s={deadline!r} must be seconds, 0 or more")
@@ -147,15 +163,13 @@ def _engine(url: str, options: dict[str, Any]) -> Engine:
     if engines and not urlsplit(url).netloc:
         raise ConfigError(f"{redact(url)} names no bucket", f"write {scheme}://bucket/key")
     if engines and _is_for_obstore(scheme, engine, options):
-        return _checked_engine(url, lambda: ObstoreEngine(lambda: open_buckets(url, options)))
+        return ObstoreEngine(lambda: open_buckets(url, options))
     if scheme not in S3:
-        return _checked_engine(
-            url, lambda: FsspecEngine(lambda: fsspec.core.url_to_fs(url, **options))
-        )
+        return FsspecEngine(lambda: fsspec.core.url_to_fs(url, **options))
     if "region" in options:
         client = {"region_name": options.pop("region"), **(options.get("client_kwargs") or {})}
         options["client_kwargs"] = client
-    return _checked_engine(url, lambda: FsspecEngine(lambda: open_s3fs(url, options)))
+    return FsspecEngine(lambda: open_s3fs(url, options))
 
 
 def _engines(scheme: str) -> tuple[str, ...]:
@@ -184,34 +198,10 @@ def _is_for_obstore(scheme: str, engine: str | None, options: Mapping[str, Any])
                 f"storage option engine='obstore' does not take {unsupported[0]!r} beside it",
                 "leave that option out, or use engine='s3fs'",
             )
-    fsspec_package = {**dict.fromkeys(GOOGLE, "gcsfs"), **dict.fromkeys(AZURE, "adlfs")}.get(scheme)
-    fsspec_first = (
-        fsspec_package is not None and importlib.util.find_spec(fsspec_package) is not None
-    )
-    return engine == "obstore" or (
-        installed and engine is None and not unsupported and not fsspec_first
-    )
-
-
-def _checked_engine(url: str, make: Callable[[], Engine]) -> Engine:
-    """Return the engine that `make` opens.
-
-    Raises MissingDependencyError if a package is not installed, and ConfigError for wrong settings.
-    """
-    try:
-        return make()
-    except ImportError as error:
-        package_text = install("s3") if urlsplit(url).scheme in S3 else str(error)
-        raise MissingDependencyError(
-            f"{redact(url)} needs a package that is not installed: {package_text}"
-        ) from error
-    except StreamkernError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"cannot open {redact(url)} ({redact(str(error))})",
-            "correct the URL or the storage options",
-        ) from None
+        return True
+    package = {**dict.fromkeys(GOOGLE, "gcsfs"), **dict.fromkeys(AZURE, "adlfs")}.get(scheme)
+    fsspec_first = package is not None and importlib.util.find_spec(package) is not None
+    return installed and engine is None and not unsupported and not fsspec_first
 
 
 def path_text(place: str | os.PathLike[str]) -> str:

@@ -32,7 +32,14 @@ def run_request(request: Coroutine[Any, Any, _T], stopped: threading.Event | Non
     """
     future = _submit(request)
     try:
-        return _result(future, stopped)
+        while stopped is not None and not future.done():
+            wait([future], timeout=_POLL_INTERVAL_S)
+            if stopped.is_set() and not future.done():
+                raise StorageError(
+                    "the request was cancelled because its reader was closed",
+                    "open the reader again",
+                )
+        return future.result()
     except BaseException:
         if not future.done():
             future.cancel()
@@ -72,17 +79,6 @@ async def await_within(limit_s: float, request: Awaitable[_T]) -> _T:
         if task is not None and task.cancelling():
             raise asyncio.CancelledError from error
         raise
-
-
-def _result(future: Future[_T], stopped: threading.Event | None) -> _T:
-    """Return the result, or raise StorageError once `stopped` is set."""
-    while stopped is not None and not future.done():
-        wait([future], timeout=_POLL_INTERVAL_S)
-        if stopped.is_set() and not future.done():
-            raise StorageError(
-                "the request was cancelled because its reader was closed", "open the reader again"
-            )
-    return future.result()
 
 
 async def on_storage_loop(request: Coroutine[Any, Any, _T]) -> _T:

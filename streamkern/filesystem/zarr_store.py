@@ -93,10 +93,10 @@ class ObjectsStore(Store):
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         folder = prefix.rpartition("/")[0]
-        prefix_length = len(self.prefix) + 1 if self.prefix else 0
         for name, _ in await on_storage_loop(self.objects.list_async(self.key(folder))):
-            if name[prefix_length:].startswith(prefix):
-                yield name[prefix_length:]
+            key = name.removeprefix(f"{self.prefix}/")
+            if key.startswith(prefix):
+                yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         for name in await on_storage_loop(self.objects.children_async(self.key(prefix.strip("/")))):

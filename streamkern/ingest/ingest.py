@@ -30,7 +30,8 @@ from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest, parse_bytes
 from streamkern.basics.warning import warned_once
-from streamkern.filesystem.ownership import STORE, check_kind, check_output, mark_at
+from streamkern.filesystem.ownership import STORE, check_kind, mark_at
+from streamkern.filesystem.path_kinds import check_output
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
 from streamkern.ingest.encoding_options import EncodingOptions

@@ -24,7 +24,7 @@ from streamkern.basics.errors import (
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint
-from streamkern.filesystem.ownership import ARCHIVES
+from streamkern.filesystem.path_kinds import ARCHIVES
 from streamkern.filesystem.remote_file import is_object, open_object, split_object
 from streamkern.filesystem.urls import local_path
 from streamkern.filesystem.waiting import is_connection_refused

@@ -30,7 +30,7 @@ from streamkern.ingest.targets import TargetConverter
 from streamkern.ingest.zarr_groups import foreign_group, has_array, own_columns, own_state
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.row_block import RowBlock, concatenated
-from streamkern.stream.sources.alignment import chosen_columns, column_index, targets_in_order
+from streamkern.stream.sources.alignment import ColumnSubset, column_index, targets_in_order
 from streamkern.stream.sources.base import UNIT_BYTES, BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
@@ -261,7 +261,7 @@ def _open_store(
         url, x=x, y=y if request.targets else None, w=w[0] if w and request.targets else None,
         storage_options=options or None, missing=opener.missing, foreign=opener.foreign,
     )  # fmt: skip
-    return source if chosen is None else chosen_columns(source, chosen)
+    return source if chosen is None else ColumnSubset(source, chosen)
 
 
 def _check_own(unresolved: ReadRequest, mark: Mapping[str, Any], where: str) -> None:

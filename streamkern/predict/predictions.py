@@ -32,7 +32,8 @@ from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest
 from streamkern.filesystem.durable import disk_full_hint
-from streamkern.filesystem.ownership import PREDICTIONS, check_output
+from streamkern.filesystem.ownership import PREDICTIONS
+from streamkern.filesystem.path_kinds import check_output
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import local_path
 from streamkern.predict.prediction_buffer import PredictionBuffer

@@ -39,7 +39,7 @@ from streamkern.basics.errors import (
     RunError,
     StorageError,
 )
-from streamkern.filesystem.ownership import no_run
+from streamkern.filesystem.path_kinds import no_run
 from streamkern.rundir import file_names
 from streamkern.rundir.checkpoint_format import (
     Saved,

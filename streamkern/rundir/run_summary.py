@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from streamkern.basics.errors import RunError, StorageError
-from streamkern.filesystem.ownership import no_run
+from streamkern.filesystem.path_kinds import no_run
 from streamkern.rundir.checkpoint_format import load_checkpoint, read_manifest
 from streamkern.rundir.checksums import UnverifiedError
 from streamkern.rundir.chunked_array import discard_target

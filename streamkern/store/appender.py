@@ -24,7 +24,12 @@ import zarr
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import LocalFiles, disk_full_hint, sync_files
-from streamkern.filesystem.ownership import ATTRIBUTE, STORE, remove_arrays, sweep
+from streamkern.filesystem.ownership import (
+    ATTRIBUTE,
+    STORE,
+    remove_arrays,
+    remove_leftover_files,
+)
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.chunk_output import ChunkOutput, Journal, create_array
@@ -80,8 +85,9 @@ class StoreAppender(ChunkOutput):
         store = zarr_store(url, read_only=False)
         assert isinstance(store, LocalFiles)
         self._store = store
+        all_files = (*(old.files or [("memory", old.n_rows)]), *(files or [("memory", n_rows)]))
         spec = replace(
-            old, n_rows=old.n_rows + n_rows, files=_all_files(old, n_rows, files), fingerprint="",
+            old, n_rows=old.n_rows + n_rows, files=all_files, fingerprint="",
             n_left_out=old.n_left_out + n_left_out,
         )  # fmt: skip
         self._first_chunk = old.n_rows // old.chunk_rows  # the first one with appended rows
@@ -223,7 +229,7 @@ def complete_append(url: str | os.PathLike[str]) -> None:
     """
     store = zarr_store(url, read_only=False)
     assert isinstance(store, LocalFiles)
-    sweep(store, STORE)
+    remove_leftover_files(store, STORE)
     _update_arrays(store, str(url))
 
 
@@ -241,11 +247,3 @@ def _update_arrays(store: LocalFiles, url: str) -> None:
     unused = [name for name in old if (store.root / name).is_dir()]
     if unused:
         remove_arrays(store, STORE, unused)
-
-
-def _all_files(
-    old: StoreSpec, n_rows: int, files: Sequence[tuple[str, int]]
-) -> tuple[tuple[str, int], ...]:
-    """Return the files that the rows come from: of the old rows, then of the new, in order."""
-    old_files = old.files or (("memory", old.n_rows),)
-    return (*old_files, *(files or (("memory", n_rows),)))

@@ -125,7 +125,7 @@ class ChunkOutput(ABC):
             # Last: a chunk is in the journal only when all of it is in the store.
             self.journal.add(i, layout.chunk_digest(*arrays))
 
-    def stored(self, i: int) -> RowBlock | None:
+    def read_back(self, i: int) -> RowBlock | None:
         """Return chunk `i`, if the journal has it and its digest agrees; else None."""
         digest = self.journal.digest(i)
         if digest is None:
@@ -154,7 +154,7 @@ class ChunkOutput(ABC):
     def _first_damaged(self, first: int = 0) -> int | None:
         """Return the first chunk from `first` on that is not in the store as written, or None."""
         chunks = range(first, self.spec.n_chunks)
-        return next((i for i in chunks if i not in self._crcs and self.stored(i) is None), None)
+        return next((i for i in chunks if i not in self._crcs and self.read_back(i) is None), None)
 
     def _write_crcs(self, group: zarr.Group, name: str, old: NDArray[np.uint32]) -> str:
         """Store the checksums of all chunks, which must be undamaged; return their digest.
@@ -289,11 +289,11 @@ def _chunk_statistics(
         return stats
 
     def verify(i: int) -> RunningStatistics | None:
-        chunk = writer.stored(i)
+        chunk = writer.read_back(i)
         return None if chunk is None else counted(i, chunk)
 
     def write(i: int, make: Callable[[], RowBlock]) -> RunningStatistics:
-        chunk = writer.stored(i)
+        chunk = writer.read_back(i)
         if chunk is None:
             chunk = make()
             writer.write_chunk(i, *chunk)

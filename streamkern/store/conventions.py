@@ -1,4 +1,4 @@
-"""Conventions of arrays and groups that other programs write: attributes, dimensions, members."""
+"""Conventions of arrays and groups: slices of rows; attributes, dimensions, names of members."""
 
 from __future__ import annotations
 
@@ -9,12 +9,28 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
 
 XARRAY_DIMENSIONS = "_ARRAY_DIMENSIONS"
 CSR_MEMBERS = ("data", "indices", "indptr")
 """Members of a group that stores a sparse matrix (CSR)."""
+
+
+def rows_of_slice(
+    rows: slice, n_rows: int, read: Callable[[int, int], NDArray[Any]]
+) -> NDArray[Any]:
+    """Return the rows that a slice of any step selects in an array of `n_rows` rows.
+
+    read : returns rows `start` to `stop`; called once, for the smallest range with these rows
+    """
+    selected = range(n_rows)[rows]
+    if not selected:
+        return read(0, 0)
+    first, last = sorted((selected[0], selected[-1]))
+    block = read(first, last + 1)
+    return block if selected.step == 1 else block[:: selected.step].copy()
 
 
 def text_of(value: str | bytes) -> str:

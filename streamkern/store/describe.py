@@ -81,7 +81,8 @@ def describe_unfinished(
         n_written = int(np.asarray(zarr.open_group(store, mode="r")["digests"]).any(axis=1).sum())
     except Exception:  # not written yet, or damaged: no chunk is known to be written
         n_written = 0
-    chunk_rows, n_rows = (k if isinstance(k, int) else None for k in map(plan.get, _PLAN_COUNTS))
+    counts = (plan.get("chunk_rows"), plan.get("n_rows"))
+    chunk_rows, n_rows = (k if isinstance(k, int) else None for k in counts)
     return {
         "url": redact(url),
         "unfinished": True,
@@ -90,9 +91,6 @@ def describe_unfinished(
         "chunk_rows": chunk_rows,
         "n_rows": n_rows,
     }
-
-
-_PLAN_COUNTS = ("chunk_rows", "n_rows")
 
 
 def is_sorted_by_class(store: Store) -> bool:
@@ -192,7 +190,8 @@ def _layout_warnings(store: Store) -> list[str]:
             f"X has chunks of {spec.chunk_rows:,} rows and y of {y_rows:,}: parts of y are read "
             "more than once; ingest the store"
         )
-    if spec.x_dtype.kind == "u" and not _is_compressed(store):
+    compressed = any(not isinstance(codec, Crc32cCodec) for codec in X.compressors)
+    if spec.x_dtype.kind == "u" and not compressed:
         ratio = _zstd_ratio(store)
         if ratio > _MIN_COMPRESSION_RATIO:
             warnings.append(
@@ -200,10 +199,6 @@ def _layout_warnings(store: Store) -> list[str]:
                 f"{ratio:.2g} times smaller: ingest with compress zstd"
             )
     return warnings
-
-
-def _is_compressed(store: Store) -> bool:
-    return any(not isinstance(codec, Crc32cCodec) for codec in store.stored.x.compressors)
 
 
 def _zstd_ratio(store: Store) -> float:

@@ -49,6 +49,8 @@ DIGEST_CHUNK_ROWS = 1024  # rows of `digests` written at once: 64 KiB
 CRC_CHUNK_ROWS = 1 << 16  # rows of `crc` in a chunk
 ZSTD_LEVEL = 3
 X_DTYPES = tuple(np.dtype(t) for t in ("uint8", "uint16", "float16", "float32", "float64"))
+X_DTYPE_NAMES = ", ".join(dtype.name for dtype in X_DTYPES)
+"""The dtypes that rows may have, as text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +150,17 @@ class StoreSpec:
         return self.n_features * self.x_dtype.itemsize
 
     @property
+    def target_dtype(self) -> np.dtype[Any]:
+        """Dtype of the targets that `Store.read_chunk` returns: int64 for class ids, else a float.
+
+        float32 for a store opened without targets.
+        """
+        if self.classes is not None:
+            return np.dtype(np.int64)
+        dtype = np.dtype(np.float32) if self.y_dtype is None else self.y_dtype
+        return dtype if dtype.kind == "f" else np.dtype(np.float64)
+
+    @property
     def foreign(self) -> bool:
         """True when streamkern did not write the store, so it has no digests."""
         return self.fingerprint.startswith(("meta:", "icechunk:"))
@@ -168,10 +181,9 @@ def check_row_layout(
     if dtype.kind not in "biuf":
         raise DataError(f"{name} has dtype {dtype}", "give real numbers")
     if dtype.newbyteorder("=") not in X_DTYPES:
-        names = ", ".join(t.name for t in X_DTYPES)
         raise DataError(
             f"{name} has dtype {dtype}",
-            f"a store holds {names}: convert it with {mention('dtype=')}",
+            f"a store holds {X_DTYPE_NAMES}: convert it with {mention('dtype=')}",
         )
 
 
@@ -180,14 +192,12 @@ def wanted_dtype(dtype: Any) -> np.dtype[Any]:
     try:
         requested: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except TypeError as error:
-        names = ", ".join(t.name for t in X_DTYPES)
         raise ConfigError(
-            f"{mention('dtype', dtype)} is not a dtype ({error})", f"use one of {names}"
+            f"{mention('dtype', dtype)} is not a dtype ({error})", f"use one of {X_DTYPE_NAMES}"
         ) from error
     if requested not in X_DTYPES:
-        names = ", ".join(t.name for t in X_DTYPES)
         raise ConfigError(
-            f"{mention('dtype', requested.name)} cannot be stored", f"use one of {names}"
+            f"{mention('dtype', requested.name)} cannot be stored", f"use one of {X_DTYPE_NAMES}"
         )
     return requested
 
@@ -274,11 +284,6 @@ def content_fingerprint(spec: StoreSpec, digests: NDArray[np.uint8]) -> str:
         **({} if spec.encoder is None else {"encoder": spec.encoder}),
     }
     return json_digest(header, np.ascontiguousarray(digests).tobytes())
-
-
-def metadata_fingerprint(description: object) -> str:
-    """Return ``meta:`` + SHA-256 of everything known about a foreign store without reading it."""
-    return "meta:" + json_digest(description, b"")
 
 
 def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> StoreSpec:

@@ -34,16 +34,12 @@ class _CheckedArray:
         self.ndim = len(rows.shape)
 
     def __getitem__(self, index: tuple[Any, ...]) -> NDArray[Any]:
-        """Return the part at `index`, of slices and integers."""
-        selected = range(self.shape[0])[index[0]]
-        row_numbers = [selected] if isinstance(selected, int) else list(selected)
-        first, stop = (min(row_numbers), max(row_numbers) + 1) if row_numbers else (0, 0)
-        block: NDArray[Any] = self.store.rows[self.name][first:stop]
-        if len(row_numbers) < len(block) or (
-            len(row_numbers) > 1 and row_numbers[1] < row_numbers[0]
-        ):
-            block = block[np.array(row_numbers, np.int64) - first]
-        part: NDArray[Any] = block[(0 if isinstance(selected, int) else slice(None), *index[1:])]
+        """Return the part at `index`, of slices and of integers of at least 0."""
+        rows, *others = index
+        first: Any = slice(None)
+        if not isinstance(rows, slice):
+            rows, first = slice(rows, rows + 1), 0
+        part: NDArray[Any] = self.store.rows[self.name][rows][(first, *others)]
         return part
 
 
@@ -55,7 +51,11 @@ def torch_dataset(store: Any, batch_size: int, options: Mapping[str, Any]) -> An
 def dask_arrays(store: Any) -> dict[str, Any]:
     """Return the arrays of `Store.to_dask`."""
     da: Any = on_demand("dask.array")
-    _refuse_sparse(store)
+    if sparse_features(store.spec.file_form) is not None:
+        raise DataError(
+            f"the rows of {store!r} are sparse, which the dense arrays of Dask cannot hold",
+            "read them by streamkern.Loader, which gives CSR arrays",
+        )
     arrays = {}
     for name in store.rows:
         array = _CheckedArray(store, name)
@@ -75,7 +75,9 @@ def xarray_dataset(store: Any) -> Any:
     """Return the dataset of `Store.to_xarray`."""
     xr: Any = import_optional("xarray", "Store.to_xarray", "xarray")
     spec = store.spec
-    axes = ("feature",) if len(spec.row_shape) == 1 else [f"axis_{k}" for k in _axes(store)]
+    axes = ["feature"]
+    if len(spec.row_shape) > 1:
+        axes = [f"axis_{k}" for k in range(1, 1 + len(spec.row_shape))]
     dims = {"X": ("row", *axes), "y": ("row", "output"), "w": ("row",)}
     arrays = {name: (dims[name][: array.ndim], array) for name, array in dask_arrays(store).items()}
     column_names = {"feature": spec.columns, "output": spec.target_columns}
@@ -83,15 +85,3 @@ def xarray_dataset(store: Any) -> Any:
     coords = {dim: list(names) for dim, names in column_names.items() if names and dim in used}
     attrs = {} if spec.classes is None else {"classes": list(spec.classes)}
     return xr.Dataset(arrays, coords, attrs)
-
-
-def _axes(store: Any) -> range:
-    return range(1, 1 + len(store.spec.row_shape))
-
-
-def _refuse_sparse(store: Any) -> None:
-    if sparse_features(store.spec.file_form) is not None:
-        raise DataError(
-            f"the rows of {store!r} are sparse, which the dense arrays of Dask cannot hold",
-            "read them by streamkern.Loader, which gives CSR arrays",
-        )

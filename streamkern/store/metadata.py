@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,8 +22,10 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
+from streamkern.basics.values import json_digest
 from streamkern.filesystem.icechunk_repository import snapshot_of
-from streamkern.filesystem.ownership import ATTRIBUTE, STORE, no_store
+from streamkern.filesystem.ownership import ATTRIBUTE, STORE
+from streamkern.filesystem.path_kinds import no_store
 from streamkern.filesystem.urls import StrictStore
 from streamkern.store import layout
 from streamkern.store.conventions import check_dimensions, no_member, stands_for_array
@@ -83,7 +85,8 @@ def read_metadata(
     foreign : read the arrays without streamkern's metadata, also if streamkern wrote them
     """
     for name in names:
-        _check_name(name)
+        if name is not None and any(part in ("", ".", "..") for part in name.split("/")):
+            raise ConfigError(f"{name!r} is not the name of an array", "give its path in the group")
     strict = StrictStore(inner)
     documents = None if foreign else store_documents(strict, prefix, url)
     if documents is not None:
@@ -147,12 +150,6 @@ def _streamkern_contents(
     )  # fmt: skip
 
 
-def _check_name(name: str | None) -> None:
-    """Raise ConfigError for a name that leads out of the group, or is an alias in it."""
-    if name is not None and any(part in ("", ".", "..") for part in name.split("/")):
-        raise ConfigError(f"{name!r} is not the name of an array", "give its path in the group")
-
-
 # -------------------------------------------------------------------------------- foreign stores
 
 
@@ -171,16 +168,11 @@ def _foreign_contents(
         if array is not None:
             refuse_packed(array, f"{name!r} of {redact(url)}", fill_is_gap=missing != "fill")
     spec = _foreign_spec((X, y, w), names, url)
-    unused = _unused_weights(group) if y is not None and "w" not in names else None
+    unused = None
+    if y is not None and "w" not in names:
+        with suppress(Exception):  # it was not requested, and may be damaged
+            unused = _member(group, "w")
     return GroupContents(strict, path, names, spec, X, y, w, unused=unused)
-
-
-def _unused_weights(group: zarr.Group) -> Any:
-    """Return the member "w"; None without one."""
-    try:
-        return _member(group, "w")
-    except Exception:  # it was not requested, and may be damaged
-        return None
 
 
 def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
@@ -258,7 +250,7 @@ def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
     if x_dtype.kind in "biuf" and x_dtype not in layout.X_DTYPES:
         raise DataError(
             f"{where} has dtype {x_dtype}, but rows that are read without ingest have "
-            f"{', '.join(t.name for t in layout.X_DTYPES)}",
+            f"{layout.X_DTYPE_NAMES}",
             "ingest it, which converts it (streamkern ingest, or ingest_store)",
         )
     layout.check_row_layout(X.shape[1:], x_dtype, where)
@@ -300,13 +292,12 @@ def foreign_fingerprint(arrays: Arrays, names: ArrayNames) -> str:
     if snapshot is not None:
         paths = [a.path for a in arrays if a is not None]
         return f"icechunk:{snapshot}:{'+'.join(paths)}"
-    return layout.metadata_fingerprint(
-        [
-            [name, list(a.shape), np.dtype(a.dtype).str, list(a.chunks), dict(a.attrs)]
-            for name, a in zip(names, arrays, strict=True)
-            if a is not None
-        ]
-    )
+    description = [
+        [name, list(a.shape), np.dtype(a.dtype).str, list(a.chunks), dict(a.attrs)]
+        for name, a in zip(names, arrays, strict=True)
+        if a is not None
+    ]
+    return "meta:" + json_digest(description, b"")  # of the text and a line break
 
 
 def _scan_classes(y: Any, where: str) -> tuple[int, ...]:

@@ -17,9 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NonFiniteError
-from streamkern.store.conventions import XARRAY_DIMENSIONS, as_stored, number_of, text_of
+from streamkern.store.conventions import (
+    XARRAY_DIMENSIONS,
+    as_stored,
+    number_of,
+    rows_of_slice,
+    text_of,
+)
 
-_SCALE_KEYS = ("scale_factor", "add_offset")
+_NEUTRAL_SCALES = {"scale_factor": 1.0, "add_offset": 0.0}
+"""The attributes that scale numbers, and the values by which they change nothing."""
 _FILL_KEYS = ("_FillValue", "missing_value")
 _BOUND_KEYS = ("valid_min", "valid_max", "valid_range")
 # Other spellings, compared in lower case without underscores, blanks and dashes.
@@ -33,11 +40,13 @@ _FILL_SPELLINGS = {
     "nodatavals", "nodataval", "nanvalue", "navalue", "nullvalue", "badvalue", "badflag",
     "undefvalue", "maskvalue", "maskedvalue", "invalidvalue", "sentinel",
 }  # fmt: skip
-# Each may be the number that stands for missing ones, or the number of missing ones.
 _UNCLEAR_FILL_SPELLINGS = {"fill", "missing", "missingdata", "null", "undef", "undefined"}
+"""Each may be the number that stands for missing ones, or the number of missing ones."""
 _TIME_UNITS = re.compile(r"\s*\w+\s+since\s", re.IGNORECASE)
 _NETCDF_FILLS = {"f": 9.969209968386869e36, "i4": -2147483647, "i8": -9223372036854775806}
-_R_NA_INTEGER = -(2**31)  # NA among integers in files of rhdf5
+"""Numbers that stand for missing ones in a NetCDF file, by the dtype of the array."""
+_R_NA_INTEGER = np.int32(-(2**31))
+"""NA among integers in files of rhdf5."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +69,9 @@ class Packing:
     stored: np.dtype[Any]
     dtype: np.dtype[Any]
     gaps: tuple[tuple[str, Any], ...]
-    bounds: tuple[str, float, float] | None
-    unpacked_bounds: bool
-    attributes: tuple[str, ...]
+    bounds: tuple[str, float, float] | None = None
+    unpacked_bounds: bool = False
+    attributes: tuple[str, ...] = ()
 
     @property
     def changes(self) -> bool:
@@ -86,12 +95,12 @@ class Packing:
         stored = np.asarray(stored)
         if self.stored != native(stored.dtype):
             stored = stored.astype(native(stored.dtype)).view(self.stored)
-        masks = [(stored == value, description) for description, value in self.gaps]
         numbers = stored
-        if self.changes and (self.scale, self.offset) != (1.0, 0.0):
+        if (self.scale, self.offset) != (1.0, 0.0):
             numbers = (stored.astype(np.float64) * self.scale + self.offset).astype(self.dtype)
         if self.dtype.kind == "b":
             numbers = stored.astype(bool)
+        masks = [(stored == value, description) for description, value in self.gaps]
         if self.bounds is not None:
             description, low, high = self.bounds
             compared = numbers if self.unpacked_bounds else stored
@@ -99,20 +108,15 @@ class Packing:
         for missing, description in masks:
             if keep_missing:
                 numbers = mask_to_nan(numbers, missing)
-            else:
-                self._refuse(missing, description, stored, start)
+            elif np.any(missing):
+                row, *columns = np.argwhere(missing)[0]
+                column = f", column {', '.join(map(str, columns))}" if columns else ""
+                raise NonFiniteError(
+                    f"{self.name}, row {start + int(row)}{column} is missing: "
+                    f"{stored[(row, *columns)]} is stored there, {description}",
+                    "fill in or drop such rows first",
+                )
         return numbers
-
-    def _refuse(self, missing: NDArray[Any], text: str, stored: NDArray[Any], start: int) -> None:
-        if not np.any(missing):
-            return
-        index = np.argwhere(missing)[0]
-        column = f", column {', '.join(map(str, index[1:]))}" if len(index) > 1 else ""
-        raise NonFiniteError(
-            f"{self.name}, row {start + int(index[0])}{column} is missing: {stored[tuple(index)]} "
-            f"is stored there, {text}",
-            "fill in or drop such rows first",
-        )
 
 
 class Unpacked:
@@ -126,8 +130,10 @@ class Unpacked:
         self._array, self._packing, self._keep = array, packing, keep_missing
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        start, _, _ = rows.indices(self.shape[0])
-        return self._packing.numbers(self._array[rows], start, keep_missing=self._keep)
+        def read(start: int, stop: int) -> NDArray[Any]:
+            return self._packing.numbers(self._array[start:stop], start, keep_missing=self._keep)
+
+        return rows_of_slice(rows, self.shape[0], read)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype)
@@ -140,6 +146,11 @@ def mask_to_nan(values: NDArray[Any], missing: NDArray[Any]) -> NDArray[Any]:
     masked = values.copy() if values.dtype.kind == "f" else values.astype(object)
     masked[missing] = np.nan if values.dtype.kind == "f" else None
     return masked
+
+
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in the byte order of this machine."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 def packing_of(
@@ -161,57 +172,45 @@ def packing_of(
     DataError
         An attribute that makes no sense, or one that cannot be applied.
     """
-    attributes = getattr(array, "attrs", None)
-    if not isinstance(attributes, Mapping) or not isinstance(_dtype_of(array), np.dtype):
+    attrs, dtype = getattr(array, "attrs", None), getattr(array, "dtype", None)
+    if not isinstance(attrs, Mapping) or not isinstance(dtype, np.dtype):
         return None
-    keys = {str(key): key for key in attributes}
-    spellings = {_normalised(key): key for key in keys}
-    _refuse_dates(attributes, keys, name)
-    stored = native(array.dtype)
-    fills = {key: attributes[key] for key in _FILL_KEYS if key in keys}
-    fills |= {
-        k: attributes[k]
-        for p, k in spellings.items()
-        if p in _FILL_SPELLINGS and k not in fills and np.asarray(attributes[k]).dtype.kind != "b"
-    }
-    if fill_is_gap and XARRAY_DIMENSIONS in keys and "_FillValue" not in keys:
-        fills |= _fill_of_v2(array)
+    stored, attributes = native(dtype), _Attributes(attrs, name)
+    attributes.refuse_dates()
+    fills = attributes.fills()
+    if fill_is_gap and XARRAY_DIMENSIONS in attrs and "_FillValue" not in attrs:
+        metadata: Any = getattr(array, "metadata", None)
+        if getattr(metadata, "zarr_format", None) == 2 and metadata.fill_value is not None:
+            fills["fill_value"] = metadata.fill_value
     if stored.kind not in "biuf":
         return _text_packing(fills, stored, name)
-    values = _Attributes(attributes, name)
-    scale, offset = (
-        values.number(key, default) for key, default in zip(_SCALE_KEYS, (1.0, 0.0), strict=True)
-    )
-    for spelling, key in spellings.items():
-        if spelling in _SCALE_SPELLINGS and key not in _SCALE_KEYS:
-            values.refuse_scale(key)
-        if spelling in _UNCLEAR_FILL_SPELLINGS:
-            values.refuse_fill(key)
+    scales = {key: attributes.number(key, neutral) for key, neutral in _NEUTRAL_SCALES.items()}
+    attributes.refuse_unclear()
+    scale, offset = scales.values()
     if not (math.isfinite(scale) and scale and math.isfinite(offset)):
         raise DataError(
             f"{name} has scale_factor={scale:g} and add_offset={offset:g}, by which its numbers "
             f"cannot be read",
             "correct these attributes",
         )
-    numbers = zip(_SCALE_KEYS, (scale, offset), (1, 0), strict=True)
-    changing = [f"{key}={number:g}" for key, number, default in numbers if number != default]
-    declared = _declared_dtype(values.scalar("_Unsigned"), stored, name)
-    gaps = [(f"its {k}", v) for k, value in fills.items() for v in values.fills(k, value, declared)]
-    if netcdf and "_FillValue" not in keys and declared.itemsize > 1:
+    changing = [f"{key}={scales[key]:g}" for key in scales if scales[key] != _NEUTRAL_SCALES[key]]
+    declared = attributes.declared_dtype(stored)
+    gaps = [(f"its {k}", v) for k in fills for v in attributes.missing(k, fills[k], declared)]
+    if netcdf and "_FillValue" not in attrs and declared.itemsize > 1:
         default = _NETCDF_FILLS.get("f" if declared.kind == "f" else declared.str[1:])
         if default is not None:
             gaps.append(("the fill value of NetCDF", declared.type(default)))
-    if "rhdf5-NA.OK" in keys and declared == np.int32:
-        gaps.append(("which is NA in R", np.int32(_R_NA_INTEGER)))
-    bounds, floating = values.bounds(declared)
-    dtype = values.unpacked_dtype(declared) if changing else declared
-    if not changing and declared.kind in "iu" and _text_of(attributes.get("dtype")) == "bool":
-        dtype = np.dtype(bool)  # as xarray writes truth values to NetCDF
+    if "rhdf5-NA.OK" in attrs and declared == np.int32:
+        gaps.append(("which is NA in R", _R_NA_INTEGER))
+    bounds, floating = attributes.bounds(declared)
+    unpacked = attributes.unpacked_dtype(declared) if changing else declared
+    if not changing and declared.kind in "iu" and attributes.says("dtype", "bool"):
+        unpacked = np.dtype(bool)  # as xarray writes truth values to NetCDF
         changing.append("dtype=bool")
     if declared != stored:
         changing.append(f"_Unsigned={'true' if declared.kind == 'u' else 'false'}")
     packing = Packing(
-        name, scale, offset, declared, dtype, tuple(gaps), bounds,
+        name, scale, offset, declared, unpacked, tuple(gaps), bounds,
         bool(changing) and floating and declared.kind != "f", tuple(changing),
     )  # fmt: skip
     return None if packing.is_plain else packing
@@ -236,43 +235,6 @@ def refuse_packed(array: Any, name: str, **options: Any) -> None:
     )
 
 
-def _dtype_of(array: Any) -> Any:
-    return getattr(array, "dtype", None)
-
-
-def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in the byte order of this machine."""
-    return dtype if dtype.isnative else dtype.newbyteorder("=")
-
-
-def _normalised(name: str) -> str:
-    return re.sub(r"[\s_-]", "", name).lower()
-
-
-def _refuse_dates(attributes: Mapping[Any, Any], keys: Mapping[str, Any], name: str) -> None:
-    """Raise DataError for numbers that are dates or durations by their attributes."""
-    for key in ("units", "dtype"):
-        text = attributes[key] if key in keys else None
-        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        if not isinstance(text, str):
-            continue
-        is_date = key == "units" and _TIME_UNITS.match(text)
-        if is_date or (key == "dtype" and "timedelta64" in text):
-            raise DataError(
-                f"{name} holds dates or durations ({key}={text!r})",
-                "write the numbers that are meant, such as days since the first row, to an array "
-                f"without {key}",
-            )
-
-
-def _fill_of_v2(array: Any) -> dict[str, Any]:
-    """Return the fill value of a Zarr v2 array of xarray, which stands for missing numbers."""
-    metadata: Any = getattr(array, "metadata", None)
-    if getattr(metadata, "zarr_format", None) != 2 or metadata.fill_value is None:
-        return {}
-    return {"fill_value": metadata.fill_value}
-
-
 def _text_packing(fills: Mapping[str, Any], stored: np.dtype[Any], name: str) -> Packing | None:
     """Return the packing of an array of text, in which a value may stand for a missing one."""
     texts = [(f"its {k}", text_of(v)) for k, v in fills.items() if isinstance(v, str | bytes)]
@@ -281,39 +243,19 @@ def _text_packing(fills: Mapping[str, Any], stored: np.dtype[Any], name: str) ->
         return None
     gaps: list[tuple[str, Any]] = [(k, v) for k, v in texts if stored.kind != "S"]
     gaps += [(k, v.encode()) for k, v in texts if stored.kind in "SO"]  # h5py gives bytes
-    return Packing(name, 1.0, 0.0, stored, stored, tuple(gaps), None, False, ())
-
-
-def _text_of(value: Any) -> str:
-    return text_of(value) if isinstance(value, str | bytes) else ""
-
-
-def _declared_dtype(unsigned: Any, stored: np.dtype[Any], name: str) -> np.dtype[Any]:
-    """Return the dtype of integers that the attribute `_Unsigned` declares.
-
-    unsigned : value of the attribute; None without it
-    """
-    if unsigned is None or stored.kind not in "iu":
-        return stored
-    is_text = isinstance(unsigned, str | bytes)
-    word = (text_of(unsigned) if is_text else str(bool(unsigned))).lower()
-    if word not in ("true", "false"):
-        raise DataError(
-            f"{name} has _Unsigned={unsigned!r}, which is neither true nor false", "correct it"
-        )
-    return np.dtype(f"{'u' if word == 'true' else 'i'}{stored.itemsize}")
+    return Packing(name, 1.0, 0.0, stored, stored, tuple(gaps))
 
 
 @dataclass(frozen=True)
 class _Attributes:
-    """The attributes of the array `name`, converted one at a time."""
+    """The attributes of the array `name`: each method decodes some of them, or refuses them."""
 
-    attributes: Mapping[Any, Any]
+    values: Mapping[str, Any]
     name: str
 
     def scalar(self, key: str) -> Any:
         """Return the value of an attribute, also from an array or list of one; None without it."""
-        value = self.attributes.get(key)
+        value = self.values.get(key)
         if isinstance(value, np.ndarray | list | tuple):
             values = np.ravel(np.asarray(value))
             if len(values) != 1:
@@ -333,21 +275,49 @@ class _Attributes:
             raise DataError(f"{self.name} has {key}={value!r}, which is not a number", "correct it")
         return float(number)
 
-    def refuse_scale(self, key: str) -> None:
-        """Raise DataError for a scale in another spelling that would change the numbers."""
-        value = self.attributes[key]
-        numbers = [number_of(k) for k in np.ravel(np.asarray(value)).tolist()]
-        identity = 0.0 if _normalised(key) in _OFFSET_SPELLINGS else 1.0
-        if not numbers or any(k is None for k in numbers) or all(k == identity for k in numbers):
-            return
-        raise DataError(
-            f"{self.name} has the attribute {key}={value}, by which its numbers may be scaled",
-            "write them decoded, or, if they are decoded already, without that attribute",
-        )
+    def says(self, key: str, text: str) -> bool:
+        """Return whether an attribute holds this text."""
+        value = self.values.get(key)
+        return isinstance(value, str | bytes) and text_of(value) == text
 
-    def refuse_fill(self, key: str) -> None:
-        """Raise DataError for a number that may stand for missing values, or count them."""
-        value = self.attributes[key]
+    def by_spelling(self) -> dict[str, str]:
+        """Return the names of the attributes by their spelling; of equal spellings, the last."""
+        return {re.sub(r"[\s_-]", "", key).lower(): key for key in map(str, self.values)}
+
+    def refuse_dates(self) -> None:
+        """Raise DataError for numbers that are dates or durations."""
+        for key in ("units", "dtype"):
+            value = self.values.get(key)
+            text = text_of(value) if isinstance(value, str | bytes) else ""
+            is_date = key == "units" and _TIME_UNITS.match(text)
+            if is_date or (key == "dtype" and "timedelta64" in text):
+                raise DataError(
+                    f"{self.name} holds dates or durations ({key}={text!r})",
+                    "write the numbers that are meant, such as days since the first row, to an "
+                    f"array without {key}",
+                )
+
+    def refuse_unclear(self) -> None:
+        """Raise DataError for a number that may scale the numbers, or stand for missing ones."""
+        for spelling, key in self.by_spelling().items():
+            if spelling in _SCALE_SPELLINGS and key not in _NEUTRAL_SCALES:
+                self._refuse_scale(key, 0.0 if spelling in _OFFSET_SPELLINGS else 1.0)
+            if spelling in _UNCLEAR_FILL_SPELLINGS:
+                self._refuse_fill(key)
+
+    def _refuse_scale(self, key: str, neutral: float) -> None:
+        """Raise DataError if an attribute holds numbers other than the neutral one."""
+        value = self.values[key]
+        numbers = [number_of(k) for k in np.ravel(np.asarray(value)).tolist()]
+        if None not in numbers and any(k != neutral for k in numbers):
+            raise DataError(
+                f"{self.name} has the attribute {key}={value}, by which its numbers may be scaled",
+                "write them decoded, or, if they are decoded already, without that attribute",
+            )
+
+    def _refuse_fill(self, key: str) -> None:
+        """Raise DataError if an attribute holds a number, perhaps the count of missing ones."""
+        value = self.values[key]
         values = np.ravel(np.asarray(value))
         if values.dtype.kind != "b" and any(number_of(k) is not None for k in values.tolist()):
             raise DataError(
@@ -356,45 +326,69 @@ class _Attributes:
                 "rename it to missing_value if it is that number, or remove it",
             )
 
-    def fills(self, key: str, value: Any, dtype: np.dtype[Any]) -> list[Any]:
-        """Return the numbers, in `dtype`, that an attribute declares missing."""
+    def fills(self) -> dict[str, Any]:
+        """Return the values of the attributes that declare numbers or texts missing."""
+        fills = {key: self.values[key] for key in _FILL_KEYS if key in self.values}
+        for spelling, key in self.by_spelling().items():
+            value = self.values[key] if spelling in _FILL_SPELLINGS else None
+            if value is not None and key not in fills and np.asarray(value).dtype.kind != "b":
+                fills[key] = value
+        return fills
+
+    def missing(self, key: str, fill: Any, dtype: np.dtype[Any]) -> list[Any]:
+        """Return the numbers, in `dtype`, that the attribute `key` declares missing.
+
+        fill : its value
+        """
         numbers = []
-        for k in np.ravel(np.asarray(value)).tolist():
+        for k in np.ravel(np.asarray(fill)).tolist():
             number = number_of(k)
             if number is None:
                 if k in (None, ""):
                     continue
                 raise DataError(f"{self.name} has {key}={k!r}, which is not a number", "correct it")
-            stored = as_stored(number, dtype, wraps="_Unsigned" in self.attributes)
+            stored = as_stored(number, dtype, wraps="_Unsigned" in self.values)
             if stored is not None:
                 numbers.append(stored)
         return numbers
 
     def bounds(self, dtype: np.dtype[Any]) -> tuple[tuple[str, float, float] | None, bool]:
         """Return the valid range, and whether it is given in floating-point numbers."""
-        low, high, names, floating = -math.inf, math.inf, [], False
-        for key in _BOUND_KEYS:
-            if key not in self.attributes:
-                continue
-            limits = np.ravel(np.asarray(self.attributes[key]))
+        low, high, floating = -math.inf, math.inf, False
+        names = [key for key in _BOUND_KEYS if key in self.values]
+        for key in names:
+            limits = np.ravel(np.asarray(self.values[key]))
             numbers = [number_of(k) for k in limits.tolist()]
-            if any(k is None for k in numbers) or len(numbers) != 1 + (key == "valid_range"):
+            if None in numbers or len(numbers) != 1 + (key == "valid_range"):
                 raise DataError(
-                    f"{self.name} has {key}={self.attributes[key]}, which is not a "
+                    f"{self.name} has {key}={self.values[key]}, which is not a "
                     f"{'pair of numbers' if key == 'valid_range' else 'number'}",
                     "correct it",
                 )
             floating = floating or limits.dtype.kind == "f"
-            wraps = dtype.kind == "u" and "_Unsigned" in self.attributes
+            wraps = dtype.kind == "u" and "_Unsigned" in self.values
             numbers = [k + 2 ** (8 * dtype.itemsize) if wraps and k < 0 else k for k in numbers]
-            names.append(key)
             low = max(low, numbers[0]) if key != "valid_max" else low
             high = min(high, numbers[-1]) if key != "valid_min" else high
         return ((f"outside its {' and '.join(names)}", low, high) if names else None), floating
 
+    def declared_dtype(self, stored: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the dtype of integers that the attribute `_Unsigned` declares."""
+        unsigned = self.scalar("_Unsigned")
+        if unsigned is None or stored.kind not in "iu":
+            return stored
+        is_text = isinstance(unsigned, str | bytes)
+        word = (text_of(unsigned) if is_text else str(bool(unsigned))).lower()
+        if word not in ("true", "false"):
+            raise DataError(
+                f"{self.name} has _Unsigned={unsigned!r}, which is neither true nor false",
+                "correct it",
+            )
+        return np.dtype(f"{'u' if word == 'true' else 'i'}{stored.itemsize}")
+
     def unpacked_dtype(self, stored: np.dtype[Any]) -> np.dtype[Any]:
         """Return float32 if the attributes have it and it holds stored numbers; else float64."""
-        dtypes = [np.asarray(self.attributes[k]).dtype for k in _SCALE_KEYS if k in self.attributes]
+        dtypes = [np.asarray(self.values[k]).dtype for k in _NEUTRAL_SCALES if k in self.values]
         narrow = all(k in (np.float32, np.float16) for k in dtypes)
         small = stored.itemsize <= 2 or (stored.kind == "f" and stored.itemsize <= 4)
         return np.dtype(np.float32 if narrow and small else np.float64)

@@ -11,7 +11,7 @@ from streamkern.store import layout
 from streamkern.store.sample_weights import as_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -66,6 +66,20 @@ def concatenated(blocks: Sequence[RowBlock]) -> RowBlock:
     """Return the rows of several blocks, one after the other."""
     arrays = zip(*(block.arrays for block in blocks), strict=True)
     return RowBlock.from_arrays([np.concatenate(parts) for parts in arrays])
+
+
+def by_unit(
+    edges: NDArray[Any], rows: NDArray[Any]
+) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
+    """Yield (unit, positions in `rows`, row numbers within the unit) for each unit with rows.
+
+    edges : (n_units + 1,) first row of each unit, and the number of rows
+    """
+    unit_of_row = np.searchsorted(edges, rows, side="right") - 1
+    order = np.argsort(unit_of_row, kind="stable")
+    units, first = np.unique(unit_of_row[order], return_index=True)
+    for u, index in zip(units.tolist(), np.split(order, first[1:]), strict=bool(len(rows))):
+        yield u, index, rows[index] - edges[u]
 
 
 def checked_chunk(spec: StoreSpec, i: int, rows: RowBlock) -> RowBlock:

@@ -20,6 +20,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
+from streamkern.store.conventions import rows_of_slice
 
 MAX_GAP = 1 << 24
 """Largest gap. float32 holds it, and all smaller ones, exactly."""
@@ -176,8 +177,9 @@ class PackedRows:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        start, stop, _ = rows.indices(len(self))
-        return packed(self._csr(start, max(start, stop)), self.shape[2], self.dtype)
+        return rows_of_slice(
+            rows, len(self), lambda *span: packed(self._csr(*span), self.shape[2], self.dtype)
+        )
 
 
 def canonical_csr(X: Any) -> Any:

@@ -31,6 +31,7 @@ from streamkern.store import layout
 from streamkern.store.facts import store_facts, store_html
 from streamkern.store.lazy_arrays import dask_arrays, torch_dataset, xarray_dataset
 from streamkern.store.metadata import fingerprints_now, read_metadata, rows_appended
+from streamkern.store.row_block import by_unit
 from streamkern.store.sample_weights import as_weights, warn_of_unused
 from streamkern.store.stored_chunks import StoredChunks, StoredRows
 
@@ -146,10 +147,7 @@ class Store:
         X, *rest = self.stored.read(i)
         self._check_finite(X, i, self.stored.x)
         y = self._checked_targets(rest[0], i) if rest else _no_targets(len(X))
-        if self.stored.w is None:
-            return X, y, None
-        where = f"{self.stored.key(self.stored.w, i)} of {self!r}"
-        return X, y, as_weights(rest[1], len(X), where, self.chunk_bounds(i)[0])
+        return X, y, None if self.stored.w is None else self._checked_weights(rest[1], i)
 
     def read_rows(self, rows: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return X and y of the given rows (k,), in their order, repeats allowed.
@@ -165,19 +163,13 @@ class Store:
             raise ConfigError(f"row {bad} is not in {self!r}", f"give 0 to {self.spec.n_rows - 1}")
         spec = self.spec
         X = np.empty((len(rows), *spec.row_shape), spec.x_dtype)
-        are_class_ids = spec.classes is not None
-        y = np.empty(
-            len(rows) if are_class_ids else (len(rows), spec.n_outputs), self._target_dtype()
-        )
-        order = np.argsort(rows, kind="stable")
-        chunks = rows[order] // spec.chunk_rows
-        chunk_numbers, starts = np.unique(chunks, return_index=True)
-        stops = np.append(starts, len(rows))[1:]
-        for chunk, start, stop in zip(chunk_numbers.tolist(), starts, stops, strict=True):
-            index = order[start:stop]
-            inside = rows[index] - chunk * spec.chunk_rows
-            chunk_X, chunk_y = self.read_chunk(chunk)
-            X[index], y[index] = chunk_X[inside], chunk_y[inside]
+        y_shape = () if spec.classes is not None else (spec.n_outputs,)
+        y = np.empty((len(rows), *y_shape), spec.target_dtype)
+        for i, index, index_in_chunk in by_unit(
+            np.arange(self.n_chunks + 1) * spec.chunk_rows, rows
+        ):
+            chunk_X, chunk_y = self.read_chunk(i)
+            X[index], y[index] = chunk_X[index_in_chunk], chunk_y[index_in_chunk]
         return X, y
 
     def read_targets(self, i: int) -> NDArray[Any]:
@@ -190,10 +182,7 @@ class Store:
     def read_values(self, i: int) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
         """Return y of chunk `i` and its sample weights, if there are some, without reading X."""
         y, w = self.read_targets(i), self.stored.w
-        if w is None:
-            return y, None
-        where = f"{self.stored.key(w, i)} of {self!r}"
-        return y, as_weights(self.stored.read_array(w, i), len(y), where, self.chunk_bounds(i)[0])
+        return y, None if w is None else self._checked_weights(self.stored.read_array(w, i), i)
 
     def source_rows(self, i: int) -> NDArray[np.uint64]:
         """Return the number of each row of chunk `i` in its source, (rows,) uint64.
@@ -270,6 +259,11 @@ class Store:
             )
         return ids
 
+    def _checked_weights(self, w: NDArray[Any], i: int) -> NDArray[np.float32]:
+        """Return the stored sample weights of chunk `i`; raise DataError if they are invalid."""
+        where = f"{self.stored.key(self.stored.w, i)} of {self!r}"
+        return as_weights(w, len(w), where, self.chunk_bounds(i)[0])
+
     def _check_finite(self, block: NDArray[Any], i: int, array: Any) -> None:
         where = layout.first_nonfinite(block)
         if where is not None:
@@ -279,12 +273,6 @@ class Store:
                 f"{self.chunk_bounds(i)[0] + row}, column {column}",
                 "clean the data and ingest it again",
             )
-
-    def _target_dtype(self) -> np.dtype[Any]:
-        if self.spec.classes is not None:
-            return np.dtype(np.int64)
-        dtype = np.dtype(np.float32) if self.spec.y_dtype is None else self.spec.y_dtype
-        return dtype if dtype.kind == "f" else np.dtype(np.float64)
 
 
 def _reopened(reopen: Callable[[], Store], fingerprint: str) -> Store:

@@ -25,6 +25,7 @@ from streamkern.filesystem.objects import MAX_READS
 from streamkern.filesystem.traffic import Traffic
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.store import layout
+from streamkern.store.conventions import rows_of_slice
 from streamkern.store.fast_chunks import ChunkObjects, chunk_key, chunk_reader
 from streamkern.store.metadata import (
     GroupContents,
@@ -134,7 +135,7 @@ class StoredChunks:
             digests, spec = self._read_table(self.contents.digests), self.spec
         if layout.content_fingerprint(spec, digests) != spec.fingerprint:
             raise CorruptChunkError(
-                f"the digests of {self!r} do not match its fingerprint", f"{self._remedy()}"
+                f"the digests of {self!r} do not match its fingerprint", self._remedy()
             )
         return digests
 
@@ -148,7 +149,7 @@ class StoredChunks:
                 if layout.array_digest(table).tobytes().hex() != self.contents.mark["crc"]:
                     raise CorruptChunkError(
                         f"the checksums in crc of {self!r} do not match their digest",
-                        f"{self._remedy()}",
+                        self._remedy(),
                     )
                 self._known_crcs.append(table)
         crcs: NDArray[np.uint32] = self._known_crcs[0]
@@ -203,7 +204,7 @@ class StoredChunks:
             try:
                 raw = objects.get_many([part.key for _, part in missing], refetch=refetch)
             except FileNotFoundError as error:
-                raise CorruptChunkError(f"chunk {error}", f"{self._remedy()}") from error
+                raise CorruptChunkError(f"chunk {error}", self._remedy()) from error
             for (reader, part), data in zip(missing, raw, strict=True):
                 with self._errors_explained(part.key, retry=reads_left > 0):
                     rows_and_crc = reader.decode(data, part.stop - part.start)
@@ -261,16 +262,14 @@ class StoredChunks:
             yield
         except (StreamkernError, OSError, MemoryError) as error:
             if isinstance(error, CorruptChunkError):
-                raise CorruptChunkError(
-                    f"{error} {redact(self.url)}", f"{self._remedy()}"
-                ) from error
+                raise CorruptChunkError(f"{error} {redact(self.url)}", self._remedy()) from error
             raise
         except Exception as error:  # any error of a codec on bytes it cannot decode
             if retry:
                 self.traffic.add(retries=1)
                 return
             raise CorruptChunkError(
-                f"chunk {key} of {redact(self.url)} does not decode ({error})", f"{self._remedy()}"
+                f"chunk {key} of {redact(self.url)} does not decode ({error})", self._remedy()
             ) from error
 
     def _remedy(self) -> str:
@@ -323,7 +322,10 @@ class StoredRows:
         return np.asarray(self[:], dtype)
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        start, stop, _ = rows.indices(self.shape[0])
+        return rows_of_slice(rows, self.shape[0], self._read)
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return rows `start` to `stop`."""
         k = self._stored.spec.chunk_rows
         parts = [np.empty((0, *self.shape[1:]), self.dtype)]
         for i in range(start // k, -(-stop // k)):

@@ -27,7 +27,7 @@ from streamkern.filesystem.ownership import (
     begin_group,
     mark_at,
     publish_group,
-    sweep,
+    remove_leftover_files,
 )
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
@@ -52,7 +52,7 @@ class StoreWriter(ChunkOutput):
     """Writes a store chunk by chunk; it cannot be opened before `finish`.
 
     Until then the store is unfinished: `open_store` refuses it, and the same writer (same layout,
-    same `plan`) resumes it. `done` lists the chunks in the journal, `stored` reads one back and
+    same `plan`) resumes it. `done` lists the chunks in the journal, `read_back` reads one back and
     verifies it.
 
     Parameters
@@ -122,7 +122,7 @@ class StoreWriter(ChunkOutput):
             "writer": self._writer_id,
         }  # fmt: skip
         if mark is not None and mark.get("kind") == STORE:
-            sweep(self._store, STORE)
+            remove_leftover_files(self._store, STORE)
             same = mark.get("plan") == plan and mark.get("schema") == layout.STORE_SCHEMA
             status = mark.get("status")
             if same and status == "writing":

@@ -69,11 +69,11 @@ def store_documents(store: Any, path: str, url: str) -> Documents | None:
     digests = mark.get("metadata")
     for name, document in zip(names, _array_documents(store, path, url, root, mark), strict=True):
         if document is None:
-            raise CorruptChunkError(f"{name}/zarr.json of {redact(url)} is missing", f"{_REMEDY}")
+            raise CorruptChunkError(f"{name}/zarr.json of {redact(url)} is missing", _REMEDY)
         arrays[name] = document
         if not isinstance(digests, Mapping) or digests.get(name) != document_digest(document):
             raise CorruptChunkError(
-                f"{name}/zarr.json of {redact(url)} does not match its digest", f"{_REMEDY}"
+                f"{name}/zarr.json of {redact(url)} does not match its digest", _REMEDY
             )
     return Documents(mark, arrays)
 
@@ -109,9 +109,7 @@ def _checked_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None
     finished = mark.get("status") == "complete" and mark.get("kind") == STORE
     has_digest = mark.get("schema") == STORE_SCHEMA and (finished or _DIGEST_KEY in mark)
     if has_digest and _digest(root, mark) != mark.get(_DIGEST_KEY):
-        raise CorruptChunkError(
-            f"zarr.json of {redact(url)} does not match its digest", f"{_REMEDY}"
-        )
+        raise CorruptChunkError(f"zarr.json of {redact(url)} does not match its digest", _REMEDY)
     return mark
 
 
@@ -254,7 +252,7 @@ def _parse_zarr_json(data: bytes, where: str) -> Mapping[str, Any]:
     try:
         document = parsed_json(data)
     except ValueError as error:
-        raise CorruptChunkError(f"{where} is not JSON ({error})", f"{_REMEDY}") from error
+        raise CorruptChunkError(f"{where} is not JSON ({error})", _REMEDY) from error
     if not isinstance(document, Mapping):
-        raise CorruptChunkError(f"{where} is not a JSON object", f"{_REMEDY}")
+        raise CorruptChunkError(f"{where} is not a JSON object", _REMEDY)
     return document

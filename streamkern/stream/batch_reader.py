@@ -13,7 +13,6 @@ of a batch depends neither on the number of threads nor on the order of arrival.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -106,10 +105,8 @@ class BatchReader:
         self.stats = ReaderStats()
         self._sizes = unit_sizes(source)
         unit_rows = int(self._sizes.max(initial=1))
-        x_bytes = math.prod(source.row_shape) * source.dtype.itemsize
-        y_bytes = target_bytes(source)
-        self._unit_bytes = unit_rows * (x_bytes + y_bytes + 8)
-        self._row_bytes = x_bytes + y_bytes + 16  # with its row id and its place
+        self._row_bytes = source.row_bytes + target_bytes(source) + 16  # with row id and position
+        self._unit_bytes = unit_rows * (self._row_bytes - 8)
         units_per_block = max(1, block_bytes // (unit_rows * self._row_bytes))
         self.mix_units = max(1, min(units_per_block, source.n_units))
         self._block_rows = min(self.mix_units * unit_rows, source.n_rows)

@@ -109,7 +109,7 @@ class Feed:
                 f"{mention('dtype', self.dtype)} of the feed must be float32 or float64"
             )
         source = loader.source
-        self._arrays = _Arrays(backend.xp)
+        self._arrays = _ReusableArrays(backend.xp)
         n_classes = None if source.classes is None else source.n_outputs
         self._pipeline = _BatchPipeline(
             backend, source.feed_transforms, self.dtype, seed, n_classes, loader.batch_size,
@@ -162,7 +162,7 @@ class Feed:
             blocks.close()  # type: ignore[attr-defined]  # at once, not when collected
 
 
-class _Arrays:
+class _ReusableArrays:
     """Reusable arrays of a batch: the k-th request gets the k-th array of the previous batch.
 
     Fresh memory for every batch would cost more in page faults than a cast does.
@@ -206,10 +206,12 @@ class _BatchPipeline:
         self.dtype, self.n_classes, self.empty = np.dtype(dtype), n_classes, empty
         self._row_index = backend.xp.arange(max_rows)
         self.factors = None if factors is None else backend.asarray(factors, self.dtype)
-        self.targets = self.unit = None
+        self.target_scale = self.unit = None
         if targets is not None:  # one-hot rows are exact in `dtype`; values need float64
             target_dtype = np.dtype(np.float64) if n_classes is None else self.dtype
-            self.targets = [backend.asarray(a, target_dtype) for a in (targets.mean, targets.scale)]
+            self.target_scale = [
+                backend.asarray(a, target_dtype) for a in (targets.mean, targets.scale)
+            ]
             if targets.unit is not None:
                 self.unit = backend.asarray(targets.unit, target_dtype)
 
@@ -222,7 +224,7 @@ class _BatchPipeline:
             self.backend.xp,
             self.transforms,
             self._cast(X, work_dtype),
-            self._float_targets(y) if self.n_classes is None else self._one_hot(y, self.n_classes),
+            self._targets(y),
             self._weights(y, w),
             rows=rows,
             seed=self.seed,
@@ -236,15 +238,20 @@ class _BatchPipeline:
         flat = self._cast(X, self.dtype).reshape(len(X), math.prod(X.shape[1:]))
         return flat, self._scaled_targets(Y), weights
 
-    def _float_targets(self, y: Array) -> Array:
-        """Return the targets, in float64 if stored so: their mean is subtracted later."""
-        return self._cast(y, np.promote_types(y.dtype, self.dtype))
+    def _targets(self, y: Array) -> Array:
+        """Return values, in float64 if stored so, or class ids as one-hot rows."""
+        if self.n_classes is None:  # float64, because their mean is subtracted later
+            return self._cast(y, np.promote_types(y.dtype, self.dtype))
+        Y = self.empty((len(y), self.n_classes), self.dtype)
+        Y[...] = 0
+        Y[self._row_index[: len(y)], y] = 1
+        return Y
 
     def _scaled_targets(self, Y: Array) -> Array:
         """Return (Y - mean) / scale, of the logarithms if the targets are on a log scale."""
-        if self.targets is None:
+        if self.target_scale is None:
             return Y
-        mean, scale = self.targets
+        mean, scale = self.target_scale
         scaled = self.empty((len(Y), len(mean)), np.promote_types(Y.dtype, mean.dtype))
         if self.unit is not None:
             Y = symmetric_log(self.backend.xp, Y, self.unit)
@@ -272,10 +279,3 @@ class _BatchPipeline:
         cast = self.empty(a.shape, dtype)
         cast[...] = a
         return cast
-
-    def _one_hot(self, y: Array, n_classes: int) -> Array:
-        """Return the class ids y (m,) as one-hot rows (m, n_classes)."""
-        Y = self.empty((len(y), n_classes), self.dtype)
-        Y[...] = 0
-        Y[self._row_index[: len(y)], y] = 1
-        return Y

@@ -32,7 +32,7 @@ from streamkern.store.row_block import RowBlock
 from streamkern.store.sparse_rows import as_csr, sparse_features
 from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.buffers import Share
-from streamkern.stream.loader_arguments import check_loader, checked_fields, opened_source
+from streamkern.stream.loader_arguments import check_loader, checked_fields, open_source
 from streamkern.stream.row_maker import RowMaker
 from streamkern.stream.sources.transforms import Transform
 from streamkern.stream.sources.user import as_source
@@ -139,7 +139,7 @@ class Loader:
         client: Any = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.source = as_source(opened_source(data, transforms, storage_options))
+        self.source = as_source(open_source(data, transforms, storage_options))
         self.batch_size = checked_int("batch_size", batch_size)
         self.seed = checked_int("seed", seed, 0)
         dtype = None if dtype is None else wanted_dtype(dtype)

@@ -36,7 +36,7 @@ def check_loader(
         )
 
 
-def opened_source(
+def open_source(
     data: Any, transforms: Sequence[Transform], options: Mapping[str, Any] | None
 ) -> Any:
     """Return `data` if it is a source, else the source of the store that it names.

@@ -23,7 +23,8 @@ from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Progress
 from streamkern.basics.values import checked_int
-from streamkern.filesystem.ownership import check_output, mark_at
+from streamkern.filesystem.ownership import mark_at
+from streamkern.filesystem.path_kinds import check_output
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.chunk_output import (
@@ -43,7 +44,7 @@ from streamkern.stream.row_maker import RowMaker
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.mixture import open_stores, stored_rows
-from streamkern.stream.sources.sampling import by_unit
+from streamkern.stream.sources.sampling import values_of_rows
 from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import from_config
 from streamkern.stream.sources.unit_edges import unit_edges
@@ -231,11 +232,4 @@ def row_numbers(source: BaseSource, n_cached_units: int) -> Callable[[np.ndarray
     n_cached_units : number of units whose row numbers stay in memory, 8 bytes for each row
     """
     edges, numbers_of_unit = unit_edges(source), lru_cache(n_cached_units)(source.source_rows)
-
-    def numbers(rows: np.ndarray) -> np.ndarray:
-        result = np.empty(len(rows), layout.ROW_NUMBER_DTYPE)
-        for u, index, index_in_unit in by_unit(edges, rows):
-            result[index] = numbers_of_unit(u)[index_in_unit]
-        return result
-
-    return numbers
+    return lambda rows: values_of_rows(edges, rows, numbers_of_unit, layout.ROW_NUMBER_DTYPE)

@@ -26,7 +26,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import redact, size_text, text_table
 from streamkern.filesystem.urls import local_path, open_objects, zarr_store
 from streamkern.stream.batch_reader import BatchReader
-from streamkern.stream.sources.base import y_shape
+from streamkern.stream.sources.base import target_bytes
 from streamkern.stream.sources.stores import ZarrSource
 
 if TYPE_CHECKING:
@@ -67,7 +67,10 @@ def read_speed(
     chunk_bytes = store.spec.chunk_rows * store.spec.row_bytes
     max_connections = max(1, _MAX_IN_FLIGHT_BYTES // chunk_bytes)
     counts = [n for n in CONNECTION_COUNTS if n <= max_connections]
-    reads = {"objects": _object_reader(store, x, storage_options), "chunks": _chunk_reader(store)}
+    reads: dict[str, Callable[[int], int]] = {
+        "objects": _object_reader(store, x, storage_options),
+        "chunks": lambda i: sum(part.nbytes for part in store.read_chunk(i)),
+    }
     for stage, read in reads.items():
         for n in counts:
             rows.append(_measure(stage, read, store, n, seconds))
@@ -140,15 +143,6 @@ def _speed(row: ReadRow) -> float:
 
 
 # ------------------------------------------------------------------------------------ the reads
-
-
-def _chunk_reader(store: Store) -> Callable[[int], int]:
-    """Return a function that reads chunk i and returns its decoded bytes."""
-
-    def read(i: int) -> int:
-        return sum(part.nbytes for part in store.read_chunk(i))
-
-    return read
 
 
 def _object_reader(
@@ -239,13 +233,13 @@ def _measure_batches(source: ZarrSource, seconds: float, bytes_per_s: float) -> 
         elapsed = time.perf_counter() - start_s
         measured = loader.stats.bytes_read / elapsed
         threads = loader.threads
-    y_bytes = math.prod(y_shape(source)) * source.y_dtype.itemsize
     return {
         "what": "batches",
         "connections": threads,
         "requests_per_s": None,
         "bytes_per_s": measured,
-        "samples_per_s": measured / (source.row_bytes + y_bytes + 8),  # with its row number
+        # A row with its target, weight and row number.
+        "samples_per_s": measured / (source.row_bytes + target_bytes(source) + 8),
         "median_ms": None,
         "p95_ms": None,
     }

@@ -76,11 +76,6 @@ class LocalReader:
         pass
 
 
-def _is_transient(error: BaseException) -> bool:
-    """Return whether a read that raised this error is retried."""
-    return isinstance(error, OSError) and not isinstance(error, _PERMANENT_ERRORS)
-
-
 def read_with_retries(
     reader: UnitReader,
     u: int,
@@ -107,8 +102,8 @@ def read_with_retries(
         try:
             return reader.read(u, seed, epoch, stopped)
         except Exception as error:
-            retry = _is_transient(error) and not stopped.is_set()
-            pause = next(pauses, None) if retry else None
+            is_transient = isinstance(error, OSError) and not isinstance(error, _PERMANENT_ERRORS)
+            pause = next(pauses, None) if is_transient and not stopped.is_set() else None
             if pause is None or stopped.wait(pause):
                 tries_text = f", {n_tries} tries" if n_tries > 1 else ""
                 rows_text = f"rows {bounds[0]} to {bounds[1] - 1}"
@@ -215,11 +210,8 @@ class ClusterReader:
         if len(self._recipe.data) <= MAX_INLINE_BYTES:
             return self._recipe
         with self._lock:
-            if self._recipe_future is None or self._recipe_future.status in (
-                "cancelled",
-                "lost",
-                "error",
-            ):
+            future = self._recipe_future
+            if future is None or future.status in ("cancelled", "lost", "error"):
                 # Dask would warn of a large graph, but the source is sent only once.
                 limit = {"distributed.admin.large-graph-warning-threshold": "1 PiB"}
                 with on_demand("dask").config.set(limit):

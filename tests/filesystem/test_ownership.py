@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,16 @@ import numpy as np
 import pytest
 import zarr
 
-import streamkern as sk
 from streamkern.basics.errors import DataError
-from streamkern.cli.main import run_command
 from streamkern.filesystem.ownership import (
     ATTRIBUTE,
     PREDICTIONS,
     begin_group,
-    enclosing,
     mark_at,
-    place_kind,
     publish_group,
     remove_group,
 )
 from streamkern.filesystem.urls import zarr_store
-from streamkern.train.saved_model import load_model
 from tests.faults import tree
 
 MARK = {"kind": PREDICTIONS, "status": "writing"}
@@ -126,67 +120,3 @@ def test_a_groups_files_go_and_strangers_files_stay(tmp_path: Path) -> None:
     (root / "alpha/notes.txt").write_text("mine")
     remove_group(root)
     assert tree(tmp_path) == {"g/alpha/notes.txt": b"mine"}
-
-
-X = np.random.default_rng(0).normal(size=(60, 3))
-USAGE = 2
-
-
-@pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    sk.ingest_store(X, "data.zarr", y=X[:, 0])
-    model = sk.KernelRegressor(n_centers=20, epochs=1, metric="none", bandwidth=2.0, ridge=1e-3)
-    model.fit(X, X[:, 0]).save("runs/first")
-    np.savez("rows.npz", X=X, y=X[:, 0])
-    with tarfile.open("rows.tar", "w") as archive:
-        archive.add("rows.npz")
-    # What many projects have, and no run of ours.
-    Path("project/checkpoints").mkdir(parents=True)
-    Path("project/run.json").write_text("{}")
-    return tmp_path
-
-
-def test_the_kind_of_a_place_is_told(places: Path) -> None:
-    kinds = {
-        "data.zarr": "store", "runs/first": "run", "runs": "runs", "rows.npz": "file",
-        "rows.tar": "archive", "project": "folder", "nothing": "nothing", "s3://b/k": "remote",
-    }  # fmt: skip
-    assert {name: place_kind(name) for name in kinds} == kinds
-
-
-def test_a_wrong_place_is_answered_with_what_it_is(places: Path) -> None:
-    runs = {
-        "data.zarr": "which is a zarr store", "runs": "is a folder of runs; give one of them",
-        "project": "there is no run in", "rows.npz": "which is a file",
-    }  # fmt: skip
-    for name, words in runs.items():
-        for load in (sk.load, load_model):
-            with pytest.raises(sk.StreamkernError) as caught:
-                load(name)
-            assert words in str(caught.value), (name, str(caught.value))
-    stores = {
-        "runs/first": "is a run directory, not a zarr store", "rows.tar": "unpack it",
-        "rows.npz": "make one of it with streamkern ingest", "runs": "is a folder of runs",
-        "project": "a folder of other files",
-    }  # fmt: skip
-    for name, words in stores.items():
-        with pytest.raises(sk.DataError) as failed:
-            sk.open_store(name)
-        assert words in str(failed.value), (name, str(failed.value))
-
-
-def test_nothing_is_written_into_stores_and_run_directories(places: Path) -> None:
-    before = sorted(str(path) for path in places.rglob("*"))
-    within = ["data.zarr/p", "data.zarr/X/p", "runs/first/p", "runs/first/checkpoints/p"]
-    commands = [("predict", "runs/first", "rows.npz"), ("ingest", "rows.npz"),
-                ("augment", "data.zarr")]  # fmt: skip
-    for command in commands:
-        for place in [f"{name}.zarr" for name in within] + ["-"]:
-            assert run_command([*command, place]) == USAGE
-    for name in within:
-        assert run_command(["predict", "runs/first", "rows.npz", f"{name}.csv"]) == USAGE
-    assert sorted(str(path) for path in places.rglob("*")) == before
-    assert enclosing("data.zarr/X/p.csv") == (places / "data.zarr", "store")
-    for free in ("project/p.csv", "runs/p.csv"):  # beside runs, and in a folder of somebody else's
-        assert run_command(["predict", "runs/first", "rows.npz", free]) == 0

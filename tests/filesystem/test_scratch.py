@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -25,7 +26,7 @@ from streamkern.filesystem.abandoned import (
     FIT_PREFIX,
     LOCK_FILE,
     RANKS_PREFIX,
-    locked_folder,
+    create_locked_folder,
     remove_locked,
 )
 from streamkern.filesystem.scratch import Scratch, scratch_folder
@@ -125,22 +126,18 @@ def test_the_same_command_again_clears_what_a_kill_after_publishing_left(
         ingest(data, out, **SMALL)
 
 
-def test_the_same_command_again_clears_a_folder_that_was_being_cleared(tmp_path: Path) -> None:
-    data, out = table(tmp_path), tmp_path / "o.zarr"
-    ingest(data, out, **SMALL)
-    scratch_folder(out).mkdir()
-    ingest(data, out, **SMALL)
-    assert not scratch_folder(out).exists()
-
-
-def test_a_call_that_is_done_leaves_alone_what_another_one_is_clearing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_a_call_that_is_done_clears_an_empty_folder_unless_another_one_does(
+    tmp_path: Path, held: bool
+) -> None:
     data, out = table(tmp_path), tmp_path / "o.zarr"
     ingest(data, out, **SMALL)
     folder = scratch_folder(out)
     folder.mkdir()
-    with filelock.FileLock(folder / ".streamkern.lock"):
+    lock = filelock.FileLock(folder / ".streamkern.lock")
+    with lock if held else contextlib.nullcontext():
         ingest(data, out, **SMALL)
-        assert folder.is_dir()
+        assert folder.is_dir() == held
 
 
 def test_a_call_that_is_done_keeps_the_scratch_of_another_one(tmp_path: Path) -> None:
@@ -259,7 +256,7 @@ def test_only_folders_that_nobody_holds_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    held = [locked_folder(prefix) for prefix in (FIT_PREFIX, RANKS_PREFIX)]
+    held = [create_locked_folder(prefix) for prefix in (FIT_PREFIX, RANKS_PREFIX)]
     for prefix in (FIT_PREFIX, RANKS_PREFIX):
         (tmp_path / f"{prefix}killed").mkdir()
         (tmp_path / f"{prefix}killed" / LOCK_FILE).touch()
@@ -286,8 +283,9 @@ def test_the_folder_of_a_killed_process_is_removed_without_another_command(
 ) -> None:
     """By a shell that outlives it; one of a process that lives stays."""
     text = (
-        "import sys; from streamkern.filesystem.abandoned import RANKS_PREFIX, locked_folder; "
-        "folder, lock = locked_folder(RANKS_PREFIX); (folder / 'a').mkdir(); "
+        "import sys; "
+        "from streamkern.filesystem.abandoned import RANKS_PREFIX, create_locked_folder; "
+        "folder, lock = create_locked_folder(RANKS_PREFIX); (folder / 'a').mkdir(); "
         "print(folder, flush=True); sys.stdin.read()"
     )
     env = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -306,9 +304,22 @@ def test_the_folder_of_a_killed_process_is_removed_without_another_command(
         time.sleep(0.02)
 
 
+def test_a_folder_whose_guard_cannot_be_started_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        create_locked_folder(FIT_PREFIX)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(os.name != "posix", reason="the guard is a shell")
 def test_the_guard_ends_though_another_process_holds_its_pipe() -> None:
-    folder, lock = locked_folder(FIT_PREFIX)
+    folder, lock = create_locked_folder(FIT_PREFIX)
     guard = abandoned._guard_processes[folder]
     assert guard.stdin is not None
     held = os.dup(guard.stdin.fileno())  # as a forked process has it

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -148,16 +147,6 @@ def test_chunks_in_each_others_place_are_refused(
             store.read_targets(0)
 
 
-def test_a_chunk_of_another_store_is_refused(tmp_path: Path) -> None:
-    """W4: the same layout, other rows."""
-    root, other = float32_store(tmp_path / "s"), float32_store(tmp_path / "o", seed=1)
-    shutil.copy(other / "X/c/2/0", root / "X/c/2/0")
-    store = open_store(root)
-    store.read_chunk(1)
-    with pytest.raises(CorruptChunkError, match=r"chunk X/c/2/0 of .*s .*not the chunk"):
-        store.read_chunk(2)
-
-
 def test_chunks_out_of_place_are_refused_on_remote_storage_and_in_its_cache(tmp_path: Path) -> None:
     """W4: every read is compared, and nothing wrong is kept."""
     url, cache = float32_store(memory_url()), Cache(tmp_path / "cache", 64 << 20)
@@ -184,14 +173,6 @@ def test_chunks_out_of_place_are_refused_in_a_group_of_any_zarr_store(tmp_path: 
     held._store_dict["X/c/0/0"] = held._store_dict["X/c/1/0"]
     with pytest.raises(CorruptChunkError, match=r"chunk X/c/0/0 .*not the chunk"):
         open_store(group).read_chunk(0)
-
-
-def test_the_table_of_checksums_is_checked_itself(tmp_path: Path) -> None:
-    """W4: whole, and not the table that was written."""
-    root = float32_store(tmp_path / "s")
-    zarr.open_group(root, mode="r+")["crc"][0, 0] ^= 1
-    with pytest.raises(CorruptChunkError, match="checksums in crc of"):
-        open_store(root).read_chunk(0)
 
 
 # -------------------------------------------------------------------------- ours and somebody's
@@ -261,8 +242,11 @@ def test_slices_of_a_store_are_its_rows(tmp_path: Path) -> None:
     root = float32_store(tmp_path / "s")
     plain: Any = zarr.open_group(root, mode="r")["X"]
     read = open_store(root).rows["X"]
-    for rows in (slice(None), slice(3, 7), slice(40, 160), slice(299, 400), slice(5, 5)):
-        np.testing.assert_array_equal(read[rows], plain[rows])
+    for rows in (
+        slice(None), slice(3, 7), slice(40, 160), slice(299, 400), slice(5, 5), slice(7, 3),
+        slice(2, 290, 3), slice(None, None, -1), slice(-10, 40, -60),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(read[rows], plain[:][rows])
 
 
 def test_names_of_classes_reach_the_terminal_as_escapes(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import zarr
 
-from streamkern.basics.text import size_text
 from streamkern.cli.described_store import store_text
 from streamkern.ingest.ingest import ingest
 from streamkern.store.describe import describe_store, describe_unfinished
@@ -126,14 +125,3 @@ def test_an_unfinished_store_says_how_far_it_is(tmp_path: Path) -> None:
     group = zarr.create_group(tmp_path / "foreign")
     group.create_array("X", data=X)
     assert describe_unfinished(tmp_path / "foreign") is None
-
-
-@pytest.mark.parametrize(
-    ("n_bytes", "text"),
-    [
-        (0, "0 bytes"), (999, "999 bytes"), (1000, "0.977 KiB"), (90 * 1024, "90 KiB"),
-        (8 << 20, "8 MiB"), (3 << 29, "1.5 GiB"), (5 << 40, "5 TiB"),
-    ],
-)  # fmt: skip
-def test_sizes_in_words(n_bytes: int, text: str) -> None:
-    assert size_text(n_bytes) == text

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.sparse as sp
 
 import streamkern as sk
 
@@ -71,10 +70,3 @@ def test_images_and_classes(tmp_path: Path) -> None:
     assert dataset.X.dims == ("row", "axis_1", "axis_2", "axis_3")
     np.testing.assert_array_equal(dataset.X, images)
     np.testing.assert_array_equal(np.array(dataset.attrs["classes"])[dataset.y], words)
-
-
-def test_sparse_rows_are_refused(tmp_path: Path) -> None:
-    rows = sp.random_array((300, 9000), density=0.002, format="csr", dtype=np.float32, rng=0)
-    sk.ingest_store(rows, tmp_path / "sparse.zarr", y=np.arange(300) % 2)
-    with pytest.raises(sk.DataError, match=r"streamkern\.Loader"):
-        sk.open_store(tmp_path / "sparse.zarr").to_dask()

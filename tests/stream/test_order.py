@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -42,16 +43,16 @@ def test_rows_stay_within_their_mixed_units(arguments: Any) -> None:
     assert all(len(plan.block_units(k)[0]) == plan.mix_units for k in range(plan.n_blocks - 1))
 
 
-def test_seeds_and_epochs_give_unrelated_orders() -> None:
-    sizes = np.full(40, 25)
-    orders = {}
+@pytest.mark.parametrize("strata", [None, np.repeat([0, 1], [900, 100])])
+def test_seeds_and_epochs_give_unrelated_orders(strata: np.ndarray | None) -> None:
+    """Also within a stratum. Of 1000 places, orders agree by chance in 1 on average."""
+    sizes, orders = np.ones(1000, int), []
     for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (0, 2)]:
-        plan = EpochPlan(sizes, seed=seed, epoch=epoch, batch_size=100, mix_units=8)
-        orders[seed, epoch] = np.concatenate(epoch_rows(plan, sizes))
-    for a, first in orders.items():
-        for b, second in orders.items():
-            if a != b:  # 1000 rows: chance agreement is 1 on average
-                assert (first == second).sum() < 12, (a, b)
+        plan = EpochPlan(sizes, seed=seed, epoch=epoch, batch_size=100, mix_units=8, strata=strata)
+        rows = np.concatenate(epoch_rows(plan, sizes))
+        orders.append(rows if strata is None else rows[strata[rows] == 0])
+        assert abs(np.corrcoef(orders[-1], np.arange(len(orders[-1])))[0, 1]) < 0.15
+    assert all((a == b).sum() < 12 for a, b in combinations(orders, 2))
 
 
 def test_blocks_of_an_epoch_are_shuffled_differently() -> None:
@@ -89,15 +90,6 @@ def test_unit_sizes() -> None:
             unit_sizes(Units(edges, n_rows))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("batch_size", 0), ("mix_units", 0), ("seed", -1), ("epoch", -1)]
-)
-def test_impossible_settings_are_named(name: str, value: int) -> None:
-    settings = {"seed": 0, "epoch": 0, "batch_size": 3, "mix_units": 1, name: value}
-    with pytest.raises(ConfigError, match=f"{name}={value}"):
-        EpochPlan(np.array([3, 2]), **settings)
-
-
 @given(st.integers(-5, 20))
 def test_batches_outside_the_epoch_are_refused(i: int) -> None:
     plan = EpochPlan(np.array([3, 2]), seed=0, epoch=0, batch_size=2, mix_units=1)
@@ -106,11 +98,6 @@ def test_batches_outside_the_epoch_are_refused(i: int) -> None:
     else:
         with pytest.raises(ConfigError, match="give 0 to 2"):
             plan.batch(i)
-
-
-def test_no_rows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no rows"):
-        EpochPlan(np.array([], np.int64), seed=0, epoch=0, batch_size=2, mix_units=1)
 
 
 # ------------------------------------------------------------------------------------ strata
@@ -162,29 +149,6 @@ def test_strata_are_spread_evenly(arguments: Any, counts: list[int]) -> None:
         )
         # Any stretch is a difference of two of these.
         assert ahead.max() - ahead.min() <= 1 + share * len(counts) + 1e-9
-
-
-def test_orders_within_strata_are_random_and_keyed() -> None:
-    strata = np.repeat([0, 1], [300, 100])
-    orders = {}
-    for seed, epoch in [(0, 0), (0, 1), (1, 0)]:
-        plan = EpochPlan(
-            np.ones(400, int), seed=seed, epoch=epoch, batch_size=9, mix_units=400, strata=strata
-        )
-        units = plan.block_units(0)[0]
-        orders[seed, epoch] = units[strata[units] == 0]
-        assert abs(np.corrcoef(orders[seed, epoch], np.arange(300))[0, 1]) < 0.25
-    for a, first in orders.items():
-        for b, second in orders.items():
-            if a != b:
-                assert (first == second).sum() < 12, (a, b)
-
-
-def test_strata_of_another_length_are_refused() -> None:
-    with pytest.raises(ConfigError, match="strata has 3 entries for 2 units"):
-        EpochPlan(
-            np.array([3, 2]), seed=0, epoch=0, batch_size=2, mix_units=1, strata=np.zeros(3, int)
-        )
 
 
 @given(plans())

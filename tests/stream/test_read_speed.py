@@ -75,6 +75,13 @@ def test_foreign_layouts_are_read_in_all_their_pieces(tmp_path: Path) -> None:
     check(told, shard, 50 * 24, [1, 2, 4])
 
 
+def test_samples_of_a_store_with_weights_are_counted_as_such(tmp_path: Path) -> None:
+    ingest(X, tmp_path / "s.zarr", y=Y, sample_weight=np.ones(400))
+    batches = read_speed(tmp_path / "s.zarr", seconds=0.02)["rows"][-1]
+    # 6 features, an id of the class, a weight and a row number.
+    assert batches["bytes_per_s"] / batches["samples_per_s"] == pytest.approx(6 * 4 + 8 + 4 + 8)
+
+
 def test_not_more_in_flight_than_the_memory_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,8 @@
-"""Align new data with a model: row shape, order of named columns, class ids."""
+"""Align data with a model, or sources with each other: shape of rows, named columns, class ids."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -17,7 +18,7 @@ from streamkern.ingest.columns import in_order
 from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.row_block import RowBlock
-from streamkern.store.sparse_rows import is_packed, sparse_features
+from streamkern.store.sparse_rows import is_packed, sparse_features, widened
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import BaseSource, DerivedSource
 from streamkern.stream.sources.transforms import Moments
@@ -126,11 +127,6 @@ def targets_in_order(
     return _names_in_order(names, expected if several else None, f"y of {where}", "y")
 
 
-def chosen_columns(source: BaseSource, columns: Sequence[str]) -> BaseSource:
-    """Return `source`, whose columns have names, with only `columns`, in this order."""
-    return _ColumnSubset(source, columns)
-
-
 def _names_in_order(
     names: tuple[str, ...] | None, expected: Sequence[str] | None, where: str, role: str
 ) -> tuple[str, ...] | None:
@@ -151,15 +147,25 @@ class ReorderedSource(DerivedSource):
         columns: tuple[str, ...] | None,
         target_columns: tuple[str, ...] | None,
     ) -> None:
-        self.parts = (base,)
         self._set_rows_like(base)
-        self._copy_from(
-            base, "n_rows", "strata", "totals", "files", "n_origins", "hides_copies", "remote",
-            "level", "feed_transforms", "repeats", "statistics_read",
-        )  # fmt: skip
+        self._set_base(base)
         self.columns, self.target_columns = columns, target_columns
         self._index = column_index(base.columns, columns)
         self._target_index = column_index(base.target_columns, target_columns)
+
+    def _set_base(self, base: BaseSource) -> None:
+        """Take the units from `base`, and all that is the same for columns in another order."""
+        self.parts = (base,)
+        self._copy_from(
+            base, "n_rows", "strata", "totals", "files", "n_origins", "hides_copies", "remote",
+            "level", "feed_transforms", "repeats", "passes_differ", "statistics_read",
+        )  # fmt: skip
+
+    def with_base(self, base: BaseSource) -> ReorderedSource:
+        """Return the rows of another base, with the same columns and targets, in this order."""
+        source = copy.copy(self)
+        source._set_base(base)
+        return source
 
     @property
     def n_units(self) -> int:
@@ -208,8 +214,8 @@ class ReorderedSource(DerivedSource):
         return super().describe() | listed | {"base": self.base.describe()}
 
 
-class _ColumnSubset(ReorderedSource):
-    """Some columns of `base`; unlike a reordered source, it has its own fingerprint."""
+class ColumnSubset(ReorderedSource):
+    """Some columns of `base`, which must have names, with a fingerprint of their own."""
 
     kind = "chosen"
 
@@ -249,9 +255,12 @@ def align_classes(
         return source
     known_classes = KnownClasses(classes, label_dtype)
     ids_in_classes = known_classes.class_ids(present, source.label_dtype)
+    totals = source.totals
+    if totals is None or source.weighted:  # rows of weight 0 have a class, too
+        totals = np.ones(source.n_outputs)
     unknown = [
         name
-        for name, class_id, total in zip(present, ids_in_classes, _totals(source), strict=True)
+        for name, class_id, total in zip(present, ids_in_classes, totals, strict=True)
         if class_id is None and total != 0
     ]
     if unknown:
@@ -262,27 +271,15 @@ def align_classes(
         )
     for class_id, count in Counter(ids_in_classes).items():
         if class_id is not None and count > 1:
-            same_class = [
-                name
-                for name, other_id in zip(present, ids_in_classes, strict=True)
-                if other_id == class_id
-            ]
+            pairs = zip(present, ids_in_classes, strict=True)
+            same_class = [name for name, other_id in pairs if other_id == class_id]
             raise DataError(
                 f"{where} has rows of the classes {some(same_class)}, which all stand for the "
                 f"known class '{classes[class_id]}'",
                 "give them the same label",
             )
-    id_map = np.array(
-        [-1 if class_id is None else class_id for class_id in ids_in_classes], np.int64
-    )
+    id_map = np.array([-1 if k is None else k for k in ids_in_classes], np.int64)
     return _Relabelled(source, tuple(classes), label_dtype, id_map)
-
-
-def _totals(source: BaseSource) -> Sequence[float]:
-    """Return the weight of the rows of each class; 1 if it is not known."""
-    if source.totals is None or source.weighted:  # rows of weight 0 have a class, too
-        return [1.0] * source.n_outputs
-    return [float(total) for total in source.totals]
 
 
 class _Relabelled(ReorderedSource):
@@ -296,13 +293,42 @@ class _Relabelled(ReorderedSource):
     def __init__(
         self, base: BaseSource, classes: tuple[str, ...], label_dtype: str | None, ids: np.ndarray
     ) -> None:
+        self._ids, self._n_classes = ids, len(classes)
         super().__init__(base, base.columns, base.target_columns)
         self.classes, self.n_outputs, self.label_dtype = classes, len(classes), label_dtype
-        self._ids = ids
+
+    def _set_base(self, base: BaseSource) -> None:
+        super()._set_base(base)
         if base.totals is not None:
-            self.totals = np.zeros(len(classes))
-            np.add.at(self.totals, ids[ids >= 0], base.totals[ids >= 0])
+            known = self._ids >= 0
+            self.totals = np.bincount(self._ids[known], base.totals[known], self._n_classes)
 
     def _ordered_targets(self, y: np.ndarray) -> np.ndarray:
         ids: np.ndarray = self._ids[y]
         return ids
+
+
+class PaddedSource(ReorderedSource):
+    """The packed sparse rows of `base`, padded with zeros from (2, k) to (2, width)."""
+
+    kind = "widened"
+
+    def __init__(self, base: BaseSource, width: int) -> None:
+        super().__init__(base, base.columns, base.target_columns)
+        self.row_shape = (2, width)
+
+    def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
+        block = self.base.read_unit(u, seed, epoch)
+        return block._replace(X=widened(block.X, self.row_shape))
+
+    def statistics(self) -> Moments:
+        return None, None, None, None
+
+
+def padded_to_one_length(sources: Sequence[BaseSource]) -> list[BaseSource]:
+    """Return the sources, with packed sparse rows padded to one length; others unchanged."""
+    widths = [source.row_shape[1] if is_packed(source.row_shape) else 0 for source in sources]
+    return [
+        PaddedSource(source, max(widths)) if 0 < width < max(widths) else source
+        for source, width in zip(sources, widths, strict=True)
+    ]

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ class ArraySource(BaseSource):
         """Return the sorted distinct labels in y."""
         dtype = np.dtype(y.dtype)
         labels = np.array([], object if dtype.kind == "T" else dtype.newbyteorder("="))
-        for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
+        for start, stop in pairwise(self._edges):
             labels = np.union1d(labels, rows_of(y, start, stop))
             if len(labels) > MAX_LABELS:
                 raise DataError(
@@ -134,7 +135,7 @@ class ArraySource(BaseSource):
         if self._y is None or not (self.weighted or isinstance(self._y, np.ndarray)):
             return None
         totals = np.zeros(1 if self.classes is None else self.n_outputs)
-        for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
+        for start, stop in pairwise(self._edges):
             y, w = self._targets(start, stop), None if self._w is None else self._w[start:stop]
             add_totals(totals, y, w, self.classes is not None)
         return totals
@@ -156,7 +157,7 @@ class ArraySource(BaseSource):
 
     def target_moments(self) -> ColumnMoments:
         moments = ColumnMoments(self.n_outputs)
-        for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
+        for start, stop in pairwise(self._edges):
             y = self._targets(start, stop)
             check_finite(y, "y", start)
             moments.add(y, None if self._w is None else self._w[start:stop])
@@ -164,9 +165,9 @@ class ArraySource(BaseSource):
 
     def largest_targets(self) -> np.ndarray:
         """Return the largest |y| of each output, (c,) float64, without reading the features."""
-        pairs = zip(self._edges[:-1], self._edges[1:], strict=True)
-        parts = [np.abs(self._targets(*pair)).reshape(-1, self.n_outputs) for pair in pairs]
-        return np.asarray(np.max([part.max(axis=0) for part in parts], axis=0), np.float64)
+        parts = [np.abs(self._targets(*span)) for span in pairwise(self._edges)]
+        largest = [part.reshape(-1, self.n_outputs).max(axis=0) for part in parts]
+        return np.asarray(np.max(largest, axis=0), np.float64)
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         start, stop = self.unit_bounds(u)
@@ -194,7 +195,7 @@ class ArraySource(BaseSource):
         hashes = row_hashes(targets)
         position = {row.tobytes(): i for i, row in enumerate(targets)}
         matches = []
-        for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
+        for start, stop in pairwise(self._edges):
             rows = rows_of(self._X, start, stop).astype(self.dtype, copy=False)
             for i in np.flatnonzero(np.isin(row_hashes(rows), hashes)).tolist():
                 matches.append((start + i, position.get(rows[i].tobytes(), -1)))

@@ -74,8 +74,9 @@ class AugmentedSource(DerivedSource):
     def source_rows(self, u: int) -> np.ndarray:
         """Return row numbers: in replica r, those of the base plus r times its row count."""
         numbers = np.concatenate([self.base.source_rows(unit) for unit in self._units(u)])
-        first = self._replicas_of(u) * np.uint64(self.base.n_rows)
-        rows: np.ndarray = (first[:, None] + numbers).reshape(-1)
+        n, (start, stop) = self.base.n_rows, self.unit_bounds(u)
+        replicas = np.arange(start // n, -(-stop // n), dtype=np.uint64)
+        rows: np.ndarray = (replicas[:, None] * np.uint64(n) + numbers).reshape(-1)
         return rows
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
@@ -111,11 +112,6 @@ class AugmentedSource(DerivedSource):
         """Return the units of the base that unit u holds in each of its replicas."""
         n_base = self.base.n_units
         return range(n_base) if self._replicas else [u % n_base]
-
-    def _replicas_of(self, u: int) -> np.ndarray:
-        """Return the replicas of which unit u has rows, ascending."""
-        n, (start, stop) = self.base.n_rows, self.unit_bounds(u)
-        return np.arange(start // n, -(-stop // n), dtype=np.uint64)
 
     def target_moments(self) -> ColumnMoments | None:
         base_moments = self.base.target_moments()

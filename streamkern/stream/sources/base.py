@@ -19,7 +19,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.machine import ordered_map
 from streamkern.basics.randomness import Stage
 from streamkern.basics.warning import warn
-from streamkern.store.layout import X_DTYPES
+from streamkern.store.layout import X_DTYPE_NAMES, X_DTYPES
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import WEIGHT_DTYPE as WEIGHT
 from streamkern.store.statistics import ColumnMoments
@@ -355,10 +355,10 @@ def prefetched(source: BaseSource, calls: Iterable[Callable[[], _T]]) -> Iterato
 
 
 def check_dtype(dtype: np.dtype[Any], name: str) -> None:
+    """Raise DataError unless rows may have this dtype. name : the subject of the message"""
     if dtype not in X_DTYPES:
-        names = ", ".join(t.name for t in X_DTYPES)
         raise DataError(
-            f"{name} has dtype {dtype}", f"convert it by X.astype(...) to one of {names}"
+            f"{name} has dtype {dtype}", f"convert it by X.astype(...) to one of {X_DTYPE_NAMES}"
         )
 
 

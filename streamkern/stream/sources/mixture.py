@@ -19,14 +19,13 @@ from streamkern.filesystem.urls import local_path
 from streamkern.store.row_block import concatenated
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.statistics import ColumnMoments
-from streamkern.stream.sources.alignment import align_columns
+from streamkern.stream.sources.alignment import ReorderedSource, align_columns, padded_to_one_length
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms, transform_name
 from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import as_source
-from streamkern.stream.sources.widened import padded_to_one_length
 
 
 class MixtureSource(BaseSource):
@@ -96,16 +95,13 @@ class MixtureSource(BaseSource):
         if self.weights is None and all(part.files for part in self.parts):
             self.files = tuple(file for part in self.parts for file in part.files)
         self.shares = tuple(int(unit_rows.sum()) / self.n_rows for unit_rows in sizes)
-        member_totals = [part.totals for part in self.parts]
-        passes_per_epoch = [
-            self.n_rows * k / p.n_rows for k, p in zip(self.shares, self.parts, strict=True)
-        ]
         scaled_totals = [
-            n * t for n, t in zip(passes_per_epoch, member_totals, strict=True) if t is not None
+            self.n_rows * share / part.n_rows * part.totals  # times the passes in an epoch
+            for share, part in zip(self.shares, self.parts, strict=True)
+            if part.totals is not None
         ]
-        self.totals = (
-            np.sum(scaled_totals, axis=0) if len(scaled_totals) == len(member_totals) else None
-        )
+        if len(scaled_totals) == len(self.parts):
+            self.totals = np.sum(scaled_totals, axis=0)
         self.hides_copies = weights is not None or any(
             part.hides_copies or stored_rows(part) is not part for part in self.parts
         )
@@ -211,6 +207,9 @@ def open_stores(
 def stored_rows(source: BaseSource) -> BaseSource:
     """Return the source of the rows that `source` is made from, each once, without copies."""
     source = without_copies(source)
+    if isinstance(source, ReorderedSource):
+        rows = stored_rows(source.base)
+        return source if rows is source.base else source.with_base(rows)
     if source.passes_differ:
         return stored_rows(source.parts[0])
     if not isinstance(source, MixtureSource):

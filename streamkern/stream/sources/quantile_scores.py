@@ -8,7 +8,7 @@ value, spreads them evenly. The score is appended to the features, which keep th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,13 +72,9 @@ class QuantileScores:
 
     def write_scores(self, xp: Any, X: AnyArray, scores: AnyArray) -> None:
         """Write the scores of X (m, d) float64 to `scores` (m, k), of any dtype."""
-        for j, (column, values, heights) in enumerate(self._functions()):
-            knots, levels = xp.asarray(values), xp.asarray(heights)
+        for j, column in enumerate(self.columns.tolist()):
+            knots, levels = xp.asarray(self.values[j]), xp.asarray(self.heights[j])
             scores[:, j] = xp.interp(X[:, column], knots, levels)
-
-    def _functions(self) -> Iterator[tuple[int, Floats, Floats]]:
-        """Return (column, knots, scores at the knots) of each scored feature."""
-        return zip(self.columns.tolist(), self.values, self.heights, strict=True)
 
     def names(self, features: Sequence[str]) -> list[str]:
         """Return the names of the features, followed by the names of the scores."""

@@ -11,8 +11,11 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import AnyArray, RowRandom
 
 
-class HasDtype(Protocol):
-    """The attribute of a source that noise uses."""
+class RowLayout(Protocol):
+    """The attributes of a source that noise, crops and flips use."""
+
+    @property
+    def row_shape(self) -> tuple[int, ...]: ...
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
@@ -53,7 +56,7 @@ class GaussianNoise:
         """True if the transform accepts only stored integers."""
         return self.round
 
-    def bind(self, data: HasDtype) -> GaussianNoise:
+    def bind(self, data: RowLayout) -> GaussianNoise:
         """Return this noise; with `round`, `most` is set from the stored dtype."""
         if not self.round:
             return self
@@ -82,13 +85,6 @@ class GaussianNoise:
         return {"kind": "noise", "sigma": self.sigma, **rounded}
 
 
-class HasRowShape(Protocol):
-    """The attribute of a source that crops and flips use."""
-
-    @property
-    def row_shape(self) -> tuple[int, ...]: ...
-
-
 @dataclass(frozen=True)
 class RandomCrop:
     """Shift each image by up to `padding` pixels in both directions; fill the border with 0."""
@@ -100,7 +96,7 @@ class RandomCrop:
         if self.padding < 0:
             raise ConfigError(f"crop padding={self.padding} must be at least 0")
 
-    def bind(self, data: HasRowShape) -> RandomCrop:
+    def bind(self, data: RowLayout) -> RandomCrop:
         _check_images("crop", data.row_shape)
         return self
 
@@ -136,7 +132,7 @@ class RandomFlip:
 
     keeps_dtype = keeps_integers = True
 
-    def bind(self, data: HasRowShape) -> RandomFlip:
+    def bind(self, data: RowLayout) -> RandomFlip:
         _check_images("flip", data.row_shape)
         return self
 

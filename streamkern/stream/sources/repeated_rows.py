@@ -10,6 +10,7 @@ equal, the draw is unchanged.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -132,49 +133,35 @@ def moves_of_equal_rows(draws: Sequence[Draw]) -> list[DuplicateMoves]:
     n_drawn = sum(int(draw.counts.sum()) for draw in draws)
     if not 0 < n_drawn <= MAX_HASHED_ROWS:
         return [NO_MOVES] * len(draws)
-    hashes = np.unique(
-        np.concatenate([np.concatenate(list(_drawn_hashes(draw))) for draw in draws])
-    )
-    units = [np.flatnonzero(draw.counts) for draw in draws]
-    parts = _find_matches(draws, units, hashes, [])
-    parts = _find_matches(
-        draws, [np.flatnonzero(draw.counts == 0) for draw in draws], hashes, parts
-    )
-    columns: Any = map(np.concatenate, zip(*parts, strict=True))
-    return _group_moves(_Matches(*columns), hashes, draws)
+    hashes = np.unique(np.concatenate([part for draw in draws for part in _drawn_hashes(draw)]))
+    return _group_moves(_find_matches(draws, hashes), hashes, draws)
 
 
 def _drawn_hashes(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
-    """Yield the hashes of the drawn rows, unit after unit."""
-    yield np.empty(0, np.uint64)
+    """Return the hashes of the drawn rows, unit after unit."""
 
     def hashes_of(u: int) -> npt.NDArray[np.uint64]:
         return row_hashes(draw.read(u).X[draw.drawn_rows(u)])
 
-    yield from prefetched(
-        draw.base, (partial(hashes_of, int(u)) for u in np.flatnonzero(draw.counts))
-    )
+    return prefetched(draw.base, (partial(hashes_of, int(u)) for u in np.flatnonzero(draw.counts)))
 
 
-def _find_matches(
-    draws: Sequence[Draw], units: Sequence[Ints], hashes: npt.NDArray[np.uint64],
-    matches: list[_Matches],
-) -> list[_Matches]:  # fmt: skip
-    """Return `matches` and the rows of `units` with one of the hashes.
+def _find_matches(draws: Sequence[Draw], hashes: npt.NDArray[np.uint64]) -> _Matches:
+    """Return the rows with one of the hashes, those in units with drawn rows first.
 
     Once a hash has more than `MAX_COPIES` rows, further ones are left out.
     """
-    counts = np.zeros(len(hashes), np.int64)
-    for part in matches:
-        np.add.at(counts, part.hash, 1)
-    for k, (draw, draw_units) in enumerate(zip(draws, units, strict=True)):
-        calls = (partial(_matches_in_unit, draw, k, int(u), hashes) for u in draw_units)
+    counts, matches = np.zeros(len(hashes), np.int64), []
+    for has_drawn, (k, draw) in itertools.product((True, False), enumerate(draws)):
+        units = np.flatnonzero((draw.counts > 0) == has_drawn)
+        calls = (partial(_matches_in_unit, draw, k, int(u), hashes) for u in units)
         for part in prefetched(draw.base, calls):
             below_limit = counts[part.hash] <= MAX_COPIES
             np.add.at(counts, part.hash, 1)
             if below_limit.any():
-                matches = [*matches, part.take(below_limit)]
-    return matches
+                matches.append(part.take(below_limit))
+    columns: Any = map(np.concatenate, zip(*matches, strict=True))
+    return _Matches(*columns)
 
 
 def _matches_in_unit(draw: Draw, k: int, u: int, hashes: npt.NDArray[np.uint64]) -> _Matches:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage
 from streamkern.planning.memory import MAX_ORIGINS
-from streamkern.store.row_block import RowBlock
+from streamkern.store.row_block import RowBlock, by_unit
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, empty_rows, read_units
 from streamkern.stream.sources.unit_edges import unit_edges
@@ -98,27 +99,23 @@ def rows_by_unit(
 
 def origins_of(source: BaseSource, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
     """Return the origins (n,) of the given rows (n,), see `BaseSource.origins`."""
-    origins = np.empty(len(rows), np.uint64)
-    for u, index, index_in_unit in by_unit(unit_edges(source), rows):
-        origins[index] = source.origins(u, epoch)[index_in_unit]
-    return origins
+    edges = unit_edges(source)
+    return values_of_rows(edges, rows, lambda u: source.origins(u, epoch), np.uint64)
 
 
 def source_rows_of(source: BaseSource, rows: np.ndarray) -> np.ndarray:
     """Return the row numbers (n,) of the given rows (n,), see `BaseSource.source_rows`."""
-    numbers = np.empty(len(rows), np.int64)
-    for u, index, index_in_unit in by_unit(unit_edges(source), rows):
-        numbers[index] = source.source_rows(u)[index_in_unit]
-    return numbers
+    return values_of_rows(unit_edges(source), rows, source.source_rows, np.int64)
 
 
-def by_unit(edges: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield (unit, positions in `rows`, row numbers within the unit) for each unit with rows."""
-    unit_of_row = np.searchsorted(edges, rows, side="right") - 1
-    order = np.argsort(unit_of_row, kind="stable")
-    units, first = np.unique(unit_of_row[order], return_index=True)
-    for u, index in zip(units.tolist(), np.split(order, first[1:]), strict=bool(len(rows))):
-        yield u, index, rows[index] - edges[u]
+def values_of_rows(
+    edges: np.ndarray, rows: np.ndarray, values_of_unit: Callable[[int], np.ndarray], dtype: Any
+) -> np.ndarray:
+    """Return one value for each of the given rows (n,), from the values of all rows of a unit."""
+    values = np.empty(len(rows), dtype)
+    for u, index, index_in_unit in by_unit(edges, rows):
+        values[index] = values_of_unit(u)[index_in_unit]
+    return values
 
 
 def _rows_of_units(

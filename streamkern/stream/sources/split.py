@@ -139,14 +139,10 @@ def n_different(held_out: BaseSource) -> int:
 
     held_out : second result of `split_rows`
     """
-    n_copies = (
-        len(held_out.split.moved.copies)
-        if isinstance(held_out, SplitSource) and held_out.held_out
-        else 0
-    )
-    return (
-        held_out.n_rows - n_copies - sum(part.n_rows - n_different(part) for part in held_out.parts)
-    )
+    n_copies = sum(part.n_rows - n_different(part) for part in held_out.parts)
+    if isinstance(held_out, SplitSource) and held_out.held_out:
+        n_copies += len(held_out.split.moved.copies)
+    return held_out.n_rows - n_copies
 
 
 def _check_copies_alone(mixture: MixtureSource, setting: str) -> None:
@@ -347,15 +343,13 @@ class SplitSource(DerivedSource):
         drawn = self.split.drawn_rows(int(self._units[u]))
         return np.flatnonzero(drawn if self.held_out else ~drawn)
 
-    def _is_base_unit(self, u: int) -> bool:
-        """Return whether unit u is the unit of the base, so that no row has to be copied."""
-        return not self.held_out and not self.split.counts[self._units[u]]
-
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         if self.held_out:
             return self.read_stored(u).contents
-        block = self.base.read_unit(int(self._units[u]), seed, epoch)
-        return block.contents if self._is_base_unit(u) else block.take(self._index(u)).contents
+        unit = int(self._units[u])
+        block = self.base.read_unit(unit, seed, epoch)
+        is_whole = not self.split.counts[unit]  # no row was set aside, and none has to be copied
+        return block.contents if is_whole else block.take(self._index(u)).contents
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         targets = self.base.read_targets(int(self._units[u]), seed, epoch)

@@ -59,10 +59,7 @@ class ZarrSource(BaseSource):
             "encoder", "label_dtype", "weight_column", "file_form", "files", "n_origins",
             "n_counted",
         )  # fmt: skip
-        y_dtype = np.dtype(np.float32) if spec.y_dtype is None else spec.y_dtype
-        self.y_dtype = np.dtype(
-            np.int64 if spec.classes is not None else y_dtype if y_dtype.kind == "f" else np.float64
-        )
+        self.y_dtype = spec.target_dtype
         self.weighted = spec.weight_totals is not None
         totals = spec.weight_totals if self.weighted else spec.class_counts
         self.totals = None if totals is None else np.array(totals, np.float64)

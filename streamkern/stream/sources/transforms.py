@@ -38,6 +38,7 @@ from streamkern.stream.sources.quantile_scores import QuantileScores, brief_numb
 from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
 from streamkern.stream.sources.random_transforms import RandomCrop as RandomCrop
 from streamkern.stream.sources.random_transforms import RandomFlip as RandomFlip
+from streamkern.stream.sources.random_transforms import RowLayout
 
 Transform = Callable[[AnyArray, AnyArray, RowRandom], tuple[AnyArray, AnyArray]]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -50,14 +51,8 @@ Moments = tuple[float | None, float | None, np.ndarray | None, np.ndarray | None
 SETUP_EPOCH = 1 << 30
 
 
-class BaseData(Protocol):
+class BaseData(RowLayout, Protocol):
     """The attributes of a source that its transforms may use."""
-
-    @property
-    def row_shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
 
     def statistics(self) -> Moments: ...
 

@@ -13,7 +13,7 @@ from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.values import checked_int, checked_list
 from streamkern.store.class_labels import encode_labels
-from streamkern.store.layout import X_DTYPES
+from streamkern.store.layout import X_DTYPE_NAMES, X_DTYPES
 from streamkern.store.row_block import RowBlock, check_finite
 from streamkern.store.sample_weights import as_weights
 from streamkern.store.statistics import ColumnMoments
@@ -191,11 +191,7 @@ _REQUIRED = {
         lambda source, shape: len(shape) in (1, 3) and min(shape) >= 1,
         "(d,) or (height, width, channels)",
     ),
-    "dtype": _Rule(
-        _dtype,
-        lambda source, dtype: dtype in X_DTYPES,
-        f"one of {', '.join(dtype.name for dtype in X_DTYPES)}",
-    ),
+    "dtype": _Rule(_dtype, lambda source, dtype: dtype in X_DTYPES, f"one of {X_DTYPE_NAMES}"),
     "n_outputs": _Rule(index, lambda source, c: c >= 0, "a whole number, at least 0"),
     "classes": _Rule(
         _names,

@@ -15,7 +15,7 @@ from streamkern.basics.errors import RunError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.stop import SIGNALS
-from streamkern.filesystem.abandoned import RANKS_PREFIX, locked_folder, remove_locked
+from streamkern.filesystem.abandoned import RANKS_PREFIX, create_locked_folder, remove_locked
 
 _BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # By default, Dask's cluster removes a worker 15 s after it was killed, even while it restarts.
@@ -59,7 +59,7 @@ def _worker_folder() -> Iterator[str]:
 
     Folders that killed drivers have left are removed first.
     """
-    folder, lock = locked_folder(RANKS_PREFIX)
+    folder, lock = create_locked_folder(RANKS_PREFIX)
     try:
         yield str(folder)
     finally:

@@ -20,7 +20,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
-from streamkern.filesystem.ownership import place_kind
+from streamkern.filesystem.path_kinds import place_kind
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.sparse import of_sparse_rows

@@ -15,14 +15,16 @@ import pytest
 from streamkern import KernelClassifier, KernelRegressor
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.ingest.ingest import ingest
-from streamkern.stream.sources.alignment import align_columns
+from streamkern.stream.sources.alignment import align_classes, align_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Source, read_units
-from streamkern.stream.sources.mixture import MixtureSource, open_stores
+from streamkern.stream.sources.base import read_units
+from streamkern.stream.sources.class_sampling import BalancedSource
+from streamkern.stream.sources.mixture import MixtureSource, open_stores, stored_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Scale
 from tests.runs import Array, finished, settings
+from tests.streams import everything
 
 NAMES = ("a", "b", "c", "d")
 MOVED = ("c", "a", "d", "b")
@@ -39,10 +41,10 @@ def store(path: Path, names: tuple[str, ...] = NAMES, y: Any = Y, name: str = "s
     return write({k: X[:, NAMES.index(k)] for k in names} | {"target": y}, path / f"{name}.zarr")
 
 
-def write(columns: dict[str, Any], url: Path) -> Path:
+def write(columns: dict[str, Any], url: Path, y: Any = "target", **options: Any) -> Path:
     table = url.with_suffix(".parquet")
     pyarrow.parquet.write_table(pyarrow.table(columns), table)
-    ingest(table, url, y="target", chunk_mb=500 / 2**20)
+    ingest(table, url, y=y, chunk_mb=500 / 2**20, **options)
     return url
 
 
@@ -59,24 +61,39 @@ def close(actual: Array, expected: Array) -> None:
         np.testing.assert_array_equal(actual, expected)
 
 
-def rows_of(source: Source) -> Array:
-    return np.concatenate([b.X for b in read_units(source, range(source.n_units), 0, 0)])
-
-
 def test_another_order_is_put_right(tmp_path: Path) -> None:
     """U3."""
     plain, moved = ZarrSource(store(tmp_path)), ZarrSource(store(tmp_path, MOVED, name="m"))
     assert (plain.columns, moved.columns) == (NAMES, MOVED)
     source = align_columns(moved, NAMES, "it")
     assert source.columns == NAMES  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(rows_of(source), rows_of(plain))
+    np.testing.assert_array_equal(everything(source)[0], everything(plain)[0])
     for mine, own in zip(source.statistics(), plain.statistics(), strict=True):
         np.testing.assert_allclose(mine, own, rtol=1e-12)
     assert align_columns(plain, NAMES, "it") is plain
     assert align_columns(plain, None, "it") is plain
     again = pickle.loads(pickle.dumps(source))
-    np.testing.assert_array_equal(rows_of(again), rows_of(plain))
+    np.testing.assert_array_equal(everything(again)[0], everything(plain)[0])
     np.testing.assert_array_equal(again.read_targets(0, 0, 0), plain.read_targets(0, 0, 0))
+
+
+def test_resampled_rows_in_another_order_stay_resampled(tmp_path: Path) -> None:
+    """Their replicas are passes of their own, and below them is each row once."""
+    base = ZarrSource(store(tmp_path, y=LABELS))
+    plain = BalancedSource(base, {"no": 1, "yes": 9})
+    moved = align_columns(plain, MOVED, "it")
+    ours, theirs = (everything(AugmentedSource(source, 2))[0] for source in (moved, plain))
+    order = [NAMES.index(name) for name in MOVED]
+    np.testing.assert_array_equal(ours, theirs[:, order])
+    assert not np.array_equal(ours[: len(X)], ours[len(X) :])
+    mixed = MixtureSource([moved, AugmentedSource(base, 2)])
+    for source, copies in ((moved, 1), (AugmentedSource(moved, 3), 1), (mixed, 2)):
+        rows = everything(stored_rows(source))[0]
+        expected = np.concatenate([everything(base)[0][:, order]] * copies)
+        np.testing.assert_array_equal(rows, expected)
+    relabelled = align_classes(plain, ("maybe", "yes", "no"), None, "it")
+    rows = stored_rows(relabelled)
+    np.testing.assert_array_equal(rows.totals, [0, *base.totals[::-1]])  # type: ignore[index]
 
 
 def test_other_names_are_refused(tmp_path: Path) -> None:
@@ -94,12 +111,14 @@ def test_stores_of_different_orders_are_mixed_by_name(tmp_path: Path) -> None:
     assert isinstance(mixed, MixtureSource)
     assert mixed.columns == NAMES
     n = len(X)
-    np.testing.assert_array_equal(rows_of(mixed)[n:], rows_of(mixed)[:n])
+    np.testing.assert_array_equal(everything(mixed)[0][n:], everything(mixed)[0][:n])
     numbers = np.concatenate([mixed.source_rows(u) for u in range(mixed.n_units)])
-    np.testing.assert_array_equal(np.concatenate([X, X])[numbers.astype(int)], rows_of(mixed))
+    np.testing.assert_array_equal(np.concatenate([X, X])[numbers.astype(int)], everything(mixed)[0])
     copies = AugmentedSource(ZarrSource(stores[0]), 3)
     numbers = np.concatenate([copies.source_rows(u) for u in range(copies.n_units)])
-    np.testing.assert_array_equal(np.concatenate([X, X, X])[numbers.astype(int)], rows_of(copies))
+    np.testing.assert_array_equal(
+        np.concatenate([X, X, X])[numbers.astype(int)], everything(copies)[0]
+    )
 
 
 def test_test_data_is_put_in_the_order_of_the_training_data(tmp_path: Path) -> None:
@@ -185,10 +204,7 @@ def two_targets(path: Path, names: tuple[str, str], name: str) -> Path:
     """A store of X and of the targets u and v, or what they are called here, in this order."""
     values = {"u": Y, "v": 10 + 3 * X[:, 2], "w": Y}
     columns = {k: X[:, NAMES.index(k)] for k in NAMES} | {k: values[k] for k in names}
-    table = path / f"{name}.parquet"
-    pyarrow.parquet.write_table(pyarrow.table(columns), table)
-    ingest(table, path / f"{name}.zarr", y=list(names), chunk_mb=500 / 2**20, shuffle=False)
-    return path / f"{name}.zarr"
+    return write(columns, path / f"{name}.zarr", list(names), shuffle=False)
 
 
 def test_targets_go_by_name_wherever_they_are_compared(tmp_path: Path) -> None:

@@ -130,21 +130,6 @@ def test_a_fit_is_that_with_the_shares_as_weights(one_blas_thread: None) -> None
     assert np.abs(K @ plain - wanted).max() > 0.2 * np.abs(wanted).max()  # it would be told apart
 
 
-@pytest.mark.slow
-def test_rare_classes_are_found() -> None:
-    rng = np.random.default_rng(0)
-    y = (rng.random(1500) < 0.05).astype(int)
-    X = rng.normal(size=(1500, 2)) + 1.2 * y[:, None]
-    recall = {
-        sampling: KernelClassifier(class_sampling=sampling, epochs=3)
-        .fit(X[:1000], y[:1000])
-        .predict(X[1000:])[y[1000:] == 1]
-        .mean()
-        for sampling in (None, "balanced")
-    }
-    assert recall["balanced"] > 0.7 > 0.4 > recall[None]
-
-
 def test_rows_set_aside_are_as_they_come() -> None:
     labels = np.repeat([0, 1], [360, 40])
     source = AugmentedSource(BalancedSource(numbered(labels, 2)), 2)
@@ -156,35 +141,6 @@ def test_rows_set_aside_are_as_they_come() -> None:
     assert len(rows) == 600
     assert not held & set(rows.tolist())
     np.testing.assert_allclose(np.bincount(labels[rows]), [300, 300], atol=4)
-
-
-REFUSED: dict[str, tuple[Any, Any, str]] = {
-    "values": (
-        lambda: ArraySource(np.zeros((9, 1), np.float32), np.zeros(9)), "balanced",
-        "needs classes",
-    ),
-    "copies": (lambda: AugmentedSource(numbered(np.arange(4)), 2), "balanced", "below copies"),
-    "shares of a mixture": (
-        lambda: MixtureSource([numbered(np.arange(4))] * 2, [1, 2]), "balanced",
-        "shares of a mixture",
-    ),
-    "an unknown class": (lambda: numbered(np.arange(4)), {"e": 1.0}, "the class 'e', which the"),
-    "a class left out": (lambda: numbered(np.arange(4)), {"a": 1.0}, "leaves out the class 'b'"),
-    "shares of shares": (
-        lambda: BalancedSource(numbered(np.arange(4))), "balanced", "already resampled by class",
-    ),
-    "a word": (lambda: numbered(np.arange(4)), "even", 'must be "balanced" or shares by class'),
-    "a share of 0": (
-        lambda: numbered(np.arange(2)), {"a": 1.0, "b": 0.0}, "finite numbers above 0",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_can_not_be_shared_is_refused(what: str) -> None:
-    make, shares, sentence = REFUSED[what]
-    with pytest.raises(ConfigError, match=sentence):
-        BalancedSource(make(), shares)
 
 
 def test_rows_that_a_function_makes_are_refused() -> None:

@@ -10,20 +10,13 @@ import pytest
 from streamkern.centers.random_rows import random_centers
 from streamkern.stream.materialise import materialise
 from streamkern.stream.sources import stores
-from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import choose_copies, origins_of, read_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise
-
-
-def rows(first: int, n: int) -> ArraySource:
-    """Row k says in its first feature that it is row first + k."""
-    X = np.zeros((n, 2), np.float32)
-    X[:, 0] = np.arange(first, first + n)
-    return ArraySource(X, np.zeros(n), unit_rows=7)
+from tests.streams import numbered_rows as rows
 
 
 def check(source: BaseSource, epoch: int = 0) -> None:
@@ -42,25 +35,25 @@ def check(source: BaseSource, epoch: int = 0) -> None:
 
 @pytest.mark.parametrize("copies", [1, 3])
 def test_of_copies(copies: int) -> None:
-    check(AugmentedSource(rows(0, 50), copies))
-    check(AugmentedSource(AugmentedSource(rows(0, 20), 2), copies))
+    check(AugmentedSource(rows(50), copies))
+    check(AugmentedSource(AugmentedSource(rows(20), 2), copies))
 
 
 @pytest.mark.parametrize("weights", [None, (1, 3)])
 @pytest.mark.parametrize("epoch", [0, 1, 5])
 def test_of_mixtures(weights: tuple[int, int] | None, epoch: int) -> None:
-    parts = [AugmentedSource(rows(0, 50), 2), rows(1000, 30)]
+    parts = [AugmentedSource(rows(50), 2), rows(30, 1000)]
     mixture = MixtureSource(parts, weights, n_rows=200 if weights else None)
     assert mixture.hides_copies
     check(mixture, epoch)
     check(AugmentedSource(mixture, 2), epoch)
-    assert not MixtureSource([rows(0, 50), rows(1000, 30)]).hides_copies
+    assert not MixtureSource([rows(50), rows(30, 1000)]).hides_copies
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_of_stores_of_augmented_rows(tmp_path: Path, shuffle: bool) -> None:
     plain, once, twice = (str(tmp_path / f"{name}.zarr") for name in ("plain", "once", "twice"))
-    materialise(rows(0, 60), plain, shuffle=shuffle)
+    materialise(rows(60), plain, shuffle=shuffle)
     assert not ZarrSource(plain).hides_copies
     noise = [GaussianNoise(0.05)]
     materialise(AugmentedSource(ZarrSource(plain), 3, noise), once, shuffle=shuffle)
@@ -76,7 +69,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ZarrSource:
     """A store of three copies of 60 rows, with a unit for each of many small chunks."""
     monkeypatch.setattr(stores, "SMALL_CHUNK_BYTES", 0)
     url = str(tmp_path / "copied.zarr")
-    source = AugmentedSource(rows(0, 60), 3, [GaussianNoise(0.05)])
+    source = AugmentedSource(rows(60), 3, [GaussianNoise(0.05)])
     materialise(source, url, chunk_mb=20 * 16 / 2**20)
     return ZarrSource(url)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import RowRandom
 from streamkern.stream.sources.quantile_scores import (
     MAX_KNOTS,
@@ -100,8 +98,3 @@ def test_names_and_shares_of_scores_belong_to_their_features() -> None:
     assert scores.names("abcdef")[5:] == ["f", "quantile of b", "quantile of e"]
     shares = np.array([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.3, 0.1])
     np.testing.assert_allclose(scores.shares_with_scores(shares), [0.1, 0.4, 0.1, 0.1, 0.2, 0.1])
-
-
-def test_a_scale_among_the_transforms_has_no_sample() -> None:
-    with pytest.raises(ConfigError, match="needs a sample"):
-        Scale("quantiles")

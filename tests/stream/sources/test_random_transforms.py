@@ -118,13 +118,3 @@ class RandomRows:
 
     def __call__(self, X: Any, Y: Any, rng: RowRandom) -> Any:
         return X.copy(), Y
-
-
-def test_rows_of_other_dtypes_are_refused() -> None:
-    for dtype in (np.float32, np.float64):
-        with pytest.raises(
-            ConfigError, match=f"rows of uint8 or uint16, but these are {dtype.__name__}"
-        ):
-            ArraySource(np.zeros((5, 3), dtype), transforms=[GaussianNoise(1.0, round=True)])
-    with pytest.raises(ConfigError, match="round='yes' must be True or False"):
-        GaussianNoise(1.0, round="yes")  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,15 +19,8 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.split import rows_read, split_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
-from streamkern.stream.sources.user import GeneratorSource
 from tests.conftest import MakeZarr
-
-
-def rows(n: int, first: int = 0, **options: Any) -> ArraySource:
-    """Row k says in its first feature, and in its target, that it is row first + k."""
-    X = np.zeros((n, 2), np.float32)
-    X[:, 0] = np.arange(first, first + n)
-    return ArraySource(X, X[:, 0].astype(np.float64), **{"unit_rows": 7} | options)
+from tests.streams import numbered_rows as rows
 
 
 def told(source: BaseSource, epoch: int = 0) -> np.ndarray:
@@ -206,27 +198,6 @@ def test_origins_and_source_rows_are_those_of_the_base() -> None:
             np.testing.assert_array_equal(np.concatenate(numbers), told(part))
 
 
-def _generated(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.zeros((stop - start, 2), np.float32), np.zeros(stop - start)
-
-
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        (GeneratorSource(_generated, 50, (2,), np.float32, 1), "your own function or source"),
-        (
-            AugmentedSource(GeneratorSource(_generated, 50, (2,), np.float32, 1), 2),
-            "your own function or source",
-        ),
-        (MixtureSource([rows(50), rows(50, 100)], (1, 2)), "shares of a mixture"),
-    ],
-)
-def test_what_can_not_be_set_aside_is_refused(source: BaseSource, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        split_rows(source, 0.1, 0)
-
-
-@pytest.mark.parametrize("share", [0.01, 0.999])
-def test_too_few_rows_are_refused(share: float) -> None:
+def test_a_row_is_left_to_train_on() -> None:
     with pytest.raises(DataError, match="validation_fraction"):
-        split_rows(rows(30), share, 0)
+        split_rows(rows(30), 0.999, 0)

@@ -1,0 +1,130 @@
+"""Recognise what a path holds, and say what to do about the wrong content."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.text import redact
+from streamkern.filesystem.durable import check_writable
+from streamkern.filesystem.urls import local_path, path_text
+
+Kind = Literal["nothing", "file", "archive", "store", "run", "runs", "folder", "remote"]
+ARCHIVES: Final = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
+"""Endings of the names of archives."""
+_STORE_FILES: Final = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+_NOT_STORES: Final[Mapping[Kind, tuple[str, str]]] = {
+    "archive": (
+        "an archive",
+        "unpack it, and give the store in it, or make a store of the files in it with streamkern "
+        "ingest",
+    ),
+    "file": ("a file", "make one of it with streamkern ingest"),
+    "run": ("a run directory", "give the path of a store"),
+    "runs": ("a folder of runs", "give the path of a store"),
+}
+"""Content of a path that is no store, and what to do, for messages."""
+_RUN_FORMAT = re.compile(rb'"format":\s*"streamkern-')
+
+
+def place_kind(url: str | os.PathLike[str]) -> Kind:
+    """Return the kind of `url`: "runs" is a folder with run directories directly in it."""
+    path = local_path(url)
+    if path is None:
+        return "remote"
+    if not path.exists():
+        return "nothing"
+    if path.is_file():
+        return "archive" if path.name.lower().endswith(ARCHIVES) else "file"
+    if _is_run(path):
+        return "run"
+    if any((path / name).exists() for name in _STORE_FILES):
+        return "store"
+    return "runs" if runs_below(path) else "folder"
+
+
+def runs_below(path: Path) -> list[str]:
+    """Return the run directories directly in a folder, in the order of their names."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(e.path for e in entries if e.is_dir() and _is_run(Path(e.path)))
+    except OSError:
+        return []
+
+
+def enclosing(url: str | os.PathLike[str]) -> tuple[Path, Kind] | None:
+    """Return the store or the run directory that `url` would lie within, or None."""
+    path = local_path(url)
+    parents = () if path is None else Path(os.path.abspath(path)).parents
+    for parent in reversed(parents):  # the outermost: an array of a store is not a store
+        if parent.is_dir() and (kind := place_kind(parent)) in ("store", "run"):
+            return parent, kind
+    return None
+
+
+def no_store(url: str | os.PathLike[str]) -> str:
+    """Return the sentence for a path that holds no zarr store, with a remedy."""
+    place, kind = redact(url), place_kind(url)
+    if kind in _NOT_STORES:
+        content, remedy = _NOT_STORES[kind]
+        return f"{place} is {content}, not a zarr store; {remedy}"
+    if kind == "folder":
+        return (
+            f"there is no zarr store at {place}, which is a folder of other files; make a store "
+            "of files with streamkern ingest"
+        )
+    return (
+        f"there is no zarr store at {place}; make one with streamkern ingest, or correct the path"
+    )
+
+
+def no_run(url: str | os.PathLike[str], place: str) -> str:
+    """Return the sentence for a path that holds no run. place : `url` for messages."""
+    kind, path = place_kind(url), local_path(url)
+    if kind == "runs" and path is not None:
+        return f"{place} is a folder of runs; give one of them, such as {runs_below(path)[0]}"
+    if kind == "run":
+        return (
+            f"{place} has no checkpoint yet; train the run to its first checkpoint, with the same "
+            "run_dir"
+        )
+    description = {
+        "store": ", which is a zarr store", "file": ", which is a file",
+        "archive": ", which is an archive",
+    }.get(kind, "")  # fmt: skip
+    return f"there is no run in {place}{description}; give the run directory of a training"
+
+
+def check_output(url: str | os.PathLike[str], noun: str) -> None:
+    """Raise ConfigError if output would be written into a store or a run directory, or to "-".
+
+    Also unless it can be written there, see `check_writable`.
+
+    noun : a plural noun for the message, such as "predictions"
+    """
+    if path_text(url) == "-":
+        raise ConfigError(
+            f"{noun} do not go to the standard output (-)", "give the path of a place"
+        )
+    outer = enclosing(url)
+    if outer is not None:
+        parent, kind = outer
+        container = "store" if kind == "store" else "run directory"
+        raise ConfigError(
+            f"{redact(url)} lies within the {container} {parent}, where {noun} do not belong",
+            "give a place outside of it",
+        )
+    path = local_path(url)
+    if path is not None:
+        check_writable(path, redact(url))
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return _RUN_FORMAT.search((path / "run.json").read_bytes()) is not None
+    except OSError:
+        return False
