@@ -59,12 +59,12 @@ def own_sizes(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if name not in Sizes.__dataclass_fields__}
 
 
-def check_between(name: str, value: int | None, low: int, high: int, bound: str) -> None:
-    """Raise ConfigError unless a size is None or between `low` and `high`.
+def check_between(name: str, value: int | str | None, low: int, high: int, bound: str) -> None:
+    """Raise ConfigError if a size is a number that is not between `low` and `high`.
 
     bound : text before `high` in the message, such as "n_rows="
     """
-    if value is not None and not low <= value <= high:
+    if isinstance(value, int) and not low <= value <= high:
         remedy = "lower" if value > high else "raise"
         limit = mention(f"{bound}{high}") if bound.endswith("=") else f"{bound}{high}"
         raise ConfigError(

@@ -59,7 +59,7 @@ class BlockMethod(Method[BlockSizes]):
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and if the block size is out of range."""
         super().check(problem, options)
-        check_between("block_size", set_value(options.block_size), 1, problem.p, "n_centers=")
+        check_between("block_size", options.block_size, 1, problem.p, "n_centers=")
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[BlockSizes]:
         """Return candidate sizes, best first, see `block_sizes.candidates`."""
@@ -103,30 +103,31 @@ class BlockMethod(Method[BlockSizes]):
         s, h = sizes.n_sample, sizes.n_probe
         n_blocks = -(-p // sizes.block_size)
         b = -(-p // n_blocks)
-        of_rank = problem.of_rank
+        per_rank = problem.per_rank
         several_ranks, partitioned = problem.ranks > 1, problem.center_ranks > 1
-        add("setup", "block factors H", of_rank(p) + b * several_ranks, b, itemsize=item)
-        add("train", "block factors H", of_rank(p), b, itemsize=item)
-        for phase, centers in (("setup", problem.in_setup(p)), ("train", problem.of_column(p))):
+        add("setup", "block factors H", per_rank(p) + b * several_ranks, b, itemsize=item)
+        add("train", "block factors H", per_rank(p), b, itemsize=item)
+        in_setup, in_training = problem.setup_centers_per_rank(p), problem.centers_per_rank(p)
+        for phase, centers in (("setup", in_setup), ("train", in_training)):
             add(phase, "weights learned from the sample", centers, c, itemsize=item)
             add(phase, "sketches of the leverage", centers, SKETCH, itemsize=item)
-        add("setup", "sample and probe, targets", s + h, problem.point + c * item)
+        add("setup", "sample and probe, targets", s + h, problem.prepared_row_bytes + c * item)
         add("setup", "kernel products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
         add("setup", "targets of the centers", p, c, itemsize=item)
         if n_blocks > 1:
             # Values at the centers, the change by a block there and on the sample, two directions,
             # and the state to return to.
-            q, t = of_rank(p), of_rank(s)
+            q, t = per_rank(p), per_rank(s)
             rows = q + t + max(2 * t, 3 * q) + 3 * (2 * q + t)
             add("setup", "sweeps over the blocks: values, directions", rows, c, itemsize=item)
         if several_ranks:
             add("sample", "targets of the centers, being broadcast", p, c + 1, itemsize=item)
         rows = 2 * b + max(b + count_products(buffers, problem, b), 2 * h)
         if partitioned:
-            add("setup", "centers of one block", b, problem.point)
+            add("setup", "centers of one block", b, problem.prepared_row_bytes)
         add("setup", "factors of one block, probe", rows, b, itemsize=item)
-        q, m = problem.of_column(p), batch_room(problem, sizes.batch_size)
-        add("train", "K(X, Z)", m, q if sizes.keep else problem.of_column(b), itemsize=item)
+        q, m = problem.centers_per_rank(p), batch_room(problem, sizes.batch_size)
+        add("train", "K(X, Z)", m, q if sizes.keep else problem.centers_per_rank(b), itemsize=item)
         add("train", "gradient and update of one block", 3 * b, c, itemsize=item)
         rows = q + m * n_blocks
         add("train", "alpha and sketches, side by side", rows, c + SKETCH, itemsize=item)
@@ -135,7 +136,7 @@ class BlockMethod(Method[BlockSizes]):
         if problem.ridge and problem.features != "fourier":
             add("train", "K(Z, Z) alpha: current, copy, initial", 3 * q, c, itemsize=item)
             if n_blocks == 1:
-                add("train", "factor of K(Z, Z)", of_rank(p), p, itemsize=item)
+                add("train", "factor of K(Z, Z)", per_rank(p), p, itemsize=item)
         if partitioned:
             rows = m + (sizes.batch_size if problem.ranks > problem.center_ranks else 0)
             columns = c + SKETCH * n_blocks
@@ -143,7 +144,7 @@ class BlockMethod(Method[BlockSizes]):
             if problem.ridge:
                 add("train", "weights of one block", b, c, itemsize=item)
             if problem.ridge and n_blocks > 1:
-                add("train", "centers of one block", b, problem.point)
+                add("train", "centers of one block", b, problem.prepared_row_bytes)
 
     def share(
         self, problem: ProblemShape, sizes: BlockSizes, ranks: Communicator

@@ -193,7 +193,7 @@ def _setup_share(problem: ProblemShape, sizes: BlockSizes) -> float:
 def setup_time(problem: ProblemShape, sizes: BlockSizes) -> int:
     """Return the time of setup, in FLOPs at the speed of a GEMM."""
     b, n_rows = sizes.block_size, sizes.n_sample + sizes.n_probe
-    entry = problem.evaluated - 2 * problem.d  # without the FLOPs of the product of points
+    entry = problem.entry_cost - 2 * problem.d  # without the FLOPs of the product of points
     return setup_flops(problem, sizes) + entry * problem.p * (b + n_rows)
 
 
@@ -216,7 +216,7 @@ def _row_time(problem: ProblemShape, sizes: BlockSizes) -> int:
 
 def _row_cost(problem: ProblemShape) -> int:
     """Return the time per center and row of a batch."""
-    return problem.evaluated + 6 * problem.c
+    return problem.entry_cost + 6 * problem.c
 
 
 def _step_cost(problem: ProblemShape, b: int) -> int:
@@ -234,7 +234,7 @@ def n_sweeps(problem: ProblemShape, sizes: BlockSizes) -> int:
     """
     if sizes.block_size == problem.p:
         return 0
-    sweep_time = 2 * (sizes.n_sample + problem.p) * problem.p * (problem.evaluated + 2 * problem.c)
+    sweep_time = 2 * (sizes.n_sample + problem.p) * problem.p * (problem.entry_cost + 2 * problem.c)
     most = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.sweeps)
     return min(MAX_SETUP_SWEEPS, int(most / sweep_time))
 
@@ -258,11 +258,11 @@ def setup_op_counts(problem: ProblemShape, sizes: BlockSizes) -> OpCounts:
     of its penalties; these halves are counted. In a sweep, a rank has a part of the rows of the
     sample and of the centers.
     """
-    p, b, s, h = problem.p, sizes.block_size, problem.of_rank(sizes.n_sample), sizes.n_probe
+    p, b, s, h = problem.p, sizes.block_size, problem.per_rank(sizes.n_sample), sizes.n_probe
     factored = OpCounts(
         kept=p * (b + s + h), products=p * b * (2 * s + h + b), factors=p * b * b + b**3
     )
     if b == p:
         return factored
-    swept = (1 + n_sweeps(problem, sizes)) * p * (s + problem.of_rank(p))
+    swept = (1 + n_sweeps(problem, sizes)) * p * (s + problem.per_rank(p))
     return factored + OpCounts(entries=swept)

@@ -19,11 +19,7 @@ from streamkern.planning.problem import MiB, ProblemShape, device_costs
 from streamkern.planning.sizes import MAX_PROBE, auto_batch, near_quarter, sample_sizes
 from streamkern.solver.block_sizes import (
     BlockSizes,
-    candidates,
     measured_batch,
-    setup_time,
-    time_until_learned,
-    training_time,
     worthwhile_batch,
 )
 from streamkern.solver.methods import METHODS, find, resolve
@@ -101,31 +97,6 @@ def test_more_memory_never_buys_less(
             assert b.keep >= a.keep
     if b == a:
         assert large[1].peak == small[1].peak
-
-
-@given(problems(), st.integers(1, 300))
-def test_the_block_is_chosen_for_the_batch_that_is_set(problem: ProblemShape, m: int) -> None:
-    """The soonest with such batches, or a larger one whose setup is a quarter of the run, or 3e11
-    FLOPs."""
-    problem = replace(problem, batch_size=min(m, problem.n_rows))
-    sizes = planned(problem, solver_settings("block"), 10**16)[0]
-    halved = [problem.p]
-    while halved[-1] // 2 >= min(256, problem.p):
-        halved.append(-(-halved[-1] // 2))
-    found = {
-        b: next(
-            s for s in candidates(problem, solver_settings("block", block_size=b))[::-1]
-            if s.keep
-        )
-        for b in halved
-    }  # fmt: skip
-    taken = [time_until_learned(problem, found[b]) for b in halved]
-    soonest = halved[taken.index(min(taken))]
-    affordable = [
-        b for b in halved
-        if setup_time(problem, found[b]) <= max(training_time(problem, found[b]) / 4, 3e11)
-    ]  # fmt: skip
-    assert sizes.block_size == max([soonest, *affordable])
 
 
 @given(asked)
@@ -334,26 +305,6 @@ def test_a_block_is_worth_more_than_the_batch_of_a_device() -> None:
         assert sizes.block_size == planned(small, wish, budget)[0].block_size
     why = str(reason(device, wish, 4 * GiB))
     assert "batch_size: the largest that fits the memory; with more it would be 16384" in why
-
-
-def test_more_rows_or_features_never_buy_a_smaller_block() -> None:
-    sizes = {
-        (n, d): planned(
-            replace(PLAIN, n_rows=n, d=d, width=d + 2), solver_settings("block"), 10**13
-        )[0]
-        for n in (10**5, 10**6, 10**7)
-        for d in (10, 100, 1000)
-    }
-    for (n, d), found in sizes.items():
-        for (more_n, more_d), other in sizes.items():
-            if more_n >= n and more_d >= d:
-                assert other.block_size >= found.block_size
-
-
-def test_small_problems_get_everything() -> None:
-    sizes, buffers = planned(replace(PLAIN, p=1000), solver_settings(), 4 * GiB)
-    assert (sizes.solver, sizes.block_size, sizes.keep) == ("block", 1000, True)
-    assert buffers.peak < GiB
 
 
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2"])

@@ -11,7 +11,7 @@ from streamkern.solver.precondition.joint import Change, Joint
 from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import CenterTargets, Sample, by_center
 from tests import reference as ref
-from tests.maths import Array, both, featured, frequencies, operator, rows
+from tests.maths import Array, both, operator, rows
 
 N, P = 90, 24
 X = rows(0, N, 3)
@@ -160,27 +160,3 @@ def test_of_a_few_sweeps_none_are_of_another_penalty() -> None:
         problem.learn(n, 0, least, probe(Y))
         cautious.sweeps(n, 0)
         np.testing.assert_array_equal(problem.start, cautious.start)
-
-
-def test_explicit_features_go_on_with_a_smaller_penalty_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of which the norm is that of the weights."""
-    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
-    plain = operator()
-    op = featured(plain, "fourier", P)
-    Z = both(op, frequencies(plain.kernel, 3, P, 3))
-    phi = op.matrix(op.points(X, left=True), Z)
-    H: list[Array | None] = []
-    for block in BLOCKS:
-        gram = phi[:, block].T @ phi[:, block] / N + PENALTY * np.eye(8)
-        H.append(np.linalg.inv(np.linalg.cholesky(gram)))
-    points = op.points(X, left=True)
-    centers = Centers.of(Z, op.backend)
-    start = centers.zeros(Y)
-    problem = Joint(
-        op, centers, Sample(points, Y.copy()), None, BLOCKS, H, start, None, PENALTY, [0.0] * 3
-    )
-    problem.learn(900, 0, PENALTY / 10, Sample(points, Y))
-    truth = ref.ridge(phi, Y, np.eye(P), PENALTY / 10)
-    np.testing.assert_allclose(phi @ problem.start, phi @ truth, atol=1e-7)
