@@ -11,7 +11,7 @@ from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
 from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
-from streamkern.planning.op_counts import OpCounts, summed_counts
+from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import check_between
 from streamkern.solver.base import Solver, batch_room
@@ -80,7 +80,7 @@ class BlockMethod(Method[BlockSizes]):
         See `precondition.block.build_block` and `block_step`.
         """
         setup = setup_op_counts(replace(problem, ranks=1), sizes)
-        return setup, summed_counts(training_op_counts(problem, sizes))
+        return setup, sum(training_op_counts(problem, sizes), NO_WORK)
 
     def outputs(self, problem: ProblemShape) -> int:
         """Return the columns of the product with K(X, Z): outputs and a sketch of the leverage."""
@@ -155,7 +155,8 @@ class BlockMethod(Method[BlockSizes]):
 
     def compute(self, work: Work[BlockSizes], samples: Samples, report: Report) -> Setup:
         """Compute the preconditioner, its step rules and, from these, the batch size."""
-        op, options, problem = work.op, work.options, work.problem
+        op, options, problem, m = work.op, work.options, work.problem, work.sizes.batch_size
+        variance_ratio = finite_population_factor(problem.cycled, m)
         S, probe = (
             Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh, rows.center_index)
             for rows in samples()
@@ -167,26 +168,18 @@ class BlockMethod(Method[BlockSizes]):
             noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
             damping=set_value(options.damping), ridge=options.fixed_ridge, seed=work.seed,
             report=report,
-            known=work.known, batch=_batch_over_variance_ratio(problem, work.sizes.batch_size),
-            max_batch=work.sizes.batch_size,
+            known=work.known, batch=m / variance_ratio if variance_ratio else math.inf, max_batch=m,
         )  # fmt: skip
-        ridge_from_noise = {} if work.worth is None else {"ridge": pre.ridge}
         critical = min(rule.critical_batch for rule in pre.rules)
         batch = measured_batch(problem, work.sizes, critical)
-        if batch < work.sizes.batch_size:
-            report("batch", {"planned": work.sizes.batch_size, "batch_size": batch})
-        return Setup(
-            _setup_arrays(pre),
-            ridge_from_noise
-            | {
-                "rules": [asdict(rule) for rule in pre.rules],
-                "mu": pre.mu,
-                "jitter": pre.jitter,
-                "jitters": pre.jitters,
-                "start_rows": pre.start_rows,
-                "batch_size": batch,
-            },
-        )
+        if batch < m:
+            report("batch", {"planned": m, "batch_size": batch})
+        ridge_from_noise = {} if work.worth is None else {"ridge": pre.ridge}
+        meta = {
+            "rules": [asdict(rule) for rule in pre.rules], "mu": pre.mu, "jitter": pre.jitter,
+            "jitters": pre.jitters, "start_rows": pre.start_rows, "batch_size": batch,
+        }  # fmt: skip
+        return Setup(_setup_arrays(pre), ridge_from_noise | meta)
 
     def assemble(self, work: Work[BlockSizes], setup: Setup) -> Solver:
         """Return the solver that steps with the preconditioner of `setup`."""
@@ -230,12 +223,6 @@ def training_op_counts(
         due = max(1 / 2, min(p / b / 32, sizes.batch_size / b))
         centers += OpCounts(entries=p * b * steps * due)
     return rows, centers, OpCounts(calls=steps * (CALLS + CALLS_OF_BLOCK * -(-p // b)))
-
-
-def _batch_over_variance_ratio(problem: ProblemShape, m: int) -> float:
-    """Return m / `finite_population_factor`, for batches of m rows."""
-    ratio = finite_population_factor(problem.cycled, m)
-    return m / ratio if ratio else math.inf
 
 
 def _setup_arrays(pre: BlockPreconditioner) -> dict[str, Array]:

@@ -160,7 +160,8 @@ def _soonest_and_affordable(problem: ProblemShape, m: int) -> tuple[int, int]:
 def _sample_blocks(problem: ProblemShape, b: int, m: int) -> list[int]:
     """Return candidate sizes of the setup sample, in blocks, from the best to the smallest."""
     large, small = SAMPLE_BLOCKS
-    if _setup_share(problem, block_sizes(problem, m, b, large)) <= SAMPLE_SHARE:
+    sizes = block_sizes(problem, m, b, large)
+    if setup_time(problem, sizes) / training_time(problem, sizes) <= SAMPLE_SHARE:
         return [large, small]
     return [small]
 
@@ -183,11 +184,6 @@ def _is_affordable(problem: ProblemShape, sizes: BlockSizes) -> bool:
     """Return whether the setup takes at most a quarter of the run, or seconds."""
     most = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.setup)
     return setup_time(problem, sizes) <= most
-
-
-def _setup_share(problem: ProblemShape, sizes: BlockSizes) -> float:
-    """Return the time of setup as a fraction of the time of training."""
-    return setup_time(problem, sizes) / training_time(problem, sizes)
 
 
 def setup_time(problem: ProblemShape, sizes: BlockSizes) -> int:

@@ -61,7 +61,7 @@ class DelayedProjectionSolver(Solver):
     Memory max_batch * p for K(X, Z), period * max_batch * (d + c) for the temporary centers.
     """
 
-    growing = ("points", "norms", "delta")
+    growing = TEMPORARY
 
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner,

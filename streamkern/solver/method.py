@@ -42,7 +42,7 @@ from streamkern.planning.memory import (
 )
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import MiB, ProblemShape
-from streamkern.planning.sizes import LOADER_SIZES, Sizes, check_batch_size
+from streamkern.planning.sizes import LOADER_SIZES, Sizes, check_between
 from streamkern.solver.base import Solver
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.partition import Centers
@@ -178,6 +178,8 @@ class Method(Generic[_S]):
 
     The leave-one-out predictions of the minimum are then also used for the model.
     """
+    instead = "another solver"
+    """Alternative that the error names if the centers are not the training rows."""
     dense_p_by_p = False
     """Whether the method holds p x p matrices for any memory budget."""
 
@@ -203,7 +205,7 @@ class Method(Generic[_S]):
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError if a setting contradicts the data."""
-        check_batch_size(problem)
+        check_between("batch_size", problem.batch_size, 1, problem.n_rows, "n_rows=")
         self.check_ranks(problem.ranks, problem.center_ranks)
         if self.in_place and problem.p != problem.n_rows:
             raise ConfigError(
@@ -216,11 +218,6 @@ class Method(Generic[_S]):
     def takes_rows(self, sizes: _S) -> bool:
         """Return whether the centers are the rows of the training set, in store order."""
         return self.in_place
-
-    @property
-    def instead(self) -> str:
-        """Alternative that the error names if the centers are not the training rows."""
-        return "another solver"
 
     def finds_ridge(self, problem: ProblemShape) -> bool:
         """Return whether training finds the ridge, if it is chosen automatically."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -146,20 +144,6 @@ def test_known_pairs_are_at_distance_zero_and_touch_nothing_else(tile: tuple[int
 
 
 # --- a user's own kernel ------------------------------------------------------------------------
-
-
-def test_own_kernel_takes_a_few_lines() -> None:
-    assert len(inspect.getsource(Quartic).splitlines()) <= 10
-    op = KernelOperator(Quartic(2.0), Backend(1), "float64")
-    A, B = rows(0, 9, 3), rows(1, 8, 3)
-    np.testing.assert_allclose(
-        op.matrix(both(op, A), both(op, B)), dense(op, A, B), rtol=0, atol=1e-12
-    )
-    assert op.kernel.describe() == {"kernel": f"{Quartic.__module__}.Quartic", "bandwidth": 2.0,
-        "values": [1.0, 0.990099, 0.5, 0.0384615],  # by which it is known again
-    }  # fmt: skip
-    assert repr(op.kernel) == "Quartic(bandwidth=2)"
-    assert get_kernel(op.kernel, 7.0) is op.kernel
 
 
 def test_kernel_without_a_profile_says_so() -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
-from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.kernels import builtin
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
@@ -279,27 +278,3 @@ def test_the_plan_counts_what_features_need(name: str, method: str) -> None:
     assert (run.sizes.solver, run.method.in_place) == (method, False)
     squares = [what for _, what, size in run.buffers.lines if "L^-1" in what and size]
     assert len(squares) == (name == "nystrom" and method != "block")
-
-
-def test_estimators(tmp_path: Path) -> None:
-    X, y = arrays(300)
-    options: dict[str, Any] = {
-        "features": "fourier", "bandwidth": 3.0, "threads": 1, "scale": "none",
-    }  # fmt: skip
-    model = KernelClassifier(n_features=200, solver="block", epochs=10, **options).fit(X, y)
-    Z = model.centers_.astype(np.float64)
-    np.testing.assert_array_equal(
-        model.centers_, frequencies(get_kernel("laplace", 3.0), 5, 200, 0).astype(np.float32)
-    )
-    expected = features(np.float64(X), Z) @ model.dual_coef_ + model.intercept_
-    close(model.predict_values(X), expected, 1e-3)
-    assert model.bandwidth_ == 3.0
-    assert model.score(X, y) > 0.9
-    halves = KernelClassifier(n_features=200, **options)
-    for part in (slice(0, 150), slice(150, 300)):
-        halves.partial_fit(X[part], y[part])
-    np.testing.assert_array_equal(halves.centers_, model.centers_)
-    nystrom = KernelRegressor(features="nystrom", solver="sgd", n_centers=40, epochs=3, threads=1)
-    assert nystrom.fit(X, np.eye(3)[y]).centers_.shape == (40, 5)
-    with pytest.raises(ConfigError, match=r"^features='fourier' has no centers"):
-        KernelRegressor(centers=X[:10], **options).fit(X, X[:, 0])

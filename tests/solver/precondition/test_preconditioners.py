@@ -485,13 +485,7 @@ def test_bandwidth_that_separates_all_rows_is_refused(ridge: float) -> None:
 def test_probe_out_of_reach_of_the_centers_is_refused() -> None:
     op, Z = operator(bandwidth=1e-3, precision="exact"), rows(1, 30, 3)
     with pytest.raises(ConfigError, match="is zero or not finite"):
-        build_block(
-            op,
-            both(op, Z),
-            sampled(op, Z),
-            sampled(op, rows(2, 50, 3)),
-            [slice(0, 30)],
-        )
+        build_block(op, both(op, Z), sampled(op, Z), sampled(op, rows(2, 50, 3)), [slice(0, 30)])
 
 
 @pytest.mark.parametrize("where", ["Z", "S", "probe"])
