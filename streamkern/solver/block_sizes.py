@@ -31,10 +31,9 @@ from streamkern.planning.sizes import (
     MIN_PROBE,
     Sizes,
     auto_batch,
-    batches,
+    batch_candidates,
     halvings,
-    near_quarter,
-    power_of_two,
+    nearest_power_of_two,
     sample_sizes,
 )
 
@@ -100,7 +99,7 @@ def preferred_batches(problem: ProblemShape, options: SolverConfig) -> list[int]
     b = set_value(options.block_size) or problem.p
     if problem.batch_size is None and options.block_size == "auto":
         b = max(_soonest_and_affordable(problem, worthwhile_batch(problem, b, problem.p)))
-    return batches(problem, worthwhile_batch(problem, b, problem.p))
+    return batch_candidates(problem, worthwhile_batch(problem, b, problem.p))
 
 
 def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
@@ -110,8 +109,8 @@ def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
     a CPU's batch, and no more than about a quarter of the centers.
     """
     least, step_cost = auto_batch(problem), _step_cost(problem, b)
-    best = power_of_two(math.sqrt(critical * step_cost / _row_cost(problem)))
-    most = min(problem.costs.most_rows, near_quarter(problem.p), problem.n_rows)
+    best = nearest_power_of_two(math.sqrt(critical * step_cost / _row_cost(problem)))
+    most = min(problem.costs.most_rows, nearest_power_of_two(problem.p / 4), problem.n_rows)
     return max(least, min(best, most))
 
 

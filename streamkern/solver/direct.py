@@ -18,7 +18,7 @@ from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.memory import MAX_PANEL_OUTPUTS, PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Sizes, batches
+from streamkern.planning.sizes import Sizes, batch_candidates
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
@@ -141,7 +141,7 @@ class Direct(Method[DirectSizes]):
         n_sums: Iterable[int] = (0,) if no_sums else (1,)
         if options.ridge == "auto" and self.finds_ridge(problem):
             n_sums = dict.fromkeys((1 + n_parts(problem.p), 2))
-        batch_sizes = batches(problem)
+        batch_sizes = batch_candidates(problem)
         return [sizes for n in n_sums for sizes in self._sized(batch_sizes, n_sums=n)]
 
     def passes(self, problem: ProblemShape) -> int:

@@ -16,7 +16,7 @@ from streamkern.kernels.points import Points
 from streamkern.planning.memory import RANK_SLAB_BYTES, Buffers, MemoryNeeds
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import batches, check_between, steps
+from streamkern.planning.sizes import batch_candidates, check_between, n_steps
 from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
 from streamkern.solver.low_rank import (
@@ -85,7 +85,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         p, inner = problem.p, set_value(options.projection_nystrom) or INNER_NYSTROM
         largest_level, of_sample = min(inner, p) - 1, "the centers of its sample less one, "
         for name, value, low, high, bound in (
-            ("period", options.period, 1, steps(problem), "the steps of the run, "),
+            ("period", options.period, 1, n_steps(problem), "the steps of the run, "),
             ("solver.projection_nystrom", options.projection_nystrom, 2, p, "n_centers="),
             ("solver.projection_level", options.projection_level, 1, largest_level, of_sample),
             ("solver.projection_batch", options.projection_batch, 1, p, "n_centers="),
@@ -109,7 +109,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         return [
             sizes
             for projection in projections
-            for m in batches(problem)
+            for m in batch_candidates(problem)
             for sizes in self._sized(
                 [m], s, h, level=level, period=self._period(problem, options, m),
                 projection=projection, **inner,

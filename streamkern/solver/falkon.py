@@ -21,7 +21,7 @@ from streamkern.planning.memory import (
 )
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Sizes, batches, check_epochs
+from streamkern.planning.sizes import Sizes, batch_candidates, check_epochs
 from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.falkon_step import (
     CAST_SLAB_ROWS,
@@ -75,7 +75,7 @@ class Falkon(Method[Sizes]):
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        return self._sized(batches(problem))
+        return self._sized(batch_candidates(problem))
 
     def op_counts(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of the setup, see `precondition`, and of the training.

@@ -45,7 +45,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import Buffers, MemoryNeeds
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import MIN_PROBE, Sizes, batches
+from streamkern.planning.sizes import MIN_PROBE, Sizes, batch_candidates
 from streamkern.solver.base import Solver, State
 from streamkern.solver.low_rank import (
     LowRank,
@@ -135,7 +135,7 @@ def small_batches(problem: ProblemShape) -> list[int]:
 
     These methods need many steps, so an epoch must not have only a few.
     """
-    return batches(problem, min(PAPER_BATCH, max(1, problem.n_rows // 16)))
+    return batch_candidates(problem, min(PAPER_BATCH, max(1, problem.n_rows // 16)))
 
 
 def probe_rows(problem: ProblemShape) -> int:

@@ -18,7 +18,7 @@ from streamkern.planning.sizes import (
     MAX_PROBE,
     MIN_PROBE,
     Sizes,
-    batches,
+    batch_candidates,
     check_between,
     sample_sizes,
 )
@@ -63,7 +63,7 @@ class LowRank(Method[_S]):
 
     def _batches(self, problem: ProblemShape) -> list[int]:
         """Return candidate batch sizes, best first."""
-        return batches(problem)
+        return batch_candidates(problem)
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
         """Return candidate sizes, best first: one size of the sample, and decreasing batches."""

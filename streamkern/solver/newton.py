@@ -13,7 +13,7 @@ from streamkern.config.solver import SolverConfig
 from streamkern.planning.memory import PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Sizes, batches, check_epochs
+from streamkern.planning.sizes import Sizes, batch_candidates, check_epochs
 from streamkern.solver.base import Solver
 from streamkern.solver.direct import DirectSizes
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
@@ -43,7 +43,7 @@ class Newton(Method[DirectSizes]):
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        return self._sized(batches(problem), n_sums=problem.c)
+        return self._sized(batch_candidates(problem), n_sums=problem.c)
 
     def op_counts(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of the setup, none, and of the training, see `newton_step`."""

@@ -16,7 +16,7 @@ from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import PRECISIONS
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import MiB, ProblemShape, device_costs
-from streamkern.planning.sizes import MAX_PROBE, auto_batch, near_quarter, sample_sizes
+from streamkern.planning.sizes import MAX_PROBE, auto_batch, nearest_power_of_two, sample_sizes
 from streamkern.solver.block_sizes import (
     BlockSizes,
     measured_batch,
@@ -241,7 +241,7 @@ def test_a_device_takes_no_smaller_batch_and_no_more_than_critical(
     over the powers of two that are allowed."""
     device = on_device(problem, precision)
     costs, p, c = device.costs, device.p, device.c
-    least, most = auto_batch(problem), min(16_384, near_quarter(p), problem.n_rows)
+    least, most = auto_batch(problem), min(16_384, nearest_power_of_two(p / 4), problem.n_rows)
     assert auto_batch(device) == least
     for b in (p, -(-p // 4)):
         h = max(costs.apply, 2 * c) * b / (costs.entry + int(2 * device.d * costs.points) + 6 * c)
