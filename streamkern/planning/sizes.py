@@ -72,6 +72,11 @@ def check_between(name: str, value: int | str | None, low: int, high: int, bound
         )
 
 
+def check_batch_size(problem: ProblemShape) -> None:
+    """Raise ConfigError if the user has set a batch with more rows than an epoch."""
+    check_between("batch_size", problem.batch_size, 1, problem.n_rows, "n_rows=")
+
+
 def halvings(fixed: int | None, start: int, end: int) -> list[int]:
     """Return [fixed] if it is set; otherwise `start`, and repeatedly its half, down to `end`."""
     if fixed is not None:

@@ -42,7 +42,7 @@ from streamkern.planning.memory import (
 )
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import MiB, ProblemShape
-from streamkern.planning.sizes import LOADER_SIZES, Sizes, check_between
+from streamkern.planning.sizes import LOADER_SIZES, Sizes, check_batch_size
 from streamkern.solver.base import Solver
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.partition import Centers
@@ -205,7 +205,7 @@ class Method(Generic[_S]):
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError if a setting contradicts the data."""
-        check_between("batch_size", problem.batch_size, 1, problem.n_rows, "n_rows=")
+        check_batch_size(problem)
         self.check_ranks(problem.ranks, problem.center_ranks)
         if self.in_place and problem.p != problem.n_rows:
             raise ConfigError(
