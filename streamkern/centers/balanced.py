@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -37,48 +36,44 @@ class Balanced(CenterSelector):
             )
 
     def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
-        """Return the row numbers of n rows, and the number of rows read; see `balanced_numbers`."""
-        return balanced_numbers(source, n, seed)
+        """Return the row numbers of n rows, equally many of each class, and how many were read.
 
+        The rows are distinct and random. All rows of a class are taken if it has too few. The
+        remainder of n / c goes to classes that are drawn at random.
 
-def balanced_numbers(source: BaseSource, p: int, seed: int) -> tuple[Ints, int]:
-    """Return the row numbers of p rows, equally many of each class, and the number of rows read.
+        The labels of `SAMPLE_UNITS` random units are read, without X if the source can. If a class
+        has too few rows there, further units are read, each at most once. Rows of the first units
+        are preferred, and each row of a class in them has the same probability. The choice depends
+        on the seed and on the units alone.
 
-    The rows are distinct and random. All rows of a class are taken if it has too few. The remainder
-    of p / c goes to classes that are drawn at random.
-
-    The labels of `SAMPLE_UNITS` random units are read, without X if the source can. If a class has
-    too few rows there, further units are read, each at most once. Rows of the first units are
-    preferred, and each row of a class in them has the same probability. The choice depends on the
-    seed and on the units alone.
-
-    The memory is about 5 p row numbers, and the labels of a few units.
-    """
-    rng = np.random.default_rng([seed, Stage.SAMPLE, BALANCED_STAGE])
-    edges = unit_edges(source)
-    class_counts = _class_counts(source)
-    c, order = source.n_outputs, rng.permutation(len(edges) - 1)
-    favoured = rng.permutation(c)
-    # Rows of each class that were added to the pool. After SAMPLE_UNITS, full classes get no more.
-    n_seen, pool, n_read = np.zeros(c, np.int64), _Pool.empty(), 0
-    for i, (unit, labels) in enumerate(_labels(source, order, seed)):
-        rows = np.arange(edges[unit], edges[unit + 1])
-        n_read += len(rows)
-        # One more than the current quota, because a remainder may still move to this class.
-        limit = quotas(n_seen, p, favoured) + 1
-        if i >= SAMPLE_UNITS:  # only for classes with too few rows in the earlier units
-            has_too_few = (n_seen < limit)[labels]
-            rows, labels = rows[has_too_few], labels[has_too_few]
-        n_seen += np.bincount(labels, minlength=c)
-        ranks = np.full(len(rows), max(0, i + 1 - SAMPLE_UNITS))
-        pool = pool.with_rows(ranks, _keys(seed, rows), rows, labels)
-        if len(pool.rows) > 5 * p:
-            pool = pool.smallest(quotas(n_seen, p, favoured) + 1)
-        quota = quotas(n_seen if class_counts is None else class_counts, p, favoured)
-        sufficient = quota if class_counts is not None else np.full(c, -(-p // c))
-        if i + 1 >= min(SAMPLE_UNITS, len(order)) and (n_seen >= sufficient).all():
-            break
-    return pool.smallest(quota).rows, n_read
+        The memory is about 5 n row numbers, and the labels of a few units.
+        """
+        rng = np.random.default_rng([seed, Stage.SAMPLE, BALANCED_STAGE])
+        edges = unit_edges(source)
+        class_counts = _class_counts(source)
+        c, order = source.n_outputs, rng.permutation(len(edges) - 1)
+        favoured = rng.permutation(c)
+        labels_of_units = read_labels(source, order, seed, 0)
+        # Rows of each class in the pool. After SAMPLE_UNITS units, full classes get no more.
+        n_seen, pool, n_read = np.zeros(c, np.int64), _Pool.empty(), 0
+        for i, (unit, labels) in enumerate(zip(order.tolist(), labels_of_units, strict=True)):
+            rows = np.arange(edges[unit], edges[unit + 1])
+            n_read += len(rows)
+            # One more than the current quota, because a remainder may still move to this class.
+            limit = quotas(n_seen, n, favoured) + 1
+            if i >= SAMPLE_UNITS:  # only for classes with too few rows in the earlier units
+                has_too_few = (n_seen < limit)[labels]
+                rows, labels = rows[has_too_few], labels[has_too_few]
+            n_seen += np.bincount(labels, minlength=c)
+            ranks = np.full(len(rows), max(0, i + 1 - SAMPLE_UNITS))
+            pool = pool.with_rows(ranks, _keys(seed, rows), rows, labels)
+            if len(pool.rows) > 5 * n:
+                pool = pool.smallest(quotas(n_seen, n, favoured) + 1)
+            quota = quotas(n_seen if class_counts is None else class_counts, n, favoured)
+            sufficient = quota if class_counts is not None else np.full(c, -(-n // c))
+            if i + 1 >= min(SAMPLE_UNITS, len(order)) and (n_seen >= sufficient).all():
+                break
+        return pool.smallest(quota).rows, n_read
 
 
 def quotas(counts: Ints, p: int, favoured: Ints) -> Ints:
@@ -141,11 +136,6 @@ class _Pool(NamedTuple):
         labels = self.labels[order]
         position = np.arange(len(order)) - np.searchsorted(labels, labels)
         return _Pool(*(field[order[position < limit[labels]]] for field in self))
-
-
-def _labels(source: BaseSource, order: Ints, seed: int) -> Iterator[tuple[int, Ints]]:
-    """Yield the units in this order, each with its labels."""
-    return zip((int(unit) for unit in order), read_labels(source, order, seed, 0), strict=True)
 
 
 def _keys(seed: int, rows: Ints) -> Ints:

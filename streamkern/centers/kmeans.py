@@ -41,7 +41,7 @@ class KMeans(Random):
         """Return the cost of `KMEANS_ROWS` rows per center, in at most `KMEANS_PASSES` passes."""
         p, d, item = problem.p, problem.d, problem.itemsize
         rows = min(max(KMEANS_ROWS * p, MIN_KMEANS_ROWS), KMEANS_PASSES * n_rows)
-        has_metric = problem.metric > 0
+        has_metric = problem.metric_bytes > 0
         buffers = (
             ("first rows", p * (problem.row_bytes + d * item)),
             ("means, copies", 2 * p * d * item),
@@ -49,7 +49,7 @@ class KMeans(Random):
             ("distances to all means", problem.threads * SKLEARN_CHUNK * p * item),
             ("rows and means in the metric", has_metric * (2 * p + KMEANS_BATCH) * d * item),
             # Mostly for the SVD in `pinv`.
-            ("the metric and its inverse", 9 * problem.metric),
+            ("the metric and its inverse", 9 * problem.metric_bytes),
         )
         # Distances of every row to every center.
         flops = 2 * rows * p * d

@@ -76,9 +76,9 @@ class Kernel:
     def __init__(
         self, bandwidth: float | str = 1.0, *, metric: npt.ArrayLike | None = None
     ) -> None:
-        self.bandwidth = (
-            "auto" if bandwidth == "auto" else positive_parameter("bandwidth", bandwidth)
-        )
+        self.bandwidth = bandwidth
+        if bandwidth != "auto":
+            self.bandwidth = positive_parameter("bandwidth", bandwidth)
         self._set_metric(metric)
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -18,7 +18,6 @@ from streamkern.basics.message import mention
 from streamkern.basics.own_class import subclasses, undefined_class
 from streamkern.kernels.base import BUILT_IN, Geometry, Product, Sum, name_of
 from streamkern.kernels.base import Kernel as Kernel
-from streamkern.kernels.inner import InnerKernel
 from streamkern.kernels.parameters import (
     checking_names,
     count_parameter,
@@ -137,6 +136,27 @@ class LaplaceL1(Kernel):
         return xp.exp(sq, out=sq)
 
 
+class InnerKernel(Kernel):
+    """A kernel of the inner product and the norms, k(x, z) = of_products(x.z, |x|^2, |z|^2).
+
+    A subclass defines `of_products` and, optionally, the same function as its `expression` of `p`,
+    `x` and `z`. Points are not shifted, because such a kernel is not translation invariant.
+    """
+
+    geometry = "inner"
+
+    @checking_names
+    def __init__(self, *, metric: npt.ArrayLike | None = None) -> None:
+        self._set_metric(metric)
+
+    def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
+        """Return the kernel values (r, t) for products p (r, t) and norms x (r, 1) and z (t,).
+
+        p may be overwritten.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define of_products(p, x, z, xp)")
+
+
 class Linear(InnerKernel):
     """x.z"""
 
@@ -164,10 +184,8 @@ class Polynomial(InnerKernel):
     ) -> None:  # fmt: skip
         super().__init__(metric=metric)
         self.degree = count_parameter("degree", degree, 20)
-        self.gamma, self.c0 = (
-            positive_parameter("gamma", gamma),
-            positive_parameter("c0", c0, zero=True),
-        )
+        self.gamma = positive_parameter("gamma", gamma)
+        self.c0 = positive_parameter("c0", c0, zero=True)
         self.expression = " * ".join([f"({self.gamma!r} * p + {self.c0!r})"] * self.degree)
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:

@@ -32,12 +32,12 @@ from streamkern.kernels.builtin import (
     Cauchy,
     Dispersal,
     Gaussian,
+    InnerKernel,
     Laplace,
     LaplaceL1,
     Matern32,
     Matern52,
 )
-from streamkern.kernels.inner import InnerKernel
 
 FREQUENCY_STAGE = 31
 """Number that separates these random draws from others of the same seed."""

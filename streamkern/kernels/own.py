@@ -1,7 +1,8 @@
-"""User-defined kernels, which settings and records name by "module:Class".
+"""User-defined kernels, which settings and records of runs name by "module:Class".
 
-A setting imports the module, in every process of a run. The record of a run imports nothing,
-because it may come from somebody else: its class must already be defined, see `basics.own_class`.
+The module of a name in a setting is imported, in every process of a run. For a name in a record,
+no module is imported, because the record may come from somebody else: this process must have
+defined the class, see `basics.own_class`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ def given_kernel(value: object) -> object:
         A module has no such class.
     """
 
-    def imported(name: str) -> str:
+    def import_class(name: str) -> str:
         return reference_of(imported_class(name, Kernel, "model.kernel"))
 
-    return _with_names(value, imported)
+    return _map_class_names(import_class, value)
 
 
 def kernel_of_run(described: object) -> object:
@@ -42,18 +43,24 @@ def kernel_of_run(described: object) -> object:
     ConfigError
         This process has not defined a user-defined class of the kernel.
     """
-    return _with_names(described, _check_defined)
+    return _map_class_names(_check_defined, described)
 
 
-def _with_names(value: object, rename: Callable[[str], str]) -> object:
-    """Return a kernel in which `rename` has replaced every name "module:Class"."""
-    if isinstance(value, str):
-        return rename(value) if ":" in value else value
-    if isinstance(value, Mapping):
-        return {k: _with_names(v, rename) if k in CLASS_KEYS else v for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_names(item, rename) for item in value]
-    return value
+def _map_class_names(function: Callable[[str], str], kernel: object) -> object:
+    """Return a kernel in which every name "module:Class" is replaced by `function` of it.
+
+    kernel : a name, a table or a description, or a list of them; any other object is returned.
+    """
+    if isinstance(kernel, str):
+        return function(kernel) if ":" in kernel else kernel
+    if isinstance(kernel, Mapping):
+        return {
+            key: _map_class_names(function, value) if key in CLASS_KEYS else value
+            for key, value in kernel.items()
+        }
+    if isinstance(kernel, list | tuple):
+        return [_map_class_names(function, part) for part in kernel]
+    return kernel
 
 
 def _check_defined(name: str) -> str:

@@ -15,6 +15,7 @@ from streamkern.backend.expression import check_expression
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
+from streamkern.kernels.inverted_index import prepare_sparse
 from streamkern.kernels.points import (
     PADDED_HALVES,
     Grid,
@@ -24,12 +25,10 @@ from streamkern.kernels.points import (
     n_terms,
     norms_in_columns,
     point_columns,
-    point_width,
     preparation,
     row_width,
-    with_postings,
+    with_index,
 )
-from streamkern.kernels.postings import prepare_sparse
 
 MAX_SNAP_DISTANCE = 2.0**-6
 """Largest distance from an integer, in steps of the grid, that counts as a rounding error. Pixels
@@ -62,9 +61,7 @@ class PointPreparation:
         self.norms_in_columns = norms_in_columns(backend, kernel)
         self.dtype = np.dtype(np.float64 if precision == "float64" else np.float32)
         self.categorical_columns = [column for column, _ in kernel.categorical]
-        self.categorical_weights = [
-            weight / kernel.bandwidth**2 for _, weight in kernel.categorical
-        ]
+        self.categorical_weights = [w / kernel.bandwidth**2 for _, w in kernel.categorical]
         self.metric = None
         if kernel.metric is not None:  # transposed, because `Backend.gemm` computes A @ B.T
             self.metric = backend.asarray(kernel.metric.T / kernel.bandwidth, self.dtype)
@@ -102,7 +99,7 @@ class PointPreparation:
             assert out.norms is not None
             out.norms[...] = numbers
         # Rows in `out` may be overwritten later, so no index is made of them.
-        return out if has_out or not self.kernel.sparse else with_postings(self.backend, out)
+        return out if has_out or not self.kernel.sparse else with_index(self.backend, out)
 
     def empty_points(
         self, n: int, n_coordinates: int, *, left: bool = False, right: bool = False
@@ -122,10 +119,6 @@ class PointPreparation:
                 # The padding is in these columns; the others of them are written later.
                 side[:, 1 - PADDED_HALVES :] = 0
         return points
-
-    def width(self, d: int) -> int:
-        """Return the columns of a prepared row. ConfigError if the kernel is not for d features."""
-        return point_width(d, self.precision, self.backend, self.kernel)
 
     def columns(self, d: int) -> int:
         """Return the columns of a prepared row without norms and padding.

@@ -11,7 +11,7 @@ from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.postings import Postings
+from streamkern.kernels.inverted_index import InvertedIndex
 
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 """`products.KernelOperator` describes them."""
@@ -36,14 +36,14 @@ class Points:
     norms : (n,) squared norms, if they are stored separately; the rows are then [l, a] on both
         sides. None if they are in the columns, see `norms_in_columns`.
     n_coordinates : number of coordinates of a.
-    postings : inverted index of `right`, if it holds packed sparse rows that will not change.
+    index : inverted index of `right`, if it holds packed sparse rows that will not change.
     """
 
     left: Array | None
     right: Array | None
     norms: Array | None
     n_coordinates: int
-    postings: Postings | None = None
+    index: InvertedIndex | None = None
 
     def __len__(self) -> int:
         return int(self._side.shape[0])
@@ -63,17 +63,17 @@ class Points:
         if isinstance(rows, slice) and rows == slice(0, len(self)):
             return self
         selection = self.each(lambda a: a[rows])
-        if self.postings is None or not isinstance(rows, slice):
+        if self.index is None or not isinstance(rows, slice):
             return selection
-        return replace(selection, postings=self.postings.part(*rows.indices(len(self))[:2]))
+        return replace(selection, index=self.index.part(*rows.indices(len(self))[:2]))
 
     def each(self, function: Callable[[Array], Array]) -> Points:
         """Return points in which each array is replaced by `function` of it."""
         left, right, norms = (
             None if a is None else function(a) for a in (self.left, self.right, self.norms)
         )
-        postings = self.postings if right is self.right else None
-        return Points(left, right, norms, self.n_coordinates, postings)
+        index = self.index if right is self.right else None
+        return Points(left, right, norms, self.n_coordinates, index)
 
     def portable(self, d: int) -> tuple[Array, Array]:
         """Return views of the coordinates (n, d) and the squared norms (n,) of the right side.
@@ -86,14 +86,14 @@ class Points:
         return self.right[:, :d], self.right[:, -1] if self.norms is None else self.norms
 
 
-def with_postings(backend: Backend, points: Points) -> Points:
+def with_index(backend: Backend, points: Points) -> Points:
     """Return points of packed sparse rows with an inverted index of their right side, if any.
 
     The right side must not be written to afterwards.
     """
-    if points.right is None or points.postings is not None:
+    if points.right is None or points.index is not None:
         return points
-    return replace(points, postings=Postings.of_rows(backend, points.right))
+    return replace(points, index=InvertedIndex.of_rows(backend, points.right))
 
 
 @cache

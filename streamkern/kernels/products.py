@@ -29,9 +29,9 @@ from contextlib import nullcontext
 import numpy as np
 
 from streamkern.backend.base import Array, tiles
+from streamkern.kernels.inverted_index import SPARSE_TILE, sparse_products
 from streamkern.kernels.point_preparation import PointPreparation
-from streamkern.kernels.points import Points, with_postings
-from streamkern.kernels.postings import SPARSE_TILE, sparse_products
+from streamkern.kernels.points import Points, with_index
 from streamkern.planning.memory import n_groups
 
 PRODUCT_PIECES = 32
@@ -99,7 +99,7 @@ class KernelOperator(PointPreparation):
         slabs = tiles(m, backend.tile_rows)
         if self.kernel.sparse:
             width, slabs = max(p, 1), tiles(m, max(1, SPARSE_TILE // max(p, 1)))
-            B = with_postings(backend, B)
+            B = with_index(backend, B)
         groups = self._column_groups(p, width, len(slabs), 1 if W is None else W.shape[1])
 
         def compute(group_sums: Array | None) -> None:
@@ -157,8 +157,8 @@ class KernelOperator(PointPreparation):
         norms = None if A.norms is None else (A.norms, B.norms)
         shape = len(A), len(B)
         with nullcontext(keep) if in_place else backend.workspace(shape, self.dtype) as tile:
-            if B.postings is not None:
-                sparse_products(backend, A.left, B.postings, tile)
+            if B.index is not None:
+                sparse_products(backend, A.left, B.index, tile)
             elif self.kernel.geometry == "l1":
                 backend.l1_distances(A.left, B.right, tile)
             else:

@@ -107,10 +107,6 @@ class _Levels(Loss):
         """Return the quantiles."""
         return {"quantile": self.quantile if self.levels is None else list(self.levels)}
 
-    def _quantile_array(self, xp: Any, dtype: Any) -> Any:
-        """Return q as an array that broadcasts to (m, c)."""
-        return xp.asarray(self.quantile, dtype)
-
 
 @dataclass(frozen=True)
 class Quantile(_Levels):
@@ -162,7 +158,7 @@ class Quantile(_Levels):
         """Return the gradient with a ramp, which is between -q and 1 - q."""
         errors *= xp.asarray(self.curvature, errors.dtype)
         xp.clip(errors, -0.5, 0.5, out=errors)
-        errors += 0.5 - self._quantile_array(xp, errors.dtype)
+        errors += 0.5 - xp.asarray(self.quantile, errors.dtype)
         return errors
 
     def curvatures(self, xp: Any, errors: Any, Y: Any) -> Any:
@@ -172,7 +168,7 @@ class Quantile(_Levels):
 
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows, without the ramp: (m,) float64."""
-        e, q = F.astype(np.float64) - Y, self._quantile_array(xp, np.float64)
+        e, q = F.astype(np.float64) - Y, xp.asarray(self.quantile, np.float64)
         return xp.maximum((1 - q) * e, -q * e).sum(axis=1)
 
 
@@ -209,19 +205,19 @@ class Expectile(_Levels):
 
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
         """Return the errors, times 2 (1 - q) above 0 and 2 q below."""
-        q = self._quantile_array(xp, errors.dtype)
+        q = xp.asarray(self.quantile, errors.dtype)
         errors *= xp.where(errors > 0, 2 * (1 - q), 2 * q)
         return errors
 
     def curvatures(self, xp: Any, errors: Any, Y: Any) -> Any:
         """Return the second derivatives divided by L."""
-        q = self._quantile_array(xp, errors.dtype)
+        q = xp.asarray(self.quantile, errors.dtype)
         steeper = xp.maximum(q, 1 - q)
         return xp.where(errors > 0, (1 - q) / steeper, q / steeper)
 
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows, (m,) float64."""
-        e, q = F.astype(np.float64) - Y, self._quantile_array(xp, np.float64)
+        e, q = F.astype(np.float64) - Y, xp.asarray(self.quantile, np.float64)
         return (xp.where(e > 0, 1 - q, q) * e * e).sum(axis=1)
 
 

@@ -67,8 +67,6 @@ def loss_for_figures(meta: Mapping[str, Any]) -> Loss | None:
     None for the squared error, and if a user-defined class is missing or has changed since the
     training. The model can then still predict, but its loss cannot be computed.
     """
-    if not isinstance(meta.get("loss", SQUARES), Mapping):
-        return saved_loss(meta)
     try:
         return saved_loss(meta)
     except ConfigError:

@@ -7,11 +7,12 @@ This module only computes with integers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from streamkern.basics.randomness import COUNTER_BYTES, DEVICE_TILE
-from streamkern.planning.problem import MiB, ProblemShape
+from streamkern.planning.problem import MiB, ProblemShape, Selection
 from streamkern.planning.sizes import Sizes
 
 PROCESS_OVERHEAD_BYTES = 64 * MiB
@@ -68,10 +69,7 @@ class Buffers:
 
     def add(self, phase: str, name: str, *shape: int, itemsize: int = 1) -> None:
         """Append a buffer. shape, itemsize : its entries, and the bytes of an entry"""
-        size = itemsize
-        for extent in shape:
-            size *= extent
-        self.lines.append((phase, name, size))
+        self.lines.append((phase, name, itemsize * math.prod(shape)))
 
     def total(self, phase: str) -> int:
         """Return the bytes held during a phase, with the buffers of "always"."""
@@ -80,15 +78,12 @@ class Buffers:
     @property
     def phases(self) -> list[str]:
         """Phases in order of first mention."""
-        return [
-            name
-            for name in dict.fromkeys(line[0] for line in self.lines)
-            if name not in ("always", "host")
-        ]
+        names = dict.fromkeys(name for name, _, _ in self.lines)
+        return [name for name in names if name not in ("always", "host")]
 
     @property
     def peak(self) -> int:
-        """Return the bytes of the largest phase."""
+        """Bytes of the largest phase."""
         return max(self.total(phase) for phase in self.phases)
 
 
@@ -113,129 +108,92 @@ def count_run(problem: ProblemShape, sizes: Sizes, needs: MemoryNeeds) -> Buffer
     In a run on a device, buffers in host memory are listed under "host".
     """
     buffers = Buffers()
-    _count_stream(buffers, problem, sizes, needs)
+    _count_process(buffers, problem)
+    _count_centers(buffers, problem)
+    if problem.metric_bytes:
+        buffers.add("always", "metric, and its copy for products", 2 * problem.metric_bytes)
+        buffers.add("setup", "directions of the metric", 4 * problem.metric_bytes)
+    if not problem.on_device:  # a device sums over the columns in order
+        sums = n_groups(needs.outputs) * needs.outputs
+        buffers.add("always", "partial sums of products", sums, needs.product_rows,
+            itemsize=problem.itemsize)  # fmt: skip
+    if problem.center_ranks == 1:
+        _count_chosen_centers(buffers, problem)
+    else:
+        _count_scattered_centers(buffers, problem)
+    _count_rows(buffers, problem, sizes)
+    _count_saving(buffers, problem, needs)
+    _count_batches(buffers, problem, sizes)
+    _count_weights(buffers, problem)
+    _count_evaluation(buffers, problem)
     if problem.selection is not None:
-        _count_selection(buffers, problem, sizes)
+        _count_selection(buffers, problem, sizes, problem.selection)
     return buffers
 
 
-def _count_stream(
-    buffers: Buffers, problem: ProblemShape, sizes: Sizes, needs: MemoryNeeds
-) -> None:
-    """Count the buffers of all phases except the selection of centers."""
-    item, c, m = problem.itemsize, problem.c, sizes.batch_size
-    d, s, h, point = problem.d, sizes.n_sample, sizes.n_probe, problem.point
-    add, on_device = buffers.add, problem.staging > 0
-    train = "host" if on_device else "train"  # phase of buffers in host memory
-    add("host" if on_device else "always", "interpreter, stacks, allocator", PROCESS_OVERHEAD_BYTES)
+def _count_process(buffers: Buffers, problem: ProblemShape) -> None:
+    """Count code, stacks, and the scratch memory of threads."""
+    add, phase = buffers.add, problem.host_phase("always")
+    add(phase, "interpreter, stacks, allocator", PROCESS_OVERHEAD_BYTES)
     if problem.library_bytes:
         add("always", "compiler", problem.library_bytes)
     add("always", "tiles of kernel matrices", problem.threads, problem.tile_bytes)
     if problem.left_bytes:
         add("always", "left sides of points", problem.left_bytes)
     add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
-    _count_centers(buffers, problem)
-    if problem.metric:
-        add("always", "metric, and its copy for products", 2 * problem.metric)
-        add("setup", "directions of the metric", 4 * problem.metric)
-    if not on_device:  # a device sums over the columns in order
-        sums = n_groups(needs.outputs) * needs.outputs
-        add("always", "partial sums of products", sums, needs.product_rows, itemsize=item)
-    if problem.center_ranks == 1:
-        _count_chosen_centers(buffers, problem)
-    else:
-        _count_scattered_centers(buffers, problem)
-    # Stored rows are held until they are transformed, and transformed rows until they are prepared.
-    # A unit that is being decoded counts twice.
-    add("sample", "sample and probe", s + h, max(_sample_row_bytes(problem), d * item + point))
-    add("sample", "targets of sample and probe", 2 * (s + h), c, itemsize=item)
-    add("host" if on_device else "sample", "units being read", _reading_bytes(problem))
-    if problem.ranks > 1:
-        add("host" if on_device else "always", "all-reduce buffers", 3, RANK_SLAB_BYTES)
-    add(train, "loader, its shuffle blocks", loader_bytes(problem, sizes))
-    _count_saving(buffers, problem, needs)
-    if on_device and problem.draws:  # on the CPU they are drawn in small tiles
-        for phase, rows in (("sample", s + h), ("train", m)):
-            counters = min(-(-rows * d // 4), DEVICE_TILE)
-            add(phase, "random numbers of transforms", counters, COUNTER_BYTES)
-    if on_device:
-        for phase, name in (("train", "staging"), ("host", "staging, pinned")):
-            add(phase, name, problem.staging * m, problem.row_bytes + ROW_ID_BYTES)
-    add("train", "batch, prepared", 2 * m, point + c * item)
-    add("train", "batch, cast and transformed", problem.feed_arrays * m, d + c, itemsize=item)
-    add("train", "rows being evaluated", rows_at_once(c),
-        problem.row_bytes + point + d * max(item, problem.transformed) + 4 * c * item)  # fmt: skip
-    _count_weights(buffers, problem)
-    if problem.n_validation_rows or problem.n_calibration_rows:
-        add(train, "validation and calibration rows being read", _reading_bytes(problem))
-    if problem.n_calibration_rows:
-        values = 6 * problem.n_calibration_rows
-        add(train, "outputs for the calibration rows", values, c, itemsize=8)
-        n_points = min(problem.n_calibration_rows // 2, RESIDUAL_SCALE_ROWS)
-        rows = min(n_points * (2 * point + d * item), 3 * RESIDUAL_SCALE_BYTES)
-        add("train", "rows that estimate the residual scale", rows, itemsize=1)
-        add(train, "kernel matrices of the residual scale", 5 * n_points, n_points, itemsize=8)
 
 
 def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the prepared centers: all, or a rank's share, which differs in setup and steps."""
-    add, item, p, point = buffers.add, problem.itemsize, problem.p, problem.point
+    p, row_bytes = problem.p, problem.prepared_row_bytes
     if problem.center_ranks == 1:
-        add("always", "centers", p, point)
+        buffers.add("always", "centers", p, row_bytes)
         return
-    stripe, is_fourier = problem.in_setup(p), problem.features == "fourier"
-    for phase in ("noise", "sample", "setup"):
-        n = p if is_fourier and phase == "noise" else stripe
-        add(phase, "this rank's stripe of the centers", n, point)
-        if problem.staging == 0:
-            add(phase, "this rank's stripe of the raw centers", n, problem.d, itemsize=item)
-    column_part = problem.of_column(p)
-    add("train", "this rank's part of the centers", column_part, point)
-    if problem.staging == 0:
-        add("train", "this rank's part of the raw centers", column_part, problem.d, itemsize=item)
+    stripe = problem.setup_centers_per_rank(p)
+    n_in_noise = p if problem.features == "fourier" else stripe
+    for phase, name, n in (
+        ("noise", "stripe", n_in_noise), ("sample", "stripe", stripe), ("setup", "stripe", stripe),
+        ("train", "part", problem.centers_per_rank(p)),
+    ):  # fmt: skip
+        buffers.add(phase, f"this rank's {name} of the centers", n, row_bytes)
+        if not problem.on_device:
+            buffers.add(phase, f"this rank's {name} of the raw centers", n, problem.d,
+                itemsize=problem.itemsize)  # fmt: skip
 
 
 def _count_chosen_centers(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the rows that become centers, and the raw centers, without the selector's buffers."""
-    p, on_device = problem.p, problem.staging > 0
+    p = problem.p
     if problem.selection is None:  # the rows are copied into the order of the centers
         row_bytes = max(2 * problem.row_bytes, _sample_row_bytes(problem))
         buffers.add("centers", "rows chosen as centers", p, row_bytes)
-        phase = "host" if on_device else "centers"
-        buffers.add(phase, "units with centers being read", _reading_bytes(problem))
-    if not on_device:
+        name, phase = "units with centers being read", problem.host_phase("centers")
+        buffers.add(phase, name, _reading_bytes(problem))
+    if not problem.on_device:
         for phase in ("sample", "setup", "train"):
             buffers.add(phase, "raw centers", p, problem.d, itemsize=problem.itemsize)
 
 
-def _sample_row_bytes(problem: ProblemShape) -> int:
-    """Return the bytes of a row of the sample: stored, transformed, and cast if the dtypes
-    differ."""
-    d, item, transformed = problem.d, problem.itemsize, problem.transformed
-    return problem.row_bytes + d * max(item, transformed) + (d * item if transformed > item else 0)
-
-
 def _count_scattered_centers(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the centers that rank 0 holds while it reads and broadcasts them."""
-    item, p, d = problem.itemsize, problem.p, problem.d
-    on_device, transformed = problem.staging > 0, max(item, problem.transformed)
-    phase = "host" if on_device else "centers"
-    add = buffers.add
-    add(phase, "this rank's stripe of the raw centers", problem.in_setup(p), d, itemsize=item)
+    add, item, p, d = buffers.add, problem.itemsize, problem.p, problem.d
+    phase, raw_bytes = problem.host_phase("centers"), p * d * item
+    row_bytes = problem.row_bytes + d * max(item, problem.transform_itemsize)
+    stripe = problem.setup_centers_per_rank(p)
+    add(phase, "this rank's stripe of the raw centers", stripe, d, itemsize=item)
     if problem.has_initial_weights:
         _count_initial_weights(buffers, problem)
     if problem.reads_stripes:
-        add(phase, "chunk of centers being read", 2, min(SAVED_CHUNK_BYTES, p * d * item))
+        add(phase, "chunk of centers being read", 2, min(SAVED_CHUNK_BYTES, raw_bytes))
         return
-    add(phase, "centers being broadcast", 2, min(BROADCAST_CENTER_BYTES, p * d * item))
+    add(phase, "centers being broadcast", 2, min(BROADCAST_CENTER_BYTES, raw_bytes))
     if problem.streams_centers:
-        rows = min(p, problem.unit_rows)
-        add(phase, "centers of one unit", rows, problem.row_bytes + d * transformed)
-        row_bytes = 7 * ROW_ID_BYTES + 2 * problem.c * item
-        add(phase, "row numbers and targets of the centers", p, row_bytes)
+        add(phase, "centers of one unit", min(p, problem.unit_rows), row_bytes)
+        numbers_and_targets = 7 * ROW_ID_BYTES + 2 * problem.c * item
+        add(phase, "row numbers and targets of the centers", p, numbers_and_targets)
         add(phase, "units being read", _reading_bytes(problem))
     elif problem.selection is None:
-        add(phase, "all raw centers, on rank 0", p, problem.row_bytes + d * transformed)
+        add(phase, "all raw centers, on rank 0", p, row_bytes)
 
 
 def _count_initial_weights(buffers: Buffers, problem: ProblemShape) -> None:
@@ -244,7 +202,7 @@ def _count_initial_weights(buffers: Buffers, problem: ProblemShape) -> None:
     In the phase "train", the copies for checkpoints take more memory, and do not exist yet.
     """
     add, p, weights = buffers.add, problem.p, problem.p * problem.c * problem.itemsize
-    if problem.staging > 0:
+    if problem.on_device:
         add("host", "initial weights, on rank 0", 3, weights)
         add("host", "order of the initial weights", p, CENTER_MATCH_BYTES)
         return
@@ -252,6 +210,44 @@ def _count_initial_weights(buffers: Buffers, problem: ProblemShape) -> None:
     for phase in ("noise", "sample", "setup"):
         add(phase, "initial weights, on rank 0", weights + p * ROW_ID_BYTES)
     add("train", "order of the initial weights", p, CENTER_MATCH_BYTES)
+
+
+def _count_rows(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
+    """Count the rows of sample and probe, and the rows that are read ahead."""
+    add, item, n = buffers.add, problem.itemsize, sizes.n_sample + sizes.n_probe
+    # Stored rows are held until they are transformed, and transformed rows until they are prepared.
+    # A unit that is being decoded counts twice.
+    transformed_bytes = problem.d * item + problem.prepared_row_bytes
+    add("sample", "sample and probe", n, max(_sample_row_bytes(problem), transformed_bytes))
+    add("sample", "targets of sample and probe", 2 * n, problem.c, itemsize=item)
+    add(problem.host_phase("sample"), "units being read", _reading_bytes(problem))
+    if problem.ranks > 1:
+        add(problem.host_phase("always"), "all-reduce buffers", 3, RANK_SLAB_BYTES)
+    add(problem.host_phase("train"), "loader, its shuffle blocks", loader_bytes(problem, sizes))
+
+
+def _count_batches(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
+    """Count a batch on its way to a step, and the rows of an evaluation."""
+    add, item, d, c, m = buffers.add, problem.itemsize, problem.d, problem.c, sizes.batch_size
+    n, point_bytes = sizes.n_sample + sizes.n_probe, problem.prepared_row_bytes
+    if problem.on_device and problem.draws:  # on the CPU they are drawn in small tiles
+        for phase, rows in (("sample", n), ("train", m)):
+            counters = min(-(-rows * d // 4), DEVICE_TILE)
+            add(phase, "random numbers of transforms", counters, COUNTER_BYTES)
+    if problem.on_device:
+        for phase, name in (("train", "staging"), ("host", "staging, pinned")):
+            add(phase, name, problem.staging * m, problem.row_bytes + ROW_ID_BYTES)
+    add("train", "batch, prepared", 2 * m, point_bytes + c * item)
+    add("train", "batch, cast and transformed", problem.feed_arrays * m, d + c, itemsize=item)
+    transformed_bytes = d * max(item, problem.transform_itemsize)
+    row_bytes = problem.row_bytes + point_bytes + transformed_bytes + 4 * c * item
+    add("train", "rows being evaluated", rows_at_once(c), row_bytes)
+
+
+def _sample_row_bytes(problem: ProblemShape) -> int:
+    """Return the bytes of a row of the sample: stored, transformed, and cast to another dtype."""
+    d, item, transformed = problem.d, problem.itemsize, problem.transform_itemsize
+    return problem.row_bytes + d * max(item, transformed) + (d * item if transformed > item else 0)
 
 
 def _count_weights(buffers: Buffers, problem: ProblemShape) -> None:
@@ -264,53 +260,65 @@ def _count_weights(buffers: Buffers, problem: ProblemShape) -> None:
         if keeps_best:
             add("train", "best weights, and their checkpoint copy", 2 * p, c, itemsize=item)
         return
-    rows = (4 + keeps_best) * problem.of_column(p)
+    rows = (4 + keeps_best) * problem.centers_per_rank(p)
     add("train", "this rank's part of weights, average, last good weights", rows, c, itemsize=item)
-    if problem.staging == 0:
+    if not problem.on_device:
         copies = 3 + problem.finds_ridge + keeps_best
         add("train", "checkpoint copies of all weights, on rank 0", copies * p, c, itemsize=item)
     add("train", "weights being sent to rank 0", 3, min(RANK_SLAB_BYTES, p * c * item))
 
 
+def _count_evaluation(buffers: Buffers, problem: ProblemShape) -> None:
+    """Count validation and calibration rows, and the calibration."""
+    add, phase, n_rows = buffers.add, problem.host_phase("train"), problem.n_calibration_rows
+    if problem.n_validation_rows or n_rows:
+        add(phase, "validation and calibration rows being read", _reading_bytes(problem))
+    if n_rows:
+        add(phase, "outputs for the calibration rows", 6 * n_rows, problem.c, itemsize=8)
+        n_points = min(n_rows // 2, RESIDUAL_SCALE_ROWS)
+        rows = n_points * (2 * problem.prepared_row_bytes + problem.d * problem.itemsize)
+        size = min(rows, 3 * RESIDUAL_SCALE_BYTES)
+        add("train", "rows that estimate the residual scale", size)
+        add(phase, "kernel matrices of the residual scale", 5 * n_points, n_points, itemsize=8)
+
+
 def _count_saving(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -> None:
     """Count the arrays that are being written to a run directory."""
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
-    on_device = problem.staging > 0
-    if on_device:
+    checkpoint_bytes = 4 * p * c * item + needs.sums
+    if problem.on_device:
         # Arrays move between disk and device in chunks of at most `SAVED_CHUNK_BYTES`, which Zarr
         # encodes into a second buffer.
         parts = problem.streams_centers or problem.reads_stripes
-        chosen = problem.of_column(p) if parts else p
+        chosen = problem.centers_per_rank(p) if parts else p
         add("host", "raw centers", chosen, problem.d, itemsize=item)
         add("host", "encoded chunk being saved or loaded", 2, SAVED_CHUNK_BYTES)
         copies = 5 if problem.n_validation_rows else 4
         add("host", "checkpoint copies of the weights", copies * p, c, itemsize=item)
-    elif problem.kept:  # on a disk
-        saved = 4 * p * c * item + needs.sums
-        add("train", "encoded chunks being saved", min(3 * SAVED_CHUNK_BYTES, saved))
-    if problem.saving:
-        saved = (p * problem.d + needs.setup) * item
-        add("host" if on_device else "setup", "setup being uploaded", min(problem.saving, saved))
-        saved = 4 * p * c * item + needs.sums
-        add(
-            "host" if on_device else "train",
-            "checkpoint being uploaded",
-            min(problem.saving, saved),
-        )
+    elif problem.writes_checkpoints:  # on a disk
+        add("train", "encoded chunks being saved", min(3 * SAVED_CHUNK_BYTES, checkpoint_bytes))
+    if problem.upload_bytes:
+        setup_bytes = (p * problem.d + needs.setup) * item
+        for phase, name, size in (
+            ("setup", "setup", setup_bytes), ("train", "checkpoint", checkpoint_bytes),
+        ):  # fmt: skip
+            size = min(problem.upload_bytes, size)
+            add(problem.host_phase(phase), f"{name} being uploaded", size)
 
 
-def _count_selection(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
+def _count_selection(
+    buffers: Buffers, problem: ProblemShape, sizes: Sizes, selection: Selection
+) -> None:
     """Count the buffers of a selector of centers, in the first phase of a run."""
-    assert problem.selection is not None
-    on_device = problem.staging > 0
-    streamed = problem.selection.streamed
-    if library := problem.selection.library_bytes:
-        buffers.add("host" if on_device else "always", "library that selects the centers", library)
-    for name, size in problem.selection.buffers:
-        buffers.add("host" if on_device and streamed else "centers", name, size)
-    if not on_device:
+    if selection.library_bytes:
+        phase = problem.host_phase("always")
+        buffers.add(phase, "library that selects the centers", selection.library_bytes)
+    for name, size in selection.buffers:
+        phase = problem.host_phase("centers") if selection.streamed else "centers"
+        buffers.add(phase, name, size)
+    if not problem.on_device:
         single = replace(problem, ranks=1, center_ranks=1)  # rank 0 selects for all ranks
-        reading = loader_bytes(single, sizes) if streamed else _reading_bytes(problem)
+        reading = loader_bytes(single, sizes) if selection.streamed else _reading_bytes(problem)
         buffers.add("centers", "units being read", reading)
 
 
@@ -325,7 +333,7 @@ def count_products(buffers: Buffers, problem: ProblemShape, b: int, phase: str =
     Returns the number of additional rows that are held while a triangular system is solved for a
     triangular right-hand side.
     """
-    if problem.staging > 0:
+    if problem.on_device:
         return 0
     part = min(b, PRODUCT_TILE)
     # A tile of a Gram matrix, and two products of half its height and width in a triangular system.
@@ -361,8 +369,8 @@ def loader_bytes(problem: ProblemShape, sizes: Sizes) -> int:
     max_units = max(1, sizes.loader_in_flight_bytes // (unit * row))
     reading = min(problem.readers or problem.threads, max_units)
     held_rows, position_bytes = block_rows, 0
-    if problem.of_row(block_rows) < block_rows:
-        held_rows = min(block_rows, problem.of_row(block_rows) + unit)
+    if problem.rows_per_rank(block_rows) < block_rows:
+        held_rows = min(block_rows, problem.rows_per_rank(block_rows) + unit)
         position_bytes = 2 * 8 * block_rows
     blocks = 2 * (held_rows * row + position_bytes)
     return blocks + sizes.batch_size * row + 2 * reading * problem.read_bytes
@@ -378,12 +386,12 @@ def keep_stores(buffers: Buffers, problem: ProblemShape, decoded: int, budget_by
     budget_bytes : budget of host memory
     """
     rereads = problem.epochs > 1 or problem.n_rows > problem.n_stored
-    on_device = problem.staging > 0
-    planned = buffers.total("host" if on_device else "train")
+    phase = problem.host_phase("train")
+    planned = buffers.total(phase)
     fits = KEPT_STORE_BUDGET_RATIO * decoded <= budget_bytes and planned + decoded <= budget_bytes
     if not (rereads and fits and decoded):
         return 0
-    buffers.add("host" if on_device else "train", "rows of the stores, kept decoded", decoded)
+    buffers.add(phase, "rows of the stores, kept decoded", decoded)
     return decoded
 
 

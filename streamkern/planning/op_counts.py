@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -65,11 +64,6 @@ class OpCounts:
 
 WORK_KINDS = tuple(field.name for field in fields(OpCounts))
 NO_WORK = OpCounts()
-
-
-def summed_counts(counts: Iterable[OpCounts]) -> OpCounts:
-    """Return the sum of several operation counts."""
-    return sum(counts, NO_WORK)
 
 
 @dataclass(frozen=True)

@@ -104,62 +104,74 @@ SPLIT_ROW_BYTES = 64
 
 @dataclass(frozen=True)
 class ProblemShape:
-    """Sizes of the data, the model and the machine.
+    """Sizes of the data, the model and the machine, and the choices that a plan depends on.
+
+    The data:
 
     n_rows : number of rows per epoch, with copies.
     epochs : number of epochs.
     d, c : numbers of features and outputs.
-    p : number of centers; for "fourier", of random features.
     row_bytes : bytes of a stored row, X and y.
     unit_rows : largest number of rows in a unit.
-    itemsize : bytes of a float in the precision of the run, 4 or 8.
-    threads : number of threads that compute tiles.
-    width : number of columns of a prepared row.
-    tile_bytes : bytes of a thread's tile of a kernel matrix.
-    batch_size : number of rows of a step if the user has set it; None: the method chooses.
-    library_bytes : bytes of code that the backend loads.
-    left_bytes : bytes of the prepared left points that a product holds at once.
-    feed_arrays : number of copies of a batch in the feed: the cast rows, and the output of each
-        transform.
-    transformed : bytes of an entry of X in the transforms.
-    point_bytes : bytes of a prepared row; None: `width` entries of `itemsize`.
-    scratch_bytes : scratch memory of a thread that prepares rows.
-    staging : number of batches in the ring that feeds a device; 0 on the CPU.
-    readers : largest number of units that are read at the same time in training; 0: one per thread.
-    units_in_hand : number of units read ahead and in use, where units are read in order.
-    saving : largest number of additional bytes while arrays are uploaded to remote storage.
-    selection : cost of choosing the centers; None if it is negligible.
-    kept : whether checkpoints are written.
-    repeats : whether every epoch has the same rows.
-    complete : whether the data are complete, so that no other rows will follow.
-    rows_are_centers : whether the data are complete and every row is a center, exactly once.
-    ridge : whether the solver has a ridge that is not 0.
-    finds_ridge : whether the ridge is chosen automatically.
-    finds_bandwidth : whether the bandwidth is chosen automatically.
-    metric_rows : number of rows from which a metric is learned; 0 if none is.
-    metric : bytes of the given or learned metric in float64; 0 without a metric.
-    float64 : time of a FLOP in float64, relative to the precision of the run.
-    costs : costs of the machine.
+    read_rows : number of rows that a read decodes if some are left out of the run; 0: unit_rows.
     n_stored : number of stored rows; row v is made from stored row v mod n_stored; 0: n_rows.
     hides_copies : whether only some rows are copies of stored rows, see `BaseSource`.
+    repeats : whether every epoch has the same rows.
+    complete : whether the data are complete, so that no other rows will follow.
+    classes : whether the targets are classes.
+    several_targets : whether there are several numeric targets, each of which may have its own
+        ridge.
+    transform_itemsize : bytes of an entry of X in the transforms.
+    draws : whether random transforms are applied to floating-point features.
+
+    The model:
+
+    p : number of centers; for "fourier", of random features.
+    features : "kernel", "nystrom" or "fourier".
+    rows_are_centers : whether the data are complete and every row is a center, exactly once.
+    selection : cost of choosing the centers; None if it is negligible.
+    has_initial_weights : whether the run starts from the weights of another one.
+    metric_bytes : bytes of the given or learned metric in float64; 0 without a metric.
+    metric_rows : number of rows from which a metric is learned; 0 if none is.
+    finds_bandwidth : whether the bandwidth is chosen automatically.
+    ridge : whether the solver has a ridge that is not 0.
+    finds_ridge : whether the ridge is chosen automatically.
+    squares : whether the loss is the squared error.
+    posterior : whether a posterior is requested.
     n_validation_rows : number of validation rows, which are evaluated after every epoch.
     n_calibration_rows : number of calibration rows.
     left_out : whether leave-one-out predictions replace calibration rows; methods whose centers are
         all rows need no memory for them.
+    writes_checkpoints : whether checkpoints are written.
+    upload_bytes : largest number of additional bytes while arrays are uploaded to remote storage.
+
+    The machine, and how it computes:
+
+    itemsize : bytes of a float in the precision of the run, 4 or 8.
+    widened : see `Sizes`.
+    float64 : time of a FLOP in float64, relative to the precision of the run.
+    costs : costs of the machine.
+    threads : number of threads that compute tiles.
+    readers : largest number of units that are read at the same time in training; 0: one per thread.
+    units_in_hand : number of units read ahead and in use, where units are read in order.
+    batch_size : number of rows of a step if the user has set it; None: the method chooses.
+    width : number of columns of a prepared row.
+    point_bytes : bytes of a prepared row; None: `width` entries of `itemsize`.
+    scratch_bytes : scratch memory of a thread that prepares rows.
+    left_bytes : bytes of the prepared left points that a product holds at once.
+    tile_bytes : bytes of a thread's tile of a kernel matrix.
+    library_bytes : bytes of code that the backend loads.
+    feed_arrays : number of copies of a batch in the feed: the cast rows, and the output of each
+        transform.
+    staging : number of batches in the ring that feeds a device; 0 on the CPU.
+
+    Several ranks:
+
     ranks : number of ranks that share the steps.
     center_ranks : number of ranks over which the centers are partitioned; it divides `ranks`.
     streams_centers : whether rank 0 broadcasts centers while it reads them; otherwise it holds all
         of them at once.
-    has_initial_weights : whether the run starts from the weights of another one.
     reads_stripes : whether each rank reads its stripe of the centers from the parent run.
-    read_rows : number of rows that a read decodes if some are left out of the run; 0: unit_rows.
-    features : "kernel", "nystrom" or "fourier".
-    classes : whether the targets are classes.
-    several : whether there are several numeric targets, each of which may have its own ridge.
-    posterior : whether a posterior is requested.
-    draws : whether random transforms are applied to floating-point features.
-    squares : whether the loss is the squared error.
-    widened : see `Sizes`.
     """
 
     n_rows: int
@@ -177,15 +189,15 @@ class ProblemShape:
     library_bytes: int = 0
     left_bytes: int = 0
     feed_arrays: int = 2
-    transformed: int = 4
+    transform_itemsize: int = 4
     point_bytes: int | None = None
     scratch_bytes: int = 0
     staging: int = 0
     readers: int = 0
     units_in_hand: int = 3
-    saving: int = 0
+    upload_bytes: int = 0
     selection: Selection | None = None
-    kept: bool = True
+    writes_checkpoints: bool = True
     repeats: bool = True
     complete: bool = True
     rows_are_centers: bool = False
@@ -193,7 +205,7 @@ class ProblemShape:
     finds_ridge: bool = False
     finds_bandwidth: bool = False
     metric_rows: int = 0
-    metric: int = 0
+    metric_bytes: int = 0
     float64: float = 2.0
     costs: Costs = CPU
     n_stored: int = 0
@@ -209,7 +221,7 @@ class ProblemShape:
     read_rows: int = 0
     features: str = "kernel"
     classes: bool = False
-    several: bool = False
+    several_targets: bool = False
     posterior: bool = False
     draws: bool = False
     squares: bool = True
@@ -221,23 +233,32 @@ class ProblemShape:
         return self.n_rows if self.repeats else self.n_rows * self.epochs
 
     @property
-    def evaluated(self) -> int:
+    def entry_cost(self) -> int:
         """Cost of evaluating a kernel value, in the unit of `Costs`."""
         return self.costs.entry + int(2 * self.d * self.costs.points)
 
-    def of_rank(self, n: int) -> int:
+    @property
+    def on_device(self) -> bool:
+        """True if the run computes on a device; buffers on the host are then listed apart."""
+        return self.staging > 0
+
+    def host_phase(self, phase: str) -> str:
+        """Return the phase in which a buffer on the host is listed: "host" beside a device."""
+        return "host" if self.on_device else phase
+
+    def per_rank(self, n: int) -> int:
         """Return the largest number of n items that a rank has if all ranks share them."""
         return -(-n // self.ranks)
 
-    def of_row(self, n: int) -> int:
+    def rows_per_rank(self, n: int) -> int:
         """Return the largest number of the n rows of a batch that a rank has."""
         return -(-n * self.center_ranks // self.ranks)
 
-    def in_setup(self, n: int) -> int:
+    def setup_centers_per_rank(self, n: int) -> int:
         """Return the largest number of n centers that a rank has in the setup."""
-        return n if self.center_ranks == 1 else self.of_rank(n)
+        return n if self.center_ranks == 1 else self.per_rank(n)
 
-    def of_column(self, n: int) -> int:
+    def centers_per_rank(self, n: int) -> int:
         """Return the largest number of n centers that a rank has in the steps."""
         return -(-n // self.center_ranks)
 
@@ -254,6 +275,6 @@ class ProblemShape:
         return self.read_rows * (self.row_bytes + SPLIT_ROW_BYTES // 2)
 
     @property
-    def point(self) -> int:
+    def prepared_row_bytes(self) -> int:
         """Bytes of a prepared row."""
         return self.point_bytes or self.width * self.itemsize

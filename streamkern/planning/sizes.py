@@ -59,12 +59,12 @@ def own_sizes(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if name not in Sizes.__dataclass_fields__}
 
 
-def check_between(name: str, value: int | None, low: int, high: int, bound: str) -> None:
-    """Raise ConfigError unless a size is None or between `low` and `high`.
+def check_between(name: str, value: int | str | None, low: int, high: int, bound: str) -> None:
+    """Raise ConfigError if a size is a number that is not between `low` and `high`.
 
     bound : text before `high` in the message, such as "n_rows="
     """
-    if value is not None and not low <= value <= high:
+    if isinstance(value, int) and not low <= value <= high:
         remedy = "lower" if value > high else "raise"
         limit = mention(f"{bound}{high}") if bound.endswith("=") else f"{bound}{high}"
         raise ConfigError(
@@ -94,25 +94,20 @@ def auto_batch(problem: ProblemShape) -> int:
     product. With m = p / 4 this is a few per cent of the kernel product, and m is still below the
     critical batch size.
     """
-    return min(max(MIN_BATCH, min(near_quarter(problem.p), MAX_BATCH)), problem.n_rows)
+    return min(max(MIN_BATCH, min(nearest_power_of_two(problem.p / 4), MAX_BATCH)), problem.n_rows)
 
 
-def near_quarter(p: int) -> int:
-    """Return the power of two nearest to p / 4."""
-    return power_of_two(p / 4)
-
-
-def power_of_two(size: float) -> int:
+def nearest_power_of_two(size: float) -> int:
     """Return the nearest power of two, up to 2^19."""
     return min((1 << k for k in range(20)), key=lambda power: abs(power - size))
 
 
-def batches(problem: ProblemShape, best: int | None = None) -> list[int]:
+def batch_candidates(problem: ProblemShape, best: int | None = None) -> list[int]:
     """Return the batch sizes to try, from the best to the smallest. best : None for "auto"."""
     return halvings(problem.batch_size, best or auto_batch(problem), min(64, problem.n_rows))
 
 
-def steps(problem: ProblemShape) -> int:
+def n_steps(problem: ProblemShape) -> int:
     """Return the number of steps of the run, with the user's batch size or `auto_batch`."""
     return -(-problem.n_rows // (problem.batch_size or auto_batch(problem))) * problem.epochs
 

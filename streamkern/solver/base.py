@@ -45,7 +45,7 @@ ROOM_FACTOR = 1.1
 
 def batch_room(problem: ProblemShape, m: int) -> int:
     """Return the number of rows for which a rank allocates its first buffers, for batches of m."""
-    return min(m, math.ceil(ROOM_FACTOR * problem.of_row(m)))
+    return min(m, math.ceil(ROOM_FACTOR * problem.rows_per_rank(m)))
 
 
 @dataclass

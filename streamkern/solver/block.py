@@ -11,7 +11,7 @@ from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
 from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
-from streamkern.planning.op_counts import OpCounts, summed_counts
+from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import check_between
 from streamkern.solver.base import Solver, batch_room
@@ -59,7 +59,7 @@ class BlockMethod(Method[BlockSizes]):
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and if the block size is out of range."""
         super().check(problem, options)
-        check_between("block_size", set_value(options.block_size), 1, problem.p, "n_centers=")
+        check_between("block_size", options.block_size, 1, problem.p, "n_centers=")
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[BlockSizes]:
         """Return candidate sizes, best first, see `block_sizes.candidates`."""
@@ -80,7 +80,7 @@ class BlockMethod(Method[BlockSizes]):
         See `precondition.block.build_block` and `block_step`.
         """
         setup = setup_op_counts(replace(problem, ranks=1), sizes)
-        return setup, summed_counts(training_op_counts(problem, sizes))
+        return setup, sum(training_op_counts(problem, sizes), NO_WORK)
 
     def outputs(self, problem: ProblemShape) -> int:
         """Return the columns of the product with K(X, Z): outputs and a sketch of the leverage."""
@@ -103,30 +103,31 @@ class BlockMethod(Method[BlockSizes]):
         s, h = sizes.n_sample, sizes.n_probe
         n_blocks = -(-p // sizes.block_size)
         b = -(-p // n_blocks)
-        of_rank = problem.of_rank
+        per_rank = problem.per_rank
         several_ranks, partitioned = problem.ranks > 1, problem.center_ranks > 1
-        add("setup", "block factors H", of_rank(p) + b * several_ranks, b, itemsize=item)
-        add("train", "block factors H", of_rank(p), b, itemsize=item)
-        for phase, centers in (("setup", problem.in_setup(p)), ("train", problem.of_column(p))):
+        add("setup", "block factors H", per_rank(p) + b * several_ranks, b, itemsize=item)
+        add("train", "block factors H", per_rank(p), b, itemsize=item)
+        in_setup, in_training = problem.setup_centers_per_rank(p), problem.centers_per_rank(p)
+        for phase, centers in (("setup", in_setup), ("train", in_training)):
             add(phase, "weights learned from the sample", centers, c, itemsize=item)
             add(phase, "sketches of the leverage", centers, SKETCH, itemsize=item)
-        add("setup", "sample and probe, targets", s + h, problem.point + c * item)
+        add("setup", "sample and probe, targets", s + h, problem.prepared_row_bytes + c * item)
         add("setup", "kernel products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
         add("setup", "targets of the centers", p, c, itemsize=item)
         if n_blocks > 1:
             # Values at the centers, the change by a block there and on the sample, two directions,
             # and the state to return to.
-            q, t = of_rank(p), of_rank(s)
+            q, t = per_rank(p), per_rank(s)
             rows = q + t + max(2 * t, 3 * q) + 3 * (2 * q + t)
             add("setup", "sweeps over the blocks: values, directions", rows, c, itemsize=item)
         if several_ranks:
             add("sample", "targets of the centers, being broadcast", p, c + 1, itemsize=item)
         rows = 2 * b + max(b + count_products(buffers, problem, b), 2 * h)
         if partitioned:
-            add("setup", "centers of one block", b, problem.point)
+            add("setup", "centers of one block", b, problem.prepared_row_bytes)
         add("setup", "factors of one block, probe", rows, b, itemsize=item)
-        q, m = problem.of_column(p), batch_room(problem, sizes.batch_size)
-        add("train", "K(X, Z)", m, q if sizes.keep else problem.of_column(b), itemsize=item)
+        q, m = problem.centers_per_rank(p), batch_room(problem, sizes.batch_size)
+        add("train", "K(X, Z)", m, q if sizes.keep else problem.centers_per_rank(b), itemsize=item)
         add("train", "gradient and update of one block", 3 * b, c, itemsize=item)
         rows = q + m * n_blocks
         add("train", "alpha and sketches, side by side", rows, c + SKETCH, itemsize=item)
@@ -135,7 +136,7 @@ class BlockMethod(Method[BlockSizes]):
         if problem.ridge and problem.features != "fourier":
             add("train", "K(Z, Z) alpha: current, copy, initial", 3 * q, c, itemsize=item)
             if n_blocks == 1:
-                add("train", "factor of K(Z, Z)", of_rank(p), p, itemsize=item)
+                add("train", "factor of K(Z, Z)", per_rank(p), p, itemsize=item)
         if partitioned:
             rows = m + (sizes.batch_size if problem.ranks > problem.center_ranks else 0)
             columns = c + SKETCH * n_blocks
@@ -143,7 +144,7 @@ class BlockMethod(Method[BlockSizes]):
             if problem.ridge:
                 add("train", "weights of one block", b, c, itemsize=item)
             if problem.ridge and n_blocks > 1:
-                add("train", "centers of one block", b, problem.point)
+                add("train", "centers of one block", b, problem.prepared_row_bytes)
 
     def share(
         self, problem: ProblemShape, sizes: BlockSizes, ranks: Communicator
@@ -154,7 +155,8 @@ class BlockMethod(Method[BlockSizes]):
 
     def compute(self, work: Work[BlockSizes], samples: Samples, report: Report) -> Setup:
         """Compute the preconditioner, its step rules and, from these, the batch size."""
-        op, options, problem = work.op, work.options, work.problem
+        op, options, problem, m = work.op, work.options, work.problem, work.sizes.batch_size
+        variance_ratio = finite_population_factor(problem.cycled, m)
         S, probe = (
             Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh, rows.center_index)
             for rows in samples()
@@ -166,26 +168,18 @@ class BlockMethod(Method[BlockSizes]):
             noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
             damping=set_value(options.damping), ridge=options.fixed_ridge, seed=work.seed,
             report=report,
-            known=work.known, batch=_batch_over_variance_ratio(problem, work.sizes.batch_size),
-            max_batch=work.sizes.batch_size,
+            known=work.known, batch=m / variance_ratio if variance_ratio else math.inf, max_batch=m,
         )  # fmt: skip
-        ridge_from_noise = {} if work.worth is None else {"ridge": pre.ridge}
         critical = min(rule.critical_batch for rule in pre.rules)
         batch = measured_batch(problem, work.sizes, critical)
-        if batch < work.sizes.batch_size:
-            report("batch", {"planned": work.sizes.batch_size, "batch_size": batch})
-        return Setup(
-            _setup_arrays(pre),
-            ridge_from_noise
-            | {
-                "rules": [asdict(rule) for rule in pre.rules],
-                "mu": pre.mu,
-                "jitter": pre.jitter,
-                "jitters": pre.jitters,
-                "start_rows": pre.start_rows,
-                "batch_size": batch,
-            },
-        )
+        if batch < m:
+            report("batch", {"planned": m, "batch_size": batch})
+        ridge_from_noise = {} if work.worth is None else {"ridge": pre.ridge}
+        meta = {
+            "rules": [asdict(rule) for rule in pre.rules], "mu": pre.mu, "jitter": pre.jitter,
+            "jitters": pre.jitters, "start_rows": pre.start_rows, "batch_size": batch,
+        }  # fmt: skip
+        return Setup(_setup_arrays(pre), ridge_from_noise | meta)
 
     def assemble(self, work: Work[BlockSizes], setup: Setup) -> Solver:
         """Return the solver that steps with the preconditioner of `setup`."""
@@ -229,12 +223,6 @@ def training_op_counts(
         due = max(1 / 2, min(p / b / 32, sizes.batch_size / b))
         centers += OpCounts(entries=p * b * steps * due)
     return rows, centers, OpCounts(calls=steps * (CALLS + CALLS_OF_BLOCK * -(-p // b)))
-
-
-def _batch_over_variance_ratio(problem: ProblemShape, m: int) -> float:
-    """Return m / `finite_population_factor`, for batches of m rows."""
-    ratio = finite_population_factor(problem.cycled, m)
-    return m / ratio if ratio else math.inf
 
 
 def _setup_arrays(pre: BlockPreconditioner) -> dict[str, Array]:

@@ -31,10 +31,9 @@ from streamkern.planning.sizes import (
     MIN_PROBE,
     Sizes,
     auto_batch,
-    batches,
+    batch_candidates,
     halvings,
-    near_quarter,
-    power_of_two,
+    nearest_power_of_two,
     sample_sizes,
 )
 
@@ -100,7 +99,7 @@ def preferred_batches(problem: ProblemShape, options: SolverConfig) -> list[int]
     b = set_value(options.block_size) or problem.p
     if problem.batch_size is None and options.block_size == "auto":
         b = max(_soonest_and_affordable(problem, worthwhile_batch(problem, b, problem.p)))
-    return batches(problem, worthwhile_batch(problem, b, problem.p))
+    return batch_candidates(problem, worthwhile_batch(problem, b, problem.p))
 
 
 def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
@@ -110,8 +109,8 @@ def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
     a CPU's batch, and no more than about a quarter of the centers.
     """
     least, step_cost = auto_batch(problem), _step_cost(problem, b)
-    best = power_of_two(math.sqrt(critical * step_cost / _row_cost(problem)))
-    most = min(problem.costs.most_rows, near_quarter(problem.p), problem.n_rows)
+    best = nearest_power_of_two(math.sqrt(critical * step_cost / _row_cost(problem)))
+    most = min(problem.costs.most_rows, nearest_power_of_two(problem.p / 4), problem.n_rows)
     return max(least, min(best, most))
 
 
@@ -160,7 +159,8 @@ def _soonest_and_affordable(problem: ProblemShape, m: int) -> tuple[int, int]:
 def _sample_blocks(problem: ProblemShape, b: int, m: int) -> list[int]:
     """Return candidate sizes of the setup sample, in blocks, from the best to the smallest."""
     large, small = SAMPLE_BLOCKS
-    if _setup_share(problem, block_sizes(problem, m, b, large)) <= SAMPLE_SHARE:
+    sizes = block_sizes(problem, m, b, large)
+    if setup_time(problem, sizes) / training_time(problem, sizes) <= SAMPLE_SHARE:
         return [large, small]
     return [small]
 
@@ -185,15 +185,10 @@ def _is_affordable(problem: ProblemShape, sizes: BlockSizes) -> bool:
     return setup_time(problem, sizes) <= most
 
 
-def _setup_share(problem: ProblemShape, sizes: BlockSizes) -> float:
-    """Return the time of setup as a fraction of the time of training."""
-    return setup_time(problem, sizes) / training_time(problem, sizes)
-
-
 def setup_time(problem: ProblemShape, sizes: BlockSizes) -> int:
     """Return the time of setup, in FLOPs at the speed of a GEMM."""
     b, n_rows = sizes.block_size, sizes.n_sample + sizes.n_probe
-    entry = problem.evaluated - 2 * problem.d  # without the FLOPs of the product of points
+    entry = problem.entry_cost - 2 * problem.d  # without the FLOPs of the product of points
     return setup_flops(problem, sizes) + entry * problem.p * (b + n_rows)
 
 
@@ -216,7 +211,7 @@ def _row_time(problem: ProblemShape, sizes: BlockSizes) -> int:
 
 def _row_cost(problem: ProblemShape) -> int:
     """Return the time per center and row of a batch."""
-    return problem.evaluated + 6 * problem.c
+    return problem.entry_cost + 6 * problem.c
 
 
 def _step_cost(problem: ProblemShape, b: int) -> int:
@@ -234,7 +229,7 @@ def n_sweeps(problem: ProblemShape, sizes: BlockSizes) -> int:
     """
     if sizes.block_size == problem.p:
         return 0
-    sweep_time = 2 * (sizes.n_sample + problem.p) * problem.p * (problem.evaluated + 2 * problem.c)
+    sweep_time = 2 * (sizes.n_sample + problem.p) * problem.p * (problem.entry_cost + 2 * problem.c)
     most = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.sweeps)
     return min(MAX_SETUP_SWEEPS, int(most / sweep_time))
 
@@ -258,11 +253,11 @@ def setup_op_counts(problem: ProblemShape, sizes: BlockSizes) -> OpCounts:
     of its penalties; these halves are counted. In a sweep, a rank has a part of the rows of the
     sample and of the centers.
     """
-    p, b, s, h = problem.p, sizes.block_size, problem.of_rank(sizes.n_sample), sizes.n_probe
+    p, b, s, h = problem.p, sizes.block_size, problem.per_rank(sizes.n_sample), sizes.n_probe
     factored = OpCounts(
         kept=p * (b + s + h), products=p * b * (2 * s + h + b), factors=p * b * b + b**3
     )
     if b == p:
         return factored
-    swept = (1 + n_sweeps(problem, sizes)) * p * (s + problem.of_rank(p))
+    swept = (1 + n_sweeps(problem, sizes)) * p * (s + problem.per_rank(p))
     return factored + OpCounts(entries=swept)

@@ -18,7 +18,7 @@ from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.memory import MAX_PANEL_OUTPUTS, PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Sizes, batches
+from streamkern.planning.sizes import Sizes, batch_candidates
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
@@ -141,7 +141,7 @@ class Direct(Method[DirectSizes]):
         n_sums: Iterable[int] = (0,) if no_sums else (1,)
         if options.ridge == "auto" and self.finds_ridge(problem):
             n_sums = dict.fromkeys((1 + n_parts(problem.p), 2))
-        batch_sizes = batches(problem)
+        batch_sizes = batch_candidates(problem)
         return [sizes for n in n_sums for sizes in self._sized(batch_sizes, n_sums=n)]
 
     def passes(self, problem: ProblemShape) -> int:
@@ -153,7 +153,7 @@ class Direct(Method[DirectSizes]):
 
     def _n_factors(self, problem: ProblemShape) -> int:
         """Return the approximate number of factors; outputs with similar ridges share one."""
-        final = min(problem.c, GROUPS) if problem.several and problem.finds_ridge else 1
+        final = min(problem.c, GROUPS) if problem.several_targets and problem.finds_ridge else 1
         searches = problem.finds_ridge and self.finds_ridge(problem)
         return final + DIRECT_TRIALS * n_parts(problem.p) * searches
 
@@ -181,8 +181,8 @@ class Direct(Method[DirectSizes]):
             factors = self._n_factors(problem) * p / 3
             if self.factor_dtype(problem) == np.float64:
                 factors *= float64
-            return int(p * p * (problem.evaluated / 2 + factors + 2 * float64 * c))
-        row_time = float64 * p * p + p * (problem.evaluated + 2 * float64 * c)
+            return int(p * p * (problem.entry_cost / 2 + factors + 2 * float64 * c))
+        row_time = float64 * p * p + p * (problem.entry_cost + 2 * float64 * c)
         n_factors = self._n_factors(problem)
         return int(self._n_summed_rows(problem) * row_time + n_factors * float64 * p**3 / 3)
 
@@ -197,32 +197,21 @@ class Direct(Method[DirectSizes]):
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: DirectSizes) -> None:
         """Add the buffers of the sums and of their solution."""
         add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
+        panel, slab_rows = min(c, MAX_PANEL_OUTPUTS), min(p, KERNEL_SLAB_ROWS)
         if self.takes_rows(sizes):
             add("always", "targets and weights of all rows", p, c + 1, itemsize=8)
             add("train", "targets of a batch", 2 * m, c, itemsize=item)
             item = self.factor_dtype(problem).itemsize
             refined = item < 8
-            add(
-                "train",
-                "solutions",
-                (10 if refined else 2) * p,
-                min(c, MAX_PANEL_OUTPUTS),
-                itemsize=8,
-            )
+            add("train", "solutions", (10 if refined else 2) * p, panel, itemsize=8)
             add("train", "kernel matrix, then its factor", p, p, itemsize=item)
             if refined:
-                tile = min(p, KERNEL_SLAB_ROWS) * PRODUCT_COLUMNS
+                tile = slab_rows * PRODUCT_COLUMNS
                 add("train", "factor tiles in float64", problem.threads + 24, tile, itemsize=8)
             if problem.finds_ridge:
                 columns = 5 * (MAX_COLUMNS + PROBES)
                 add("train", "errors of the candidate ridges", p, columns, itemsize=8)
-            add(
-                "train",
-                "kernel matrix slab",
-                min(p, KERNEL_SLAB_ROWS),
-                p,
-                itemsize=problem.itemsize,
-            )
+            add("train", "kernel matrix slab", slab_rows, p, itemsize=problem.itemsize)
             if problem.classes:
                 add("train", "leave-one-out, to calibrate", p, min(p, LEFT_OUT) + 3 * c, itemsize=8)
             self._add_posterior(buffers, problem)
@@ -233,25 +222,17 @@ class Direct(Method[DirectSizes]):
             add("train", "K(X, Z) in float64", m, p, itemsize=8)
         if sizes.n_sums > 1:
             add("train", "held-out rows of a batch", m // HELD_SHARE + 1, p + c, itemsize=8)
-            add(
-                "train",
-                "row bits that choose held-out rows",
-                min(m, BITS_SLAB) + 2,
-                problem.d,
-                itemsize=8,
-            )
+            bits_rows = min(m, BITS_SLAB) + 2
+            add("train", "row bits that choose held-out rows", bits_rows, problem.d, itemsize=8)
         add("train", "normal equations", sizes.n_sums * p, p + c, itemsize=8)
-        add("train", "solutions", 4 * p, min(c, MAX_PANEL_OUTPUTS), itemsize=8)
+        add("train", "solutions", 4 * p, panel, itemsize=8)
         add("train", "factor of the normal equations", p, p, itemsize=8)
-        add("train", "slab of K(Z, Z)", min(p, KERNEL_SLAB_ROWS), p, itemsize=item)
+        add("train", "slab of K(Z, Z)", slab_rows, p, itemsize=item)
         add_left_out(buffers, problem)
         self._add_posterior(buffers, problem)
-        if problem.kept:
-            on_device = problem.staging > 0
-            add(
-                "host" if on_device else "train", "normal equations, checkpoint copy",
-                sizes.n_sums * p, p + c, itemsize=8,
-            )  # fmt: skip
+        if problem.writes_checkpoints:
+            phase, rows = problem.host_phase("train"), sizes.n_sums * p
+            add(phase, "normal equations, checkpoint copy", rows, p + c, itemsize=8)
 
     @staticmethod
     def _add_posterior(buffers: Buffers, problem: ProblemShape) -> None:
@@ -297,7 +278,8 @@ class Direct(Method[DirectSizes]):
             work.op, work.Z,
             ridge=ridge, n_sums=work.sizes.n_sums, n_stored=problem.n_stored or problem.n_rows,
             repeats=problem.repeats, keeps_posterior=work.options.posterior,
-            ridge_per_output=problem.several and ridge is None, ridges=ridges, **work.shared(setup),
+            ridge_per_output=problem.several_targets and ridge is None, ridges=ridges,
+            **work.shared(setup),
         )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ class DirectSolver(EquationSolver):
         self.ridge_per_output = ridge_per_output
         self.ridge, self.repeats = ridge, repeats
         self.n_sums, self.n_stored = n_sums, n_stored
-        self.tried: list[tuple[float, float]] = []
+        self.tried = []
         xp, p, c, max_batch = op.backend.xp, len(Z), self.n_outputs, self.max_batch
         self.K = xp.empty((max_batch, p), op.dtype)
         float64 = np.dtype(np.float64)
@@ -227,11 +227,6 @@ class DirectSolver(EquationSolver):
     def _outputs(self) -> int | None:
         """The axis of sums: 0 (the rows) with `ridge_per_output`, otherwise None (all axes)."""
         return 0 if self.ridge_per_output else None
-
-    def end_pass(self, state: State) -> dict[str, Any]:
-        """Finish a pass as `EquationSolver.end_pass`; also report the ridge that was found."""
-        facts = super().end_pass(state)
-        return facts | {"ridge": state.ridge, "tried": self.tried} if self.ridge is None else facts
 
     def _panels(self) -> list[slice]:
         """Return slices of the outputs that fit the buffers."""

@@ -16,7 +16,7 @@ from streamkern.kernels.points import Points
 from streamkern.planning.memory import RANK_SLAB_BYTES, Buffers, MemoryNeeds
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import batches, check_between, steps
+from streamkern.planning.sizes import batch_candidates, check_between, n_steps
 from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
 from streamkern.solver.low_rank import (
@@ -82,21 +82,15 @@ class EigenPro3(LowRank[ProjectedSizes]):
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and if the period is out of range."""
         super().check(problem, options)
-        total = steps(problem)
-        check_between("period", set_value(options.period), 1, total, "the steps of the run, ")
-        check_between(
-            "solver.projection_nystrom", set_value(options.projection_nystrom), 2, problem.p,
-            "n_centers=",
-        )  # fmt: skip
-        inner = min(set_value(options.projection_nystrom) or INNER_NYSTROM, problem.p)
-        check_between(
-            "solver.projection_level", set_value(options.projection_level), 1, inner - 1,
-            "the centers of its sample less one, ",
-        )  # fmt: skip
-        check_between(
-            "solver.projection_batch", set_value(options.projection_batch), 1, problem.p,
-            "n_centers=",
-        )  # fmt: skip
+        p, inner = problem.p, set_value(options.projection_nystrom) or INNER_NYSTROM
+        largest_level, of_sample = min(inner, p) - 1, "the centers of its sample less one, "
+        for name, value, low, high, bound in (
+            ("period", options.period, 1, n_steps(problem), "the steps of the run, "),
+            ("solver.projection_nystrom", options.projection_nystrom, 2, p, "n_centers="),
+            ("solver.projection_level", options.projection_level, 1, largest_level, of_sample),
+            ("solver.projection_batch", options.projection_batch, 1, p, "n_centers="),
+        ):
+            check_between(name, value, low, high, bound)
 
     def _period(self, problem: ProblemShape, options: SolverConfig, m: int) -> int:
         return 1
@@ -115,7 +109,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         return [
             sizes
             for projection in projections
-            for m in batches(problem)
+            for m in batch_candidates(problem)
             for sizes in self._sized(
                 [m], s, h, level=level, period=self._period(problem, options, m),
                 projection=projection, **inner,
@@ -151,13 +145,13 @@ class EigenPro3(LowRank[ProjectedSizes]):
         m, s, h, p = sizes.batch_size, sizes.n_sample, sizes.n_probe, problem.p
         factor = p * p if sizes.projection == "exact" else 0
         saved = s * (problem.d + sizes.level) + factor
-        largest = max(m, h, s, problem.of_column(p), sizes.projection_batch)
+        largest = max(m, h, s, problem.centers_per_rank(p), sizes.projection_batch)
         return MemoryNeeds(largest, problem.c, setup=saved)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: ProjectedSizes) -> None:
         """Add the buffers of the sample, the projection and the temporary centers."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
-        partitioned, q = problem.center_ranks > 1, problem.of_column(p)
+        partitioned, q = problem.center_ranks > 1, problem.centers_per_rank(p)
         add("always", "Nystrom rows, eigenvectors", sample_bytes(problem, sizes))
         super().add_buffers(buffers, problem, sizes)
         if sizes.projection != "inexact" and not partitioned:
@@ -171,10 +165,10 @@ class EigenPro3(LowRank[ProjectedSizes]):
         add("train", "K(X, Z)", batch_room(problem, m), q, itemsize=item)
         # If the setup lowers the batch size, a period has more steps but no more rows.
         n_temporary = sizes.period * m if sizes.period > 1 else 0
-        row_bytes = problem.point + c * item
-        add("train", "temporary centers", problem.of_column(n_temporary), row_bytes)
-        if n_temporary and problem.kept:  # rank 0 gathers the temporary centers of all ranks
-            phase = "host" if problem.staging else "train"
+        row_bytes = problem.prepared_row_bytes + c * item
+        add("train", "temporary centers", problem.centers_per_rank(n_temporary), row_bytes)
+        if n_temporary and problem.writes_checkpoints:  # rank 0 gathers those of all ranks
+            phase = problem.host_phase("train")
             add(phase, "temporary centers, checkpoint copy", n_temporary, row_bytes)
         add("train", "values at the centers", 3 * q, c, itemsize=item)
         if sizes.projection_batch and not partitioned:
@@ -235,22 +229,17 @@ def _count_partitioned(
     The buffers of the setup are on rank 0, which computes the projection alone.
     """
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
-    exact, q, m = sizes.projection == "exact", problem.of_column(p), sizes.batch_size
+    exact, q, m = sizes.projection == "exact", problem.centers_per_rank(p), sizes.batch_size
     numbers = (sizes.n_sample + sizes.n_probe) * (problem.d + c)
     add("sample", "sample and probe being broadcast", numbers, itemsize=item)
     n_centers = p if exact else inner_centers(p, sizes.projection_nystrom)
-    add("setup", "centers that build the projection", n_centers, problem.point)
-    add(
-        "train",
-        "sums of a step over ranks",
-        m + min(p, -(-RANK_SLAB_BYTES // (c * item))),
-        c,
-        itemsize=item,
-    )
-    if problem.staging == 0:
+    add("setup", "centers that build the projection", n_centers, problem.prepared_row_bytes)
+    slab_rows = min(p, -(-RANK_SLAB_BYTES // (c * item)))
+    add("train", "sums of a step over ranks", m + slab_rows, c, itemsize=item)
+    if not problem.on_device:
         add("train", "values at the centers, copy on rank 0", p, c, itemsize=item)
     if n_temporary:
-        row_bytes = problem.point + c * item
+        row_bytes = problem.prepared_row_bytes + c * item
         sent = min(RANK_SLAB_BYTES, n_temporary * row_bytes)
         add("train", "temporary centers being sent to rank 0", sent)
         if problem.ranks > problem.center_ranks:
@@ -262,12 +251,12 @@ def _count_partitioned(
         return
     inner, columns = min(sizes.projection_nystrom, p), problem.center_ranks
     if sizes.projection == "resident":
-        rows = problem.of_row(p) + problem.ranks // columns
+        rows = problem.rows_per_rank(p) + problem.ranks // columns
         add("train", "this rank's part of K(Z, Z)", rows, q, itemsize=item)
     batch = sizes.inner_batch(p)
     n_broadcast = min(p, max(BROADCAST_CENTERS, batch))
-    add("train", "centers being broadcast", n_broadcast, problem.point)
-    add("train", "K(batch, sample) of the projection", problem.of_row(batch), min(inner, q),
+    add("train", "centers being broadcast", n_broadcast, problem.prepared_row_bytes)
+    add("train", "K(batch, sample) of the projection", problem.rows_per_rank(batch), min(inner, q),
         itemsize=item)  # fmt: skip
     add("train", "batch of the projection", 2 * batch + inner, c, itemsize=item)
 

@@ -32,8 +32,6 @@ from typing import Any
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.backend.rank_grid import RankGrid
-from streamkern.basics.errors import ConfigError
-from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
@@ -63,15 +61,13 @@ class DelayedProjectionSolver(Solver):
     Memory max_batch * p for K(X, Z), period * max_batch * (d + c) for the temporary centers.
     """
 
-    growing = ("points", "norms", "delta")
+    growing = TEMPORARY
 
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner,
         projection: Projection, *, columns: int, period: int, **shared: Any,
     ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
-        if period < 1:
-            raise ConfigError(f"{mention('period', period)} must be at least 1")
         self.P, self.projection = preconditioner, projection
         self.columns, self.period = columns, period
         xp, s = op.backend.xp, len(preconditioner.X_s)

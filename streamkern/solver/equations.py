@@ -6,7 +6,7 @@ If every output has its own ridge, outputs with equal ridges share a factor (`ou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class EquationSolver(Solver):
     that were computed last, from the `State.averaged` rows that were in the sums at that time.
 
     ridge : the ridge; None: the solver finds it, and stores it in `State.ridge`.
+    tried : the ridges of the last search, with their errors.
     repeats : whether every pass has the same rows.
     jitter : jitter of the last equations.
     factor_jitter : jitter of their factor, which may be only a preconditioner of the equations.
@@ -63,6 +64,7 @@ class EquationSolver(Solver):
     """Whether rounding errors may dominate the matrix of the last equations."""
     keeps_posterior = False
     ridges: Floats | None = None
+    tried: Sequence[tuple[float, float]] = ()
 
     def end_pass(self, state: State) -> dict[str, Any]:
         """Solve the equations on rank 0 and broadcast the weights; return the entries for the log.
@@ -78,7 +80,11 @@ class EquationSolver(Solver):
         state.ridge = float(self.ranks.broadcast_scalars([state.ridge])[0])
         state.passes += 1
         facts: dict[str, Any] = {"rows": state.rows, "jitter": self.jitter}
-        return facts | {"note": self._note()} if self.singular else facts
+        if self.singular:
+            facts["note"] = self._note()
+        if self.ridge is None:
+            facts |= {"ridge": state.ridge, "tried": self.tried}
+        return facts
 
     def _note(self) -> str:
         """Return the warning; the text is the same in every pass, so Python shows it only once."""

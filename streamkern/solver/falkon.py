@@ -21,9 +21,14 @@ from streamkern.planning.memory import (
 )
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Sizes, batches, check_epochs
+from streamkern.planning.sizes import Sizes, batch_candidates, check_epochs
 from streamkern.solver.base import Solver, batch_room
-from streamkern.solver.falkon_step import OF_ALL, FalkonSolver
+from streamkern.solver.falkon_step import (
+    CAST_SLAB_ROWS,
+    OF_ALL,
+    FalkonSolver,
+    PreconditionedSolver,
+)
 from streamkern.solver.left_out import add_left_out
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import MIN_PENALTY
@@ -34,7 +39,6 @@ from streamkern.solver.precondition.norm import (
     noise_floor,
 )
 from streamkern.solver.precondition.partition import BROADCAST_CENTERS, triangle_rows
-from streamkern.solver.preconditioned import CAST_SLAB_ROWS, PreconditionedSolver
 
 CG_TOLERANCE = 1e-4
 """Default tolerance of the relative residual; in float32 a residual reaches about 1e-6."""
@@ -71,7 +75,7 @@ class Falkon(Method[Sizes]):
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        return self._sized(batches(problem))
+        return self._sized(batch_candidates(problem))
 
     def op_counts(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of the setup, see `precondition`, and of the training.
@@ -96,20 +100,15 @@ class Falkon(Method[Sizes]):
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
         """Add the buffers of H, its factors and the vectors of the iteration."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
-        m, q = sizes.batch_size, problem.of_column(p)
+        m, q = sizes.batch_size, problem.centers_per_rank(p)
         add("train", "K(X, Z)", batch_room(problem, m), q, itemsize=item)
         add("always", "tiles of a p x p matrix", problem.threads, PRODUCT_TILE**2, itemsize=8)
         if problem.ranks == 1:
             add("always", "preconditioner H", p, p, itemsize=item)
         else:
             add("setup", "preconditioner H", p, p, itemsize=item)
-            add(
-                "train",
-                "preconditioner H, this rank's stripe",
-                problem.of_rank(p),
-                p,
-                itemsize=item,
-            )
+            stripe = problem.per_rank(p)
+            add("train", "preconditioner H, this rank's stripe", stripe, p, itemsize=item)
         rows = 3 * p + count_products(buffers, problem, p)
         add("setup", "triangular factors of the preconditioner", rows, p, itemsize=item)
         add("train", "vectors of the iteration", self.n_vectors * q, c, itemsize=8)
@@ -152,20 +151,15 @@ def _count_partitioned(buffers: Buffers, problem: ProblemShape, sizes: Sizes) ->
     The buffers of the setup are on rank 0, which computes H alone.
     """
     add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
-    add("setup", "all centers, to build H", p, problem.point)
+    add("setup", "all centers, to build H", p, problem.prepared_row_bytes)
     add("train", "full vectors of the iteration, being exchanged", 2 * p, c, itemsize=8)
-    add(
-        "host" if problem.staging else "train",
-        "iteration vectors, copies on rank 0",
-        6 * p,
-        c,
-        itemsize=8,
-    )
+    phase = problem.host_phase("train")
+    add(phase, "iteration vectors, copies on rank 0", 6 * p, c, itemsize=8)
     add("train", "vectors of the iteration being sent to rank 0", min(RANK_SLAB_BYTES, 8 * p * c))
     add("train", "all-reduce buffers of a step", m, 2 * c, itemsize=item)
     if problem.ridge:
         n = min(p, BROADCAST_CENTERS)
-        add("train", "centers being broadcast", n, problem.point)
+        add("train", "centers being broadcast", n, problem.prepared_row_bytes)
         add("train", "weights of the broadcast centers, and products", 2 * n, c, itemsize=item)
 
 

@@ -33,7 +33,7 @@ from typing import Any
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.solver.base import State
-from streamkern.solver.preconditioned import PreconditionedSolver, ratio
+from streamkern.solver.falkon_step import PreconditionedSolver, ratio
 from streamkern.solver.safeguarded_newton import SafeguardedNewton
 
 

@@ -45,11 +45,12 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import Buffers, MemoryNeeds
 from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import MIN_PROBE, Sizes, batches
+from streamkern.planning.sizes import MIN_PROBE, Sizes, batch_candidates
 from streamkern.solver.base import Solver, State
 from streamkern.solver.low_rank import (
     LowRank,
     LowRankSizes,
+    add_probe,
     computed_preconditioner,
     low_rank_sizes,
     measured_batch_size,
@@ -61,7 +62,7 @@ from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import (
     LowRankPreconditioner,
     build_extended,
-    measure_low_rank,
+    rule_of_gram,
 )
 from streamkern.solver.precondition.step_rule import StepRule, saved_rules
 
@@ -134,7 +135,7 @@ def small_batches(problem: ProblemShape) -> list[int]:
 
     These methods need many steps, so an epoch must not have only a few.
     """
-    return batches(problem, min(PAPER_BATCH, max(1, problem.n_rows // 16)))
+    return batch_candidates(problem, min(PAPER_BATCH, max(1, problem.n_rows // 16)))
 
 
 def probe_rows(problem: ProblemShape) -> int:
@@ -165,15 +166,15 @@ class SGD(Method[Sizes]):
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
         """Add the buffers of the probe; a step needs only a tile."""
-        h = sizes.n_probe
-        buffers.add("setup", "probe, K(probe, probe)", h, problem.point + h * problem.itemsize)
+        add_probe(buffers, problem, sizes)
 
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
         """Compute the step rule of the kernel; a ridge adds to both terms, see `step_rule`."""
         op, options = work.op, work.options
         _, raw_probe = samples()
         probe = op.points(raw_probe.X, right=True)
-        rule = measure_low_rank(op, None, probe, work.seed, raw_probe.root)
+        K = op.gram(probe)
+        rule = rule_of_gram(op, K, None, raw_probe.root, [work.seed, 3], checked=True)
         if options.fixed_ridge:
             lambda_1 = rule.lambda_1 + options.fixed_ridge
             rule = StepRule(rule.leverage + lambda_1, lambda_1)

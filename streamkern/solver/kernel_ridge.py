@@ -73,13 +73,11 @@ class KernelRidgeSolver(EquationSolver):
     ridges : see `EquationSolver`.
     factor_dtype : dtype of the factor; the weights are refined if it is float32.
     keeps_factor : whether the factor of the last equations is kept for `left_out`.
-    tried : the ridges of the search, with their errors.
     """
 
     keeps_factor = False
     _kept_factor: tuple[int, Array] | None = None  # number of rows in the equations, and the factor
     _factored_ridge: float | None = None  # ridge of a factor that no equations have used yet
-    tried: tuple[tuple[float, float], ...] = ()
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, ridge: float | None, first_ridge: float = 0.0,
@@ -116,13 +114,6 @@ class KernelRidgeSolver(EquationSolver):
         if self.keeps_factor and len(set(self._ridges(state).tolist())) == 1:
             self._kept_factor = state.rows, A
         return A
-
-    def end_pass(self, state: State) -> dict[str, Any]:
-        """Finish a pass as `EquationSolver.end_pass`; also report the ridge that was found."""
-        facts = super().end_pass(state)
-        if self.ridge is None:
-            facts |= {"ridge": state.ridge, "tried": self.tried}
-        return facts
 
     def _find_ridges(self, state: State, A: Array) -> None:
         """Find the ridge unless it is set, and leave the factor for a ridge near it in A.

@@ -78,11 +78,12 @@ def add_left_out(buffers: Buffers, problem: ProblemShape) -> None:
     if not problem.left_out:
         return
     n, p, c = problem.n_rows, problem.p, problem.c
-    add, host = buffers.add, "host" if problem.staging > 0 else "train"
+    add = buffers.add
     add("train", "rows for the leave-one-out", n, problem.d + 4 * c, itemsize=8)
     add("train", "leave-one-out equations, factor and inverse", 3 * p, p + c, itemsize=8)
     add("train", "columns of rows left out at once", 4 * p + problem.width, LEFT_OUT, itemsize=8)
-    add(host, "search for equal rows and centers", 4 * (n + p), problem.width, itemsize=8)
+    phase = problem.host_phase("train")
+    add(phase, "search for equal rows and centers", 4 * (n + p), problem.width, itemsize=8)
 
 
 EQUAL_TOLERANCE = 1e-5
@@ -170,12 +171,9 @@ def left_out_together(
 
 
 def residuals_without(
-    backend: Backend,
-    L: Array,
-    alpha: Array,
-    columns: Callable[[Array], tuple[Array, Array]],
+    backend: Backend, L: Array, alpha: Array, columns: Callable[[Array], tuple[Array, Array]],
     groups: list[Together],
-) -> Iterator[tuple[Array, Array]]:
+) -> Iterator[tuple[Array, Array]]:  # fmt: skip
     """Yield (rows, residuals): each row is predicted by the fit without its group.
 
     The residuals are scaled, (number of rows, c).

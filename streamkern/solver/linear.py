@@ -191,7 +191,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         add, p, item = buffers.add, problem.p, problem.itemsize
         s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
         nystrom = problem.features == "nystrom"
-        add("setup", "sample and probe", s + h, problem.point)
+        add("setup", "sample and probe", s + h, problem.prepared_row_bytes)
         # Two copies: one is transposed for the product with itself.
         columns = p if nystrom else min(p, FEATURE_COLUMNS)
         add("setup", "features of the sample", 2 * max(s, h), columns, itemsize=item)

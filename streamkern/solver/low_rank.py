@@ -18,7 +18,7 @@ from streamkern.planning.sizes import (
     MAX_PROBE,
     MIN_PROBE,
     Sizes,
-    batches,
+    batch_candidates,
     check_between,
     sample_sizes,
 )
@@ -34,8 +34,6 @@ MANY_CENTERS = 20_000
 """Number of centers above which the sample is large."""
 N_NYSTROM, LARGE_N_NYSTROM, LEVEL_SHARE = 2000, 5000, 20
 """Default number of rows in the sample, and in a large one; and rows per damped direction."""
-LOW_RANK_OPTIONS = ("n_nystrom", "level")
-"""Settings of the sample."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class LowRank(Method[_S]):
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and if the size of the sample is out of range."""
-        check_between("n_nystrom", set_value(options.n_nystrom), 2, problem.n_rows, "n_rows=")
+        check_between("n_nystrom", options.n_nystrom, 2, problem.n_rows, "n_rows=")
         super().check(problem, options)
 
     def _sample_sizes(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
@@ -65,7 +63,7 @@ class LowRank(Method[_S]):
 
     def _batches(self, problem: ProblemShape) -> list[int]:
         """Return candidate batch sizes, best first."""
-        return batches(problem)
+        return batch_candidates(problem)
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
         """Return candidate sizes, best first: one size of the sample, and decreasing batches."""
@@ -85,15 +83,22 @@ class LowRank(Method[_S]):
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
         """Add the buffers of the sample, its eigensystem and the probe."""
-        s, h, item = sizes.n_sample, sizes.n_probe, problem.itemsize
-        buffers.add("setup", "K(X_s, X_s) and workspace", 3 * s, s, itemsize=item)
-        buffers.add("setup", "probe, K(probe, probe)", h, problem.point + h * item)
+        s = sizes.n_sample
+        buffers.add("setup", "K(X_s, X_s) and workspace", 3 * s, s, itemsize=problem.itemsize)
+        add_probe(buffers, problem, sizes)
+
+
+def add_probe(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
+    """Add the buffers of the step rule: the probe, and its kernel matrix."""
+    h = sizes.n_probe
+    row_bytes = problem.prepared_row_bytes + h * problem.itemsize
+    buffers.add("setup", "probe, K(probe, probe)", h, row_bytes)
 
 
 def sample_bytes(problem: ProblemShape, sizes: LowRankSizes) -> int:
     """Return the bytes of the sample's rows and eigenvectors."""
     features = problem.d + sizes.level
-    return sizes.n_sample * (problem.point + features * problem.itemsize)
+    return sizes.n_sample * (problem.prepared_row_bytes + features * problem.itemsize)
 
 
 def low_rank_sizes(
@@ -134,11 +139,9 @@ def computed_preconditioner(
     """Return the preconditioner of EigenPro 2 to 4, and its arrays for the setup."""
     op, (sample, probe) = work.op, samples()
     X_s, probe_points = (op.points(rows.X, right=True) for rows in (sample, probe))
-    roots = None
-    if sample.root is not None and probe.root is not None:
-        roots = sample.root, probe.root
     P = build_low_rank(
-        op, X_s, probe_points, level=work.sizes.level, seed=work.seed, roots=roots
+        op, X_s, probe_points, level=work.sizes.level, seed=work.seed, sample_root=sample.root,
+        root=probe.root,
     )  # fmt: skip
     # A view of the sample would keep the memory of the probe allocated.
     return P, {"sample": sample.X.copy(), "E": P.E, "D": P.D}

@@ -50,8 +50,6 @@ from streamkern.solver.precondition.samples import CenterTargets, SampleRows
 from streamkern.solver.ridge_curve import noise_rows
 
 Report = Callable[[str, dict[str, Any]], None]
-STEP_SETTINGS = ("average", "step_scale")
-"""Settings of the methods whose steps have a size."""
 _S = TypeVar("_S", bound=Sizes)
 
 
@@ -180,6 +178,8 @@ class Method(Generic[_S]):
 
     The leave-one-out predictions of the minimum are then also used for the model.
     """
+    instead = "another solver"
+    """Alternative that the error names if the centers are not the training rows."""
     dense_p_by_p = False
     """Whether the method holds p x p matrices for any memory budget."""
 
@@ -218,11 +218,6 @@ class Method(Generic[_S]):
     def takes_rows(self, sizes: _S) -> bool:
         """Return whether the centers are the rows of the training set, in store order."""
         return self.in_place
-
-    @property
-    def instead(self) -> str:
-        """Alternative that the error names if the centers are not the training rows."""
-        return "another solver"
 
     def finds_ridge(self, problem: ProblemShape) -> bool:
         """Return whether training finds the ridge, if it is chosen automatically."""
@@ -305,10 +300,11 @@ class Method(Generic[_S]):
     def _count_noise(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
         """Add the buffers of `find_noise`, which runs before the rest of setup."""
         add, n, item = buffers.add, noise_rows(problem), problem.itemsize
-        if problem.center_ranks == 1 and problem.staging == 0:
+        if problem.center_ranks == 1 and not problem.on_device:
             add("noise", "raw centers", problem.p, problem.d * item)
         row = (problem.d + problem.c) * item
-        add("noise", "rows that estimate the noise", n, row + problem.point)
+        prepared = row + problem.prepared_row_bytes
+        add("noise", "rows that estimate the noise", n, prepared)
         product_rows = count_products(buffers, problem, n, "noise")
         wide = min(problem.c, MAX_PANEL_OUTPUTS)
         add("noise", "targets of the noise rows in float64", 4 * n, wide, itemsize=8)
@@ -317,7 +313,7 @@ class Method(Generic[_S]):
             if problem.hides_copies:
                 add("noise", "origins of the rows", 8 * read, itemsize=8)
             raw = problem.row_bytes + problem.feed_arrays * problem.d * item
-            add("noise", "redrawn copies of the noise rows", n, raw + row + problem.point)
+            add("noise", "redrawn copies of the noise rows", n, raw + prepared)
         if problem.features == "fourier":
             add("noise", "random features of the noise rows", n, problem.p, itemsize=item)
         for phase in ("centers", "sample"):
@@ -387,7 +383,7 @@ def _count_metric(buffers: Buffers, problem: ProblemShape) -> None:
     rows, n = problem.metric_rows, min(METRIC_FIT_ROWS, problem.n_rows)
     add("metric", "rows to learn the metric", rows, d + c + 1, itemsize=item)
     add("metric", "rows to learn the metric, as read", rows, problem.row_bytes + (d + c) * item)
-    add("metric", "prepared rows for the metric", 12 * n, problem.point)
+    add("metric", "prepared rows for the metric", 12 * n, problem.prepared_row_bytes)
     matrices = 7 * n + count_products(buffers, problem, n, "metric")
     held_out = 2 * n
     targets = 6 * n + 4 * held_out

@@ -26,11 +26,10 @@ from streamkern.solver.block_sizes import time_until_learned
 from streamkern.solver.direct import Direct
 from streamkern.solver.eigenpro import EigenPro3, EigenPro4
 from streamkern.solver.falkon import Falkon
-from streamkern.solver.falkon_newton import FalkonNewton
 from streamkern.solver.in_place import SGD, EigenPro1, EigenPro2
 from streamkern.solver.linear import LinearEigenPro, LinearSGD
 from streamkern.solver.method import Method
-from streamkern.solver.newton import Newton
+from streamkern.solver.newton import FalkonNewton, Newton
 
 BLOCK, DIRECT = BlockMethod(), Direct()
 _BLOCK_ONLY = [name for name in SOLVER_OPTIONS["block"] if name not in SOLVER_OPTIONS["direct"]]
@@ -44,85 +43,61 @@ def choose_method(
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
     if problem.posterior:
-        return _direct_with_posterior(problem, options, budget_bytes)
-    try:
-        sizes, buffers = BLOCK.plan(problem, options, budget_bytes)
-    except MemoryBudgetError as error:
-        return _direct_in_less_memory(problem, options, budget_bytes, error)
-
-    def block(reason: str) -> tuple[Method[Any], Sizes, Buffers, str]:
-        return BLOCK, sizes, buffers, reason
-
-    if problem.ranks > 1:
-        return block("chosen, as several ranks can share its steps")
-    if not problem.squares:
-        return block("chosen, as it minimises other losses than squares")
-    setting = options.first_set(_BLOCK_ONLY)
-    if setting is not None:
-        return block(f"chosen, as solver.{setting} is set")
-    if problem.features != "kernel":
-        return block(f"chosen for {problem.features} features")
-    if problem.n_validation_rows:
-        return block("chosen, as the direct solver has no passes to stop early")
-    if options.ridge == 0:
-        return block(
-            "chosen, as the ridge is 0: with noisy targets, averaged steps then give a better "
-            "model than the exact solution"
-        )
-    try:
+        setting = options.first_set(_BLOCK_ONLY)
+        if setting is not None:
+            raise ConfigError(
+                f"{mention('solver.posterior')} needs {mention('solver', 'direct')}, which has no "
+                f"setting {mention(f'solver.{setting}')}",
+                "leave one of them out",
+            )
         direct = DIRECT.plan(problem, options, budget_bytes)
-    except MemoryBudgetError:
-        return block("chosen, as the p x p matrices of the direct solver do not fit the memory")
-    block_time, direct_time = time_until_learned(problem, sizes), DIRECT.time(problem)
+        return DIRECT, *direct, "chosen, as only this solver computes a posterior"
+    why_block = _why_block(problem, options)
+    plans = dict[str, tuple[Method[Any], Any, Buffers]]()
+    errors = []
+    for method in (BLOCK, DIRECT) if why_block is None else (BLOCK,):
+        try:
+            plans[method.name] = method, *method.plan(problem, options, budget_bytes)
+        except MemoryBudgetError as error:
+            errors.append(error)
+    if not plans:
+        raise min(errors, key=lambda error: error.needed)
+    if why_block is not None:
+        return *plans["block"], why_block
+    if "direct" not in plans:
+        reason = "chosen, as the p x p matrices of the direct solver do not fit the memory"
+        return *plans["block"], reason
+    if "block" not in plans:
+        return *plans["direct"], "chosen, as the samples of the block solver do not fit the memory"
+    block_time = time_until_learned(problem, plans["block"][1])
+    direct_time = DIRECT.time(problem)
     if direct_time <= block_time:
-        return DIRECT, *direct, (
+        return *plans["direct"], (
             f"chosen, as it is expected to have the exact model {block_time / direct_time:.3g} "
             "times as soon as the block solver would come near it"
         )  # fmt: skip
-    return block(
+    return *plans["block"], (
         f"chosen, as it is expected near the exact model {direct_time / block_time:.3g} times as "
         "soon as the direct solver would have it"
-    )
+    )  # fmt: skip
 
 
-def _direct_with_posterior(
-    problem: ProblemShape, options: SolverConfig, budget_bytes: int
-) -> tuple[Method[Any], Sizes, Buffers, str]:
-    """Return the result of `choose_method` if a posterior is requested: the direct solver."""
-    setting = options.first_set(_BLOCK_ONLY)
-    if setting is not None:
-        raise ConfigError(
-            f"{mention('solver.posterior')} needs {mention('solver', 'direct')}, which has no "
-            f"setting {mention(f'solver.{setting}')}",
-            "leave one of them out",
-        )
-    direct = DIRECT.plan(problem, options, budget_bytes)
-    return DIRECT, *direct, "chosen, as only this solver computes a posterior"
+def _why_block(problem: ProblemShape, options: SolverConfig) -> str | None:
+    """Return why the direct solver is not considered, or None.
 
-
-def _direct_in_less_memory(
-    problem: ProblemShape, options: SolverConfig, budget_bytes: int, error: MemoryBudgetError
-) -> tuple[Method[Any], Sizes, Buffers, str]:
-    """Return the result of `choose_method` if the samples of the block solver need too much memory.
-
-    The direct solver needs no samples; with few centers it takes less memory than these.
-
-    error : the error of the block solver's plan, raised if the direct solver does not fit either.
+    The direct solver needs no samples; with few centers it takes less memory than the samples.
     """
-    block_only = (
-        options.ridge == 0
-        or problem.n_validation_rows
-        or problem.features != "kernel"
-        or problem.ranks > 1
-        or not problem.squares
-    )
-    if block_only or options.first_set(_BLOCK_ONLY):
-        raise error
-    try:
-        direct = DIRECT.plan(problem, options, budget_bytes)
-    except MemoryBudgetError as direct_error:
-        raise min(error, direct_error, key=lambda e: e.needed) from None
-    return DIRECT, *direct, "chosen, as the samples of the block solver do not fit the memory"
+    setting = options.first_set(_BLOCK_ONLY)
+    reasons = (
+        (problem.ranks > 1, "chosen, as several ranks can share its steps"),
+        (not problem.squares, "chosen, as it minimises other losses than squares"),
+        (setting is not None, f"chosen, as solver.{setting} is set"),
+        (problem.features != "kernel", f"chosen for {problem.features} features"),
+        (problem.n_validation_rows, "chosen, as the direct solver has no passes to stop early"),
+        (options.ridge == 0, "chosen, as the ridge is 0: with noisy targets, averaged steps then "
+            "give a better model than the exact solution"),
+    )  # fmt: skip
+    return next((reason for is_true, reason in reasons if is_true), None)
 
 
 _ALL: Final[tuple[Method[Any], ...]] = (

@@ -1,4 +1,7 @@
-"""The direct solver for losses other than squares: its settings and costs; see `newton_step`."""
+"""The direct solver and FALKON for losses other than squares: their settings and costs.
+
+See `newton_step` and `falkon_newton_step`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ from streamkern.config.solver import SolverConfig
 from streamkern.planning.memory import PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import batches, check_epochs
+from streamkern.planning.sizes import Sizes, batch_candidates, check_epochs
 from streamkern.solver.base import Solver
 from streamkern.solver.direct import DirectSizes
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
+from streamkern.solver.falkon import Falkon
+from streamkern.solver.falkon_newton_step import FalkonNewtonSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.newton_step import NewtonSolver
 
@@ -38,7 +43,7 @@ class Newton(Method[DirectSizes]):
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        return self._sized(batches(problem), n_sums=problem.c)
+        return self._sized(batch_candidates(problem), n_sums=problem.c)
 
     def op_counts(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of the setup, none, and of the training, see `newton_step`."""
@@ -68,12 +73,9 @@ class Newton(Method[DirectSizes]):
         add("train", "gradient and step", 12 * p, c, itemsize=8)
         add("train", "factor of a Hessian", p, p, itemsize=8)
         add("train", "slab of K(Z, Z)", min(p, KERNEL_SLAB_ROWS), p, itemsize=item + 8)
-        if problem.kept:
-            on_device = problem.staging > 0
-            add(
-                "host" if on_device else "train", "Hessians, checkpoint copy", c * p, p + 6,
-                itemsize=8,
-            )  # fmt: skip
+        if problem.writes_checkpoints:
+            phase = problem.host_phase("train")
+            add(phase, "Hessians, checkpoint copy", c * p, p + 6, itemsize=8)
 
     def compute(self, work: Work[DirectSizes], samples: Samples, report: Report) -> Setup:
         """Return a setup without arrays, as there is nothing to compute before the first step."""
@@ -82,6 +84,29 @@ class Newton(Method[DirectSizes]):
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
         """Return the solver, with empty sums."""
         return NewtonSolver(work.op, work.Z, ridge=work.options.fixed_ridge, **work.shared(setup))
+
+
+class FalkonNewton(Falkon):
+    """FALKON for losses other than squares: its settings, sizes and costs.
+
+    The preconditioner H is the same as for squares.
+    """
+
+    of_squares, of_losses = False, True
+    data_parallel = over_centers = False
+    solver = FalkonNewtonSolver
+    n_vectors = 30
+
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
+        """Raise ConfigError as `Method.check`, and for a ridge of 0."""
+        super().check(problem, options)
+        check_ridge(self.name, options)
+
+    def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
+        """Add the buffers of `Falkon`, and the residuals and curvatures of a batch."""
+        super().add_buffers(buffers, problem, sizes)
+        rows = 4 * sizes.batch_size
+        buffers.add("train", "residuals and curvatures", rows, problem.c, itemsize=problem.itemsize)
 
 
 def check_ridge(name: str, options: SolverConfig) -> None:

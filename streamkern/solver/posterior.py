@@ -28,7 +28,7 @@ hardly any ridge, for which this s would be far too large.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,10 +74,6 @@ class Posterior:
         return {
             f"{POSTERIOR_PREFIX}{name}": getattr(self, name) for name in self.__dataclass_fields__
         }
-
-    def of_centers(self, order: npt.NDArray[np.int64]) -> Posterior:
-        """Return the posterior with the centers in another order."""
-        return replace(self, basis=self.basis[order])
 
     def describe(self, scale: Floats) -> dict[str, list[float]]:
         """Return standard deviations, (c,) each, in units of the targets or of their logarithms.

@@ -14,7 +14,6 @@ centers. h and theta then have the rows of these centers, (q, c), and `solve` is
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Protocol
 
 import numpy as np
 
@@ -28,14 +27,6 @@ from streamkern.solver.precondition.step_rule import StepRule
 
 INNER_NYSTROM, PROBE_ROWS = 2000, 2000
 """Number of centers in the sample of an iterative projection, and of further ones in its probe."""
-
-
-class Projection(Protocol):
-    """Map of h to theta, (p, c) each; `h` may be overwritten."""
-
-    def solve(self, h: Array) -> Array:
-        """Return theta with K(Z, Z) theta close to h."""
-        ...
 
 
 class ExactProjection:
@@ -302,7 +293,11 @@ class PartitionedProjection:
             self.theta[:n] += correction[self.sampled]
 
 
-def inner_centers(p: int, n_nystrom: int = INNER_NYSTROM) -> int:
+Projection = ExactProjection | IterativeProjection | PartitionedProjection
+"""Map of h to theta, (p, c) each; `solve` may overwrite h."""
+
+
+def inner_centers(p: int, n_nystrom: int) -> int:
     """Return the number of centers that `inner_rule` needs, from the first one on."""
     return min(p, n_nystrom + PROBE_ROWS)
 

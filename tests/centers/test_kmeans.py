@@ -29,7 +29,8 @@ D, P, N, SEED = 5, 20, 2000, 3
 X = (rng.standard_normal((N, D)) + 5 * rng.standard_normal((8, D))[rng.integers(8, size=N)] + 30
      ).astype(np.float32)  # fmt: skip
 Q = np.linalg.qr(rng.standard_normal((D, D)))[0]
-METRICS = {
+METRICS: dict[str, Any] = {
+    "none": None,
     "scales": np.array([1.0, 0.5, 3.0, 0.0, 2.0]),
     # Scales and singular values below the rounding errors of float32 are taken for 0.
     "tiny scale": np.array([1.0, 0.5, 3.0, 1e-9, 2.0]),
@@ -41,7 +42,7 @@ METRICS = {
 
 @pytest.mark.parametrize("name", METRICS)
 def test_centers_have_the_means_in_the_metric_and_are_nearest_to_the_middle(name: str) -> None:
-    A = METRICS[name]
+    A = np.eye(D) if METRICS[name] is None else METRICS[name]
     A = np.diag(A) if A.ndim == 1 else A
     batches = [X[i : i + 500] for i in range(0, N, 500)]
 
@@ -71,7 +72,7 @@ def test_centers_have_the_means_in_the_metric_and_are_nearest_to_the_middle(name
 
 @pytest.mark.parametrize("metric", [0, 8 * 784, 8 * 784**2])
 def test_the_plan_counts_the_arrays_of_the_work(metric: int) -> None:
-    problem = replace(PLAIN, metric=metric, threads=3)
+    problem = replace(PLAIN, metric_bytes=metric, threads=3)
     plan = KMeans().plan(problem, 60_000, 1 << 30)
     assert (plan.first, plan.rows, plan.streamed) == (10_000, 500_000, True)
     assert KMeans().plan(replace(problem, p=100), 10**9, 1 << 30).rows == 1 << 16

@@ -133,11 +133,13 @@ def test_host_augmentation_is_left_out_too() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", ["npy", "zarr"])
+@pytest.mark.parametrize("kind", ["npy", "zarr", "store"])
 def test_centers_from_a_file(kind: str, tmp_path: Path) -> None:
     Z = arrays(20, 3)[0]
     if kind == "npy":
         np.save(tmp_path / "Z.npy", Z)
+    elif kind == "store":
+        ingest(Z, tmp_path / "Z.store", y=np.zeros(20), shuffle=False)
     else:
         import zarr
 
@@ -185,10 +187,3 @@ def test_a_sorted_store_has_the_bandwidth_of_a_mixed_one(solver: str, tmp_path: 
     result = finished(runs.settings(**overrides))
     assert result.meta["kernel"]["bandwidth"] == pytest.approx(np.median(pdist(X[::6])), rel=0.5)
     assert result.meta["kernel"]["bandwidth"] > 20
-
-
-def test_images_are_compared_as_rows() -> None:
-    block = random_rows.given_centers(np.ones((3, 2, 2, 1)), (2, 2, 1), 1)
-    assert block.X.shape == (3, 2, 2, 1)
-    flat = random_rows.given_centers(np.ones((3, 4)), (2, 2, 1), 1)
-    np.testing.assert_array_equal(flat.X, block.X)

@@ -14,13 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
-from sklearn.cluster import MiniBatchKMeans
 
 from streamkern.backend.base import Backend
 from streamkern.basics.array_types import Ints
 from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
 from streamkern.centers import balanced
-from streamkern.centers.kmeans import KMEANS_BATCH, KMEANS_STAGE, kmeans
+from streamkern.centers.kmeans import kmeans
 from streamkern.centers.random_rows import all_rows
 from streamkern.centers.rpcholesky import PIVOT_STAGE, RPCholesky, rpcholesky
 from streamkern.centers.selector import CenterSelector
@@ -184,21 +183,6 @@ def distortion(X: Array, Z: Array) -> float:
     return float((cdist(np.float64(X), np.float64(Z)).min(axis=1) ** 2).mean())
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_kmeans_is_that_of_scikit_learn(dtype: Any) -> None:
-    X = clusters(3000, 30).astype(dtype)
-    batches = [X[i : i + 500] for i in range(0, 3000, 500)]
-    state = int(np.random.default_rng([7, KMEANS_STAGE]).integers(1 << 32))
-    model = MiniBatchKMeans(40, init=X[:40], n_init=1, batch_size=KMEANS_BATCH, random_state=state)
-    for batch in [X[:40], *batches]:
-        model.partial_fit(batch)
-    Z = kmeans(X[:40], iter(batches), 7, 1)
-    assert Z.dtype == dtype
-    np.testing.assert_array_equal(Z, model.cluster_centers_)
-    np.testing.assert_array_equal(kmeans(X[:40], iter(batches), 7, 2), Z)
-    assert distortion(X, Z) < 0.8 * distortion(X, X[:40])
-
-
 def test_means_without_rows_are_moved_to_some() -> None:
     """Begun on a single outlier and 19 copies of one row; there are 5 clusters."""
     X = clusters(20_000, 5, seed=1)
@@ -311,15 +295,6 @@ def test_rounds_leave_as_little_as_single_pivots(precision: str, backend: Backen
     assert np.mean(rounds) < np.mean(random)
 
 
-def test_pivots_do_not_depend_on_threads(backend: Backend) -> None:
-    X = clusters(3000, 10, d=20)
-    with Backend(1) as one:
-        found = [rpcholesky(KernelOperator(Laplace(8.0), b), X, 300, 0) for b in (one, backend)]
-    np.testing.assert_array_equal(found[0].rows, found[1].rows)
-    assert found[0].residual == found[1].residual
-    assert len(np.unique(found[0].rows)) == found[0].n_drawn == 300
-
-
 def test_a_kernel_without_rank_is_filled_up(backend: Backend) -> None:
     """All rows nearly the same for the kernel: rounding ends the drawing, not the choice."""
     X = clusters(300, 3).astype(np.float32)
@@ -406,14 +381,6 @@ def test_a_run_keeps_its_centers_and_says_how_they_were_chosen(method: str, tmp_
     assert events[0]["rows"] >= runs.P
 
 
-def test_a_store_as_centers(tmp_path: Path) -> None:
-    X, y = arrays(20, 3)
-    ingest(X, tmp_path / "Z.zarr", y=y, shuffle=False)
-    overrides = {"model.centers": str(tmp_path / "Z.zarr"), "model.n_centers": "auto"}
-    result = finished(runs.settings(**overrides), source=stream())
-    np.testing.assert_array_equal(result.Z, X[result.order])
-
-
 class Last(CenterSelector):
     """The last rows: a way that is added."""
 
@@ -427,12 +394,6 @@ def test_a_way_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(SELECTORS, "last", Last())
     result = finished(runs.settings(**{"model.centers": "last"}), source=array_source())
     np.testing.assert_array_equal(result.Z[np.argsort(result.order)], arrays()[0][-runs.P :])
-
-
-def test_a_way_that_reads_no_rows_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SELECTORS, "mine", CenterSelector())
-    with pytest.raises(NotImplementedError):
-        finished(runs.settings(**{"model.centers": "mine"}), source=array_source())
 
 
 # -- planned and refused --------------------------------------------------------------------------

@@ -1,12 +1,7 @@
-"""Sums of gradients against differences of f in float64, and against autograd."""
+"""Sums of gradients against differences of f in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import autograd
-import autograd.numpy as anp
 import numpy as np
 import pytest
 
@@ -115,24 +110,3 @@ def test_before_the_first_row_there_is_nothing() -> None:
     op = KernelOperator(Gaussian(1.0), Backend(1), "float64")
     total = GradientSum(op, op.points(Z, right=True), ALPHA)
     np.testing.assert_array_equal(total.mean(), np.zeros((D, D)))
-
-
-PROFILES: dict[str, tuple[Kernel, Callable[[Any], Any]]] = {
-    "laplace": (Laplace(2.0), lambda r: anp.exp(-r)),
-    "gaussian": (Gaussian(2.0), lambda r: anp.exp(-(r**2) / 2)),
-    "matern32": (Matern32(2.0), lambda r: (1 + 3**0.5 * r) * anp.exp(-(3**0.5) * r)),
-}
-
-
-@pytest.mark.parametrize("name", PROFILES)
-def test_autograd_says_the_same(name: str) -> None:
-    kernel, profile = PROFILES[name]
-
-    def f(x: Any, c: int) -> Any:
-        r = anp.sqrt(anp.sum((x - Z) ** 2, axis=1)) / 2.0
-        return anp.sum(ALPHA[:, c] * profile(r))
-
-    far = X[10:]  # at a center autograd divides by zero
-    g = np.array([[autograd.grad(f)(x, c) for c in range(C)] for x in far])
-    truth = np.einsum("mci,mcj->ij", g, g) / len(far)
-    np.testing.assert_allclose(found(kernel, X=far, w=None), truth, rtol=1e-7, atol=1e-12)

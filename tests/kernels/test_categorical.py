@@ -113,17 +113,6 @@ def test_categorical_are_told_apart_however_near(backends: list[Backend]) -> Non
         np.testing.assert_allclose(K[0], [1.0, np.exp(-1), 1.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("name", KERNELS)
-def test_a_matrix_is_positive_definite(name: str, metric: str) -> None:
-    kernel = KERNELS[name].with_metric(METRICS[metric]).with_categorical([(3, 30.0), (1, 0.01)])
-    op = KernelOperator(kernel, Backend(1), "float64", SHIFT)
-    X = table(200, 3)
-    K = op.gram(both(op, X))
-    np.testing.assert_allclose(K, K.T, rtol=1e-12)
-    assert np.linalg.eigvalsh(K)[0] > -1e-12 * len(K)
-
-
 def test_categorical_are_a_one_hot_code() -> None:
     """Half the squared distance of the codes of a level, times its weight."""
     A, B, weight = table(N, 0), table(M, 1), 1.7

@@ -17,8 +17,7 @@ from streamkern.backend.base import Backend
 from streamkern.backend.numba_backend import CompiledBackend, numba_problem
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.builtin import Linear, Polynomial, ReluNTK
-from streamkern.kernels.inner import InnerKernel
+from streamkern.kernels.builtin import InnerKernel, Linear, Polynomial, ReluNTK
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.norm import jittered_cholesky
 from tests.maths import Array, both, rows
@@ -124,21 +123,6 @@ def test_a_point_at_zero_has_tangents_of_zero() -> None:
     op = KernelOperator(ReluNTK(2), Backend(1), "exact")
     K = op.gram(both(op, np.array([[0.0, 0.0], [1.0, 2.0]])))
     np.testing.assert_allclose(K, [[0, 0], [0, 15]], rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-@pytest.mark.parametrize("name", ["polynomial 5", "ntk 4"])
-def test_same_bits_on_any_number_of_threads(name: str, kind: type[Backend]) -> None:
-    results = []
-    for threads in (1, 2, 3):
-        with kind(threads) as backend:
-            backend.tile_rows, backend.tile_cols = 16, 32
-            op = KernelOperator(TRUTH[name][0], backend)
-            A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3).astype(np.float32)
-            results.append((op.product(both(op, A), both(op, B), W), op.gram(both(op, A))))
-    for other in results[1:]:
-        for one, two in zip(results[0], other, strict=True):
-            np.testing.assert_array_equal(one, two)
 
 
 # --- numbers of the columns ---------------------------------------------------------------------

@@ -51,9 +51,9 @@ def test_values_and_products_are_those_of_dense_rows(
         scale = np.abs(K).max()
         assert np.abs(op.matrix(A, B) - K).max() <= error * scale
         assert np.abs(op.product(A, B, W.astype(op.dtype)) - K @ W).max() <= 37 * error * scale
-        # Points without postings, as those that a solver writes anew, have the same numbers.
+        # Points without an index, as those that a solver writes anew, have the same numbers.
         again = op.points(flat(Z), out=op.empty_points(37, B.width, right=True))
-        assert again.postings is None
+        assert again.index is None
         assert np.array_equal(op.matrix(A, again), op.matrix(A, B))
     assert get_kernel(own.describe()).describe() == own.describe()
     assert "sparse rows" in repr(own)
@@ -115,14 +115,14 @@ def test_blocks_of_centers_keep_an_index_of_their_own(accelerator: str) -> None:
         A, B = op.points(flat(X), left=True), op.points(flat(Z), left=True, right=True)
         K = op.matrix(A, B)
         for block in (slice(0, 50), slice(0, 17), slice(17, 50), slice(49, 60), slice(7, 7)):
-            assert B[block].postings is not None
-            assert B[block].postings is B[block].postings
+            assert B[block].index is not None
+            assert B[block].index is B[block].index
             assert np.array_equal(op.matrix(A, B[block]), K[:, block])
         inner = B[10:40][5:20]
         assert np.array_equal(op.matrix(A, inner), K[:, 15:30])
-        assert B.each(lambda a: a).postings is B.postings
-        assert B.each(np.copy).postings is None
-        assert B[np.array([3, 1])].postings is None
+        assert B.each(lambda a: a).index is B.index
+        assert B.each(np.copy).index is None
+        assert B[np.array([3, 1])].index is None
         assert np.array_equal(op.matrix(A, B[np.array([3, 1])]), K[:, [3, 1]])
 
 

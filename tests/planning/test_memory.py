@@ -59,7 +59,7 @@ def test_the_temporary_centers_of_a_checkpoint_are_counted() -> None:
     """Of one rank as of several, on the host where there is one beside the device; none without a
     checkpoint, or without temporary centers."""
     wish = solver_settings("eigenpro4", period=20, projection="inexact")
-    whole = 2000 * (PLAIN.point + 10 * 4)
+    whole = 2000 * (PLAIN.prepared_row_bytes + 10 * 4)
     for changes, phase in (
         ({}, "train"),
         ({"staging": 3}, "host"),
@@ -71,9 +71,9 @@ def test_the_temporary_centers_of_a_checkpoint_are_counted() -> None:
         held = whole // problem.center_ranks
         assert ("train", "temporary centers", held) in lines
         assert (phase, "temporary centers, checkpoint copy", whole) in lines
-        for other in (planned(replace(problem, kept=False), wish, 10**13),
+        for other in (planned(replace(problem, writes_checkpoints=False), wish, 10**13),
                       planned(problem, wish.model_copy(update={"period": 1}), 10**13)):  # fmt: skip
-            assert not [line for line in other[1].lines if "a copy for a checkpoint" in line[1]]
+            assert not [line for line in other[1].lines if "temporary centers, check" in line[1]]
 
 
 def test_buffers_add_up() -> None:

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from streamkern.planning.op_counts import NO_WORK, OpCounts, Speeds, summed_counts
+from streamkern.planning.op_counts import NO_WORK, OpCounts, Speeds
 from streamkern.planning.problem import ProblemShape
 
 PROBLEM = ProblemShape(
@@ -31,7 +31,7 @@ def test_seconds_are_the_amounts_times_those_of_one(kind: str) -> None:
     one, other = OpCounts(**{kind: 6.0}), OpCounts(**{kind: 0.5})
     assert one.seconds(other) == 3
     assert (one + one).scaled(2).seconds(other) == 12
-    assert summed_counts([one, NO_WORK, one]).seconds(other) == 6
+    assert sum([one, NO_WORK, one], NO_WORK).seconds(other) == 6
 
 
 def test_reading_goes_on_beside_the_steps_unless_it_is_slower() -> None:

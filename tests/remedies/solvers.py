@@ -20,8 +20,7 @@ COVERED = ("solver", "centers", "planning")
 NOT_TRIED = {
     "solver/base.py:Solver.backed_off:1": "guards against what no data was seen to do",
     "solver/direct.py:Direct.assemble:1": "no quick data has a ridge found to be 0",
-    "solver/eigenpro_step.py:DelayedProjectionSolver.__init__:1": "the setting is checked before",
-    "solver/preconditioned.py:PreconditionedSolver._failure:1": "tests/solver/test_falkon.py",
+    "solver/falkon_step.py:PreconditionedSolver._failure:1": "tests/solver/test_falkon.py",
     "solver/precondition/low_rank.py:build_extended:1": "LAPACK fails; others refuse before",
     "solver/precondition/norm.py:inverse_root:1": "others refuse before",
     "solver/precondition/low_rank.py:sample_eigenpairs:2": "LAPACK fails; others refuse before",

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
-from streamkern.backend.batch import Batch
-from streamkern.basics.errors import ConfigError, DivergenceError
+from streamkern.basics.errors import DivergenceError
 from streamkern.solver.base import Solver, State
-from streamkern.solver.eigenpro_step import DelayedProjectionSolver
 from streamkern.solver.method import Setup
 from tests import reference as ref
 from tests.maths import (
@@ -20,9 +18,7 @@ from tests.maths import (
     SOLVERS,
     Array,
     Case,
-    both,
     close,
-    computed,
     make_case,
     operator,
     rows,
@@ -100,82 +96,6 @@ def test_step_size_is_measured_on_fresh_rows() -> None:
     assert case.m == int(min(20, leverage / lambda_1 + 1))
 
 
-def test_period_one_is_algorithm_2() -> None:
-    """EP3 in one formula, minibatches included."""
-    case = make_case(operator(), "eigenpro3")
-    solver, alpha = case.solver(), np.zeros((24, 2))
-    state = solver.init()
-    Q = ref.eigensystem(KERNEL(case.X_s, case.X_s), 12).Q
-    K_zz = KERNEL(case.Z, case.Z) + case.setup.meta["jitter"] * np.eye(24)
-    for t in range(8):
-        X, Y = case.X[case.batch(t)], case.Y[case.batch(t)]
-        alpha = ref.eigenpro_step(
-            alpha, KERNEL(X, case.Z), Y, K_zz, KERNEL(X, case.X_s), KERNEL(case.Z, case.X_s), Q,
-            solver.rules()[0].eta(len(X)),
-        )  # fmt: skip
-        case.step(solver, state, t)
-        close(state.alpha, alpha)
-
-
-@pytest.mark.slow
-@pytest.mark.full(all_but_every=2)
-@pytest.mark.parametrize("noisy", [True, False])
-def test_full_batch_reaches_the_fixed_point(noisy: bool) -> None:
-    """H^T (K alpha - Y) = 0; the same as least squares only if the target can be met."""
-    op = operator()
-    X, Z, X_s, Y = rows(0, 240, 3), rows(1, 24, 3), rows(2, 80, 3), rows(3, 240, 2)
-    K_xz, K_xs, K_zs = KERNEL(X, Z), KERNEL(X, X_s), KERNEL(Z, X_s)
-    if not noisy:
-        Y = K_xz @ rows(4, 24, 2)
-    sizes = make_case(op, "eigenpro3").sizes
-    setup = computed(op, Z, X_s, X, sizes, solver_settings())
-    setup.meta["batch_size"] = 240
-    case = Case(op, sizes, solver_settings(), X, Y, Z, X_s, X, setup, None)
-    solver = case.solver()
-    state = solver.init()
-    for _ in range(3000):
-        solver.step(state, Batch(X, Y, np.arange(240)))
-    Q = ref.eigensystem(KERNEL(X_s, X_s), setup.meta["level"]).Q
-    close(state.alpha, ref.projected_fixed_point(K_xz, Y, K_xs, K_zs, Q), 1e-6)
-    gap = np.linalg.norm(K_xz @ (state.alpha - ref.exact_least_squares(K_xz, Y)))
-    if noisy:
-        assert gap > 1e-3 * np.linalg.norm(Y)
-    else:
-        assert gap < 1e-6 * np.linalg.norm(Y)
-
-
-def test_projection_kept_or_evaluated_gives_the_same_results() -> None:
-    op = operator()
-    resident, inexact = (make_case(op, f"eigenpro3, {name}") for name in ("resident", "inexact"))
-    for name, a in resident.setup.arrays.items():
-        np.testing.assert_array_equal(a, inexact.setup.arrays[name])
-    one, two = resident.solver(), inexact.solver()
-    a, b = one.init(), two.init()
-    for t in range(10):
-        resident.step(one, a, t)
-        inexact.step(two, b, t)
-    close(b.alpha, a.alpha, 1e-11)
-
-
-def test_period_below_one_is_refused() -> None:
-    op = operator()
-    z = both(op, rows(0, 10, 3))
-    case = make_case(op, "eigenpro3")
-    solver = case.solver()
-    assert isinstance(solver, DelayedProjectionSolver)
-    with pytest.raises(ConfigError, match="period=0 must be at least 1"):
-        DelayedProjectionSolver(
-            op,
-            z,
-            solver.P,
-            solver.projection,
-            columns=3,
-            period=0,
-            max_batch=5,
-            n_outputs=1,
-        )
-
-
 def test_setup_lowers_the_batch_to_the_critical_one_and_lengthens_the_period() -> None:
     case = make_case(operator(), "eigenpro4", batch_size=200)
     leverage, lambda_1 = measured(case)
@@ -212,20 +132,6 @@ def test_eigenpro_2_follows_the_reference(tile: tuple[int, int]) -> None:
         assert loss == pytest.approx((g**2).sum() / len(batch), rel=1e-9)
         close(state.alpha, truth.alpha, 1e-10)
         close(state.average, average, 1e-10)
-
-
-def test_eigenpro_2_interpolates() -> None:
-    case = make_case(operator(bandwidth=0.5), "eigenpro2", batch_size=60)
-    solver = case.solver()
-    state = solver.init()
-    for epoch in range(150):
-        order = np.random.default_rng([1, epoch]).permutation(240)
-        for start in range(0, 240, case.m):
-            batch = order[start : start + case.m]
-            solver.step(state, Batch(case.X[batch], case.Y[batch], batch))
-    K = ref.laplace(case.X, case.X, 0.5)
-    close(K @ state.alpha, case.Y, 1e-6)
-    close(state.alpha, np.linalg.solve(K, case.Y), 1e-4)
 
 
 # --- threads, precision, checkpoints: every solver ----------------------------------------------
@@ -341,35 +247,6 @@ def test_back_off_forgets_what_was_pending(name: str) -> None:
     run(case, solver, state, 5, 12)
     solver.finish(state)
     assert np.isfinite(solver.weights(state)).all()
-
-
-@pytest.mark.parametrize("name", sorted(SOLVERS))
-def test_setup_survives_the_way_over_host_and_json(name: str) -> None:
-    case = make_case(operator(precision="exact"), name)
-    op = operator(precision="exact")
-    to_host, to_device = case.op.backend.to_host, op.backend.asarray
-    copied = Setup(
-        {key: to_device(np.array(to_host(a))) for key, a in case.setup.arrays.items()},
-        json.loads(json.dumps(case.setup.meta)),
-    )
-    one, two = case.solver(), case.solver(copied, op)
-    assert type(one) is type(two)
-    assert one.rules() == two.rules()
-    same_bits(run(case, one, one.init(), 0, 4), run(case, two, two.init(), 0, 4))
-    # and computing it again gives the same bits too
-    again = computed(
-        op,
-        case.Z,
-        case.X_s,
-        case.probe,
-        case.sizes,
-        case.options,
-        n_outputs=case.Y.shape[1],
-        features=case.features,
-    )
-    assert again.meta == case.setup.meta
-    for key, a in case.setup.arrays.items():
-        np.testing.assert_array_equal(again.arrays[key], a)
 
 
 @pytest.mark.full(all_but_every=4)

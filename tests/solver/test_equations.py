@@ -51,20 +51,6 @@ def test_each_output_has_the_model_of_itself_alone(p: int) -> None:
         np.testing.assert_allclose(values[:, k] - Y[:, k].mean(), truth, atol=1e-6 * np.ptp(truth))
 
 
-def test_it_is_better_than_one_ridge_for_all() -> None:
-    """On rows it has not seen, of a smooth and a noisy output; as good as one at a time."""
-    fresh = rows(5, 1000, 3)
-    truth = np.stack([np.sin(fresh[:, 0]), np.sin(fresh[:, 0]), 1e3 * fresh[:, 1] * fresh[:, 2]], 1)
-    scale = truth.std(axis=0)
-    options: dict[str, Any] = PLAIN | {"n_centers": 100}
-    each = KernelRegressor(**options).fit(X, Y)
-    errors = (((each.predict(fresh) - truth) / scale) ** 2).mean(axis=0)
-    for ridge in each.report_["ridges"]:
-        common = KernelRegressor(ridge=ridge, **options).fit(X, Y)
-        of_one = (((common.predict(fresh) - truth) / scale) ** 2).mean(axis=0)
-        assert errors.sum() <= 1.001 * of_one.sum()
-
-
 def test_labels_and_classes_share_one() -> None:
     """Their values are compared with each other, and sum to 1."""
     y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 1)
@@ -114,7 +100,7 @@ def test_ridges_are_grouped() -> None:
 
 def test_the_time_of_their_factors_is_planned() -> None:
     problem = replace(problem_of(rows(0, 500, 3), 9, cycled=2000), n_rows=2000, finds_ridge=True)
-    several = replace(problem, several=True)
+    several = replace(problem, several_targets=True)
     sizes = Direct().plan(problem, solver_settings(), 1 << 40)[0]
     one, many = (Direct().op_counts(of, sizes)[1].wide_factors for of in (problem, several))
     assert many > one

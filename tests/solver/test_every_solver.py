@@ -21,7 +21,7 @@ from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from tests import reference as ref
 from tests.maths import Array
-from tests.runs import FOURIER, METHODS, array_source, arrays, finished, settings, stream
+from tests.runs import METHODS, array_source, arrays, finished, settings, stream
 
 # -- threads and chunks ---------------------------------------------------------------------------
 
@@ -309,20 +309,3 @@ def test_a_setting_out_of_range_is_named_with_its_range(
     assert re.search(words, said)
     assert name.partition(".")[2] in said
     assert str(value).lower() in said or name == "solver.warm_start"  # a URL may tell too much
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("model.n_features", 0, NUMBER),
-        ("model.n_features", 81, "must be even"),
-        ("model.n_centers", 40, "has no centers"),
-        ("solver.name", "falkon", "use one of block, sgd, eigenpro1, direct"),
-        ("solver.level", 80, "must lie between 1 and the number of features - 1 = 79"),
-    ],
-)
-def test_so_is_one_of_features(name: str, value: Any, words: str) -> None:
-    config = {"solver.name": "eigenpro1"} | FOURIER | {name: value}
-    with pytest.raises(ConfigError, match=words) as caught:
-        open_run(settings(**config), RunInputs(array_source()))
-    assert str(value) in str(caught.value)

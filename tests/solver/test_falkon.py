@@ -43,7 +43,6 @@ from tests.runs import (
     finished,
     latest_step,
     settings,
-    stopped,
     stream,
 )
 
@@ -111,38 +110,11 @@ def converged(case: Case, passes: int = 60) -> tuple[Solver, State]:
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-4, 0.1])
 def test_it_ends_where_least_squares_is(ridge: float) -> None:
-    """And where the direct and the block solver end, on all rows at once."""
     case = falkon(ridge)
     _, state = converged(case)
     K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
     truth = ref.ridge(K, case.Y, K_zz, ridge) if ridge else ref.exact_least_squares(K, case.Y)
     close(state.alpha, truth, 1e-9)
-    options = solver_settings(ridge=ridge, damping=1e-6)
-    other = make_case(operator(), "direct", options=options)
-    solver = other.solver()
-    direct = solver.init()
-    one_pass(other, solver, direct)
-    close(state.alpha, direct.alpha, 1e-9)
-    if ridge == 1e-4:
-        return  # block needs thousands of full batches for the directions below its damping
-    other = make_case(operator(), "block", options=options, batch_size=240)
-    other.X_s = other.probe = other.X
-    other.cycled = 240
-    sizes = small_sizes(batch_size=240, n_sample=240, n_probe=240)
-    other.setup = computed(other.op, other.Z, other.X, other.X, sizes, options)
-    solver = other.solver()
-    block = solver.init()
-    for _ in range(400):
-        solver.step(block, Batch(case.X, case.Y, np.arange(240)))
-    close(block.alpha, truth, 1e-6)
-
-
-def test_float32_ends_there_to_its_precision() -> None:
-    case = falkon(1e-3, tolerance=1e-5, precision="exact")
-    _, state = converged(case)
-    K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
-    truth = ref.ridge(K, case.Y, K_zz, 1e-3)
-    close(K @ state.alpha.astype(np.float64), K @ truth, 1e-5)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
@@ -276,19 +248,6 @@ def test_killed_between_the_last_pass_and_the_end(
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"data.epochs": 1}, "data.epochs=1 must be at least 2 with solver 'falkon'"),
-        ({"solver.tolerance": 0.0}, "solver.tolerance=0.0 must be a number above 0"),
-        ({"solver.n_nystrom": 50}, r"n_nystrom=50 is not defined .*give solver.name=.eigenpro1"),
-    ],
-)
-def test_settings_without_sense_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        finished(settings(**(FALKON | change)), source=stream())
-
-
 def test_partial_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="solver='falkon' needs the same rows in every pass"):
         Online(settings(**FALKON)).advance(array_source())
@@ -322,27 +281,6 @@ def test_a_warm_start_saves_iterations_and_ends_in_the_same_place(trained: Path)
     )  # fmt: skip
     assert warm.samples <= cold.samples - 2 * 135
     close(warm.model.weights, cold.model.weights, 1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.full(all_but_every=2)
-@pytest.mark.parametrize("name", ["block", "eigenpro3", "eigenpro4"])
-def test_other_solvers_start_from_there_too(name: str, trained: Path, tmp_path: Path) -> None:
-    """The first steps are those of a trained model, and a resumed run has the same bits."""
-    size = {"solver.n_nystrom": 80} if name != "block" else {}
-    shared = GIVEN | size | {"solver.name": name, "solver.warm_start": str(trained)}
-    test = array_source(100, 5)
-    mse = []
-    for warm in (None, str(trained)):
-        config = settings(**(shared | {"solver.warm_start": warm}), **{"run.evaluate_at": [20]})
-        result = finished(config, source=stream(), test=test, centers=CENTERS)
-        mse.append(result.history[0]["test_mse"])
-    assert mse[1] < 0.95 * mse[0]
-    config = settings(tmp_path, **shared)
-    stopped(config, 5, source=stream(), centers=CENTERS)
-    again = finished(config, source=stream(), centers=CENTERS)
-    plain = finished(settings(**shared), source=stream(), centers=CENTERS)
-    np.testing.assert_array_equal(again.model.weights, plain.model.weights)
 
 
 @pytest.mark.parametrize(

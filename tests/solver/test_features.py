@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
-from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.kernels import builtin
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
@@ -30,6 +29,13 @@ from tests.plans import solver_settings
 from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream
 
 KERNEL = ref.make_kernel("laplace", 2.0)
+
+
+def dispersal(gamma: float, A: Array, B: Array, bandwidth: float) -> Array:
+    """exp(-r^gamma)."""
+    return np.asarray(np.exp(-((ref.distances(A, B) / bandwidth) ** gamma)))
+
+
 SAMPLED = {
     "gaussian": ref.gaussian,
     "laplace": ref.laplace,
@@ -37,6 +43,7 @@ SAMPLED = {
     "cauchy": ref.cauchy,
     "matern32": ref.matern32,
     "matern52": ref.matern52,
+    **{f"dispersal {gamma}": partial(dispersal, gamma) for gamma in (0.5, 1.3, 2.0)},
 }
 
 
@@ -52,18 +59,11 @@ def features(X: Array, Z: Array) -> Array:
 def test_the_spectral_measure_of_every_kernel(name: str) -> None:
     """5 standard errors of 50 000 draws: each cosine is at most 1, so 5 / sqrt(50 000) at most."""
     A, B = rows(0, 12, 3), rows(1, 12, 3)
-    phi = [features(X, frequencies(get_kernel(name, 1.7), 3, 100_000, 1)) for X in (A, B)]
+    gamma = {"gamma": float(name.split()[1])} if " " in name else {}
+    kernel = get_kernel({"kind": name.split()[0], "bandwidth": 1.7, **gamma})
+    phi = [features(X, frequencies(kernel, 3, 100_000, 1)) for X in (A, B)]
     error = phi[0] @ phi[1].T - SAMPLED[name](A, B, 1.7)
     assert np.abs(error).max() < 5 / math.sqrt(50_000)
-
-
-@pytest.mark.parametrize("gamma", [0.5, 1.3, 2.0])
-def test_the_spectral_measure_of_dispersal(gamma: float) -> None:
-    A, B = rows(0, 12, 3), rows(1, 12, 3)
-    kernel = builtin.Dispersal(1.7, gamma)
-    phi = [features(X, frequencies(kernel, 3, 100_000, 1)) for X in (A, B)]
-    truth = np.exp(-((ref.distances(A, B) / 1.7) ** gamma))
-    assert np.abs(phi[0] @ phi[1].T - truth).max() < 5 / math.sqrt(50_000)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "laplace_l1"])
@@ -81,16 +81,6 @@ def test_error_falls_as_one_over_the_root_of_their_number(name: str) -> None:
     assert -0.6 < slope < -0.4
     # A pair has at most the variance of a cosine.
     assert all(e < math.sqrt(2 / D) for e, D in zip(errors, numbers, strict=True))
-
-
-def test_they_are_unbiased() -> None:
-    """The mean over many seeds, within 5 of its own standard errors, with few features each."""
-    A, B = rows(0, 5, 3), rows(1, 5, 3)
-    kernel = get_kernel("gaussian", 1.5)
-    Z = [frequencies(kernel, 3, 6, seed) for seed in range(3000)]
-    products = np.array([features(A, z) @ features(B, z).T for z in Z])
-    error = products.mean(axis=0) - ref.gaussian(A, B, 1.5)
-    assert (np.abs(error) < 5 * products.std(axis=0) / math.sqrt(3000)).all()
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 1000))
@@ -177,37 +167,6 @@ def test_steps_are_those_on_explicit_features(solver: str, features: str, ridge:
         assert not state.pending
 
 
-@pytest.mark.full(all_but_every=3)
-@pytest.mark.parametrize(
-    ("name", "ridge"),
-    [
-        ("sgd, fourier", 0.05),
-        ("sgd, nystrom", 0.05),
-        ("eigenpro1, fourier", 0.02),
-        ("eigenpro1, nystrom", 0.02),
-        ("blocks, fourier", 0.02),
-        ("blocks, fourier", 0.0),
-    ],
-)
-def test_full_batches_reach_ridge_regression_on_the_features(name: str, ridge: float) -> None:
-    # Without a ridge all of them in one block: it is a Newton step but for the damping.
-    case = make_case(operator(), name, **({} if ridge else {"block_size": 24}))
-    n = len(case.X)
-    options = solver_settings(ridge=ridge, damping="auto" if ridge else 1e-10)
-    setup = computed(
-        case.op, case.Z, case.X_s, case.X, case.sizes, options, n_outputs=2,
-        features=case.features, cycled=n,
-    )  # fmt: skip
-    setup.meta["batch_size"] = n
-    case = replace(case, options=options, probe=case.X, setup=setup, cycled=n)
-    solver, phi = case.solver(), explicit(case)[0]
-    state = solver.init()
-    for _ in range(1500):
-        solver.step(state, Batch(case.X, case.Y, np.arange(n)))
-    w = np.linalg.solve(phi.T @ phi / n + ridge * np.eye(phi.shape[1]), phi.T @ case.Y / n)
-    close(case.columns(case.X) @ state.alpha, phi @ w, 1e-6)
-
-
 @pytest.mark.parametrize("ridge", [0.0, 0.02])
 def test_direct_on_features_is_ridge_regression(ridge: float) -> None:
     case = make_case(operator(), "direct, fourier", options=solver_settings(ridge=ridge))
@@ -275,7 +234,12 @@ def test_a_run_and_its_model(given: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ({**FOURIER, "model.n_features": 0}, "n_features=0 must be .auto. or a whole number, at l"),
         ({**FOURIER, "model.n_features": 81}, "n_features=81 must be even"),
+        (
+            {**FOURIER, "solver.name": "eigenpro1", "solver.level": 80},
+            "level=80 must lie between 1 and the number of features - 1 = 79",
+        ),
         ({**FOURIER, "solver.name": "eigenpro3"}, "cannot be trained by solver.name=.eigenpro3"),
         ({**FOURIER, "solver.name": "eigenpro2"}, "use one of block, sgd, eigenpro1"),
         ({"model.features": "nystrom", "solver.name": "eigenpro4"}, "cannot be trained by"),
@@ -298,11 +262,6 @@ def test_what_is_refused(overrides: dict[str, Any], message: str) -> None:
         finished(settings(**(width | overrides)), source=array_source())
 
 
-def test_features_are_a_part_of_a_runs_identity() -> None:
-    assert settings().identity()["model"]["features"] == "kernel"
-    assert settings(**FOURIER).identity()["model"]["features"] == "fourier"
-
-
 def test_centers_in_memory_are_no_frequencies() -> None:
     with pytest.raises(ConfigError, match="has no centers; leave centers and n_centers out"):
         finished(settings(**FOURIER), source=array_source(), centers=np.zeros((4, 5)))
@@ -319,27 +278,3 @@ def test_the_plan_counts_what_features_need(name: str, method: str) -> None:
     assert (run.sizes.solver, run.method.in_place) == (method, False)
     squares = [what for _, what, size in run.buffers.lines if "L^-1" in what and size]
     assert len(squares) == (name == "nystrom" and method != "block")
-
-
-def test_estimators(tmp_path: Path) -> None:
-    X, y = arrays(300)
-    options: dict[str, Any] = {
-        "features": "fourier", "bandwidth": 3.0, "threads": 1, "scale": "none",
-    }  # fmt: skip
-    model = KernelClassifier(n_features=200, solver="block", epochs=10, **options).fit(X, y)
-    Z = model.centers_.astype(np.float64)
-    np.testing.assert_array_equal(
-        model.centers_, frequencies(get_kernel("laplace", 3.0), 5, 200, 0).astype(np.float32)
-    )
-    expected = features(np.float64(X), Z) @ model.dual_coef_ + model.intercept_
-    close(model.predict_values(X), expected, 1e-3)
-    assert model.bandwidth_ == 3.0
-    assert model.score(X, y) > 0.9
-    halves = KernelClassifier(n_features=200, **options)
-    for part in (slice(0, 150), slice(150, 300)):
-        halves.partial_fit(X[part], y[part])
-    np.testing.assert_array_equal(halves.centers_, model.centers_)
-    nystrom = KernelRegressor(features="nystrom", solver="sgd", n_centers=40, epochs=3, threads=1)
-    assert nystrom.fit(X, np.eye(3)[y]).centers_.shape == (40, 5)
-    with pytest.raises(ConfigError, match=r"^features='fourier' has no centers"):
-        KernelRegressor(centers=X[:10], **options).fit(X, X[:, 0])

@@ -8,7 +8,6 @@ import scipy.linalg
 
 import streamkern as sk
 from streamkern.backend.batch import Batch
-from streamkern.basics.errors import ConfigError
 from streamkern.solver.precondition.low_rank import build_extended
 from tests import reference as ref
 from tests.maths import Case, both, close, computed, make_case, operator, rows, small_sizes
@@ -55,19 +54,6 @@ def test_step_of_sgd_is_that_of_the_kernel() -> None:
     [damped] = exact_case("sgd", ridge=0.2).solver().rules()
     assert damped.lambda_1 == pytest.approx(rule.lambda_1 + 0.2)
     assert damped.leverage == pytest.approx(1 + damped.lambda_1)
-
-
-@pytest.mark.full(all_but_every=2)
-@pytest.mark.parametrize(("name", "ridge"), [("sgd", 0.01), ("sgd", 0.0), ("eigenpro1", 0.0)])
-def test_full_batches_reach_kernel_ridge_or_interpolate(name: str, ridge: float) -> None:
-    case = exact_case(name, n=60, bandwidth=0.5, ridge=ridge)
-    case.setup.meta["batch_size"] = 60
-    solver = case.solver()
-    state, every = solver.init(), np.arange(60)
-    for _ in range(3000):
-        solver.step(state, Batch(case.X, case.Y, every))
-    K = ref.laplace(case.X, case.X, 0.5)
-    close(state.alpha, np.linalg.solve(K + 60 * ridge * np.eye(60), case.Y), 1e-7)
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.25])
@@ -165,11 +151,3 @@ def test_a_run_ends_at_kernel_ridge() -> None:
     mean = Y.mean(axis=0)
     exact = np.linalg.solve(K + 135 * 0.05 * np.eye(135), Y - mean)
     close(brute_force(result, X), mean + K @ exact, 1e-3)
-
-
-def test_what_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"solver.damping=2 must be at most 1"):
-        settings(**{"solver.name": "eigenpro1", "solver.damping": 2.0})
-    ridge = METHODS["eigenpro1"] | {"solver.ridge": 0.1}
-    with pytest.raises(ConfigError, match=r"ridge=0.1 is not defined for solver 'eigenpro1'"):
-        finished(settings(**ridge), source=array_source())

@@ -85,17 +85,6 @@ def test_passes_that_bring_other_rows_are_all_summed(n: int, p: int, epochs: int
     assert DIRECT.time(drawn) == DIRECT.time(once)
 
 
-def test_few_rows_for_a_center_are_summed_and_many_streamed() -> None:
-    for n, solver in ((4000, "direct"), (200_000, "block")):
-        assert choose_method(replace(PROBLEM, n_rows=n), RIDGED, 64 * GIB)[1].solver == solver
-
-
-def test_where_float64_is_slow_there_are_no_sums_in_it() -> None:
-    """As on a graphics card for games: 64 times."""
-    slow = replace(PROBLEM, n_rows=4000, float64=64.0)
-    assert choose_method(slow, RIDGED, 64 * GIB)[1].solver == "block"
-
-
 @pytest.mark.parametrize(
     ("options", "memory", "reason"),
     [

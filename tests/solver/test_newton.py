@@ -45,7 +45,7 @@ def test_the_buffers_are_those_of_a_pass(
     Y = np.eye(c, dtype=op.dtype)[np.arange(m) % c]
     if isinstance(loss, Gamma):
         loss, Y = loss.in_unit(np.ones(c)), Y + op.dtype.type(0.1)
-    shape, sizes = problem(p, c, m, itemsize=op.dtype.itemsize, kept=kept)
+    shape, sizes = problem(p, c, m, itemsize=op.dtype.itemsize, writes_checkpoints=kept)
     buffers, needs = Buffers(), Newton().needs(shape, sizes)
     Newton().add_buffers(buffers, shape, sizes)
 

@@ -63,27 +63,6 @@ def test_all_ridges_from_the_factor_of_one(
     assert abs(np.log(ratios.mean())) < np.log(2 if c == 20 else 1.4)
 
 
-def test_a_smooth_function_with_noise_finds_its_ridge() -> None:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(600, 2))
-    y = np.sin(2 * X[:, :1]) + 0.3 * rng.normal(size=(600, 1))
-    fresh = rng.normal(size=(2000, 2))
-    K, K_fresh = (ref.laplace(a, X, 3.0) for a in (X, fresh))
-    counted = np.ones(600, bool)
-
-    def error_on_fresh_rows(tau: float) -> float:
-        alpha = np.linalg.solve(K + tau * np.eye(600), y)
-        return 0.3**2 + float(((K_fresh @ alpha - np.sin(2 * fresh[:, :1])) ** 2).mean())
-
-    for tau in (0.02, 20.0):
-        ridges, A = ridges_near(tau, 0.0), K + tau * np.eye(600)
-        errors = errors_of_ridges(
-            Backend(1), lambda v, A=A: np.linalg.solve(A, v), y, counted, tau, ridges
-        )
-        found = largest_good(ridges, errors)
-        assert error_on_fresh_rows(found) <= 1.03 * min(map(error_on_fresh_rows, ridges))
-
-
 def test_ridges_around_one() -> None:
     ridges = ridges_near(1e-3, 0.0)
     assert ridges[0] == pytest.approx(1e-3 / 10**1.5)

@@ -195,7 +195,9 @@ def test_eigenpro_has_a_part_of_centers_and_temporary_ones(
         assert [len(a) for a in of_centers] == [30] * 4
         assert [len(pending[name]) for name in ("points", "delta")] == [72] * 2
         kept = sum(pending[name].nbytes for name in ("points", "delta"))
-        assert kept <= lines["temporary centers"] == 80 * (trainer.run.problem.point + 8)
+        assert (
+            kept <= lines["temporary centers"] == 80 * (trainer.run.problem.prepared_row_bytes + 8)
+        )
         assert len(pending["gamma"]) == len(solver.P.X_s) == 80
         assert solver.K.nbytes <= lines["K(X, Z)"]
         assert solver.K.shape == (math.ceil(1.1 * 8), 30)
@@ -237,7 +239,7 @@ def test_plan_counts_a_part(store: str, tmp_path: Path) -> None:
         run = open_run(runs.settings(store, tmp_path / "run", **size | grid(rows, columns)))
         run.backend.close()
         lines = {(phase, what): size for phase, what, size in run.buffers.lines}
-        counted.append((lines, run.problem.point))
+        counted.append((lines, run.problem.prepared_row_bytes))
     (by_rows, point), (by_centers, _) = counted
     assert by_rows["always", "centers"] == 400 * point
     assert by_centers["setup", "this rank's stripe of the centers"] == 200 * point

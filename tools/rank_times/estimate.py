@@ -106,7 +106,7 @@ def step_of(problem: ProblemShape, sizes: BlockSizes, dealt: int = 0) -> Step:
         n_sums, summed = n_sums + 0.5, summed + b * c / 2
     return Step(
         m, kernel, factors, calls.calls, p * c, n_sums, summed, problem.itemsize,
-        p * problem.point, dealt,
+        p * problem.prepared_row_bytes, dealt,
     )  # fmt: skip
 
 

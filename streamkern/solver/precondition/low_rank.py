@@ -24,9 +24,6 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.norm import NO_OVERLAP, check_overlap, eps, weigh_gram
 from streamkern.solver.precondition.step_rule import EIGENVALUE_STEPS, StepRule, top_eigenvalue
 
-Roots = tuple[Array, Array]
-"""Square roots of the sample weights of a sample (s,) and of a probe (h,)."""
-
 
 @dataclass(frozen=True)
 class LowRankPreconditioner:
@@ -82,7 +79,7 @@ def damp(
 
 def build_low_rank(
     op: KernelOperator, X_s: Points, probe: Points, *, level: int, seed: int = 0,
-    roots: Roots | None = None,
+    sample_root: Array | None = None, root: Array | None = None,
 ) -> LowRankPreconditioner:  # fmt: skip
     """Return the preconditioner of a sample, with its step rule, measured on `probe`.
 
@@ -91,9 +88,10 @@ def build_low_rank(
     eigenvalue on fresh rows. Cost: K(X_s, X_s) and `top_eigenpairs`.
 
     level : number of damped directions.
+    sample_root, root : (s,) and (h,) square roots of the sample weights of the sample and of the
+        probe; None: all are 1.
     """
     s, xp = len(X_s), op.backend.xp
-    sample_root, probe_root = roots or (None, None)
     K = weigh_gram(op.gram(X_s), sample_root)
     K *= 1 / s
     lam, E = sample_eigenpairs(op, K, level, seed)
@@ -102,8 +100,7 @@ def build_low_rank(
     D = xp.maximum(1 - tail / lam, 0) / lam / s
     if sample_root is not None:
         E *= sample_root[:, None]
-    plain = LowRankPreconditioner(X_s, E, D, StepRule(1.0, 1.0))
-    return LowRankPreconditioner(X_s, E, D, measure_low_rank(op, plain, probe, seed, probe_root))
+    return _with_rule(op, X_s, E, D, probe, seed, root)
 
 
 FLOOR, EXTENDED_FLOOR = 100, 1000
@@ -145,19 +142,17 @@ def sample_eigenpairs(
     return lam[: q + 1], E[:, : q + 1]
 
 
-def measure_low_rank(
-    op: KernelOperator, P: LowRankPreconditioner | None, probe: Points, seed: int,
+def _with_rule(
+    op: KernelOperator, X_s: Points, E: Array, D: Array, probe: Points, seed: int,
     root: Array | None,
-) -> StepRule:  # fmt: skip
-    """Return the step rule: ell = max k_P(x, x), and lambda_1 of K_P(probe, probe) / h.
+) -> LowRankPreconditioner:  # fmt: skip
+    """Return the preconditioner with its rule: ell = max k_P(x, x), lambda_1 of K_P(probe, probe).
 
-    P : preconditioner of the kernel k_P; None: k_P is the kernel itself.
-    root : (h,) square roots of the sample weights of the probe.
+    k_P is the preconditioned kernel.
     """
     K = op.gram(probe)
-    if P is None:
-        return rule_of_gram(op, K, None, root, [seed, 3], checked=True)
-    return rule_of_gram(op, K, (op.product(probe, P.X_s, P.E), P.D), root, [seed, 3])
+    rule = rule_of_gram(op, K, (op.product(probe, X_s, E), D), root, [seed, 3])
+    return LowRankPreconditioner(X_s, E, D, rule)
 
 
 def rule_of_gram(
@@ -237,8 +232,7 @@ def build_extended(
     E = xp.empty((n, len(lam) - 1), op.dtype)
     op.backend.matmul(A, op.backend.asarray(U[:, :-1], op.dtype), E)
     D = op.backend.asarray(1 - tau * ritz[-1] / ritz[:-1], op.dtype)
-    plain = LowRankPreconditioner(Z, E, D, StepRule(1.0, 1.0))
-    return LowRankPreconditioner(Z, E, D, measure_low_rank(op, plain, probe, seed, root))
+    return _with_rule(op, Z, E, D, probe, seed, root)
 
 
 def _symmetric(op: KernelOperator, A: Array, B: Array) -> npt.NDArray[np.float64]:

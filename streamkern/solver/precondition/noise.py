@@ -97,6 +97,11 @@ class Noise:
         return min((value for _, value in self.tried), default=math.inf)
 
     @property
+    def kappa_of_least_error(self) -> float:
+        """The kappa of the trial with the least error."""
+        return min(self.tried, key=lambda trial: trial[1])[0]
+
+    @property
     def rows_are_predictive(self) -> bool:
         """True if rows predict each other: the error is smaller than with the largest noise."""
         return bool(self.tried) and self.error <= MAX_PREDICTIVE_ERROR_RATIO * self.tried[-1][1]
@@ -108,7 +113,6 @@ class Noise:
 
 
 NO_NOISE = Noise()
-_TOO_FEW = Noise(10.0**FIRST_NOISE_EXPONENT)
 
 
 def distinct_origins(origins: npt.NDArray[Any], most: int = NOISE_ROWS) -> npt.NDArray[np.int64]:
@@ -136,7 +140,7 @@ def find_noise(
     if not each and rows.repeats is None:
         rows = rows._replace(Y=compress_outputs(op.backend, rows.Y))
     if len(rows.X if rows.repeats is None else rows.repeats.group) < MIN_ROWS_OF_NOISE:
-        return _TOO_FEW
+        return Noise(10.0**FIRST_NOISE_EXPONENT)
     K = weighted_gram(op, Z, rows.X, rows.root)
     return _search(_LeftOut(op, K, rows, each), near, finest)
 
@@ -177,11 +181,9 @@ def row_errors(
     Each of the N rows, before equal rows were merged, is predicted by the others, with the noise
     of least error.
     """
-    kappa = min(noise.tried, key=lambda trial: trial[1])[0]
     with op.backend.single_threaded_blas():
-        K = weighted_gram(op, Z, rows.X, rows.root)
-        left_out = _LeftOut(op, K, rows, False)
-        return *left_out.row_errors(kappa), left_out.scale
+        left_out = _LeftOut(op, weighted_gram(op, Z, rows.X, rows.root), rows)
+        return *left_out.row_errors(noise.kappa_of_least_error), left_out.scale
 
 
 def left_out_values(
@@ -191,18 +193,9 @@ def left_out_values(
 
     Equal rows, which are merged in `rows`, are left out together.
     """
-    kappa = min(noise.tried, key=lambda trial: trial[1])[0]
-    to_host = op.backend.to_host
     with op.backend.single_threaded_blas():
-        left_out = _LeftOut(op, weighted_gram(op, Z, rows.X, rows.root), rows, False)
-        inverse = left_out._inverse(kappa / left_out.scale)
-        assert inverse is not None
-        residuals = inverse.T @ (inverse @ left_out._weighted_targets(slice(None)))
-        residuals /= (inverse * inverse).sum(axis=0)[:, None]
-    if rows.root is not None:
-        residuals /= rows.root[:, None]
-    values: npt.NDArray[np.float64] = to_host(rows.Y.astype(np.float64) - residuals)
-    return values
+        left_out = _LeftOut(op, weighted_gram(op, Z, rows.X, rows.root), rows)
+        return left_out.values(noise.kappa_of_least_error)
 
 
 class _LeftOut:
@@ -221,7 +214,7 @@ class _LeftOut:
     scale : mean k(x, x).
     """
 
-    def __init__(self, op: KernelOperator, K: Array, rows: SampleRows, each: bool) -> None:
+    def __init__(self, op: KernelOperator, K: Array, rows: SampleRows, each: bool = False) -> None:
         self.op, self.backend, self.K, self.rows, self.each = op, op.backend, K, rows, each
         self.n = len(rows.X) if rows.repeats is None else len(rows.repeats.group)
         self.scale = float(K.diagonal().sum()) / self.n
@@ -237,7 +230,8 @@ class _LeftOut:
             return np.full(self.n_outputs if self.each else 1, math.inf)
         panels = tiles(self.n_outputs, MAX_PANEL_OUTPUTS)
         sums = [self._panel_errors(inverse, relative * self.scale, cols) for cols in panels]
-        return _finite(np.concatenate(sums) if self.each else np.asarray(sum(sums)))
+        errors = np.concatenate(sums) if self.each else np.asarray(sum(sums))
+        return np.where(np.isfinite(errors), errors, math.inf)
 
     def row_errors(self, kappa: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Return the squared errors of the rows, over all outputs, (N,), and the same of f = 0."""
@@ -245,14 +239,27 @@ class _LeftOut:
         assert inverse is not None
         totals, zero_totals = np.zeros(self.n), np.zeros(self.n)
         for cols in tiles(self.n_outputs, MAX_PANEL_OUTPUTS):
-            _, squares = self._squares(inverse, kappa, cols, self._weighted_targets(cols))
+            targets = self._weighted_targets(cols)
+            _, squares = self._squares(inverse, kappa, cols, targets)
             totals += self.backend.to_host(squares).sum(axis=1)
             if repeats is None:
-                targets = self._weighted_targets(cols)
                 zero_totals += self.backend.to_host(targets**2).sum(axis=1)
             else:
                 zero_totals += repeats.w * (repeats.Y[:, cols] ** 2).sum(axis=1)
         return totals, zero_totals
+
+    def values(self, kappa: float) -> npt.NDArray[np.float64]:
+        """Return the prediction of each merged row by the others, (n, c)."""
+        inverse, root = self._inverse(kappa / self.scale), self.rows.root
+        assert inverse is not None
+        residuals = inverse.T @ (inverse @ self._weighted_targets(slice(None)))
+        residuals /= (inverse * inverse).sum(axis=0)[:, None]
+        if root is not None:
+            residuals /= root[:, None]
+        values: npt.NDArray[np.float64] = self.backend.to_host(
+            self.rows.Y.astype(np.float64) - residuals
+        )
+        return values
 
     def _inverse(self, relative: float) -> Array | None:
         """Return the inverse of the lower Cholesky factor of A; None if A has none."""
@@ -316,11 +323,9 @@ def _search(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
         return NO_NOISE  # the factorisation of K(Z, Z) will raise an error
     cached_errors = cache(errors.errors)
     n, start, stride, limit = errors.n, FIRST_NOISE_EXPONENT, 2, _noise_limit(errors.rows)
-    lowest = (
-        max(MIN_NOISE_EXPONENT, min(round(math.log10(n * finest)), MAX_NOISE_EXPONENT))
-        if finest
-        else MIN_NOISE_EXPONENT
-    )
+    lowest = MIN_NOISE_EXPONENT
+    if finest:
+        lowest = max(lowest, min(round(math.log10(n * finest)), MAX_NOISE_EXPONENT))
     if near is not None and near.tried:
         start, stride = near.exponent, 1
 
@@ -352,11 +357,6 @@ def weighted_gram(op: KernelOperator, Z: Points | None, X: Array, root: Array | 
     else:
         K = op.gram(op.points(X, right=True)).astype(np.float64)
     return weigh_gram(K, root)
-
-
-def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Replace values that are not finite by infinity."""
-    return np.where(np.isfinite(values), values, math.inf)
 
 
 def _noise_limit(rows: SampleRows) -> float:

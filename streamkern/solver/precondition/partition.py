@@ -83,11 +83,6 @@ class Partition(CenterPartition):
         self.ranks, self.backend = ranks, backend
         self.first_row = self._batch_rows = 0
 
-    @classmethod
-    def trivial(cls, p: int, backend: Backend) -> Partition:
-        """Return the partition of p centers for a single rank."""
-        return cls([slice(0, p)], RankGrid(), SINGLE, backend)
-
     # -- sums ------------------------------------------------------------------------------
 
     def begin(self, m: int, n: int) -> None:

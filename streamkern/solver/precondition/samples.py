@@ -67,10 +67,6 @@ class Repeats(NamedTuple):
         sums /= weights[:, None]
         return sums
 
-    def first(self, n: int) -> Repeats | None:
-        """Return the repeats of the first n groups; None if none of them has two rows."""
-        return self.of(slice(0, n))
-
     def of(self, groups: slice) -> Repeats | None:
         """Return the repeats of some consecutive groups; None if none of them has two rows."""
         inside = (self.group >= groups.start) & (self.group < groups.stop)
@@ -106,7 +102,7 @@ class SampleRows(NamedTuple):
     def first(self, n: int, backend: Backend) -> SampleRows:
         """Return the first n rows, with compressed targets, see `compress_outputs`."""
         part = self.part(slice(n))
-        if self.repeats is None or (repeats := self.repeats.first(n)) is None:
+        if self.repeats is None or (repeats := self.repeats.of(slice(0, n))) is None:
             return part._replace(Y=compress_outputs(backend, part.Y))
         repeats = repeats.compressed(backend)
         return part._replace(Y=backend.asarray(repeats.means(), part.Y.dtype), repeats=repeats)

@@ -78,6 +78,7 @@ def problem_shape(
     """
     source, run_dir, levels = data.source, config.run.run_dir, config.model.quantile
     waits = on_cluster or config.data.dask is not None or source.remote  # for a network
+    uploads = run_dir is not None and local_path(run_dir) is None
     itemsize = 8 if precision == "float64" else 4
     width = point_width(data.d, precision, backend, kernel)
     row_bytes = math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source)
@@ -102,25 +103,25 @@ def problem_shape(
         left_bytes=_left_bytes(data.d, p, precision, backend, kernel),
         library_bytes=backend.library_bytes,
         feed_arrays=1 + transformed // itemsize * -(-sum(columns) // data.d),
-        transformed=transformed * -(-max(columns) // data.d),
+        transform_itemsize=transformed * -(-max(columns) // data.d),
         point_bytes=point_bytes(data.d, precision, backend, kernel),
         scratch_bytes=_scratch_bytes(data, backend, precision, kernel, transformed),
         staging=backend.staging,
         readers=MAX_THREADS if waits else 0,  # `in_flight_bytes` bounds pending reads of a network
         units_in_hand=n_read_ahead(waits),
-        saving=SAVE_CHUNK_BYTES if run_dir is not None and local_path(run_dir) is None else 0,
-        kept=run_dir is not None,
+        upload_bytes=SAVE_CHUNK_BYTES if uploads else 0,
+        writes_checkpoints=run_dir is not None,
         repeats=data.repeats,
         ridge=config.solver.ridge != 0 and "ridge" in options_of(config.solver.name),
         finds_ridge=config.solver.ridge == "auto",
         finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
-        metric=0 if kernel.metric is None else kernel.metric.size * 8,
+        metric_bytes=0 if kernel.metric is None else kernel.metric.size * 8,
         n_stored=stored_rows(source).n_rows,
         hides_copies=source.hides_copies,
         float64=1.0 if itemsize == 8 else backend.float64_cost,
         features=config.model.features,
         classes=source.classes is not None,
-        several=source.classes is None and source.n_outputs > 1,
+        several_targets=source.classes is None and source.n_outputs > 1,
         posterior=config.solver.posterior,
         squares=config.model.loss == SQUARES,
         n_validation_rows=0 if data.validation_rows is None else data.validation_rows.n_rows,

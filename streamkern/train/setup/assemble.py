@@ -244,7 +244,7 @@ def _estimate_noise(
     method, options, n_eff, ridges = run.method, run.config.solver, None, None
     if not method.asks_noise(run.problem):
         return NO_NOISE, n_eff, options, ridges
-    with_each, rows = method.ridge_each and run.problem.several, read_rows()
+    with_each, rows = method.ridge_each and run.problem.several_targets, read_rows()
     asks_ridge = method.asks_ridge(run.problem) or (
         options.ridge == "auto" and rows.repeats is not None and rows.repeats.are_common()
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamkern.losses.log_link import LogLink
-from streamkern.planning.op_counts import OpCounts, summed_counts
+from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.solver.precondition.step_rule import max_over_blocks
@@ -108,7 +108,7 @@ def expected_times(
     speeds = measure_speeds(run, [*before_training.values(), training, evaluation_counts], clock)
     kernels = len(kernels_of(run)) if is_open(run) else 1
     setup = (
-        summed_counts(before_training.values()).seconds(speeds.compute)
+        sum(before_training.values(), NO_WORK).seconds(speeds.compute)
         + _rows_read_before_training(run) * speeds.read
     )
     setup += kernels * speeds.compiled

@@ -80,11 +80,15 @@ def test_the_error_is_that_of_fits_without_each_row(
     X = rng.standard_normal((distinct, 3))[at]
     Y = rng.standard_normal((40, 2)) + X[:, :1] * (distinct < 40)
     w = rng.uniform(0.2, 3, 40) if weighted else np.ones(40)
-    tried = found(X, Y, w if weighted else None).tried
-    assert len(tried) >= 3
-    for kappa, error in tried:
-        wanted = squares_without_each_row(X, Y, w, kappa).mean()
-        assert error == pytest.approx(wanted, rel=rel), kappa
+    with prepared(X, Y, w if weighted else None) as (op, Z, rows):
+        noise = find_noise(op, Z, rows)
+        errors, zero_errors, _ = row_errors(op, Z, rows, noise)
+    assert len(noise.tried) >= 3
+    squares = {kappa: squares_without_each_row(X, Y, w, kappa) for kappa, _ in noise.tried}
+    for kappa, error in noise.tried:
+        assert error == pytest.approx(squares[kappa].mean(), rel=rel), kappa
+    np.testing.assert_allclose(errors, squares[noise.kappa_of_least_error], rtol=1e-6)
+    np.testing.assert_allclose(zero_errors, w * (Y**2).sum(axis=1), rtol=1e-12)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -144,23 +148,6 @@ def test_of_few_rows_the_noise_is_taken_to_be_where_searches_start() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("different", [40, 9])
-def test_errors_of_single_rows_are_those_of_fits_without_them(
-    weighted: bool, different: int
-) -> None:
-    rng = np.random.default_rng(6)
-    X = rng.standard_normal((different, 3))[np.arange(40) % different]
-    Y = rng.standard_normal((40, 2)) + X[:, :1]
-    w = rng.uniform(0.2, 3, 40) if weighted else np.ones(40)
-    with prepared(X, Y, w if weighted else None) as (op, Z, rows):
-        noise = find_noise(op, Z, rows)
-        errors, plain, _ = row_errors(op, Z, rows, noise)
-    kappa = min(noise.tried, key=lambda each: each[1])[0]
-    np.testing.assert_allclose(errors, squares_without_each_row(X, Y, w, kappa), rtol=1e-6)
-    np.testing.assert_allclose(plain, w * (Y**2).sum(axis=1), rtol=1e-12)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
 def test_values_of_rows_are_those_of_fits_without_them(weighted: bool) -> None:
     rng = np.random.default_rng(7)
     X = rng.standard_normal((30, 3))
@@ -169,7 +156,7 @@ def test_values_of_rows_are_those_of_fits_without_them(weighted: bool) -> None:
     with prepared(X, Y, w if weighted else None) as (op, Z, rows):
         noise = find_noise(op, Z, rows)
         values = left_out_values(op, Z, rows, noise)
-    kappa, K = min(noise.tried, key=lambda each: each[1])[0], kernel_matrix(X)
+    kappa, K = noise.kappa_of_least_error, kernel_matrix(X)
     for i in range(30):
         others = np.arange(30) != i
         alpha = np.linalg.solve(K[others][:, others] + kappa * np.diag(1 / w[others]), Y[others])

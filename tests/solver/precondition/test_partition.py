@@ -183,10 +183,13 @@ def test_no_rank_ever_has_all_centers() -> None:
         on_threads(size, built)
     peak = traced.peak
     sampled = (s + h) * (d + 4) * 8
-    sums = 3 * b * problem.point  # a block on its way: laid down twice, and added up
+    row_bytes = problem.prepared_row_bytes
+    sums = 3 * b * row_bytes  # a block on its way: laid down twice, and added up
     small = 1 << 18  # tiles, vectors of the eigenvalue's iteration, Python
     most = size * (counted + sampled + sums + small)
-    assert most - (p - b) * problem.point < peak <= most  # one that had them all would be seen
+    assert (
+        most - (p - b) * problem.prepared_row_bytes < peak <= most
+    )  # one that had them all would be seen
 
 
 @pytest.mark.parametrize("edges", [(0, 7), (0, 2, 7), (0, 1, 5, 7)])

@@ -122,24 +122,6 @@ def test_the_start_of_one_block_is_penalised_least_squares_on_the_stream(w: Arra
     np.testing.assert_allclose(K @ pre.start, K @ truth, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("w", [None, WEIGHTS], ids=["plain", "weighted"])
-def test_sweeps_over_blocks_end_there_too(w: Array | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No sweep raises the penalised error of the stream; the sample's other rows are all others."""
-    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
-    K, K_zz, penalty = kernel(X, X[:P]), kernel(X[:P], X[:P]), DAMPING * PENALTY
-    scale = (np.ones(N) if w is None else w)[:, None]
-
-    def objective(alpha: Array) -> Array:
-        error = (scale * (Y - K @ alpha) ** 2).mean(axis=0)
-        return np.asarray(error + penalty * (alpha * (K_zz @ alpha)).sum(axis=0))
-
-    starts = [built(10, w, sweeps=sweeps)[0].start for sweeps in (0, 1, 2, 5, 60)]
-    values = np.array([objective(start) for start in starts])
-    assert (np.diff(values, axis=0) <= 1e-12 * values[0]).all()
-    truth = ref.ridge(np.sqrt(scale) * K, np.sqrt(scale) * Y, K_zz, penalty)
-    np.testing.assert_allclose(values[-1], objective(truth), rtol=1e-7)
-
-
 @pytest.mark.parametrize("ridge", [1e-3, 2.5 * PENALTY, 10.0])
 @pytest.mark.parametrize("block_size", [30, 10])
 def test_a_start_has_the_ridge(

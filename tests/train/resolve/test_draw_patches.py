@@ -256,7 +256,7 @@ def test_a_plan_counts_their_bytes_and_flops() -> None:
     assert run.problem.scratch_bytes >= patch_features.TILE_BYTES
     # Cast and scaled pixels, and features: 81 + 81 + 48 numbers.
     assert (run.problem.feed_arrays - 1) * 48 >= 81 + 48
-    assert run.problem.transformed * 48 >= 4 * 81
+    assert run.problem.transform_itemsize * 48 >= 4 * 81
 
 
 def test_features_are_not_taken_for_columns_of_a_scale_each() -> None:

@@ -1,9 +1,9 @@
 """Inner products of packed sparse rows, by an inverted index of the centers.
 
-For each feature, the index lists the centers with a nonzero value of it, and these values (the
-"postings" of a search engine). A product of m rows with the centers then visits only pairs of
-entries of the same feature: m e q pairs, if a row has e entries and a feature is nonzero in q
-centers, on average. Neither side becomes dense.
+For each feature, the index lists the centers in which it is nonzero, and its values there, as the
+index of a search engine does for words and pages. A product of m rows with the centers then visits
+only pairs of entries of the same feature: m e q pairs, if a row has e entries and a feature is
+nonzero in q centers, on average. Neither side becomes dense.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ rows are looked up only once."""
 
 
 @dataclass(frozen=True)
-class Postings:
+class InvertedIndex:
     """An inverted index of n_rows packed rows, on the device.
 
     features : (v,) int64, the features that occur, ascending.
-    starts : (v + 1,) int64; entries starts[i] to starts[i + 1] of the next two are of features[i].
-    rows : (e,) int32, the row of each entry.
+    starts : (v + 1,) int64; the entries of features[i] are rows[starts[i] : starts[i + 1]], and the
+        same slice of values.
+    rows : (e,) int32, the row of each entry, in the order of the features.
     values : (e,) the value of each entry, in the dtype of the packed rows.
     """
 
@@ -35,10 +36,10 @@ class Postings:
     rows: Array
     values: Array
     n_rows: int
-    _parts: dict[tuple[int, int], Postings] = field(default_factory=dict, repr=False)
+    _parts: dict[tuple[int, int], InvertedIndex] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of_rows(cls, backend: Backend, packed: Array) -> Postings:
+    def of_rows(cls, backend: Backend, packed: Array) -> InvertedIndex:
         """Return the index of packed rows (p, 2 k). O(e log e) for e entries."""
         xp = backend.xp
         row, feature, value = entries(packed, xp)
@@ -48,7 +49,7 @@ class Postings:
         xp.cumsum(counts, out=starts[1:])
         return cls(features, starts, row[order].astype(np.int32), value[order], len(packed))
 
-    def part(self, start: int, stop: int) -> Postings:
+    def part(self, start: int, stop: int) -> InvertedIndex:
         """Return the index of the rows from `start` to `stop`.
 
         It is cached, because solvers request the same blocks in every step. Two threads may compute
@@ -58,17 +59,17 @@ class Postings:
             return self
         if (start, stop) not in self._parts:
             is_inside = (self.rows >= start) & (self.rows < stop)
-            n_inside = is_inside.cumsum()
+            n_entries_until = is_inside.cumsum()
             starts = self.starts.copy()
-            starts[1:] = n_inside[self.starts[1:] - 1]
-            self._parts[start, stop] = Postings(
+            starts[1:] = n_entries_until[self.starts[1:] - 1]
+            self._parts[start, stop] = InvertedIndex(
                 self.features, starts, self.rows[is_inside] - start, self.values[is_inside],
                 stop - start,
             )  # fmt: skip
         return self._parts[start, stop]
 
 
-def sparse_products(backend: Backend, packed: Array, index: Postings, out: Array) -> None:
+def sparse_products(backend: Backend, packed: Array, index: InvertedIndex, out: Array) -> None:
     """Set out (m, p) to the inner products of packed rows (m, 2 k) with the rows of the index.
 
     Each product is added up in the order of the features, so it does not depend on other rows.
