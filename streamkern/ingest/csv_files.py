@@ -24,10 +24,12 @@ from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact
 from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.csv_layout import NumberedLines, csv_layout
+from streamkern.ingest.csv_layout import csv_layout
 from streamkern.ingest.csv_lines import (
     LINE_BREAK_MARK,
     UNCLOSED,
+    NumberedLines,
+    RecodedFile,
     after_lines,
     arrow_columns,
     below,
@@ -38,22 +40,23 @@ from streamkern.ingest.csv_lines import (
     line_pieces,
     n_lines,
     numbered_lines,
-    recoded,
     single_blanks,
     whole_rows,
+    with_line_breaks,
     without_blank,
 )
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.raw_targets import MAX_LABEL
 from streamkern.ingest.reader import Reader
-from streamkern.ingest.tables.cells import PADDED, matches
+from streamkern.ingest.tables.arrow import arrow, compute, matches, with_null
+from streamkern.ingest.tables.cells import PADDED
 from streamkern.ingest.tables.key_columns import RoundingWarnings, warn_of_index
 from streamkern.ingest.tables.missing import missing_in
-from streamkern.ingest.tables.numbers import is_number, is_padded, numbers
+from streamkern.ingest.tables.numbers import is_padded, numbers
 
 Part = tuple[Any, list[Any], list[Any], Any]
-"""Rows of a piece: X, targets, weights, and a mask of lines with a target, None if all have one."""
+"""Rows of a piece: X, targets, weights, and a mask of the lines that are rows and not dropped."""
 
 
 class CsvReader(Reader):
@@ -178,7 +181,7 @@ class CsvReader(Reader):
         """Return the parsed rows as a block. start : row number of the first line."""
         X, targets, weights, has_target = part
         y = np.stack(targets, axis=1) if targets else np.empty((len(X), 0))
-        n_dropped = 0 if has_target is None else int((~has_target).sum())
+        n_dropped = int((~has_target).sum())
         block = RawBlock(
             X,
             y[:, 0] if len(targets) == 1 else y,
@@ -207,16 +210,13 @@ class CsvReader(Reader):
         if texts is None:
             return None
         targets, weights = texts
-        if not (self._drop_missing and targets):
-            return X, targets, weights, None
-        has_target = ~np.any([self._missing(y) for y in targets], axis=0)
-        if has_target.all():
-            return X, targets, weights, None
-        if self._cells is None:
-            X = X[has_target]
-        else:
-            X = X.filter(import_optional("pyarrow").array(has_target))
-        return X, [y[has_target] for y in targets], [w[has_target] for w in weights], has_target
+        has_target = np.ones(len(table), bool)
+        if self._drop_missing and targets:
+            has_target = ~np.any([self._missing(y) for y in targets], axis=0)
+        if not has_target.all():
+            X = X[has_target] if self._cells is None else X.filter(arrow.array(has_target))
+            targets, weights = ([k[has_target] for k in part] for part in texts)
+        return X, targets, weights, has_target
 
     def _matrix(self, columns: Sequence[Any], content: bytes) -> NDArray[np.float64] | None:
         """Return columns of an Arrow table as numbers (k, d); None if a cell is not a number."""
@@ -240,9 +240,7 @@ class CsvReader(Reader):
 
         Numbers are in Python's notation.
         """
-        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         missing = arrow.array(list(self._cells or ()), arrow.string())
-        null = arrow.scalar(None, arrow.string())
         cells = {}
         for k, column in zip(self._features, columns, strict=True):
             text, name = compute.utf8_trim_whitespace(column), self._names[k]
@@ -252,7 +250,7 @@ class CsvReader(Reader):
                     cell = str(text[int(np.argmax(wrong))])
                     raise self._style.contradiction(cell, f"column {name!r} of {self._where}")
                 text = self._style.with_points(text)
-            cells[name] = compute.if_else(compute.is_in(text, missing), null, text)
+            cells[name] = with_null(text, compute.is_in(text, missing))
         return arrow.table(cells)
 
     def _missing(self, y: NDArray[np.str_]) -> NDArray[np.bool_]:
@@ -264,7 +262,6 @@ class CsvReader(Reader):
 
         table : as returned by `_arrow_table`
         """
-        compute = import_optional("pyarrow.compute")
         columns = {k: table.column(str(k)) for k in (*self._targets, *self._weights)}
         lengths = [compute.max(compute.utf8_length(column)).as_py() for column in columns.values()]
         if max(lengths, default=0) > MAX_LABEL:
@@ -320,7 +317,6 @@ class CsvReader(Reader):
         targets, weights = self._stripped(dict(other_texts))
         if self._cells is None:
             return X if has_target.all() else X[has_target], targets, weights, has_target
-        arrow = import_optional("pyarrow")
         columns = zip(*texts, strict=True) if texts else [()] * len(self._features)
         arrays = [arrow.array(column, arrow.string()) for column in columns]
         return self._table_of(arrays), targets, weights, has_target
@@ -345,7 +341,7 @@ class CsvReader(Reader):
                     f"{self._delimiter!r}",
                 )
             if LINE_BREAK_MARK in line:
-                fields = [field.replace(LINE_BREAK_MARK, "\n") for field in fields]
+                fields = [*map(with_line_breaks, fields)]
             yield fields
 
     def _location(self, number: int, row: int | None) -> str:
@@ -377,7 +373,7 @@ class CsvReader(Reader):
             if is_padded(fields[k]):
                 rule = ", a number with zeros before it, as codes have; write it without them"
                 remedy += f" and {mention('categorical=')} or {mention('numeric=')}"
-            elif not is_number(self._style.with_point(fields[k])):
+            elif not self._style.is_number(fields[k]):
                 rule = "; features are numbers here: fill in or drop such rows"
             else:
                 continue
@@ -391,9 +387,14 @@ class CsvReader(Reader):
 
 def open_csv(url: Url, request: ReadRequest, opener: FileOpener) -> CsvReader:
     """Return a reader of a CSV file, which is opened again for every pass."""
-    form, open_file = opener.form.for_kind("csv"), partial(opener.open_once, url)
-    if form.encoding not in (None, "utf-8"):
-        open_file = partial(recoded, open_file, form.encoding, redact(url))
+    form, where = opener.form.for_kind("csv"), redact(url)
+
+    def open_file() -> Any:
+        file = opener.open_once(url)
+        if form.encoding is None or form.encoding == "utf-8":
+            return file
+        return RecodedFile(file, form.encoding, where)
+
     options = form.json()
     identity = [opener.identity(url), request.json(), *([options] if options else [])]
-    return CsvReader(redact(url), open_file, request, identity, form)
+    return CsvReader(where, open_file, request, identity, form)

@@ -31,11 +31,10 @@ from streamkern.ingest.arrow_files import TYPED_READERS
 from streamkern.ingest.columns import ReadRequest, RecordedArrays
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
-from streamkern.ingest.frame_reader import FrameReader
+from streamkern.ingest.frame_reader import FrameReader, HubReader
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.hdf5_files import open_hdf5, open_netcdf
 from streamkern.ingest.hub_datasets import is_hub_dataset
-from streamkern.ingest.hub_reader import HubReader
 from streamkern.ingest.input_files import FileOpener, Url, ending_of, explained_damage, is_path
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.reader import FileReader, ManyReader, Reader, TargetedRows
@@ -98,7 +97,7 @@ def open_reader(
     )
     reader = _reader(inputs, request, opener)
     _pack_sparse(reader, opener.form.recorded)
-    return TargetedRows(reader, request) if drop_missing else reader
+    return TargetedRows(reader, marks) if drop_missing else reader
 
 
 def _pack_sparse(reader: Reader, recorded: Mapping[str, Any] | None) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.ingest.csv_layout import csv_layout, refuse_unit_lines
+from streamkern.ingest.csv_layout import FirstLines, csv_layout, refuse_unit_lines
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.tables.numbers import NumberStyle
@@ -389,4 +389,5 @@ def test_lines_of_units_are_named_and_can_be_skipped(tmp_path: Path) -> None:
         np.testing.assert_array_equal(x, VALUES)
     for first in ("?,,", "1,kg,s", "NA,NA,NA"):  # gaps, and a row
         lines = list(enumerate(["a,b,y", first, *numbers], 1))
-        refuse_unit_lines(lines, [line.split(",") for _, line in lines], NumberStyle(), "d.csv")
+        fields = [line.split(",") for _, line in lines]
+        refuse_unit_lines(FirstLines(lines, fields, ",", NumberStyle(), "d.csv"))
