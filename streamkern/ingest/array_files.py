@@ -61,8 +61,19 @@ class FileArray:
             raise _truncated(self._where, f"row {row} of {self.shape[0]}")
         self._row = stop
         if stop == self.shape[0]:
-            refuse_more(self._file, self._where, stop)
+            self._refuse_more()
         return out
+
+    def _refuse_more(self) -> None:
+        """Raise DataError if the file continues after the last row.
+
+        Reading on also makes a compressed file verify its checksum, which follows the rows.
+        """
+        if self._file.read(1):
+            raise DataError(
+                f"{self._where} goes on after the last of its {self.shape[0]} rows",
+                "it is damaged, or holds several arrays: save each to a file of its own",
+            )
 
 
 class FortranArray(FileArray):
@@ -79,7 +90,7 @@ class FortranArray(FileArray):
                 raise _truncated(self._where, "its data")
         if stop == self.shape[0]:
             self._file.seek(self._data + math.prod(self.shape) * size)
-            refuse_more(self._file, self._where, stop)
+            self._refuse_more()
         return out.transpose()
 
 
@@ -95,18 +106,6 @@ def _truncated(where: str, inside: str) -> DataError:
     return DataError(
         f"{where} ends inside {inside}", "the file is truncated: get it again from where it came"
     )
-
-
-def refuse_more(file: IO[bytes], where: str, n_rows: int) -> None:
-    """Raise DataError if a file continues after its last row.
-
-    Reading on also makes a compressed file verify its checksum, which follows the rows.
-    """
-    if file.read(1):
-        raise DataError(
-            f"{where} goes on after the last of its {n_rows} rows",
-            "it is damaged, or holds several arrays: save each to a file of its own",
-        )
 
 
 def npy_array(file: IO[bytes], where: str, opener: FileOpener | None = None) -> FileArray:

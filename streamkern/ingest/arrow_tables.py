@@ -146,13 +146,19 @@ class ArrowReader(Reader):
             X = self._stacked(columns, self._features)
         y = [self._values(batch.column(name), name, start) for name in self._targets]
         targets = self._stacked(y, self._targets) if len(y) > 1 else np.empty((len(X), 0))
+        weights = None
+        for name in self._weights:
+            try:
+                weights = self._numbers(batch.column(name), name)
+            except NotNumbersError as error:
+                raise DataError(str(error)) from None
         return RawBlock(
             X,
             y[0] if len(y) == 1 else targets,
             self._where,
             start,
             None if self._lists else self._features,
-            self._weight(batch) if self._weights else None,
+            weights,
             rows,
             int(missing.sum()) if self._drop_missing else 0,
         )
@@ -224,13 +230,6 @@ class ArrowReader(Reader):
                 )
             batch = batch.set_column(k, field.with_type(arrow.large_string()), column)
         return batch
-
-    def _weight(self, batch: Any) -> NDArray[Any]:
-        name = self._weights[0]
-        try:
-            return self._numbers(batch.column(name), name)
-        except NotNumbersError as error:
-            raise DataError(str(error)) from None
 
     def _rows_of_lists(self, lists: Any, rows: RowsInFile) -> NDArray[Any]:
         """Return lists as rows; raise DataError unless they have equal lengths and no nulls."""

@@ -130,7 +130,8 @@ def split_columns(
         [
             _name_of(names, k, where, named)
             for k in as_list(role)
-            if request.targets or _has_column(names, k)
+            # An integer is always a position in this table.
+            if request.targets or str(k) in names or k in range(-len(names), len(names))
         ]
         for role in ("y" if request.y is None else request.y, request.w)
     )
@@ -229,11 +230,6 @@ def _name_of(names: Sequence[str], column: Any, where: str, named: bool = True) 
             f"it has {some(names)}: name those you mean with {mention('x=')} and {mention('y=')}",
         )
     return names[position]
-
-
-def _has_column(names: Sequence[str], column: Any) -> bool:
-    """Return whether the column exists; an integer is always a position in this table."""
-    return str(column) in names or (isinstance(column, int) and -len(names) <= column < len(names))
 
 
 def _first_repeated(names: Sequence[str]) -> str | None:

@@ -22,29 +22,11 @@ from streamkern.basics.errors import DataError, NotNumbersError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact
+from streamkern.ingest import csv_lines
 from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_layout import csv_layout
-from streamkern.ingest.csv_lines import (
-    LINE_BREAK_MARK,
-    UNCLOSED,
-    NumberedLines,
-    RecodedFile,
-    after_lines,
-    arrow_columns,
-    below,
-    csv_error_text,
-    first_lines,
-    has_padded,
-    is_well_quoted,
-    line_pieces,
-    n_lines,
-    numbered_lines,
-    single_blanks,
-    whole_rows,
-    with_line_breaks,
-    without_blank,
-)
+from streamkern.ingest.csv_lines import NumberedLines
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.raw_targets import MAX_LABEL
@@ -82,7 +64,7 @@ class CsvReader(Reader):
         if request.cells is not None:
             import_optional("pyarrow", "reading words, dates and missing values")
         with closing(self._open()) as file:
-            above, lines = first_lines(file, form.skip_lines or 0, form.delimiter, where)
+            above, lines = csv_lines.first_lines(file, form.skip_lines or 0, form.delimiter, where)
         layout = self._layout = csv_layout(
             lines, form, where, above, request.known_names, request.names_beside
         )
@@ -159,17 +141,20 @@ class CsvReader(Reader):
         """
         skip, above = start + (1 if self._layout.header else 0), self._layout.skip_lines
         with closing(self._open()) as file:
-            pieces = below(line_pieces(file, block_bytes, self._where), above)
-            for number, text, well_quoted in whole_rows(pieces, self._delimiter, len(self._names)):
+            pieces = csv_lines.below(csv_lines.line_pieces(file, block_bytes, self._where), above)
+            for number, text, well_quoted in csv_lines.whole_rows(
+                pieces, self._delimiter, len(self._names)
+            ):
                 if self._delimiter == " ":
-                    text = single_blanks(text)
-                    well_quoted = b'"' not in text or is_well_quoted(text, " ")
-                content = without_blank(text)
-                n_rows = n_lines(content)
+                    text = csv_lines.single_blanks(text)
+                    well_quoted = b'"' not in text or csv_lines.is_well_quoted(text, " ")
+                content = csv_lines.without_blank(text)
+                n_rows = csv_lines.n_lines(content)
                 if n_rows > skip:
-                    rows = by_arrow(after_lines(content, skip)) if well_quoted else None
+                    rows = by_arrow(csv_lines.after_lines(content, skip)) if well_quoted else None
                     if rows is None:
-                        rows = by_python(numbered_lines(text, number, self._where)[skip:], start)
+                        lines = csv_lines.numbered_lines(text, number, self._where)
+                        rows = by_python(lines[skip:], start)
                     yield rows, start
                     start += n_rows - skip
                 skip = max(skip - n_rows, 0)
@@ -229,7 +214,7 @@ class CsvReader(Reader):
             return None
         texts = partial(self._arrow_table, content, "string")
         self._rounding_warnings.check(X, [(str(k), self._names[k]) for k in self._features], texts)
-        if has_padded(content, self._delimiter):  # numbers with leading zeros, as codes have
+        if csv_lines.has_padded(content, self._delimiter):  # by leading zeros, as codes are
             table = texts()
             if any(matches(table.column(str(k)), PADDED).any() for k in self._features):
                 return None
@@ -287,7 +272,7 @@ class CsvReader(Reader):
         text_columns = [str(k) for k in (*self._targets, *self._weights)]
         types = {str(k): features for k in self._features} | dict.fromkeys(text_columns, "string")
         decimal = self._style.decimal
-        return arrow_columns(content, len(self._names), types, self._delimiter, decimal)
+        return csv_lines.arrow_columns(content, len(self._names), types, self._delimiter, decimal)
 
     def _by_python(self, lines: NumberedLines, start: int) -> Part:
         """Parse lines by the csv module; raise DataError for the first wrong line."""
@@ -331,17 +316,17 @@ class CsvReader(Reader):
             try:
                 fields = next(reader)
             except csv.Error as error:
-                raise DataError(f"{location} {csv_error_text(error)}") from error
+                raise DataError(f"{location} {csv_lines.csv_error_text(error)}") from error
             if reader.line_num != row + 1:
-                raise DataError(f"{location} {UNCLOSED}")
+                raise DataError(f"{location} {csv_lines.UNCLOSED}")
             if width is not None and len(fields) != width:
                 raise DataError(
                     f"{location} has {len(fields)} fields, the first line has {width}",
                     f"write {width} fields, with quotes around a field that holds "
                     f"{self._delimiter!r}",
                 )
-            if LINE_BREAK_MARK in line:
-                fields = [*map(with_line_breaks, fields)]
+            if csv_lines.LINE_BREAK_MARK in line:
+                fields = [*map(csv_lines.with_line_breaks, fields)]
             yield fields
 
     def _location(self, number: int, row: int | None) -> str:
@@ -393,7 +378,7 @@ def open_csv(url: Url, request: ReadRequest, opener: FileOpener) -> CsvReader:
         file = opener.open_once(url)
         if form.encoding is None or form.encoding == "utf-8":
             return file
-        return RecodedFile(file, form.encoding, where)
+        return csv_lines.RecodedFile(file, form.encoding, where)
 
     options = form.json()
     identity = [opener.identity(url), request.json(), *([options] if options else [])]

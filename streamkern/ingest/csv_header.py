@@ -196,11 +196,12 @@ def _log10_notation(name: str, cells: Sequence[str]) -> float:
             return -_MAX_LOG10_PER_COLUMN / 2
         fewer = min(map(_digits, cells)) - _digits(name)
         return -min(_MAX_LOG10_PER_COLUMN, fewer) if fewer >= _MIN_FEWER_DIGITS else 0.0
-    if not all(map(_has_fraction, cells)):
+    if not all(is_number(cell) and not is_integer(cell) for cell in cells):
         return 0.0
     if any(float(cell).is_integer() for cell in cells):  # other integers are written 1.0
         return -_MAX_LOG10_PER_COLUMN
-    return -min(_MAX_LOG10_PER_COLUMN, max(1, min(map(_decimals, cells))))
+    decimals = min(len(_mantissa(cell).partition(".")[2]) for cell in cells)
+    return -min(_MAX_LOG10_PER_COLUMN, max(1, decimals))
 
 
 def _log10_equal(name: str, cells: Sequence[str]) -> float:
@@ -209,17 +210,12 @@ def _log10_equal(name: str, cells: Sequence[str]) -> float:
     return math.log10((n_equal + 0.5) / (len(cells) + 1)) if cells else 0.0
 
 
-def _has_fraction(cell: str) -> bool:
-    return is_number(cell) and not is_integer(cell)
+def _mantissa(cell: str) -> str:
+    return cell.lower().partition("e")[0]
 
 
 def _digits(cell: str) -> int:
-    mantissa = cell.lower().partition("e")[0]
-    return sum(c.isdigit() for c in mantissa)
-
-
-def _decimals(cell: str) -> int:
-    return len(cell.lower().partition("e")[0].partition(".")[2])
+    return sum(c.isdigit() for c in _mantissa(cell))
 
 
 def _is_far_from(name: str, cells: Sequence[str]) -> bool:

@@ -7,7 +7,6 @@ line break inside a quoted field becomes a carriage return, which never occurs i
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import re
@@ -69,7 +68,10 @@ def line_pieces(
             incomplete_line, ended = _extended(
                 file, incomplete_line, min(len(incomplete_line) + step, size)
             )
-            cut = len(incomplete_line) if ended else _end_of_lines(incomplete_line)
+            # A CR at the very end may be half of a CR LF.
+            line_feed = incomplete_line.rfind(b"\n")
+            last = line_feed if line_feed >= 0 else incomplete_line.rfind(b"\r", 0, -1)
+            cut = len(incomplete_line) if ended else last + 1
         piece, incomplete_line = incomplete_line[:cut], incomplete_line[cut:]
         if number == 1:
             piece = piece.removeprefix(_BOM)
@@ -92,11 +94,6 @@ def _extended(file: IO[bytes], start: bytes, size: int) -> tuple[bytes, bool]:
         parts.append(data)
         n_bytes += len(data)
     return b"".join(parts), False
-
-
-def _end_of_lines(data: bytes) -> int:
-    """Return the end of the last whole line; a CR at the very end may be half of a CR LF."""
-    return (data.rfind(b"\n") + 1) or (data.rfind(b"\r", 0, -1) + 1)
 
 
 def below(pieces: Iterable[Piece], n_above: int) -> Iterator[Piece]:
@@ -338,21 +335,17 @@ class RecodedFile:
     """A text file in another encoding, read as UTF-8."""
 
     def __init__(self, file: IO[bytes], encoding: str, where: str) -> None:
-        self._file, self._where, self._encoding = file, where, encoding
-        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._file, self._where = io.TextIOWrapper(file, encoding, newline=""), where
 
     def read(self, size: int) -> bytes:
-        while True:
-            data = self._file.read(size)
-            try:
-                text = self._decoder.decode(data, final=not data)
-            except UnicodeError as error:
-                raise DataError(
-                    f"{self._where} is not text in {mention('encoding', self._encoding)} ({error})",
-                    "give the encoding that it was written in",
-                ) from error
-            if text or not data:
-                return text.encode()
+        try:
+            return self._file.read(size).encode()
+        except UnicodeError as error:
+            raise DataError(
+                f"{self._where} is not text in {mention('encoding', self._file.encoding)} "
+                f"({error})",
+                "give the encoding that it was written in",
+            ) from error
 
     def close(self) -> None:
         self._file.close()

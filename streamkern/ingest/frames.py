@@ -225,13 +225,12 @@ def _unsupported_column(frame: Any, name: str, error: Exception) -> DataError:
     )
 
 
-def remedies(frame: Any, column: str, name: str = "X") -> tuple[str, str]:
-    """Return the code that drops a column, and that makes it a category, in the frame's library."""
+def remedies(frame: Any, column: str) -> tuple[str, str]:
+    """Return the code that drops a column of X, and that makes it a category; "" if none does."""
     if frame.implementation.is_pandas_like():
-        return f"{name}.drop(columns={column!r})", f'{name}.astype({{{column!r}: "category"}})'
-    if frame.implementation.is_polars():
-        return f"{name}.drop({column!r})", ""
-    return f"{name}.drop_columns({column!r})", ""
+        return f"X.drop(columns={column!r})", f'X.astype({{{column!r}: "category"}})'
+    method = "drop" if frame.implementation.is_polars() else "drop_columns"
+    return f"X.{method}({column!r})", ""
 
 
 def _plain_pandas(frame: Any, name: str) -> Any:

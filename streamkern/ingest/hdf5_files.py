@@ -32,7 +32,6 @@ from streamkern.basics.text import redact, size_text
 from streamkern.ingest.array_reader import ArrayReader, named_arrays
 from streamkern.ingest.columns import ReadRequest, Split, split_columns
 from streamkern.ingest.group_arrays import (
-    array_of_group,
     decoded_array,
     enumeration_as_names,
     joined_characters,
@@ -99,24 +98,18 @@ class Hdf5File:
         Raises StoreNotFoundError if it is missing, and DataError if it is refused.
         """
         member, where = self._file.get(name), f"{name} of {self._where}"
-        keep_missing = request.keeps(i)
-        if is_group(member):
-            if "MATLAB_sparse" in member.attrs:
-                raise self._matlab_error(name)
-            array = array_of_group(
-                member, lambda part: self._dataset(f"{name}/{part}"), where, self._memory,
-                keep_missing=keep_missing,
-            )  # fmt: skip
-            if array is None:
-                raise StoreNotFoundError(no_member(name, self._file, self._where))
-            return array
-        member = self._dataset(name)
-        if "MATLAB_class" in member.attrs:
+        is_dataset = not is_group(member)
+        member = self._dataset(name) if is_dataset else member
+        if ("MATLAB_class" if is_dataset else "MATLAB_sparse") in member.attrs:
             raise self._matlab_error(name)
         array = decoded_array(
-            member, self._dataset, where, self._memory, keep_missing=keep_missing,
-            netcdf=self._netcdf,
+            member, lambda part: self._dataset(f"{name}/{part}"), where, self._memory,
+            keep_missing=request.keeps(i), **({"netcdf": self._netcdf} if is_dataset else {}),
         )  # fmt: skip
+        if array is None:
+            raise StoreNotFoundError(no_member(name, self._file, self._where))
+        if not is_dataset:
+            return array
         return without_padding(enumeration_as_names(array, member, where, labels=i == 1), member)
 
     def _matlab_error(self, name: str) -> DataError:

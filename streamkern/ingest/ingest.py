@@ -194,14 +194,19 @@ def ingest(
     OSError
         Also when the disk is full: run the same command again to resume.
     """
-    _check_arguments(seed, missing, scratch)
+    check_seed(seed)
+    check_missing(missing)
+    if scratch is not None:
+        check_parent(scratch)
     memory = parse_bytes(memory, "memory")
     options = EncodingOptions.checked(
         encode=encode, categorical=categorical, numeric=numeric, dates=dates, drop=drop,
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
     form = options.recorded(
-        FileForm.checked(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
+        FileForm(
+            format, names, header, delimiter, decimal, encoding, skip_lines, thousands
+        ).checked()
     )
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held while one is written
     inputs = expand_paths(inputs, input_options, out_url)
@@ -219,7 +224,11 @@ def ingest(
         reader = open_input(dropped=options.declared.dropped, columns=options.columns)
         check_header(reader, options.columns, x)
         refuse_same_place(paths_of(inputs), out_url)
-        source = _source(reader, options, targets, seed, shuffle, dtype, drop_missing_targets)
+        source = {  # everything that the stored rows depend on
+            "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
+            "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **options.json(),
+            **({"drop_missing_targets": True} if drop_missing_targets else {}),
+        }  # fmt: skip
         plan, identity = {"source": source, "chunk_bytes": chunk_bytes}, json_digest(source)
         if mark is not None and not overwrite:
             if is_made_from(mark, plan, compress):
@@ -240,30 +249,6 @@ def ingest(
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
         spooled = spool_table(reader, encoded, options, spool, identity, spill)
         return _write_chunks(*spooled, make_writer, chunk_bytes, n_ahead, progress)
-
-
-def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | None) -> None:
-    check_seed(seed)
-    check_missing(missing)
-    if scratch is not None:
-        check_parent(scratch)
-
-
-def _source(
-    reader: Reader,
-    encoding: EncodingOptions,
-    targets: str,
-    seed: int,
-    shuffle: bool,
-    dtype: Any,
-    drop: bool,
-) -> dict[str, Any]:
-    """Return everything that the stored rows depend on, as JSON. drop : `drop_missing_targets`."""
-    return {
-        "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
-        "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **encoding.json(),
-        **({"drop_missing_targets": True} if drop else {}),
-    }  # fmt: skip
 
 
 def _store_at(
@@ -304,13 +289,9 @@ def _check_place(
 
 
 def _write_chunks(
-    rows: Spooled,
-    reader: Reader,
-    make_writer: Callable[..., StoreWriter],
-    chunk_bytes: int,
-    n_ahead: int,
-    progress: Progress | None,
-) -> StoreSpec:
+    rows: Spooled, reader: Reader, make_writer: Callable[..., StoreWriter], chunk_bytes: int,
+    n_ahead: int, progress: Progress | None,
+) -> StoreSpec:  # fmt: skip
     """Write the spooled rows to the store and discard the spool; return the spec of the store.
 
     make_writer : returns the writer, given the shapes, dtypes and names of the arrays

@@ -67,7 +67,7 @@ def no_rows(X: Any) -> DataError:
     )
 
 
-def numeric(X: Any, name: str = "X") -> Any:
+def numeric(X: Any) -> Any:
     """Return an array of rows unchanged, or as float64 if its dtype is object.
 
     Raises NotNumbersError for text, even text of numbers, for dates and for complex numbers: a data
@@ -76,7 +76,7 @@ def numeric(X: Any, name: str = "X") -> Any:
     dtype = getattr(X, "dtype", None)
     kind = getattr(dtype, "kind", "")
     if kind == "O" and isinstance(X, np.ndarray):
-        return _numbers_of_objects(X, name)
+        return _numbers_of_objects(X)
     nouns = {
         "M": "dates",
         "m": "durations",
@@ -84,37 +84,37 @@ def numeric(X: Any, name: str = "X") -> Any:
         **dict.fromkeys("USTV", "text"),
     }
     if kind not in nouns:
-        return without_long_doubles(X, name) if isinstance(X, np.ndarray) else X
+        return without_long_doubles(X, "X") if isinstance(X, np.ndarray) else X
     prefix, remedy = "", "give a data frame, whose columns are encoded"
     if kind == "c":
         prefix = "Complex data not supported: "  # the words that scikit-learn's checks look for
         remedy = "give real and imaginary parts as columns of their own"
     elif kind in "UST":
-        remedy = f"give {name}.astype(float) where all is written as numbers, else a data frame"
+        remedy = "give X.astype(float) where all is written as numbers, else a data frame"
     raise NotNumbersError(
-        f"{prefix}{name} is an array of {nouns[kind]} ({dtype}), and an array holds numbers here",
+        f"{prefix}X is an array of {nouns[kind]} ({dtype}), and an array holds numbers here",
         remedy,
     )
 
 
-def _numbers_of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
+def _numbers_of_objects(X: NDArray[Any]) -> NDArray[np.float64]:
     """Return an array of objects as float64; raise NotNumbersError for other cells."""
     try:
         numbers = X.astype(np.float64)
         if not any(isinstance(cell, str | bytes) for cell in X.flat):
             if objects_are_rounded(X, numbers):
-                warn_of_rounded(name)
+                warn_of_rounded("X")
             return numbers
     except (TypeError, ValueError):
         pass
     index = next(k for k in np.ndindex(X.shape) if not _is_number(X[k]))
     row, *columns = index
     raise NotNumbersError(
-        f"{name} holds {str(X[index])[:40]!r} in row {row}{', column ' if columns else ''}"
+        f"X holds {str(X[index])[:40]!r} in row {row}{', column ' if columns else ''}"
         f"{', '.join(map(str, columns))}, and a cell of this argument must be no string or other "
         "object, but a number",
         "of a table with words give a data frame, such as "
-        f'pandas.DataFrame({name}).infer_objects().add_prefix("x")',
+        'pandas.DataFrame(X).infer_objects().add_prefix("x")',
     )
 
 
@@ -222,14 +222,14 @@ def column_values(series: Any, name: str, *, keep_missing: bool = False) -> NDAr
     return np.fromiter(values, object, len(values))
 
 
-def with_lengths(table: Any, name: str, columns: list[Any] | None = None) -> Any:
+def with_lengths(table: Any, name: str) -> Any:
     """Return a Dask data frame, or a column, as a Dask array whose partitions have known lengths.
 
     Rows are counted one partition at a time, which reads partitions of unknown length.
     """
     # One at a time, as in the later reading.
     with on_demand("dask").config.set(scheduler="synchronous"):
-        return as_dask_array(table, name, columns, lengths=True)
+        return as_dask_array(table, name, lengths=True)
 
 
 def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **options: Any) -> Any:

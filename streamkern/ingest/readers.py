@@ -173,7 +173,10 @@ def _file_readers(
             if kind in TABLES:
                 file_request = _by_name(file_request, first)
         elif first is not None and kind == "csv":
-            opener = _without_names(opener, first)
+            recorded = {"format": "csv", **(opener.form.recorded or {})}
+            recorded["positions"] = first.reader.positions or {}
+            opener = copy(opener)
+            opener.form = opener.form._replace(recorded=recorded)
         reader = _file_reader(url, file_request, opener)
         first = first or reader
         if (reader.columns is None) != (first.columns is None):
@@ -183,15 +186,6 @@ def _file_readers(
                 "give all files a header, or none",
             )
         yield reader
-
-
-def _without_names(opener: FileOpener, first: FileReader) -> FileOpener:
-    """Return the opener for the files after a first CSV without a header."""
-    positions = {"positions": first.reader.positions or {}}
-    recorded = {"format": "csv", **(opener.form.recorded or {}), **positions}
-    opener = copy(opener)
-    opener.form = opener.form._replace(recorded=recorded)
-    return opener
 
 
 def _by_name(request: ReadRequest, first: Reader) -> ReadRequest:

@@ -66,12 +66,12 @@ def received(data: Any, name: str, *, keep_missing: bool = False) -> Any:
     if data is None or isinstance(data, str | os.PathLike) or (name == "X" and are_paths(data)):
         return data
     data = list(data) if isinstance(data, range) else data
-    if name == "X" and _is_instance_of("xarray", "Dataset", data) and "X" in data:
+    if name == "X" and _is_of_xarray("Dataset", data) and "X" in data:
         data = data["X"]
     _refuse_containers(data, name)
     if isinstance(data, memoryview | np.matrix):
         return np.asarray(data)
-    if _is_instance_of("xarray", "DataArray", data):
+    if _is_of_xarray("DataArray", data):
         return _values_of_dataarray(data, name)
     if is_dask_table(data):
         return data if name == "X" else with_lengths(data, name)
@@ -185,9 +185,9 @@ def received_for_store(
 
 def _check_arrays(X: Any, y: Any, sample_weight: Any) -> None:
     """Raise DataError for a DataArray whose targets or weights run along its columns."""
-    if _is_instance_of("xarray", "DataArray", X):
+    if _is_of_xarray("DataArray", X):
         others = (("y", y), ("sample_weight", sample_weight))
-        check_dimensions(X, *(k for k in others if _is_instance_of("xarray", "DataArray", k[1])))
+        check_dimensions(X, *(k for k in others if _is_of_xarray("DataArray", k[1])))
 
 
 class Received(NamedTuple):
@@ -310,7 +310,7 @@ def are_paths(X: Any) -> bool:
 
 def is_dataset(X: Any, y: Any) -> bool:
     """Return whether X is an xarray.Dataset that also holds the targets."""
-    return _is_instance_of("xarray", "Dataset", X) and (y is None or isinstance(y, str))
+    return _is_of_xarray("Dataset", X) and (y is None or isinstance(y, str))
 
 
 def _dataset_arrays(data: Any, request: ReadRequest) -> tuple[Any, Any, Any]:
@@ -344,7 +344,7 @@ def names_of_targets(y: Any) -> tuple[Any, ...] | None:
 def _refuse_containers(value: Any, name: str) -> None:
     """Raise DataError for a container of arrays or frames."""
     refuse_splits(value, name)
-    if _is_instance_of("xarray", "Dataset", value):
+    if _is_of_xarray("Dataset", value):
         names = sorted(map(str, value.data_vars))
         raise DataError(
             f"{name} is an xarray.Dataset, which holds several arrays, {some(names)}",
@@ -368,8 +368,9 @@ def _kind(value: Any) -> str:
     return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
 
 
-def _is_instance_of(package: str, name: str, value: Any) -> bool:
-    kind = getattr(sys.modules.get(package), name, None)
+def _is_of_xarray(name: str, value: Any) -> bool:
+    """Return whether a value is of this class of xarray, imported or not."""
+    kind = getattr(sys.modules.get("xarray"), name, None)
     return kind is not None and isinstance(value, kind)
 
 

@@ -22,7 +22,7 @@ from tests.rawfiles import memory_url
 
 
 def layout(text: str, **form: Any) -> Any:
-    given = FileForm.checked(**form)
+    given = FileForm(**form).checked()
     skip = given.skip_lines or 0
     lines = [k for k in enumerate(text.split("\n"), 1) if k[1].strip() and k[0] > skip]
     return csv_layout(lines, given, "t.csv")
@@ -117,19 +117,6 @@ def test_decimal_commas_and_other_encodings_are_read_where_they_are_said(tmp_pat
 def test_the_line_of_excel_is_honoured(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("sep=;\nx;y\n1,5;2\n2,5;1\n")
     assert ingest(tmp_path / "t.csv", memory_url(), y="y", decimal=",").n_rows == 2
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"format": "xls"}, {"decimal": ";"}, {"encoding": "nonsense"}, {"delimiter": "ab"},
-        {"thousands": ",", "decimal": ","}, {"names": ["a", "a"]}, {"skip_lines": -1},
-        {"names": ["a"], "header": True},
-    ],
-)  # fmt: skip
-def test_forms_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}="):
-        FileForm.checked(**wrong)
 
 
 def test_names_behind_a_comment_sign_are_the_header() -> None:
@@ -337,20 +324,6 @@ def test_row_names_of_r_are_left_out(tmp_path: Path) -> None:
                     if said:
                         with pytest.raises(DataError, match=r"blanks.*delimiter=' '"):
                             stored(path, y="y")
-
-
-def test_a_model_of_a_table_of_r_predicts_such_tables(tmp_path: Path) -> None:
-    names = [f"r{k}" for k in range(N)]
-    path = written(tmp_path, as_r_writes(names, "\t", '"', ["a", "w", "y"]))
-    with pytest.warns(UserWarning, match="row names of R"):
-        sk.ingest_store(path, tmp_path / "s.zarr", y="y", targets="values")
-    run = tmp_path / "run"
-    sk.KernelRegressor(n_centers=10, metric="none", run_dir=run).fit(tmp_path / "s.zarr")
-    model = sk.load(run)
-    with pytest.warns(UserWarning, match="row names of R"):
-        found = model.predict(path)
-    frame = pd.read_csv(path, sep="\t")
-    np.testing.assert_allclose(found, model.predict(frame[["a", "w"]]), rtol=1e-5)
 
 
 def test_lines_of_other_widths_are_not_taken_for_row_names(tmp_path: Path) -> None:

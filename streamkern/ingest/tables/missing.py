@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -135,18 +135,15 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, float | np.floating) and bool(np.isnan(value))
 
 
-def missing_in(y: NDArray[Any], labels: Sequence[str] = ()) -> NDArray[np.bool_]:
-    """Return a mask (k,) of the rows of targets, (k,) or (k, c), that lack a target.
-
-    labels : texts that are labels even if they look like a missing value
-    """
+def missing_in(y: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return a mask (k,) of the rows of targets, (k,) or (k, c), that lack a target."""
     if y.dtype.kind == "f":
         missing = np.isnan(y)
     elif y.dtype.kind in "mM":
         missing = np.isnat(y)
     elif y.dtype.kind in "UOST":
         flat = [k.decode(errors="replace") if isinstance(k, bytes) else k for k in y.ravel()]
-        missing = np.array([is_missing(k) and k not in labels for k in flat], bool).reshape(y.shape)
+        missing = np.array([*map(is_missing, flat)], bool).reshape(y.shape)
     else:
         missing = np.zeros(y.shape, bool)
     return missing.reshape(len(y), -1).any(axis=1) if y.size else np.zeros(len(y), bool)

@@ -82,7 +82,7 @@ class NumberStyle(NamedTuple):
         number = text.strip()
         if self.thousands and re.fullmatch(self._grouped_number, number):
             number = re.sub(self._separator, "", number)
-        elif not (self.decimal == "," and re.fullmatch(self._comma_number, number)):
+        elif self.decimal != "," or not re.fullmatch(rf"[+-]?[0-9]*,[0-9]+{_EXPONENT}", number):
             return text
         return number.replace(self.decimal, ".")
 
@@ -149,10 +149,6 @@ class NumberStyle(NamedTuple):
     def _grouped_number(self) -> str:
         point = re.escape(self.decimal)
         return f"[+-]?[1-9][0-9]{{0,2}}({self._separator}[0-9]{{3}})+({point}[0-9]*)?{_EXPONENT}"
-
-    @property
-    def _comma_number(self) -> str:
-        return f"[+-]?[0-9]*,[0-9]+{_EXPONENT}"
 
 
 def style_remedy(text: str) -> str | None:
@@ -231,13 +227,7 @@ def notation_text(notation: str) -> str:
     return notation if notation in ("a date", "a time", "a month") else f"a number with {notation}"
 
 
-def unit_of(text: str) -> str | None:
-    """Return the unit after an integer, such as kg in ``5 kg``; None if there is none."""
-    match = _INTEGER_WITH_UNIT.match(text)
-    return None if match is None else match[1]
-
-
 def share_a_unit(texts: Sequence[str]) -> bool:
     """Return whether all texts are integers with the same unit."""
-    units = {unit_of(text) for text in texts}
+    units = {match and match[1] for match in map(_INTEGER_WITH_UNIT.match, texts)}
     return len(units) == 1 and None not in units
