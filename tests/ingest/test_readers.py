@@ -125,7 +125,8 @@ def test_formats_whose_libraries_open_files_are_read_compressed(tmp_path: Path) 
         file["X"], file["y"] = ROWS, LABELS
     data = xarray.Dataset({"X": (("n", "d"), ROWS), "y": ("n", LABELS)})
     data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
-    for name in ("t.parquet", "t.h5", "t.nc"):
+    data.astype("f4").to_netcdf(tmp_path / "classic.nc", engine="scipy")
+    for name in ("t.parquet", "t.h5", "t.nc", "classic.nc"):
         plain = ingest(tmp_path / name, tmp_path / f"{name}.zarr", y="y", seed=0)
         for ending, pack in (("gz", gzip.compress), ("bz2", bz2.compress)):
             packed = tmp_path / f"{name}.{ending}"

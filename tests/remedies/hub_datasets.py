@@ -103,7 +103,8 @@ def remedies() -> list[Remedy]:
             ("make them a column, and give its name as y=",
              Do(ingested, stream.remove_columns("label"), y=hub.CODES),
              Do(ingested, stream, y="label")),
-            ("give one target for each row", Do(ingested, FRAME, y=Y[:9]), Do(ingested, FRAME, y=Y)),
+            ("give one target for each row", Do(ingested, FRAME, y=Y[:9]),
+             Do(ingested, FRAME, y=Y)),
             ("give one weight for each row", Do(ingested, FRAME, y=Y, sample_weight=Y[:9] ** 2),
              Do(ingested, FRAME, y=Y, sample_weight=Y**2)),
         ]
