@@ -113,14 +113,14 @@ class _Unpacked(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence == io.SEEK_CUR:
+        scratch = bytearray(_PIECE_BYTES)
+        while whence == io.SEEK_END and self.readinto(scratch):
+            pass  # the length is known at the end only
+        if whence != io.SEEK_SET:
             offset += self._position
-        elif whence == io.SEEK_END:
-            raise io.UnsupportedOperation("the length of a compressed file is not known")
         if offset < self._position:
             self._file.seek(0)
             self._start()
-        scratch = bytearray(_PIECE_BYTES)
         while self._position < offset:
             n_bytes = min(_PIECE_BYTES, offset - self._position)
             if not self.readinto(memoryview(scratch)[:n_bytes]):

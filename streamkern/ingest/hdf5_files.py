@@ -340,8 +340,7 @@ def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayRead
 
 def _variables(url: Url, where: str, opener: FileOpener) -> dict[str, _Variable]:
     """Return the variables of a classic file, which is read whole into memory."""
-    with opener.open_once(url) as raw:
-        file = opener.seekable(raw)  # the size of a decompressed file is not known before
+    with opener.open_once(url) as file:
         size = file.seek(0, 2)
         if 2 * size > opener.memory:
             raise MemoryBudgetError(

@@ -143,6 +143,7 @@ def test_decompressed_files_can_be_rewound(ending: str) -> None:
     for start, size in ((0, 10), (900_000, 5), (5, 300_000), (1 << 20, 1), (0, 1 << 21)):
         file.seek(start)
         assert file.read(size) == data[start : start + size]
+    assert (file.seek(-5, 2), file.read()) == ((1 << 20) - 5, data[-5:])
     file.close()
 
 
