@@ -141,7 +141,9 @@ class CsvReader(Reader):
         """
         skip, above = start + (1 if self._layout.header else 0), self._layout.skip_lines
         with closing(self._open()) as file:
-            pieces = csv_lines.below(csv_lines.line_pieces(file, block_bytes, self._where), above)
+            pieces = csv_lines.pieces_below(
+                csv_lines.line_pieces(file, block_bytes, self._where), above
+            )
             for number, text, well_quoted in csv_lines.whole_rows(
                 pieces, self._delimiter, len(self._names)
             ):

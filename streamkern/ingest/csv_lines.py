@@ -31,11 +31,16 @@ LINE_BREAK_MARK = "\r"
 """Replaces a line break inside a quoted field."""
 UNCLOSED = "has a quote that is not closed; remove it, or the line breaks in a field that goes on"
 
-_MAX_FIRST_LINE_BYTES = 4 << 20  # which is read before memory= is known
-_FIRST_READ_BYTES = 64 << 10  # small, as a folder may have thousands of files
-_MAX_OPEN_QUOTE_BYTES = 1 << 20  # of a row with an open quote; in a longer one, the quote is stray
-_SLAB_BYTES = 1 << 18  # bytes whose temporary arrays stay in the cache
-_ANY_DELIMITER = ",;\t|"  # delimiters of a file whose delimiter is unknown
+_MAX_FIRST_LINE_BYTES = 4 << 20
+"""Length of the longest line that is read before `memory=` is known."""
+_FIRST_READ_BYTES = 64 << 10
+"""Bytes that are read to find the layout of a file; few, as a folder may have many files."""
+_MAX_OPEN_QUOTE_BYTES = 1 << 20
+"""Length of the longest row with an open quote; in a longer one, the quote is stray."""
+_SLAB_BYTES = 1 << 18
+"""Bytes that are examined at once; their temporary arrays stay in the processor's cache."""
+_ANY_DELIMITER = ",;\t|"
+"""Delimiters of a file whose delimiter is unknown."""
 _BOM = b"\xef\xbb\xbf"
 _LF = ord("\n")
 _QUOTED_OR_BLANKS = re.compile(rb'("(?:[^"\n]|"")*")|[ \t]+')
@@ -44,9 +49,7 @@ _BLANK_LINES = re.compile(rb"\n *(?=\n)")
 # ------------------------------------------------------------------------------ pieces of a file
 
 
-def line_pieces(
-    file: IO[bytes], size: int, where: str, step: int | None = None
-) -> Iterator[tuple[int, bytes]]:
+def line_pieces(file: IO[bytes], size: int, where: str, step: int | None = None) -> Iterator[Piece]:
     """Yield (number of the first line, whole lines in at most `size` bytes, each ended by one LF).
 
     Pieces have `step` bytes if lines are shorter, by default a quarter of `size`, because parsing
@@ -65,9 +68,8 @@ def line_pieces(
                     f"line {number} of {where} is longer than {size_text(size)}, the {limit}"
                     f"{remedy}write shorter lines"
                 )
-            incomplete_line, ended = _extended(
-                file, incomplete_line, min(len(incomplete_line) + step, size)
-            )
+            n_bytes = min(len(incomplete_line) + step, size)
+            incomplete_line, ended = _extended(file, incomplete_line, n_bytes)
             # A CR at the very end may be half of a CR LF.
             line_feed = incomplete_line.rfind(b"\n")
             last = line_feed if line_feed >= 0 else incomplete_line.rfind(b"\r", 0, -1)
@@ -96,7 +98,7 @@ def _extended(file: IO[bytes], start: bytes, size: int) -> tuple[bytes, bool]:
     return b"".join(parts), False
 
 
-def below(pieces: Iterable[Piece], n_above: int) -> Iterator[Piece]:
+def pieces_below(pieces: Iterable[Piece], n_above: int) -> Iterator[Piece]:
     """Yield pieces of lines without the first `n_above` lines of the file."""
     for number, text in pieces:
         if number <= n_above:
@@ -119,7 +121,7 @@ def first_lines(
                 above.extend(line for line in lines if line[0] <= n_above)
             yield number, text
 
-    pieces = below(recorded_pieces(), n_above)
+    pieces = pieces_below(recorded_pieces(), n_above)
     for number, text, _ in whole_rows(pieces, delimiter or _ANY_DELIMITER):
         if lines := numbered_lines(text, number, where):
             return above, lines
@@ -150,7 +152,7 @@ def whole_rows(
             number, text, incomplete_row = first, incomplete_row + text, b""
         well_quoted = b'"' not in text or is_well_quoted(text, delimiter)
         if not well_quoted:
-            text, incomplete_row = _joined(text, delimiter, width)
+            text, incomplete_row = _on_one_line_each(text, delimiter, width)
             first = number + n_lines(text) + text.count(LINE_BREAK_MARK.encode())
             if len(incomplete_row) > _MAX_OPEN_QUOTE_BYTES:
                 text, incomplete_row = text + incomplete_row, b""
@@ -161,7 +163,7 @@ def whole_rows(
         yield first, incomplete_row, False
 
 
-def _joined(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, bytes]:
+def _on_one_line_each(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, bytes]:
     """Return the whole rows, each on one line, and the start of a row whose quote stays open."""
     between = re.escape((delimiter + ("\t" if delimiter == " " else "")).encode())
     field = re.compile(
@@ -194,8 +196,13 @@ def _are_rows(text: bytes, delimiter: str, width: int | None) -> bool:
 def is_well_quoted(content: bytes, delimiter: str) -> bool:
     """Return whether all quotes surround whole fields of one line, or are doubled in such fields.
 
-    Quotes open and close in turn; a doubled one does both. delimiter : one character or more.
+    Quotes open and close in turn; a doubled one does both. False if the delimiter is not ASCII,
+    which pyarrow does not read.
+
+    delimiter : one or more characters that may separate fields
     """
+    if not delimiter.isascii():
+        return False
     text = np.frombuffer(content, np.uint8)
     quotes = np.flatnonzero(text == ord('"'))
     if len(quotes) % 2:
@@ -293,10 +300,10 @@ def without_blank(text: bytes) -> bytes:
     return text
 
 
-def after_lines(content: bytes, n_lines: int) -> bytes:
-    """Return the content after its first `n_lines` lines."""
+def after_lines(content: bytes, n_skipped: int) -> bytes:
+    """Return the content after its first `n_skipped` lines."""
     position = 0
-    for _ in range(n_lines):
+    for _ in range(n_skipped):
         position = content.index(b"\n", position) + 1
     return content[position:]
 
@@ -363,7 +370,7 @@ def arrow_columns(
         content.decode()
     except (MissingDependencyError, UnicodeDecodeError):
         return None
-    if b"\0" in content:
+    if b"\0" in content or not delimiter.isascii():
         return None
     has_breaks = LINE_BREAK_MARK.encode() in content
     read_options = reader.ReadOptions(

@@ -29,10 +29,8 @@ from streamkern.ingest.append import append
 from streamkern.ingest.ingest import ingest
 from streamkern.store import zarr_json
 from streamkern.store.appender import StoreAppender, complete_append
-from streamkern.store.describe import describe_store
 from streamkern.store.layout import StoreSpec
 from streamkern.store.store import Store, open_store
-from streamkern.stream.sources.stores import ZarrSource
 from tests.powerloss import ROWS, SMALL, Command, data, replay, store_of, void
 
 D = 4
@@ -542,11 +540,3 @@ def test_wider_rows_are_rounded_to_the_store_where_that_is_asked_for(tmp_path: P
     append(wide, place, y=NAMES[[0] * 9], dtype="float32")
     found = open_store(place).read_rows(np.arange(21, 30))[0]
     np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(np.float32(wide), axis=0))
-
-
-def test_it_is_described_and_read_as_any_other(tmp_path: Path) -> None:
-    parts, place = old_and_new(tmp_path)
-    added(place, parts[1])
-    found = describe_store(open_store(place))
-    assert (found["n_rows"], found["n_chunks"]) == (51, 7)
-    assert len(list(ZarrSource(place).blocks())) == ZarrSource(place).n_units

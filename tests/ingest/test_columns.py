@@ -59,7 +59,6 @@ KINDS = pytest.mark.parametrize("kind", ["csv", "parquet"])
 @KINDS
 @pytest.mark.parametrize("order", ["".join(k) for k in itertools.permutations("abl")])
 def test_another_order_of_columns_is_put_right(tmp_path: Path, kind: str, order: str) -> None:
-    """U3."""
     X, y, reader = read(write(tmp_path / f"t.{kind}", order), columns=["a", "b"])
     np.testing.assert_array_equal(X, [[1, 3], [2, 4]])
     assert y.tolist() == ["x", "y"]
@@ -68,7 +67,6 @@ def test_another_order_of_columns_is_put_right(tmp_path: Path, kind: str, order:
 
 @KINDS
 def test_columns_are_chosen_by_name_or_position(tmp_path: Path, kind: str) -> None:
-    """U3."""
     path = write(tmp_path / f"t.{kind}", "abcl")
     for x in (["c", "a"], [2, 0], [-2, "a"]):
         X, _, reader = read(path, x=x)
@@ -91,7 +89,6 @@ def test_columns_are_chosen_by_name_or_position(tmp_path: Path, kind: str) -> No
 
 @KINDS
 def test_features_alone_leave_the_target_out_where_it_is_there(tmp_path: Path, kind: str) -> None:
-    """U1."""
     for order in ("abl", "ba"):
         X, y, reader = read(write(tmp_path / f"t.{kind}", order), targets=False, columns=("a", "b"))
         np.testing.assert_array_equal(X, [[1, 3], [2, 4]])
@@ -103,7 +100,6 @@ def test_features_alone_leave_the_target_out_where_it_is_there(tmp_path: Path, k
 
 
 def test_features_alone_of_arrays(tmp_path: Path) -> None:
-    """U1."""
     rows = np.arange(12.0).reshape(4, 3)
     np.save(tmp_path / "X.npy", rows)
     np.savez(tmp_path / "d.npz", X=rows)
@@ -116,7 +112,6 @@ def test_features_alone_of_arrays(tmp_path: Path) -> None:
 
 @KINDS
 def test_several_files_go_by_the_names_of_the_first(tmp_path: Path, kind: str) -> None:
-    """U3."""
     files = [
         write(tmp_path / f"{i}.{kind}", order) for i, order in enumerate(("abcl", "lcba", "bacl"))
     ]
@@ -135,7 +130,6 @@ def test_several_files_go_by_the_names_of_the_first(tmp_path: Path, kind: str) -
 
 
 def test_a_file_without_header_does_not_go_with_one_that_has(tmp_path: Path) -> None:
-    """U3."""
     (tmp_path / "bare.csv").write_text("1,3,0\n2,4,1\n")
     X, y, reader = read(tmp_path / "bare.csv", y=-1, columns=["a", "b"])
     np.testing.assert_array_equal(X, [[1, 3], [2, 4]])

@@ -253,6 +253,16 @@ def test_a_point_beside_decimal_commas_is_said_to_be_one(tmp_path: Path) -> None
             stored(path, y=y, decimal=",")
 
 
+def test_any_character_may_be_the_delimiter(tmp_path: Path) -> None:
+    for mark in "~¦→":
+        for quote in ("", '"'):
+            rows = [f"{f}{mark}{quote}{'uv'[k % 2]}{quote}" for k, f in enumerate(FRACTIONS)]
+            path = written(tmp_path, "\n".join([f"x{mark}y", *rows]))
+            spec, x = stored(path, y="y", delimiter=mark)
+            assert spec.classes == ("u", "v")
+            np.testing.assert_array_equal(x, FRACTIONS)
+
+
 def test_an_index_of_the_rows_is_no_feature(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": VALUES / 1000, "y": FRACTIONS})
     shuffled = frame.sample(frac=1, random_state=0)

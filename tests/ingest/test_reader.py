@@ -313,13 +313,6 @@ def test_words_that_are_hashed_stay_words(tmp_path: Path, monkeypatch: pytest.Mo
     np.testing.assert_array_equal(rows_of(tmp_path / "c.zarr")[0], rows_of(tmp_path / "p.zarr")[0])
 
 
-def test_columns_of_numbers_keep_no_words(tmp_path: Path) -> None:
-    text = "".join(f"{2 * k},{k % 5 or ''},{k / 7}\n" for k in range(3000))
-    (tmp_path / "t.csv").write_text("a,b,y\n" + text)
-    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="y")
-    assert spec.columns == ("a", "b", "b is missing")
-
-
 class Killed(BaseException):
     """Where a process would be gone."""
 
