@@ -62,18 +62,11 @@ class ArrayReader(Reader):
     """
 
     def __init__(
-        self,
-        arrays: Sequence[Any],
-        where: str,
-        identity: Any,
-        *,
-        aligned: int = 1,
-        labels: NDArray[Any] | None = None,
-        columns: Sequence[str] | None = None,
-        target_columns: Sequence[str] | None = None,
-        order: Sequence[int] | None = None,
+        self, arrays: Sequence[Any], where: str, identity: Any, *, aligned: int = 1,
+        labels: NDArray[Any] | None = None, columns: Sequence[str] | None = None,
+        target_columns: Sequence[str] | None = None, order: Sequence[int] | None = None,
         encoder: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         X, y, w = (*arrays, None, None)[:3]
         if len(X.shape) < 2:
             lists = "" if np.dtype(X.dtype) != object else ", numpy.stack(X[:]) if it holds lists"

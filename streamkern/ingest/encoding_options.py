@@ -72,17 +72,10 @@ class EncodingOptions:
 
     @classmethod
     def checked(
-        cls,
-        *,
-        encode: str = "auto",
-        categorical: Any = None,
-        numeric: Any = None,
-        dates: Any = None,
-        drop: Any = None,
-        na_values: Any = None,
-        like: Any = None,
+        cls, *, encode: str = "auto", categorical: Any = None, numeric: Any = None,
+        dates: Any = None, drop: Any = None, na_values: Any = None, like: Any = None,
         storage_options: Mapping[str, Any] | None = None,
-    ) -> EncodingOptions:
+    ) -> EncodingOptions:  # fmt: skip
         """Return the options for arguments of `ingest`; raise ConfigError if they contradict."""
         if encode not in ENCODE:
             raise ConfigError(f"{mention('encode', encode)} is unknown", 'use "auto" or "none"')

@@ -164,14 +164,9 @@ def _nullable(values: Any, mask: Any, name: str, keep_missing: bool) -> _MappedR
 
 
 def decoded_array(
-    member: Any,
-    get: GetMember,
-    name: str,
-    memory: int,
-    *,
-    keep_missing: bool = False,
+    member: Any, get: GetMember, name: str, memory: int, *, keep_missing: bool = False,
     **options: bool,
-) -> Any | None:
+) -> Any | None:  # fmt: skip
     """Return an array whose rows are decoded as its format defines; None if it is not an array.
 
     member : an array or a group of zarr or h5py

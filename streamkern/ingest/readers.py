@@ -45,25 +45,13 @@ from streamkern.store.sparse_rows import sparse_features, stays_sparse
 
 
 def open_reader(
-    inputs: Any,
-    y: Any,
-    files: ExitStack,
-    *,
-    x: Any = None,
-    sample_weight: Any = None,
-    targets: bool = True,
-    columns: Sequence[str] | None = None,
-    input_options: Mapping[str, Any] | None = None,
-    missing: str = "error",
-    external: bool = False,
-    foreign: bool = False,
-    dropped: Sequence[str] = (),
-    cells: Sequence[str] | None = None,
-    form: FileForm | None = None,
-    marks: MissingMarkers | None = None,
-    drop_missing: bool = False,
+    inputs: Any, y: Any, files: ExitStack, *, x: Any = None, sample_weight: Any = None,
+    targets: bool = True, columns: Sequence[str] | None = None,
+    input_options: Mapping[str, Any] | None = None, missing: str = "error", external: bool = False,
+    foreign: bool = False, dropped: Sequence[str] = (), cells: Sequence[str] | None = None,
+    form: FileForm | None = None, marks: MissingMarkers | None = None, drop_missing: bool = False,
     memory: int = 1 << 30,
-) -> Reader:
+) -> Reader:  # fmt: skip
     """Return a reader for `inputs`: paths or URLs, arrays, or an iterable of blocks.
 
     Everything it opens is closed by `files`.

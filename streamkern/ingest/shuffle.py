@@ -75,19 +75,10 @@ class Spool:
     """
 
     def __init__(
-        self,
-        row_shape: tuple[int, ...],
-        x_dtype: np.dtype[Any],
-        y_shape: tuple[int, ...],
-        y_dtype: np.dtype[Any],
-        *,
-        limit_bytes: int,
-        scratch: Scratch,
-        seed: int | None,
-        identity: str,
-        expected_rows: int | None = None,
-        weighted: bool = False,
-    ) -> None:
+        self, row_shape: tuple[int, ...], x_dtype: np.dtype[Any], y_shape: tuple[int, ...],
+        y_dtype: np.dtype[Any], *, limit_bytes: int, scratch: Scratch, seed: int | None,
+        identity: str, expected_rows: int | None = None, weighted: bool = False,
+    ) -> None:  # fmt: skip
         self.row_shape, self.x_dtype, self.weighted = row_shape, x_dtype, weighted
         extra: list[Any] = [("w", WEIGHT_DTYPE)] if weighted else []
         if seed is not None:  # otherwise the key is the row number

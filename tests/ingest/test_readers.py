@@ -28,7 +28,6 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs.zstd import Zstd
-from scipy.io import netcdf_file
 
 from streamkern.basics.errors import DataError, MemoryBudgetError
 from streamkern.ingest.append import append
@@ -571,16 +570,8 @@ def test_an_ingest_with_another_missing_is_another_one(tmp_path: Path) -> None:
         made["X"], made["y"] = X, y
         return tmp_path / "a.zarr"
 
-    def netcdf(X: Any, y: Any) -> Path:
-        with netcdf_file(tmp_path / "a.nc", "w") as file:
-            file.createDimension("n", len(X))
-            file.createDimension("d", X.shape[1])
-            file.createVariable("X", "d", ("n", "d"))[:] = X
-            file.createVariable("y", "d", ("n",))[:] = y
-        return tmp_path / "a.nc"
-
     X = np.random.default_rng(0).normal(size=(12, 2))
-    for k, write in enumerate((hdf5, group, netcdf)):
+    for k, write in enumerate((hdf5, group)):
         data, store = write(X, X[:, 0]), tmp_path / f"s{k}.zarr"
         first = ingest(data, store, missing="fill")
         if write is not group:  # of which only the metadata are compared

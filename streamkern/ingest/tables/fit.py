@@ -112,14 +112,9 @@ class _TableScan:
     """Columns seen so far in the pass over the rows, with sums of their targets."""
 
     def __init__(
-        self,
-        first: Any,
-        values: Any,
-        declared: Declared,
-        seed: int,
-        marks: MissingMarkers,
+        self, first: Any, values: Any, declared: Declared, seed: int, marks: MissingMarkers,
         typed: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.n_rows, self._where, self._marks = 0, first.where, marks
         self._values, self._declared, self._seed = values, declared, seed
         width = MAX_TARGETS if values.are_classes else values.shape[0]
