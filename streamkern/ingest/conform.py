@@ -178,7 +178,8 @@ class FeatureConverter:
                     f"cannot hold exactly",
                     remedy,
                 )
-        if self.dtype.kind == "f" and X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize:
+        narrower = X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize
+        if (self.dtype.kind == "f" and narrower) or self.dtype == np.float16:
             wider = "" if self.dtype == np.float64 else f"pass {mention('dtype', 'float64')}, or "
             self._refuse_nonfinite(
                 out, block, f" as {self.dtype} (the value overflows it)",

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import some
-from streamkern.ingest.columns import ReadRequest, split_columns
 from streamkern.ingest.hub_datasets import hub_table, is_hub_dataset
 from streamkern.ingest.tables.arrow import arrow, is_of_kind
 from streamkern.ingest.tables.key_columns import index_columns, warn_of_index
@@ -143,26 +142,6 @@ def names_of_columns(frame: Any) -> tuple[str, ...] | None:
     """Return the column names if all are text, as in scikit-learn; otherwise None."""
     names = list(frame.columns)
     return tuple(names) if all(isinstance(name, str) for name in names) else None
-
-
-# ------------------------------------------------------------------------------- by columns
-
-
-def split_frame(frame: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, Any]:
-    """Return the features, the targets and the weights of a frame that names them by column.
-
-    y : names of columns, empty if the targets are beside the frame; one target column is returned
-    as a narwhals series, several as a frame
-    sample_weight : a name, or as for `ingest` a position; anything else is returned unchanged
-    """
-    has_weight_column = isinstance(sample_weight, str | int)
-    request = ReadRequest(y=y, w=sample_weight if has_weight_column else None)
-    split = split_columns([str(name) for name in frame.columns], request, "X")
-    targets = frame.select(list(split.targets))
-    if len(split.targets) == 1:
-        targets = frame.get_column(split.targets[0])
-    weights = frame.get_column(split.weights[0]) if has_weight_column else sample_weight
-    return frame.select(list(split.features)), targets, weights
 
 
 def are_names(y: Any, frame: Any) -> bool:

@@ -18,7 +18,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.ingest.columns import DEFAULT_ARRAYS, ReadRequest, RecordedArrays, split_columns
 from streamkern.ingest.formats import NO_OPTIONS, FileForm
-from streamkern.ingest.frames import are_names, as_frame, is_dask_table, is_frame, split_frame
+from streamkern.ingest.frames import are_names, as_frame, is_dask_table, is_frame
 from streamkern.ingest.hub_datasets import (
     hub_names,
     hub_rows,
@@ -271,13 +271,17 @@ def _of_hub(X: Any, y: Any, sample_weight: Any) -> Received | None:
 
 def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
     """Return the data of a frame in which targets or weights are named columns."""
-    of_columns, weight_argument = are_names(y, X), sample_weight
-    X, targets, sample_weight = split_frame(X, y if of_columns else (), weight_argument)
-    column = str(sample_weight.name) if isinstance(weight_argument, str | int) else None
-    names = names_of_targets(targets if of_columns else y)
+    of_columns = are_names(y, X)
+    column = sample_weight if isinstance(sample_weight, str) else None
+    request = ReadRequest(y=y if of_columns else (), w=column)
+    split = split_columns([str(name) for name in X.columns], request, "X")
+    if split.weights:
+        column, sample_weight = split.weights[0], X.get_column(split.weights[0])
     if of_columns:
-        y = column_values(targets, "y") if len(names or ()) == 1 else targets
-    return Received(X, received_targets(y), _weights(sample_weight, X), names, of_columns, column)
+        y = X.select(list(split.targets))
+        y = y.get_column(split.targets[0]) if len(split.targets) == 1 else y
+    rows, w = X.select(list(split.features)), _weights(sample_weight, X)
+    return Received(rows, received_targets(y), w, names_of_targets(y), of_columns, column)
 
 
 def _weights(sample_weight: Any, X: Any) -> Any:
