@@ -194,20 +194,14 @@ def ingest(
     OSError
         Also when the disk is full: run the same command again to resume.
     """
-    check_seed(seed)
-    check_missing(missing)
-    if scratch is not None:
-        check_parent(scratch)
+    _check_arguments(seed, missing, scratch)
     memory = parse_bytes(memory, "memory")
     options = EncodingOptions.checked(
         encode=encode, categorical=categorical, numeric=numeric, dates=dates, drop=drop,
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
-    form = options.recorded(
-        FileForm(
-            format, names, header, delimiter, decimal, encoding, skip_lines, thousands
-        ).checked()
-    )
+    form = FileForm(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
+    form = options.recorded(form.checked())
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held while one is written
     inputs = expand_paths(inputs, input_options, out_url)
     inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
@@ -224,11 +218,8 @@ def ingest(
         reader = open_input(dropped=options.declared.dropped, columns=options.columns)
         check_header(reader, options.columns, x)
         refuse_same_place(paths_of(inputs), out_url)
-        source = {  # everything that the stored rows depend on
-            "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
-            "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **options.json(),
-            **({"drop_missing_targets": True} if drop_missing_targets else {}),
-        }  # fmt: skip
+        row_seed = int(seed) if shuffle else None
+        source = _source(reader, options, targets, row_seed, dtype, drop_missing_targets)
         plan, identity = {"source": source, "chunk_bytes": chunk_bytes}, json_digest(source)
         if mark is not None and not overwrite:
             if is_made_from(mark, plan, compress):
@@ -249,6 +240,24 @@ def ingest(
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
         spooled = spool_table(reader, encoded, options, spool, identity, spill)
         return _write_chunks(*spooled, make_writer, chunk_bytes, n_ahead, progress)
+
+
+def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | None) -> None:
+    check_seed(seed)
+    check_missing(missing)
+    if scratch is not None:
+        check_parent(scratch)
+
+
+def _source(
+    reader: Reader, options: EncodingOptions, targets: str, seed: int | None, dtype: Any, drop: bool
+) -> dict[str, Any]:
+    """Return everything that the stored rows depend on, as JSON. drop : `drop_missing_targets`."""
+    return {
+        "inputs": reader.identity, "targets": targets, "seed": seed,
+        "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **options.json(),
+        **({"drop_missing_targets": True} if drop else {}),
+    }  # fmt: skip
 
 
 def _store_at(
