@@ -106,11 +106,9 @@ def append(
     check_seed(seed)
     check_missing(missing)
     memory = parse_bytes(memory, "memory")
-    form = FileForm.checked(
-        format, names, header, delimiter, decimal, encoding, skip_lines, thousands
-    )
+    form = FileForm(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
     path = _checked_place(store)
-    form = form._replace(recorded=recorded_form(open_store(path).spec) or {})
+    form = form.checked()._replace(recorded=recorded_form(open_store(path).spec) or {})
     inputs = expand_paths(inputs, input_options)
     _refuse_svmlight(inputs, form)
     inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)

@@ -16,14 +16,13 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.ingest.array_reader import (
     ArrayReader,
     ends_digest,
     named_arrays,
-    no_array,
     requested_names,
 )
 from streamkern.ingest.columns import ReadRequest
@@ -57,27 +56,28 @@ class FileArray:
         if start != self._row:
             self._file.seek(self._data + start * self._row_bytes)
         out = np.empty((stop - start, *self.shape[1:]), self.dtype)
-        view = out.reshape(-1).view(np.uint8).data
-        while view:
-            n = self._file.readinto(view[: 1 << 24])  # type: ignore[attr-defined]
-            if not n:
-                row = stop - 1 - (len(view) - 1) // self._row_bytes
-                raise _truncated(self._where, f"row {row} of {self.shape[0]}")
-            view = view[n:]
+        if n_missing := _fill(out.reshape(-1).view(np.uint8), self._file):
+            row = stop - 1 - (n_missing - 1) // self._row_bytes
+            raise _truncated(self._where, f"row {row} of {self.shape[0]}")
         self._row = stop
         if stop == self.shape[0]:
-            refuse_more(self._file, self._where, stop)
+            self._refuse_more()
         return out
 
+    def _refuse_more(self) -> None:
+        """Raise DataError if the file continues after the last row.
 
-class FortranArray:
+        Reading on also makes a compressed file verify its checksum, which follows the rows.
+        """
+        if self._file.read(1):
+            raise DataError(
+                f"{self._where} goes on after the last of its {self.shape[0]} rows",
+                "it is damaged, or holds several arrays: save each to a file of its own",
+            )
+
+
+class FortranArray(FileArray):
     """An array in Fortran order in a seekable file, read by row slices: a piece of each column."""
-
-    def __init__(
-        self, file: IO[bytes], where: str, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> None:
-        self.shape, self.dtype = shape, dtype
-        self._file, self._where, self._data = file, where, file.tell()
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(self.shape[0])
@@ -86,16 +86,20 @@ class FortranArray:
         pieces = out.reshape(-1, stop - start).view(np.uint8) if out.size else out
         for k, piece in enumerate(pieces):
             self._file.seek(self._data + (k * self.shape[0] + start) * size)
-            view = piece.data
-            while view:
-                n = self._file.readinto(view)  # type: ignore[attr-defined]
-                if not n:
-                    raise _truncated(self._where, "its data")
-                view = view[n:]
+            if _fill(piece, self._file):
+                raise _truncated(self._where, "its data")
         if stop == self.shape[0]:
             self._file.seek(self._data + math.prod(self.shape) * size)
-            refuse_more(self._file, self._where, stop)
+            self._refuse_more()
         return out.transpose()
+
+
+def _fill(out: NDArray[np.uint8], file: Any) -> int:
+    """Fill bytes (k,) from a file; return the number of bytes that it lacks."""
+    unread = out.data
+    while unread and (n := file.readinto(unread[: 1 << 24])):
+        unread = unread[n:]
+    return len(unread)
 
 
 def _truncated(where: str, inside: str) -> DataError:
@@ -104,21 +108,7 @@ def _truncated(where: str, inside: str) -> DataError:
     )
 
 
-def refuse_more(file: IO[bytes], where: str, n_rows: int) -> None:
-    """Raise DataError if a file continues after its last row.
-
-    Reading on also makes a compressed file verify its checksum, which follows the rows.
-    """
-    if file.read(1):
-        raise DataError(
-            f"{where} goes on after the last of its {n_rows} rows",
-            "it is damaged, or holds several arrays: save each to a file of its own",
-        )
-
-
-def npy_array(
-    file: IO[bytes], where: str, opener: FileOpener | None = None
-) -> FileArray | FortranArray:
+def npy_array(file: IO[bytes], where: str, opener: FileOpener | None = None) -> FileArray:
     """Return the array after a .npy header; nothing is unpickled."""
     try:
         version = np.lib.format.read_magic(file)
@@ -167,7 +157,11 @@ def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     def read(i: int, name: str) -> Any:
         array = open_array(name)
         if array is None:
-            raise no_array(name, names, where)
+            raise StoreNotFoundError(
+                f"{where} has no array {name!r}",
+                f"it has {', '.join(names) or 'none'}: name them with {mention('x=')} and "
+                f"{mention('y=')}; if each is a column, give a data frame of them",
+            )
         if i == 0 and getattr(array.dtype, "names", None):
             raise DataError(
                 f"{name} of {where} is a structured array, whose fields are columns",

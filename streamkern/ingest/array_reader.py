@@ -17,7 +17,6 @@ from streamkern.basics.errors import (
     CorruptChunkError,
     DataError,
     MemoryBudgetError,
-    StoreNotFoundError,
     StreamkernError,
 )
 from streamkern.basics.message import mention
@@ -63,18 +62,11 @@ class ArrayReader(Reader):
     """
 
     def __init__(
-        self,
-        arrays: Sequence[Any],
-        where: str,
-        identity: Any,
-        *,
-        aligned: int = 1,
-        labels: NDArray[Any] | None = None,
-        columns: Sequence[str] | None = None,
-        target_columns: Sequence[str] | None = None,
-        order: Sequence[int] | None = None,
+        self, arrays: Sequence[Any], where: str, identity: Any, *, aligned: int = 1,
+        labels: NDArray[Any] | None = None, columns: Sequence[str] | None = None,
+        target_columns: Sequence[str] | None = None, order: Sequence[int] | None = None,
         encoder: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         X, y, w = (*arrays, None, None)[:3]
         if len(X.shape) < 2:
             lists = "" if np.dtype(X.dtype) != object else ", numpy.stack(X[:]) if it holds lists"
@@ -96,9 +88,10 @@ class ArrayReader(Reader):
         self.natural_dtype, self.identity = np.dtype(X.dtype), identity
         self._X, self._y, self._w, self._where = X, y, w, where
         self._aligned, self._labels = aligned, labels
-        if is_sparse(X) or isinstance(X, SparseRows | StoredSparseRows):
-            longest = longest_row(X.indptr, X.shape[1]) if is_sparse(X) else X.longest
-            self.sparse_shape = int(X.shape[1]), longest
+        if is_sparse(X):
+            self.sparse_shape = int(X.shape[1]), longest_row(X.indptr, X.shape[1])
+        elif isinstance(X, SparseRows | StoredSparseRows):
+            self.sparse_shape = int(X.shape[1]), X.longest
         self._order = None if order is None else np.array(order)
         self.encoder = encoder
         self.columns = None if columns is None else tuple(columns)
@@ -122,7 +115,8 @@ class ArrayReader(Reader):
         while start < n_rows:
             stop = min(start - start % rows + rows, n_rows)
             try:
-                X = _dense(self._X[start:stop])
+                X = self._X[start:stop]
+                X = np.asarray(X.toarray() if is_sparse(X) else X)
                 y = np.empty((len(X), 0)) if self._y is None else np.asarray(self._y[start:stop])
                 w = None if self._w is None else np.asarray(self._w[start:stop])
             except CorruptChunkError as error:
@@ -202,15 +196,6 @@ def warn_of_weights(find: Callable[[str], Any], request: ReadRequest, X: Any, wh
     warn_of_unused(weights, X.shape[0], where)
 
 
-def no_array(name: str, names: Sequence[str], where: str) -> StoreNotFoundError:
-    """Return the error for a requested array that does not exist. names : the names that exist."""
-    return StoreNotFoundError(
-        f"{where} has no array {name!r}",
-        f"it has {', '.join(names) or 'none'}: name them with {mention('x=')} and "
-        f"{mention('y=')}; if each is a column, give a data frame of them",
-    )
-
-
 def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
     """Return a reader of X, y and w: arrays in memory, or of Zarr or Dask, read in slices."""
     if request.y is None and request.targets:
@@ -234,7 +219,9 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
         "kind": "arrays",
         "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
     }
-    parts = [part for a in arrays for part in (_csr_parts(a) if is_sparse(a) else [a])]
+    parts = [
+        part for a in arrays for part in ([a.data, a.indices, a.indptr] if is_sparse(a) else [a])
+    ]
     if all(type(a) is np.ndarray for a in parts):
         identity |= {"kind": "arrays in memory", "contents": [content_checksum(a) for a in parts]}
     else:  # reading them may take as long as the ingest
@@ -260,14 +247,6 @@ def open_dask_table(table: Any, request: ReadRequest) -> ArrayReader:
     reader = open_memory(with_lengths(table, "X"), request)
     reader.columns = names
     return reader
-
-
-def _dense(rows: Any) -> NDArray[Any]:
-    return np.asarray(rows.toarray() if is_sparse(rows) else rows)
-
-
-def _csr_parts(rows: Any) -> list[NDArray[Any]]:
-    return [rows.data, rows.indices, rows.indptr]
 
 
 def _decoded(array: Any, name: str, *, keep_missing: bool) -> Any:

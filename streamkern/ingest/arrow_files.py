@@ -17,6 +17,7 @@ from streamkern.ingest.arrow_tables import ArrowReader, readable_file
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.csv_lines import line_pieces, without_blank
 from streamkern.ingest.input_files import FileOpener, Url, plain_path
+from streamkern.ingest.tables.arrow import arrow, arrow_ipc, compute, is_of_kind
 
 
 def _check_footer(where: str, metadata: Any) -> None:
@@ -89,28 +90,24 @@ class ArrowFileReader(ArrowReader):
     def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
         self._url, self._opener = url, opener
         where, identity = redact(url), [opener.identity(url), request.json()]
-        with (
-            readable_file(where, "Arrow IPC (Feather version 2)"),
-            self._opened(None) as (schema, _),
-        ):
-            self.schema = schema
+        with readable_file(where, "Arrow IPC (Feather version 2)"), self._opened(None) as opened:
+            self.schema = opened[0]
         super().__init__(where, self.schema, None, request, identity)
 
     @contextmanager
     def _opened(self, columns: list[str] | None) -> Iterator[tuple[Any, Iterator[Any]]]:
         """Yield the schema and the record batches, of these columns or of all."""
-        arrow, ipc = import_optional("pyarrow"), import_optional("pyarrow.ipc")
         fields = None if columns is None else [self.schema.get_field_index(k) for k in columns]
-        options = ipc.IpcReadOptions(use_threads=False, included_fields=fields or [])
+        options = arrow_ipc.IpcReadOptions(use_threads=False, included_fields=fields or [])
         with closing(self._opener.open_once(self._url)) as file:
             head = file.read(6)
             file.seek(0)
             source = arrow.PythonFile(file, mode="r")
             if head == b"ARROW1":
-                opened = ipc.open_file(source, options=options)
+                opened = arrow_ipc.open_file(source, options=options)
                 yield opened.schema, map(opened.get_batch, range(opened.num_record_batches))
             else:
-                opened = ipc.open_stream(source, options=options)
+                opened = arrow_ipc.open_stream(source, options=options)
                 yield opened.schema, iter(opened)
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
@@ -149,16 +146,14 @@ class JsonLinesReader(ArrowReader):
         super().__init__(where, schema, n_rows, request, [opener.identity(url), request.json()])
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        for table in self._tables(
-            max(block_bytes, _TYPE_PIECE_BYTES), self._where, self.schema, None
-        ):
+        size = max(block_bytes, _TYPE_PIECE_BYTES)
+        for table in self._tables(size, self._where, self.schema, None):
             yield from table.select(self.schema.names).combine_chunks().to_batches()
 
     def _warn_of_rounding(self, table: Any, where: str) -> None:
         """Warn of integers of more than 64 bits, which Arrow rounds."""
-        types, compute = import_optional("pyarrow.types"), import_optional("pyarrow.compute")
         for name, column in zip(table.column_names, table.columns, strict=True):
-            if types.is_floating(column.type) and len(column):
+            if is_of_kind(column.type, "floating") and len(column):
                 ends = compute.min_max(column).as_py()
                 if max(abs(end or 0) for end in ends.values()) >= 2**63:
                     warn(
@@ -168,7 +163,7 @@ class JsonLinesReader(ArrowReader):
 
     def _tables(self, size: int, where: str, schema: Any, step: int | None) -> Iterator[Any]:
         """Yield a table for each piece of whole lines."""
-        arrow, json = import_optional("pyarrow"), import_optional("pyarrow.json")
+        json = import_optional("pyarrow.json")
         parse_options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer")
         with closing(self._opener.open_once(self._url)) as file:
             for number, text in line_pieces(file, size, where, step):
@@ -194,15 +189,13 @@ class JsonLinesReader(ArrowReader):
 
 def _unified(schema_so_far: Any, schema: Any, where: str) -> Any:
     """Return a schema that holds the values of both; raise DataError if there is none."""
-    arrow = import_optional("pyarrow")
+    text = arrow.string()
     for field in schema:
         k = schema_so_far.get_field_index(field.name)
-        if k >= 0 and {str(field.type)[:9], str(schema_so_far.field(k).type)[:9]} == {
-            "string",
-            "timestamp",
-        }:
-            schema = schema.set(schema.get_field_index(field.name), field.with_type(arrow.string()))
-            schema_so_far = schema_so_far.set(k, field.with_type(arrow.string()))
+        types = () if k < 0 else (field.type, schema_so_far.field(k).type)
+        if {str(kind)[:9] for kind in types} == {"string", "timestamp"}:
+            schema = schema.set(schema.get_field_index(field.name), field.with_type(text))
+            schema_so_far = schema_so_far.set(k, field.with_type(text))
     try:
         return arrow.unify_schemas([schema_so_far, schema], promote_options="permissive")
     except arrow.ArrowException as error:

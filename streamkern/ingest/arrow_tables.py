@@ -11,22 +11,24 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NotNumbersError, StreamkernError
 from streamkern.basics.message import mention
-from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
 from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.reader import Reader
-from streamkern.ingest.tables.cells import (
-    MISSING,
-    RowsInFile,
+from streamkern.ingest.tables.arrow import (
+    arrow,
+    as_array,
+    as_mask,
+    compute,
     is_list_type,
+    is_of_kind,
     is_text_type,
     plain_cells,
     present,
-    row_number,
     unwrapped,
 )
+from streamkern.ingest.tables.cells import MISSING, RowsInFile, row_number
 from streamkern.ingest.tables.key_columns import (
     array_is_rounded,
     cells_are_rounded,
@@ -34,13 +36,6 @@ from streamkern.ingest.tables.key_columns import (
     warn_of_index,
     warn_of_rounded,
 )
-
-
-def _is_bytes(arrow_type: Any) -> bool:
-    """Return whether cells of an Arrow type are bytes."""
-    types = import_optional("pyarrow.types")
-    tests = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
-    return any(test(arrow_type) for test in tests)
 
 
 def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
@@ -62,22 +57,14 @@ def _data_columns(schema: Any, request: ReadRequest, where: str) -> list[str]:
     index = {name for name in metadata if isinstance(name, str)}  # a range index has no column
     roles = (request.x, request.y, request.w, request.columns)
     requested = {name for role in roles for name in as_list(role) if isinstance(name, str)}
-    is_integer = import_optional("pyarrow.types").is_integer
-    unnamed = index_columns(schema.names, lambda name: is_integer(schema.field(name).type))
+    unnamed = index_columns(
+        schema.names, lambda name: is_of_kind(schema.field(name).type, "integer")
+    )
     for name in () if request.whole else unnamed:
         if name not in requested | index:
             warn_of_index(name, where)
             index.add(name)
     return [k for k in schema.names if k not in index - requested]
-
-
-def _warn_of_unused_columns(name: str, unused: list[str], where: str) -> None:
-    """Warn of columns that are unused because a column of lists holds all features."""
-    if unused:
-        warn(
-            f"the lists in column {name!r} of {where} are all of the features, and its columns "
-            f"{some(unused)} are not used; {mention('x', name)} says so without this warning"
-        )
 
 
 class ArrowReader(Reader):
@@ -98,8 +85,13 @@ class ArrowReader(Reader):
         columns = _data_columns(schema, request, where)
         split = split_columns(columns, request, where)
         if self._lists and is_default:
-            used_columns = {*split.all, *request.dropped}
-            _warn_of_unused_columns(name, [k for k in columns if k not in used_columns], where)
+            unused = [k for k in columns if k not in {*split.all, *request.dropped}]
+            if unused:
+                warn(
+                    f"the lists in column {name!r} of {where} are all of the features, and its "
+                    f"columns {some(unused)} are not used; {mention('x', name)} says so without "
+                    "this warning"
+                )
         self.columns = None if self._lists else split.features
         self.target_columns = split.targets
         self.weight_column = next(iter(split.weights), None)
@@ -142,29 +134,31 @@ class ArrowReader(Reader):
                     f"{mention('drop_missing_targets', True)} leaves such rows out",
                 )
             rows = start + np.flatnonzero(~missing)
-            batch = batch.filter(import_optional("pyarrow").array(~missing))
-        self._refuse_nulls(batch, start if rows is None else rows)
+            batch = batch.filter(arrow.array(~missing))
+        numbers = start if rows is None else rows
+        self._refuse_nulls(batch, numbers)
         if self._cells:
-            X: Any = import_optional("pyarrow").Table.from_batches(
-                [batch.select(list(self._features))]
-            )
+            X: Any = arrow.Table.from_batches([batch.select(list(self._features))])
         elif self._lists:
-            X = self._rows_of_lists(
-                batch.column(self._features[0]), start if rows is None else rows
-            )
+            X = self._rows_of_lists(batch.column(self._features[0]), numbers)
         else:
-            X = self._stacked(
-                [self._numbers(batch.column(k), k) for k in self._features], self._features
-            )
+            columns = [self._numbers(batch.column(k), k) for k in self._features]
+            X = self._stacked(columns, self._features)
         y = [self._values(batch.column(name), name, start) for name in self._targets]
         targets = self._stacked(y, self._targets) if len(y) > 1 else np.empty((len(X), 0))
+        weights = None
+        for name in self._weights:
+            try:
+                weights = self._numbers(batch.column(name), name)
+            except NotNumbersError as error:
+                raise DataError(str(error)) from None
         return RawBlock(
             X,
             y[0] if len(y) == 1 else targets,
             self._where,
             start,
             None if self._lists else self._features,
-            self._weight(batch) if self._weights else None,
+            weights,
             rows,
             int(missing.sum()) if self._drop_missing else 0,
         )
@@ -181,7 +175,7 @@ class ArrowReader(Reader):
         """Return a column of decimals as float64, and warn if large ones are rounded."""
         if name not in self._warned_of_rounding and cells_are_rounded(decimals):
             self._warn_of_rounded(name)
-        return decimals.cast(import_optional("pyarrow").float64(), safe=False)
+        return decimals.cast(arrow.float64(), safe=False)
 
     def _warn_of_rounded(self, name: str) -> None:
         self._warned_of_rounding.add(name)
@@ -192,26 +186,23 @@ class ArrowReader(Reader):
         missing = np.zeros(len(batch), bool)
         for name in self._targets:
             column = batch.column(name)
-            if column.null_count:
-                missing |= np.asarray(column.is_null().to_numpy(zero_copy_only=False), bool)
+            missing |= as_mask(column.is_null())
             if self._marks is not None and self._marks.texts:
                 missing |= self._marks.mask_of(plain_cells(column))
             if self._drop_missing:
                 missing |= ~present(column)
-                if is_text_type(plain_cells(column).type):
-                    texts = import_optional("pyarrow").array(
-                        list(MISSING), plain_cells(column).type
-                    )
-                    hits = import_optional("pyarrow.compute").is_in(plain_cells(column), texts)
-                    missing |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
+                cells = plain_cells(column)
+                if is_text_type(cells.type):
+                    texts = arrow.array(list(MISSING), cells.type)
+                    missing |= as_mask(compute.is_in(cells, texts))
         return missing
 
     def _refuse_nulls(self, batch: Any, rows: RowsInFile) -> None:
-        numbers = set() if self._cells else set(self._features)
-        for name in (*self._features, *self._weights):
+        features = () if self._cells else self._features
+        for name in (*features, *self._weights):
             column = batch.column(name)
-            if column.null_count and (name in numbers or name in self._weights):
-                kind = NotNumbersError if name in numbers else DataError
+            if column.null_count:
+                kind = NotNumbersError if name in features else DataError
                 row = row_number(rows, column.is_null().index(True).as_py())
                 raise kind(
                     f"{self._where}, row {row}, column {name!r} is null; fill in or drop such rows"
@@ -219,9 +210,8 @@ class ArrowReader(Reader):
 
     def _with_texts(self, batch: Any, start: int) -> Any:
         """Decode columns of bytes as text, which old Parquet files store that way."""
-        arrow = import_optional("pyarrow")
         for k, field in enumerate(batch.schema):
-            if not _is_bytes(field.type):
+            if not is_of_kind(field.type, "binary", "large_binary", "fixed_size_binary"):
                 continue
             try:
                 column = batch.column(k).cast(arrow.binary()).cast(arrow.large_string())
@@ -241,21 +231,10 @@ class ArrowReader(Reader):
             batch = batch.set_column(k, field.with_type(arrow.large_string()), column)
         return batch
 
-    def _weight(self, batch: Any) -> NDArray[Any]:
-        name = self._weights[0]
-        try:
-            return self._numbers(batch.column(name), name)
-        except NotNumbersError as error:
-            raise DataError(str(error)) from None
-
     def _rows_of_lists(self, lists: Any, rows: RowsInFile) -> NDArray[Any]:
         """Return lists as rows; raise DataError unless they have equal lengths and no nulls."""
         name = self._features[0]
-        sizes = (
-            import_optional("pyarrow.compute")
-            .list_value_length(lists)
-            .to_numpy(zero_copy_only=False)
-        )
+        sizes = as_array(compute.list_value_length(lists))
         differs = sizes != sizes[:1]
         if differs.any():
             k = int(np.argmax(differs))
@@ -276,26 +255,23 @@ class ArrowReader(Reader):
 
     def _numbers(self, column: Any, name: str) -> NDArray[Any]:
         """Return a column of numbers; raise NotNumbersError for others, and for categories."""
-        types, kind = import_optional("pyarrow.types"), column.type
-        if types.is_decimal(kind):
+        if is_of_kind(column.type, "decimal"):
             column = self._floats(column, name)
-        tests = (types.is_integer, types.is_floating, types.is_boolean)
-        if not any(test(column.type) for test in tests):
+        if not is_of_kind(column.type, "integer", "floating", "boolean"):
             raise NotNumbersError(
-                f"{self._where}, column {name!r} is {kind}",
+                f"{self._where}, column {name!r} is {column.type}",
                 "features and weights are numbers here: encode or leave out the column",
             )
-        return np.asarray(column.to_numpy(zero_copy_only=False))
+        return as_array(column)
 
     def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
         """Return targets as a NumPy array; decimals of scale 0 become integers, others floats."""
-        arrow, types = import_optional("pyarrow"), import_optional("pyarrow.types")
         try:
             column = unwrapped(column)
-            if types.is_decimal(column.type):
+            if is_of_kind(column.type, "decimal"):
                 is_integer = column.type.scale <= 0 and column.type.precision <= 18
                 column = column.cast(arrow.int64()) if is_integer else self._floats(column, name)
-            return np.asarray(column.to_numpy(zero_copy_only=False))
+            return as_array(column)
         except (UnicodeDecodeError, arrow.ArrowException) as error:
             raise DataError(
                 f"{self._where}, column {name!r} holds targets after row {start} that cannot be "
@@ -311,10 +287,7 @@ def readable_file(where: str, kind: str) -> Iterator[None]:
         yield
     except StreamkernError:
         raise
-    except (
-        ValueError,
-        import_optional("pyarrow").ArrowException,
-    ) as error:  # ValueError: names not UTF-8
+    except (ValueError, arrow.ArrowException) as error:  # ValueError: names not UTF-8
         raise DataError(
             f"{where} is not a readable {kind} file: {error}", "get it again from where it came"
         ) from error

@@ -126,18 +126,16 @@ def split_columns(
         raise DataError(f"{where} has two columns named {repeated!r}", "rename one")
     for parameter, values in (("y", request.y), ("sample_weight", request.w)):
         _refuse_values(values, len(names), parameter, where)
-    roles = [
+    targets, weights = (
         [
             _name_of(names, k, where, named)
             for k in as_list(role)
-            if request.targets or _has_column(names, k)
+            # An integer is always a position in this table.
+            if request.targets or str(k) in names or k in range(-len(names), len(names))
         ]
-        for role in (
-            "y" if request.y is None else request.y,
-            [] if request.w is None else request.w,
-        )
-    ]
-    target_names = [name for group in roles for name in group]
+        for role in ("y" if request.y is None else request.y, request.w)
+    )
+    target_names = [*targets, *weights]
     if request.x is None:
         features = [name for name in names if name not in set(target_names)]
     else:
@@ -165,17 +163,16 @@ def split_columns(
             f"give at least one that is not named by {mention('y=')}, {mention('sample_weight=')} "
             f"or {mention('drop=')}",
         )
-    targets, weights = roles if request.targets else ([], [])
+    if not request.targets:
+        targets, weights = [], []
     return Split(tuple(features), tuple(targets), tuple(weights))
 
 
 def _refuse_values(values: Any, n_columns: int, parameter: str, where: str) -> None:
     """Raise DataError if values of targets or weights are given in place of column names."""
-    are_columns = values is None or isinstance(values, str | int)
-    are_columns = are_columns or (
-        all(isinstance(k, str | int) for k in values) and len(values) <= n_columns
-    )
-    if not are_columns:
+    if values is None or isinstance(values, str | int):
+        return
+    if len(values) > n_columns or not all(isinstance(k, str | int) for k in values):
         kind = "targets" if parameter == "y" else "weights"
         raise DataError(
             f"{parameter} holds values, but {where} is a table with {kind} among its columns",
@@ -195,14 +192,17 @@ def in_order(
     missing = [name for name in expected if name not in present]
     extra = [name for name in columns if name not in expected_set]
     if missing or extra:
-        lacks = f"lacks {some(missing)}" if missing else ""
-        has = f"has {some(extra)} besides" if extra else ""
-        add = "add what is missing" if missing else ""
-        choose = f"choose these with {mention(f'{role}=')}" if extra else ""
+        differences, remedies = [], []
+        if missing:
+            differences.append(f"lacks {some(missing)}")
+            remedies.append("add what is missing")
+        if extra:
+            differences.append(f"has {some(extra)} besides")
+            remedies.append(f"choose these with {mention(f'{role}=')}")
         raise DataError(
-            f"{where} {_joined_by_and(lacks, has)}: its columns must be {some(expected)}, in any "
+            f"{where} {' and '.join(differences)}: its columns must be {some(expected)}, in any "
             "order",
-            f"{_joined_by_and(add, choose)}",
+            " and ".join(remedies),
         )
     return list(expected)
 
@@ -230,15 +230,6 @@ def _name_of(names: Sequence[str], column: Any, where: str, named: bool = True) 
             f"it has {some(names)}: name those you mean with {mention('x=')} and {mention('y=')}",
         )
     return names[position]
-
-
-def _has_column(names: Sequence[str], column: Any) -> bool:
-    """Return whether the column exists; an integer is always a position in this table."""
-    return str(column) in names or (isinstance(column, int) and -len(names) <= column < len(names))
-
-
-def _joined_by_and(*parts: str) -> str:
-    return " and ".join(part for part in parts if part)
 
 
 def _first_repeated(names: Sequence[str]) -> str | None:

@@ -119,17 +119,16 @@ class FeatureConverter:
         self, first: RawBlock, dtype: Any = None, input_dtype: Any = None, *,
         can_widen: bool = True, packed: bool = False,
     ) -> None:  # fmt: skip
-        shape = first.X.shape[1:]
-        self._source_shape = shape
+        self._source_shape = shape = first.X.shape[1:]
         # (n, h, w) images get their one channel.
         images = len(shape) == 2 and not packed
         self.row_shape: tuple[int, ...] = (*shape, 1) if images else shape
         self._dtype_inferred, self._can_widen = dtype is None, can_widen
-        self.dtype: np.dtype[Any] = (
-            _storage_dtype(first.X.dtype if input_dtype is None else input_dtype, first.where)
-            if dtype is None
-            else layout.wanted_dtype(dtype)
-        )
+        if dtype is None:
+            source = first.X.dtype if input_dtype is None else input_dtype
+            self.dtype = _storage_dtype(source, first.where)
+        else:
+            self.dtype = layout.wanted_dtype(dtype)
         layout.check_row_layout(self.row_shape, self.dtype, f"X of {first.where}", sparse=packed)
         if packed and self.dtype not in (np.float32, np.float64):
             raise DataError(
@@ -179,7 +178,8 @@ class FeatureConverter:
                     f"cannot hold exactly",
                     remedy,
                 )
-        if self.dtype.kind == "f" and X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize:
+        narrower = X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize
+        if (self.dtype.kind == "f" and narrower) or self.dtype == np.float16:
             wider = "" if self.dtype == np.float64 else f"pass {mention('dtype', 'float64')}, or "
             self._refuse_nonfinite(
                 out, block, f" as {self.dtype} (the value overflows it)",
@@ -307,12 +307,8 @@ class RoundingTracker:
         for start in range(0, len(X), rows):
             part = X[start : start + rows]
             difference = part - rounded[start : start + rows]
-            errors = np.abs(difference, out=difference).max(axis=0)
-            np.maximum(
-                self._max_errors,
-                errors.reshape(rows_per_line, -1).max(axis=0),
-                out=self._max_errors,
-            )
+            errors = np.abs(difference, out=difference).max(axis=0).reshape(rows_per_line, -1)
+            self._max_errors = np.maximum(self._max_errors, errors.max(axis=0))
             np.subtract(part, first, out=difference)
             ones = np.ones(len(difference))
             self._sums += (ones @ difference).reshape(rows_per_line, -1).sum(axis=0)

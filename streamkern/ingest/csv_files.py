@@ -22,38 +22,23 @@ from streamkern.basics.errors import DataError, NotNumbersError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact
+from streamkern.ingest import csv_lines
 from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.csv_layout import NumberedLines, csv_layout
-from streamkern.ingest.csv_lines import (
-    LINE_BREAK_MARK,
-    UNCLOSED,
-    after_lines,
-    arrow_columns,
-    below,
-    csv_error_text,
-    first_lines,
-    has_padded,
-    is_well_quoted,
-    line_pieces,
-    n_lines,
-    numbered_lines,
-    recoded,
-    single_blanks,
-    whole_rows,
-    without_blank,
-)
+from streamkern.ingest.csv_layout import csv_layout
+from streamkern.ingest.csv_lines import NumberedLines
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.raw_targets import MAX_LABEL
 from streamkern.ingest.reader import Reader
-from streamkern.ingest.tables.cells import PADDED, matches
+from streamkern.ingest.tables.arrow import arrow, compute, matches, with_null
+from streamkern.ingest.tables.cells import PADDED
 from streamkern.ingest.tables.key_columns import RoundingWarnings, warn_of_index
 from streamkern.ingest.tables.missing import missing_in
-from streamkern.ingest.tables.numbers import is_number, is_padded, numbers
+from streamkern.ingest.tables.numbers import is_padded, numbers
 
 Part = tuple[Any, list[Any], list[Any], Any]
-"""Rows of a piece: X, targets, weights, and a mask of lines with a target, None if all have one."""
+"""Rows of a piece: X, targets, weights, and a mask of the lines that are rows and not dropped."""
 
 
 class CsvReader(Reader):
@@ -79,7 +64,7 @@ class CsvReader(Reader):
         if request.cells is not None:
             import_optional("pyarrow", "reading words, dates and missing values")
         with closing(self._open()) as file:
-            above, lines = first_lines(file, form.skip_lines or 0, form.delimiter, where)
+            above, lines = csv_lines.first_lines(file, form.skip_lines or 0, form.delimiter, where)
         layout = self._layout = csv_layout(
             lines, form, where, above, request.known_names, request.names_beside
         )
@@ -156,17 +141,22 @@ class CsvReader(Reader):
         """
         skip, above = start + (1 if self._layout.header else 0), self._layout.skip_lines
         with closing(self._open()) as file:
-            pieces = below(line_pieces(file, block_bytes, self._where), above)
-            for number, text, well_quoted in whole_rows(pieces, self._delimiter, len(self._names)):
+            pieces = csv_lines.pieces_below(
+                csv_lines.line_pieces(file, block_bytes, self._where), above
+            )
+            for number, text, well_quoted in csv_lines.whole_rows(
+                pieces, self._delimiter, len(self._names)
+            ):
                 if self._delimiter == " ":
-                    text = single_blanks(text)
-                    well_quoted = b'"' not in text or is_well_quoted(text, " ")
-                content = without_blank(text)
-                n_rows = n_lines(content)
+                    text = csv_lines.single_blanks(text)
+                    well_quoted = b'"' not in text or csv_lines.is_well_quoted(text, " ")
+                content = csv_lines.without_blank(text)
+                n_rows = csv_lines.n_lines(content)
                 if n_rows > skip:
-                    rows = by_arrow(after_lines(content, skip)) if well_quoted else None
+                    rows = by_arrow(csv_lines.after_lines(content, skip)) if well_quoted else None
                     if rows is None:
-                        rows = by_python(numbered_lines(text, number, self._where)[skip:], start)
+                        lines = csv_lines.numbered_lines(text, number, self._where)
+                        rows = by_python(lines[skip:], start)
                     yield rows, start
                     start += n_rows - skip
                 skip = max(skip - n_rows, 0)
@@ -178,7 +168,7 @@ class CsvReader(Reader):
         """Return the parsed rows as a block. start : row number of the first line."""
         X, targets, weights, has_target = part
         y = np.stack(targets, axis=1) if targets else np.empty((len(X), 0))
-        n_dropped = 0 if has_target is None else int((~has_target).sum())
+        n_dropped = int((~has_target).sum())
         block = RawBlock(
             X,
             y[:, 0] if len(targets) == 1 else y,
@@ -207,16 +197,13 @@ class CsvReader(Reader):
         if texts is None:
             return None
         targets, weights = texts
-        if not (self._drop_missing and targets):
-            return X, targets, weights, None
-        has_target = ~np.any([self._missing(y) for y in targets], axis=0)
-        if has_target.all():
-            return X, targets, weights, None
-        if self._cells is None:
-            X = X[has_target]
-        else:
-            X = X.filter(import_optional("pyarrow").array(has_target))
-        return X, [y[has_target] for y in targets], [w[has_target] for w in weights], has_target
+        has_target = np.ones(len(table), bool)
+        if self._drop_missing and targets:
+            has_target = ~np.any([self._missing(y) for y in targets], axis=0)
+        if not has_target.all():
+            X = X[has_target] if self._cells is None else X.filter(arrow.array(has_target))
+            targets, weights = ([k[has_target] for k in part] for part in texts)
+        return X, targets, weights, has_target
 
     def _matrix(self, columns: Sequence[Any], content: bytes) -> NDArray[np.float64] | None:
         """Return columns of an Arrow table as numbers (k, d); None if a cell is not a number."""
@@ -229,7 +216,7 @@ class CsvReader(Reader):
             return None
         texts = partial(self._arrow_table, content, "string")
         self._rounding_warnings.check(X, [(str(k), self._names[k]) for k in self._features], texts)
-        if has_padded(content, self._delimiter):  # numbers with leading zeros, as codes have
+        if csv_lines.has_padded(content, self._delimiter):  # by leading zeros, as codes are
             table = texts()
             if any(matches(table.column(str(k)), PADDED).any() for k in self._features):
                 return None
@@ -240,9 +227,7 @@ class CsvReader(Reader):
 
         Numbers are in Python's notation.
         """
-        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         missing = arrow.array(list(self._cells or ()), arrow.string())
-        null = arrow.scalar(None, arrow.string())
         cells = {}
         for k, column in zip(self._features, columns, strict=True):
             text, name = compute.utf8_trim_whitespace(column), self._names[k]
@@ -252,7 +237,7 @@ class CsvReader(Reader):
                     cell = str(text[int(np.argmax(wrong))])
                     raise self._style.contradiction(cell, f"column {name!r} of {self._where}")
                 text = self._style.with_points(text)
-            cells[name] = compute.if_else(compute.is_in(text, missing), null, text)
+            cells[name] = with_null(text, compute.is_in(text, missing))
         return arrow.table(cells)
 
     def _missing(self, y: NDArray[np.str_]) -> NDArray[np.bool_]:
@@ -264,7 +249,6 @@ class CsvReader(Reader):
 
         table : as returned by `_arrow_table`
         """
-        compute = import_optional("pyarrow.compute")
         columns = {k: table.column(str(k)) for k in (*self._targets, *self._weights)}
         lengths = [compute.max(compute.utf8_length(column)).as_py() for column in columns.values()]
         if max(lengths, default=0) > MAX_LABEL:
@@ -290,7 +274,7 @@ class CsvReader(Reader):
         text_columns = [str(k) for k in (*self._targets, *self._weights)]
         types = {str(k): features for k in self._features} | dict.fromkeys(text_columns, "string")
         decimal = self._style.decimal
-        return arrow_columns(content, len(self._names), types, self._delimiter, decimal)
+        return csv_lines.arrow_columns(content, len(self._names), types, self._delimiter, decimal)
 
     def _by_python(self, lines: NumberedLines, start: int) -> Part:
         """Parse lines by the csv module; raise DataError for the first wrong line."""
@@ -320,7 +304,6 @@ class CsvReader(Reader):
         targets, weights = self._stripped(dict(other_texts))
         if self._cells is None:
             return X if has_target.all() else X[has_target], targets, weights, has_target
-        arrow = import_optional("pyarrow")
         columns = zip(*texts, strict=True) if texts else [()] * len(self._features)
         arrays = [arrow.array(column, arrow.string()) for column in columns]
         return self._table_of(arrays), targets, weights, has_target
@@ -335,17 +318,17 @@ class CsvReader(Reader):
             try:
                 fields = next(reader)
             except csv.Error as error:
-                raise DataError(f"{location} {csv_error_text(error)}") from error
+                raise DataError(f"{location} {csv_lines.csv_error_text(error)}") from error
             if reader.line_num != row + 1:
-                raise DataError(f"{location} {UNCLOSED}")
+                raise DataError(f"{location} {csv_lines.UNCLOSED}")
             if width is not None and len(fields) != width:
                 raise DataError(
                     f"{location} has {len(fields)} fields, the first line has {width}",
                     f"write {width} fields, with quotes around a field that holds "
                     f"{self._delimiter!r}",
                 )
-            if LINE_BREAK_MARK in line:
-                fields = [field.replace(LINE_BREAK_MARK, "\n") for field in fields]
+            if csv_lines.LINE_BREAK_MARK in line:
+                fields = [*map(csv_lines.with_line_breaks, fields)]
             yield fields
 
     def _location(self, number: int, row: int | None) -> str:
@@ -377,7 +360,7 @@ class CsvReader(Reader):
             if is_padded(fields[k]):
                 rule = ", a number with zeros before it, as codes have; write it without them"
                 remedy += f" and {mention('categorical=')} or {mention('numeric=')}"
-            elif not is_number(self._style.with_point(fields[k])):
+            elif not self._style.is_number(fields[k]):
                 rule = "; features are numbers here: fill in or drop such rows"
             else:
                 continue
@@ -391,9 +374,14 @@ class CsvReader(Reader):
 
 def open_csv(url: Url, request: ReadRequest, opener: FileOpener) -> CsvReader:
     """Return a reader of a CSV file, which is opened again for every pass."""
-    form, open_file = opener.form.for_kind("csv"), partial(opener.open_once, url)
-    if form.encoding not in (None, "utf-8"):
-        open_file = partial(recoded, open_file, form.encoding, redact(url))
+    form, where = opener.form.for_kind("csv"), redact(url)
+
+    def open_file() -> Any:
+        file = opener.open_once(url)
+        if form.encoding is None or form.encoding == "utf-8":
+            return file
+        return csv_lines.RecodedFile(file, form.encoding, where)
+
     options = form.json()
     identity = [opener.identity(url), request.json(), *([options] if options else [])]
-    return CsvReader(redact(url), open_file, request, identity, form)
+    return CsvReader(where, open_file, request, identity, form)

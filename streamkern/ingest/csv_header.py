@@ -54,7 +54,7 @@ def is_header(
     optional : names that columns may have besides the required ones
     unnamed : whether earlier files of the same data have no header
     """
-    numeric = [is_number(style.with_point(field)) for field in first]
+    numeric = [*map(style.is_number, first)]
     if required and {*required} <= {*first} and not _occur_below(required, first, below):
         return True
     if all(numeric):
@@ -113,29 +113,20 @@ def _is_header_of_numbers(
     log10_chance = _log10_chance(names, rows, style)
     if len({*names}) < len(names) or not (log10_chance or quoted):
         return False
-    integers = all(map(is_integer, names))
-    is_numbered = _is_numbered(names) or (integers and _is_header_of_years(names, rows))
     if quoted:
         return True
-    if log10_chance < _LOG10_CERTAIN and is_numbered:
-        warn(
-            f"the first line of {where} ({some(names)}) is read as the names of its columns, as "
-            f"programs number them; {mention('header', True)} says that it names them, "
-            f"{mention('header', False)} that it is a row"
-        )
-        return True
-    if (
-        log10_chance < _LOG10_CERTAIN
-        and _is_increasing(names, integers)
-        and _all_in_other_notation(names, rows, style)
-    ):
-        warn(
-            f"the first line of {where} ({some(names)}) is read as the names of its columns, as "
-            "its numbers rise and are written otherwise than those below; "
-            f"{mention('header', True)} says that it names them, {mention('header', False)} that "
-            "it is a row"
-        )
-        return True
+    is_numbered = _is_numbered(names) or _is_header_of_years(names, rows)
+    if log10_chance < _LOG10_CERTAIN:
+        reason = "as programs number them" if is_numbered else ""
+        if not is_numbered and _is_increasing(names) and _differ_in_notation(names, rows, style):
+            reason = "as its numbers rise and are written otherwise than those below"
+        if reason:
+            warn(
+                f"the first line of {where} ({some(names)}) is read as the names of its columns, "
+                f"{reason}; {mention('header', True)} says that it names them, "
+                f"{mention('header', False)} that it is a row"
+            )
+            return True
     is_numbered_series = is_numbered and len(names) > 1
     if log10_chance < (_LOG10_LIKELY if is_numbered_series else _LOG10_CERTAIN):
         raise DataError(
@@ -174,16 +165,12 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
         return _LOG10_CERTAIN if is_long_series else 0.0
     if _continues_below(names, rows):
         return 0.0 if len(rows) > 1 else _LOG10_LIKELY
-    columns = _column_cells(names, rows, style)
-    log10_notations = _log10_notations(names, columns)
+    columns = [[*map(style.with_point, cells)] for cells in columns_of(rows, len(names))]
+    log10_notations = [_log10_notation(*pair) for pair in zip(names, columns, strict=True)]
     if all(map(is_integer, names)):
-        if (
-            _is_numbered(names)
-            or _is_header_of_years(names, rows)
-            or _is_arithmetic(names, _MIN_LONG_SERIES_COLUMNS)
-        ):
-            log10_equal = [_log10_equal(*pair) for pair in zip(names, columns, strict=True)]
-            return sum(map(min, log10_notations, log10_equal))
+        is_series = _is_numbered(names) or _is_arithmetic(names, _MIN_LONG_SERIES_COLUMNS)
+        if is_series or _is_header_of_years(names, rows):
+            return sum(map(min, log10_notations, map(_log10_equal, names, columns)))
         if _is_increasing(names) and all(map(_is_far_from, names, columns)):
             return -_MAX_LOG10_PER_COLUMN
     elif _is_arithmetic(names, _MIN_SERIES_COLUMNS):
@@ -191,17 +178,10 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
     return sum(log10_notations) if all(log10_notations) else 0.0
 
 
-def _column_cells(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> list[list[str]]:
-    return [list(map(style.with_point, cells)) for cells in columns_of(rows, len(names))]
-
-
-def _log10_notations(names: Sequence[str], columns: Sequence[Sequence[str]]) -> list[float]:
-    return [_log10_notation(*pair) for pair in zip(names, columns, strict=True)]
-
-
-def _all_in_other_notation(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> bool:
+def _differ_in_notation(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> bool:
     """Return whether every name is written in another notation than the numbers of its column."""
-    return all(_log10_notations(names, _column_cells(names, rows, style)))
+    columns = ([*map(style.with_point, cells)] for cells in columns_of(rows, len(names)))
+    return all(_log10_notation(*pair) for pair in zip(names, columns, strict=True))
 
 
 def _log10_notation(name: str, cells: Sequence[str]) -> float:
@@ -216,11 +196,12 @@ def _log10_notation(name: str, cells: Sequence[str]) -> float:
             return -_MAX_LOG10_PER_COLUMN / 2
         fewer = min(map(_digits, cells)) - _digits(name)
         return -min(_MAX_LOG10_PER_COLUMN, fewer) if fewer >= _MIN_FEWER_DIGITS else 0.0
-    if not all(map(_has_fraction, cells)):
+    if not all(is_number(cell) and not is_integer(cell) for cell in cells):
         return 0.0
     if any(float(cell).is_integer() for cell in cells):  # other integers are written 1.0
         return -_MAX_LOG10_PER_COLUMN
-    return -min(_MAX_LOG10_PER_COLUMN, max(1, min(map(_decimals, cells))))
+    decimals = min(len(_mantissa(cell).partition(".")[2]) for cell in cells)
+    return -min(_MAX_LOG10_PER_COLUMN, max(1, decimals))
 
 
 def _log10_equal(name: str, cells: Sequence[str]) -> float:
@@ -229,17 +210,12 @@ def _log10_equal(name: str, cells: Sequence[str]) -> float:
     return math.log10((n_equal + 0.5) / (len(cells) + 1)) if cells else 0.0
 
 
-def _has_fraction(cell: str) -> bool:
-    return is_number(cell) and not is_integer(cell)
+def _mantissa(cell: str) -> str:
+    return cell.lower().partition("e")[0]
 
 
 def _digits(cell: str) -> int:
-    mantissa = cell.lower().partition("e")[0]
-    return sum(c.isdigit() for c in mantissa)
-
-
-def _decimals(cell: str) -> int:
-    return len(cell.lower().partition("e")[0].partition(".")[2])
+    return sum(c.isdigit() for c in _mantissa(cell))
 
 
 def _is_far_from(name: str, cells: Sequence[str]) -> bool:
@@ -262,7 +238,9 @@ def _is_arithmetic(names: Sequence[str], min_columns: int) -> bool:
     return len(names) >= min_columns and len(steps) == 1 and steps != {0}
 
 
-def _is_increasing(names: Sequence[str], integers: bool = True) -> bool:
+def _is_increasing(names: Sequence[str]) -> bool:
+    """Return whether so many numbers rise that they hardly do so by chance."""
+    integers = all(map(is_integer, names))
     min_columns = _MIN_SERIES_COLUMNS if integers else _MIN_LONG_SERIES_COLUMNS
     return len(names) >= min_columns and min(_steps(names), default=0) > 0
 
@@ -288,9 +266,7 @@ def _steps(names: Sequence[str]) -> set[float]:
 def _continues_below(names: Sequence[str], rows: CsvRows) -> bool:
     """Return whether each row is the one above it plus a constant, as in a range of numbers."""
     first_rows = [[float(c) for c in row] for row in (names, *rows[:3]) if all(map(is_number, row))]
-    steps = [
-        {round(y - x, 9) for x, y in zip(a, b, strict=True)} for a, b in pairwise(first_rows)
-    ]  # fmt: skip
+    steps = [{round(y - x, 9) for x, y in zip(*two, strict=True)} for two in pairwise(first_rows)]
     same_step = all(len(step) == 1 and step == steps[0] for step in steps)
     return bool(steps) and same_step and steps[0] != {0.0}
 
@@ -299,9 +275,9 @@ def _is_header_of_words(
     first: Sequence[str], below: CsvRows, style: NumberStyle, where: str
 ) -> bool:
     """Return True for a line of words; raise DataError if its words occur again below it."""
-    columns = [[row[k].strip() for row in below] for k in range(len(first))]
-    repeated = [name for name, cells in zip(first, columns, strict=True) if name and name in cells]
-    for name, cells in zip(first, columns, strict=True):
+    columns = [(name, [row[k].strip() for row in below]) for k, name in enumerate(first)]
+    repeated = [name for name, cells in columns if name and name in cells]
+    for name, cells in columns:
         if other_notation(name) and any(map(other_notation, cells)):
             repeated.append(name)
     if not repeated:
@@ -309,7 +285,7 @@ def _is_header_of_words(
     above_numbers = any(
         name not in UNKNOWN_CELLS
         and _all_numbers([c for c in cells if c not in UNKNOWN_CELLS], style)
-        for name, cells in zip(first, columns, strict=True)
+        for name, cells in columns
     )
     if not above_numbers or 2 * len(repeated) > len(first):
         raise DataError(
@@ -323,4 +299,4 @@ def _is_header_of_words(
 
 def _all_numbers(cells: Sequence[str], style: NumberStyle) -> bool:
     """Return whether there are cells, none of them unknown, and all are numbers."""
-    return bool(cells) and all(is_number(style.with_point(cell)) for cell in cells)
+    return bool(cells) and all(map(style.is_number, cells))

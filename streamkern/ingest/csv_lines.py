@@ -7,11 +7,10 @@ line break inside a quoted field becomes a carriage return, which never occurs i
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -20,19 +19,37 @@ from streamkern.basics.errors import DataError, MissingDependencyError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import size_text
+from streamkern.ingest.tables.arrow import arrow, compute
 from streamkern.ingest.tables.numbers import is_number
 
-_QUOTED_OR_BLANKS = re.compile(rb'("(?:[^"\n]|"")*")|[ \t]+')
-_BLANK_LINES = re.compile(rb"\n *(?=\n)")
-_BOM = b"\xef\xbb\xbf"
-_LF, _SLAB_BYTES = ord("\n"), 1 << 18  # bytes whose temporary arrays stay in the cache
+Piece = tuple[int, bytes]
+"""Number of the first line, and whole lines, each ended by a line feed."""
+NumberedLines = Sequence[tuple[int, str]]
+"""Lines of a file, each with its line number."""
 
+LINE_BREAK_MARK = "\r"
+"""Replaces a line break inside a quoted field."""
 UNCLOSED = "has a quote that is not closed; remove it, or the line breaks in a field that goes on"
 
+_MAX_FIRST_LINE_BYTES = 4 << 20
+"""Length of the longest line that is read before `memory=` is known."""
+_FIRST_READ_BYTES = 64 << 10
+"""Bytes that are read to find the layout of a file; few, as a folder may have many files."""
+_MAX_OPEN_QUOTE_BYTES = 1 << 20
+"""Length of the longest row with an open quote; in a longer one, the quote is stray."""
+_SLAB_BYTES = 1 << 18
+"""Bytes that are examined at once; their temporary arrays stay in the processor's cache."""
+_ANY_DELIMITER = ",;\t|"
+"""Delimiters of a file whose delimiter is unknown."""
+_BOM = b"\xef\xbb\xbf"
+_LF = ord("\n")
+_QUOTED_OR_BLANKS = re.compile(rb'("(?:[^"\n]|"")*")|[ \t]+')
+_BLANK_LINES = re.compile(rb"\n *(?=\n)")
 
-def line_pieces(
-    file: IO[bytes], size: int, where: str, step: int | None = None
-) -> Iterator[tuple[int, bytes]]:
+# ------------------------------------------------------------------------------ pieces of a file
+
+
+def line_pieces(file: IO[bytes], size: int, where: str, step: int | None = None) -> Iterator[Piece]:
     """Yield (number of the first line, whole lines in at most `size` bytes, each ended by one LF).
 
     Pieces have `step` bytes if lines are shorter, by default a quarter of `size`, because parsing
@@ -41,7 +58,8 @@ def line_pieces(
     """
     limit = "most that is read as one line; " if step else "most that the memory given allows; "
     remedy = "" if step else f"raise {mention('memory=')}, or "
-    incomplete_line, number, ended, step = b"", 1, False, step or max(size // 4, 1)
+    incomplete_line, number, ended = b"", 1, False
+    step = step or max(size // 4, 1)
     while not ended:
         cut = 0
         while not ended and cut == 0:
@@ -50,10 +68,12 @@ def line_pieces(
                     f"line {number} of {where} is longer than {size_text(size)}, the {limit}"
                     f"{remedy}write shorter lines"
                 )
-            incomplete_line, ended = _extended(
-                file, incomplete_line, min(len(incomplete_line) + step, size)
-            )
-            cut = len(incomplete_line) if ended else _end_of_lines(incomplete_line)
+            n_bytes = min(len(incomplete_line) + step, size)
+            incomplete_line, ended = _extended(file, incomplete_line, n_bytes)
+            # A CR at the very end may be half of a CR LF.
+            line_feed = incomplete_line.rfind(b"\n")
+            last = line_feed if line_feed >= 0 else incomplete_line.rfind(b"\r", 0, -1)
+            cut = len(incomplete_line) if ended else last + 1
         piece, incomplete_line = incomplete_line[:cut], incomplete_line[cut:]
         if number == 1:
             piece = piece.removeprefix(_BOM)
@@ -78,23 +98,127 @@ def _extended(file: IO[bytes], start: bytes, size: int) -> tuple[bytes, bool]:
     return b"".join(parts), False
 
 
-def _end_of_lines(data: bytes) -> int:
-    """Return the end of the last whole line; a CR at the very end may be half of a CR LF."""
-    return (data.rfind(b"\n") + 1) or (data.rfind(b"\r", 0, -1) + 1)
+def pieces_below(pieces: Iterable[Piece], n_above: int) -> Iterator[Piece]:
+    """Yield pieces of lines without the first `n_above` lines of the file."""
+    for number, text in pieces:
+        if number <= n_above:
+            skipped = min(n_above + 1 - number, n_lines(text))
+            number, text = number + skipped, after_lines(text, skipped)
+        if text:
+            yield number, text
 
 
-def n_lines(text: bytes) -> int:
-    """Return the number of line feeds; much faster than bytes.count."""
-    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _LF))
+def first_lines(
+    file: IO[bytes], n_above: int, delimiter: str | None, where: str
+) -> tuple[NumberedLines, NumberedLines]:
+    """Return the first lines: the skipped ones, and rows below them, both without blank lines."""
+    above: list[tuple[int, str]] = []
+
+    def recorded_pieces() -> Iterator[Piece]:
+        for number, text in line_pieces(file, _MAX_FIRST_LINE_BYTES, where, _FIRST_READ_BYTES):
+            if number <= n_above:
+                lines = numbered_lines(text, number, where)
+                above.extend(line for line in lines if line[0] <= n_above)
+            yield number, text
+
+    pieces = pieces_below(recorded_pieces(), n_above)
+    for number, text, _ in whole_rows(pieces, delimiter or _ANY_DELIMITER):
+        if lines := numbered_lines(text, number, where):
+            return above, lines
+    if above:
+        raise DataError(
+            f"{where} has no lines below the {n_above} that {mention('skip_lines=')} leaves out",
+            "give a smaller number",
+        )
+    raise DataError(f"{where} is empty", "give a file with rows")
 
 
-def without_blank(text: bytes) -> bytes:
-    """Return the text without lines that are empty or consist of blanks."""
-    codes = np.frombuffer(text, np.uint8)
-    begins = codes[np.flatnonzero(codes[:-1] == _LF) + 1]
-    if text[:1] in (b"\n", b" ") or ((begins == _LF) | (begins == ord(" "))).any():
-        return _BLANK_LINES.sub(b"", b"\n" + text)[1:]
-    return text
+# --------------------------------------------------------------------------------------- whole rows
+
+
+def whole_rows(
+    pieces: Iterable[Piece], delimiter: str, width: int | None = None
+) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield (line number, whole rows, well quoted) of pieces of lines, with each row on one line.
+
+    The last value is whether all quotes surround whole fields, see `is_well_quoted`.
+
+    delimiter : one or more characters that may separate fields
+    width : number of fields of a row
+    """
+    incomplete_row, first = b"", 1
+    for number, text in pieces:
+        if incomplete_row:
+            number, text, incomplete_row = first, incomplete_row + text, b""
+        well_quoted = b'"' not in text or is_well_quoted(text, delimiter)
+        if not well_quoted:
+            text, incomplete_row = _on_one_line_each(text, delimiter, width)
+            first = number + n_lines(text) + text.count(LINE_BREAK_MARK.encode())
+            if len(incomplete_row) > _MAX_OPEN_QUOTE_BYTES:
+                text, incomplete_row = text + incomplete_row, b""
+            well_quoted = is_well_quoted(text, delimiter)
+        if text:
+            yield number, text, well_quoted
+    if incomplete_row:
+        yield first, incomplete_row, False
+
+
+def _on_one_line_each(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, bytes]:
+    """Return the whole rows, each on one line, and the start of a row whose quote stays open."""
+    between = re.escape((delimiter + ("\t" if delimiter == " " else "")).encode())
+    field = re.compile(
+        rb'(?<![^%b\n])"(?:[^"]++|"")*+(?:"(?=[%b\n])|\Z)' % (between, between)
+    )  # fmt: skip
+    joined = bytearray(text)
+    for match in field.finditer(text):
+        if b"\n" not in match[0]:
+            continue
+        begin, end = joined.rfind(b"\n", 0, match.start()) + 1, match.end()
+        if end == len(text):
+            return bytes(joined[:begin]), text[begin:]
+        if not _are_rows(text[begin : text.index(b"\n", end)], delimiter, width):
+            joined[match.start() : end] = match[0].replace(b"\n", LINE_BREAK_MARK.encode())
+    return bytes(joined), b""
+
+
+def _are_rows(text: bytes, delimiter: str, width: int | None) -> bool:
+    """Return whether the lines inside one pair of quotes are rows, so that the quotes are stray.
+
+    They are if each has all fields, and numbers in the same places; lines of words prove nothing.
+    """
+    cells = [line.split(delimiter) for line in text.decode(errors="replace").split("\n")]
+    if width is None or width < 2 or any(len(row) != width for row in cells):
+        return False
+    patterns = {tuple(is_number(cell.strip(' "')) for cell in row) for row in cells}
+    return len(patterns) == 1 and any(patterns.pop())
+
+
+def is_well_quoted(content: bytes, delimiter: str) -> bool:
+    """Return whether all quotes surround whole fields of one line, or are doubled in such fields.
+
+    Quotes open and close in turn; a doubled one does both. False if the delimiter is not ASCII,
+    which pyarrow does not read.
+
+    delimiter : one or more characters that may separate fields
+    """
+    if not delimiter.isascii():
+        return False
+    text = np.frombuffer(content, np.uint8)
+    quotes = np.flatnonzero(text == ord('"'))
+    if len(quotes) % 2:
+        return False
+    opens, closes = quotes[::2], quotes[1::2]
+    ends = np.array([*map(ord, delimiter), _LF, ord('"')], np.uint8)
+    around = np.concatenate([ends[-2:-1], text, ends[-2:-1]])  # a line feed before and after it
+    lines = np.flatnonzero(text == _LF)
+    return bool(
+        np.isin(around[opens], ends).all()
+        and np.isin(around[closes + 2], ends).all()
+        and (np.searchsorted(lines, opens) == np.searchsorted(lines, closes)).all()
+    )
+
+
+# --------------------------------------------------------------------------------- lines and fields
 
 
 def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]]:
@@ -134,10 +258,52 @@ def _likely_encoding(text: bytes) -> str:
     return "utf-16-be" if text[:1] == b"\0" else "utf-16-le"
 
 
-def after_lines(content: bytes, n_lines: int) -> bytes:
-    """Return the content after its first `n_lines` lines."""
+def fields_of(line: str, delimiter: str) -> list[str]:
+    """Return the fields of a line; one field, the line itself, if its quotes are unbalanced."""
+    blanks = delimiter == " "
+    line = re.sub(r"[ \t]+", " ", line).strip() if blanks and '"' not in line else line
+    try:
+        reader = csv.reader([line], delimiter=delimiter, strict=True, skipinitialspace=blanks)
+        return [with_line_breaks(field) for field in next(reader, [""])]
+    except csv.Error:
+        return [line]
+
+
+def with_line_breaks(field: str) -> str:
+    """Return a field with its line breaks restored."""
+    return field.replace(LINE_BREAK_MARK, "\n")
+
+
+def csv_error_text(error: csv.Error) -> str:
+    """Return an explanation of a line that the csv module refuses."""
+    if "unexpected end" in str(error):
+        return UNCLOSED
+    if "field larger" in str(error):
+        return f"has a field of more than {csv.field_size_limit()} characters; shorten or drop it"
+    return f"is not in the form of a CSV: {error}; double the quotes inside a quoted field"
+
+
+# --------------------------------------------------------------------------------------------- text
+
+
+def n_lines(text: bytes) -> int:
+    """Return the number of line feeds; much faster than bytes.count."""
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _LF))
+
+
+def without_blank(text: bytes) -> bytes:
+    """Return the text without lines that are empty or consist of blanks."""
+    codes = np.frombuffer(text, np.uint8)
+    begins = codes[np.flatnonzero(codes[:-1] == _LF) + 1]
+    if text[:1] in (b"\n", b" ") or ((begins == _LF) | (begins == ord(" "))).any():
+        return _BLANK_LINES.sub(b"", b"\n" + text)[1:]
+    return text
+
+
+def after_lines(content: bytes, n_skipped: int) -> bytes:
+    """Return the content after its first `n_skipped` lines."""
     position = 0
-    for _ in range(n_lines):
+    for _ in range(n_skipped):
         position = content.index(b"\n", position) + 1
     return content[position:]
 
@@ -172,176 +338,24 @@ def has_padded(content: bytes, delimiter: str) -> bool:
     return False
 
 
-class _Recoded:
+class RecodedFile:
     """A text file in another encoding, read as UTF-8."""
 
     def __init__(self, file: IO[bytes], encoding: str, where: str) -> None:
-        self._file, self._where, self._encoding = file, where, encoding
-        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._file, self._where = io.TextIOWrapper(file, encoding, newline=""), where
 
     def read(self, size: int) -> bytes:
-        while True:
-            data = self._file.read(size)
-            try:
-                text = self._decoder.decode(data, final=not data)
-            except UnicodeError as error:
-                raise DataError(
-                    f"{self._where} is not text in {mention('encoding', self._encoding)} ({error})",
-                    "give the encoding that it was written in",
-                ) from error
-            if text or not data:
-                return text.encode()
+        try:
+            return self._file.read(size).encode()
+        except UnicodeError as error:
+            raise DataError(
+                f"{self._where} is not text in {mention('encoding', self._file.encoding)} "
+                f"({error})",
+                "give the encoding that it was written in",
+            ) from error
 
     def close(self) -> None:
         self._file.close()
-
-
-def recoded(open_file: Callable[[], IO[bytes]], encoding: str, where: str) -> Any:
-    """Return the open file, whose text is in this encoding, as one in UTF-8."""
-    return _Recoded(open_file(), encoding, where)
-
-
-def is_well_quoted(content: bytes, delimiter: str) -> bool:
-    """Return whether all quotes surround whole fields of one line, or are doubled in such fields.
-
-    Quotes open and close in turn; a doubled one does both. delimiter : one character or more.
-    """
-    text = np.frombuffer(content, np.uint8)
-    quotes = np.flatnonzero(text == ord('"'))
-    if len(quotes) % 2:
-        return False
-    opens, closes = quotes[::2], quotes[1::2]
-    ends = np.array([*map(ord, delimiter), ord("\n"), ord('"')], np.uint8)
-    around = np.concatenate([ends[-2:-1], text, ends[-2:-1]])  # a line feed before and after it
-    lines = np.flatnonzero(text == ord("\n"))
-    return bool(
-        np.isin(around[opens], ends).all()
-        and np.isin(around[closes + 2], ends).all()
-        and (np.searchsorted(lines, opens) == np.searchsorted(lines, closes)).all()
-    )
-
-
-def csv_error_text(error: csv.Error) -> str:
-    """Return an explanation of a line that the csv module refuses."""
-    if "unexpected end" in str(error):
-        return UNCLOSED
-    if "field larger" in str(error):
-        return f"has a field of more than {csv.field_size_limit()} characters; shorten or drop it"
-    return f"is not in the form of a CSV: {error}; double the quotes inside a quoted field"
-
-
-LINE_BREAK_MARK = "\r"
-"""Replaces a line break inside a quoted field."""
-_MAX_OPEN_QUOTE_BYTES = 1 << 20  # of a row with an open quote; in a longer one, the quote is stray
-_MAX_FIRST_LINE_BYTES = 4 << 20  # which is read before memory= is known
-_FIRST_READ_BYTES = 64 << 10  # small, as a folder may have thousands of files
-_ANY_DELIMITER = ",;\t|"  # delimiters of a file whose delimiter is unknown
-Piece = tuple[int, bytes]
-
-
-def whole_rows(
-    pieces: Iterable[Piece], delimiter: str, width: int | None = None
-) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield (line number, whole rows, well quoted) of pieces of lines, with each row on one line.
-
-    The last value is whether all quotes surround whole fields, see `is_well_quoted`.
-
-    delimiter : one or more characters that may separate fields
-    width : number of fields of a row
-    """
-    incomplete_row, first = b"", 1
-    for number, text in pieces:
-        if incomplete_row:
-            number, text, incomplete_row = first, incomplete_row + text, b""
-        well_quoted = b'"' not in text or is_well_quoted(text, delimiter)
-        if not well_quoted:
-            text, incomplete_row = _joined(text, delimiter, width)
-            first = number + n_lines(text) + text.count(LINE_BREAK_MARK.encode())
-            if len(incomplete_row) > _MAX_OPEN_QUOTE_BYTES:
-                text, incomplete_row = text + incomplete_row, b""
-            well_quoted = is_well_quoted(text, delimiter)
-        if text:
-            yield number, text, well_quoted
-    if incomplete_row:
-        yield first, incomplete_row, False
-
-
-def _joined(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, bytes]:
-    """Return the whole rows, each on one line, and the start of a row whose quote stays open."""
-    between = re.escape((delimiter + ("\t" if delimiter == " " else "")).encode())
-    field = re.compile(
-        rb'(?<![^%b\n])"(?:[^"]++|"")*+(?:"(?=[%b\n])|\Z)' % (between, between)
-    )  # fmt: skip
-    joined = bytearray(text)
-    for match in field.finditer(text):
-        if b"\n" not in match[0]:
-            continue
-        begin, end = joined.rfind(b"\n", 0, match.start()) + 1, match.end()
-        if end == len(text):
-            return bytes(joined[:begin]), text[begin:]
-        if not _are_rows(text[begin : text.index(b"\n", end)], delimiter, width):
-            joined[match.start() : end] = match[0].replace(b"\n", LINE_BREAK_MARK.encode())
-    return bytes(joined), b""
-
-
-def _are_rows(text: bytes, delimiter: str, width: int | None) -> bool:
-    """Return whether the lines inside one pair of quotes are rows, so that the quotes are stray.
-
-    They are if each has all fields, and numbers in the same places; lines of words prove nothing.
-    """
-    cells = [line.split(delimiter) for line in text.decode(errors="replace").split("\n")]
-    if width is None or width < 2 or any(len(row) != width for row in cells):
-        return False
-    patterns = {tuple(is_number(cell.strip(' "')) for cell in row) for row in cells}
-    return len(patterns) == 1 and any(patterns.pop())
-
-
-def with_breaks(table: Any) -> Any:
-    """Return an Arrow table with the line breaks restored in its text."""
-    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
-    columns = [
-        compute.replace_substring(column, LINE_BREAK_MARK, "\n")
-        if column.type == arrow.string()
-        else column
-        for column in table.columns
-    ]
-    return arrow.table(dict(zip(table.column_names, columns, strict=True)))
-
-
-def below(pieces: Iterable[Piece], n_above: int) -> Iterator[Piece]:
-    """Yield pieces of lines without the first `n_above` lines of the file."""
-    for number, text in pieces:
-        if number <= n_above:
-            skipped = min(n_above + 1 - number, n_lines(text))
-            number, text = number + skipped, after_lines(text, skipped)
-        if text:
-            yield number, text
-
-
-def first_lines(
-    file: IO[bytes], n_above: int, delimiter: str | None, where: str
-) -> tuple[Sequence[tuple[int, str]], Sequence[tuple[int, str]]]:
-    """Return the first lines: the skipped ones, and rows below them, both without blank lines."""
-    above: list[tuple[int, str]] = []
-
-    def recorded_pieces() -> Iterator[Piece]:
-        for number, text in line_pieces(file, _MAX_FIRST_LINE_BYTES, where, _FIRST_READ_BYTES):
-            if number <= n_above:
-                lines = numbered_lines(text, number, where)
-                above.extend(line for line in lines if line[0] <= n_above)
-            yield number, text
-
-    for number, text, _ in whole_rows(
-        below(recorded_pieces(), n_above), delimiter or _ANY_DELIMITER
-    ):
-        if lines := numbered_lines(text, number, where):
-            return above, lines
-    if above:
-        raise DataError(
-            f"{where} has no lines below the {n_above} that {mention('skip_lines=')} leaves out",
-            "give a smaller number",
-        )
-    raise DataError(f"{where} is empty", "give a file with rows")
 
 
 def arrow_columns(
@@ -352,29 +366,33 @@ def arrow_columns(
     types : Arrow types of the columns wanted, by position
     """
     try:
-        arrow = import_optional("pyarrow.csv")
+        reader = import_optional("pyarrow.csv")
         content.decode()
     except (MissingDependencyError, UnicodeDecodeError):
         return None
-    if b"\0" in content:
+    if b"\0" in content or not delimiter.isascii():
         return None
     has_breaks = LINE_BREAK_MARK.encode() in content
-    read_options = arrow.ReadOptions(
+    read_options = reader.ReadOptions(
         column_names=[str(k) for k in range(n_columns)], block_size=len(content) + 1
     )
-    parse_options = arrow.ParseOptions(
+    parse_options = reader.ParseOptions(
         delimiter=delimiter,
         quote_char='"' if b'"' in content else False,
         newlines_in_values=has_breaks,
     )
-    convert_options = arrow.ConvertOptions(
+    convert_options = reader.ConvertOptions(
         column_types=types, include_columns=list(types), null_values=[],
         strings_can_be_null=False, decimal_point=decimal,
     )  # fmt: skip
     try:
-        table = arrow.read_csv(io.BytesIO(content), read_options, parse_options, convert_options)
+        table = reader.read_csv(io.BytesIO(content), read_options, parse_options, convert_options)
     except ValueError:  # pyarrow.ArrowInvalid
         return None
     if table.num_rows != n_lines(content):
         return None
-    return with_breaks(table) if has_breaks else table
+    for k, column in enumerate(table.columns) if has_breaks else ():
+        if column.type == arrow.string():
+            restored = compute.replace_substring(column, LINE_BREAK_MARK, "\n")
+            table = table.set_column(k, table.column_names[k], restored)
+    return table

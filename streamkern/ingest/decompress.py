@@ -10,6 +10,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from streamkern.basics.errors import DataError
@@ -88,11 +89,8 @@ class _Unpacked(io.RawIOBase):
         self._start()
 
     def _start(self) -> None:
-        self._pieces, self._unread_piece, self._position = (
-            self._make(self._file),
-            memoryview(b""),
-            0,
-        )
+        self._pieces, self._unread_piece = self._make(self._file), memoryview(b"")
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -115,14 +113,14 @@ class _Unpacked(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence == io.SEEK_CUR:
+        scratch = bytearray(_PIECE_BYTES)
+        while whence == io.SEEK_END and self.readinto(scratch):
+            pass  # the length is known at the end only
+        if whence != io.SEEK_SET:
             offset += self._position
-        elif whence == io.SEEK_END:
-            raise io.UnsupportedOperation("the length of a compressed file is not known")
         if offset < self._position:
             self._file.seek(0)
             self._start()
-        scratch = bytearray(_PIECE_BYTES)
         while self._position < offset:
             n_bytes = min(_PIECE_BYTES, offset - self._position)
             if not self.readinto(memoryview(scratch)[:n_bytes]):
@@ -156,14 +154,6 @@ def _streams(file: Any, decompressor: Callable[[], Any], padding: bytes) -> Iter
             data = more.lstrip(padding)
 
 
-def _bz2(file: Any) -> Iterator[bytes]:
-    return _streams(file, bz2.BZ2Decompressor, b"")
-
-
-def _xz(file: Any) -> Iterator[bytes]:
-    return _streams(file, lambda: lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY_BYTES), b"\0")
-
-
 class _KeptOpenFile:
     """A file that stays open when its reader closes it."""
 
@@ -185,4 +175,9 @@ def _zstd(file: Any) -> Iterator[bytes]:
         yield piece
 
 
-_PIECES_BY_ENDING: dict[str, Pieces] = {".bz2": _bz2, ".xz": _xz, ".zst": _zstd}
+_XZ_DECOMPRESSOR = partial(lzma.LZMADecompressor, memlimit=_MAX_XZ_MEMORY_BYTES)
+_PIECES_BY_ENDING: dict[str, Pieces] = {
+    ".bz2": partial(_streams, decompressor=bz2.BZ2Decompressor, padding=b""),
+    ".xz": partial(_streams, decompressor=_XZ_DECOMPRESSOR, padding=b"\0"),
+    ".zst": _zstd,
+}

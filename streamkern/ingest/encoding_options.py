@@ -72,17 +72,10 @@ class EncodingOptions:
 
     @classmethod
     def checked(
-        cls,
-        *,
-        encode: str = "auto",
-        categorical: Any = None,
-        numeric: Any = None,
-        dates: Any = None,
-        drop: Any = None,
-        na_values: Any = None,
-        like: Any = None,
+        cls, *, encode: str = "auto", categorical: Any = None, numeric: Any = None,
+        dates: Any = None, drop: Any = None, na_values: Any = None, like: Any = None,
         storage_options: Mapping[str, Any] | None = None,
-    ) -> EncodingOptions:
+    ) -> EncodingOptions:  # fmt: skip
         """Return the options for arguments of `ingest`; raise ConfigError if they contradict."""
         if encode not in ENCODE:
             raise ConfigError(f"{mention('encode', encode)} is unknown", 'use "auto" or "none"')
@@ -94,18 +87,16 @@ class EncodingOptions:
             _names(categorical, "categorical"), _names(numeric, "numeric"), dict(forms),
             _names(drop, "drop"),
         )  # fmt: skip
-        descriptions = {
-            "categorical": declared.categorical, "numeric": declared.numeric,
-            "dates": declared.dates, "na_values": na_values,
-        }  # fmt: skip
+        descriptions = {**declared._asdict(), "na_values": na_values}
+        dropped = descriptions.pop("dropped")
         described = [name for name, value in descriptions.items() if value]
         if encode == "none" and described:
             raise ConfigError(
                 f"{described[0]}= says how to encode, and {mention('encode', 'none')} not to",
                 "leave one out",
             )
-        if like is not None and (described or declared.dropped or encode == "none"):
-            contradicting = (*described, *(["drop"] if declared.dropped else []), "encode")[0]
+        if like is not None and (described or dropped or encode == "none"):
+            contradicting = (*described, "drop" if dropped else "encode")[0]
             raise ConfigError(
                 f"{mention(f'{contradicting}=')} contradicts {mention('like=')}, which determines "
                 f"how each column is encoded",
@@ -137,14 +128,9 @@ class EncodingOptions:
     @property
     def always_encodes(self) -> bool:
         """True if the table is encoded even if all of its columns are numbers."""
-        declared = self.declared
-        is_described = (
-            declared.categorical
-            or declared.numeric
-            or declared.dates
-            or len(self.missing) > len(MISSING)
-        )
-        return self.encoder is not None or bool(is_described)
+        categorical, numeric, dates, _ = self.declared
+        has_markers = len(self.missing) > len(MISSING)
+        return self.encoder is not None or bool(categorical or numeric or dates) or has_markers
 
     @property
     def encoder(self) -> Encoder | None:
@@ -184,13 +170,9 @@ class EncodingOptions:
         return x is not None or self.like is not None
 
     def reader(
-        self,
-        open_cells: Callable[..., Any],
-        targets: Callable[[Any], Any],
-        seed: int,
-        block_bytes: int,
-        progress: Any = None,
-    ) -> EncodedReader:
+        self, open_cells: Callable[..., Any], targets: Callable[[Any], Any], seed: int,
+        block_bytes: int, progress: Any = None,
+    ) -> EncodedReader:  # fmt: skip
         """Return a reader of encoded rows, by the encoder of `like` or a newly fitted one."""
         if self.encoder is not None:
             return encoded_reader(open_cells, self.encoder)
@@ -198,25 +180,18 @@ class EncodingOptions:
         # Markers are searched only in `fit`, which reports those that no cell matches.
         reader = open_cells(cells=MISSING, dropped=self.declared.dropped, marks=marks)
         fitted = fit(
-            reader,
-            targets,
-            self.declared,
-            self.missing,
-            seed,
-            block_bytes,
-            progress,
-            marks,
+            reader, targets, self.declared, self.missing, seed, block_bytes, progress, marks,
             typed=reader.typed,
-        )
+        )  # fmt: skip
         return EncodedReader(reader, fitted.encoder, fitted)
 
 
 def _marker_texts(na_values: Any) -> tuple[str, ...]:
     """Return the texts that mark a missing value; numbers among them match in any notation."""
-    is_single = (
-        na_values is None or isinstance(na_values, str) or not isinstance(na_values, Iterable)
-    )
-    marks = ([] if na_values is None else [na_values]) if is_single else list(na_values)
+    if na_values is None:
+        return ()
+    is_single = isinstance(na_values, str) or not isinstance(na_values, Iterable)
+    marks = [na_values] if is_single else list(na_values)
     if not all(isinstance(mark, str | Real) and not isinstance(mark, bool) for mark in marks):
         raise ConfigError(f"{mention('na_values', na_values)} must be text or numbers")
     return tuple(dict.fromkeys(str(mark) for mark in marks))

@@ -6,7 +6,7 @@ A killed pass resumes from the last save of the spool and of the notes kept with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
@@ -49,25 +49,13 @@ class Spooled(NamedTuple):
     def notes(self) -> dict[str, Any]:
         """Return the state besides the rows, as JSON, to resume from."""
         rounding = None if self.rounding is None else self.rounding.saved
-        return {
-            "labels": self.values.labels,
-            "counts": self.values.counts,
-            "dtypes": self.values.dtypes,
-            "dropped": self.files.dropped,
-            "counted": self.files.counted,
-            "files": list(self.files.counts),
-            "rounding": rounding,
-        }
+        return {**self.values.saved, **self.files.saved, "rounding": rounding}
 
 
 def spool_table(
-    reader: Reader,
-    encoded: Callable[[], Reader],
-    encoding: EncodingOptions,
-    spool: Callable[..., Spooled],
-    identity: str,
-    scratch: Scratch,
-) -> tuple[Spooled, Reader]:
+    reader: Reader, encoded: Callable[[], Reader], encoding: EncodingOptions,
+    spool: Callable[..., Spooled], identity: str, scratch: Scratch,
+) -> tuple[Spooled, Reader]:  # fmt: skip
     """Spool the rows of `reader` if all features are numbers, otherwise the rows of `encoded`.
 
     This is known only once the rows are read; after a restart it is known from the scratch files.
@@ -116,40 +104,32 @@ def spool_rows(
     first = next(reader.blocks(0, block_bytes), None)
     if first is None or len(first.X) == 0:
         raise DataError("the input has no rows", "give at least one")
-    is_narrowed = dtype is None and reader.as_text
     features = _features(reader, first, dtype, like)
     known_classes = None
     if like is not None and like.classes is not None:
         known_classes = KnownClasses(like.classes, like.label_dtype)
     values = TargetConverter(first, targets, as_text=reader.targets_as_text, known=known_classes)
     if row_shape is not None:
-        _check_shape(first, features, row_shape)
+        those = f"and those of the store that {mention('like=')} names have"
+        _check_shape(first, features, row_shape, those, "give")
     if like is not None:
-        check_fits(first, features, values, like)
+        _check_shape(first, features, like.row_shape, "but those of the store have", "append")
+        _check_fits(first, values, like)
     spool = Spool(
-        features.row_shape,
-        features.dtype,
-        values.shape,
-        values.dtype,
+        features.row_shape, features.dtype, values.shape, values.dtype,
         # The other half is for blocks being read and chunks being written.
         limit_bytes=memory // 2,
-        scratch=scratch,
-        seed=seed,
-        identity=identity,
-        expected_rows=reader.n_rows,
+        scratch=scratch, seed=seed, identity=identity, expected_rows=reader.n_rows,
         weighted=first.w is not None,
-    )
-    notes = spool.notes or {"labels": [], "files": [], "rounding": None}
-    counts = notes.get("counts", [0] * len(notes["labels"]))
-    values.restore(notes["labels"], counts, notes.get("dtypes", ()))
+    )  # fmt: skip
+    notes = spool.notes or {}
+    if notes:
+        values.restore(notes)
     rounding = None
-    if is_narrowed:
-        rounding = RoundingTracker(
-            math.prod(features.row_shape), features.dtype, notes.get("rounding")
-        )
-    rows = Spooled(
-        spool, values, FilesRead(notes["files"], notes.get("dropped", 0), notes), rounding
-    )
+    if dtype is None and reader.as_text:
+        n_columns = math.prod(features.row_shape)
+        rounding = RoundingTracker(n_columns, features.dtype, notes.get("rounding"))
+    rows = Spooled(spool, values, FilesRead(notes), rounding)
     if spool.sealed:
         spool.seal(spool.notes)  # the split of a bucket may have been interrupted
     else:
@@ -192,55 +172,37 @@ def _index_counter(
     return IndexDetector() if table and several and not spool.n_rows else None
 
 
-def _check_shape(first: RawBlock, features: FeatureConverter, store_shape: tuple[int, ...]) -> None:
-    """Raise DataError unless rows have the shape that `like` requires."""
-    if features.packed and is_packed(store_shape):
-        return
-    _check_packed(first, features, store_shape)
-    if features.row_shape != store_shape:
-        raise DataError(
-            f"{first.where} has rows of shape {features.row_shape}, and those of the store that "
-            f"{mention('like=')} names have {store_shape}",
-            "give rows with the same features",
-        )
-
-
-def _check_packed(
-    first: RawBlock, features: FeatureConverter, store_shape: tuple[int, ...]
+def _check_shape(
+    first: RawBlock, features: FeatureConverter, store_shape: tuple[int, ...], those: str, verb: str
 ) -> None:
-    """Raise DataError for dense rows if `store_shape` is the row shape of a store of sparse rows.
+    """Raise DataError unless rows with this first block have the row shape of a store.
 
     For a store of dense rows, sparse rows become dense, see `readers`.
+
+    those, verb : words of the message
     """
-    if is_packed(store_shape) and not features.packed:
+    if is_packed(store_shape):
+        if not features.packed:
+            raise DataError(
+                f"{first.where} has dense rows, and those of the store are sparse",
+                "give sparse rows with the same features (scipy.sparse.csr_array)",
+            )
+    elif features.row_shape != store_shape:
         raise DataError(
-            f"{first.where} has dense rows, and those of the store are sparse",
-            "give sparse rows with the same features (scipy.sparse.csr_array)",
+            f"{first.where} has rows of shape {features.row_shape}, {those} {store_shape}",
+            f"{verb} rows with the same features",
         )
 
 
-def check_fits(
-    first: RawBlock, features: FeatureConverter, values: TargetConverter, like: StoreSpec
-) -> None:
-    """Raise DataError unless rows with this first block can be appended to such a store."""
-    _check_packed(first, features, like.row_shape)
-    if features.row_shape != like.row_shape:
-        raise DataError(
-            f"{first.where} has rows of shape {features.row_shape}, but those of the store have "
-            f"{like.row_shape}",
-            "append rows with the same features",
-        )
+def _check_fits(first: RawBlock, values: TargetConverter, like: StoreSpec) -> None:
+    """Raise DataError unless the targets and weights of rows fit those of a store."""
     weighted = like.weight_totals is not None
     if (first.w is not None) != weighted:
-        remedy = (
-            f"name theirs with {mention('sample_weight=')}"
-            if weighted
-            else f"leave {mention('sample_weight=')} out"
-        )
+        argument = mention("sample_weight=")
         raise DataError(
             f"the rows of the store have {'' if weighted else 'no '}sample weights, and those of "
             f"{first.where} have {'none' if weighted else 'some'}",
-            f"{remedy}",
+            f"name theirs with {argument}" if weighted else f"leave {argument} out",
         )
     if like.classes is not None or like.y_dtype is None:
         return
@@ -258,14 +220,9 @@ def check_fits(
 
 
 def _read_all(
-    reader: Reader,
-    files: ExitStack,
-    features: FeatureConverter,
-    rows: Spooled,
-    block_bytes: int,
-    progress: Progress | None,
-    counter: IndexDetector | None,
-) -> None:
+    reader: Reader, files: ExitStack, features: FeatureConverter, rows: Spooled, block_bytes: int,
+    progress: Progress | None, counter: IndexDetector | None,
+) -> None:  # fmt: skip
     """Spool the rows of the reader from the last saved one on, and seal the spool.
 
     counter : receives the first column of all rows
@@ -273,12 +230,11 @@ def _read_all(
     spool = rows.spool
     try:
         blocks = reader.blocks(spool.n_rows, block_bytes)
+        calls = _append_calls(blocks, features, rows, counter)
         # One thread reads and checks blocks while another one spools the rows of the last block.
         with (
             ThreadPoolExecutor(1, thread_name_prefix="streamkern-spool") as pool,
-            closing(
-                ordered_map(pool, _append_calls(blocks, features, rows, counter), 1)
-            ) as appended,
+            closing(ordered_map(pool, calls, 1)) as appended,
         ):
             for n_rows in appended:
                 if progress is not None:
@@ -307,15 +263,20 @@ def _read_all(
 class FilesRead:
     """Names of the files read, in order, with the number of rows of each.
 
+    notes : the state `saved` of an interrupted pass, to resume from; empty at the start
     dropped : number of rows left out because they lack a target
     counted : whether a row has a sample weight above 0
     """
 
-    def __init__(
-        self, counts: Iterable[Sequence[Any]], dropped: int, notes: Mapping[str, Any]
-    ) -> None:
-        self.counts: list[tuple[str, int]] = [(name, n_rows) for name, n_rows in counts]
-        self.dropped, self.counted = dropped, bool(notes.get("counted", self.counts))
+    def __init__(self, notes: Mapping[str, Any]) -> None:
+        self.counts = [(name, n_rows) for name, n_rows in notes.get("files", ())]
+        self.dropped = notes.get("dropped", 0)
+        self.counted = bool(notes.get("counted", self.counts))
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """State so far, as JSON."""
+        return {"files": list(self.counts), "dropped": self.dropped, "counted": self.counted}
 
     def count(self, block: RawBlock) -> None:
         if block.start == 0 or not self.counts:
@@ -325,27 +286,25 @@ class FilesRead:
 
 
 def _append_calls(
-    blocks: Iterable[RawBlock],
-    features: FeatureConverter,
-    rows: Spooled,
+    blocks: Iterable[RawBlock], features: FeatureConverter, rows: Spooled,
     counter: IndexDetector | None,
-) -> Iterator[Callable[[], int]]:
+) -> Iterator[Callable[[], int]]:  # fmt: skip
     """Yield, for each block, a call that spools its rows, after converting and checking them."""
     for block in blocks:
         assert len(block.X) == len(block.y), "readers check that"
         X = features.convert(block)
-        converted = X, rows.values.convert(block), block.weights()
+        y, w = rows.values.convert(block), block.weights()
         if rows.rounding is not None:
             rows.rounding.add(block.X, X)
         if counter is not None:
             counter.add(block.X[:, 0], block.numbers)
         rows.files.count(block)
-        rows.files.counted |= converted[2] is not None and bool(converted[2].any())
+        rows.files.counted |= w is not None and bool(w.any())
         # The notes are those as of this block: further blocks are read before its call is made.
-        yield partial(_append, rows.spool, converted, rows.notes())
+        yield partial(_append, rows.spool, rows.notes(), X, y, w)
 
 
-def _append(spool: Spool, rows: tuple[Any, ...], notes: Mapping[str, Any]) -> int:
+def _append(spool: Spool, notes: Mapping[str, Any], *rows: Any) -> int:
     """Append the rows of a block; return the number of rows so far."""
     spool.append(*rows)
     if spool.spilled and spool.unsaved_bytes >= _SAVE_INTERVAL_BYTES:

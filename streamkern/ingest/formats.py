@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, Self
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
@@ -41,7 +41,7 @@ class FileForm(NamedTuple):
     format : str
         One of `FORMATS`, whatever the ending.
     names : tuple of str
-        The columns of a CSV without a header line.
+        The columns of a CSV without a header line; before `checked` also one name, or a list.
     header : bool
         Whether the first line of a CSV names the columns; None infers it from the file.
     delimiter : str
@@ -60,7 +60,7 @@ class FileForm(NamedTuple):
     """
 
     format: str | None = None
-    names: tuple[str, ...] | None = None
+    names: Any = None
     header: bool | None = None
     delimiter: str | None = None
     decimal: str | None = None
@@ -69,66 +69,55 @@ class FileForm(NamedTuple):
     thousands: str | None = None
     recorded: Mapping[str, Any] | None = None
 
-    @classmethod
-    def checked(
-        cls,
-        format: str | None = None,
-        names: str | Sequence[str] | None = None,
-        header: bool | None = None,
-        delimiter: str | None = None,
-        decimal: str | None = None,
-        encoding: str | None = None,
-        skip_lines: int | None = None,
-        thousands: str | None = None,
-    ) -> FileForm:
-        """Return the form for these arguments; raise ConfigError if one makes no sense."""
-        format = "svmlight" if format == "libsvm" else format
+    def checked(self) -> Self:
+        """Return the form with normalised options; raise ConfigError if one makes no sense."""
+        format = "svmlight" if self.format == "libsvm" else self.format
         if format is not None and format not in FORMATS:
             raise ConfigError(
                 f"{mention('format', format)} is unknown", f"use one of {', '.join(FORMATS)}"
             )
-        column_names = (
-            (names,) if isinstance(names, str) else None if names is None else tuple(names)
-        )
-        if column_names is not None:
-            column_names = tuple(str(name).strip() for name in column_names)
-            if not column_names or "" in column_names or len(set(column_names)) < len(column_names):
+        names = self.names
+        if names is not None:
+            given = [names] if isinstance(names, str) else names
+            names = tuple(str(name).strip() for name in given)
+            if not names or "" in names or len(set(names)) < len(names):
                 raise ConfigError(
-                    f"{mention('names', names)} must be names of columns, no two alike"
+                    f"{mention('names', self.names)} must be names of columns, no two alike"
                 )
-            if header:
+            if self.header:
                 raise ConfigError(
                     f"{mention('names=')} are those of a file without a header, and "
                     f"{mention('header', True)} says that it has one",
                     "leave one of them out",
                 )
-        if header not in (None, True, False):
-            raise ConfigError(f"{mention('header', header)} must be True, False or None")
-        if decimal not in (None, ".", ","):
-            raise ConfigError(f"{mention('decimal', decimal)} is unknown", 'use "." or ","')
-        if thousands is not None and thousands not in ("", *THOUSANDS):
+        if self.header not in (None, True, False):
+            raise ConfigError(f"{mention('header', self.header)} must be True, False or None")
+        if self.decimal not in (None, ".", ","):
+            raise ConfigError(f"{mention('decimal', self.decimal)} is unknown", 'use "." or ","')
+        if self.thousands not in (None, "", *THOUSANDS):
             raise ConfigError(
-                f"{mention('thousands', thousands)} is unknown",
+                f"{mention('thousands', self.thousands)} is unknown",
                 f"use one of {', '.join(map(repr, THOUSANDS))}",
             )
-        if thousands and thousands == decimal:
+        if self.thousands and self.thousands == self.decimal:
             raise ConfigError(
-                f"{mention('thousands', thousands)} is also what {mention('decimal=')} says",
+                f"{mention('thousands', self.thousands)} is also what {mention('decimal=')} says",
                 "give another one, or leave one out",
             )
-        delimiter = _DELIMITERS.get(delimiter or "", delimiter)
+        delimiter = _DELIMITERS.get(self.delimiter or "", self.delimiter)
         if delimiter is not None and not re.fullmatch(r"[^\w\"\r\n.+-]", str(delimiter)):
             raise ConfigError(
                 f"{mention('delimiter', delimiter)} must be one character that is in no number, "
                 f"such as ;"
             )
-        if encoding is not None:
-            encoding = _codec(encoding)
+        encoding = None if self.encoding is None else _codec(self.encoding)
+        skip_lines = self.skip_lines
         if skip_lines is not None:
             skip_lines = checked_int("skip_lines", skip_lines, 0)
-        return cls(
-            format, column_names, header, delimiter, decimal, encoding, skip_lines, thousands
-        )
+        return self._replace(
+            format=format, names=names, delimiter=delimiter, encoding=encoding,
+            skip_lines=skip_lines,
+        )  # fmt: skip
 
     @property
     def style(self) -> NumberStyle:
@@ -168,13 +157,11 @@ class FileForm(NamedTuple):
             defaults["names"] = None if self.header else tuple(defaults["names"])
         if self.names is not None:
             defaults["header"] = None
-        requested = {name: value for name, value in self.json().items() if name != "names"}
         merged = self._replace(**{k: v for k, v in defaults.items() if getattr(self, k) is None})
         if merged.thousands and merged.thousands == merged.style.decimal:
             # The option given now replaces the recorded one that contradicts it.
-            merged = merged._replace(
-                **{"decimal": None} if "thousands" in requested else {"thousands": None}
-            )
+            replaced: Any = "decimal" if self.thousands is not None else "thousands"
+            merged = merged._replace(**{replaced: None})
         if self.skip_lines is not None:  # then a difference from earlier files is intended
             merged = merged._replace(recorded={**recorded, "skip_lines": None})
         return merged
@@ -269,10 +256,8 @@ def content_of(head: bytes, path: str, kind: str | None = None) -> tuple[str | N
             return None, f"{description}; {remedy.replace('{path!r}', repr(path))}"
     readable = _format_of(head, text)
     if readable is not None:
-        return (
-            readable,
-            f"{_FORMAT_NAMES[readable]}; give {mention('format', readable)}, or rename it",
-        )
+        remedy = f"give {mention('format', readable)}, or rename it"
+        return readable, f"{_FORMAT_NAMES[readable]}; {remedy}"
     if ending := compression_of(head):
         words = f"compressed by {COMPRESSIONS[ending]}, but its name lacks the ending {ending}"
         return None, f"{words}; rename it to {path.rpartition('/')[2]}{ending}"
@@ -295,14 +280,8 @@ def compression_of(head: bytes) -> str | None:
     """Return the ending that a compressed file should have; None if it is not compressed."""
     if is_utf8_text(head):
         return None
-    return next(
-        (
-            _COMPRESSION_MAGIC_BYTES[magic]
-            for magic in _COMPRESSION_MAGIC_BYTES
-            if head.startswith(magic)
-        ),
-        None,
-    )
+    magics = _COMPRESSION_MAGIC_BYTES.items()
+    return next((ending for magic, ending in magics if head.startswith(magic)), None)
 
 
 def _format_of(head: bytes, text: bool) -> str | None:
@@ -314,7 +293,7 @@ def _format_of(head: bytes, text: bool) -> str | None:
         return "idx"
     if re.match(rb"PK\x03\x04.{26}[^/]{0,200}?\.npy", head, re.DOTALL):
         return "npz"
-    return next((_MAGIC_BYTES[magic] for magic in _MAGIC_BYTES if head.startswith(magic)), None)
+    return next((kind for magic, kind in _MAGIC_BYTES.items() if head.startswith(magic)), None)
 
 
 def _is_json_line(head: bytes) -> bool:

@@ -1,35 +1,49 @@
-"""Read data frames and data sets, perhaps with arrays of targets and weights given beside them."""
+"""Read data frames and data sets of Hugging Face, perhaps with targets and weights beside them."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
-from streamkern.basics.optional import import_optional
+from streamkern.basics.message import mention
 from streamkern.ingest.array_reader import content_checksum
 from streamkern.ingest.arrow_tables import ArrowReader
-from streamkern.ingest.columns import ReadRequest
+from streamkern.ingest.columns import ReadRequest, as_list
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.frames import are_names, arrow_table
+from streamkern.ingest.hub_datasets import HubColumns
+from streamkern.ingest.tables.arrow import arrow, arrow_ipc
+from streamkern.ingest.tables.cells import RowsInFile
+
+_DIGEST_BATCH_ROWS = 1000
+"""Rows of a data set that are read at once for its digest."""
 
 
-class BesideReader(ArrowReader):
+class _BesideReader(ArrowReader):
     """Reader of a table that is given as an object, perhaps with targets and weights beside it.
 
-    beside : arrays of `beside_rows` by "y" and "w", if they are not columns of the table
+    kind, digest : they identify the table, together with its schema and its number of rows
+    beside : arrays by "y" and "w", if these are not columns of the table
     """
 
     def __init__(
-        self, schema: Any, n_rows: int | None, request: ReadRequest, identity: Any, beside: Any
-    ) -> None:
+        self, kind: str, schema: Any, n_rows: int | None, digest: str, request: ReadRequest,
+        beside: dict[str, NDArray[Any]],
+    ) -> None:  # fmt: skip
         self._beside = beside
-        identity |= {name: content_checksum(values) for name, values in beside.items()}
+        identity = {
+            "kind": kind, "schema": str(schema), "rows": n_rows, "digest": digest,
+            "asked": request.json(),
+            **{name: content_checksum(values) for name, values in beside.items()},
+        }  # fmt: skip
         super().__init__("X", schema, n_rows, request, identity)
 
     def _block(self, batch: Any, start: int) -> RawBlock:
@@ -39,26 +53,18 @@ class BesideReader(ArrowReader):
         return block._replace(**rows)
 
 
-class FrameReader(BesideReader):
+class FrameReader(_BesideReader):
     """Reader of a data frame from `as_frame`."""
 
     def __init__(self, frame: Any, request: ReadRequest) -> None:
         self._table = table = arrow_table(frame, "X")
-        beside: dict[str, Any] = {}
-        for name, values in (("y", request.y), ("w", request.w)):
-            if not (values is None or are_names(values, frame) or isinstance(values, int)):
-                beside[name] = beside_rows(values, len(table), name)
-        empty: dict[str, Any] = {key: [] for key in beside}
-        request = request._replace(**empty)
-        data_table = table.replace_schema_metadata()
-        identity = {
-            "kind": "data frame",
-            "schema": str(table.schema),
-            "rows": table.num_rows,
-            "digest": digest_of(data_table.schema, [data_table]),
-            "asked": request.json(),
-        }
-        super().__init__(table.schema, table.num_rows, request, identity, beside)
+        request, beside = _separated(
+            request,
+            len(table),
+            lambda k: not (k is None or are_names(k, frame) or isinstance(k, int)),
+        )
+        digest = _digest([table.replace_schema_metadata()])
+        super().__init__("data frame", table.schema, table.num_rows, digest, request, beside)
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         rows = max(1, block_bytes // (8 * len(self._columns_read)))
@@ -66,16 +72,85 @@ class FrameReader(BesideReader):
         return iter(table.to_batches(max_chunksize=rows))
 
 
-def beside_rows(data: Any, n_rows: int, name: str) -> NDArray[Any]:
-    """Return targets or weights beside a table; raise DataError unless each row has one."""
-    values = np.asarray(data)
-    if values.ndim < 1 or len(values) != n_rows:
-        noun = {"y": "target", "w": "weight"}[name]
-        raise DataError(
-            f"X has {n_rows} rows, but the {noun}s beside it have the shape {values.shape}",
-            f"give one {noun} for each row",
-        )
-    return values
+class HubReader(_BesideReader):
+    """Reader of a `datasets.Dataset`, perhaps with arrays beside it, or of an `IterableDataset`.
+
+    The digest is of all rows of a `Dataset`, but only of the first rows of an `IterableDataset`,
+    which may come over a network.
+    """
+
+    def __init__(self, data: Any, request: ReadRequest) -> None:
+        self._hub = hub = HubColumns(data)
+        request, beside = _separated(request, hub.n_rows, lambda k: isinstance(k, np.ndarray))
+        self._wide_column = None
+        if request.cells is None:
+            names = hub.schema.names
+            x = None if request.x is None else _column_names(request.x, names)
+            others = _column_names("y" if request.y is None else request.y, names)
+            others += _column_names(request.w, names)
+            wide = hub.wide_column(x, others, request.dropped, alone=request.targets)
+            if wide is not None:
+                request = request._replace(x=wide)
+                self._wide_column = hub.wide(wide)
+        tables = (t.replace_schema_metadata() for t in hub.raw(_DIGEST_BATCH_ROWS))
+        digest = _digest(tables if hub.n_rows is not None else islice(tables, 1))
+        kind = type(data).__name__
+        super().__init__(kind, hub.schema, hub.n_rows, digest, request, beside)
+
+    def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
+        row_bytes = 8 * len(self._columns_read)
+        if self._wide_column is not None:
+            row_bytes += 8 * math.prod(self._wide_column.shape)
+        for table in self._hub.tables(max(1, block_bytes // row_bytes), columns):
+            yield arrow.RecordBatch.from_arrays(
+                [k.combine_chunks() for k in table.columns], schema=table.schema
+            )
+
+    def _rows_of_lists(self, lists: Any, rows: RowsInFile) -> NDArray[Any]:
+        assert self._wide_column is not None
+        return self._wide_column.rows(lists, rows).reshape(len(lists), -1)
+
+    def _block(self, batch: Any, start: int) -> RawBlock:
+        block = super()._block(batch, start)
+        if self._wide_column is None or self._cells:
+            return block
+        return block._replace(X=block.X.reshape(-1, *self._wide_column.shape))
+
+
+def _column_names(role: Any, names: list[str]) -> list[Any]:
+    """Return columns by name, also those that are given by position."""
+    return [
+        names[k] if isinstance(k, int) and -len(names) <= k < len(names) else k
+        for k in as_list(role)
+    ]
+
+
+def _separated(
+    request: ReadRequest, n_rows: int | None, is_beside: Callable[[Any], bool]
+) -> tuple[ReadRequest, dict[str, NDArray[Any]]]:
+    """Return the request without targets and weights given beside the table, and these as arrays.
+
+    is_beside : returns whether targets or weights are values, and no columns of the table
+
+    Raises DataError unless each of the n_rows rows has one.
+    """
+    beside: dict[str, NDArray[Any]] = {}
+    for name, noun, given in (("y", "target", request.y), ("w", "weight", request.w)):
+        if not is_beside(given):
+            continue
+        if n_rows is None:
+            raise DataError(
+                "X is an IterableDataset, beside which targets or weights cannot be given",
+                f"make them a column, and give its name as {mention('y=')}",
+            )
+        beside[name] = values = np.asarray(given)
+        if values.ndim < 1 or len(values) != n_rows:
+            raise DataError(
+                f"X has {n_rows} rows, but the {noun}s beside it have the shape {values.shape}",
+                f"give one {noun} for each row",
+            )
+    empty: dict[str, Any] = {name: [] for name in beside}
+    return request._replace(**empty), beside
 
 
 class _Digest(io.RawIOBase):
@@ -92,10 +167,14 @@ class _Digest(io.RawIOBase):
         return memoryview(data).nbytes
 
 
-def digest_of(schema: Any, tables: Iterable[Any]) -> str:
+def _digest(tables: Iterable[Any]) -> str:
     """Return the SHA-256 of tables of one schema, written as an Arrow stream."""
+    tables = iter(tables)
+    first = next(tables, None)
+    if first is None:
+        raise DataError("X has no rows", "give some")
     file = _Digest()
-    with import_optional("pyarrow.ipc").new_stream(file, schema) as stream:
-        for table in tables:
+    with arrow_ipc.new_stream(file, first.schema) as stream:
+        for table in chain([first], tables):
             stream.write_table(table)
     return file.sha.hexdigest()

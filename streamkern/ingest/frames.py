@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import some
-from streamkern.ingest.columns import ReadRequest, split_columns
 from streamkern.ingest.hub_datasets import hub_table, is_hub_dataset
+from streamkern.ingest.tables.arrow import arrow, is_of_kind
 from streamkern.ingest.tables.key_columns import index_columns, warn_of_index
 
 _NARWHALS = "narwhals.stable.v2"
@@ -37,13 +37,9 @@ def as_frame(data: Any, name: str) -> Any:
     data = _supported(data)
     try:
         frame = narwhals.from_native(data, pass_through=True, allow_series=True)
-        is_unsupported = frame is data and not isinstance(
-            data, narwhals.DataFrame | narwhals.Series
-        )
-        if is_unsupported and _exports_arrow(data):
-            frame = narwhals.from_native(
-                import_optional("pyarrow", "reading data frames").table(data)
-            )
+        is_narwhals = isinstance(frame, narwhals.DataFrame | narwhals.LazyFrame | narwhals.Series)
+        if not is_narwhals and _exports_arrow(data):
+            frame = narwhals.from_native(_arrow_copy(data))
         if isinstance(frame, narwhals.DataFrame):
             list(frame.schema)
     except on_demand("narwhals.exceptions").DuplicateError:
@@ -52,16 +48,11 @@ def as_frame(data: Any, name: str) -> Any:
         raise
     if isinstance(frame, narwhals.LazyFrame):
         frame = frame.collect(backend="polars" if frame.implementation.is_polars() else "pyarrow")
-    if isinstance(frame, narwhals.DataFrame):
-        return _without_index(frame, name)
-    return frame if isinstance(frame, narwhals.Series) else None
-
-
-def _without_index(frame: Any, name: str) -> Any:
-    """Return the frame without an index of its rows that was saved as a column."""
-    if name != "X":
-        return frame
-    index = index_columns(frame.columns, lambda column: frame[column].dtype.is_integer())
+    if not isinstance(frame, narwhals.DataFrame):
+        return frame if isinstance(frame, narwhals.Series) else None
+    index: list[str] = []
+    if name == "X":  # an index of the rows that was saved as a column is no feature
+        index = index_columns(frame.columns, lambda column: frame[column].dtype.is_integer())
     for column in index:
         warn_of_index(column, name)
     return frame.drop(index) if index else frame
@@ -84,14 +75,17 @@ def _supported(data: Any) -> Any:
         return data if data.dtype.names is None else _table_of_fields(data)
     if is_hub_dataset(data):
         return hub_table(data)
-    arrow = sys.modules.get("pyarrow")
-    if arrow is not None and isinstance(data, arrow.Array):
+    library = type(data).__module__
+    if "pyarrow" in sys.modules and isinstance(data, arrow.Array):
         return arrow.chunked_array([data])
-    if type(data).__module__.startswith("pyarrow") and hasattr(data, "to_table"):
+    if library.startswith("pyarrow") and hasattr(data, "to_table"):
         return data.to_table()  # a data set, or a scanner of one
-    if "duckdb" in type(data).__module__ and _exports_arrow(data):
-        return import_optional("pyarrow", "reading data frames").table(data)
-    return data
+    return _arrow_copy(data) if "duckdb" in library and _exports_arrow(data) else data
+
+
+def _arrow_copy(data: Any) -> Any:
+    """Return an object that exports Arrow data as a table of pyarrow."""
+    return import_optional("pyarrow", "reading data frames").table(data)
 
 
 def _exports_arrow(value: Any) -> bool:
@@ -114,7 +108,7 @@ def _table_of_fields(array: NDArray[Any]) -> Any:
             f"a structured array has {problem}",
             "give one of one dimension with a value in each field",
         )
-    arrow = import_optional("pyarrow", "reading structured arrays")
+    import_optional("pyarrow", "reading structured arrays")
     return arrow.table({name: arrow.array(_field_values(array[name])) for name in names})
 
 
@@ -148,26 +142,6 @@ def names_of_columns(frame: Any) -> tuple[str, ...] | None:
     """Return the column names if all are text, as in scikit-learn; otherwise None."""
     names = list(frame.columns)
     return tuple(names) if all(isinstance(name, str) for name in names) else None
-
-
-# ------------------------------------------------------------------------------- by columns
-
-
-def split_frame(frame: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, Any]:
-    """Return the features, the targets and the weights of a frame that names them by column.
-
-    y : names of columns, empty if the targets are beside the frame; one target column is returned
-    as a narwhals series, several as a frame
-    sample_weight : a name, or as for `ingest` a position; anything else is returned unchanged
-    """
-    has_weight_column = isinstance(sample_weight, str | int)
-    request = ReadRequest(y=y, w=sample_weight if has_weight_column else None)
-    split = split_columns([str(name) for name in frame.columns], request, "X")
-    targets = frame.select(list(split.targets))
-    if len(split.targets) == 1:
-        targets = frame.get_column(split.targets[0])
-    weights = frame.get_column(split.weights[0]) if has_weight_column else sample_weight
-    return frame.select(list(split.features)), targets, weights
 
 
 def are_names(y: Any, frame: Any) -> bool:
@@ -209,21 +183,20 @@ def arrow_table(frame: Any, name: str) -> Any:
 
 
 def _conversion_errors() -> tuple[type[Exception], ...]:
-    return import_optional("pyarrow").ArrowException, TypeError, OverflowError, ValueError
+    return arrow.ArrowException, TypeError, OverflowError, ValueError
 
 
 def _unsupported_column(frame: Any, name: str, error: Exception) -> DataError:
     """Return the error for a column that Arrow has no type for."""
-    wrong_columns = []
+    which, wrong_column = "", "..."
     for column in frame.columns:
         try:
             frame.select([column]).to_arrow()
         except _conversion_errors() as column_error:
-            wrong_columns, error = [column], column_error
+            which, wrong_column, error = f", {column!r},", column, column_error
             break
     reason = str(error.args[0] if error.args else error).partition("\n")[0].rstrip(".")
-    which = f", {wrong_columns[0]!r}," if wrong_columns else ""
-    drop, category = remedies(frame, wrong_columns[0] if wrong_columns else "...")
+    drop, category = remedies(frame, wrong_column)
     words = f"if its values are words make them a category, {category}, else " if category else ""
     return DataError(
         f"{name} has a column{which} that is neither numbers, words nor dates ({reason})",
@@ -231,13 +204,12 @@ def _unsupported_column(frame: Any, name: str, error: Exception) -> DataError:
     )
 
 
-def remedies(frame: Any, column: str, name: str = "X") -> tuple[str, str]:
-    """Return the code that drops a column, and that makes it a category, in the frame's library."""
+def remedies(frame: Any, column: str) -> tuple[str, str]:
+    """Return the code that drops a column of X, and that makes it a category; "" if none does."""
     if frame.implementation.is_pandas_like():
-        return f"{name}.drop(columns={column!r})", f'{name}.astype({{{column!r}: "category"}})'
-    if frame.implementation.is_polars():
-        return f"{name}.drop({column!r})", ""
-    return f"{name}.drop_columns({column!r})", ""
+        return f"X.drop(columns={column!r})", f'X.astype({{{column!r}: "category"}})'
+    method = "drop" if frame.implementation.is_polars() else "drop_columns"
+    return f"X.{method}({column!r})", ""
 
 
 def _plain_pandas(frame: Any, name: str) -> Any:
@@ -281,14 +253,10 @@ def _with_text(values: Any, column: Any, name: str) -> Any:
 
 def _plain_type(arrow_type: Any) -> Any:
     """Return an Arrow type that Arrow's functions support, in place of views."""
-    arrow = import_optional("pyarrow")
-    if arrow.types.is_dictionary(arrow_type):
+    if is_of_kind(arrow_type, "dictionary"):
         inner = _plain_type(arrow_type.value_type)
-        return (
-            arrow_type
-            if inner == arrow_type.value_type
-            else arrow.dictionary(arrow_type.index_type, inner)
-        )
-    if arrow.types.is_string_view(arrow_type):
+        is_plain = inner == arrow_type.value_type
+        return arrow_type if is_plain else arrow.dictionary(arrow_type.index_type, inner)
+    if is_of_kind(arrow_type, "string_view"):
         return arrow.large_string()
-    return arrow.large_binary() if arrow.types.is_binary_view(arrow_type) else arrow_type
+    return arrow.large_binary() if is_of_kind(arrow_type, "binary_view") else arrow_type

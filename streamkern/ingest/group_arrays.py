@@ -27,34 +27,39 @@ GetMember = Callable[[str], Any]
 """Function that returns a member of the group by name, checked like an array of the file."""
 
 
-class StoredSparseRows:
-    """The packed sparse rows X (n, 2, k) of a streamkern store, as rows (n, n_features)."""
+class _CsrRows:
+    """Sparse rows (n, d) that are read by `csr`; a slice of rows is dense."""
 
     chunks = shards = None
     ndim = 2
+    shape: tuple[int, int]
 
-    def __init__(self, X: Any, n_features: int) -> None:
-        self._X, self.dtype = X, np.dtype(X.dtype)
-        self.shape, self.longest = (int(X.shape[0]), n_features), int(X.shape[2])
+    def csr(self, start: int, stop: int) -> Any:
+        """Return rows `start` to `stop` as a CSR array of SciPy."""
+        raise NotImplementedError
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(self.shape[0])
         dense: NDArray[Any] = self.csr(start, max(start, stop)).toarray()
         return dense
 
+
+class StoredSparseRows(_CsrRows):
+    """The packed sparse rows X (n, 2, k) of a streamkern store, as rows (n, n_features)."""
+
+    def __init__(self, X: Any, n_features: int) -> None:
+        self._X, self.dtype = X, np.dtype(X.dtype)
+        self.shape, self.longest = (int(X.shape[0]), n_features), int(X.shape[2])
+
     def csr(self, start: int, stop: int) -> Any:
-        """Return rows `start` to `stop` as a CSR array of SciPy."""
         return as_csr(self._X[start:stop], self.shape[1])
 
 
-class SparseRows:
-    """Rows (n, d) of a CSR matrix whose parts are read by slices; a slice of rows is dense.
+class SparseRows(_CsrRows):
+    """Rows (n, d) of a CSR matrix whose parts are read by slices.
 
     data, indices : (nnz,) and indptr : (n + 1,), anything with slices
     """
-
-    chunks = shards = None
-    ndim = 2
 
     def __init__(self, parts: tuple[Any, Any, Any], shape: tuple[int, int], name: str) -> None:
         self._data, self._indices, self._indptr = parts
@@ -65,11 +70,8 @@ class SparseRows:
                 f"{name} has data of dtype {stored}, and sparse rows hold numbers", "write numbers"
             )
         # SciPy cannot add half floats; booleans are 0 and 1.
-        narrow: dict[np.dtype[Any], np.dtype[Any]] = {
-            np.dtype(np.float16): np.dtype(np.float32),
-            np.dtype(bool): np.dtype(np.uint8),
-        }
-        self.dtype: np.dtype[Any] = narrow.get(native(stored), native(stored))
+        dtypes: dict[str, Any] = {"float16": np.float32, "bool": np.uint8}
+        self.dtype: np.dtype[Any] = np.dtype(dtypes.get(stored.name, native(stored)))
         nnz = (self._data.shape[0], self._indices.shape[0])
         if self._indptr.shape != (shape[0] + 1,) or nnz[0] != nnz[1]:
             raise self._damaged(
@@ -86,15 +88,7 @@ class SparseRows:
             longest = max(longest, longest_row(indptr, self.shape[1]))
         return longest
 
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        start, stop, _ = rows.indices(self.shape[0])
-        if stop <= start:
-            return np.empty((0, self.shape[1]), self.dtype)
-        dense: NDArray[Any] = self.csr(start, stop).toarray()
-        return dense
-
     def csr(self, start: int, stop: int) -> Any:
-        """Return rows `start` to `stop`, at least one, as a CSR array of SciPy."""
         indptr = np.asarray(self._indptr[start : stop + 1]).astype(np.int64)
         low, high = int(indptr[0]), int(indptr[-1])
         if (np.diff(indptr) < 0).any() or low < 0 or high > self._data.shape[0]:
@@ -170,14 +164,9 @@ def _nullable(values: Any, mask: Any, name: str, keep_missing: bool) -> _MappedR
 
 
 def decoded_array(
-    member: Any,
-    get: GetMember,
-    name: str,
-    memory: int,
-    *,
-    keep_missing: bool = False,
+    member: Any, get: GetMember, name: str, memory: int, *, keep_missing: bool = False,
     **options: bool,
-) -> Any | None:
+) -> Any | None:  # fmt: skip
     """Return an array whose rows are decoded as its format defines; None if it is not an array.
 
     member : an array or a group of zarr or h5py
@@ -330,22 +319,20 @@ def enumeration_as_names(array: Any, dataset: Any, where: str, *, labels: bool) 
             raise DataError(
                 f"{where} holds {unknown[0]}, which is the number of no name", "correct it"
             )
-        return np.array([by_number[k] for k in numbers.ravel().tolist()], object).reshape(
-            numbers.shape
-        )
+        named = np.array([by_number[k] for k in numbers.ravel().tolist()], object)
+        return named.reshape(numbers.shape)
 
     return _MappedRows(array, object, rows)
 
 
 def without_padding(array: Any, dataset: Any) -> Any:
     """Return an array of text without padding blanks, and of characters as words."""
-    kind = np.dtype(array.dtype)
-    if kind.kind != "S":
+    words = joined_characters(array)
+    if words is not array or np.dtype(array.dtype).kind != "S":
+        return words
+    if dataset.id.get_type().get_strpad() != import_optional("h5py").h5t.STR_SPACEPAD:
         return array
-    if (joined := joined_characters(array)) is not array:
-        return joined
-    padded = dataset.id.get_type().get_strpad() == import_optional("h5py").h5t.STR_SPACEPAD
-    return _MappedRows(array, kind, lambda read, _: np.char.rstrip(read)) if padded else array
+    return _MappedRows(array, array.dtype, lambda read, _: np.char.rstrip(read))
 
 
 def joined_characters(array: Any) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,6 @@ from streamkern.basics.text import redact, size_text
 from streamkern.ingest.array_reader import ArrayReader, named_arrays
 from streamkern.ingest.columns import ReadRequest, Split, split_columns
 from streamkern.ingest.group_arrays import (
-    array_of_group,
     decoded_array,
     enumeration_as_names,
     joined_characters,
@@ -98,31 +98,18 @@ class Hdf5File:
         Raises StoreNotFoundError if it is missing, and DataError if it is refused.
         """
         member, where = self._file.get(name), f"{name} of {self._where}"
-        keep_missing = request.keeps(i)
-        if is_group(member):
-            if "MATLAB_sparse" in member.attrs:
-                raise self._matlab_error(name)
-            array = array_of_group(
-                member,
-                lambda part: self._dataset(f"{name}/{part}"),
-                where,
-                self._memory,
-                keep_missing=keep_missing,
-            )
-            if array is None:
-                raise StoreNotFoundError(no_member(name, self._file, self._where))
-            return array
-        member = self._dataset(name)
-        if "MATLAB_class" in member.attrs:
+        is_dataset = not is_group(member)
+        member = self._dataset(name) if is_dataset else member
+        if ("MATLAB_class" if is_dataset else "MATLAB_sparse") in member.attrs:
             raise self._matlab_error(name)
         array = decoded_array(
-            member,
-            self._dataset,
-            where,
-            self._memory,
-            keep_missing=keep_missing,
-            netcdf=self._netcdf,
-        )
+            member, lambda part: self._dataset(f"{name}/{part}"), where, self._memory,
+            keep_missing=request.keeps(i), **({"netcdf": self._netcdf} if is_dataset else {}),
+        )  # fmt: skip
+        if array is None:
+            raise StoreNotFoundError(no_member(name, self._file, self._where))
+        if not is_dataset:
+            return array
         return without_padding(enumeration_as_names(array, member, where, labels=i == 1), member)
 
     def _matlab_error(self, name: str) -> DataError:
@@ -240,20 +227,19 @@ class Hdf5File:
         path : file of the source; "." for this file
         source : name of the source in that file
         """
-        if path == ".":
-            dataset = self._file.get(source)
-            if dataset is not None:
-                self._require_complete(dataset, name, depth + 1)
-        else:
-            path = os.path.join(os.path.dirname(self._file.filename), path)
-            dataset = None
-            if os.path.exists(path):
-                with import_optional("h5py").File(path, "r") as file:
-                    dataset = file.get(source)
-                    if dataset is not None:
-                        self._require_complete(dataset, name, depth + 1)
-        if dataset is None:
-            self._refuse_unwritten(name, f"has virtual parts whose source, {path}, is not there")
+        with ExitStack() as files:
+            file = self._file
+            if path != ".":
+                path = os.path.join(os.path.dirname(file.filename), path)
+                file = {}
+                if os.path.exists(path):
+                    file = files.enter_context(import_optional("h5py").File(path, "r"))
+            dataset = file.get(source)
+            if dataset is None:
+                self._refuse_unwritten(
+                    name, f"has virtual parts whose source, {path}, is not there"
+                )
+            self._require_complete(dataset, name, depth + 1)
 
     def _refuse_external(self, name: str, state: str) -> None:
         """Raise DataError unless data in other files are allowed."""
@@ -366,12 +352,7 @@ def _variables(url: Url, where: str, opener: FileOpener) -> dict[str, _Variable]
         file.seek(0)
         try:
             with netcdf_file(file, "r", mmap=False, maskandscale=False) as opened:
-                return {
-                    name: _Variable(
-                        np.array(variable.data), dict(variable._attributes), variable.dimensions
-                    )
-                    for name, variable in opened.variables.items()
-                }
+                return {name: _Variable(variable) for name, variable in opened.variables.items()}
         except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
             raise DataError(
                 f"{where} is not a readable NetCDF file: {error}", "get it again from where it came"
@@ -379,15 +360,14 @@ def _variables(url: Url, where: str, opener: FileOpener) -> dict[str, _Variable]
 
 
 class _Variable:
-    """A NetCDF variable in memory, with the interface of an h5py dataset that is used here."""
+    """A copy of a variable of SciPy, with the interface of an h5py dataset that is used here."""
 
     chunks = None
 
-    def __init__(
-        self, data: NDArray[Any], attributes: dict[str, Any], dimensions: tuple[str, ...]
-    ) -> None:
-        self._data, self.attrs, self.dimensions = data, attributes, dimensions
-        self.shape, self.dtype = data.shape, data.dtype
+    def __init__(self, variable: Any) -> None:
+        self._data = np.array(variable.data)
+        self.attrs, self.dimensions = dict(variable._attributes), variable.dimensions
+        self.shape, self.dtype = self._data.shape, self._data.dtype
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         return self._data[rows]

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, MissingDependencyError
-from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
-from streamkern.ingest.tables.cells import RowsInFile, row_number, unwrapped
+from streamkern.ingest.tables.arrow import as_array, compute, unwrapped
+from streamkern.ingest.tables.cells import RowsInFile, row_number
 
 _CHANNELS_OF_MODE = {"L": 1, "RGB": 3, "RGBA": 4}  # channels of the image modes with uint8 pixels
 
@@ -28,13 +28,13 @@ class WideColumn:
     """A column of a data set whose cells are rows of one shape.
 
     feature : the type of the column, as the data set describes it
-    name, where : names of the column and of the data set, for messages
+    name : name of the column, for messages
     first : the first cell, which gives the shape if `feature` declares none
     shape : shape of a row, (d,) or (height, width, channels)
     """
 
-    def __init__(self, feature: Any, name: str, where: str, first: Any) -> None:
-        self._feature, self._name, self._where = feature, name, where
+    def __init__(self, feature: Any, name: str, first: Any) -> None:
+        self._feature, self._name = feature, name
         self._images = is_of_hub(feature, "Image")
         self.shape: tuple[int, ...] = ()
         if self._images:
@@ -45,7 +45,7 @@ class WideColumn:
             declared = (len(unwrapped(first)[0].as_py() or ()),)
         elif None in declared:
             raise DataError(
-                f"column {name!r} of {where} holds arrays of the shape {tuple(declared)}",
+                f"column {name!r} of X holds arrays of the shape {tuple(declared)}",
                 "give it without None: rows have one shape",
             )
         self._sizes = tuple(declared)
@@ -60,8 +60,8 @@ class WideColumn:
             return np.stack([self._pixels(c, numbers, k) for k, c in enumerate(cells.to_pylist())])
         values, width = cells, 1
         for size in self._sizes:
-            lengths = import_optional("pyarrow.compute").list_value_length(values)
-            differs = lengths.to_numpy(zero_copy_only=False) != size  # NaN for null
+            lengths = compute.list_value_length(values)
+            differs = as_array(lengths) != size  # NaN for null
             if differs.any():
                 k = int(np.argmax(differs))
                 problem = f"holds {lengths[k].as_py()} values where others hold {size}"
@@ -70,11 +70,11 @@ class WideColumn:
         if values.null_count:
             k = values.is_null().index(True).as_py() // width
             raise self._refusal(numbers, k, "holds a null")
-        return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(cells), *self.shape)
+        return as_array(values).reshape(len(cells), *self.shape)
 
     def _refusal(self, numbers: RowsInFile, k: int, problem: str, remedy: str = "") -> DataError:
         return DataError(
-            f"{self._where}, row {row_number(numbers, k)}: column {self._name!r} {problem}",
+            f"X, row {row_number(numbers, k)}: column {self._name!r} {problem}",
             remedy or "correct such rows, or leave them out",
         )
 
@@ -85,19 +85,16 @@ class WideColumn:
             image.load()
         except ImportError as error:
             raise MissingDependencyError(
-                f"column {self._name!r} of {self._where} holds images, which needs Pillow: "
-                "pip install pillow"
+                f"column {self._name!r} of X holds images, which needs Pillow: pip install pillow"
             ) from error
         except Exception as error:  # whatever Pillow raises for bytes that are not an image
             problem = f"holds an image that cannot be read ({type(error).__name__})"
             raise self._refusal(numbers, k, problem) from error
         size = image.height, image.width
-        channels, (height, width, expected_channels) = (
-            _CHANNELS_OF_MODE.get(image.mode),
-            self.shape or (*size, None),
-        )
+        channels = _CHANNELS_OF_MODE.get(image.mode)
+        height, width, expected_channels = self.shape or (*size, None)
         if channels is None or channels != (expected_channels or channels):
-            remedy = f'{self._where}.cast_column({self._name!r}, Image(mode="RGB"))'
+            remedy = f'X.cast_column({self._name!r}, Image(mode="RGB"))'
             if image.mode[0] in "IF":  # Pillow would cut off their numbers
                 remedy = "and give their pixels as a column of Array3D"
             expected_modes = [
@@ -113,6 +110,6 @@ class WideColumn:
                 numbers, k,
                 f"holds an image of {size[0]} x {size[1]} pixels where others have {height} x "
                 f"{width}",
-                f"give images of one size, as image.resize makes them in {self._where}.map",
+                "give images of one size, as image.resize makes them in X.map",
             )  # fmt: skip
         return np.asarray(image, np.uint8).reshape(*size, channels)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,17 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
-from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.ingest.columns import as_list
 from streamkern.ingest.hub_cells import WideColumn, is_of_hub
-from streamkern.ingest.tables.cells import is_list_type, unwrapped
+from streamkern.ingest.tables.arrow import (
+    arrow,
+    compute,
+    is_list_type,
+    is_of_kind,
+    unwrapped,
+    with_null,
+)
 
 _BATCH_ROWS = 1000  # rows of a batch by default, as in `datasets`
 
@@ -49,33 +56,32 @@ class HubColumns:
     wide_names : names of the columns whose cells are whole rows: lists, arrays and images
     """
 
-    def __init__(self, data: Any, name: str = "X") -> None:
-        self._name = name
+    def __init__(self, data: Any) -> None:
         self.n_rows: int | None = None
         if is_of_hub(data, "Dataset"):
             self.n_rows = len(data)
             if data.format["type"] == "custom":
                 raise DataError(
-                    f"{name} has a transform that changes rows when they are read, which would "
-                    "not be applied here",
-                    f"apply it, {name}.map(...), or leave it out, {name}.with_format(None)",
+                    "X has a transform that changes rows when they are read, which would not be "
+                    "applied here",
+                    "apply it, X.map(...), or leave it out, X.with_format(None)",
                 )
-            self._data = data.with_format("arrow", columns=data.format["columns"])
-            self._data = self._data.select_columns(data.format["columns"])
+            columns = data.format["columns"]
+            self._data = data.with_format("arrow", columns=columns).select_columns(columns)
         else:
             self._data = data.with_format("arrow")
         self._features = self._data.features
         if self._features is None:  # such as after a `map`: the first rows decide
             first = next(self._batches(_BATCH_ROWS, None), None)
             if first is None:
-                raise DataError(f"{name} is an IterableDataset without rows", "give one with rows")
+                raise DataError("X is an IterableDataset without rows", "give one with rows")
             self._features = sys.modules["datasets"].Features.from_arrow_schema(first.schema)
         self._stored_schema = self._features.arrow_schema
         self.schema, self.wide_names = self._table_schema()
 
     def _table_schema(self) -> tuple[Any, list[str]]:
         """Return the schema of the tables, and the names of columns whose cells are rows."""
-        arrow, fields, wide = import_optional("pyarrow"), [], []
+        fields, wide = [], []
         for field in self._stored_schema:
             feature, kind = self._features[field.name], field.type
             if is_of_hub(feature, "ClassLabel"):
@@ -84,7 +90,7 @@ class HubColumns:
                 kind = arrow.list_(arrow.uint8())
             elif is_of_hub(feature, "Array2D", "Array3D", "Array4D", "Array5D"):
                 kind = arrow.list_(arrow.type_for_alias(feature.dtype))
-            if is_list_type(kind) and _is_number(kind.value_type):
+            if is_list_type(kind) and is_of_kind(kind.value_type, "integer", "floating", "boolean"):
                 wide.append(field.name)
             fields.append(field.with_type(kind))
         return arrow.schema(fields), wide
@@ -110,42 +116,25 @@ class HubColumns:
 
     def _batches(self, rows: int, columns: Sequence[str] | None) -> Iterator[Any]:
         data = self._data if columns is None else self._data.select_columns(list(columns))
-        arrow = import_optional("pyarrow")
-        try:
+        with _kept_types(arrow.ArrowException):  # such as numbers, and then words
             yield from data.iter(batch_size=rows)
-        except arrow.ArrowException as error:  # such as numbers, and then words
-            raise self._changing(error) from error
-
-    def _changing(self, error: Exception) -> DataError:
-        reason = " ".join(str(error).split())
-        return DataError(
-            f"{self._name} has columns that do not keep their type ({reason})",
-            "give rows with values of one type in each column",
-        )
 
     def _cells(self, column: Any, name: str) -> Any:
         """Return the cells in the type of the schema, labels as names."""
         feature, kind = self._features[name], self._stored_schema.field(name).type
-        if is_of_hub(feature, "ClassLabel"):
-            return self._labels(column, feature, name)
-        try:
-            return column if column.type == kind else column.cast(kind)
-        except (ValueError, import_optional("pyarrow").ArrowException) as error:
-            raise self._changing(error) from error
-
-    def _labels(self, column: Any, feature: Any, name: str) -> Any:
-        """Return the names of the classes; -1 is a label that is not known, and becomes null."""
-        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
+        if not is_of_hub(feature, "ClassLabel"):
+            with _kept_types(ValueError, arrow.ArrowException):
+                return column if column.type == kind else column.cast(kind)
         codes = unwrapped(column).cast(arrow.int32())
-        codes = compute.if_else(compute.equal(codes, -1), arrow.scalar(None, arrow.int32()), codes)
+        codes = with_null(codes, compute.equal(codes, -1))  # a label that is not known
         names = arrow.array(feature.names, arrow.string())
         try:
             return arrow.DictionaryArray.from_arrays(codes, names)
         except arrow.ArrowException:
             raise DataError(
-                f"column {name!r} of {self._name} holds numbers that are not classes of its "
-                f"{len(names)} names",
-                f"correct its ClassLabel, {self._name}.cast_column({name!r}, ClassLabel(...))",
+                f"column {name!r} of X holds numbers that are not classes of its {len(names)} "
+                "names",
+                f"correct its ClassLabel, X.cast_column({name!r}, ClassLabel(...))",
             ) from None
 
     # ---------------------------------------------------------------------- whole rows in a cell
@@ -164,8 +153,8 @@ class HubColumns:
         for name in others:
             if name in self.wide_names:
                 raise DataError(
-                    f"column {name!r} of {self._name} holds lists, arrays or images, and is to be "
-                    "a target or a weight",
+                    f"column {name!r} of X holds lists, arrays or images, and is to be a target or "
+                    "a weight",
                     "give one number or label for each row, and several targets as columns",
                 )
         names = as_list(x)
@@ -176,37 +165,43 @@ class HubColumns:
             return wide[0] if wide else None
         other_columns = [k for k in names if k != wide[0]]
         raise DataError(
-            f"column {wide[0]!r} of {self._name} holds whole rows (lists, an array or an image), "
-            f"and {some(list(map(str, other_columns)))} would be features beside it",
+            f"column {wide[0]!r} of X holds whole rows (lists, an array or an image), and "
+            f"{some(list(map(str, other_columns)))} would be features beside it",
             f"name targets with {mention('y=')}, and leave out other columns, "
-            f"{self._name}.remove_columns({other_columns})",
+            f"X.remove_columns({other_columns})",
         )
 
     def wide(self, name: str) -> WideColumn:
         """Return the reader of a column whose cells are rows; the first cell gives their shape."""
         first = next(self.raw(1, [name]), None)
         if first is None:
-            raise DataError(f"{self._name} has no rows", "give some")
-        return WideColumn(self._features[name], name, self._name, first.column(0))
+            raise DataError("X has no rows", "give some")
+        return WideColumn(self._features[name], name, first.column(0))
 
 
-def _is_number(arrow_type: Any) -> bool:
-    """Return whether cells of an Arrow type are numbers or booleans."""
-    types = import_optional("pyarrow.types")
-    return any(test(arrow_type) for test in (types.is_integer, types.is_floating, types.is_boolean))
+@contextmanager
+def _kept_types(*errors: type[Exception]) -> Iterator[None]:
+    """Raise DataError for an error that tells of cells of another type than the column."""
+    try:
+        yield
+    except errors as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"X has columns that do not keep their type ({reason})",
+            "give rows with values of one type in each column",
+        ) from error
 
 
-def hub_names(data: Any, name: str = "X") -> list[str]:
+def hub_names(data: Any) -> list[str]:
     """Return the names of the columns; raise DataError for an `IterableDataset`."""
-    return list(_with_length(data, name).column_names)
+    return list(_with_length(data).column_names)
 
 
-def hub_table(data: Any, columns: Sequence[str] | None = None, name: str = "X") -> Any:
+def hub_table(data: Any, columns: Sequence[str] | None = None) -> Any:
     """Return columns of a data set as one Arrow table, by default all."""
-    hub_columns = HubColumns(_with_length(data, name), name)
+    hub_columns = HubColumns(_with_length(data))
     tables = list(hub_columns.tables(columns=columns))
     empty = hub_columns.schema.empty_table()
-    arrow = import_optional("pyarrow")
     return arrow.concat_tables(tables) if tables else empty.select(columns or empty.column_names)
 
 
@@ -219,26 +214,22 @@ def hub_values(data: Any, name: str) -> Any:
     """
     if type(data).__module__.startswith("datasets.") and hasattr(data, "column_name"):
         return data[:]
-    if name != "X" or not is_hub_dataset(data):
-        return data
-    rows = hub_rows(data, alone=False)
+    rows = hub_rows(data, alone=False) if name == "X" and is_hub_dataset(data) else None
     return data if rows is None else rows
 
 
-def hub_rows(
-    data: Any, others: Sequence[Any] = (), name: str = "X", *, alone: bool = True
-) -> NDArray[Any] | None:
+def hub_rows(data: Any, others: Sequence[Any] = (), *, alone: bool = True) -> NDArray[Any] | None:
     """Return the rows (n, ...) of a data set whose features are one wide column; else None.
 
     others, alone : as in `HubColumns.wide_column`
     """
-    hub_columns = HubColumns(_with_length(data, name), name)
+    hub_columns = HubColumns(_with_length(data))
     column = hub_columns.wide_column(None, others, alone=alone)
     if column is None:
         return None
     wide, start = hub_columns.wide(column), 0
-    kind = hub_columns.schema.field(column).type.value_type
-    rows = np.empty((len(data), *wide.shape), kind.to_pandas_dtype())
+    dtype = hub_columns.schema.field(column).type.value_type.to_pandas_dtype()
+    rows = np.empty((len(data), *wide.shape), dtype)
     for table in hub_columns.tables(columns=[column]):
         part = wide.rows(table.column(0), start)
         rows[start : start + len(part)] = part
@@ -246,11 +237,12 @@ def hub_rows(
     return rows
 
 
-def _with_length(data: Any, name: str) -> Any:
+def _with_length(data: Any) -> Any:
+    """Return the data set; raise DataError for an `IterableDataset`, which has no length."""
     if is_of_hub(data, "IterableDataset"):
         raise DataError(
-            f"{name} is an IterableDataset, whose rows are not held and not counted",
-            f"make a store of it, streamkern.ingest_store({name}, 'rows.zarr', {mention('y=')}...)"
-            ", and give that",
+            "X is an IterableDataset, whose rows are not held and not counted",
+            f"make a store of it, streamkern.ingest_store(X, 'rows.zarr', {mention('y=')}...), and "
+            "give that",
         )
     return data

@@ -201,9 +201,8 @@ def ingest(
         encode=encode, categorical=categorical, numeric=numeric, dates=dates, drop=drop,
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
-    form = options.recorded(
-        FileForm.checked(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
-    )
+    form = FileForm(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
+    form = options.recorded(form.checked())
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held while one is written
     inputs = expand_paths(inputs, input_options, out_url)
     inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
@@ -220,7 +219,8 @@ def ingest(
         reader = open_input(dropped=options.declared.dropped, columns=options.columns)
         check_header(reader, options.columns, x)
         refuse_same_place(paths_of(inputs), out_url)
-        source = _source(reader, options, targets, seed, shuffle, dtype, drop_missing_targets)
+        row_seed = int(seed) if shuffle else None
+        source = _source(reader, options, targets, row_seed, dtype, drop_missing_targets)
         plan, identity = {"source": source, "chunk_bytes": chunk_bytes}, json_digest(source)
         if mark is not None and not overwrite:
             if is_made_from(mark, plan, compress):
@@ -251,18 +251,12 @@ def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | 
 
 
 def _source(
-    reader: Reader,
-    encoding: EncodingOptions,
-    targets: str,
-    seed: int,
-    shuffle: bool,
-    dtype: Any,
-    drop: bool,
+    reader: Reader, options: EncodingOptions, targets: str, seed: int | None, dtype: Any, drop: bool
 ) -> dict[str, Any]:
     """Return everything that the stored rows depend on, as JSON. drop : `drop_missing_targets`."""
     return {
-        "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
-        "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **encoding.json(),
+        "inputs": reader.identity, "targets": targets, "seed": seed,
+        "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **options.json(),
         **({"drop_missing_targets": True} if drop else {}),
     }  # fmt: skip
 
@@ -305,13 +299,9 @@ def _check_place(
 
 
 def _write_chunks(
-    rows: Spooled,
-    reader: Reader,
-    make_writer: Callable[..., StoreWriter],
-    chunk_bytes: int,
-    n_ahead: int,
-    progress: Progress | None,
-) -> StoreSpec:
+    rows: Spooled, reader: Reader, make_writer: Callable[..., StoreWriter], chunk_bytes: int,
+    n_ahead: int, progress: Progress | None,
+) -> StoreSpec:  # fmt: skip
     """Write the spooled rows to the store and discard the spool; return the spec of the store.
 
     make_writer : returns the writer, given the shapes, dtypes and names of the arrays

@@ -114,15 +114,10 @@ class FileOpener:
     """
 
     def __init__(
-        self,
-        options: dict[str, Any],
-        files: ExitStack,
-        missing: str = "error",
-        external: bool = False,
-        foreign: bool = False,
-        form: FileForm | None = None,
+        self, options: dict[str, Any], files: ExitStack, missing: str = "error",
+        external: bool = False, foreign: bool = False, form: FileForm | None = None,
         memory: int = 1 << 30,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.options, self.missing = options, missing
         self.external, self.foreign, self.memory = external, foreign, memory
         self.form = FileForm() if form is None else form
@@ -131,11 +126,6 @@ class FileOpener:
     def open(self, url: Url) -> Any:
         """Return an open binary file, decompressed by its ending and closed with the others."""
         return self._files.enter_context(self.open_once(url))
-
-    def file(self, url: Url) -> Any:
-        """Return the argument for a library that opens files: a path, or else the open file."""
-        path = plain_path(url)
-        return path if path is not None else self.open(url)
 
     def fetched(self, url: Url) -> Any:
         """Return a path, or a temporary copy of all data at a URL, closed with the others.
@@ -184,23 +174,21 @@ class FileOpener:
 
     def identity(self, url: Url) -> dict[str, str]:
         """Return data that identify a file and how it is read, without reading it."""
-        return {**self._file(url), **self.reading}
+        with _errors_with_url(url):
+            if is_object(url):
+                objects, name = split_object(str(url), self.options)
+                size, version = objects.stat(name)
+                state = {"size": str(size), "version": version}
+            else:
+                filesystem, path = fsspec.core.url_to_fs(os.fspath(url), **self.options)
+                info, keys = filesystem.info(path), ("size", "mtime", "ETag", "LastModified")
+                state = {k: str(info[k]) for k in keys if k in info}
+        return {"url": redact(url), **state, **self.reading}
 
     @property
     def reading(self) -> dict[str, str]:
         """Settings other than defaults that affect the rows of a file."""
         return {} if self.missing == "error" else {"missing": self.missing}
-
-    def _file(self, url: Url) -> dict[str, str]:
-        with _errors_with_url(url):
-            if is_object(url):
-                objects, name = split_object(str(url), self.options)
-                size, version = objects.stat(name)
-                return {"url": redact(url), "size": str(size), "version": version}
-            filesystem, path = fsspec.core.url_to_fs(os.fspath(url), **self.options)
-            info = filesystem.info(path)
-        identity = {k: str(info[k]) for k in ("size", "mtime", "ETag", "LastModified") if k in info}
-        return {"url": redact(url), **identity}
 
     def kind(self, url: Url) -> str:
         """Return the format: the given one, or by the ending, or by the first bytes.
@@ -272,11 +260,9 @@ class FileOpener:
                 return f"{where} is empty; give a file with rows"
             compression = compression_of(head)
             if ending in COMPRESSIONS and compression != ending:
-                problem = (
-                    "is not compressed"
-                    if compression is None
-                    else f"is compressed by {COMPRESSIONS[compression]}"
-                )
+                problem = "is not compressed"
+                if compression is not None:
+                    problem = f"is compressed by {COMPRESSIONS[compression]}"
                 name = where.rpartition("/")[2][: -len(ending)] + (compression or "")
                 return (
                     f"{where} {problem}, and its name says {COMPRESSIONS[ending]}; rename it to "

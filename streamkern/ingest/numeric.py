@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,11 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NotNumbersError
 from streamkern.basics.message import mention
-from streamkern.basics.optional import import_optional, on_demand
+from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
 from streamkern.ingest.conform import without_long_doubles
 from streamkern.ingest.frames import arrow_table, check_different
+from streamkern.ingest.tables.arrow import arrow, is_of_kind
 from streamkern.ingest.tables.key_columns import (
     cells_are_rounded,
     objects_are_rounded,
@@ -55,10 +55,10 @@ def is_sparse(a: Any) -> bool:
 def no_rows(X: Any) -> DataError:
     """Return the error for input without rows and columns."""
     if not hasattr(X, "shape"):
-        return DataError(f"X={reprlib.repr(X)} has no rows", f"{GIVE_ROWS}")
+        return DataError(f"X={reprlib.repr(X)} has no rows", GIVE_ROWS)
     shape = tuple(X.shape)
     if shape == (0,):
-        return DataError("X is empty", f"{GIVE_ROWS}")
+        return DataError("X is empty", GIVE_ROWS)
     if len(shape) != 1:
         return DataError(f"X has the shape {shape}", "give rows and columns, (n, d)")
     return DataError(
@@ -67,7 +67,7 @@ def no_rows(X: Any) -> DataError:
     )
 
 
-def numeric(X: Any, name: str = "X") -> Any:
+def numeric(X: Any) -> Any:
     """Return an array of rows unchanged, or as float64 if its dtype is object.
 
     Raises NotNumbersError for text, even text of numbers, for dates and for complex numbers: a data
@@ -76,40 +76,45 @@ def numeric(X: Any, name: str = "X") -> Any:
     dtype = getattr(X, "dtype", None)
     kind = getattr(dtype, "kind", "")
     if kind == "O" and isinstance(X, np.ndarray):
-        return _numbers_of_objects(X, name)
-    wrong = {
-        **dict.fromkeys("USTV", f"{name} is an array of text"),
-        "M": f"{name} is an array of dates", "m": f"{name} is an array of durations",
-        "c": f"Complex data not supported: {name} is an array of complex numbers",
-    }.get(kind)  # fmt: skip
-    if wrong is None:
-        return without_long_doubles(X, name) if isinstance(X, np.ndarray) else X
-    remedy = "give a data frame, whose columns are encoded"
+        return _numbers_of_objects(X)
+    nouns = {
+        "M": "dates",
+        "m": "durations",
+        "c": "complex numbers",
+        **dict.fromkeys("USTV", "text"),
+    }
+    if kind not in nouns:
+        return without_long_doubles(X, "X") if isinstance(X, np.ndarray) else X
+    prefix, remedy = "", "give a data frame, whose columns are encoded"
     if kind == "c":
+        prefix = "Complex data not supported: "  # the words that scikit-learn's checks look for
         remedy = "give real and imaginary parts as columns of their own"
     elif kind in "UST":
-        remedy = f"give {name}.astype(float) where all is written as numbers, else a data frame"
-    raise NotNumbersError(f"{wrong} ({dtype}), and an array holds numbers here", f"{remedy}")
+        remedy = "give X.astype(float) where all is written as numbers, else a data frame"
+    raise NotNumbersError(
+        f"{prefix}X is an array of {nouns[kind]} ({dtype}), and an array holds numbers here",
+        remedy,
+    )
 
 
-def _numbers_of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
+def _numbers_of_objects(X: NDArray[Any]) -> NDArray[np.float64]:
     """Return an array of objects as float64; raise NotNumbersError for other cells."""
     try:
         numbers = X.astype(np.float64)
         if not any(isinstance(cell, str | bytes) for cell in X.flat):
             if objects_are_rounded(X, numbers):
-                warn_of_rounded(name)
+                warn_of_rounded("X")
             return numbers
     except (TypeError, ValueError):
         pass
     index = next(k for k in np.ndindex(X.shape) if not _is_number(X[k]))
     row, *columns = index
     raise NotNumbersError(
-        f"{name} holds {str(X[index])[:40]!r} in row {row}{', column ' if columns else ''}"
+        f"X holds {str(X[index])[:40]!r} in row {row}{', column ' if columns else ''}"
         f"{', '.join(map(str, columns))}, and a cell of this argument must be no string or other "
         "object, but a number",
         "of a table with words give a data frame, such as "
-        f'pandas.DataFrame({name}).infer_objects().add_prefix("x")',
+        'pandas.DataFrame(X).infer_objects().add_prefix("x")',
     )
 
 
@@ -165,11 +170,9 @@ def _has_nan(values: NDArray[Any]) -> bool:
 
 def _column_numbers(column: Any) -> NDArray[Any] | None:
     """Return the numbers of an Arrow column, decimals as float64; None if it is not numeric."""
-    types = import_optional("pyarrow.types")
-    if types.is_decimal(column.type):
-        column = column.cast(import_optional("pyarrow").float64(), safe=False)
-    tests = (types.is_boolean, types.is_integer, types.is_floating)
-    if column.null_count or not any(test(column.type) for test in tests):
+    if is_of_kind(column.type, "decimal"):
+        column = column.cast(arrow.float64(), safe=False)
+    if column.null_count or not is_of_kind(column.type, "boolean", "integer", "floating"):
         return None
     return np.asarray(column.to_numpy())
 
@@ -207,34 +210,26 @@ def column_values(series: Any, name: str, *, keep_missing: bool = False) -> NDAr
     values = series.to_list()
     if series.dtype in (narwhals.Categorical, narwhals.Enum):
         plain_types = (str, int, float, bool)
-        other_category = next(
-            (v for v in values if v is not None and not isinstance(v, plain_types)), None
-        )
-        if other_category is not None and name == "y":
+        others = [v for v in values if v is not None and not isinstance(v, plain_types)]
+        if others and name == "y":
             raise DataError(
-                f"y is a column of categories that are not text, such as {other_category} "
-                f"({type(other_category).__name__}), and predictions would be their text, which is "
+                f"y is a column of categories that are not text, such as {others[0]} "
+                f"({type(others[0]).__name__}), and predictions would be their text, which is "
                 "equal to none of them",
                 "give y.astype(str)",
             )
         values = [v if v is None or isinstance(v, plain_types) else str(v) for v in values]
-    return _object_array(values)
+    return np.fromiter(values, object, len(values))
 
 
-def _object_array(values: Sequence[Any]) -> NDArray[Any]:
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
-
-
-def with_lengths(table: Any, name: str, columns: list[Any] | None = None) -> Any:
+def with_lengths(table: Any, name: str) -> Any:
     """Return a Dask data frame, or a column, as a Dask array whose partitions have known lengths.
 
     Rows are counted one partition at a time, which reads partitions of unknown length.
     """
     # One at a time, as in the later reading.
     with on_demand("dask").config.set(scheduler="synchronous"):
-        return as_dask_array(table, name, columns, lengths=True)
+        return as_dask_array(table, name, lengths=True)
 
 
 def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **options: Any) -> Any:
@@ -245,8 +240,8 @@ def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **opt
     if table.ndim == 2:
         names = list(map(str, table.columns))
         check_different(names, name)
-        kinds = [getattr(dtype, "kind", "O") for dtype in table.dtypes]
-        wrong = [column for column, kind in zip(names, kinds, strict=True) if kind not in "biuf"]
+        pairs = zip(names, table.dtypes, strict=True)
+        wrong = [column for column, dtype in pairs if _kind_of(dtype) not in "biuf"]
         if wrong:
             raise DataError(
                 f"{name} has columns that are not numbers, {some(wrong)}",
@@ -259,15 +254,10 @@ def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **opt
         numbers = _numpy_dtype(table.dtype)
     if name == "X" and numbers not in X_DTYPES:
         numbers = np.dtype(np.float64)
-    if (
-        name == "X"
-        and numbers.kind == "f"
-        and any(
-            getattr(dtype, "kind", "O") in "iu" and dtype.itemsize == 8
-            for dtype in np.ravel(table.dtypes)
-        )
-    ):
-        table = table.map_partitions(_with_warnings, meta=table._meta)
+    if name == "X" and numbers.kind == "f":
+        dtypes = np.ravel(table.dtypes)
+        if any(_kind_of(dtype) in "iu" and dtype.itemsize == 8 for dtype in dtypes):
+            table = table.map_partitions(_with_warnings, meta=table._meta)
     return table.astype(numbers).to_dask_array(**options)
 
 
@@ -282,4 +272,9 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
     """Return NumPy's dtype of a column; float64 for a nullable one."""
     if isinstance(dtype, np.dtype):
         return dtype
-    return np.dtype(np.float64 if getattr(dtype, "kind", "O") in "biuf" else object)
+    return np.dtype(np.float64 if _kind_of(dtype) in "biuf" else object)
+
+
+def _kind_of(dtype: Any) -> str:
+    """Return the kind of a dtype of NumPy or pandas, "O" if it has none."""
+    return str(getattr(dtype, "kind", "O"))

@@ -15,6 +15,7 @@ from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import TABLES
 from streamkern.ingest.input_files import FileOpener, Url, explained_damage
+from streamkern.ingest.tables.arrow import arrow, is_of_kind
 
 _ALL_COLUMNS = ReadRequest(y=(), targets=False, whole=True)
 
@@ -73,7 +74,7 @@ class OriginalColumns:
 
     def arrow_fields(self) -> list[Any]:
         """Return the Arrow fields of a table with these columns; columns of CSV are strings."""
-        arrow = import_optional("pyarrow", "writing Parquet")
+        import_optional("pyarrow", "writing Parquet")
         if self.schema is not None:
             return list(self.schema)
         return [arrow.field(name, arrow.string()) for name in self.names]
@@ -154,7 +155,6 @@ def texts(column: Any, name: str) -> list[str]:
     """Return the cells of a column of `OriginalColumns` as CSV text; nulls are empty."""
     if isinstance(column, list):
         return column
-    arrow = import_optional("pyarrow")
     try:
         cells: list[str] = column.cast(arrow.string()).fill_null("").to_pylist()
     except (UnicodeDecodeError, arrow.ArrowException) as error:
@@ -167,15 +167,11 @@ def texts(column: Any, name: str) -> list[str]:
 
 def _can_be_text(arrow_type: Any) -> bool:
     """Return whether cells of an Arrow type can be written as text without loss."""
-    arrow, types = import_optional("pyarrow"), import_optional("pyarrow.types")
-    arrow_type = arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type
-    if (
-        types.is_duration(arrow_type)
-        or types.is_binary(arrow_type)
-        or types.is_large_binary(arrow_type)
+    if is_of_kind(arrow_type, "dictionary"):
+        arrow_type = arrow_type.value_type
+    if is_of_kind(
+        arrow_type, "duration", "binary", "large_binary", "fixed_size_binary", "binary_view"
     ):
-        return False
-    if types.is_fixed_size_binary(arrow_type) or types.is_binary_view(arrow_type):
         return False
     try:
         arrow.nulls(0, arrow_type).cast(arrow.string())

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from streamkern.basics.errors import ConfigError, DataError, StorageAccessError, StoreNotFoundError
 from streamkern.basics.text import redact, some
@@ -68,20 +68,20 @@ def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
     A later call would read it as rows.
     """
     out = local_path(out_url)
-    for url in inputs if out is not None else ():
+    if out is None:
+        return
+    out_path = Path(os.path.abspath(out))
+    for url in inputs:
         path = local_path(url)
-        if path is None or out is None:
+        if path is None:
             continue
-        input_path, out_path = Path(os.path.abspath(path)), Path(os.path.abspath(out))
+        input_path = Path(os.path.abspath(path))
         is_among = out_path.parent == input_path and path.is_dir()
         if not path.exists() and _WILDCARD.search(str(path)):
-            pairs = zip(out_path.parts, input_path.parts, strict=False)
-            is_among = len(out_path.parts) == len(input_path.parts) and all(
-                fnmatchcase(*k) for k in pairs
-            )
-            is_among = is_among or (
-                "**" in input_path.parts and fnmatchcase(str(out_path), str(input_path))
-            )
+            parts, pattern = out_path.parts, input_path.parts
+            is_among = len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
+            if "**" in pattern:
+                is_among = is_among or fnmatchcase(str(out_path), str(input_path))
         if is_among and out_path.name[0] not in "._":
             raise ConfigError(
                 f"{redact(out_url)} would be among the files of {redact(url)}, and be read as rows "
@@ -142,19 +142,22 @@ def _remote_files(url: str, options: dict[str, Any]) -> list[Url]:
 # ------------------------------------------------------------------------- listing of names
 
 
-class _Tree(Protocol):
+class _Tree:
     """Tree of files and folders below a root. Names are paths relative to the root."""
 
     def entries(self, folder: str) -> list[str]:
         """Return the names directly in a folder, "" for the root; folders end with a slash."""
+        raise NotImplementedError
 
     def descends(self, folder: str) -> bool:
         """Return whether ``**`` descends into a folder."""
+        return True
 
-    def url(self, name: str) -> Url: ...
+    def url(self, name: str) -> Url:
+        raise NotImplementedError
 
 
-class _LocalTree:
+class _LocalTree(_Tree):
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -172,7 +175,7 @@ class _LocalTree:
         return str(self._root / name)
 
 
-class _RemoteTree:
+class _RemoteTree(_Tree):
     def __init__(self, root: str, options: dict[str, Any]) -> None:
         self._root, self._objects = root, open_objects(root, storage_options=options)
 
@@ -186,9 +189,6 @@ class _RemoteTree:
 
     def entries(self, folder: str) -> list[str]:
         return self._objects.entries(folder.rstrip("/"))
-
-    def descends(self, folder: str) -> bool:
-        return True
 
     def url(self, name: str) -> Url:
         return f"{self._root}/{name}"
@@ -239,7 +239,8 @@ def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
     """Return the files that match a pattern, and the files of the folders that match it."""
     where = redact(url)
     names = sorted({*_matches(tree, "", tuple(parts))}, key=_natural_key)
-    names = [n for n in names if not _is_marker_file(n)]
+    # Markers such as _SUCCESS and _metadata hold no data.
+    names = [n for n in names if not (_last(n).startswith("_") and kind_by_ending(n) is None)]
     if not names:
         raise StoreNotFoundError(f"no file matches {where}", "check the pattern")
     partitions = {tuple(p for p in n.split("/")[:-1] if _PARTITION.fullmatch(p)) for n in names}
@@ -287,16 +288,15 @@ def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
                 yield from _matches(tree, folder + name, tuple(rest))
 
 
-def _is_marker_file(name: str) -> bool:
-    """Return whether a file is a marker without data, such as _SUCCESS and _metadata."""
-    last = name.rstrip("/").rpartition("/")[2]
-    return last.startswith("_") and kind_by_ending(last) is None
+def _last(name: str) -> str:
+    """Return the last part of a name."""
+    return name.rstrip("/").rpartition("/")[2]
 
 
 def _check_one_format(names: Sequence[str], where: str) -> None:
     by_kind: dict[str | None, str] = {}
     for name in names:
-        by_kind.setdefault(kind_by_ending(name), name.rstrip("/").rpartition("/")[2])
+        by_kind.setdefault(kind_by_ending(name), _last(name))
     if len(by_kind) > 1:
         raise DataError(
             f"{where} has files of several formats ({some(list(by_kind.values()))})",

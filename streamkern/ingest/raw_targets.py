@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_LABEL = 256  # most characters of a label
-_DROP_REMEDY = f"{mention('drop_missing_targets', True)} leaves such rows out"
 
 
 def plain_targets(block: RawBlock) -> RawBlock:
@@ -83,30 +82,27 @@ def missing_target(block: RawBlock, row: int, *, labels: bool = False) -> DataEr
     if block.y.dtype.kind == "U":
         cells = np.atleast_1d(block.y[row]).tolist()
         text = next((k for k in cells if is_missing(k)), "").strip()
-    text_note = f" ({text!r})" if text else ""
-    label_remedy = (
-        f", and {mention('targets', 'classes')} takes {text!r} for a label"
-        if text and labels
-        else ""
-    )
+    note = f" ({text!r})" if text else ""
+    remedy = f"{mention('drop_missing_targets', True)} leaves such rows out"
+    if text and labels:
+        remedy += f", and {mention('targets', 'classes')} takes {text!r} for a label"
     error_class = NonFiniteError if block.y.dtype.kind == "f" else DataError
-    return error_class(
-        f"the target of {block.place(row)} is missing{text_note}; {_DROP_REMEDY}{label_remedy}"
-    )
+    return error_class(f"the target of {block.place(row)} is missing{note}; {remedy}")
 
 
 def other_notation_error(block: RawBlock, row: int, text: str, notation: str) -> DataError:
     """Return the error for a target that is a number or a date in another notation."""
-    remedy = style_remedy(text)
+    option, as_classes = style_remedy(text), mention("targets", "classes")
     remedy = (
-        f"in a CSV {remedy}, elsewhere give numbers; {mention('targets', 'classes')} takes such "
-        f"text for labels"
-        if remedy is not None
-        else "write it as a number, with a point and nothing around it, or pass "
-        f"{mention('targets', 'classes')} if such text is a label"
+        "write it as a number, with a point and nothing around it, or pass "
+        f"{as_classes} if such text is a label"
     )
+    if option is not None:
+        remedy = (
+            f"in a CSV {option}, elsewhere give numbers; {as_classes} takes such text for labels"
+        )
     return DataError(
-        f"the target of {block.place(row)} is {text[:80]!r}, {notation_text(notation)}", f"{remedy}"
+        f"the target of {block.place(row)} is {text[:80]!r}, {notation_text(notation)}", remedy
     )
 
 
@@ -191,7 +187,13 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
                 )
         if len({type(label) for label in labels}) > 1:
             raise mixed_labels(block)
-        return _as_integers(labels, block)
+        for row, label in enumerate(labels):
+            if not -(2**63) <= label < 2**64:
+                raise DataError(
+                    f"the label of {block.place(row)} is an integer of {label.bit_length()} bits",
+                    "64 are allowed: write such labels as text",
+                )
+        return np.array(labels, dtype=object)  # Python integers do not wrap
     if kind != "U":
         raise DataError(f"y of {block.where} is {dtype_problem(y.dtype)}")
     _refuse_long(block, int(np.char.str_len(y).max()))
@@ -217,17 +219,6 @@ def _decoded(label: Any, block: RawBlock, row: int) -> Any:
             f"the label of {block.place(row)} is {label[:80]!r}, which is not text in UTF-8",
             "write labels as text or integers",
         ) from error
-
-
-def _as_integers(labels: list[int], block: RawBlock) -> NDArray[Any]:
-    """Return labels as Python integers, which do not wrap."""
-    for row, label in enumerate(labels):
-        if not -(2**63) <= label < 2**64:
-            raise DataError(
-                f"the label of {block.place(row)} is an integer of {label.bit_length()} bits",
-                "64 are allowed: write such labels as text",
-            )
-    return np.array(labels, dtype=object)
 
 
 def _refuse_long(block: RawBlock, length: int) -> None:

@@ -6,13 +6,13 @@ A wrapper reads one file or several, leaves out rows without a target, or encode
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import redact, some
-from streamkern.ingest.columns import FileRowCounts, ReadRequest
+from streamkern.ingest.columns import FileRowCounts
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import Url, explained_damage
 from streamkern.ingest.tables.cells import MISSING
@@ -82,28 +82,42 @@ class Reader:
         self.width = width
         self.file_form = {**(self.file_form or {}), "sparse": self.sparse_shape[0]}
 
-    def _describe_as(self, other: Reader) -> None:
-        """Copy the description of the rows of another reader."""
-        self.natural_dtype, self.as_text = other.natural_dtype, other.as_text
-        self.targets_as_text, self.typed = other.targets_as_text, other.typed
-        self.identity, self.encoder = other.identity, other.encoder
-        self.has_cells, self.file_form = other.has_cells, other.file_form
-        self.sparse_shape, self.width = other.sparse_shape, other.width
-        self.columns, self.target_columns = other.columns, other.target_columns
-        self.weight_column = other.weight_column
 
+class WrappingReader(Reader):
+    """A reader of the rows of another one, which it describes as that one does."""
 
-class FileReader(Reader):
-    """A reader of one file; errors about damage name the file."""
-
-    def __init__(self, reader: Reader, url: Url, form: Mapping[str, Any] | None = None) -> None:
-        self._describe_as(reader)
-        self.reader, self._url = reader, url
-        self.file_form = form if reader.file_form is None else reader.file_form
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        for name in _DESCRIPTION:
+            setattr(self, name, getattr(reader, name))
 
     @property
     def n_rows(self) -> int | None:
         return self.reader.n_rows
+
+    @property
+    def n_dropped(self) -> int:
+        return self.reader.n_dropped
+
+    @property
+    def files(self) -> FileRowCounts:
+        return self.reader.files
+
+
+_DESCRIPTION: Final = (
+    "natural_dtype", "as_text", "targets_as_text", "typed", "identity", "encoder", "has_cells",
+    "file_form", "sparse_shape", "width", "columns", "target_columns", "weight_column",
+)  # fmt: skip
+"""Attributes of a reader that describe its rows."""
+
+
+class FileReader(WrappingReader):
+    """A reader of one file; errors about damage name the file."""
+
+    def __init__(self, reader: Reader, url: Url, form: Mapping[str, Any] | None = None) -> None:
+        super().__init__(reader)
+        self._url = url
+        self.file_form = form if reader.file_form is None else reader.file_form
 
     @property
     def files(self) -> FileRowCounts:
@@ -119,17 +133,15 @@ class FileReader(Reader):
         self.natural_dtype, self.as_text = self.reader.natural_dtype, self.reader.as_text
 
 
-class ManyReader(Reader):
-    """Several files with the same columns, one after another."""
+class ManyReader(WrappingReader):
+    """Several files with the same columns, one after another, described as the first of them."""
 
     def __init__(self, readers: Sequence[Reader]) -> None:
+        super().__init__(readers[0])
         self._readers = readers
-        self._describe_as(readers[0])
         dtypes = [reader.natural_dtype for reader in readers]
-        numeric_dtypes = [dtype for dtype in dtypes if dtype is not None and dtype.kind in "biuf"]
-        self.natural_dtype = (
-            np.result_type(*numeric_dtypes) if len(numeric_dtypes) == len(dtypes) else None
-        )
+        numeric = [dtype for dtype in dtypes if dtype is not None and dtype.kind in "biuf"]
+        self.natural_dtype = np.result_type(*numeric) if len(numeric) == len(dtypes) else None
         for name in ("as_text", "targets_as_text", "has_cells", "typed"):
             setattr(self, name, all(getattr(reader, name) for reader in readers))
         self.identity = [reader.identity for reader in readers]
@@ -171,7 +183,7 @@ class ManyReader(Reader):
         for reader in self._readers:
             reader.pack(width)
         self.natural_dtype = np.result_type(*(reader.natural_dtype for reader in self._readers))
-        self.as_text = self._readers[0].as_text
+        self.as_text = self.reader.as_text
 
 
 def rows_with_targets(block: RawBlock, marks: MissingMarkers | None) -> RawBlock:
@@ -182,29 +194,26 @@ def rows_with_targets(block: RawBlock, marks: MissingMarkers | None) -> RawBlock
     return block.without(missing)
 
 
-class TargetedRows(Reader):
-    """The rows of `reader` that have a target; row numbers count these rows only."""
+class TargetedRows(WrappingReader):
+    """The rows of a reader that have a target; row numbers count these rows only.
 
-    def __init__(self, reader: Reader, request: ReadRequest) -> None:
-        self._describe_as(reader)
-        self._reader, self._request, self._n_dropped = reader, request, 0
+    marks : markers of missing targets
+    """
 
-    @property
-    def n_dropped(self) -> int:
-        return self._n_dropped
+    n_rows, n_dropped = None, 0
 
-    @property
-    def files(self) -> FileRowCounts:
-        return self._reader.files
+    def __init__(self, reader: Reader, marks: MissingMarkers | None) -> None:
+        super().__init__(reader)
+        self._marks = marks
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         """Yield blocks from kept row `start` on; the rows before it are read again."""
-        self._n_dropped = 0
+        self.n_dropped = 0
         row, is_first = 0, False
-        for block in self._reader.blocks(0, block_bytes):
+        for block in self.reader.blocks(0, block_bytes):
             is_first = is_first or block.start == 0
-            block = rows_with_targets(block, self._request.marks)
-            self._n_dropped += block.dropped
+            block = rows_with_targets(block, self._marks)
+            self.n_dropped += block.dropped
             skip = max(start - row, 0)
             row += len(block.X)
             if skip < len(block.X):
@@ -220,8 +229,8 @@ def _as_first_block(block: RawBlock) -> RawBlock:
     return block._replace(start=0, rows=np.array(rows, np.int64))
 
 
-class EncodedReader(Reader):
-    """Rows of `reader`, whose blocks have Arrow tables as X, encoded by an encoder.
+class EncodedReader(WrappingReader):
+    """Rows of a reader whose blocks have Arrow tables as X, encoded by an encoder.
 
     fitted : given if these are the rows that the encoder was fitted on
     """
@@ -229,27 +238,15 @@ class EncodedReader(Reader):
     def __init__(
         self, reader: Reader, encoder: Encoder, fitted: FittedEncoder | None = None
     ) -> None:
-        self._describe_as(reader)
-        self._reader, self._encoder, self._fitted = reader, encoder, fitted
+        super().__init__(reader)
+        self._encoder, self._fitted = encoder, fitted
         self.as_text = self.has_cells = False
         self.natural_dtype = np.dtype(np.float32)
         self.encoder, self.columns = encoder.json(), encoder.features
 
-    @property
-    def n_rows(self) -> int | None:
-        return self._reader.n_rows
-
-    @property
-    def n_dropped(self) -> int:
-        return self._reader.n_dropped
-
-    @property
-    def files(self) -> FileRowCounts:
-        return self._reader.files
-
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row, step = start, max(1, block_bytes // (12 * len(self._encoder.features)))
-        blocks, unknown = self._reader.blocks(start, block_bytes), UnknownWords(self._encoder)
+        blocks, unknown = self.reader.blocks(start, block_bytes), UnknownWords(self._encoder)
         # Features may take far more bytes than the cells they are made of.
         parts = (k.part(first, first + step) for k in blocks for first in range(0, len(k.X), step))
         for block in parts:

@@ -31,11 +31,10 @@ from streamkern.ingest.arrow_files import TYPED_READERS
 from streamkern.ingest.columns import ReadRequest, RecordedArrays
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
-from streamkern.ingest.frame_reader import FrameReader
+from streamkern.ingest.frame_reader import FrameReader, HubReader
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.hdf5_files import open_hdf5, open_netcdf
 from streamkern.ingest.hub_datasets import is_hub_dataset
-from streamkern.ingest.hub_reader import HubReader
 from streamkern.ingest.input_files import FileOpener, Url, ending_of, explained_damage, is_path
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.reader import FileReader, ManyReader, Reader, TargetedRows
@@ -46,25 +45,13 @@ from streamkern.store.sparse_rows import sparse_features, stays_sparse
 
 
 def open_reader(
-    inputs: Any,
-    y: Any,
-    files: ExitStack,
-    *,
-    x: Any = None,
-    sample_weight: Any = None,
-    targets: bool = True,
-    columns: Sequence[str] | None = None,
-    input_options: Mapping[str, Any] | None = None,
-    missing: str = "error",
-    external: bool = False,
-    foreign: bool = False,
-    dropped: Sequence[str] = (),
-    cells: Sequence[str] | None = None,
-    form: FileForm | None = None,
-    marks: MissingMarkers | None = None,
-    drop_missing: bool = False,
+    inputs: Any, y: Any, files: ExitStack, *, x: Any = None, sample_weight: Any = None,
+    targets: bool = True, columns: Sequence[str] | None = None,
+    input_options: Mapping[str, Any] | None = None, missing: str = "error", external: bool = False,
+    foreign: bool = False, dropped: Sequence[str] = (), cells: Sequence[str] | None = None,
+    form: FileForm | None = None, marks: MissingMarkers | None = None, drop_missing: bool = False,
     memory: int = 1 << 30,
-) -> Reader:
+) -> Reader:  # fmt: skip
     """Return a reader for `inputs`: paths or URLs, arrays, or an iterable of blocks.
 
     Everything it opens is closed by `files`.
@@ -98,7 +85,7 @@ def open_reader(
     )
     reader = _reader(inputs, request, opener)
     _pack_sparse(reader, opener.form.recorded)
-    return TargetedRows(reader, request) if drop_missing else reader
+    return TargetedRows(reader, marks) if drop_missing else reader
 
 
 def _pack_sparse(reader: Reader, recorded: Mapping[str, Any] | None) -> None:
@@ -174,7 +161,10 @@ def _file_readers(
             if kind in TABLES:
                 file_request = _by_name(file_request, first)
         elif first is not None and kind == "csv":
-            opener = _without_names(opener, first)
+            recorded = {"format": "csv", **(opener.form.recorded or {})}
+            recorded["positions"] = first.reader.positions or {}
+            opener = copy(opener)
+            opener.form = opener.form._replace(recorded=recorded)
         reader = _file_reader(url, file_request, opener)
         first = first or reader
         if (reader.columns is None) != (first.columns is None):
@@ -184,15 +174,6 @@ def _file_readers(
                 "give all files a header, or none",
             )
         yield reader
-
-
-def _without_names(opener: FileOpener, first: FileReader) -> FileOpener:
-    """Return the opener for the files after a first CSV without a header."""
-    positions = {"positions": first.reader.positions or {}}
-    recorded = {"format": "csv", **(opener.form.recorded or {}), **positions}
-    opener = copy(opener)
-    opener.form = opener.form._replace(recorded=recorded)
-    return opener
 
 
 def _by_name(request: ReadRequest, first: Reader) -> ReadRequest:

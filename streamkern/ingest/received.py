@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.ingest.columns import DEFAULT_ARRAYS, ReadRequest, RecordedArrays, split_columns
 from streamkern.ingest.formats import NO_OPTIONS, FileForm
-from streamkern.ingest.frames import are_names, as_frame, is_dask_table, is_frame, split_frame
+from streamkern.ingest.frames import are_names, as_frame, is_dask_table, is_frame
 from streamkern.ingest.hub_datasets import (
     hub_names,
     hub_rows,
@@ -67,14 +66,13 @@ def received(data: Any, name: str, *, keep_missing: bool = False) -> Any:
     if data is None or isinstance(data, str | os.PathLike) or (name == "X" and are_paths(data)):
         return data
     data = list(data) if isinstance(data, range) else data
-    if name == "X" and _is_instance_of("xarray", "Dataset", data) and "X" in data:
+    if name == "X" and _is_of_xarray("Dataset", data) and "X" in data:
         data = data["X"]
     _refuse_containers(data, name)
     if isinstance(data, memoryview | np.matrix):
         return np.asarray(data)
-    if _is_instance_of("xarray", "DataArray", data):
-        _refuse_undecoded(data, name)
-        return _dataarray_values(data)
+    if _is_of_xarray("DataArray", data):
+        return _values_of_dataarray(data, name)
     if is_dask_table(data):
         return data if name == "X" else with_lengths(data, name)
     if isinstance(data, np.ma.MaskedArray):
@@ -88,8 +86,15 @@ def received(data: Any, name: str, *, keep_missing: bool = False) -> Any:
     if isinstance(data, list | tuple):
         return array_of_list(data, name)
     frame = as_frame(data, name)
+    if is_frame(frame):
+        return frame
+    if frame is not None and name == "X":
+        raise DataError(
+            f"X is one column, {frame.name!r}",
+            "give a data frame with it, as X.to_frame() makes it",
+        )
     if frame is not None:
-        return frame if is_frame(frame) else _column(frame, name, keep_missing)
+        return column_values(frame, name, keep_missing=keep_missing)
     if isinstance(data, set | frozenset):
         raise DataError(
             f"{name} is a {type(data).__name__}, which has no order",
@@ -126,10 +131,11 @@ def received_targets(y: Any, name: str = "y", *, keep_missing: bool = False) -> 
     values = received(y, name, keep_missing=keep_missing)
     if is_sparse(values):
         return values.toarray()
-    if name == "y" and (
-        isinstance(values, int | float | np.number) or getattr(values, "shape", None) == ()
-    ):
-        _refuse_scalar(values)
+    if name == "y" and _is_scalar(values):
+        raise DataError(
+            f"{mention('y', values)} is one number, and there is a target for each row",
+            "give them, such as the column X[:, k] of an array, and leave this column out of X",
+        )
     if not is_frame(values):
         return values
     numbers = numbers_of(values, name)
@@ -156,7 +162,8 @@ def received_for_store(
         recorded_arrays = RecordedArrays.from_form(form.recorded)
         request = recorded_arrays.filled(ReadRequest(x, y, sample_weight), X.__contains__)
         form = form._replace(recorded=RecordedArrays.from_request(request).added(form.recorded))
-        return *dataset_arrays(X, request.x, request.y, request.w), form
+        rows, y, sample_weight = _dataset_arrays(X, request)
+        return rows, None, y, sample_weight, form
     _check_arrays(X, y, sample_weight)
     # name_types : types of y and sample_weight that are names or files, not values
     if are_paths(X):
@@ -178,9 +185,9 @@ def received_for_store(
 
 def _check_arrays(X: Any, y: Any, sample_weight: Any) -> None:
     """Raise DataError for a DataArray whose targets or weights run along its columns."""
-    if _is_instance_of("xarray", "DataArray", X):
+    if _is_of_xarray("DataArray", X):
         others = (("y", y), ("sample_weight", sample_weight))
-        check_dimensions(X, *(k for k in others if _is_instance_of("xarray", "DataArray", k[1])))
+        check_dimensions(X, *(k for k in others if _is_of_xarray("DataArray", k[1])))
 
 
 class Received(NamedTuple):
@@ -209,10 +216,9 @@ def received_data(
     """
     if is_dataset(X, y):
         request = arrays.filled(ReadRequest(None, y, sample_weight), X.__contains__)
-        rows, _, targets, weights = dataset_arrays(X, request.x, request.y, request.w)
         _, name, column = RecordedArrays.from_request(request)
-        target_names = None if name is None else (name,)
-        return Received(rows, targets, weights, target_names, name is not None, column)
+        names = None if name is None else (name,)
+        return Received(*_dataset_arrays(X, request), names, name is not None, column)
     _check_arrays(X, y, sample_weight)
     if are_paths(X):
         return Received(X, y, sample_weight)
@@ -246,31 +252,36 @@ def received_data(
 
 def _of_hub(X: Any, y: Any, sample_weight: Any) -> Received | None:
     """Return the data of a data set of Hugging Face whose cells are rows; None if it is a table."""
-    column_names, of_columns = hub_names(X), are_names(y, X)
-    weight_column = sample_weight if isinstance(sample_weight, str) else None
-    request = ReadRequest(y=y if of_columns else (), w=weight_column)
-    split = split_columns(column_names, request, "X")
-    targets, weights = split.targets, split.weights
-    rows = hub_rows(X, (*targets, *weights))
+    of_columns = are_names(y, X)
+    column = sample_weight if isinstance(sample_weight, str) else None
+    request = ReadRequest(y=y if of_columns else (), w=column)
+    split = split_columns(hub_names(X), request, "X")
+    rows = hub_rows(X, (*split.targets, *split.weights))
     if rows is None:
         return None
+    names: Any = split.targets if of_columns else names_of_targets(y)
     if of_columns:
-        y = hub_table(X, targets)
-        y = y.column(0) if len(targets) == 1 else y
-    names = targets if of_columns else names_of_targets(y)
-    w = hub_table(X, weights).column(0) if weights else sample_weight
-    return Received(rows, received_targets(y), _weights(w, rows), names, of_columns, weight_column)
+        y = hub_table(X, split.targets)
+        y = y.column(0) if len(split.targets) == 1 else y
+    if split.weights:
+        sample_weight = hub_table(X, split.weights).column(0)
+    w = _weights(sample_weight, rows)
+    return Received(rows, received_targets(y), w, names, of_columns, column)
 
 
 def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
     """Return the data of a frame in which targets or weights are named columns."""
-    of_columns, weight_argument = are_names(y, X), sample_weight
-    X, targets, sample_weight = split_frame(X, y if of_columns else (), weight_argument)
-    column = str(sample_weight.name) if isinstance(weight_argument, str | int) else None
-    names = names_of_targets(targets if of_columns else y)
+    of_columns = are_names(y, X)
+    column = sample_weight if isinstance(sample_weight, str) else None
+    request = ReadRequest(y=y if of_columns else (), w=column)
+    split = split_columns([str(name) for name in X.columns], request, "X")
+    if split.weights:
+        column, sample_weight = split.weights[0], X.get_column(split.weights[0])
     if of_columns:
-        y = column_values(targets, "y") if len(names or ()) == 1 else targets
-    return Received(X, received_targets(y), _weights(sample_weight, X), names, of_columns, column)
+        y = X.select(list(split.targets))
+        y = y.get_column(split.targets[0]) if len(split.targets) == 1 else y
+    rows, w = X.select(list(split.features)), _weights(sample_weight, X)
+    return Received(rows, received_targets(y), w, names_of_targets(y), of_columns, column)
 
 
 def _weights(sample_weight: Any, X: Any) -> Any:
@@ -279,7 +290,7 @@ def _weights(sample_weight: Any, X: Any) -> Any:
     Raises DataError for durations and dates, because their unit would determine the weights.
     """
     w = received_targets(sample_weight, "sample_weight")
-    if isinstance(w, int | float | np.number) or (isinstance(w, np.ndarray) and w.ndim == 0):
+    if _is_scalar(w):
         n_rows = len(X) if is_frame(X) or not hasattr(X, "shape") else X.shape[0]
         w = np.full(n_rows, w) if isinstance(n_rows, int | np.integer) else w
     if getattr(getattr(w, "dtype", None), "kind", "") in ("m", "M"):
@@ -303,30 +314,27 @@ def are_paths(X: Any) -> bool:
 
 def is_dataset(X: Any, y: Any) -> bool:
     """Return whether X is an xarray.Dataset that also holds the targets."""
-    return _is_instance_of("xarray", "Dataset", X) and (y is None or isinstance(y, str))
+    return _is_of_xarray("Dataset", X) and (y is None or isinstance(y, str))
 
 
-def dataset_arrays(data: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any, Any]:
-    """Return the arrays of an xarray.Dataset that have these names, by default X and y."""
-    names = ("X" if x is None else x, "y" if y is None else y)
-    if not all(isinstance(name, str) and name in data for name in names):
+def _dataset_arrays(data: Any, request: ReadRequest) -> tuple[Any, Any, Any]:
+    """Return X, y and w: the arrays of an xarray.Dataset with the names of a request."""
+    (x, y), sample_weight = request._replace(targets=True, w=None).arrays, request.w
+    if not all(isinstance(name, str) and name in data for name in (x, y)):
         _refuse_containers(data, "X")
     if isinstance(sample_weight, str) and sample_weight in data:
         sample_weight = received(data[sample_weight], "sample_weight")
-    check_dimensions(data[names[0]], (names[1], data[names[1]]))
-    X, targets = (received(data[name], name) for name in names)
-    if sample_weight is None and "w" in data and "w" not in names:
+    check_dimensions(data[x], (y, data[y]))
+    X, targets = received(data[x], x), received(data[y], y)
+    if sample_weight is None and "w" in data and "w" not in (x, y):
         warn_of_unused(data["w"], X.shape[0], "the xarray.Dataset")
-    return X, None, targets, sample_weight
+    return X, targets, sample_weight
 
 
-def _refuse_scalar(y: Any) -> None:
-    """Raise DataError if y is one number in place of a target for each row."""
-    if isinstance(y, int | float | np.number | np.ndarray):
-        raise DataError(
-            f"{mention('y', y)} is one number, and there is a target for each row",
-            "give them, such as the column X[:, k] of an array, and leave this column out of X",
-        )
+def _is_scalar(value: Any) -> bool:
+    """Return whether a value is one number."""
+    is_array = isinstance(value, np.ndarray) and value.ndim == 0
+    return is_array or isinstance(value, int | float | np.number)
 
 
 def names_of_targets(y: Any) -> tuple[Any, ...] | None:
@@ -340,7 +348,7 @@ def names_of_targets(y: Any) -> tuple[Any, ...] | None:
 def _refuse_containers(value: Any, name: str) -> None:
     """Raise DataError for a container of arrays or frames."""
     refuse_splits(value, name)
-    if _is_instance_of("xarray", "Dataset", value):
+    if _is_of_xarray("Dataset", value):
         names = sorted(map(str, value.data_vars))
         raise DataError(
             f"{name} is an xarray.Dataset, which holds several arrays, {some(names)}",
@@ -360,26 +368,21 @@ def _refuse_containers(value: Any, name: str) -> None:
         )
 
 
-def _column(series: Any, name: str, keep_missing: bool) -> NDArray[Any]:
-    if name == "X":
-        raise DataError(
-            f"X is one column, {series.name!r}",
-            "give a data frame with it, as X.to_frame() makes it",
-        )
-    return column_values(series, name, keep_missing=keep_missing)
-
-
 def _kind(value: Any) -> str:
     return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
 
 
-def _is_instance_of(package: str, name: str, value: Any) -> bool:
-    kind = getattr(sys.modules.get(package), name, None)
+def _is_of_xarray(name: str, value: Any) -> bool:
+    """Return whether a value is of this class of xarray, imported or not."""
+    kind = getattr(sys.modules.get("xarray"), name, None)
     return kind is not None and isinstance(value, kind)
 
 
-def _refuse_undecoded(array: Any, name: str) -> None:
-    """Raise DataError for a DataArray whose attributes declare packed numbers."""
+def _values_of_dataarray(array: Any, name: str) -> Any:
+    """Return the data of a DataArray; for a file that is not loaded, a chunked Dask array.
+
+    Raises DataError for a DataArray whose attributes declare packed numbers.
+    """
     packing = packing_of(array, name)
     if packing is not None and (packing.changes or packing.gaps):
         reasons = ", ".join([*packing.attributes, *(text for text, _ in packing.gaps)])
@@ -387,10 +390,6 @@ def _refuse_undecoded(array: Any, name: str) -> None:
             f"{name} is a DataArray that is not decoded ({reasons})",
             f'decode it, xarray.decode_cf({name}.to_dataset(name="X"))["X"]',
         )
-
-
-def _dataarray_values(array: Any) -> Any:
-    """Return the data of a DataArray; for a file that is not loaded, a chunked Dask array."""
     # `data` of an unread array would read the whole file, so its own attribute is checked first.
     if array.chunks is None and not array.variable._in_memory:
         rows = max(1, _DASK_BLOCK_BYTES * len(array) // max(1, array.nbytes))

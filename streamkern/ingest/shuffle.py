@@ -14,6 +14,7 @@ sorted, are stored apart from X, which is gathered once when written and once wh
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -74,19 +75,10 @@ class Spool:
     """
 
     def __init__(
-        self,
-        row_shape: tuple[int, ...],
-        x_dtype: np.dtype[Any],
-        y_shape: tuple[int, ...],
-        y_dtype: np.dtype[Any],
-        *,
-        limit_bytes: int,
-        scratch: Scratch,
-        seed: int | None,
-        identity: str,
-        expected_rows: int | None = None,
-        weighted: bool = False,
-    ) -> None:
+        self, row_shape: tuple[int, ...], x_dtype: np.dtype[Any], y_shape: tuple[int, ...],
+        y_dtype: np.dtype[Any], *, limit_bytes: int, scratch: Scratch, seed: int | None,
+        identity: str, expected_rows: int | None = None, weighted: bool = False,
+    ) -> None:  # fmt: skip
         self.row_shape, self.x_dtype, self.weighted = row_shape, x_dtype, weighted
         extra: list[Any] = [("w", WEIGHT_DTYPE)] if weighted else []
         if seed is not None:  # otherwise the key is the row number
@@ -108,12 +100,8 @@ class Spool:
         self.unsaved_bytes = 0
         saved = scratch.restore(f"{identity} {row_shape} {x_dtype.str} {self._record_dtype.descr}")
         if saved is not None:
-            self._bucket_rows, self.n_rows, self._bits = (
-                saved["leaves"],
-                saved["n_rows"],
-                saved["bits"],
-            )
-            self.sealed, self.notes = saved["sealed"], saved["notes"]
+            self._bucket_rows, self.n_rows = saved["leaves"], saved["n_rows"]
+            self._bits, self.sealed, self.notes = saved["bits"], saved["sealed"], saved["notes"]
             if seed is None:  # its buckets are ranges of rows, which do not change
                 self._capacity = saved["capacity"]
         elif expected_rows is None or expected_rows <= self._capacity:
@@ -159,13 +147,9 @@ class Spool:
         self.notes, self.sealed, self.unsaved_bytes = notes, sealed, 0
         if self.spilled:
             state = {
-                "n_rows": self.n_rows,
-                "bits": self._bits,
-                "capacity": self._capacity,
-                "leaves": self._bucket_rows,
-                "sealed": sealed,
-                "notes": notes,
-            }
+                "n_rows": self.n_rows, "bits": self._bits, "capacity": self._capacity,
+                "leaves": self._bucket_rows, "sealed": sealed, "notes": notes,
+            }  # fmt: skip
             self._scratch.save(state, wait=wait)
 
     def seal(self, notes: Any) -> None:
@@ -186,9 +170,8 @@ class Spool:
         names = ("y", number, *(("w",) if self.weighted else ()))
         parts: list[list[NDArray[Any]]] = [[] for _ in ("X", *names)]
         first = 0
-        for name, count in (
-            sorted(self._bucket_rows.items()) if self.spilled else [("", self.n_rows)]
-        ):
+        buckets = self._bucket_rows if self.spilled else {"": self.n_rows}
+        for name, count in sorted(buckets.items()):
             start_in_bucket, stop_in_bucket = max(start - first, 0), min(stop - first, count)
             if start_in_bucket < stop_in_bucket:
                 loaded, order = self._load(name)
@@ -197,7 +180,7 @@ class Spool:
                 for part, array in zip(parts, arrays, strict=True):
                     part.append(array.take(positions, axis=0))
             first += count
-        return tuple(_joined(part) for part in parts)
+        return tuple(k[0] if len(k) == 1 else np.concatenate(k) for k in parts)
 
     def discard(self) -> None:
         """Remove the scratch files."""
@@ -224,9 +207,8 @@ class Spool:
         if rows_in_memory is not None:
             step = max(1, self._capacity // 16)
             for start in range(0, self.n_rows, step):
-                self._distribute(
-                    rows_in_memory.part(start, min(start + step, self.n_rows)), "", self._bits
-                )
+                rows = rows_in_memory.part(start, min(start + step, self.n_rows))
+                self._distribute(rows, "", self._bits)
 
     def _distribute(self, rows: FullRows, prefix: str, bits: int) -> None:
         """Append rows to the buckets below `prefix`, in their order."""
@@ -238,10 +220,8 @@ class Spool:
             order = np.argsort(bucket, kind="stable")
             bucket, rows = bucket[order], self._gathered(rows, order)
         numbers, starts = np.unique(bucket, return_index=True)
-        stops = np.append(starts, len(bucket))[1:]
-        for bucket_number, start, stop in zip(
-            numbers.tolist(), starts.tolist(), stops.tolist(), strict=True
-        ):
+        bounds = pairwise([*starts.tolist(), len(bucket)])
+        for bucket_number, (start, stop) in zip(numbers.tolist(), bounds, strict=True):
             by_key = self._seed is not None
             name = f"{prefix}{bucket_number:0{bits}b}" if by_key else f"{bucket_number:012d}"
             self._scratch.append(f"{name}.rows", rows.X[start:stop])
@@ -292,7 +272,3 @@ class Spool:
         self._scratch.read(
             f"{name}.keys", start * self._record_dtype.itemsize, out.records.view(np.uint8)
         )
-
-
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

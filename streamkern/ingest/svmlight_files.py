@@ -48,9 +48,9 @@ class SvmlightReader(Reader):
         self._url, self._opener, self._where = url, opener, redact(url)
         self._targets, self._warned_of_rounding = request.targets, False
         recorded = opener.form.recorded or {}
-        self.first: int | None = (
-            recorded.get("first") if recorded.get("format") == SVMLIGHT else None
-        )
+        self.first: int | None = None
+        if recorded.get("format") == SVMLIGHT:
+            self.first = recorded.get("first")
         other_rows = opener.form.recorded is not None and self.first is None
         if self.first is not None and n_features is None:
             n_features = recorded["n_features"]
@@ -80,24 +80,20 @@ class SvmlightReader(Reader):
             base = self.first
         self._zero_based, highest = base == 0, self.highest
         width = max(1, highest + 1 - base)
-        if n_features is not None and width > n_features and self.first is not None:
-            raise DataError(
-                f"{self._where} has the feature {highest}, counted from {base}, and the rows "
-                f"before have {n_features} features",
-                "ingest all files together, to a new store",
-            )
         if n_features is not None and width > n_features:
+            found = f"{self._where} has the feature {highest}, counted from {base}"
+            if self.first is not None:
+                raise DataError(
+                    f"{found}, and the rows before have {n_features} features",
+                    "ingest all files together, to a new store",
+                )
             raise DataError(
-                f"{self._where} has the feature {highest}, counted from {base}, but {n_features} "
-                f"features were requested",
+                f"{found}, but {n_features} features were requested",
                 f"leave {mention('x=')} out, or give as many as there are",
             )
         self._width = n_features or width
-        self.file_form = {
-            "format": SVMLIGHT,
-            "first": 1 - self._zero_based,
-            "n_features": self._width,
-        }
+        first = 1 - self._zero_based
+        self.file_form = {"format": SVMLIGHT, "first": first, "n_features": self._width}
         self.sparse_shape = self._width, self._longest + self._width // MAX_GAP
 
     def pack(self, width: int) -> None:
@@ -148,31 +144,24 @@ class SvmlightReader(Reader):
 
     def _scan_file(self) -> None:
         """Count the rows, and find the lowest and highest index and whether labels are integers."""
-        n_rows, lowest, highest, integers = 0, np.iinfo(np.int64).max, -1, True
-        self._longest = 1
+        self._n_rows, self._longest, self._labels_are_integers = 0, 1, True
+        self.lowest, self.highest = int(np.iinfo(np.int64).max), -1
         for first, lines in self._pieces():
             X, y = self._parsed(lines, first, None, True)
-            n_rows += len(y)
+            self._n_rows += len(y)
             self._longest = max(self._longest, longest_row(X.indptr, 0))
             if X.nnz:
-                lowest = min(lowest, int(X.indices.min()))
-                highest = max(highest, int(X.indices.max()))
+                self.lowest = min(self.lowest, int(X.indices.min()))
+                self.highest = max(self.highest, int(X.indices.max()))
             with np.errstate(invalid="ignore"):
-                integers = integers and bool(
-                    np.all((y == np.floor(y)) & (np.abs(y) < _MAX_EXACT_INTEGER))
-                )
-        self._n_rows, self.lowest, self.highest, self._labels_are_integers = (
-            n_rows,
-            int(lowest),
-            highest,
-            integers,
-        )
+                integers = (y == np.floor(y)) & (np.abs(y) < _MAX_EXACT_INTEGER)
+            self._labels_are_integers &= bool(integers.all())
 
     def _pieces(self) -> Iterator[tuple[int, list[bytes]]]:
         """Yield the number of the first row and the lines of pieces of the file."""
         first = 0
         with self._opener.open_once(self._url) as file:
-            for lines in filter(None, _lines(file)):
+            for lines in filter(None, map(_rows, _texts(file))):
                 yield first, lines
                 first += len(lines)
 
@@ -180,8 +169,10 @@ class SvmlightReader(Reader):
         self, lines: list[bytes], first: int, width: int | None, zero_based: bool
     ) -> tuple[Any, NDArray[np.float64]]:
         """Return the sparse rows and labels of lines; raise DataError that names a wrong line."""
+        text = io.BytesIO(b"\n".join(lines))
+        load = on_demand("sklearn.datasets").load_svmlight_file
         try:
-            X, y = _load(lines, width, zero_based)
+            X, y = load(text, n_features=width, zero_based=zero_based, dtype=np.float64)
         except (ValueError, IndexError, OverflowError, UnicodeDecodeError) as error:
             if len(lines) > 1:
                 middle = len(lines) // 2  # to find the line
@@ -232,11 +223,6 @@ def read_alike(readers: Sequence[FileReader], n_features: int | None) -> None:
         reader.file_form, reader.sparse_shape = file.file_form, file.sparse_shape
 
 
-def _lines(file: Any) -> Iterator[list[bytes]]:
-    """Yield the lines that are rows, without comments and blank lines."""
-    yield from map(_rows, _texts(file))
-
-
 def _texts(file: Any) -> Iterator[bytes]:
     """Yield pieces of the text that end before a line break, or with the file."""
     rest = b""
@@ -248,15 +234,9 @@ def _texts(file: Any) -> Iterator[bytes]:
 
 
 def _rows(text: bytes) -> list[bytes]:
+    """Return the lines that are rows, without comments and blank lines."""
     lines = (line.partition(b"#")[0].strip() for line in text.split(b"\n"))
     return [line for line in lines if line]
-
-
-def _load(lines: list[bytes], width: int | None, zero_based: bool) -> Any:
-    """Return the sparse rows and the labels of some lines, by scikit-learn."""
-    return on_demand("sklearn.datasets").load_svmlight_file(
-        io.BytesIO(b"\n".join(lines)), n_features=width, zero_based=zero_based, dtype=np.float64
-    )
 
 
 def _line_problem(line: bytes, error: Exception) -> str:

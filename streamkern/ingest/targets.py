@@ -9,7 +9,7 @@ user then has to say what the targets are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,17 +85,14 @@ class TargetConverter:
                 f"y of {first.where} has shape {y.shape}",
                 f"class labels are one column, use {mention('targets', 'values')} for a matrix",
             )
-        # Shape of the targets of a row.
-        self.shape: tuple[int, ...] = (
-            () if self.are_classes else (1 if y.ndim == 1 else y.shape[1],)
-        )
-        source = y.dtype.newbyteorder("=")
-        if self.are_classes:
-            self.dtype: np.dtype[Any] = np.dtype(np.int32)  # codes
-        elif source.kind == "f" and source.itemsize <= 4:
-            self.dtype = np.dtype(np.float32)
-        else:  # integers and text may need more digits than float32 has
-            self.dtype = np.dtype(np.float64)
+        # Shape and dtype of the targets of a row: codes, or values.
+        self.shape: tuple[int, ...] = ()
+        self.dtype: np.dtype[Any] = np.dtype(np.int32)
+        if not self.are_classes:
+            self.shape = (1 if y.ndim == 1 else y.shape[1],)
+            # Integers and text may need more digits than float32 has.
+            narrow = y.dtype.kind == "f" and y.dtype.itemsize <= 4
+            self.dtype = np.dtype(np.float32 if narrow else np.float64)
         self._codes: dict[int | str, int] = {}
         self._counts = np.zeros(0, np.int64)  # rows of each code
         self._as_text, self._known = as_text, known
@@ -103,18 +100,14 @@ class TargetConverter:
 
     @property
     def labels(self) -> list[int | str]:
-        """Labels in the order of their codes, as JSON for `restore`."""
+        """Labels in the order of their codes."""
         return list(self._codes)
 
     @property
-    def counts(self) -> list[int]:
-        """Number of rows of each label, as JSON for `restore`."""
-        return self._counts.tolist()
-
-    @property
-    def dtypes(self) -> list[str]:
-        """Dtypes of the blocks whose labels are not text, as JSON for `restore`."""
-        return sorted(self._dtypes)
+    def saved(self) -> dict[str, Any]:
+        """Labels, their numbers of rows, and the dtypes of those that are not text; JSON."""
+        counts = self._counts.tolist()
+        return {"labels": self.labels, "counts": counts, "dtypes": sorted(self._dtypes)}
 
     @property
     def label_dtype(self) -> str | None:
@@ -132,12 +125,12 @@ class TargetConverter:
             dtype = np.dtype(INTEGER if max(map(int, self._codes)) < 2**63 else np.uint64)
         return dtype.newbyteorder("=").str
 
-    def restore(
-        self, labels: Sequence[int | str], counts: Sequence[int], dtypes: Sequence[str] = ()
-    ) -> None:
-        """Resume from the labels of an interrupted pass."""
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Resume from the state `saved` of an interrupted pass."""
+        labels = saved["labels"]
         self._codes = {label: code for code, label in enumerate(labels)}
-        self._counts, self._dtypes = np.array(counts, np.int64), set(dtypes)
+        self._counts = np.array(saved.get("counts", [0] * len(labels)), np.int64)
+        self._dtypes = set(saved.get("dtypes", ()))
         if labels and isinstance(labels[0], str):
             self._kind = _label_kind(labels[0])
 
@@ -174,23 +167,22 @@ class TargetConverter:
         n_classes, n_rows = len(self._counts), int(self._counts.sum())
         labels = [str(label) for label in self._codes]
         integers = all(map(is_integer, labels))
-        has_small_classes = (
-            n_classes > MANY_CLASSES and float(np.median(self._counts)) < MIN_CLASS_ROWS
-        )
+        many = n_classes > MANY_CLASSES
+        has_small_classes = many and float(np.median(self._counts)) < MIN_CLASS_ROWS
         look_like_names = n_classes > MAX_UNCHECKED_CLASSES and 2 * n_classes > n_rows
         have_units = not integers and n_classes > MAX_UNCHECKED_CLASSES and share_a_unit(labels)
         if has_small_classes or look_like_names or have_units:
-            remedy = (
-                f'pass {mention("targets", "values")} if they are numbers' if integers else
-                "write them without the unit if they are numbers" if have_units else
-                f"choose another column with {mention('y=')} if they are names"
-            )  # fmt: skip
+            remedy = f"choose another column with {mention('y=')} if they are names"
+            if integers:
+                remedy = f"pass {mention('targets', 'values')} if they are numbers"
+            elif have_units:
+                remedy = "write them without the unit if they are numbers"
             raise DataError(
                 f"the targets of {where} ({some(labels[:5])}, ...) would be {n_classes} classes, "
                 f"most of them with few of the {n_rows} rows",
                 f"{remedy}, or pass {mention('targets', 'classes')} if they are classes",
             )
-        if integers and n_classes > MANY_CLASSES:
+        if integers and many:
             warn(
                 f"the targets of {where} are whole numbers and become {n_classes} classes; pass "
                 f"{mention('targets', 'values')} if they are numbers, or "
@@ -256,12 +248,9 @@ class TargetConverter:
         if any(map(is_missing, labels.tolist())):
             row = next(k for k, label in enumerate(y.tolist()) if is_missing(label))
             raise missing_target(block, row, labels=True)
-        notations = {
-            str(k): notation for k in labels.tolist() if (notation := other_notation(k)) is not None
-        }
-        if notations:
-            row = next(k for k, label in enumerate(y.tolist()) if label in notations)
-            raise other_notation_error(block, row, str(y[row]), notations[str(y[row])])
+        if any(map(other_notation, labels.tolist())):
+            row, label = next(k for k in enumerate(y.tolist()) if other_notation(k[1]))
+            raise other_notation_error(block, row, label, other_notation(label) or "")
         if self._kind is None:
             self._kind = _label_kind(str(y[0]))
         if all(_label_kind(label) == self._kind for label in labels.tolist()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import zarr
@@ -26,14 +26,10 @@ from streamkern.ingest.group_arrays import StoredSparseRows, decoded_array
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.store.class_labels import labels_of
 from streamkern.store.conventions import no_member
-from streamkern.store.layout import StoreSpec
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.store import open_store
 from streamkern.store.zarr_json import lost_mark, store_mark
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
@@ -41,12 +37,11 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
 
     The arrays of a streamkern store are verified, and class ids become labels.
     """
-    where = redact(url)
-    store = zarr_store(url, storage_options=opener.options or None)
+    where, options = redact(url), opener.options or None
     state = own_state(url, opener)
     # The metadata of streamkern stores are checked, and chunks bound to their positions.
-    own_store = None if state is None else open_store(url, storage_options=opener.options or None)
-    group = _group(store if opener.missing == "fill" else StrictStore(store), where)
+    own_store = None if state is None else open_store(url, storage_options=options)
+    group = _group(_strict(zarr_store(url, storage_options=options), opener), where)
     columns = target_columns = order = None
     if state is not None:
         request, columns, target_columns, order = own_columns(state, request, where)
@@ -71,15 +66,20 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
         arrays = [read(i, name) for i, name in enumerate(names)]
         identity["fingerprint"] = own_store.spec.fingerprint
     aligned = int((arrays[0].shards or arrays[0].chunks or (1,))[0])
-    features = None if own_store is None else sparse_features(own_store.spec.file_form)
-    if features is not None and names[0] == "X":
-        arrays[0] = StoredSparseRows(arrays[0], features)
+    labels = None
+    if own_store is not None:
+        spec = own_store.spec
+        features = sparse_features(spec.file_form)
+        if features is not None and names[0] == "X":
+            arrays[0] = StoredSparseRows(arrays[0], features)
+        if own_targets and spec.classes is not None:
+            labels = labels_of(spec.classes, spec.label_dtype)
     return ArrayReader(
         arrays,
         where,
         identity,
         aligned=aligned,
-        labels=_labels_of(own_store.spec) if own_store is not None and own_targets else None,
+        labels=labels,
         columns=columns,
         target_columns=target_columns,
         order=order,
@@ -92,8 +92,7 @@ def arrays_of_group(group: zarr.Group, request: ReadRequest, opener: FileOpener)
     where = str(group.store_path)
     if group.attrs.get(ATTRIBUTE) is not None and not opener.foreign:
         raise ConfigError(f"{redact(where)} is a store that streamkern wrote", "give its URL")
-    inner = group.store if opener.missing == "fill" else StrictStore(group.store)
-    strict_group = _group(inner, redact(where), group.path)
+    strict_group = _group(_strict(group.store, opener), redact(where), group.path)
 
     def read(i: int, name: str) -> Any:
         return _member(strict_group, name, where, opener, None, keep_missing=request.keeps(i))
@@ -107,13 +106,10 @@ def foreign_group(source: Any, options: Any = None, *, any_mark: bool = False) -
     options : storage options of a path
     any_mark : whether a streamkern store counts as well
     """
-    is_open = isinstance(source, zarr.Group)
-    where = str(source.store_path) if is_open else redact(source)
-    store, path = (
-        (source.store, source.path)
-        if is_open
-        else (zarr_store(source, storage_options=options), "")
-    )
+    if isinstance(source, zarr.Group):
+        where, store, path = str(source.store_path), source.store, source.path
+    else:
+        where, store, path = redact(source), zarr_store(source, storage_options=options), ""
     if not any_mark and store_mark(StrictStore(store), path, where) is not None:
         return None
     try:
@@ -149,9 +145,8 @@ def has_array(group: zarr.Group | None, name: str) -> bool:
 def zarr_array(url: Url, opener: FileOpener, *, keep_missing: bool = False) -> Any | None:
     """Return the decoded Zarr array at a URL; None if a group or nothing is there."""
     store = zarr_store(url, storage_options=opener.options or None)
-    strict = store if opener.missing == "fill" else StrictStore(store)
     try:
-        array = zarr.open_array(strict, mode="r")
+        array = zarr.open_array(_strict(store, opener), mode="r")
     except (FileNotFoundError, ValueError, NodeTypeValidationError, ContainsGroupError):
         return None
     return decoded_array(
@@ -160,9 +155,9 @@ def zarr_array(url: Url, opener: FileOpener, *, keep_missing: bool = False) -> A
     )  # fmt: skip
 
 
-def _labels_of(spec: StoreSpec) -> NDArray[Any] | None:
-    """Return the labels of the class ids of a streamkern store; None for values."""
-    return None if spec.classes is None else labels_of(spec.classes, spec.label_dtype)
+def _strict(store: Any, opener: FileOpener) -> Any:
+    """Return the store; a missing chunk is an error there unless the opener fills it."""
+    return store if opener.missing == "fill" else StrictStore(store)
 
 
 def own_state(url: Url, opener: FileOpener) -> Mapping[str, Any] | None:
@@ -184,7 +179,10 @@ def own_columns(
     the names of the columns of X and y, and the indices of these columns of X, None for all.
     """
     names, targets = state.get("columns"), state.get("target_columns")
-    if _is_name(request.y) and as_list(request.y) in (["y"], list(targets or ())):
+    if isinstance(request.y, str | list | tuple) and as_list(request.y) in (
+        ["y"],
+        list(targets or ()),
+    ):
         request = request._replace(y=None)
     x = None if request.x == "X" else request.x
     request = request._replace(x=x)
@@ -222,14 +220,9 @@ def _group(store: Any, where: str, path: str = "") -> zarr.Group:
 
 
 def _member(
-    group: Any,
-    name: str,
-    url: Url,
-    opener: FileOpener,
-    mark_name: str | None,
-    *,
+    group: Any, name: str, url: Url, opener: FileOpener, mark_name: str | None, *,
     keep_missing: bool,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return an array of a foreign group. mark_name : the attribute of streamkern stores."""
     where = redact(url)
     member = _get(group, name)
@@ -257,7 +250,3 @@ def _part(group: Any, path: str, where: str) -> Any:
     if not isinstance(member, zarr.Array):
         raise DataError(f"{where} has no array {path!r}", "write the group again")
     return member
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str | list | tuple)

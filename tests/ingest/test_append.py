@@ -20,10 +20,8 @@ from hypothesis import strategies as st
 
 import streamkern as sk
 from streamkern.basics.errors import (
-    ConfigError,
     DataError,
     NonFiniteError,
-    StoreNotFoundError,
     StreamkernError,
 )
 from streamkern.filesystem.scratch import Scratch, scratch_folder
@@ -31,13 +29,9 @@ from streamkern.ingest.append import append
 from streamkern.ingest.ingest import ingest
 from streamkern.store import zarr_json
 from streamkern.store.appender import StoreAppender, complete_append
-from streamkern.store.describe import describe_store
 from streamkern.store.layout import StoreSpec
 from streamkern.store.store import Store, open_store
-from streamkern.stream.materialise import augment_store
-from streamkern.stream.sources.stores import ZarrSource
 from tests.powerloss import ROWS, SMALL, Command, data, replay, store_of, void
-from tests.rawfiles import memory_url
 
 D = 4
 NAMES = np.array(["Lima", "Oslo", "Rome"])
@@ -59,6 +53,12 @@ def stored(place: Path, parts: dict[str, Any], chunk_rows: int = 8) -> Path:
         parts["y"][:3] = NAMES[: len(parts["y"])]
     ingest(parts["inputs"], place, **without_x(parts), chunk_mb=chunk_rows * D * 4 / 2**20)
     return place
+
+
+def old_and_new(tmp_path: Path) -> tuple[tuple[dict[str, Any], ...], Path]:
+    """Return rows to store and rows to append, and a store of the first."""
+    parts = rows(21, 0), rows(30, 1)
+    return parts, stored(tmp_path / "s", parts[0])
 
 
 def without_x(parts: dict[str, Any]) -> dict[str, Any]:
@@ -224,8 +224,7 @@ def test_who_opens_the_store_in_that_very_moment_gets_one_of_the_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old attribute was read, and then the new metadata of the arrays."""
-    parts = rows(21, 0), rows(30, 1)
-    place = stored(tmp_path / "s", parts[0])
+    parts, place = old_and_new(tmp_path)
     read, done = zarr_json._array_documents, list[None]()
 
     def late(*arguments: Any) -> Any:
@@ -373,8 +372,7 @@ def test_other_rows_may_be_appended_after_a_kill(
 def test_chunks_that_a_killed_call_wrote_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = rows(21, 0), rows(30, 1)
-    place = stored(tmp_path / "s", parts[0])
+    parts, place = old_and_new(tmp_path)
     killed(monkeypatch, "_write_crcs", lambda: added(place, parts[1]))
     written = (place / "X/c/4/0").stat().st_ino
     added(place, parts[1])
@@ -383,8 +381,7 @@ def test_chunks_that_a_killed_call_wrote_are_kept(
 
 
 def test_what_was_left_to_do_after_the_one_step_is_done_by_the_same_call(tmp_path: Path) -> None:
-    parts = rows(21, 0), rows(30, 1)
-    place = stored(tmp_path / "s", parts[0])
+    parts, place = old_and_new(tmp_path)
     old = {name: (place / name / "zarr.json").read_bytes() for name in ("X", "y", "row")}
     added(place, parts[1])
     for name, text in old.items():
@@ -396,8 +393,7 @@ def test_what_was_left_to_do_after_the_one_step_is_done_by_the_same_call(tmp_pat
 
 
 def test_the_same_rows_twice_in_a_row_need_another_seed(tmp_path: Path) -> None:
-    parts = rows(21, 0), rows(30, 1)
-    place = stored(tmp_path / "s", parts[0])
+    parts, place = old_and_new(tmp_path)
     assert added(place, parts[1]).n_rows == 51
     assert added(place, parts[1]).n_rows == 51
     assert added(place, parts[1], seed=1).n_rows == 81
@@ -406,8 +402,7 @@ def test_the_same_rows_twice_in_a_row_need_another_seed(tmp_path: Path) -> None:
 
 def test_rows_that_only_look_the_same_are_not_taken_for_it(tmp_path: Path) -> None:
     """Of an iterator nothing is known but how it begins."""
-    parts = rows(21, 0), rows(30, 1)
-    place = stored(tmp_path / "s", parts[0])
+    parts, place = old_and_new(tmp_path)
     blocks = [(parts[1]["inputs"], parts[1]["y"])]
     append(iter(blocks), place)
     with pytest.raises(DataError, match=r"looks like these rows.*give another seed="):
@@ -515,10 +510,6 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "weights": (DataError, "no sample weights, and those of the array have some; leave",
                 {"inputs": X9, "y": NAMES[[0] * 9], "sample_weight": np.ones(9)}),
     "nan": (NonFiniteError, "nan", {"inputs": X9 * np.nan, "y": NAMES[[0] * 9]}),
-    "another dtype": (ConfigError, "dtype=float64 is not that of",
-                      {"inputs": X9, "y": NAMES[[0] * 9], "dtype": "float64"}),
-    "seed": (ConfigError, "seed=-1", {"inputs": X9, "y": NAMES[[0] * 9], "seed": -1}),
-    "no rows": (DataError, "no rows", {"inputs": X9[:0], "y": NAMES[:0]}),
 }  # fmt: skip
 
 
@@ -532,19 +523,6 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(name: str, tmp_path: P
     with pytest.raises(kind, match=text):
         added(place, given)
     assert files_of(place) == before
-
-
-def test_rows_without_weights_and_other_targets_are_refused(tmp_path: Path) -> None:
-    weighted = stored(tmp_path / "w", rows(21, 0, weighted=True))
-    with pytest.raises(DataError, match="have none; name theirs with sample_weight="):
-        added(weighted, rows(9, 1))
-    values = stored(tmp_path / "v", rows(21, 0, classes=False))
-    with pytest.raises(DataError, match="has 1 targets, and the store has 2"):
-        append(X9, values, y=np.ones(9))
-    narrow = tmp_path / "n"
-    ingest(X9, narrow, y=X9[:, 0] * 1.5)
-    with pytest.raises(DataError, match="are float64, and the store holds float32"):
-        append(X9, narrow, y=np.linspace(0, 1, 9))
 
 
 def test_text_is_rounded_to_the_store_only_where_nothing_is_lost(tmp_path: Path) -> None:
@@ -562,49 +540,3 @@ def test_wider_rows_are_rounded_to_the_store_where_that_is_asked_for(tmp_path: P
     append(wide, place, y=NAMES[[0] * 9], dtype="float32")
     found = open_store(place).read_rows(np.arange(21, 30))[0]
     np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(np.float32(wide), axis=0))
-
-
-def test_stores_that_nothing_can_be_appended_to_are_refused(tmp_path: Path) -> None:
-    url = memory_url()
-    ingest(X9, url, y=NAMES[[0, 1, 2] * 3])
-    with pytest.raises(ConfigError, match=r"is not on a disk.*give data.train both"):
-        append(X9, url, y=NAMES[[0] * 9])
-    with pytest.raises(StoreNotFoundError):
-        append(X9, tmp_path / "nothing", y=NAMES[[0] * 9])
-    place = stored(tmp_path / "s", rows(21, 0))
-    augment_store(place, tmp_path / "a", copies=2)
-    with pytest.raises(DataError, match="holds augmented copies"):
-        append(X9, tmp_path / "a", y=NAMES[[0] * 9])
-    group = zarr.create_group(tmp_path / "f")
-    group.create_array("X", data=X9)
-    group.create_array("y", data=X9[:, 0])
-    with pytest.raises(DataError, match="was not written by streamkern"):
-        append(X9, tmp_path / "f", y=NAMES[[0] * 9])
-    with pytest.raises(ConfigError, match="is both input and output"):
-        append(place, place)
-    assert {p.name for p in tmp_path.iterdir()} == {"s", "a", "f"}
-
-
-def test_it_is_described_and_read_as_any_other(tmp_path: Path) -> None:
-    parts = rows(21, 0), rows(30, 1)
-    place = stored(tmp_path / "s", parts[0])
-    added(place, parts[1])
-    found = describe_store(open_store(place))
-    assert (found["n_rows"], found["n_chunks"]) == (51, 7)
-    assert len(list(ZarrSource(place).blocks())) == ZarrSource(place).n_units
-
-
-def test_svmlight_files_are_not_appended_to_other_rows(tmp_path: Path) -> None:
-    """Where their features begin, at 0 or 1, nobody knows."""
-    (tmp_path / "b.svm").write_text("1.5 1:1 2:3\n")
-    place = stored(tmp_path / "s", rows(21, 0))
-    with pytest.raises(DataError, match="count from 0 or 1"):
-        append(tmp_path / "b.svm", place, x=3)
-
-
-def test_arguments_in_the_order_of_the_command_are_answered_with_the_right_one(
-    tmp_path: Path,
-) -> None:
-    for store in (["a.csv"], np.zeros((3, 2)), None):
-        with pytest.raises(sk.ConfigError, match=r"give it behind the rows: append_store\(inputs"):
-            sk.append_store(tmp_path / "s.zarr", store)

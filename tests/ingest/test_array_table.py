@@ -23,11 +23,11 @@ import xarray as xr
 import zarr
 from zarr.storage import MemoryStore
 
-from streamkern.basics.errors import DataError, StreamkernError
+from streamkern.basics.errors import DataError
 from streamkern.ingest.conform import FeatureConverter, RawBlock
 from streamkern.ingest.readers import open_reader
 from streamkern.ingest.targets import TargetConverter
-from tests.rawfiles import npy, write_idx
+from tests.rawfiles import write_idx
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning"),
@@ -283,11 +283,6 @@ def plain() -> dict[str, Any]:
     return {"X": RNG.normal(size=(N, D)), "y": LABELS, "w": W}
 
 
-@pytest.mark.slow
-def test_each_dtype_of_each_format_is_read_exactly_or_refused(tmp_path: Path) -> None:
-    assert check(dtype_cases(tmp_path)) > 900
-
-
 # ------------------------------------------------------------------------------ attributes
 
 
@@ -457,11 +452,6 @@ def text_cases(path: Path) -> Iterator[Case]:
                 yield Case(f"{layout}, {kind} as {role}", role, case, truth)
 
 
-@pytest.mark.slow
-def test_labels_of_text_are_read_and_text_elsewhere_refused(tmp_path: Path) -> None:
-    assert check(text_cases(tmp_path)) > 120
-
-
 def missing_label_cases(path: Path) -> Iterator[Case]:
     missing = np.dtypes.StringDType(na_object=None)
     arrays = plain() | {
@@ -568,10 +558,6 @@ def idx_cases(path: Path) -> Iterator[Case]:
             )  # fmt: skip
 
 
-def test_idx_files_are_read_exactly(tmp_path: Path) -> None:
-    assert check(idx_cases(tmp_path)) == 18
-
-
 def hdf5_type_cases(path: Path) -> Iterator[Case]:
     """Types that only HDF5 has."""
     colours = h5py.enum_dtype({"red": 1, "green": 2, "blue": 5}, basetype="i1")
@@ -626,17 +612,15 @@ def hdf5_type_cases(path: Path) -> Iterator[Case]:
     yield Case("hdf5 blanks", "y", lambda: read(place, sample_weight="w"), WORDS)
 
 
-def test_types_of_hdf5_are_read_as_they_are_meant(tmp_path: Path) -> None:
-    assert check(hdf5_type_cases(tmp_path)) == 22
-
-
-def test_no_rows_and_arrays_of_objects_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "none.npy").write_bytes(npy(np.empty((0, 3))))
-    with pytest.raises((DataError, IndexError)):
-        read(tmp_path / "none.npy", np.empty(0))
-    np.save(tmp_path / "objects.npy", np.array([[1, "a"]], object), allow_pickle=True)
-    with pytest.raises(StreamkernError, match="Python objects"):
-        read(tmp_path / "objects.npy", [1])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cases", "n_cases"),
+    [(dtype_cases, 900), (text_cases, 120), (idx_cases, 18), (hdf5_type_cases, 22)],
+)
+def test_each_type_of_each_format_is_read_exactly_or_refused(
+    cases: Callable[[Path], Iterator[Case]], n_cases: int, tmp_path: Path
+) -> None:
+    assert check(cases(tmp_path)) >= n_cases
 
 
 def test_numbers_that_are_rounded_are_said() -> None:

@@ -59,7 +59,6 @@ KINDS = pytest.mark.parametrize("kind", ["csv", "parquet"])
 @KINDS
 @pytest.mark.parametrize("order", ["".join(k) for k in itertools.permutations("abl")])
 def test_another_order_of_columns_is_put_right(tmp_path: Path, kind: str, order: str) -> None:
-    """U3."""
     X, y, reader = read(write(tmp_path / f"t.{kind}", order), columns=["a", "b"])
     np.testing.assert_array_equal(X, [[1, 3], [2, 4]])
     assert y.tolist() == ["x", "y"]
@@ -67,26 +66,7 @@ def test_another_order_of_columns_is_put_right(tmp_path: Path, kind: str, order:
 
 
 @KINDS
-@pytest.mark.parametrize(
-    ("order", "said"),
-    [
-        ("al", r"lacks 'b': its columns must be 'a', 'b'"),
-        ("bacl", r"has 'c' besides"),
-        ("cdl", r"lacks 'a', 'b' and has 'c', 'd' besides"),
-    ],
-)
-def test_missing_and_extra_columns_are_refused_by_name(
-    tmp_path: Path, kind: str, order: str, said: str
-) -> None:
-    """U3."""
-    path = write(tmp_path / f"t.{kind}", order)
-    with pytest.raises(DataError, match=rf"t\.{kind} {said}"):
-        read(path, columns=["a", "b"])
-
-
-@KINDS
 def test_columns_are_chosen_by_name_or_position(tmp_path: Path, kind: str) -> None:
-    """U3."""
     path = write(tmp_path / f"t.{kind}", "abcl")
     for x in (["c", "a"], [2, 0], [-2, "a"]):
         X, _, reader = read(path, x=x)
@@ -109,7 +89,6 @@ def test_columns_are_chosen_by_name_or_position(tmp_path: Path, kind: str) -> No
 
 @KINDS
 def test_features_alone_leave_the_target_out_where_it_is_there(tmp_path: Path, kind: str) -> None:
-    """U1."""
     for order in ("abl", "ba"):
         X, y, reader = read(write(tmp_path / f"t.{kind}", order), targets=False, columns=("a", "b"))
         np.testing.assert_array_equal(X, [[1, 3], [2, 4]])
@@ -121,7 +100,6 @@ def test_features_alone_leave_the_target_out_where_it_is_there(tmp_path: Path, k
 
 
 def test_features_alone_of_arrays(tmp_path: Path) -> None:
-    """U1."""
     rows = np.arange(12.0).reshape(4, 3)
     np.save(tmp_path / "X.npy", rows)
     np.savez(tmp_path / "d.npz", X=rows)
@@ -134,7 +112,6 @@ def test_features_alone_of_arrays(tmp_path: Path) -> None:
 
 @KINDS
 def test_several_files_go_by_the_names_of_the_first(tmp_path: Path, kind: str) -> None:
-    """U3."""
     files = [
         write(tmp_path / f"{i}.{kind}", order) for i, order in enumerate(("abcl", "lcba", "bacl"))
     ]
@@ -153,7 +130,6 @@ def test_several_files_go_by_the_names_of_the_first(tmp_path: Path, kind: str) -
 
 
 def test_a_file_without_header_does_not_go_with_one_that_has(tmp_path: Path) -> None:
-    """U3."""
     (tmp_path / "bare.csv").write_text("1,3,0\n2,4,1\n")
     X, y, reader = read(tmp_path / "bare.csv", y=-1, columns=["a", "b"])
     np.testing.assert_array_equal(X, [[1, 3], [2, 4]])
@@ -162,15 +138,6 @@ def test_a_file_without_header_does_not_go_with_one_that_has(tmp_path: Path) -> 
         write(tmp_path / "t.csv", "abl")
         with pytest.raises(DataError, match=r"csv"):
             read([tmp_path / name for name in pair], y=-1)
-
-
-def test_the_command_line_chooses_columns(tmp_path: Path) -> None:
-    """U3."""
-    path = write(tmp_path / "t.csv", "abcl")
-    command = ["ingest", str(path), str(tmp_path / "s"), "--x", "c,a", "--y", "label"]
-    assert run_command([*command, "--no-shuffle"]) == 0
-    rows = open_store(tmp_path / "s").read_chunk(0)[0]
-    np.testing.assert_array_equal(rows, [[5, 1], [6, 2]])
 
 
 def test_wishes_for_columns_never_end_in_another_error() -> None:
@@ -234,22 +201,6 @@ def test_an_index_of_pandas_is_no_feature_unless_asked_for_by_name(
     assert reader.columns == ("id", "a")
     np.testing.assert_array_equal(X, [[70, 1], [71, 2]])
     np.testing.assert_array_equal(read(inputs, y="id")[1], [70, 71])
-
-
-@pytest.mark.parametrize("given", ["path", "array", "list"])
-def test_one_file_of_labels_is_not_taken_for_several_files_of_rows(
-    tmp_path: Path, given: str
-) -> None:
-    paths, y = [tmp_path / f"{k}.npy" for k in "ab"], np.array([0, 1])
-    for path in paths:
-        np.save(path, np.eye(2))
-    np.save(tmp_path / "y.npy", y)
-    beside = {"path": tmp_path / "y.npy", "array": y, "list": [tmp_path / "y.npy"]}[given]
-    with pytest.raises(ConfigError, match="2 files of X and 1 of y were given; give one for each"):
-        ingest(paths, tmp_path / "out", y=beside)
-    with pytest.raises(ConfigError, match="1 of sample weights"):
-        ingest(paths, tmp_path / "out", y=[y, y], sample_weight=beside)
-    assert ingest(paths, tmp_path / "out", y=[y, y]).n_rows == 4
 
 
 def test_values_in_the_place_of_columns_are_answered_with_what_to_do(tmp_path: Path) -> None:
@@ -351,21 +302,6 @@ def test_a_run_reads_groups_by_the_names_of_its_settings(
     assert estimator.score(test, "y") == pytest.approx(other)
 
 
-def test_files_of_arrays_are_read_by_the_names_of_the_settings(
-    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    held_out = {name: array[100:] for name, array in ARRAYS.items()}
-    np.savez(tmp_path / "test.npz", **held_out)
-    with h5py.File(tmp_path / "test.h5", "w") as file:
-        for name, array in held_out.items():
-            file[name] = array
-    estimator = streamkern.load(folder / "run")
-    wanted = r2_score(T[100:], estimator.predict(X[100:]), sample_weight=W[100:])
-    for name in ("test.npz", "test.h5"):
-        assert evaluated(capsys, folder / "run", tmp_path / name) == pytest.approx(wanted)
-        assert streamkern.evaluate(estimator, tmp_path / name)["r2"] == pytest.approx(wanted)
-
-
 def test_a_group_without_the_arrays_of_the_settings_has_the_usual_ones_or_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -386,27 +322,6 @@ def test_a_group_without_the_arrays_of_the_settings_has_the_usual_ones_or_is_ref
     light = group(tmp_path / "light.zarr", feat=X, t=T)
     assert estimator.score(light) == pytest.approx(wanted)
     assert evaluated(capsys, folder / "run", light) == pytest.approx(wanted)
-
-
-def test_the_target_that_an_estimator_was_given_by_name_is_that_of_the_command(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    place = group(tmp_path / "g.zarr", X=X, t=T, u=W, y=ARRAYS["y"])
-    estimator = streamkern.KernelRegressor(n_centers=40, epochs=3, threads=1, device="cpu")
-    estimator.fit(place, "t", sample_weight="u").save(tmp_path / "saved")
-    wanted = r2_score(T, estimator.predict(X), sample_weight=W)
-    assert wanted > 0.5
-    for found in (
-        estimator.score(place),
-        streamkern.load(tmp_path / "saved").score(place),
-        evaluated(capsys, tmp_path / "saved", place),
-    ):
-        assert found == pytest.approx(wanted)
-    # A group without an array of this name has its targets in y.
-    usual = group(tmp_path / "usual.zarr", X=X, y=T)
-    wanted = r2_score(T, estimator.predict(X))
-    assert evaluated(capsys, tmp_path / "saved", usual) == pytest.approx(wanted)
-    assert estimator.score(usual) == pytest.approx(wanted)
 
 
 def test_a_run_with_the_usual_names_reads_these(

@@ -61,14 +61,6 @@ def test_several_files_are_stored_in_what_holds_all_of_them(
     np.testing.assert_array_equal(X, np.concatenate([first.astype(float), second]))
 
 
-@pytest.mark.parametrize(
-    "second", [WIDE, WIDE.astype(np.float32), np.array([[70_000], [1]])], ids=lambda k: k.dtype.name
-)
-def test_a_block_that_does_not_fit_what_the_first_one_settled_is_refused(second: Any) -> None:
-    with pytest.raises(DataError, match=rf"row 2 is {second.dtype}.*float16.*dtype='float\d\d'"):
-        stored(halves(NARROW, second))
-
-
 def test_blocks_that_fit_or_a_dtype_that_was_asked_for_are_taken() -> None:
     small = np.array([[1], [2]], np.uint8)
     np.testing.assert_array_equal(
@@ -151,11 +143,6 @@ def test_a_csv_whose_column_float32_can_not_hold_is_refused_before_anything_is_p
     assert sorted(k.name for k in tmp_path.iterdir()) == ["t.csv"]
     assert main.run_command([*words, "--dtype", "float64", "--no-shuffle"]) == 0
     np.testing.assert_array_equal(open_store(out).read_rows(np.arange(400))[0], seconds())
-
-
-def test_a_dtype_that_was_asked_for_is_taken(tmp_path: Path) -> None:
-    path = csv_file(tmp_path / "t.csv", seconds())
-    assert ingest(path, memory_url(), y="y", dtype="float32").x_dtype == FLOAT32
 
 
 @pytest.mark.slow

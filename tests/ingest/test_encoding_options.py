@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from streamkern.basics.errors import DataError
 from streamkern.cli.main import run_command
 from streamkern.ingest.ingest import ingest
 from streamkern.store.store import open_store
@@ -34,21 +33,6 @@ def test_rows_like_a_store_of_plain_numbers_have_its_columns_in_its_order() -> N
         rows = open_store(f"o{k}.zarr").read_rows(np.arange(N))[0]
         np.testing.assert_allclose(rows, open_store("s.zarr").read_rows(np.arange(N))[0], rtol=1e-6)
     assert ingest(X, "x.zarr", y=X[:, 0], like="s.zarr").n_rows == N
-
-
-def test_rows_that_are_not_like_a_store_of_plain_numbers_are_refused() -> None:
-    ingest(TABLE, "s.zarr", y="fare", sample_weight="weight")
-    TABLE.to_csv("bare.csv", index=False, header=False)
-    for data, y, says in (
-        (X[:, :2], X[:, 0], r"rows of shape \(2,\).*like= names have \(3,\)"),
-        (TABLE.drop(columns="b"), None, "lacks 'b'"),
-        (TABLE.assign(d=1.0), None, "has 'd' besides"),
-        (TABLE.assign(b="word"), None, "holds plain numbers.*leave like= out"),
-        (TABLE.assign(b=np.nan), None, "holds plain numbers.*leave like= out"),
-        ("bare.csv", 4, "has no header line"),
-    ):
-        with pytest.raises(DataError, match=says):
-            ingest(data, "o.zarr", y=y, like="s.zarr")
 
 
 def test_files_like_those_of_a_store_are_read_as_they_were(

@@ -61,11 +61,8 @@ def rows_of(store: Path) -> Any:
 def test_later_files_are_read_as_those_that_the_store_was_made_of(tmp_path: Path) -> None:
     for k, form in enumerate(FORMS):
         ending = "log" if "format" in form else "csv"
-        one, two, store = (
-            tmp_path / f"a{k}.{ending}",
-            tmp_path / f"b{k}.{ending}",
-            tmp_path / f"{k}.zarr",
-        )
+        one, two = (tmp_path / f"{name}{k}.{ending}" for name in "ab")
+        store = tmp_path / f"{k}.zarr"
         one.write_bytes(table(form))
         two.write_bytes(table(form, X + 1, Y + 1))
         sk.ingest_store(one, store, y="y", shuffle=False, dtype="float64", **form)

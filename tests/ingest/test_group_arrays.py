@@ -14,7 +14,7 @@ import scipy.sparse as sp
 import zarr
 
 import streamkern
-from streamkern.basics.errors import DataError, MemoryBudgetError
+from streamkern.basics.errors import DataError
 from streamkern.ingest.readers import open_reader
 
 N, D = 40, 6
@@ -131,13 +131,6 @@ def test_a_name_that_leads_nowhere_is_answered_with_those_that_there_are(
         read(url, x="layers")
 
 
-def test_a_matrix_that_is_not_by_rows_is_converted_within_the_memory(tmp_path: Path) -> None:
-    url = in_hdf5(tmp_path, fill)
-    with pytest.raises(MemoryBudgetError, match="raise memory=, or write it as CSR"):
-        read(url, x="layers/csc", memory=1000)
-    np.testing.assert_array_equal(read(url, x="layers/csc", memory=1 << 20)[0], MATRIX.toarray())
-
-
 def test_damaged_matrices_are_refused(tmp_path: Path) -> None:
     """The indices of a damaged matrix must not write outside of the rows."""
     parts = {k: getattr(MATRIX, k) for k in ("data", "indices", "indptr")}
@@ -165,24 +158,6 @@ def test_damaged_matrices_are_refused(tmp_path: Path) -> None:
                 continue  # SciPy adds them up
             with pytest.raises(DataError):
                 read(tmp_path / f"{name}.h5")
-
-
-def test_a_square_matrix_has_to_say_which_way_it_is_stored(tmp_path: Path) -> None:
-    square = sp.random_array((9, 9), density=0.4, format="csr", rng=RNG)
-    for shape, attributes in (
-        ((9, 9), {"shape": [9, 9]}),
-        ((9, 9), {"encoding-type": "csr_matrix"}),
-    ):
-        with h5py.File(tmp_path / "s.h5", "w") as file:
-            sparse(file, "X", square, **attributes)
-            if "encoding-type" in attributes:
-                file["X"].attrs["shape"] = shape
-            file["y"] = np.arange(9.0)
-        if "encoding-type" in attributes:
-            np.testing.assert_array_equal(read(tmp_path / "s.h5")[0], square.toarray())
-        else:
-            with pytest.raises(DataError, match="as many rows as columns"):
-                read(tmp_path / "s.h5")
 
 
 @PLACES

@@ -66,14 +66,7 @@ def test_the_fill_value_of_netcdf_is_missing_without_an_attribute(tmp_path: Path
             read(tmp_path / "a.nc")
 
 
-def test_arrays_of_matlab_and_missing_integers_of_r_are_refused(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.mat", "w") as file:
-        file["X"], file["y"] = np.ones((2, 6)), np.ones((1, 6))
-        file["X"].attrs["MATLAB_class"] = np.bytes_("double")
-    with pytest.raises(
-        DataError, match=r"written by MATLAB, which stores arrays transposed.*np\.savez"
-    ):
-        read(tmp_path / "a.mat")
+def test_missing_integers_of_r_are_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "r.h5", "w") as file:
         file["X"], file["y"] = np.ones((6, 2)), np.array([1, 2, -(2**31), 1, 2, 1], "i4")
         file["y"].attrs["rhdf5-NA.OK"] = 1

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
-import lzma
 import os
 import re
 import signal
@@ -35,7 +33,6 @@ from streamkern.basics.errors import (
     MissingDependencyError,
     NonFiniteError,
     ResumeMismatchError,
-    StoreNotFoundError,
 )
 from streamkern.basics.optional import install
 from streamkern.filesystem import remote_file
@@ -222,16 +219,6 @@ def test_the_seed_is_the_order_and_false_keeps_it() -> None:
         np.testing.assert_array_equal(row_numbers(open_store(url)), np.arange(len(X)))
 
 
-def test_statistics_are_those_of_all_rows() -> None:
-    X, y = digits()
-    spec = ingest(X, memory_url(), y=y, chunk_mb=2**-6)
-    flat = X.reshape(len(X), -1).astype(np.float64)
-    np.testing.assert_allclose(spec.mean, flat.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(spec.scale, flat.std(axis=0), rtol=1e-12)
-    assert spec.global_scale == pytest.approx(flat.std(), rel=1e-12)
-    assert spec.class_counts == tuple(np.bincount(y, minlength=10).tolist())
-
-
 def test_memory_is_bounded(tmp_path: Path) -> None:
     n, d, memory = 40_000, 128, 8 << 20
     np.save(tmp_path / "X.npy", np.random.default_rng(0).normal(size=(n, d)).astype("f4"))
@@ -280,9 +267,6 @@ def write_format(
         case "npz":
             np.savez(root / "d.npz", X=X, y=y)
             return root / "d.npz", {}
-        case "npz-compressed":
-            np.savez_compressed(root / "d.npz", a=X, b=y)
-            return root / "d.npz", {"x": "a", "y": "b"}
         case "idx":
             write_idx(root / "t-images-idx3-ubyte", X)
             write_idx(root / "t-labels-idx1-ubyte", y.astype("u1"))
@@ -291,11 +275,6 @@ def write_format(
             write_idx(root / "t-images-idx3-ubyte.gz", X)
             write_idx(root / "labels.gz", y.astype("i4"))
             return root / "t-images-idx3-ubyte.gz", {"y": root / "labels.gz"}
-        case "idx-parts":
-            for part, rows in enumerate((slice(0, 70), slice(70, None))):
-                write_idx(root / f"x{part}.idx.gz", X[rows])
-                write_idx(root / f"y{part}.idx.gz", y[rows].astype("u1"))
-            return sorted(root.glob("x*")), {"y": sorted(root.glob("y*"))}
         case "csv":
             (root / "d.csv").write_text(csv_text(X, y))
             return root / "d.csv", {"y": "label"}
@@ -316,19 +295,18 @@ def write_format(
             with fsspec.open(url, "w") as file:
                 file.write(csv_text(X, y))
             return url, {"y": "label"}
-        case "parquet" | "parquet-strings":
+        case "parquet":
             columns: dict[str, Any] = {f"x{j}": X[:, j] for j in range(X.shape[1])}
-            columns["y"] = y if kind == "parquet" else [str(t) for t in y]
-            pq.write_table(pa.table(columns), root / "d.parquet", row_group_size=37)
+            pq.write_table(pa.table({**columns, "y": y}), root / "d.parquet", row_group_size=37)
             return root / "d.parquet", {}
         case "parquet-lists":
             lists = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), X.shape[1])
             pq.write_table(pa.table({"X": lists, "y": y, "note": y}), root / "d.parquet")
             return root / "d.parquet", {"x": "X"}  # or a warning tells of "note"
-        case "hdf5" | "hdf5-strings":
+        case "hdf5":
             with h5py.File(root / "d.h5", "w") as file:
                 file.create_dataset("g/pixels", data=X, chunks=(7, *X.shape[1:]))
-                file["g/labels"] = y if kind == "hdf5" else [str(t) for t in y]
+                file["g/labels"] = y
             return root / "d.h5", {"x": "g/pixels", "y": "g/labels"}
         case "zarr":
             group = zarr.create_group(LocalStore(root / "d.zarr"))
@@ -346,9 +324,9 @@ def write_format(
 
 
 FORMATS = [
-    "npy", "npy-y-array", "npz", "npz-compressed", "idx", "idx-gz", "idx-parts", "csv",
+    "npy", "npy-y-array", "npz", "idx", "idx-gz", "csv",
     "csv-crlf-bom-blank", "tsv-gz-no-header", "csv-parts", "csv-remote", "parquet",
-    "parquet-strings", "parquet-lists", "hdf5", "hdf5-strings", "zarr", "store", "blocks",
+    "parquet-lists", "hdf5", "zarr", "store", "blocks",
 ]  # fmt: skip
 
 
@@ -387,14 +365,6 @@ def test_labels_of_text_are_sorted_and_ids_are_small(tmp_path: Path) -> None:
     stored = zarr.open_group(tmp_path / "s", mode="r")["y"]
     assert stored.dtype == np.uint8
     np.testing.assert_array_equal(stored[:], [2, 0, 1, 0, 2, 2])
-
-
-def test_an_ingested_store_keeps_its_class_names(tmp_path: Path) -> None:
-    X = np.arange(12, dtype=np.float32).reshape(6, 2)
-    first = ingest(X, tmp_path / "a", y=np.array(list("bacabb")), shuffle=False)
-    again = ingest(tmp_path / "a", tmp_path / "b", shuffle=False)
-    assert again.classes == ("a", "b", "c")
-    assert again.fingerprint == first.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -448,170 +418,24 @@ def test_nonfinite_names_file_row_and_column(tmp_path: Path) -> None:
     X[217, 2] = np.nan
     np.save(tmp_path / "X.npy", X)
     (tmp_path / "d.csv").write_text(csv_text(X, np.zeros(300, int)))
-    names = {f"x{j}": X[:, j] for j in range(4)}
-    pq.write_table(pa.table({**names, "y": np.zeros(300, int)}), tmp_path / "d.parquet")
-    cases: list[tuple[Any, dict[str, Any], str]] = [
-        (X, {"y": np.zeros(300, int)}, "the array, row 217, column 2 is nan"),
-        (tmp_path / "X.npy", {"y": np.zeros(300, int)}, "X.npy, row 217, column 2 is nan"),
-        (
-            tmp_path / "d.csv",
-            {"y": "label", "encode": "none"},
-            "d.csv, row 217, column 'x2' is nan",
-        ),
-        (tmp_path / "d.parquet", {"encode": "none"}, "d.parquet, row 217, column 'x2' is nan"),
-    ]
-    for inputs, arguments, message in cases:
-        with pytest.raises(NonFiniteError, match=message):
-            ingest(inputs, tmp_path / "out", chunk_mb=2**-10, memory=SMALL, **arguments)
-        assert not (tmp_path / "out").exists()
-        assert not scratch_folder(tmp_path / "out").exists()
+    columns = {f"x{j}": X[:, j] for j in range(4)} | {"y": np.zeros(300, int)}
+    pq.write_table(pa.table(columns), tmp_path / "d.parquet")
+    beside, out = {"y": np.zeros(300, int)}, tmp_path / "out"
+    for inputs, arguments, place in (
+        (X, beside, "the array, row 217, column 2"),
+        (tmp_path / "X.npy", beside, "X.npy, row 217, column 2"),
+        (tmp_path / "d.csv", {"y": "label", "encode": "none"}, "d.csv, row 217, column 'x2'"),
+        (tmp_path / "d.parquet", {"encode": "none"}, "d.parquet, row 217, column 'x2'"),
+    ):
+        with pytest.raises(NonFiniteError, match=f"{place} is nan"):
+            ingest(inputs, out, chunk_mb=2**-10, memory=SMALL, **arguments)  # type: ignore[arg-type]
+        assert not out.exists()
+        assert not scratch_folder(out).exists()
     with pytest.raises(NonFiniteError, match="target of the array, row 1 is inf"):
         ingest(X[:2], tmp_path / "out", y=np.array([0.5, np.inf]))
-    with pytest.raises(NonFiniteError, match="inf as float16"):
-        ingest(np.full((2, 1), 1e6), tmp_path / "out", y=[0, 1], dtype="float16")
-
-
-def blocks_with(X: NDArray[Any], bad: Any) -> Iterator[tuple[Any, Any]]:
-    yield X, np.array([0, 1, 0])
-    yield bad
-
-
-ONES = np.ones((3, 2), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "arguments", "error", "message"),
-    [
-        (ONES, {"y": [0, 1]}, DataError, "3 rows and y has the shape"),
-        (ONES, {}, ConfigError, "no targets in it; give them as y="),
-        (ONES[:, 0], {"y": [0, 1, 0]}, DataError, r"shape \(3,\)"),
-        (ONES.astype(complex), {"y": [0, 1, 0]}, DataError, "complex"),
-        (np.zeros((3, 2, 2, 2, 2)), {"y": [0, 1, 0]}, DataError, "height, width, channels"),
-        (ONES, {"y": [0.5, 1, 2], "targets": "classes"}, DataError, "row 0 is 0.5; class labels"),
-        (ONES, {"y": ["a", "", "b"]}, DataError, "row 1 is missing"),
-        (ONES, {"y": np.array(["a", 1, "b"], object)}, DataError, "mixes text and integer"),
-        (ONES, {"y": np.array(["a", None, "b"], object)}, DataError, "row 1 is missing"),
-        (ONES, {"y": ["a", "b", "c"], "targets": "values"}, DataError, "'a', not a number"),
-        (ONES * 300, {"y": [0, 1, 0], "dtype": "uint8"}, DataError, "300.0, which uint8 cannot"),
-        (ONES * 0.5, {"y": [0, 1, 0], "dtype": "uint8"}, DataError, "0.5, which uint8 cannot"),
-        (ONES, {"y": [0, 1, 0], "dtype": "int8"}, ConfigError, "cannot be stored"),
-        (ONES, {"y": [0, 1, 0], "targets": "labels"}, ConfigError, "targets='labels'"),
-        (ONES, {"y": [0, 1, 0], "chunk_mb": 0}, ConfigError, "chunk_mb=0"),
-        (ONES, {"y": [0, 1, 0], "memory": 1000}, ConfigError, "raise memory= to 128 MiB"),
-        (ONES, {"y": [0, 1, 0], "seed": -1}, ConfigError, "seed=-1"),
-        ({"X": ONES}, {}, DataError, "X is a dict with the keys X; give one of its"),
-        (iter([]), {}, DataError, "no rows"),
-        (iter([ONES]), {}, DataError, "not a pair"),
-        (blocks_with(ONES, (ONES, [0])), {}, DataError, "block 1 of the iterator"),
-        (blocks_with(ONES, (ONES[:, :1], [0, 1, 2])), {}, DataError, r"row 3 has rows of shape"),
-        (blocks_with(ONES, (ONES, [0.5, 1, 2])), {}, DataError, "row 3 is 0.5.*regression"),
-        (np.ones((1001, 1)), {"y": np.arange(1001)}, DataError, "targets='values' for regression"),
-        ("nowhere.npy", {"y": [0]}, StoreNotFoundError, "no file nowhere.npy"),
-        ("nowhere", {}, StoreNotFoundError, "no file or store"),
-        ("nosuch://x/y.csv", {"y": "t"}, ConfigError, "nosuch"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_clear_sentence(
-    tmp_path: Path, inputs: Any, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message) as caught:
-        ingest(inputs, tmp_path / "out", **arguments)
-    assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "y", "message"),
-    [
-        ("a,b,t\n1,2,0\n3,,1\n", "t", r"row 1 \(line 3\), column 'b' is empty"),
-        ("a,b,t\n1,2,0\n\n3,x,1\n", "t", r"row 1 \(line 4\), column 'b' is 'x'"),
-        ("a,b,t\n1,2,0\n3,4\n", "t", r"row 1 \(line 3\) has 2 fields, the first line has 3"),
-        ("a,b,t\n1,2,0\n3,4,5,6\n", "t", r"\(line 3\) has 4 fields"),
-        ("a,b,t\n1,2,0\n3,4,\n", "t", "row 1 is missing; drop_missing"),
-        ("a,b,t\n1,2,0.5\n3,4,x\n", "t", "'x', not a number"),
-        ("a,b,t\n1,2,0\n", "label", "no column 'label'; it has 'a', 'b', 't'"),
-        ("a,b,t\n1,2,0\n", 7, "no column 7"),
-        ("a,a,t\n1,2,0\n", "t", "two columns named 'a'"),
-        ("t\n1\n", "t", "no column left"),
-        ("a,t\n", "t", "no rows"),
-        ("", "t", "is empty"),
-    ],
-)
-def test_bad_csv_names_line_and_column(tmp_path: Path, text: str, y: Any, message: str) -> None:
-    (tmp_path / "d.csv").write_text(text)
-    with pytest.raises(DataError, match=message):
-        ingest(tmp_path / "d.csv", tmp_path / "out", y=y, encode="none")
-    assert not (tmp_path / "out").exists()
-
-
-def test_csv_with_quotes_several_targets_and_values(tmp_path: Path) -> None:
-    (tmp_path / "d.csv").write_text('a,"b, c",u,v\n1,"2",0.5,-1\n3,4e0,1.5,2\n')
-    spec = ingest(tmp_path / "d.csv", tmp_path / "out", y=["u", "v"], shuffle=False)
-    assert (spec.n_outputs, spec.classes, spec.x_dtype) == (2, None, np.float32)
-    X, y = open_store(tmp_path / "out").read_chunk(0)
-    np.testing.assert_array_equal(X, [[1, 2], [3, 4]])
-    np.testing.assert_array_equal(y, [[0.5, -1], [1.5, 2]])
-
-
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    np.save(tmp_path / "X.npy", np.ones((100, 9), np.float32))
-    faults.truncate(tmp_path, "X.npy")
-    with pytest.raises(DataError, match=r"X\.npy ends inside row \d+ of 100"):
-        ingest(tmp_path / "X.npy", tmp_path / "out", y=np.zeros(100, int))
-    np.save(tmp_path / "F.npy", np.asfortranarray(np.ones((100, 9), np.float32)))
-    faults.truncate(tmp_path, "F.npy")
-    with pytest.raises(DataError, match=r"F\.npy ends inside"):
-        ingest(tmp_path / "F.npy", tmp_path / "out", y=np.zeros(100, int))
-    np.save(tmp_path / "O.npy", np.array([["a", None]], object), allow_pickle=True)
-    with pytest.raises(DataError, match="Python objects"):
-        ingest(tmp_path / "O.npy", tmp_path / "out", y=[0])
-    for name in ("a.npy", "a.npz", "a.idx", "a.parquet", "a.h5", "a.bin"):
-        (tmp_path / name).write_bytes(b"not what the name says")
-        with pytest.raises(DataError, match=name):
-            ingest(tmp_path / name, tmp_path / "out", y=[0] if name in ("a.npy", "a.idx") else None)
-    np.savez(tmp_path / "n.npz", images=ONES, labels=[0, 1, 2])
-    with pytest.raises(StoreNotFoundError, match="no array 'X'; it has images, labels"):
-        ingest(tmp_path / "n.npz", tmp_path / "out")
-    table = pa.table({"a": [1.0, None], "y": [0, 1]})
-    pq.write_table(table, tmp_path / "null.parquet")
-    with pytest.raises(DataError, match="row 1, column 'a' is null"):
-        ingest(tmp_path / "null.parquet", tmp_path / "out", encode="none")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("ending", ["gz", "bz2", "xz"])
-@pytest.mark.parametrize("damage", ["cut", "bit", "other"])
-def test_damaged_compression_is_named(ending: str, damage: str, tmp_path: Path) -> None:
-    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[ending]
-    text = csv_text(np.random.default_rng(0).random((500, 4)), np.arange(500) % 3).encode()
-    whole = pack(text)
-    broken = {
-        "cut": whole[: len(whole) // 2],
-        "bit": whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:],  # of the checksum or the end
-        "other": text,
-    }
-    (tmp_path / f"a.csv.{ending}").write_bytes(whole)
-    (tmp_path / f"b.csv.{ending}").write_bytes(broken[damage])
-    names = [str(tmp_path / f"{name}.csv.{ending}") for name in "ab"]
-    said = r"does not decompress \(.*get it" if damage != "other" else "is not compressed, .*rename"
-    for inputs in (names[1], names):
-        with pytest.raises(DataError, match=rf"b\.csv\.{ending} {said}"):
-            ingest(inputs, tmp_path / "out", y="label")
-    assert sorted(k.name[:5] for k in tmp_path.iterdir()) == ["a.csv", "b.csv"]
-
-
-def test_damage_inside_arrays_is_named(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "a.npz", X=np.random.default_rng(0).random((50, 4)), y=[0] * 50)
-    data = bytearray((tmp_path / "a.npz").read_bytes())
-    data[40:60] = bytes(20)  # in the first stream
-    (tmp_path / "a.npz").write_bytes(data)
-    packed = gzip.compress((tmp_path / "a.npz").read_bytes())
-    (tmp_path / "X.npy.gz").write_bytes(packed[:100])
-    for name, y in (("a.npz", "y"), ("X.npy.gz", np.zeros(50, int))):
-        with pytest.raises(DataError, match=name):
-            ingest(tmp_path / name, tmp_path / "out", y=y)
-    with pytest.raises(ConfigError, match=r"y=ndarray must be the name of an array of .*a\.npz"):
-        ingest(tmp_path / "a.npz", tmp_path / "out", y=np.zeros(50, int))
+    for large in (np.full((2, 1), 1e6), np.full((2, 1), 10**6)):
+        with pytest.raises(NonFiniteError, match="row 0, column 0 is inf as float16"):
+            ingest(large, tmp_path / "out", y=[0, 1], dtype="float16")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "h5"])
@@ -695,17 +519,6 @@ def as_file(kind: str, value: float, rows: int, folder: Path) -> bytes:
     data = path.read_bytes()
     path.unlink()
     return data
-
-
-def test_absent_chunks_of_a_zarr_input(tmp_path: Path) -> None:
-    group = zarr.create_group(LocalStore(tmp_path / "f.zarr"))
-    X = np.ones((20, 2), np.float32)
-    X[5:10] = 0
-    group.create_array("X", data=X, chunks=(5, 2))
-    group.create_array("y", data=np.arange(20) % 3, chunks=(20,))
-    with pytest.raises(CorruptChunkError, match="X/c/1/0"):
-        ingest(tmp_path / "f.zarr", tmp_path / "out")
-    assert ingest(tmp_path / "f.zarr", tmp_path / "out", missing="fill").n_rows == 20
 
 
 def test_nothing_is_overwritten_and_input_is_not_output(tmp_path: Path) -> None:
@@ -940,7 +753,7 @@ def test_a_remote_store_is_resumed_too(tmp_path: Path) -> None:
 def test_a_store_keeps_the_number_of_each_row_in_its_source(
     tmp_path: Path, shuffle: bool, memory: int
 ) -> None:
-    """U1: two files, in one order; also where the rows went through scratch files."""
+    """Two files, in one order; also where the rows went through scratch files."""
     X, y = digits(3000)
     for name, rows in (("a", slice(0, 1100)), ("b", slice(1100, 3000))):
         np.savez(tmp_path / f"{name}.npz", X=X[rows], y=y[rows])
@@ -960,7 +773,7 @@ def test_a_store_keeps_the_number_of_each_row_in_its_source(
 
 
 def test_row_numbers_and_files_survive_a_kill(tmp_path: Path) -> None:
-    """U1: an ingest that goes on has counted the rows of every file, also of those read before."""
+    """An ingest that goes on has counted the rows of every file, also of those read before."""
     X, y = digits(3000)
     files = []
     for k in range(3):
@@ -989,7 +802,7 @@ def test_the_rows_of_foreign_stores_are_their_positions(tmp_path: Path) -> None:
 
 
 def test_statistics_of_targets_far_from_zero_lose_no_digits(tmp_path: Path) -> None:
-    """U2: a mean of 10^6 beside deviations of 1, in many chunks, by the sample weights."""
+    """A mean of 10^6 beside deviations of 1, in many chunks, by the sample weights."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(5000, 2)).astype(np.float32)
     Y = rng.normal(size=(5000, 2)) * [1, 1e-3] + [1e6, -1e6]
@@ -1006,22 +819,8 @@ def test_statistics_of_targets_far_from_zero_lose_no_digits(tmp_path: Path) -> N
     np.testing.assert_allclose(spec.target_scale, deviation.astype(float), rtol=1e-6)
 
 
-@pytest.mark.parametrize("weighted", [True, False])
-def test_statistics_of_classes_are_those_of_one_hot_targets(tmp_path: Path, weighted: bool) -> None:
-    X, y = digits(600)
-    w = (np.arange(600) % 4).astype(np.float32) if weighted else None
-    spec = ingest(X, tmp_path / "s", y=y, sample_weight=w, chunk_mb=2**-8)
-    one_hot = np.eye(10)[y]
-    mean = np.average(one_hot, axis=0, weights=w)
-    assert spec.target_mean is not None
-    assert spec.target_scale is not None
-    np.testing.assert_allclose(spec.target_mean, mean, rtol=1e-12)
-    variance = np.average((one_hot - mean) ** 2, axis=0, weights=w)
-    np.testing.assert_allclose(spec.target_scale, np.sqrt(variance), rtol=1e-12)
-
-
 def test_names_of_columns_are_kept_and_go_along(tmp_path: Path) -> None:
-    """U3: of a table into its store, and from a store of ours into the next."""
+    """Of a table into its store, and from a store of ours into the next."""
     (tmp_path / "t.csv").write_text("b,label,a\n1,u,2\n3,v,4\n5,u,6\n")
     spec = ingest(tmp_path / "t.csv", tmp_path / "s", y="label")
     assert (spec.columns, spec.target_columns) == (("b", "a"), ("label",))
@@ -1046,14 +845,6 @@ def test_a_data_frame_changed_anywhere_is_other_data(tmp_path: Path) -> None:
         ingest(frame(changed=True), out, y="y")
     spec = ingest(frame(changed=True), out, y="y", overwrite=True)
     assert spec.fingerprint == ingest(frame(changed=True), memory_url(), y="y").fingerprint
-
-
-def test_an_interrupted_ingest_of_a_data_frame_does_not_go_on_with_another(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"y": "y", "chunk_mb": 2**-10}
-    with pytest.raises(Stop):
-        ingest(frame(), tmp_path / "s", progress=stop_after("write", 512), **settings)
-    with pytest.raises(ResumeMismatchError, match="differ"):
-        ingest(frame(changed=True), tmp_path / "s", **settings)
 
 
 @pytest.mark.parametrize("kind", ["rows", "keys"])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from streamkern.basics.errors import DataError
 from streamkern.ingest.input_files import FileOpener
-from streamkern.ingest.original_columns import OriginalColumns, texts
+from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.ingest.readers import open_reader
 
 CELL = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), max_size=6)
@@ -64,12 +64,6 @@ def test_a_long_field_without_quotes_is_a_cell(tmp_path: Path) -> None:
     assert read(tmp_path / "t.csv", 1 << 22) == [["1"], [long]]
 
 
-def test_another_number_of_fields_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,b\n1,2\n3\n")
-    with pytest.raises(DataError, match=r"row 1 \(line 3\) has 1 fields"):
-        read(tmp_path / "t.csv")
-
-
 @pytest.mark.parametrize("when", ["before", "between"])
 def test_a_file_that_changed_is_refused(tmp_path: Path, when: str) -> None:
     path = tmp_path / "t.parquet"
@@ -81,9 +75,3 @@ def test_a_file_that_changed_is_refused(tmp_path: Path, when: str) -> None:
         os.utime(path, (1, 1))
         with pytest.raises(DataError, match="was changed while its rows were predicted"):
             list(blocks)
-
-
-def test_text_that_is_none_is_refused() -> None:
-    column = pa.array([b"\xff"], pa.binary()).view(pa.string())
-    with pytest.raises(DataError, match="column 'a' holds text that is not UTF-8"):
-        texts(column, "a")

@@ -109,28 +109,6 @@ def test_a_zarr_group_is_no_folder_of_files(tmp_path: Path) -> None:
     assert expand_paths(tmp_path / "stores") == expand_paths(tmp_path / "stores/*.zarr") == both
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["a.csv", "b.parquet"], "several formats"),
-        (["a.csv", "README.md"], r"several formats \('(a.csv|README.md)"),
-        (["year=2023/a.csv", "year=2024/a.csv"], "is partitioned into folders"),
-        (["a.csv", "more/b.csv"], "holds folders"),
-        (["a.parquet", "_delta_log/0.json"], "is a Delta table"),
-        (["_SUCCESS", ".hidden"], "has no files"),
-    ],
-)
-def test_a_folder_that_is_not_plain_is_refused(
-    tmp_path: Path, names: list[str], message: str
-) -> None:
-    write(tmp_path / "data", *names)
-    with pytest.raises((DataError, StoreNotFoundError), match=message):
-        expand_paths(tmp_path / "data")
-    with pytest.raises((DataError, StoreNotFoundError), match=message):
-        ingest(tmp_path / "data", tmp_path / "out.zarr", y="y")
-    assert not (tmp_path / "out.zarr").exists()
-
-
 def test_partitions_as_pyarrow_writes_them_are_refused(tmp_path: Path) -> None:
     """Whose column is in no file; of one partition the files are a table without it."""
     table = pa.table({"year": [2023, 2024], "a": [1.0, 2.0], "y": [0.0, 1.0]})

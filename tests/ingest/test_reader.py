@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 
-from streamkern.basics.errors import ConfigError, DataError, NotNumbersError
+from streamkern.basics.errors import DataError, NotNumbersError
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.ingest import first_pass
 from streamkern.ingest.append import append
@@ -313,13 +313,6 @@ def test_words_that_are_hashed_stay_words(tmp_path: Path, monkeypatch: pytest.Mo
     np.testing.assert_array_equal(rows_of(tmp_path / "c.zarr")[0], rows_of(tmp_path / "p.zarr")[0])
 
 
-def test_columns_of_numbers_keep_no_words(tmp_path: Path) -> None:
-    text = "".join(f"{2 * k},{k % 5 or ''},{k / 7}\n" for k in range(3000))
-    (tmp_path / "t.csv").write_text("a,b,y\n" + text)
-    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="y")
-    assert spec.columns == ("a", "b", "b is missing")
-
-
 class Killed(BaseException):
     """Where a process would be gone."""
 
@@ -352,36 +345,6 @@ def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
     assert 0 < sum(rows) < 10_000
     assert spec.fingerprint == whole.fingerprint
     assert not scratch_folder(place).exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"encode": "no"}, "encode='no' is unknown"),
-        ({"encode": "none", "numeric": "a"}, "numeric= says how to encode"),
-        ({"like": "s.zarr", "drop": "id"}, "drop= contradicts like="),
-        ({"like": "plain.zarr"}, "the store that like= names holds plain numbers"),
-        ({"categorical": 3}, "categorical=3 must be names of columns"),
-        ({"na_values": [None]}, r"na_values=\[None\] must be text or numbers"),
-        ({"dates": {"since": 5}}, "must be a form with a year"),
-        ({"dates": {"since": "%d/%m"}}, "must be a form with a year"),
-        ({"dates": {"since": "%Y-W%W"}}, "has %W, which does not determine a date"),
-    ],
-)
-def test_contradictions_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:
-    ingest(np.ones((3, 2)), tmp_path / "plain.zarr", y=np.arange(3.0))
-    ingest(csv_of(tmp_path, 200), tmp_path / "s.zarr", **WISH)
-    more = more | ({"like": tmp_path / more["like"]} if "like" in more else {})
-    with pytest.raises((ConfigError, DataError), match=said):
-        ingest(csv_of(tmp_path, 200), tmp_path / "t.zarr", y=TARGET, **more)
-    with pytest.raises(ConfigError, match="the input is none"):
-        ingest(np.ones((3, 2)), tmp_path / "t.zarr", y=np.arange(3.0), categorical="a")
-
-
-def test_a_file_without_names_is_refused_as_before(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("1,2\n3,\n")
-    with pytest.raises(DataError, match=r"row 1 .*, column '1' is empty"):
-        ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=0, header=False)
 
 
 def test_text_written_as_numbers_is_judged_alike_in_files_and_frames(tmp_path: Path) -> None:

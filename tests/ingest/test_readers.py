@@ -28,14 +28,12 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs.zstd import Zstd
-from scipy.io import netcdf_file
 
 from streamkern.basics.errors import DataError, MemoryBudgetError
 from streamkern.ingest.append import append
 from streamkern.ingest.decompress import decompressed
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.readers import open_reader
-from streamkern.ingest.received import received
 from tests.rawfiles import npy, write_idx
 from tests.traced_memory import traced_memory
 
@@ -64,7 +62,6 @@ def read(inputs: Any, y: Any = None, block_bytes: int = 1 << 20, **wish: Any) ->
 def test_every_flipped_bit_of_a_compressed_array_is_refused_or_harmless(
     tmp_path: Path, ending: str
 ) -> None:
-    """W0."""
     whole = PACK[ending](npy(ROWS))
     path = tmp_path / f"X.npy.{ending}"
     rng = np.random.default_rng(1)
@@ -88,7 +85,7 @@ def test_every_flipped_bit_of_a_compressed_array_is_refused_or_harmless(
 @ENDINGS
 @pytest.mark.parametrize("kind", ["npy", "idx", "csv"])
 def test_a_compressed_file_is_read_to_its_end(tmp_path: Path, kind: str, ending: str) -> None:
-    """W0: cut anywhere, followed by anything, of a second stream that is damaged."""
+    """Cut anywhere, followed by anything, of a second stream that is damaged."""
     X = np.ones((60, 4), np.float32)
     write_idx(tmp_path / "X.idx", X)
     text = "a,b,c,d,y\n" + "1,1,1,1,0\n" * 60
@@ -125,7 +122,8 @@ def test_formats_whose_libraries_open_files_are_read_compressed(tmp_path: Path) 
         file["X"], file["y"] = ROWS, LABELS
     data = xarray.Dataset({"X": (("n", "d"), ROWS), "y": ("n", LABELS)})
     data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
-    for name in ("t.parquet", "t.h5", "t.nc"):
+    data.astype("f4").to_netcdf(tmp_path / "classic.nc", engine="scipy")
+    for name in ("t.parquet", "t.h5", "t.nc", "classic.nc"):
         plain = ingest(tmp_path / name, tmp_path / f"{name}.zarr", y="y", seed=0)
         for ending, pack in (("gz", gzip.compress), ("bz2", bz2.compress)):
             packed = tmp_path / f"{name}.{ending}"
@@ -135,16 +133,6 @@ def test_formats_whose_libraries_open_files_are_read_compressed(tmp_path: Path) 
             np.testing.assert_array_equal(spec.mean, plain.mean)
 
 
-def test_the_checksum_of_gzip_is_compared_before_a_store_is_complete(tmp_path: Path) -> None:
-    """W0."""
-    packed = bytearray(gzip.compress(npy(ROWS)))
-    packed[-6] ^= 1
-    (tmp_path / "X.npy.gz").write_bytes(packed)
-    with pytest.raises(DataError, match=r"X\.npy\.gz does not decompress.*CRC"):
-        ingest(tmp_path / "X.npy.gz", tmp_path / "out", y=LABELS)
-    assert not (tmp_path / "out").exists()
-
-
 @ENDINGS
 def test_decompressed_files_can_be_rewound(ending: str) -> None:
     data = np.random.default_rng(0).bytes(1 << 20)
@@ -152,6 +140,7 @@ def test_decompressed_files_can_be_rewound(ending: str) -> None:
     for start, size in ((0, 10), (900_000, 5), (5, 300_000), (1 << 20, 1), (0, 1 << 21)):
         file.seek(start)
         assert file.read(size) == data[start : start + size]
+    assert (file.seek(-5, 2), file.read()) == ((1 << 20) - 5, data[-5:])
     file.close()
 
 
@@ -160,7 +149,7 @@ def test_decompressed_files_can_be_rewound(ending: str) -> None:
 
 @pytest.mark.parametrize("name", ["X.npy", "X.idx", "y.npy"])
 def test_what_follows_an_array_is_refused(tmp_path: Path, name: str) -> None:
-    """W0: also without compression."""
+    """Also without compression."""
     write_idx(tmp_path / "X.idx", ROWS)
     (tmp_path / "X.npy").write_bytes(npy(ROWS))
     (tmp_path / "y.npy").write_bytes(npy(LABELS))
@@ -173,7 +162,6 @@ def test_what_follows_an_array_is_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_rows_beyond_the_memory_are_refused_unread(tmp_path: Path, ending: str) -> None:
-    """R4."""
     with io.BytesIO() as file:
         shape = {"descr": "|u1", "fortran_order": False, "shape": (2, 800_000_000)}
         np.lib.format.write_array_header_1_0(file, shape)
@@ -203,18 +191,6 @@ def test_odd_npy_headers_get_a_sentence(tmp_path: Path, head: bytes) -> None:
     (tmp_path / "X.npy").write_bytes(head)
     with pytest.raises(DataError, match=r"X\.npy is (not a \.npy file|empty)"):
         read(tmp_path / "X.npy", LABELS)
-
-
-def test_an_encrypted_archive_gets_a_sentence(tmp_path: Path) -> None:
-    np.savez(tmp_path / "d.npz", X=ROWS, y=LABELS)
-    with zipfile.ZipFile(tmp_path / "d.npz") as archive:
-        offsets = [archive.start_dir, *(k.header_offset for k in archive.infolist())]
-    data = bytearray((tmp_path / "d.npz").read_bytes())
-    for offset in offsets:
-        data[offset + (8 if data[offset + 2] == 1 else 6)] |= 1
-    (tmp_path / "d.npz").write_bytes(data)
-    with pytest.raises(DataError, match=r"X of .*d\.npz cannot be read: .*encrypted"):
-        read(tmp_path / "d.npz")
 
 
 # ---------------------------------------------------------------------------------------------- CSV
@@ -261,7 +237,7 @@ WORDS = st.text(
 def test_both_parsers_read_csv_as_the_csv_module_does(
     tmp_path_factory: Any, rows: Any, block_bytes: int, end: str, start: int, blank: bool, data: Any
 ) -> None:
-    """W1: whatever the parser, the size of pieces and the row to begin with."""
+    """Whatever the parser, the size of pieces and the row to begin with."""
     path = tmp_path_factory.mktemp("csv") / "t.csv"
     lines = [
         f'"{a}",{b},"{word}x"' if quoted else f"{a},{b},{word}x" for a, b, word, quoted in rows
@@ -291,7 +267,6 @@ def test_both_parsers_read_csv_as_the_csv_module_does(
     )
 )
 def test_both_parsers_refuse_the_same_csv(tmp_path_factory: Any, cells: Any) -> None:
-    """W1."""
     path = tmp_path_factory.mktemp("csv") / "t.csv"
     path.write_bytes("\n".join(["a,b,t", *(",".join(row) for row in cells)]).encode())
     results: list[Any] = []
@@ -325,7 +300,6 @@ PARSERS = pytest.mark.parametrize("parser", ["pyarrow", "csv"])
 def test_a_stray_quote_swallows_no_lines(
     tmp_path: Path, parser: str, rows: list[str], line: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """W1."""
     if parser == "csv":
         monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
     (tmp_path / "s.csv").write_text("\n".join(["a,b,city", "1,2,Rome", *rows]) + "\n")
@@ -345,7 +319,6 @@ def test_a_quote_inside_a_field_is_a_character(tmp_path: Path) -> None:
 def test_a_csv_in_one_line_is_refused_within_the_memory(
     tmp_path: Path, ending: str, parser: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R3."""
     if parser == "csv":
         monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
     path = tmp_path / f"t.csv{ending}"
@@ -404,23 +377,9 @@ def write_parquet(path: Path, **columns: Any) -> Path:
     return path
 
 
-def test_lists_of_different_lengths_are_refused(tmp_path: Path) -> None:
-    """W2."""
-    lists = [[1.0, 2], [3.0], [4.0, 5, 6], [7.0, 8], [9.0, 10], [11.0, 12]]
-    path = write_parquet(tmp_path / "r.parquet", X=lists, y=[0, 1] * 3)
-    with pytest.raises(DataError, match=r"row 1: the list in 'X' has 1 numbers, that of row 0"):
-        ingest(path, tmp_path / "out")
-    path = write_parquet(tmp_path / "r.parquet", X=[[1.0, 2], [3.0, None]], y=[0, 1])
-    with pytest.raises(DataError, match="row 1: the list in 'X' holds a null"):
-        ingest(path, tmp_path / "out")
-    path = write_parquet(tmp_path / "r.parquet", X=[[1.0, 2], None], y=[0, 1])
-    with pytest.raises(DataError, match="row 1, column 'X' is null"):
-        ingest(path, tmp_path / "out")
-
-
 @pytest.mark.parametrize("fixed", [False, True])
 def test_lists_are_read_by_their_offsets(tmp_path: Path, fixed: bool) -> None:
-    """W2: also from a row in the middle, of row groups that a batch does not divide."""
+    """Also from a row in the middle, of row groups that a batch does not divide."""
     X = np.arange(300.0).reshape(100, 3)
     kind = pa.list_(pa.float64(), 3) if fixed else pa.list_(pa.float64())
     table = pa.table({"X": pa.array(X.tolist(), kind), "y": np.arange(100) % 2})
@@ -449,29 +408,11 @@ def test_row_groups_that_say_other_counts_are_refused(tmp_path: Path) -> None:
     assert refused == 2  # groups of ten rows
 
 
-def test_odd_parquet_labels_get_a_sentence(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "b.parquet", a=[1.0, 2], y=pa.array([b"\xff\xfe", b"a"]))
-    with pytest.raises(DataError, match="not text in UTF-8"):
-        ingest(path, tmp_path / "out")
-
-
-def test_a_data_frame_is_a_table() -> None:
-    """U3."""
-    frame = pa.table({"b": [3, 4], "t": ["x", "y"], "a": [1.5, 2.5]})
-    with ExitStack() as files:
-        reader = open_reader(received(frame, "X"), "t", files, columns=["a", "b"])
-        (block,) = reader.blocks(0, 1 << 20)
-    np.testing.assert_array_equal(block.X, [[1.5, 3], [2.5, 4]])
-    assert block.y.tolist() == ["x", "y"]
-    assert (reader.columns, reader.target_columns) == (("a", "b"), ("t",))
-
-
 # ------------------------------------------------------------------------------------------- labels
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet", "array"])
 def test_labels_above_2_63_stay_themselves(tmp_path: Path, kind: str) -> None:
-    """W8."""
     y = np.array([2**64 - 1, 0, 2**63, 2**64 - 1], np.uint64)
     X = np.eye(4, dtype=np.float32)
     inputs: Any = X
@@ -485,12 +426,6 @@ def test_labels_above_2_63_stay_themselves(tmp_path: Path, kind: str) -> None:
     assert spec.class_counts == (1, 1, 2)
 
 
-def test_enormous_labels_get_a_sentence(tmp_path: Path) -> None:
-    for y in (np.array(["7" * 5000, "1"]), np.array([10**5000, 1], dtype=object)):
-        with pytest.raises(DataError, match=r"5000 characters|integer of \d+ bits"):
-            ingest(np.eye(2), tmp_path / "s", y=y)
-
-
 # --------------------------------------------------------------------------------------------- HDF5
 
 
@@ -502,7 +437,6 @@ def make_h5(path: Path, **datasets: Any) -> Path:
 
 
 def test_parts_of_hdf5_never_written_are_refused(tmp_path: Path) -> None:
-    """W9."""
     for chunks in (None, (10, 3)):
         path = make_h5(tmp_path / "h.h5", y=np.arange(40) % 2)
         with h5py.File(path, "a") as file:
@@ -554,7 +488,6 @@ def fletcher32(data: bytes) -> int:
 
 
 def test_virtual_hdf5_without_its_source_is_refused(tmp_path: Path) -> None:
-    """W9."""
     source = make_h5(tmp_path / "source.h5", data=np.ones((40, 3)))
     path = make_h5(tmp_path / "v.h5", y=np.arange(40) % 2)
     with h5py.File(path, "a") as file:
@@ -576,7 +509,7 @@ def test_virtual_hdf5_without_its_source_is_refused(tmp_path: Path) -> None:
 
 
 def test_hdf5_does_not_lead_to_other_files_unasked(tmp_path: Path) -> None:
-    """W9: by links, softly by way of links, and by external storage."""
+    """By links, softly by way of links, and by external storage."""
     make_h5(tmp_path / "other.h5", secret=np.ones((40, 3)))
     path = make_h5(tmp_path / "l.h5", y=np.arange(40) % 2)
     (tmp_path / "raw").write_bytes(np.ones((40, 3)).tobytes())
@@ -595,7 +528,6 @@ def test_hdf5_does_not_lead_to_other_files_unasked(tmp_path: Path) -> None:
 
 
 def test_the_columns_of_an_hdf5_table_have_names(tmp_path: Path) -> None:
-    """U3."""
     rows = np.array([(1, 0.5, b"u"), (2, 1.5, b"v")], dtype=[("a", "i4"), ("b", "f8"), ("t", "S1")])
     path = make_h5(tmp_path / "t.h5", people=rows)
     with ExitStack() as files:
@@ -638,16 +570,8 @@ def test_an_ingest_with_another_missing_is_another_one(tmp_path: Path) -> None:
         made["X"], made["y"] = X, y
         return tmp_path / "a.zarr"
 
-    def netcdf(X: Any, y: Any) -> Path:
-        with netcdf_file(tmp_path / "a.nc", "w") as file:
-            file.createDimension("n", len(X))
-            file.createDimension("d", X.shape[1])
-            file.createVariable("X", "d", ("n", "d"))[:] = X
-            file.createVariable("y", "d", ("n",))[:] = y
-        return tmp_path / "a.nc"
-
     X = np.random.default_rng(0).normal(size=(12, 2))
-    for k, write in enumerate((hdf5, group, netcdf)):
+    for k, write in enumerate((hdf5, group)):
         data, store = write(X, X[:, 0]), tmp_path / f"s{k}.zarr"
         first = ingest(data, store, missing="fill")
         if write is not group:  # of which only the metadata are compared

@@ -56,9 +56,7 @@ def test_lines_are_rows_by_hand(tmp_path: Path) -> None:
     text = "# a comment\n+1 qid:3 1:2 3:-4.5e-1 # end\n\n-1 2:1e3\r\n0.5\n"
     (tmp_path / "a.txt").write_text(text)
     with ExitStack() as files:
-        reader = open_reader(
-            tmp_path / "a.txt", None, files, form=FileForm.checked(format="libsvm")
-        )
+        reader = open_reader(tmp_path / "a.txt", None, files, form=FileForm("libsvm").checked())
         (block,) = reader.blocks(0, 1 << 20)
     np.testing.assert_array_equal(block.X, [[2, 0, -0.45], [0, 1000, 0], [0, 0, 0]])
     np.testing.assert_array_equal(block.y, [1, -1, 0.5])
@@ -106,19 +104,6 @@ def test_queries_and_labels_may_be_large(tmp_path: Path) -> None:
         assert read(tmp_path / "a.svm")[1].ravel().tolist() == [large, -large]
 
 
-def test_what_can_not_be_rows_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.svm"
-    for text, words in (("", "is empty"), ("# only\n", "no rows")):
-        path.write_text(text)
-        with pytest.raises(DataError, match=words):
-            read(path)
-    path.write_text("1 1:nan\n2 1:1\n")
-    with pytest.raises(DataError, match="row 0, column 0 is nan"):
-        streamkern.ingest_store(path, tmp_path / "out")
-    with pytest.raises(ConfigError, match="begin with their targets"):
-        streamkern.ingest_store(path, tmp_path / "out", y="y")
-
-
 def test_files_that_belong_together_number_their_features_alike(tmp_path: Path) -> None:
     (tmp_path / "a.svm").write_text("1 0:1 2:3\n0 2:4\n")
     (tmp_path / "b.svm").write_text("0 1:5\n1 3:6\n")  # from 0 as well: it lacks feature 0
@@ -157,15 +142,3 @@ def test_a_model_of_arrays_takes_svmlight_rows_only_where_it_is_clear_how_they_c
             found.append(code == 0)
             assert not out.exists() or np.allclose(np.load(out), model.predict(given))
     assert found == [True, True, False, True, True, False, False, False]
-
-
-def test_rows_like_those_of_arrays_are_refused_where_it_is_unclear_how_they_count(
-    tmp_path: Path,
-) -> None:
-    """They were stored one column to the left where the first feature is always 0."""
-    streamkern.ingest_store(np.eye(4), tmp_path / "s.zarr", y=np.arange(4))
-    (tmp_path / "f.svm").write_text("1 1:2 3:4\n2 2:1\n")
-    with pytest.raises(DataError, match="count from 0 or 1"):
-        streamkern.ingest_store(
-            tmp_path / "f.svm", tmp_path / "o.zarr", like=tmp_path / "s.zarr", x=4
-        )

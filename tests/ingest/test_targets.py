@@ -125,16 +125,6 @@ def test_integer_labels_in_a_matrix_of_one_column_are_classes(tmp_path: Path, ki
     assert (values.classes, values.n_outputs) == (None, 1)
 
 
-@pytest.mark.parametrize("first", ["NA,2,3", "1,x,3", "label,2,3", ",2,3"])
-def test_a_first_line_of_words_and_numbers_is_no_header_by_guess(
-    tmp_path: Path, first: str
-) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(f"{first}\n4,5,6\n7,8,9\n")
-    with pytest.raises(DataError, match=r"t\.csv has words and numbers.*add a header"):
-        ingest(path, memory_url(), y=0)
-
-
 @pytest.mark.slow
 def test_targets_are_looked_at_as_features_are(tmp_path: Path) -> None:
     for name, cells in TEXTS.items():

@@ -336,6 +336,8 @@ def of_columns() -> list[tuple[str, Any, Any]]:
          given("full.csv", sample_weight="weight")),
         (r"its blocks must be pairs .X, y.", Do(ingested, iter([(X, Y)]), y=Y),
          Do(ingested, iter([(X, Y)]))),
+        ("name them with x= and y=", Do(ingested, "rows.npz", y="target"),
+         Do(ingested, "rows.npz", y="y")),
         ("ingest the tables that they were made from together",
          Do(ingested, ["one_way.zarr", "two_way.zarr"]), given(pd.concat(tables))),
         ("give rows with the same features", Do(ingested, long_rows(d=8000), y=Y, like="long.zarr"),

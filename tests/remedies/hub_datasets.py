@@ -1,4 +1,4 @@
-"""Mistakes in data sets of Hugging Face."""
+"""Mistakes in data sets of Hugging Face, and in targets beside a table."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.remedies import Remedy, X, classifier, ingested
+from tests.remedies import FRAME, Remedy, X, Y, classifier, ingested
 
-COVERED = tuple(f"ingest/{name}.py" for name in ("hub_cells", "hub_datasets", "hub_reader"))
+COVERED = tuple(f"ingest/{name}.py" for name in ("hub_cells", "hub_datasets", "frame_reader"))
 NOT_TRIED = {
     "ingest/hub_cells.py:WideColumn._pixels:1": "needs a machine without Pillow",
 }
@@ -103,5 +103,9 @@ def remedies() -> list[Remedy]:
             ("make them a column, and give its name as y=",
              Do(ingested, stream.remove_columns("label"), y=hub.CODES),
              Do(ingested, stream, y="label")),
+            ("give one target for each row", Do(ingested, FRAME, y=Y[:9]),
+             Do(ingested, FRAME, y=Y)),
+            ("give one weight for each row", Do(ingested, FRAME, y=Y, sample_weight=Y[:9] ** 2),
+             Do(ingested, FRAME, y=Y, sample_weight=Y**2)),
         ]
     ]  # fmt: skip

@@ -235,8 +235,6 @@ def of_stored_arrays() -> list[tuple[str, Any, Any]]:
         ("ingest all rows together, to a new store", lambda: appended(long_rows(5)),
          lambda: ingested(scipy.sparse.vstack([long_rows(), long_rows(5)], format="csr"),
                           y=np.tile(Y, 2))),
-        ("name them with x= and y=", Do(ingested, "rows.npz", y="target"),
-         Do(ingested, "rows.npz", y="y")),
     ]  # fmt: skip
 
 

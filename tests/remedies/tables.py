@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 
 from tests.remedies import FRAME, N, Remedy, X, Y, ingested
 
-COVERED = ("ingest/arrow_files.py", "ingest/arrow_tables.py", "ingest/frame_reader.py")
+COVERED = ("ingest/arrow_files.py", "ingest/arrow_tables.py")
 NOT_TRIED = {
     "ingest/arrow_files.py:ParquetReader._read:1": "needs a file replaced while it is read",
     "ingest/arrow_files.py:_check_footer:1": "tests/ingest/test_fuzz_readers.py damages footers",
@@ -81,9 +81,6 @@ def remedies() -> list[Remedy]:
         ("of one type each: .*correct it", Do(lines, one, '{"a": '), Do(lines, one, two)),
         ("write one a line", Do(lines, f"{json.dumps(one)} {json.dumps(two)}", two),
          Do(lines, one, two)),
-        ("give one target for each row", Do(ingested, FRAME, y=Y[:9]), Do(ingested, FRAME, y=Y)),
-        ("give one weight for each row", Do(ingested, FRAME, y=Y, sample_weight=Y[:9] ** 2),
-         Do(ingested, FRAME, y=Y, sample_weight=Y**2)),
         ("give lists of one length", Do(lists, odd), Do(lists, even)),
         ("holds a null; fill in or drop such rows", Do(lists, null), Do(lists, even)),
         ("not text in UTF-8; leave it out", Do(written, c=raw), written),

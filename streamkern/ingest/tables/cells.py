@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.optional import import_optional
+from streamkern.ingest.tables.arrow import (
+    arrow,
+    as_array,
+    column_kind,
+    compute,
+    is_of_kind,
+    is_text_type,
+    matches,
+    plain_cells,
+    present,
+    with_null,
+)
 
 # Patterns of stripped text, as Python's `re` and Arrow's RE2 read them. Examples are in quotes.
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -63,87 +74,6 @@ def row_number(rows: RowsInFile, k: int) -> int:
     return rows + k if isinstance(rows, int) else int(rows[k])
 
 
-def unwrapped(column: Any) -> Any:
-    """Return an Arrow array without chunks, dictionary, extension type or string views."""
-    arrow = import_optional("pyarrow")
-    column = column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
-    if isinstance(column, arrow.ChunkedArray):  # of no chunks
-        column = arrow.array([], column.type)
-    if isinstance(column, arrow.ExtensionArray):
-        column = column.storage
-    if arrow.types.is_dictionary(column.type):
-        column = unwrapped(column.dictionary).take(column.indices)
-    if arrow.types.is_string_view(column.type):  # few Arrow functions support string views
-        column = column.cast(arrow.string())
-    return column
-
-
-def plain_cells(column: Any) -> Any:
-    """Return an Arrow array as `unwrapped` does, with text stripped; empty text becomes null."""
-    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
-    column = unwrapped(column)
-    if not is_text_type(column.type):
-        return column
-    text = compute.utf8_trim_whitespace(column)
-    nothing = arrow.scalar(None, text.type)
-    return compute.if_else(compute.equal(text, arrow.scalar("", text.type)), nothing, text)
-
-
-def is_text_type(arrow_type: Any) -> bool:
-    """Return whether cells of this Arrow type are text."""
-    types = import_optional("pyarrow.types")
-    tests = (types.is_string, types.is_large_string, types.is_string_view)
-    return any(test(arrow_type) for test in tests)
-
-
-def column_kind(arrow_type: Any) -> str | None:
-    """Return the kind of column that an Arrow type represents.
-
-    "number", "category" or "date"; "text" if the cells decide; "empty" for a type without values;
-    None for types that no cell of a table has, such as lists.
-    """
-    types = import_optional("pyarrow.types")
-    if types.is_dictionary(arrow_type):
-        return "category" if column_kind(arrow_type.value_type) is not None else None
-    if is_text_type(arrow_type):
-        return "text"
-    if types.is_null(arrow_type):
-        return "empty"
-    if types.is_date(arrow_type) or types.is_timestamp(arrow_type):
-        return "date"
-    tests = (
-        types.is_boolean, types.is_integer, types.is_floating, types.is_decimal, types.is_duration,
-    )  # fmt: skip
-    return "number" if any(test(arrow_type) for test in tests) else None
-
-
-def is_list_type(arrow_type: Any) -> bool:
-    """Return whether cells of this Arrow type are lists."""
-    types = import_optional("pyarrow.types")
-    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    return any(test(arrow_type) for test in tests)
-
-
-def is_numeric_list_type(arrow_type: Any) -> bool:
-    """Return whether cells of this Arrow type are lists of numbers."""
-    return is_list_type(arrow_type) and column_kind(arrow_type.value_type) == "number"
-
-
-def matches(column: Any, pattern: str) -> NDArray[np.bool_]:
-    """Return a mask (k,) of the cells of a text column that match; False for missing cells."""
-    matched = import_optional("pyarrow.compute").match_substring_regex(column, pattern)
-    return np.asarray(matched.fill_null(False).to_numpy(zero_copy_only=False), bool)
-
-
-def present(column: Any) -> NDArray[np.bool_]:
-    """Return a mask (k,) of the cells with a value: not null and, for floats, not NaN."""
-    valid = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), bool)
-    if import_optional("pyarrow.types").is_floating(column.type):
-        values = column.to_numpy(zero_copy_only=False)
-        valid &= ~np.isnan(values.astype(np.float64))
-    return valid
-
-
 def as_numbers(column: Any) -> NDArray[np.float64]:
     """Return cells as float64 (k,), NaN if missing.
 
@@ -151,34 +81,34 @@ def as_numbers(column: Any) -> NDArray[np.float64]:
 
     Raises WrongCellError for text that is neither a number nor "true" or "false", and for dates.
     """
-    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
-    types = arrow.types
     column = plain_cells(column)
     if not present(column).any():
         return np.full(len(column), np.nan)
     if is_text_type(column.type):
         return _numbers_of_text(column)
-    arrow_type = column.type
-    if column_kind(arrow_type) != "number":
+    if column_kind(column.type) != "number":
         _raise_for_invalid(column, np.zeros(len(column), bool))
-    if types.is_boolean(arrow_type):
+    if is_of_kind(column.type, "boolean"):
         column = column.cast(arrow.uint8())
-    if types.is_duration(arrow_type):
-        seconds = _SECONDS_PER_UNIT[arrow_type.unit]
+    if is_of_kind(column.type, "duration"):
+        seconds = _SECONDS_PER_UNIT[column.type.unit]
         ticks = column.cast(arrow.int64()).cast(arrow.float64(), safe=False)
         column = compute.multiply(ticks, seconds)
-    values = column.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return np.array(values, np.float64)
+    return _floats(column.cast(arrow.float64(), safe=False))
+
+
+def _floats(column: Any) -> NDArray[np.float64]:
+    """Return a copy of an Arrow column as float64 (k,), NaN for null."""
+    return np.array(as_array(column), np.float64)
 
 
 def _numbers_of_text(column: Any) -> NDArray[np.float64]:
     """Return text as float64 (k,), NaN if missing. Raises as `as_numbers`."""
-    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     try:
-        values = column.cast(arrow.float64()).to_numpy(zero_copy_only=False)
+        values = _floats(column.cast(arrow.float64()))
         # Arrow also parses "nan" and "inf", which are text here.
         if np.isfinite(values[present(column)]).all():
-            return np.array(values, np.float64)
+            return values
     except arrow.ArrowInvalid:
         pass
     is_number = matches(column, NUMBER)
@@ -190,8 +120,7 @@ def _numbers_of_text(column: Any) -> NDArray[np.float64]:
         for is_word, value in zip(is_word_of, digits, strict=True):
             column = compute.if_else(arrow.array(is_word), value, column)
     column = compute.replace_substring_regex(column, r"^\+", "")  # older Arrow parses no plus
-    values = column.cast(arrow.float64()).to_numpy(zero_copy_only=False)
-    return np.array(values, np.float64)
+    return _floats(column.cast(arrow.float64()))
 
 
 def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
@@ -201,7 +130,6 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
 
     Raises WrongCellError for a cell that is not a date.
     """
-    arrow = import_optional("pyarrow")
     column = plain_cells(column)
     valid = present(column)
     if not valid.any():
@@ -210,9 +138,9 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
         column = _dates_of_text(column, form)
     elif column_kind(column.type) != "date":
         _raise_for_invalid(column, np.zeros(len(column), bool))
-    if arrow.types.is_date(column.type):
+    if is_of_kind(column.type, "date"):
         column = column.cast(arrow.timestamp("ms"))
-    ticks = column.cast(arrow.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    ticks = as_array(column.cast(arrow.int64()).fill_null(0))
     # Split off whole days first, so that the result is bit-identical for every unit.
     days, remainder = np.divmod(ticks, _TICKS_PER_DAY[column.type.unit])
     return np.where(valid, days + remainder / _TICKS_PER_DAY[column.type.unit], np.nan)
@@ -234,8 +162,7 @@ def is_zoned(column: Any, form: str | None) -> bool | None:
         if matches(column, ZONED_DATE).any():
             return True
         return False if matches(column, TIMED_DATE).any() else None
-    is_timestamp = import_optional("pyarrow.types").is_timestamp(column.type)
-    if not is_timestamp or column.null_count == len(column):
+    if not is_of_kind(column.type, "timestamp") or column.null_count == len(column):
         return None
     return column.type.tz is not None
 
@@ -250,7 +177,7 @@ def _with_dashes(column: Any) -> Any:
     """Return dates such as 2015/1/31 in ISO 8601."""
     if not matches(column, YEAR_FIRST).any():
         return column
-    replace = import_optional("pyarrow.compute").replace_substring_regex
+    replace = compute.replace_substring_regex
     column = replace(column, r"^([0-9]{4})[/.]([0-9]{1,2})[/.]([0-9]{1,2})($|[ T])", r"\1-\2-\3\4")
     column = replace(column, r"^([0-9]{4})-([0-9])-", r"\1-0\2-")
     return replace(column, r"^([0-9]{4}-[0-9]{2})-([0-9])($|[ T])", r"\1-0\2\3")
@@ -258,23 +185,17 @@ def _with_dashes(column: Any) -> Any:
 
 def _parse_with_format(column: Any, form: str) -> Any:
     """Parse dates by Python's strptime, which rejects dates such as 31 February."""
-    arrow = import_optional("pyarrow")
     encoded = column.dictionary_encode()
-    parsed: list[datetime.datetime | None] = []
-    wrong: dict[int, str] = {}
+    parsed: list[datetime.datetime] = []
     for k, text in enumerate(encoded.dictionary.to_pylist()):
         try:
             moment = datetime.datetime.strptime(text, form)
         except ValueError:
-            wrong[k] = text
-            moment = None
-        if moment is not None and moment.tzinfo is not None:
+            row = encoded.indices.index(k).as_py()
+            raise WrongCellError(row, text) from None
+        if moment.tzinfo is not None:
             moment = moment.astimezone(datetime.UTC).replace(tzinfo=None)
         parsed.append(moment)
-    codes = np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
-    if wrong:
-        row = int(np.argmax(np.isin(codes, list(wrong))))
-        raise WrongCellError(row, wrong[int(codes[row])])
     return arrow.array(parsed, arrow.timestamp("us")).take(encoded.indices)
 
 
@@ -295,22 +216,21 @@ def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
 
 def _dates_of_text(column: Any, form: str | None) -> Any:
     """Return text as Arrow timestamps. Raises as `as_days`."""
-    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     if form is not None:
         return _parse_with_format(column, form)
     column = _with_dashes(column)
     column = compute.replace_substring_regex(column, r"(\.[0-9]{6})[0-9]+", r"\1")
     zoned = matches(column, ZONED_DATE)
     _raise_for_invalid(column, zoned | matches(column, ISO_DATE))
-    try:
-        if not zoned.any():
-            return column.cast(arrow.timestamp("us"))
+    if zoned.any():
         _raise_for_invalid(column, zoned)
-        return column.cast(arrow.timestamp("us", "UTC"))
+    moment_type = arrow.timestamp("us", "UTC" if zoned.any() else None)
+    try:
+        return column.cast(moment_type)
     except arrow.ArrowInvalid:  # a date such as 30 February
         for row, cell in enumerate(column):
             try:
-                cell.cast(arrow.timestamp("us", "UTC") if zoned.any() else arrow.timestamp("us"))
+                cell.cast(moment_type)
             except arrow.ArrowInvalid:
                 raise WrongCellError(row, str(cell)) from None
         raise
@@ -322,7 +242,6 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     Words are in order of appearance. An integer is spelled the same in every type of
     column: 3, not 3.0.
     """
-    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     column = plain_cells(column)
     valid = present(column)
     if not valid.any():
@@ -330,21 +249,21 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     if column_kind(column.type) is None:
         _raise_for_invalid(column, np.zeros(len(column), bool))
     if not valid.all():
-        column = compute.if_else(arrow.array(valid), column, arrow.scalar(None, column.type))
+        column = with_null(column, arrow.array(~valid))
     encoded = column.dictionary_encode()
     words = encoded.dictionary
-    if arrow.types.is_floating(words.type) or arrow.types.is_decimal(words.type):
+    if is_of_kind(words.type, "floating", "decimal"):
         # The dtype of decimals is object, so that `_number_text` writes them as float64.
         value_dtype = np.dtype(words.type.to_pandas_dtype())
         texts = [_number_text(value, value_dtype) for value in words.to_pylist()]
     elif is_text_type(words.type):
         texts = [_spelled(text) for text in words.to_pylist()]
-    elif arrow.types.is_timestamp(words.type):
+    elif is_of_kind(words.type, "timestamp"):
         moments = words.cast(arrow.timestamp("us", words.type.tz), safe=False).to_pylist()
         texts = [moment.isoformat(" ").removesuffix(" 00:00:00") for moment in moments]
     else:
         texts = words.cast(arrow.string()).to_pylist()
-    codes = np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+    codes = as_array(encoded.indices.fill_null(-1)).astype(np.int64)
     distinct = dict.fromkeys(texts)
     if len(distinct) < len(texts):  # 3 and 3.0 are one word
         index_of = {text: k for k, text in enumerate(distinct)}

@@ -165,13 +165,9 @@ def encoded(code: ColumnCode, column: Any, where: str, start: RowsInFile) -> NDA
 
 
 def wrong_cell(
-    error: WrongCellError,
-    name: str,
-    kind: str,
-    where: str,
-    start: RowsInFile,
+    error: WrongCellError, name: str, kind: str, where: str, start: RowsInFile,
     remedy: str = "correct it",
-) -> DataError:
+) -> DataError:  # fmt: skip
     """Return the error for a cell that does not fit a column of this `kind`."""
     noun = _NOUN_OF_KIND.get(kind, "a word")
     problem = "infinite" if error.text in ("inf", "-inf") else f"not {noun}"

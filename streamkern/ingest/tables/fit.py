@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,31 +32,6 @@ from streamkern.ingest.tables.key_columns import IndexDetector
 from streamkern.ingest.tables.missing import MissingMarkers
 from streamkern.ingest.tables.scan import Column, Declared
 from streamkern.ingest.tables.words import N_FOLDS, folds_of, shrunk_means
-
-
-class TableBlock(Protocol):
-    """Rows of a table: X is an Arrow table of features, y the targets, `where` the file name."""
-
-    X: Any
-    y: Any
-    where: str
-
-    @property
-    def numbers(self) -> RowsInFile: ...
-
-
-class TargetValues(Protocol):
-    """Converter of the targets of blocks to class codes or values; see `TargetConverter`."""
-
-    are_classes: bool
-    shape: tuple[int, ...]
-
-    @property
-    def labels(self) -> list[int | str]: ...
-    def convert(self, block: Any) -> NDArray[Any]: ...
-    def check_classes(self, where: str) -> None: ...
-    def sorted_class_ids(self) -> tuple[tuple[str, ...], NDArray[np.int64]]: ...
-
 
 MAX_ONE_HOT = 40  # words of a column that is encoded one-hot; as in skrub's TableVectorizer
 WRONG_CELL_REMEDY = (
@@ -100,7 +75,7 @@ class FittedEncoder:
 
 def fit(
     reader: Any,
-    targets: Callable[[Any], TargetValues],
+    targets: Callable[[Any], Any],
     declared: Declared,
     missing: Sequence[str],
     seed: int,
@@ -111,10 +86,10 @@ def fit(
     f"{mention('drop=')}, {mention('na_values=')}, {mention('decimal=')}",
     typed: bool = False,
 ) -> FittedEncoder:
-    """Fit an encoder to the rows of `reader`, whose blocks have Arrow tables as X.
+    """Fit an encoder to the rows of `reader`, whose `RawBlock`s have Arrow tables as X.
 
     missing, marks : text that marks a missing cell in a CSV, and in any column
-    targets : makes the converter of y from the first block
+    targets : makes the `TargetConverter` of y from the first block
     option_names : the arguments that a remedy in an error may name
     typed : whether the table has types, so that text is never a number
 
@@ -137,20 +112,13 @@ class _TableScan:
     """Columns seen so far in the pass over the rows, with sums of their targets."""
 
     def __init__(
-        self,
-        first: TableBlock,
-        values: TargetValues,
-        declared: Declared,
-        seed: int,
-        marks: MissingMarkers,
+        self, first: Any, values: Any, declared: Declared, seed: int, marks: MissingMarkers,
         typed: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.n_rows, self._where, self._marks = 0, first.where, marks
         self._values, self._declared, self._seed = values, declared, seed
-        width = 0 if values.are_classes else values.shape[0]
-        self._n_targets = (
-            MAX_TARGETS if values.are_classes else width if width <= MAX_TARGETS else 0
-        )
+        width = MAX_TARGETS if values.are_classes else values.shape[0]
+        self._n_targets = width if width <= MAX_TARGETS else 0
         # The targets of the first row, which are subtracted from all values for accuracy.
         self._origin: NDArray[np.float64] | None = None
         names = first.X.column_names
@@ -166,15 +134,14 @@ class _TableScan:
             raise DataError(
                 f"column {some(repeated)} was declared as two kinds of column", "give one kind"
             )
-        types = [first.X.schema.field(name).type for name in names]
         self._columns = [
-            Column(name, kind, declared, self._n_targets, typed)
-            for name, kind in zip(names, types, strict=True)
+            Column(field.name, field.type, declared, self._n_targets, typed)
+            for field in first.X.schema
         ]
         self._counter = IndexDetector()
         self._counter.matches_rows = len(names) > 1 and names[0] not in declared_names
 
-    def add(self, block: TableBlock) -> None:
+    def add(self, block: Any) -> None:
         """Add the rows of a block; raise DataError for a cell that does not fit its column."""
         folds = folds_of(self._seed, self.n_rows, len(block.X))
         T = self._targets(block)
@@ -191,7 +158,7 @@ class _TableScan:
                     ) from None
         self.n_rows += len(block.X)
 
-    def _targets(self, block: TableBlock) -> NDArray[np.float64]:
+    def _targets(self, block: Any) -> NDArray[np.float64]:
         """Return targets (k, t): one-hot classes, or values minus the first row of all."""
         y = self._values.convert(block)
         T = np.zeros((len(y), self._n_targets))
@@ -261,10 +228,8 @@ class _TableScan:
         Of two classes, only the second one is used.
         """
         if not self._values.are_classes:
-            return {
-                f"target {k}" if self._n_targets > 1 else "target": k
-                for k in range(self._n_targets)
-            }
+            several = self._n_targets > 1
+            return {f"target {k}" if several else "target": k for k in range(self._n_targets)}
         if len(self._values.labels) > MAX_TARGETS:
             return {}
         names, ids_of_codes = self._values.sorted_class_ids()

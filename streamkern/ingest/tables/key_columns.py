@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.message import mention
-from streamkern.basics.optional import import_optional
 from streamkern.basics.warning import warn
+from streamkern.ingest.tables.arrow import compute, is_of_kind
 from streamkern.ingest.tables.cells import RowsInFile
 
 MAX_EXACT = 2**53
@@ -34,12 +34,11 @@ def array_is_rounded(values: NDArray[Any]) -> bool:
 
 def cells_are_rounded(column: Any) -> bool:
     """Return whether an Arrow column of integers, decimals or text holds integers above 2**53."""
-    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
-    types, kind = arrow.types, column.type
-    if types.is_string(kind) or types.is_large_string(kind):
+    if is_of_kind(column.type, "string", "large_string"):
         long_texts = column.filter(compute.match_substring_regex(column, _LONG_INTEGER.pattern))
         return any(map(text_is_rounded, long_texts.to_pylist()))
-    if not ((types.is_integer(kind) and kind.bit_width == 64) or types.is_decimal(kind)):
+    is_long = is_of_kind(column.type, "integer") and column.type.bit_width == 64
+    if not is_long and not is_of_kind(column.type, "decimal"):
         return False
     ends = compute.min_max(column).as_py()
     return any(end is not None and abs(end) > MAX_EXACT for end in ends.values())
@@ -93,19 +92,15 @@ class RoundingWarnings:
         """
         if max(X.max(initial=0), -X.min(initial=0)) < MAX_EXACT:
             return
-        checked = [
-            names
-            for names, numbers in zip(columns, X.T, strict=True)
-            if names[1] not in self._checked_names and np.abs(numbers).max() >= MAX_EXACT
-        ]
-        if not checked:
-            return
-        table = texts()
-        for key, name in checked:
+        table = None
+        for (key, name), numbers in zip(columns, X.T, strict=True):
+            if name in self._checked_names or np.abs(numbers).max() < MAX_EXACT:
+                continue
+            table = texts() if table is None else table
             column = table.column(key)
             if cells_are_rounded(column):
                 self._warn(name)
-            elif import_optional("pyarrow.compute").any(_has_fraction(column)).as_py():
+            elif compute.any(compute.match_substring_regex(column, "[.,eE]")).as_py():
                 self._checked_names.add(name)
 
     def check_cell(self, name: str, cell: str) -> None:
@@ -116,11 +111,6 @@ class RoundingWarnings:
     def _warn(self, name: str) -> None:
         self._checked_names.add(name)
         warn_of_rounded(f"column {name!r}")
-
-
-def _has_fraction(column: Any) -> Any:
-    """Return a mask of the cells of an Arrow text column with a point, comma or exponent."""
-    return import_optional("pyarrow.compute").match_substring_regex(column, "[.,eE]")
 
 
 def warn_of_rounded_columns(columns: Iterable[tuple[Any, Any]]) -> None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.tables.cells import MISSING, NUMBER, column_kind, is_text_type, plain_cells
+from streamkern.ingest.tables.arrow import (
+    arrow,
+    as_array,
+    as_mask,
+    column_kind,
+    compute,
+    is_of_kind,
+    is_text_type,
+    matches,
+    plain_cells,
+    with_null,
+)
+from streamkern.ingest.tables.cells import MISSING, NUMBER
 from streamkern.ingest.tables.numbers import is_number
 
 
@@ -36,33 +47,26 @@ class MissingMarkers:
         """Return an Arrow column with null in cells that match a marker; see `plain_cells`."""
         column = plain_cells(column)
         missing = self.mask_of(column)
-        if not missing.any():
-            return column
-        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
-        return compute.if_else(arrow.array(missing), arrow.scalar(None, column.type), column)
+        return with_null(column, arrow.array(missing)) if missing.any() else column
 
     def mask_of(self, column: Any) -> NDArray[np.bool_]:
         """Return a mask (k,) of the cells of a plain Arrow column that match a marker."""
-        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         missing = np.zeros(len(column), bool)
         if is_text_type(column.type) and self.texts:
-            hits = compute.is_in(column, arrow.array(list(self.texts), column.type))
-            missing |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
+            missing |= as_mask(compute.is_in(column, arrow.array(list(self.texts), column.type)))
             self._record_seen(
                 str(k) for k in column.filter(arrow.array(missing)).unique().to_pylist()
             )
             if self._numbers:
                 # Cells that cannot be numbers are null, so that Arrow can parse the others.
-                may_be_number = compute.match_substring_regex(column, NUMBER).fill_null(False)
-                values = compute.if_else(may_be_number, column, arrow.scalar(None, column.type))
+                values = with_null(column, arrow.array(~matches(column, NUMBER)))
                 values = compute.replace_substring_regex(values, r"^\+", "").cast(arrow.float64())
-                missing |= self._equal_numbers(values.to_numpy(zero_copy_only=False))
+                missing |= self._equal_numbers(as_array(values))
         elif self._numbers and column_kind(column.type) == "number":
-            types = arrow.types
-            if not (types.is_boolean(column.type) or types.is_duration(column.type)):
-                if types.is_decimal(column.type):
+            if not is_of_kind(column.type, "boolean", "duration"):
+                if is_of_kind(column.type, "decimal"):
                     column = column.cast(arrow.float64(), safe=False)
-                missing |= self._equal_numbers(column.to_numpy(zero_copy_only=False))
+                missing |= self._equal_numbers(as_array(column))
         elif self.texts and column_kind(column.type) == "date":
             for text in self.texts:
                 missing |= self._equal_dates(column, text)
@@ -74,14 +78,12 @@ class MissingMarkers:
             return np.zeros(y.shape, bool)
         if y.dtype.kind in "iuf":
             return self._equal_numbers(y)
-        if y.dtype.kind == "U":
-            flat: list[str] = y.ravel().tolist()
-            marker_of_text = {text: self._marker_of(text) for text in set(flat)}
-            self._record_seen(mark for mark in marker_of_text.values() if mark is not None)
-            return np.array([marker_of_text[text] is not None for text in flat], bool).reshape(
-                y.shape
-            )
-        return np.zeros(y.shape, bool)
+        if y.dtype.kind != "U":
+            return np.zeros(y.shape, bool)
+        texts: list[str] = y.ravel().tolist()
+        marker_of = {text: self._marker_of(text) for text in set(texts)}
+        self._record_seen(mark for mark in marker_of.values() if mark is not None)
+        return np.array([marker_of[text] is not None for text in texts], bool).reshape(y.shape)
 
     def warn_unseen(self) -> None:
         """Warn of markers that no cell matched; usually the data spells them differently."""
@@ -112,13 +114,11 @@ class MissingMarkers:
         return equal
 
     def _equal_dates(self, column: Any, text: str) -> NDArray[np.bool_]:
-        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         try:
             moment = arrow.scalar(text, arrow.string()).cast(column.type)
         except (arrow.ArrowException, ValueError):  # no date
             return np.zeros(len(column), bool)
-        hits = compute.equal(column, moment).fill_null(False)
-        equal = np.asarray(hits.to_numpy(zero_copy_only=False), bool)
+        equal = as_mask(compute.equal(column, moment))
         self._record_seen([text] if equal.any() else [])
         return equal
 
@@ -135,18 +135,15 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, float | np.floating) and bool(np.isnan(value))
 
 
-def missing_in(y: NDArray[Any], labels: Sequence[str] = ()) -> NDArray[np.bool_]:
-    """Return a mask (k,) of the rows of targets, (k,) or (k, c), that lack a target.
-
-    labels : texts that are labels even if they look like a missing value
-    """
+def missing_in(y: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return a mask (k,) of the rows of targets, (k,) or (k, c), that lack a target."""
     if y.dtype.kind == "f":
         missing = np.isnan(y)
     elif y.dtype.kind in "mM":
         missing = np.isnat(y)
     elif y.dtype.kind in "UOST":
         flat = [k.decode(errors="replace") if isinstance(k, bytes) else k for k in y.ravel()]
-        missing = np.array([is_missing(k) and k not in labels for k in flat], bool).reshape(y.shape)
+        missing = np.array([*map(is_missing, flat)], bool).reshape(y.shape)
     else:
         missing = np.zeros(y.shape, bool)
     return missing.reshape(len(y), -1).any(axis=1) if y.size else np.zeros(len(y), bool)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
-from streamkern.basics.optional import import_optional
 from streamkern.ingest.tables import cells
-from streamkern.ingest.tables.cells import NUMBER, matches
+from streamkern.ingest.tables.arrow import arrow, compute, matches
+from streamkern.ingest.tables.cells import NUMBER
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
 _PADDED = re.compile(r"\s*0[0-9]")
@@ -82,9 +82,13 @@ class NumberStyle(NamedTuple):
         number = text.strip()
         if self.thousands and re.fullmatch(self._grouped_number, number):
             number = re.sub(self._separator, "", number)
-        elif not (self.decimal == "," and re.fullmatch(self._comma_number, number)):
+        elif self.decimal != "," or not re.fullmatch(rf"[+-]?[0-9]*,[0-9]+{_EXPONENT}", number):
             return text
         return number.replace(self.decimal, ".")
+
+    def is_number(self, text: str) -> bool:
+        """Return whether text is a number in this notation."""
+        return is_number(self.with_point(text))
 
     def contradicts(self, text: str) -> bool:
         """Return whether a number has a decimal point although the decimal sign is a comma."""
@@ -94,9 +98,8 @@ class NumberStyle(NamedTuple):
 
     def with_points(self, text: Any) -> Any:
         """Apply `with_point` to each cell of an Arrow text column."""
-        compute = import_optional("pyarrow.compute")
         if self.thousands:
-            grouped = import_optional("pyarrow").array(matches(text, f"^{self._grouped_number}$"))
+            grouped = arrow.array(matches(text, f"^{self._grouped_number}$"))
             bare = compute.replace_substring_regex(text, self._separator, "")
             bare = compute.replace_substring(bare, self.decimal, ".")
             text = compute.if_else(grouped, bare, text)
@@ -117,20 +120,19 @@ class NumberStyle(NamedTuple):
         """Return the error for a number that `contradicts`. location : the cell or column."""
         groups = re.fullmatch(NumberStyle(",", ".")._grouped_number, cell.strip())
         remedy = (
-            f'{mention("thousands", ".")} says that points group digits'
-            if groups and not self.thousands else
-            f'{mention("decimal", ".")} says that points stand before fractions, else write all '
-            f'numbers alike'
-        )  # fmt: skip
+            f"{mention('decimal', '.')} says that points stand before fractions, else write all "
+            "numbers alike"
+        )
+        if groups and not self.thousands:
+            remedy = f"{mention('thousands', '.')} says that points group digits"
         return DataError(
             f"{location} is {cell.strip()[:40]!r}, with a point, where commas stand before "
             f"fractions ({mention('decimal', ',')})",
-            f"{remedy}",
+            remedy,
         )
 
     def parsed(self, text: Any) -> Any:
         """Return an Arrow text column as float64; None if a cell is not a number."""
-        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         text = compute.utf8_trim_whitespace(text)
         if self.contradictions(text).any():
             return None
@@ -147,10 +149,6 @@ class NumberStyle(NamedTuple):
     def _grouped_number(self) -> str:
         point = re.escape(self.decimal)
         return f"[+-]?[1-9][0-9]{{0,2}}({self._separator}[0-9]{{3}})+({point}[0-9]*)?{_EXPONENT}"
-
-    @property
-    def _comma_number(self) -> str:
-        return f"[+-]?[0-9]*,[0-9]+{_EXPONENT}"
 
 
 def style_remedy(text: str) -> str | None:
@@ -229,13 +227,7 @@ def notation_text(notation: str) -> str:
     return notation if notation in ("a date", "a time", "a month") else f"a number with {notation}"
 
 
-def unit_of(text: str) -> str | None:
-    """Return the unit after an integer, such as kg in ``5 kg``; None if there is none."""
-    match = _INTEGER_WITH_UNIT.match(text)
-    return None if match is None else match[1]
-
-
 def share_a_unit(texts: Sequence[str]) -> bool:
     """Return whether all texts are integers with the same unit."""
-    units = {unit_of(text) for text in texts}
+    units = {match and match[1] for match in map(_INTEGER_WITH_UNIT.match, texts)}
     return len(units) == 1 and None not in units

@@ -17,6 +17,14 @@ from numpy.typing import NDArray
 
 from streamkern.basics.message import mention
 from streamkern.ingest.tables import cells
+from streamkern.ingest.tables.arrow import (
+    column_kind,
+    is_list_type,
+    is_text_type,
+    matches,
+    plain_cells,
+    present,
+)
 from streamkern.ingest.tables.cells import PADDED, RowsInFile, WrongCellError, row_number
 from streamkern.ingest.tables.key_columns import MAX_EXACT, cells_are_rounded, warn_of_rounded
 from streamkern.ingest.tables.numbers import (
@@ -31,6 +39,8 @@ from streamkern.store.statistics import ColumnMoments
 _SUMMED_ROWS = 1 << 13  # numbers summed at once
 _MAX_EXAMPLE_WORDS = 1000  # words of a column that are checked for numbers in another notation
 COLUMN_KINDS = ("number", "category", "date")
+FirstCell = tuple[int, str] | None
+"""Row number and text of the first cell of a sort; None before there is one."""
 
 
 class Declared(NamedTuple):
@@ -74,11 +84,13 @@ class Column:
     ) -> None:
         self.name, self.form = name, declared.dates.get(name)
         self.declared = declared.kind(name)
-        kind = cells.column_kind(arrow_type)
+        kind = column_kind(arrow_type)
         self.typed = kind if kind in COLUMN_KINDS else None
-        self.has_scalars, self.lists = kind is not None, cells.is_numeric_list_type(arrow_type)
-        self.arrow_type = str(arrow_type)
-        self.declared_text = typed and cells.is_text_type(arrow_type)
+        self.has_scalars, self.arrow_type = kind is not None, str(arrow_type)
+        self.has_number_lists = (
+            is_list_type(arrow_type) and column_kind(arrow_type.value_type) == "number"
+        )
+        self.declared_text = typed and is_text_type(arrow_type)
         self.kind = self.declared or self.typed  # None: the cells decide
         self._moments, self._unsummed = ColumnMoments(1), np.empty(0)
         self.zoned: bool | None = None
@@ -87,14 +99,13 @@ class Column:
         self.first, self.last, self.timed = np.inf, -np.inf, False
         self.n_rows = self.n_missing = 0
         self.words = Words(n_targets) if self.kind in (None, "category") else None
-        # In a column of text: the number of cells that are numbers or dates, and the first cell of
-        # each sort as (row number, text).
+        # In a column of text: the number of cells that are numbers or dates, and the first of each.
         self.n_numbers = self.n_dates = 0
-        self.first_number: tuple[int, str] | None = None
-        self.first_word: tuple[int, str] | None = None
-        self.first_date: tuple[int, str] | None = None
-        self.first_not_a_date: tuple[int, str] | None = None
-        self.first_padded: tuple[int, str] | None = None
+        self.first_number: FirstCell = None
+        self.first_word: FirstCell = None
+        self.first_date: FirstCell = None
+        self.first_not_a_date: FirstCell = None
+        self.first_padded: FirstCell = None
         self._warned_of_rounding = False
         self.example_words: dict[str, None] = {}  # the first few, even if not all words are kept
 
@@ -102,9 +113,8 @@ class Column:
         self, column: Any, start: RowsInFile, folds: NDArray[np.int64], T: NDArray[np.float64]
     ) -> None:
         """Add cells; start : their rows, see `row_number`. Raises WrongCellError."""
-        column = cells.plain_cells(column)
-        valid = cells.present(column)
-        kind = cells.column_kind(column.type)
+        column = plain_cells(column)
+        valid, kind = present(column), column_kind(column.type)
         if self.kind is None and kind in COLUMN_KINDS and self.n_values == 0:
             self.kind = kind  # after files in which all cells were missing
         self.n_rows += len(valid)
@@ -130,8 +140,7 @@ class Column:
 
     def _measure_numbers(self, column: Any) -> None:
         """Measure cells that are numbers, and warn once of integers that float64 rounds."""
-        numbers = cells.as_numbers(column)
-        self._measure(numbers)
+        self._measure(cells.as_numbers(column))
         large = max(self.last, -self.first) >= MAX_EXACT
         if large and not self._warned_of_rounding and cells_are_rounded(column):
             self._warned_of_rounding = True
@@ -139,21 +148,15 @@ class Column:
 
     def _classify_text(self, column: Any, valid: NDArray[np.bool_], start: RowsInFile) -> None:
         """Count the cells of text that are numbers, and dates if there are no numbers."""
-        text = cells.is_text_type(column.type)  # false: a typed file after one of text
-        number = cells.column_kind(column.type) == "number"
-        numbers = cells.matches(column, cells.NUMBER) if text else valid & number
-        self.n_numbers += int(numbers.sum())
-        if self.first_number is None and numbers.any():
-            row = int(np.argmax(numbers))
-            self.first_number = row_number(start, row), str(column[row])
+        text = is_text_type(column.type)  # false: a typed file after one of text
+        is_number = column_kind(column.type) == "number"
+        numbers = matches(column, cells.NUMBER) if text else valid & is_number
         words = valid & ~numbers
-        if self.first_word is None and words.any():
-            row = int(np.argmax(words))
-            self.first_word = row_number(start, row), str(column[row])
-        padded = cells.matches(column, PADDED) if text and self.first_padded is None else None
-        if padded is not None and padded.any():
-            row = int(np.argmax(padded))
-            self.first_padded = row_number(start, row), str(column[row])
+        self.n_numbers += int(numbers.sum())
+        self.first_number = self.first_number or _first_cell(column, numbers, start)
+        self.first_word = self.first_word or _first_cell(column, words, start)
+        if text and self.first_padded is None:
+            self.first_padded = _first_cell(column, matches(column, PADDED), start)
         if self.first_word is None:
             self._measure_numbers(column)
         elif self.n_numbers == 0 and words.any():
@@ -161,27 +164,17 @@ class Column:
 
     def _classify_dates(self, column: Any, words: NDArray[np.bool_], start: RowsInFile) -> None:
         """Count the cells that are dates, and measure them while all cells are dates."""
-        dates = words
-        if cells.is_text_type(column.type):
-            dates = cells.are_dates(column)
+        dates = cells.are_dates(column) if is_text_type(column.type) else words
         self.n_dates += int(dates.sum())
-        if self.first_date is None and dates.any():
-            row = int(np.argmax(dates))
-            self.first_date = row_number(start, row), str(column[row])
-        not_dates = words & ~dates
-        if self.first_not_a_date is None and not_dates.any():
-            row = int(np.argmax(not_dates))
-            self.first_not_a_date = row_number(start, row), str(column[row])
+        self.first_date = self.first_date or _first_cell(column, dates, start)
+        self.first_not_a_date = self.first_not_a_date or _first_cell(column, words & ~dates, start)
         if self.first_not_a_date is not None or self.first_wrong_date is not None:
             return
         try:
             self._measure_days(column)
         except WrongCellError as error:
-            self.first_wrong_date = (
-                row_number(start, error.row),
-                error.text,
-                error.reason or "is none",
-            )
+            row = row_number(start, error.row)
+            self.first_wrong_date = row, error.text, error.reason or "is none"
 
     def _measure_days(self, column: Any) -> None:
         days = cells.as_days(column, self.form)
@@ -242,12 +235,6 @@ class Column:
             and {text.lower() for text in words.index_of} <= set(cells.BOOLEAN_WORDS)
         )  # fmt: skip
 
-    @property
-    def stacking_hint(self) -> str:
-        """Explanation of how lists of equal length become rows, for an ingest and a data frame."""
-        code = f"numpy.stack(X[{self.name!r}]) in place of a data frame X"
-        return f"{mention('x', self.name)} for an ingest, {code}"
-
     def decided(self) -> str:
         """Return "number", "category", "date", or "empty" for a column without values."""
         if self.n_values == 0:
@@ -266,11 +253,13 @@ class Column:
         """
         kind, name = self.decided(), self.name
         if not self.has_scalars:
-            alternative = f", or take its lists alone as the features, {self.stacking_hint}"
-            return (
-                f"{name!r} is {self.arrow_type}, which is not a cell of a table: drop it"
-                f"{alternative if self.lists else ''}"
-            )
+            problem = f"{name!r} is {self.arrow_type}, which is not a cell of a table: drop it"
+            if self.has_number_lists:
+                problem += (
+                    f", or take its lists alone as the features, {mention('x', name)} for an "
+                    f"ingest, numpy.stack(X[{name!r}]) in place of a data frame X"
+                )
+            return problem
         if kind == "empty" or self.declared is not None or self.typed == "category":
             return None
         if self.declared_text and kind == "number" and not self.is_boolean:
@@ -347,6 +336,14 @@ class Column:
                 "or call it categorical"
             )
         return None
+
+
+def _first_cell(column: Any, mask: NDArray[np.bool_], start: RowsInFile) -> FirstCell:
+    """Return the first cell of a mask (k,); None if the mask is empty."""
+    if not mask.any():
+        return None
+    row = int(np.argmax(mask))
+    return row_number(start, row), str(column[row])
 
 
 def _bernoulli_moments(share: float) -> tuple[float, float]:

@@ -270,21 +270,6 @@ def test_all_doubts_are_told_at_once() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("told", "said"),
-    [
-        (Declared(numeric=("b",)), r"row 1, column 'b' is 'x', which is not a number"),
-        (Declared(dates={"b": None}), r"row 0, column 'b' is 'w', which is not a date"),
-        (Declared(categorical=("z",)), r"no feature column 'z'; it has 'a', 'b'"),
-        (Declared(categorical=("a",), numeric=("a",)), r"column 'a' was declared as two kinds"),
-    ],
-)
-def test_what_is_said_of_columns_is_checked(told: Declared, said: str) -> None:
-    arrow = pa.table({"a": ["1", "2"], "b": ["w", "x"] if told.dates else ["1", "x"]})
-    with pytest.raises(DataError, match=said):
-        fitted(arrow, values(), told=told)
-
-
 @pytest.mark.parametrize(("words", "kind"), [(256, "one-hot"), (257, "hashed")])
 def test_words_beside_many_outputs_get_features_of_their_own(words: int, kind: str) -> None:
     column = pa.table({"shop": [f"s{k % words}" for k in range(600)]})
@@ -292,11 +277,3 @@ def test_words_beside_many_outputs_get_features_of_their_own(words: int, kind: s
     assert fitted(column, y).encoder.codes[0].kind == kind
     labels = np.array([f"c{k % 11}" for k in range(600)])
     assert fitted(column, labels).encoder.codes[0].kind == kind
-
-
-@pytest.mark.parametrize("scale", [1e160, 1e200, 1e300])
-def test_targets_whose_squares_overflow_are_refused_in_a_sentence(scale: float) -> None:
-    rng = np.random.default_rng(0)
-    arrow = pa.table({"a": [f"w{k}" for k in rng.integers(0, 60, N)]})
-    with pytest.raises(DataError, match="divide the targets by a constant"):
-        fitted(arrow, rng.normal(size=N) * scale)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sklearn.preprocessing import TargetEncoder
 
 from streamkern.ingest.tables import words as words_module
 from streamkern.ingest.tables.cells import as_words
-from streamkern.ingest.tables.words import N_FOLDS, DistinctCounter, Words, folds_of, shrunk_means
+from streamkern.ingest.tables.words import N_FOLDS, DistinctCounter, Words, folds_of
 
 N = 600
 
@@ -29,31 +26,6 @@ def column(seed: int = 0, kinds: int = 40) -> tuple[list[str | None], np.ndarray
     codes = rng.integers(0, kinds, N)
     texts = [None if code == 0 else f"w{code}" for code in codes.tolist()]
     return texts, rng.normal(size=(N, 2)) + np.stack([codes % 3, codes % 5], axis=1)
-
-
-@pytest.mark.parametrize("fold", [None, 0, N_FOLDS - 1])
-def test_means_are_those_of_scikit_learn(fold: int | None) -> None:
-    texts, T = column()
-    words, folds = seen(texts, T, 100), folds_of(3, 0, N)
-    sums = words.sums()
-    left = sums.sum(axis=1) if fold is None else sums.sum(axis=1) - sums[:, fold]
-    means, _ = shrunk_means(left)
-    rows = np.ones(N, bool) if fold is None else folds != fold
-    cells = np.array(texts, object)[rows, None]
-    for t in range(2):
-        other = TargetEncoder(smooth="auto", target_type="continuous").fit(cells, T[rows, t])
-        places = [0 if name is None else words.index_of[name] for name in other.categories_[0]]
-        np.testing.assert_allclose(means[places, t], other.encodings_[0], rtol=1e-10)
-
-
-@settings(max_examples=20)
-@given(step=st.integers(1, N))
-def test_nothing_depends_on_the_blocks(step: int) -> None:
-    texts, T = column()
-    words, whole = seen(texts, T, step), seen(texts, T, N)
-    assert words.index_of == whole.index_of
-    assert words.n_missing == sum(text is None for text in texts)
-    np.testing.assert_array_equal(words.sums(), whole.sums())
 
 
 @pytest.mark.parametrize("step", [1, 7, 50, N])
