@@ -37,7 +37,7 @@ from streamkern.stream.sources.base import check_unchanged
 from streamkern.train.initial_weights import given_weights, initial_weights
 from streamkern.train.loop.callbacks import Callbacks, EpochEnd, TrainStart
 from streamkern.train.loop.checkpoint_times import Checkpoints
-from streamkern.train.loop.evaluations import EvaluationSchedule
+from streamkern.train.loop.evaluations import EvaluationSchedule, evaluations_in
 from streamkern.train.loop.progress import RunProgress
 from streamkern.train.loop.rank_coordinator import RankCoordinator
 from streamkern.train.loop.step_loop import Position, Result, StepLoop
@@ -143,7 +143,10 @@ class Trainer:
 
     def _resume(self, warm: ParentRun | None, plan: dict[str, Any]) -> dict[str, Any] | None:
         """Create the state and return None, or restore the newest checkpoint and return its order
-        of the samples. ahead : plan of the remaining run, for the log."""
+        of the samples.
+
+        plan : plan of the remaining run, for the log
+        """
         loader = state_loader(self.run)
         saved = None if self.directory is None else self.directory.load_latest(loader)
         if self.directory is None or saved is None:
@@ -378,7 +381,7 @@ class Trainer:
         try:
             self.log.flush()
             records, damage = directory.read_log()
-            self.evaluations.restore_history(records)
+            self.evaluations.history = evaluations_in(records)
         except (RunError, StorageError) as error:  # the run is finished, with or without its log
             damage = str(error)
         if damage is not None:
