@@ -23,10 +23,9 @@ from streamkern.train.loop.evaluations import evaluations_in, figures_as_json, f
 from streamkern.train.loop.guard import LossCurve
 from streamkern.train.loop.step_loop import ArraysAndMeta, Result
 from streamkern.train.model.kernel_model import KernelModel
-from streamkern.train.model.recorded_columns import column_names
 from streamkern.train.model.wide_sum import may_be_wide
 from streamkern.train.resolve.early_stopping import scores_as_json, scores_from_json
-from streamkern.train.restart.run_snapshot import RunSnapshot
+from streamkern.train.restart.run_snapshot import RunSnapshot, column_names
 from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.run_identity import library_versions
 from streamkern.train.setup.assemble import accelerator_of, operator

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 from streamkern.backend.batch import Batch
@@ -258,7 +259,7 @@ class Trainer:
         """Log, evaluate and save after a step; return whether the run ends. See `StepCallback`."""
         stall_s = self.feed.loader.stats.stall_s
         self.coordinator.exchange(self.position.step, stall_s, self.steps.rows)
-        self.progress.stepped(loss)
+        self.progress.record_step(loss)
         position = self.position
         if position.batch == 0:
             self._end_after_epoch(self._why_finished())
@@ -334,11 +335,11 @@ class Trainer:
         self.steps.take_best()
         self.steps.take_posterior()
         self.position.done = True
-        self._check_data()
+        check_unchanged(self.run.data.source)
         with self._stoppable():
             loss = report_fit(self.run, self.steps.model, self._report)
         self.steps.answer()
-        self.steps.measured(loss)
+        self.steps.record_final_loss(loss)
         self._calibrate()
         self._evaluate()
         self._checkpoint()
@@ -352,11 +353,8 @@ class Trainer:
             meta["validation"] = scores_as_json(self.stopping.scores)
         if self.ended:
             meta["ended"] = self.ended
-        self.checkpoints.save(self.steps, meta, self._check_data)
-
-    def _check_data(self) -> None:
-        """Raise DataError if the data were replaced, so that no checkpoint mixes two data sets."""
-        check_unchanged(self.run.data.source)
+        # No checkpoint may mix two data sets.
+        self.checkpoints.save(self.steps, meta, partial(check_unchanged, self.run.data.source))
 
     def _evaluate(self) -> None:
         """Evaluate the model. If a signal interrupts it, the evaluation is owed."""

@@ -26,8 +26,6 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.loop import rank_coordinator
-from streamkern.train.loop.rank_coordinator import RankCoordinator
-from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.rank_work import prepare_run, train_rank
 from streamkern.train.resolve.run_inputs import NO_INPUTS
 from streamkern.train.restart.run_snapshot import recorded_run, sizes_of
@@ -39,6 +37,7 @@ from streamkern.train.run_identity import (
     recorded_patches,
     run_record,
 )
+from tests.rank_runs import stop_rank0_after
 from tests.rank_threads import on_threads
 from tests.runs import (
     CLASSES,
@@ -249,24 +248,10 @@ def passes(config: RunConfig) -> None:
     )
 
 
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 is stopped two steps after it began, or at the end."""
-
-    def meets(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
-        at = taken.position.step
-        if self._ranks.rank == 0 and at - began.setdefault(id(self), at - 1) >= 2:
-            self._stop.requested = "the test"
-        return met(self, taken, now=now)
-
-    began: dict[int, int] = {}
-    met = RankCoordinator.sync_if_due
+@pytest.mark.usefixtures("one_blas_thread")
+def test_another_grid_is_said_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_coordinator, "GATHER_INTERVAL_STEPS", 2)
-    monkeypatch.setattr(RankCoordinator, "sync_if_due", meets)
-
-
-@pytest.mark.usefixtures("soon", "one_blas_thread")
-def test_another_grid_is_said_and_recorded(tmp_path: Path) -> None:
+    stop_rank0_after(2, monkeypatch)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 3)).astype(np.float32)
     store, place = str(tmp_path / "store.zarr"), tmp_path / "run"

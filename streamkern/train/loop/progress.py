@@ -134,7 +134,7 @@ class RunProgress:
         self._total = n_rows * passes
         self.first = self.position.step // WINDOW
 
-    def stepped(self, loss: float | None) -> None:
+    def record_step(self, loss: float | None) -> None:
         """Update log and line after a step.
 
         loss : mean loss of the window if the step ended one, else None
