@@ -33,8 +33,8 @@ def measure(repeats: int, *, rows: int = 40_000, centers: int = 4000, d: int = 2
     """Return the seconds of a pass, and the share that reporting takes.
 
     The passes take turns. As a difference of two times the share is lost in their spread; so the
-    time inside `Live.stepped`, which is all that a run does for its log between two steps, is
-    summed over a pass as well. `allowed` is what it may be.
+    time inside `RunProgress.record_step`, which is all that a run does for its log between two
+    steps, is summed over a pass as well. `allowed` is what it may be.
     """
     X = points(rows, d, 1)
     tables = {
@@ -103,7 +103,7 @@ class _Passes:
                 loss = steps.take(batch)
                 if live is not None:
                     before = time.perf_counter()
-                    live.stepped(loss)
+                    live.record_step(loss)
                     inside += time.perf_counter() - before
             if live is not None:
                 before = time.perf_counter()

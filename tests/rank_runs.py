@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from threadpoolctl import threadpool_limits
 
 from streamkern.backend.batch import Batch
@@ -25,15 +26,20 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks, rank_work
+from streamkern.train.loop.rank_coordinator import RankCoordinator
 from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.placement.task import RankSpec
 from streamkern.train.resolve.run_inputs import RunInputs
 from tests.lives import eventually
 from tests.rank_threads import on_threads
+from tests.runs import newest
 
 ROWS, BATCH, EPOCHS = 600, 50, 4
 STEPS = ROWS // BATCH * EPOCHS
+SMALL = {"data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3}
+"""Settings of a run of eight steps."""
+SYNC_IF_DUE = RankCoordinator.sync_if_due
 
 
 def write_store(folder: Path) -> str:
@@ -71,10 +77,27 @@ def on_ranks(size: int, config: RunConfig, continues: str | None = None) -> list
 
 def alpha(run_dir: Path | str, **options: Any) -> np.ndarray[Any, Any]:
     """The weights at the end of a run."""
-    saved = RunDirectory(run_dir, writable=False, **options).load_latest()
-    assert saved is not None
+    saved = newest(RunDirectory(run_dir, writable=False, **options))
     assert saved.meta["position"]["done"]
     return np.asarray(saved.arrays["alpha"])
+
+
+def grid(rows: int, columns: int) -> dict[str, int]:
+    """Settings of ranks that partition rows and centers."""
+    return {"run.ranks": rows * columns, "run.center_ranks": columns}
+
+
+def stop_rank0_after(steps: int, patch: pytest.MonkeyPatch) -> None:
+    """Have rank 0 be stopped after so many steps of each training from now on."""
+
+    def stops(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
+        at = taken.position.step
+        if self._ranks.rank == 0 and at - began.setdefault(id(self), at - 1) >= steps:
+            self._stop.requested = "the test"
+        return SYNC_IF_DUE(self, taken, now=now)
+
+    began: dict[int, int] = {}
+    patch.setattr(RankCoordinator, "sync_if_due", stops)
 
 
 def trained(

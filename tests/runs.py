@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 from streamkern.basics.errors import StreamkernError, TrainingInterrupted
 from streamkern.config.run_config import RunConfig
-from streamkern.rundir.checkpoint_format import load_checkpoint
+from streamkern.rundir.checkpoint_format import Saved, load_checkpoint
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
 from streamkern.stream.sources.arrays import ArraySource
@@ -164,6 +164,16 @@ def settings(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
     return config.with_overrides(overrides) if overrides else config
 
 
+def open_settings(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
+    """A run that leaves kernel, bandwidth, metric and the scale of the targets open."""
+    asked: dict[str, Any] = {
+        "data.batch_size": 50, "data.epochs": 2, "run.device": "cpu", "run.threads": 1,
+        "run.checkpoint_every": 1000, "solver.name": "block",
+    }  # fmt: skip
+    where = {} if run_dir is None else {"run.run_dir": str(run_dir)}
+    return RunConfig().with_overrides(asked | where | overrides)
+
+
 def finished(config: RunConfig, **options: Any) -> Result:
     """Train and close the backend, which on one thread can still be used."""
     result = train(config, **options)
@@ -185,11 +195,17 @@ def stopped(config: RunConfig, step: int, **options: Any) -> None:
     assert caught.value.exit_code == 75
 
 
+def newest(run: RunDirectory | Path | str) -> Saved:
+    """The newest checkpoint of a run that has one."""
+    directory = run if isinstance(run, RunDirectory) else RunDirectory(run, writable=False)
+    saved = directory.load_latest()
+    assert saved is not None
+    return saved
+
+
 def final(run_dir: Path) -> dict[str, Array]:
     """Every array of the last checkpoint of a run that is done."""
-    with RunDirectory(run_dir, writable=False) as run:
-        saved = run.load_latest()
-    assert saved is not None
+    saved = newest(run_dir)
     assert saved.skipped == ()
     assert saved.meta["position"]["done"]
     return saved.arrays
@@ -212,6 +228,19 @@ def assert_same_bits(actual: dict[str, Array], expected: dict[str, Array]) -> No
     )
     assert found.keys() == wanted.keys()
     assert not [name for name in wanted if found[name] != wanted[name]]
+
+
+def assert_a_stop_leaves_no_trace(
+    folder: Path, steps: Sequence[int], overrides: dict[str, Any], source: Source, **options: Any
+) -> Result:
+    """Stop a run after these steps, and compare its end with an undisturbed run."""
+    whole, parts = (settings(folder / name, **overrides) for name in ("whole", "parts"))
+    finished(whole, source=source, **options)
+    for step in steps:
+        stopped(parts, step, source=source, test=source, **options)
+    result = finished(parts, source=source, **options)
+    assert_same_bits(final(folder / "parts"), final(folder / "whole"))
+    return result
 
 
 def latest_step(run_dir: Path) -> int:

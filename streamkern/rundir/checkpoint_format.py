@@ -159,34 +159,35 @@ def load_checkpoint(folder: RunStorage, manifest: str, into: TargetFactory = on_
     if the storage fails before this can be decided.
     """
     body = read_manifest(folder, manifest)
-    try:
-        group = f"{manifest.rpartition('/')[0]}/{body['group']}".strip("/")
+    group = f"{manifest.rpartition('/')[0]}/{body['group']}".strip("/")
+    with _unverified_errors(manifest):
         arrays = _read_arrays(folder, group, body, into)
         checksums = _checksums(body["files"])
+    return Saved(body["step"], arrays, body["meta"], body["run"], checksums=checksums)
+
+
+def read_manifest(folder: RunStorage, manifest: str) -> dict[str, Any]:
+    """Return the content of a manifest; raise UnverifiedError if it is missing or damaged."""
+    with _unverified_errors(manifest):
+        body = unseal(CHECKPOINT_KIND, folder.read(manifest))
+    if body.keys() != _MANIFEST_KEYS or not isinstance(body["log"], int):
+        raise UnverifiedError(f"{_base_name(manifest)} has other entries than a manifest")
+    if not GROUP_NAME.fullmatch(str(body["group"])):
+        raise UnverifiedError(f"{_base_name(manifest)} names a group outside the run directory")
+    return body
+
+
+@contextlib.contextmanager
+def _unverified_errors(manifest: str) -> Iterator[None]:
+    """Convert errors of reading a manifest, or the group that it names, to UnverifiedError."""
+    try:
+        yield
     except StorageError:
         raise
     except OSError as error:
         raise UnverifiedError(f"{_base_name(manifest)}: {os_error_text(error)}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UnverifiedError(f"{_base_name(manifest)} is damaged ({error})") from error
-    return Saved(body["step"], arrays, body["meta"], body["run"], checksums=checksums)
-
-
-def read_manifest(folder: RunStorage, manifest: str) -> dict[str, Any]:
-    """Return the content of a manifest; raise UnverifiedError if it is missing or damaged."""
-    try:
-        body = unseal(CHECKPOINT_KIND, folder.read(manifest))
-    except StorageError:
-        raise
-    except OSError as error:
-        raise UnverifiedError(f"{_base_name(manifest)}: {os_error_text(error)}") from error
-    except ValueError as error:
-        raise UnverifiedError(f"{_base_name(manifest)} is damaged ({error})") from error
-    if body.keys() != _MANIFEST_KEYS or not isinstance(body["log"], int):
-        raise UnverifiedError(f"{_base_name(manifest)} has other entries than a manifest")
-    if not GROUP_NAME.fullmatch(str(body["group"])):
-        raise UnverifiedError(f"{_base_name(manifest)} names a group outside the run directory")
-    return body
 
 
 def _checksums(files: Mapping[str, list[Any]]) -> dict[str, str]:
@@ -300,15 +301,8 @@ def _write_arrays(
         )
 
     stored_arrays = _run_all((partial(create, name, x) for name, x in arrays.items()), n_concurrent)
-    pairs = zip(stored_arrays, arrays.values(), strict=True)
-    _run_all(
-        (
-            partial(_copy, x, stored, part)
-            for stored, x in pairs
-            for part in _chunk_selections(stored)
-        ),
-        n_concurrent,
-    )
+    pairs = list(zip(arrays.values(), stored_arrays, strict=True))
+    _copy_chunks(pairs, [_chunk_selections(stored) for stored in stored_arrays], n_concurrent)
     return store.files
 
 
@@ -328,28 +322,35 @@ def _read_arrays(
     n_concurrent = _n_concurrent(folder, arrays.values())
 
     def open_array(name: str, x: ChunkedArray) -> zarr.Array[Any]:
-        stored_arrays = root[name]
-        if not isinstance(stored_arrays, zarr.Array) or stored_arrays.shape != x.shape:
+        stored = root[name]
+        if not isinstance(stored, zarr.Array) or stored.shape != x.shape:
             raise UnverifiedError(f"array {name} is not of shape {list(x.shape)}")
-        return stored_arrays
+        return stored
 
     stored_arrays = _run_all(
         (partial(open_array, name, x) for name, x in arrays.items()), n_concurrent
     )
-    pairs = zip(stored_arrays, arrays.values(), strict=True)
-    _run_all(
-        (
-            partial(_copy, stored, x, part)
-            for stored, x in pairs
-            for part in _needed_chunks(stored, x)
-        ),
-        n_concurrent,
-    )
+    pairs = list(zip(stored_arrays, arrays.values(), strict=True))
+    _copy_chunks(pairs, [_needed_chunks(stored, x) for stored, x in pairs], n_concurrent)
     return arrays
 
 
-def _copy(source: Any, target: Any, part: Any) -> None:
-    target[part] = source[part]
+def _copy_chunks(
+    pairs: Iterable[tuple[Any, Any]], selections: Iterable[list[Any]], n_concurrent: int
+) -> None:
+    """Copy chunks of arrays. pairs : source and target; selections : chunks of each pair"""
+
+    def copy(source: Any, target: Any, part: Any) -> None:
+        target[part] = source[part]
+
+    _run_all(
+        (
+            partial(copy, source, target, part)
+            for (source, target), parts in zip(pairs, selections, strict=True)
+            for part in parts
+        ),
+        n_concurrent,
+    )
 
 
 def _chunk_shape(x: ChunkedArray) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from streamkern.basics.errors import RunError, StorageError
@@ -66,38 +66,22 @@ def _run_documents(folder: RunStorage) -> Iterator[Bytes]:
     """Yield the content of documents that a run writes, as far as they exist."""
     # List again: a writer that is just starting writes writer.json before all other files.
     names = folder.names()
-    yield from _read_existing(folder, sorted(names & {CONFIG, "writer.json"}))
-    yield from _read_existing(
-        folder, sorted(n for n in names if n.endswith(".json") and _SETUP_NAME.match(n))
-    )
+    setups = (name for name in names if name.endswith(".json") and _SETUP_NAME.match(name))
+    documents = [*sorted(names & {CONFIG, "writer.json"}), *sorted(setups)]
     for where in ("lease/", CHECKPOINTS):
-        newest = sorted(n for n in folder.names(where) if n.endswith(".json"))[-3:]
-        yield from _read_existing(folder, [where + name for name in newest])
-
-
-def _read_existing(folder: RunStorage, names: list[str]) -> Iterator[Bytes]:
-    for name in names:
+        newest = sorted(name for name in folder.names(where) if name.endswith(".json"))[-3:]
+        documents += [where + name for name in newest]
+    for name in documents:
         # The file may have been deleted since the listing, or may be a folder.
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
             yield folder.read(name)
 
 
-def recorded_config(folder: RunStorage) -> dict[str, Any] | None:
-    """Return the configuration in the manifest of the setup, or of the newest intact checkpoint.
-
-    None if there is no manifest. Nothing has been computed then, and another configuration may be
-    used.
-    """
-    setups, checkpoints = published(folder)
-    body = _first_intact(folder, [*reversed(setups), *reversed(checkpoints)])
-    return None if body is None else body["run"]
-
-
 def n_logged_lines(folder: RunStorage) -> int:
     """Return the number of log lines that the newest intact checkpoint, or the setup, records."""
     setups, checkpoints = published(folder)
-    body = _first_intact(folder, [*reversed(checkpoints), *reversed(setups)])
-    return 0 if body is None else int(body["log"])
+    manifest = newest_intact(folder, setups + checkpoints)
+    return 0 if manifest is None else int(manifest["log"])
 
 
 def stored_records(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None]:
@@ -122,8 +106,9 @@ def published(folder: RunStorage) -> tuple[list[str], list[str]]:
     return [f"{name}.json" for name in setups], [f"{name}.json" for name in checkpoints]
 
 
-def _first_intact(folder: RunStorage, names: list[str]) -> dict[str, Any] | None:
-    for name in names:
+def newest_intact(folder: RunStorage, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the last of the manifests `names` that is intact, or None."""
+    for name in reversed(names):
         with contextlib.suppress(UnverifiedError):  # reported when it is loaded
             return read_manifest(folder, name)
     return None

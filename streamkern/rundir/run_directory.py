@@ -190,7 +190,9 @@ class RunDirectory:
     def recorded(self) -> dict[str, Any] | None:
         """Return the configuration in the manifest of the setup, or of the newest intact
         checkpoint. None if there is no manifest, so that nothing has been computed yet."""
-        return file_names.recorded_config(self._folder)
+        setups, checkpoints = file_names.published(self._folder)
+        manifest = file_names.newest_intact(self._folder, checkpoints + setups)
+        return None if manifest is None else manifest["run"]
 
     def open_log(self) -> RunLog:
         """Open the run log; the caller closes it. Every save first flushes it to the storage."""

@@ -22,7 +22,6 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import storage_options_for
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.saved_model import model_digest
 
 ParentId = tuple[dict[str, Any], str]
@@ -31,7 +30,7 @@ ParentId = tuple[dict[str, Any], str]
 
 def continuing(
     config: RunConfig, inputs: RunInputs, directory: RunDirectory | None,
-    parent_id: ParentId | None = None,
+    recorded: Mapping[str, Any] | None, parent_id: ParentId | None,
 ) -> tuple[RunConfig, RunInputs]:  # fmt: skip
     """Return the settings and inputs of a run, completed from its parent run if it continues one.
 
@@ -39,7 +38,8 @@ def continuing(
     been deleted.
 
     directory : directory of the new run, or None
-    parent_id : identity of the parent run that rank 0 has found; given on the other ranks
+    recorded : result of `recorded_run` for this directory
+    parent_id : identity of the parent run that rank 0 has found; None on rank 0
 
     Raises
     ------
@@ -48,7 +48,6 @@ def continuing(
     ResumeMismatchError
         The directory holds a run that has another parent run, or none.
     """
-    recorded = recorded_run(directory)
     ancestry = None if recorded is None else recorded["identity"].get("continues")
     parent_place = inputs.continues
     if parent_place is None:

@@ -22,7 +22,8 @@ from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.training_data import storage_options_for
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.restart.stored_centers import StoredCenters, stored_centers
+from streamkern.train.restart.run_snapshot import RunSnapshot
+from streamkern.train.restart.stored_centers import StoredCenters
 
 
 def load_warm_start(config: RunConfig) -> ParentRun | None:
@@ -79,9 +80,10 @@ def initial_weights(
         Z: HostArray | StoredCenters = assembled.arrays["Z"]
         run_dir = config.run.run_dir
         if saved and run_dir is not None:
-            stored = stored_centers(run_dir, storage_options_for(config, run_dir))
-            if stored is not None and (warm.has(stored) or not share.whole):
-                Z = stored
+            options = storage_options_for(config, run_dir)
+            own_run = RunSnapshot.find(run_dir, options, load_centers=False, load_weights=False)
+            if own_run is not None and (warm.has(own_run.stored) or not share.whole):
+                Z = own_run.stored
         alpha = warm.weights_for(Z, assembled.meta)
         if (slope := assembled.meta["setup"].get("warm_slope")) is not None:
             alpha *= slope

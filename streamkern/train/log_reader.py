@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from streamkern.predict.evaluation import format_metrics
+from streamkern.train.loop.guard import WINDOW
 
 CurvePoint = tuple[float, float]
 """Number of samples, and value of a figure."""
@@ -25,24 +26,21 @@ RANK_FIGURES = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares")
 """Figures that each of several ranks has; see `rank_curve` for the names of their curves."""
 SLOWEST = "slowest_rank"
 LOSS, PEAK = "train_mse", "peak_bytes"
-_STAGE_ORDER = {
-    "metric": 0,
-    "kernel": 1,
-    "centers": 2,
-    "noise": 3,
-    "sample": 4,
-    "preconditioner": 5,
-}
+_STEPS_BEGIN = ("start", "resume")
+"""Events with which a process ends its setup and begins its steps."""
+_STAGES = ("metric", "kernel", "centers", "noise", "sample", "preconditioner")
+_STAGE_ORDER = {stage: position for position, stage in enumerate(_STAGES)}
 """Order of the stages of a setup."""
 _EVENT_STAGES = {"outliers": "kernel", "loss": "noise"}
 """Events of the setup that another stage includes."""
-_LAST_STAGE = 6
+_LAST_STAGE = len(_STAGES)
 """Position in this order of all events that are no stage of the setup."""
 _EVENTS_ONCE = ("setup", "centers", "noise", "start")
 """Events that a process reports at most once for each stage."""
+_PROBLEMS = ("back-off", "skipped", "changed")
+"""Events that report a problem."""
 _NOT_SETUP_CHOICES = (
-    "setup", "start", "resume", "changed", "skipped", "back-off", "finished", "pass", "calibrated",
-    "posterior",
+    *_STEPS_BEGIN, *_PROBLEMS, "setup", "finished", "pass", "calibrated", "posterior",
 )  # fmt: skip
 """Events that report no choice of the setup."""
 _POSITION_FIELDS = ("time", "step", "epoch", "samples", "event")
@@ -50,7 +48,9 @@ _POSITION_FIELDS = ("time", "step", "epoch", "samples", "event")
 _PLAN_FIELDS = (
     "epochs", "of_samples", "train", "test", "ranks", "center_ranks", "workers", "dashboard",
 )  # fmt: skip
-_NEWEST_FIGURES = ("train_mse", "samples_per_s", "left_s", *RANK_FIGURES, SLOWEST)
+"""Fields of the events with which steps begin that describe the plan and the data."""
+_NEWEST_FIGURES = (LOSS, "samples_per_s", "left_s", *RANK_FIGURES, SLOWEST)
+"""Fields of the event "train" that the state of a run shows."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,15 @@ class ProcessLog:
         return seconds_between(self.records[0]["time"], self.records[-1]["time"])
 
     @property
+    def steps_began(self) -> str | None:
+        """Time at which the setup ended; None if it did not."""
+        return next((r["time"] for r in self.records if r.get("event") in _STEPS_BEGIN), None)
+
+    @property
     def steps_s(self) -> float | None:
         """Seconds from the end of the setup to the last record; None if the setup did not end."""
-        begun = [r["time"] for r in self.records if r.get("event") in ("start", "resume")]
-        return seconds_between(begun[0], self.records[-1]["time"]) if begun else None
+        began = self.steps_began
+        return None if began is None else seconds_between(began, self.records[-1]["time"])
 
 
 @dataclass
@@ -135,7 +140,10 @@ def read_history(records: Sequence[LogRecord]) -> RunHistory:
             history.setup = []
         for record in process.records:
             _update_progress(history.progress, record)
-            _add_record(history, record, str(record.get("event", "")), process_number)
+            if record.get("event") == "train":
+                _add_figures(history, record, process)
+            else:
+                _add_event(history, record, process_number)
     return history
 
 
@@ -216,48 +224,43 @@ def _starts_process(entry: tuple[str, str], earlier: Sequence[tuple[str, str]]) 
     )
 
 
-def _add_record(history: RunHistory, record: LogRecord, event: str, process_number: int) -> None:
-    """Add a record of process `process_number`, counted from 1, to the history."""
-    if event == "train":
-        _add_losses(history.curves, record)
-        for name in (*RATES, SLOWEST):
-            _add_point(history.curves, name, record["samples"], record.get(name))
-        for name in RANK_FIGURES:
-            for rank, value in enumerate(record.get(name, ())):
-                _add_point(history.curves, rank_curve(name, rank), record["samples"], value)
-        seconds_left = finite_number(record.get("left_s"))
-        if history.expected_s is None and seconds_left and history.steps_s is not None:
-            process = history.processes[process_number - 1]
-            step_starts = [
-                r["time"] for r in process.records if r.get("event") in ("start", "resume")
-            ]
-            history.expected_s = (
-                seconds_between(step_starts[0], record["time"]) + seconds_left
-                if step_starts
-                else None
-            )
-        history.peak_bytes = max(history.peak_bytes or 0, int(record.get(PEAK, 0))) or None
-        return
+def _add_figures(history: RunHistory, record: LogRecord, process: ProcessLog) -> None:
+    """Add the losses and figures of a record "train", which `process` wrote."""
+    curves, samples = history.curves, record["samples"]
+    _add_losses(curves, record)
+    for name in (*RATES, SLOWEST):
+        _add_point(curves, name, samples, record.get(name))
+    for name in RANK_FIGURES:
+        for rank, value in enumerate(record.get(name, ())):
+            _add_point(curves, rank_curve(name, rank), samples, value)
+    seconds_left, began = finite_number(record.get("left_s")), process.steps_began
+    if history.expected_s is None and seconds_left and began is not None:
+        history.expected_s = seconds_between(began, record["time"]) + seconds_left
+    history.peak_bytes = max(history.peak_bytes or 0, int(record.get(PEAK, 0))) or None
+
+
+def _add_event(history: RunHistory, record: LogRecord, process_number: int) -> None:
+    """Add a record other than "train", of process `process_number`, counted from 1."""
+    event = str(record.get("event", ""))
     if event == "evaluation":
         while history.evaluations and history.evaluations[-1]["step"] >= record["step"]:
             history.evaluations.pop()  # the newest one of a step counts
-        history.evaluations.append(_evaluation(record))
-    elif event in ("start", "resume"):
+        position = {name: record[name] for name in ("time", "step", "samples")}
+        figures = {k: finite_number(v) for k, v in record.items() if k not in _POSITION_FIELDS}
+        history.evaluations.append({**position, "figures": figures})
+    elif event in _STEPS_BEGIN:
         history.plan = record.get("plan", history.plan)
         history.workers, history.dashboard = record.get("workers", ()), record.get("dashboard")
         if event == "start":  # take the longest time: a setup may have been loaded only
-            history.setup_s = (
-                max(history.setup_s or 0.0, finite_number(record.get("setup_s")) or 0.0) or None
-            )
+            setup_s = finite_number(record.get("setup_s")) or 0.0
+            history.setup_s = max(history.setup_s or 0.0, setup_s) or None
         _drop_repeated(history, record)
     elif event not in _NOT_SETUP_CHOICES:
         history.setup.append(record)
-    if event == "resume":
-        texts: tuple[Any, ...] | None = _resumed(history.processes, process_number, record)
-    else:
-        texts = _event_text(record, event)
-    if texts is not None:
-        history.events.append(TimelineEvent(record["time"], record["samples"], *texts))
+    text = _event_text(record, event, history.processes[:process_number])
+    if text is not None:
+        bad = event in _PROBLEMS or (event == "pass" and "note" in record)
+        history.events.append(TimelineEvent(record["time"], record["samples"], text, bad))
 
 
 def rank_curve(name: str, rank: int) -> str:
@@ -265,22 +268,19 @@ def rank_curve(name: str, rank: int) -> str:
     return f"{name}/{rank}"
 
 
-def _evaluation(record: LogRecord) -> dict[str, Any]:
-    figures = {
-        name: finite_number(value) for name, value in record.items() if name not in _POSITION_FIELDS
-    }
-    return {"time": record["time"], "step": record["step"], "samples": record["samples"],
-            "figures": figures}  # fmt: skip
-
-
 def _add_losses(curves: dict[str, list[CurvePoint]], record: LogRecord) -> None:
-    """Add the losses of the windows that ended since the previous record, or the last of them."""
-    losses = record.get("losses") or [record.get(LOSS)]
-    start = curves[LOSS][-1][0] if curves.get(LOSS) else 0.0
-    samples_per_loss = (record["samples"] - start) / len(losses)
-    for k, loss in enumerate(losses, 1):
-        if k > record.get("empty", 0):  # losses of the steps in which the model was still zero
-            _add_point(curves, LOSS, start + k * samples_per_loss, loss)
+    """Add the loss of each window that has ended since the previous record, at its last step.
+
+    The number of samples at a step is computed as if all batches were equally large. A record
+    without windows, of a model that was saved, has one loss.
+    """
+    if "losses" not in record:
+        _add_point(curves, LOSS, record["samples"], record.get(LOSS))
+        return
+    samples_per_step = record["samples"] / max(record["step"], 1)
+    for number, loss in enumerate(record["losses"], record["window"] + 1):
+        last_step = min(number * WINDOW, record["step"])  # the end of a run cuts a window short
+        _add_point(curves, LOSS, last_step * samples_per_step, loss)
 
 
 def _add_point(
@@ -299,24 +299,21 @@ def _drop_repeated(history: RunHistory, record: LogRecord) -> None:
     repeated = int(max([resumed_at, *reached])) - resumed_at
     if repeated:
         history.lost += repeated
-        history.events.append(
-            TimelineEvent(
-                record["time"], resumed_at, f"{repeated:,} samples or more are done again", bad=True
-            )
-        )
+        text = f"{repeated:,} samples or more are done again"
+        history.events.append(TimelineEvent(record["time"], resumed_at, text, bad=True))
     for name, points in history.curves.items():
         history.curves[name] = [point for point in points if point[0] <= resumed_at]
     history.evaluations = [e for e in history.evaluations if e["samples"] <= resumed_at]
 
 
-def _resumed(processes: Sequence[ProcessLog], process_number: int, record: LogRecord) -> tuple[str]:
-    """Return the text for the start of a process, with the time since the one before it."""
-    if process_number == 1:
-        return (f"went on{_with_ranks(record)}",)
-    last_time = processes[process_number - 2].records[-1]["time"]
+def _resume_text(record: LogRecord, processes: Sequence[ProcessLog]) -> str:
+    """Return the text for the start of the last process, with the time since the one before it."""
+    if len(processes) == 1:
+        return f"went on{_with_ranks(record)}"
+    last_time = processes[-2].records[-1]["time"]
     pause = duration(max(seconds_between(last_time, record["time"]), 0.0))
-    text = f"{pause} after the last word of process {process_number - 1}"
-    return (f"went on, in process {process_number}, {text}{_with_ranks(record)}",)
+    text = f"{pause} after the last word of process {len(processes) - 1}"
+    return f"went on, in process {len(processes)}, {text}{_with_ranks(record)}"
 
 
 def _with_ranks(record: LogRecord) -> str:
@@ -324,44 +321,46 @@ def _with_ranks(record: LogRecord) -> str:
     return f", with {ranks} ranks" if ranks else ""
 
 
-def _event_text(record: LogRecord, event: str) -> tuple[str, bool] | tuple[str] | None:
-    """Return the text of an event, and True if it is a problem; None if it is not shown."""
+def _event_text(record: LogRecord, event: str, processes: Sequence[ProcessLog]) -> str | None:
+    """Return the text of an event; None if it is not shown.
+
+    processes : the processes up to the one that wrote the record
+    """
     match event:
+        case "resume":
+            return _resume_text(record, processes)
         case "start":
             setup_s = record.get("setup_s")
             text = f"set up{f' in {duration(setup_s)}' if setup_s else ''}"
-            return (f"{text}; the steps begin{_with_ranks(record)}",)
+            return f"{text}; the steps begin{_with_ranks(record)}"
         case "evaluation":
             figures = {
                 name: float(value) for name, value in record.items() if name not in _POSITION_FIELDS
             }
-            return (f"evaluated: {format_metrics(figures)}",)
+            return f"evaluated: {format_metrics(figures)}"
         case "back-off":
-            return (f"the loss grew; back to the last good weights, steps x {_scale(record)}", True)
+            scale = finite_number(record.get("scale"))
+            factor = "?" if scale is None else f"{scale:.3g}"
+            return f"the loss grew; back to the last good weights, steps x {factor}"
         case "skipped":
-            return ("; ".join(map(str, record.get("what", ()))), True)
+            return "; ".join(map(str, record.get("what", ())))
         case "changed":
-            return (f"changed: {'; '.join(map(str, record.get('what', ())))}", True)
+            return f"changed: {'; '.join(map(str, record.get('what', ())))}"
         case "finished":
-            return (f"ended before its last epoch: {record.get('why', '')}",)
+            return f"ended before its last epoch: {record.get('why', '')}"
         case "calibrated":
-            return (f"calibrated by rows set aside: {facts_text(record)}",)
+            return f"calibrated by rows set aside: {facts_text(record)}"
         case "posterior":
             noise = ", ".join(f"{x:.4g}" for x in record.get("noise", ())[:3])
-            return (f"standard deviation of the noise: {noise}",)
+            return f"standard deviation of the noise: {noise}"
         case "pass":
-            return (f"pass: {facts_text(record)}", "note" in record)
+            return f"pass: {facts_text(record)}"
         case "outliers":
             share = finite_number(record.get("share")) or 0.0
-            return (f"replaced outliers in the setup, {share:.2%} of the targets",)
+            return f"replaced outliers in the setup, {share:.2%} of the targets"
         case "centers":
-            return (f"chose {record.get('centers', 0):,} centers: {record.get('method', '')}",)
+            return f"chose {record.get('centers', 0):,} centers: {record.get('method', '')}"
     return None
-
-
-def _scale(record: LogRecord) -> str:
-    scale = finite_number(record.get("scale"))
-    return "?" if scale is None else f"{scale:.3g}"
 
 
 def facts_text(record: LogRecord) -> str:

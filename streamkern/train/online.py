@@ -33,7 +33,7 @@ from streamkern.solver.methods import find
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source, check_unchanged
 from streamkern.train.loop.progress import RunProgress
-from streamkern.train.loop.step_loop import ArraysAndMeta, Position, Result, StepCallback, StepLoop
+from streamkern.train.loop.step_loop import ArraysAndMeta, Position, Result, StepLoop
 from streamkern.train.model.calibrating import native_calibration
 from streamkern.train.model.training_fit import sample_of, training_fit
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
@@ -139,15 +139,18 @@ class Online:
             setup.meta["uncalibrated"] = run.data.uncalibrated
         # Epoch numbers continue, so that each block has its own order and random transforms.
         first_epoch, passes = steps.position.epoch, run.config.data.passes
+
+        def after_step(samples_before: int, loss: float | None) -> bool:
+            run_progress.record_step(loss)
+            return False  # no step ends the run
+
         with steps.feed() as feed:
             done_before = first_epoch, steps.position.samples
             meter, loss_text = Meter(feed.loader, done_before[1]), loss_note(setup.meta)
             run_progress.begin(
                 meter, run.data.source.n_rows, passes, done_before, loss_note=loss_text
             )
-            steps.run_through(
-                feed.epochs(first_epoch, first_epoch + passes), _updating(run_progress)
-            )
+            steps.run_through(feed.epochs(first_epoch, first_epoch + passes), after_step)
         steps.solver.finish(steps.state)
         check_unchanged(run.data.source)
         model = steps.model()
@@ -163,19 +166,9 @@ class Online:
             run.method.empty_epochs
             and (fit := training_fit(run, model, sample_of(run))) is not None
         ):
-            steps.measured(fit.mse)
+            steps.record_final_loss(fit.mse)
         self.kept = steps.snapshot()
         return steps.result()
-
-
-def _updating(run_progress: RunProgress) -> StepCallback:
-    """Return a function that updates the progress after each step, and never ends the run."""
-
-    def between(samples_before: int, loss: float | None) -> bool:
-        run_progress.stepped(loss)
-        return False
-
-    return between
 
 
 class SavedRun:

@@ -16,7 +16,6 @@ from streamkern.basics.errors import ResumeMismatchError
 from streamkern.basics.version import __version__
 from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
-from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checked_meta, checkpoint_errors
 from streamkern.rundir.chunked_array import ChunkedArray, on_host
 from streamkern.rundir.run_directory import RunDirectory
@@ -24,7 +23,7 @@ from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.differences import record_differences
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.restart.run_snapshot import calibrate_of, recorded_run, sizes_of
+from streamkern.train.restart.run_snapshot import calibrate_of, recorded_run
 from streamkern.train.restart.scaling import saved_patches
 from streamkern.train.restart.stored_centers import StoredCenters
 
@@ -70,19 +69,22 @@ def array_identity(array: npt.ArrayLike) -> dict[str, Any]:
     return {"shape": list(a.shape), "sha256": hashlib.sha256(a.tobytes()).hexdigest()}
 
 
-def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
+def as_recorded(
+    config: RunConfig, directory: RunDirectory | None, record: Mapping[str, Any] | None
+) -> RunConfig:
     """Return the settings with "auto" replaced by the values with which the run was started.
 
     These are data.epochs, run.calibrate and run.accelerator. A new run keeps its settings.
+
+    record : result of `recorded_run`
     """
-    recorded = recorded_run(directory)
-    if directory is None or recorded is None:
+    if directory is None or record is None:
         return config
     resolved: dict[str, Any] = {}
     if config.data.epochs == "auto":
-        resolved["data.epochs"] = recorded["identity"]["settings"]["data"]["epochs"]
+        resolved["data.epochs"] = record["identity"]["settings"]["data"]["epochs"]
     if config.run.calibrate == "auto":
-        resolved["run.calibrate"] = calibrate_of(recorded)
+        resolved["run.calibrate"] = calibrate_of(record)
     if config.run.accelerator == "auto":
         setup = directory.load_setup(lambda *_: None)
         with checkpoint_errors(directory.place):
@@ -104,31 +106,11 @@ def accelerator_at_start(meta: Mapping[str, Any]) -> str:
     return name if is_available else "auto"
 
 
-def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
-    """Return the sizes with which a run was started; None if there is no run yet.
-
-    A machine with more or less memory would choose other sizes.
-    """
-    recorded = recorded_run(directory)
-    return None if recorded is None else sizes_of(recorded)
-
-
-def recorded_scores(directory: RunDirectory | None) -> bool | None:
-    """Return whether a run was started with quantile scores; None if there is no run yet.
-
-    Another machine or a newer version might choose other features.
-    """
-    recorded = recorded_run(directory)
-    return None if recorded is None else _has_scores(recorded["identity"]["data"])
-
-
-def recorded_patches(directory: RunDirectory | None, config: RunConfig) -> PatchFeatures | None:
-    """Return the patch features of a run; None if there is no run yet, or it has none.
+def recorded_patches(directory: RunDirectory) -> PatchFeatures | None:
+    """Return the patch features of a run; None if it has no setup yet, or no patch features.
 
     Computed on another machine or by a newer version, they would differ at least by rounding.
     """
-    if directory is None or not config.model.patch_features or recorded_run(directory) is None:
-        return None
 
     def scaling_arrays(
         name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -142,11 +124,14 @@ def recorded_patches(directory: RunDirectory | None, config: RunConfig) -> Patch
         return saved_patches(setup.arrays, setup.meta["scaling"])
 
 
-def _has_scores(description: Any) -> bool:
-    """Return whether the description of a source has quantile scores, at any depth."""
+def has_scores(description: Any) -> bool:
+    """Return whether the description of a source has quantile scores, at any depth.
+
+    Another machine or a newer version might choose other features than the run was started with.
+    """
     if isinstance(description, Mapping):
-        return description.get("mode") == "quantiles" or any(map(_has_scores, description.values()))
-    return isinstance(description, list | tuple) and any(map(_has_scores, description))
+        return description.get("mode") == "quantiles" or any(map(has_scores, description.values()))
+    return isinstance(description, list | tuple) and any(map(has_scores, description))
 
 
 def changed_backend(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:

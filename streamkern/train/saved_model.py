@@ -19,14 +19,13 @@ from streamkern.predict.calibration import Calibration, no_calibration_text
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
-from streamkern.train.loop.evaluations import evaluations_in
+from streamkern.train.loop.evaluations import evaluations_in, figures_as_json, figures_from_json
 from streamkern.train.loop.guard import LossCurve
 from streamkern.train.loop.step_loop import ArraysAndMeta, Result
 from streamkern.train.model.kernel_model import KernelModel
-from streamkern.train.model.recorded_columns import column_names
 from streamkern.train.model.wide_sum import may_be_wide
 from streamkern.train.resolve.early_stopping import scores_as_json, scores_from_json
-from streamkern.train.restart.run_snapshot import RunSnapshot
+from streamkern.train.restart.run_snapshot import RunSnapshot, column_names
 from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.run_identity import library_versions
 from streamkern.train.setup.assemble import accelerator_of, operator
@@ -101,10 +100,7 @@ def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
             run.order,
             meta,
             position["samples"],
-            metrics={
-                name: np.nan if value is None else value
-                for name, value in (saved["metrics"] or {}).items()
-            },
+            metrics=figures_from_json(saved["metrics"] or {}),
             history=evaluations_in(records),
             ended=end_reasons[-1] if end_reasons else None,
             skipped=run.skipped,
@@ -243,7 +239,7 @@ def save_model(
             directory.save_setup(*setup)
             figures: dict[str, Any] = {
                 "losses": LossCurve([(loss, 0.0) for loss in losses]).entries(), "order": {},
-                "metrics": {k: v if np.isfinite(v) else None for k, v in metrics.items()},
+                "metrics": figures_as_json(metrics),
             }  # fmt: skip
             if validation_scores:
                 figures["validation"] = scores_as_json(validation_scores)

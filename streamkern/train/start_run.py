@@ -23,7 +23,6 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.patch_features import (
-    PATCH_ARRAYS,
     PatchFeatures,
     patches_among,
     restored_patches,
@@ -36,16 +35,19 @@ from streamkern.train.loop.evaluations import EvaluationSchedule
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import checked_classes, open_test
-from streamkern.train.restart.run_snapshot import recorded_run, sizes_from
+from streamkern.train.restart.run_snapshot import recorded_run, sizes_from, sizes_of
 from streamkern.train.run_identity import (
     as_recorded,
     check_same_run,
+    has_scores,
     recorded_patches,
-    recorded_scores,
-    recorded_sizes,
     run_record,
 )
 from streamkern.train.trainer import Trainer
+
+RankZeroChoices = tuple[Sizes | None, ParentId | None, bool | None, PatchFeatures | None]
+"""Sizes of the plan, identity of the parent run, whether the features have quantile scores, and
+patch features; None for choices that are not made yet, or that the run does not have."""
 
 
 def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
@@ -69,19 +71,11 @@ def acquired_run(
     directory : run directory, not locked yet; None for a run without one
     request : request by which a signal ends the run
     """
-    ranks = inputs.ranks
-    if ranks.rank:  # with its own memory, this machine might resolve other sizes than rank 0
-        received, patches = _receive_sizes(ranks), _receive_patches(ranks)
-        run = opened_run(config, replace(inputs, patches=patches), directory, *received)
+    if inputs.ranks.rank:
+        run = opened_run(config, inputs, directory, _receive_choices(inputs.ranks))
     else:
         run = opened_run(config, inputs, directory)
-        parent, parent_id = run.inputs.continued, None
-        if parent is not None:
-            parent_id = parent.ancestry, parent.stored.sha256
-        scores = scores_among(run.data.fixed) is not None
-        resolved = [run.sizes.recorded(), run.config.model.features, parent_id, scores]
-        ranks.broadcast_bytes(json.dumps(resolved).encode())
-        _broadcast_patches(patches_among(run.data.fixed), ranks)
+        _broadcast_choices(run)
     try:
         ranks = on_devices(inputs.ranks, run.backend)
         inputs = replace(inputs, ranks=ranks)
@@ -152,42 +146,43 @@ def _check_no_mixup_over_ranks(config: RunConfig, transforms: Sequence[Transform
 
 def opened_run(
     config: RunConfig, inputs: RunInputs, directory: RunDirectory | None,
-    sizes: Sizes | None = None, parent_id: ParentId | None = None, scores: bool | None = None,
+    rank0_choices: RankZeroChoices = (None, None, None, None),
 ) -> ResolvedRun:  # fmt: skip
     """Resolve a run, which may continue another one.
 
-    sizes, parent_id, scores : results of rank 0, on the other ranks: sizes, identity of the parent
-        run, and whether the features have quantile scores
+    rank0_choices : choices that rank 0 has broadcast, on the other ranks
     """
-    config, inputs = continuing(as_recorded(config, directory), inputs, directory, parent_id)
-    scores = recorded_scores(directory) if scores is None else scores
-    if inputs.patches is None:
-        inputs = replace(inputs, patches=recorded_patches(directory, config))
-    return open_run(config, inputs, fixed_sizes=sizes or recorded_sizes(directory), scores=scores)
+    sizes, parent_id, scores, patches = rank0_choices
+    record = recorded_run(directory)
+    config = as_recorded(config, directory, record)
+    config, inputs = continuing(config, inputs, directory, record, parent_id)
+    patches = inputs.patches if patches is None else patches
+    if directory is not None and record is not None:
+        sizes = sizes_of(record) if sizes is None else sizes
+        scores = has_scores(record["identity"]["data"]) if scores is None else scores
+        if patches is None and config.model.patch_features:
+            patches = recorded_patches(directory)
+    return open_run(config, replace(inputs, patches=patches), fixed_sizes=sizes, scores=scores)
 
 
-def _receive_sizes(ranks: Communicator) -> tuple[Sizes, ParentId | None, bool]:
-    """Receive from rank 0 the sizes, the identity of the parent run, and whether there are quantile
-    scores."""
-    *sizes, parent_id, scores = json.loads(ranks.broadcast_bytes(b""))
-    return sizes_from(*sizes), None if parent_id is None else tuple(parent_id), scores
-
-
-def _broadcast_patches(patches: PatchFeatures | None, ranks: Communicator) -> None:
-    """Broadcast the patch features from rank 0; another machine might round its own differently."""
-    if ranks.is_single:
-        return
-    shapes = {} if patches is None else {k: a.shape for k, a in patches.arrays().items()}
+def _broadcast_choices(run: ResolvedRun) -> None:
+    """Broadcast choices of rank 0 that a machine with less memory, or rounding, might make
+    differently."""
+    ranks, parent, patches = run.inputs.ranks, run.inputs.continued, patches_among(run.data.fixed)
+    parent_id = None if parent is None else (parent.ancestry, parent.stored.sha256)
+    scores = scores_among(run.data.fixed) is not None
+    arrays = {} if patches is None else patches.arrays()
     numbers = {} if patches is None else patches.numbers()
-    ranks.broadcast_bytes(json.dumps([shapes, numbers]).encode())
-    for array in () if patches is None else patches.arrays().values():
+    shapes = {name: array.shape for name, array in arrays.items()}
+    choices = [run.sizes.recorded(), run.config.model.features, parent_id, scores, shapes, numbers]
+    ranks.broadcast_bytes(json.dumps(choices).encode())
+    for array in arrays.values():
         ranks.broadcast(np.ascontiguousarray(array))
 
 
-def _receive_patches(ranks: Communicator) -> PatchFeatures | None:
-    """Receive the patch features of rank 0, on another rank; None if there are none."""
-    shapes, numbers = json.loads(ranks.broadcast_bytes(b""))
-    if not shapes:
-        return None
-    arrays = {name: ranks.broadcast(np.empty(shapes[name])) for name in PATCH_ARRAYS}
-    return restored_patches(arrays, numbers)
+def _receive_choices(ranks: Communicator) -> RankZeroChoices:
+    """Receive the choices of rank 0, on another rank."""
+    *sizes, parent_id, scores, shapes, numbers = json.loads(ranks.broadcast_bytes(b""))
+    arrays = {name: ranks.broadcast(np.empty(shape)) for name, shape in shapes.items()}
+    patches = restored_patches(arrays, numbers) if arrays else None
+    return sizes_from(*sizes), None if parent_id is None else tuple(parent_id), scores, patches

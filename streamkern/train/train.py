@@ -238,16 +238,13 @@ def pin_branches(config: RunConfig, directory: RunDirectory | None) -> RunConfig
         recorded_fingerprints = [""] * len(urls)
     pinned = []
     for url, fingerprint in zip(urls, recorded_fingerprints, strict=True):
-        kind, _, snapshot_part = fingerprint.partition(":")
-        if is_branch(url):
-            options = storage_options_for(config, url)
-            has_recorded = kind == "icechunk"
-            url = (
-                at_snapshot(url, snapshot_part.partition(":")[0])
-                if has_recorded
-                else snapshot_url(url, options)
-            )
-        pinned.append(url)
+        kind, _, snapshot_and_arrays = fingerprint.partition(":")
+        if not is_branch(url):
+            pinned.append(url)
+        elif kind == "icechunk":
+            pinned.append(at_snapshot(url, snapshot_and_arrays.partition(":")[0]))
+        else:
+            pinned.append(snapshot_url(url, storage_options_for(config, url)))
     is_single = isinstance(config.data.train, str)
     return config.with_overrides({"data.train": pinned[0] if is_single else pinned})
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 from streamkern.backend.batch import Batch
@@ -37,7 +38,7 @@ from streamkern.stream.sources.base import check_unchanged
 from streamkern.train.initial_weights import given_weights, initial_weights
 from streamkern.train.loop.callbacks import Callbacks, EpochEnd, TrainStart
 from streamkern.train.loop.checkpoint_times import Checkpoints
-from streamkern.train.loop.evaluations import EvaluationSchedule
+from streamkern.train.loop.evaluations import EvaluationSchedule, evaluations_in
 from streamkern.train.loop.progress import RunProgress
 from streamkern.train.loop.rank_coordinator import RankCoordinator
 from streamkern.train.loop.step_loop import Position, Result, StepLoop
@@ -143,7 +144,10 @@ class Trainer:
 
     def _resume(self, warm: ParentRun | None, plan: dict[str, Any]) -> dict[str, Any] | None:
         """Create the state and return None, or restore the newest checkpoint and return its order
-        of the samples. ahead : plan of the remaining run, for the log."""
+        of the samples.
+
+        plan : plan of the remaining run, for the log
+        """
         loader = state_loader(self.run)
         saved = None if self.directory is None else self.directory.load_latest(loader)
         if self.directory is None or saved is None:
@@ -255,7 +259,7 @@ class Trainer:
         """Log, evaluate and save after a step; return whether the run ends. See `StepCallback`."""
         stall_s = self.feed.loader.stats.stall_s
         self.coordinator.exchange(self.position.step, stall_s, self.steps.rows)
-        self.progress.stepped(loss)
+        self.progress.record_step(loss)
         position = self.position
         if position.batch == 0:
             self._end_after_epoch(self._why_finished())
@@ -331,11 +335,11 @@ class Trainer:
         self.steps.take_best()
         self.steps.take_posterior()
         self.position.done = True
-        self._check_data()
+        check_unchanged(self.run.data.source)
         with self._stoppable():
             loss = report_fit(self.run, self.steps.model, self._report)
         self.steps.answer()
-        self.steps.measured(loss)
+        self.steps.record_final_loss(loss)
         self._calibrate()
         self._evaluate()
         self._checkpoint()
@@ -349,11 +353,8 @@ class Trainer:
             meta["validation"] = scores_as_json(self.stopping.scores)
         if self.ended:
             meta["ended"] = self.ended
-        self.checkpoints.save(self.steps, meta, self._check_data)
-
-    def _check_data(self) -> None:
-        """Raise DataError if the data were replaced, so that no checkpoint mixes two data sets."""
-        check_unchanged(self.run.data.source)
+        # No checkpoint may mix two data sets.
+        self.checkpoints.save(self.steps, meta, partial(check_unchanged, self.run.data.source))
 
     def _evaluate(self) -> None:
         """Evaluate the model. If a signal interrupts it, the evaluation is owed."""
@@ -378,7 +379,7 @@ class Trainer:
         try:
             self.log.flush()
             records, damage = directory.read_log()
-            self.evaluations.restore_history(records)
+            self.evaluations.history = evaluations_in(records)
         except (RunError, StorageError) as error:  # the run is finished, with or without its log
             damage = str(error)
         if damage is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 import streamkern as sk
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.restart.stored_centers import stored_centers
+from streamkern.train.restart.run_snapshot import RunSnapshot
 from tests.remedies import FRAME, Do, Remedy, X, Y
 from tests.remedies.training import Ending, trained
 
@@ -69,11 +69,11 @@ def of_continued() -> list[Remedy]:
 
     def replaced() -> None:
         trained(run("first", **{"run.random_state": 1}))
-        centers = stored_centers("first")
-        assert centers is not None
+        first = RunSnapshot.find("first", load_centers=False, load_weights=False)
+        assert first is not None
         shutil.rmtree("first")
         trained(run("first", **{"run.random_state": 2}))
-        centers.keys()
+        first.stored.keys()
 
     def trained_on() -> None:
         stopped(run("parent"))

@@ -254,7 +254,7 @@ def of_runs() -> list[Remedy]:
         config = RunConfig().with_overrides(
             USUAL | every | {f"run.{k}": v for k, v in given.items()}
         )
-        opened_run(config, RunInputs(), run_directory(config, writable=False), None).backend.close()
+        opened_run(config, RunInputs(), run_directory(config, writable=False)).backend.close()
 
     trained(every)
     return [

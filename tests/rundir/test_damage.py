@@ -28,7 +28,7 @@ from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import _sealed
-from streamkern.train.run_identity import recorded_sizes
+from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.saved_model import load_model
 from streamkern.tuning.journal import TrialJournal
 from tests import damage
@@ -207,7 +207,7 @@ def read(path: Path) -> None:
 def taken(path: Path) -> None:
     """By a writer, which mends what it can."""
     with RunDirectory(path) as run, run.open_log() as log:
-        recorded_sizes(run)
+        recorded_run(run)
         log.write(step=9, epoch=0, samples=9)
 
 

@@ -24,7 +24,7 @@ from streamkern.rundir import checksums, lease
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory
 from tests.lives import Killed
-from tests.runs import process
+from tests.runs import newest, process
 from tests.s3server import S3Server
 
 TTL = 60.0
@@ -505,9 +505,7 @@ def test_a_killed_holder_is_followed_at_once(place: tuple[str, dict[str, Any]]) 
         assert run.holder() is not None
         assert run.steps() == [1]
         run.save(1, {}, {"by": "the second"})  # not before step 1 of the first
-        saved = run.load_latest()
-        assert saved is not None
-        assert saved.meta == {"by": "the second"}
+        assert newest(run).meta == {"by": "the second"}
     assert run.holder() is None
 
 
@@ -565,9 +563,7 @@ def test_what_a_delayed_writer_still_publishes_is_not_the_newest(
         monkeypatch.setattr(hold, "check", lambda: (check(), pause()))
         with pytest.raises(RunLockedError, match="was taken over by process"):
             first.save(9, {}, {"by": "the first"})
-        saved = second.load_latest()
-        assert saved is not None
-        assert saved.meta == {"by": "the second"}
+        assert newest(second).meta == {"by": "the second"}
         second.save(3, {}, {"by": "the second"})
         assert second.steps()[-1] == 3
         monkeypatch.undo()
@@ -595,8 +591,6 @@ def test_a_delayed_writer_does_not_retire_what_its_successor_resumed_from(
     with pytest.raises(RunLockedError, match="was taken over by process"):
         first.save(2, {"a": np.arange(6.0)}, {})
     third.acquire()  # the second did not come to its first save
-    saved = third.load_latest()
-    assert saved is not None
-    np.testing.assert_array_equal(saved.arrays["a"], np.arange(5.0))
+    np.testing.assert_array_equal(newest(third).arrays["a"], np.arange(5.0))
     for run in (first, second, third):
         run.close()

@@ -53,6 +53,7 @@ from tests.runs import (
     assert_same_bits,
     final,
     finished,
+    newest,
     process,
     settings,
     stream,
@@ -181,9 +182,7 @@ def test_a_step_may_be_saved_again_but_not_go_back(place: Place) -> None:
     with place.run() as run:
         for value in (3.0, 4.0):
             run.save(2, {"x": np.array([value])}, {})
-            saved = run.load_latest()
-            assert saved is not None
-            assert saved.arrays["x"] == value
+            assert newest(run).arrays["x"] == value
         for step in (1, -1, 10**12):
             with pytest.raises(CheckpointError, match=f"step={step} must be between"):
                 run.save(step, {}, {})
@@ -401,14 +400,12 @@ def test_damage_is_never_loaded(two_steps: Place, data: st.DataObject) -> None:
         place.folder.delete([name])
     else:
         place.folder.write(name, bytes(damaged))
-    run = place.run(writable=False)
-    saved = run.load_latest()
+    saved = newest(place.run(writable=False))
     step = assert_is_state(saved)
     manifest = name.count("/") == 1
     gone = manifest and kind == "delete"
     # A change in the white space of a manifest is none; anything in the data is.
     assert step == (2 if manifest and not gone and same_json(damaged, whole[name]) else 1)
-    assert saved is not None
     assert len(saved.skipped) == (step == 1 and not gone)
 
 
@@ -507,9 +504,7 @@ def test_chunks_travel_together_within_bounds(spied: tuple[RunDirectory, Spied])
     spy.most_running = 0
     stored = 2 * x["x"].nbytes  # by the memory file system
     assert saving < stored + 2 * (64 << 20) + (24 << 20)
-    saved = run.load_latest()
-    assert saved is not None
-    assert_same_bits(saved.arrays, x | {"y": x["x"]})
+    assert_same_bits(newest(run).arrays, x | {"y": x["x"]})
     assert spy.most_running == 8
 
 
@@ -524,9 +519,8 @@ def test_a_storage_that_fails_is_not_a_damaged_checkpoint(
     with pytest.raises(StorageError, match=r"reading checkpoints/.*2/alpha/c/0/0"):
         run.load_latest()
     spy.fail = lambda request: False
-    saved = run.load_latest()
+    saved = newest(run)
     assert_is_state(saved, 2)
-    assert saved is not None
     assert saved.skipped == ()
 
 
@@ -637,9 +631,7 @@ def undisturbed() -> dict[str, Array]:
 
 
 def final_of(place: Place) -> dict[str, Array]:
-    run = place.run(writable=False)
-    saved = run.load_latest()
-    assert saved is not None
+    saved = newest(place.run(writable=False))
     assert saved.skipped == ()
     assert saved.meta["position"]["done"]
     return saved.arrays

@@ -41,7 +41,7 @@ from streamkern.rundir.run_directory import RunDirectory, Saved
 from streamkern.rundir.run_storage import RunStorage
 from streamkern.rundir.saver import AsyncSaver
 from tests.checkpoints import assert_is_state, meta, state
-from tests.runs import assert_same_bits
+from tests.runs import assert_same_bits, newest
 from tests.traced_memory import traced_memory
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork and signals")
@@ -331,8 +331,7 @@ def test_memory_stays_within_a_few_chunks(tmp_path: Path) -> None:
         with traced_memory() as saving:
             run.save(2, {"x": x}, {})
         with traced_memory() as loading:
-            saved = run.load_latest()
-    assert saved is not None
+            saved = newest(run)
     np.testing.assert_array_equal(saved.arrays["x"], x)
     assert saving.peak < 30 << 20
     assert loading.peak < x.nbytes + (30 << 20)
@@ -514,10 +513,8 @@ def test_data_retired_while_it_is_read_is_not_taken_for_zeros(
         return real(place, group, body, into)
 
     monkeypatch.setattr(checkpoint_format, "_read_arrays", retired_meanwhile)
-    run = RunDirectory(tmp_path, writable=False)
-    saved = run.load_latest()
+    saved = newest(tmp_path)
     assert_is_state(saved, 1)
-    assert saved is not None
     assert saved.skipped == ()  # it was not damaged
 
 

@@ -18,7 +18,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.arrays import ArraySource
 from tests.categorical import LEVEL, panel
 from tests.maths import Array
-from tests.runs import assert_same_bits, final, finished, stopped
+from tests.runs import assert_same_bits, final, finished, open_settings, stopped
 
 N = 500
 SOLVERS: dict[str, dict[str, Any]] = {
@@ -33,14 +33,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
 
 
 def settings(run_dir: Path | None = None, **changes: Any) -> RunConfig:
-    """A run that leaves kernel, bandwidth and metric open."""
-    asked: dict[str, Any] = {
-        "data.batch_size": 50, "data.epochs": 2, "model.n_centers": 300, "run.device": "cpu",
-        "run.threads": 1, "run.checkpoint_every": 1000, "run.evaluate_every": 0,
-        "solver.name": "block",
-    }  # fmt: skip
-    where = {} if run_dir is None else {"run.run_dir": str(run_dir)}
-    return RunConfig().with_overrides(asked | where | changes)
+    return open_settings(run_dir, **{"model.n_centers": 300, "run.evaluate_every": 0} | changes)
 
 
 def source(n: int = N, seed: int = 0) -> ArraySource:

@@ -16,7 +16,7 @@ from streamkern.losses.log_link import LogLink
 from streamkern.train.setup import log_link_kernel, loss_start
 from streamkern.train.setup.loss_ridge import loss_noise
 from tests.counts import DEVIANCES, LOSSES, TARGETS, N, P, X, excess_over_minimum, of_loss
-from tests.runs import assert_same_bits, final, finished, settings, stopped
+from tests.runs import assert_a_stop_leaves_no_trace, finished, settings
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -87,10 +87,7 @@ def test_rates_are_found_better_than_by_boosting(name: str) -> None:
 @pytest.mark.parametrize("solver", ["block", "direct"])
 def test_a_resumed_run_ends_with_the_same_bits(name: str, solver: str, tmp_path: Path) -> None:
     source, overrides = sk.ArraySource(X, TARGETS[name]), of_loss(name, **{"solver.name": solver})
-    finished(settings(tmp_path / "whole", **overrides), source=source)
-    stopped(settings(tmp_path / "parts", **overrides), 5, source=source, test=source)
-    result = finished(settings(tmp_path / "parts", **overrides), source=source)
-    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+    result = assert_a_stop_leaves_no_trace(tmp_path, (5,), overrides, source)
     assert isinstance(result.model.loss, LogLink)
 
 

@@ -12,7 +12,7 @@ import pytest
 import streamkern as sk
 from streamkern.train.log_reader import read_history
 from tests.counts import DEVIANCES, LOSSES, TARGETS, N, P, X, excess_over_minimum, of_loss
-from tests.runs import assert_same_bits, final, finished, lost, settings, stopped
+from tests.runs import assert_a_stop_leaves_no_trace, finished, lost, settings
 
 OPTIONS: dict[str, Any] = {
     "n_centers": P, "kernel": "laplace", "bandwidth": 3.0, "metric": "none", "scale": "none",
@@ -25,10 +25,7 @@ def test_a_killed_run_that_goes_on_ends_with_the_same_bits(name: str, tmp_path: 
     rows, options = sk.ArraySource(X, TARGETS[name]), {"continues": tmp_path / "old"}
     run = of_loss(name)
     finished(settings(tmp_path / "old", **run), source=rows)
-    finished(settings(tmp_path / "whole", **run), source=rows, **options)
-    stopped(settings(tmp_path / "parts", **run), 5, source=rows, test=rows, **options)
-    finished(settings(tmp_path / "parts", **run), source=rows, **options)
-    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+    assert_a_stop_leaves_no_trace(tmp_path, (5,), run, rows, **options)
 
 
 @pytest.mark.parametrize("name", LOSSES)

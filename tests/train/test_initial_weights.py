@@ -19,7 +19,6 @@ from streamkern.config.run_config import RunConfig
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.initial_weights import load_warm_start
-from streamkern.train.loop.rank_coordinator import RankCoordinator
 from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.rank_work import prepare_run
 from streamkern.train.resolve.resolved_run import open_run
@@ -29,10 +28,8 @@ from streamkern.train.restart.stored_centers import CentersTarget, StoredCenters
 from streamkern.train.start_run import run_directory, started_trainer
 from streamkern.train.train import open_continued, train
 from tests import rank_runs as runs
+from tests.rank_runs import SMALL, grid
 from tests.rank_threads import on_threads
-
-SMALL = {"data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3}
-MEETS = RankCoordinator.sync_if_due
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -40,10 +37,6 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return runs.write_store(tmp_path_factory.mktemp("grids"))
-
-
-def grid(rows: int, columns: int) -> dict[str, int]:
-    return {"run.ranks": rows * columns, "run.center_ranks": columns}
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +172,7 @@ def test_a_run_from_other_weights_goes_on_over_any_grid(
         with pytest.raises(ValueError, match="the rank is gone"):
             over(begun_with, 1, 2)
     with monkeypatch.context() as patched:
-        patched.setattr(RankCoordinator, "sync_if_due", stopped)
+        runs.stop_rank0_after(4, patched)
         with pytest.raises(TrainingInterrupted, match="and saved"):
             over(tmp_path / "half", 1, 2)
     assert RunDirectory(begun_with, writable=False).steps() == []
@@ -192,13 +185,6 @@ def test_a_run_from_other_weights_goes_on_over_any_grid(
             place = Path(shutil.copytree(tmp_path / before, tmp_path / f"{before} {columns}"))
             over(place, rows, columns)
             np.testing.assert_allclose(runs.alpha(place), end, rtol=0, atol=1e-12)
-
-
-def stopped(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
-    """In the place of `RankCoordinator.sync_if_due`: rank 0 is stopped after four steps."""
-    if self._ranks.rank == 0 and taken.position.step == 4:
-        self._stop.requested = "the test"
-    return MEETS(self, taken, now=now)
 
 
 def lost(*args: Any) -> None:

@@ -30,7 +30,15 @@ from streamkern.train.restart.scaling import target_scale
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests.maths import Array
-from tests.runs import METHODS, brute_force, final, finished, settings, stopped
+from tests.runs import (
+    METHODS,
+    assert_a_stop_leaves_no_trace,
+    brute_force,
+    final,
+    finished,
+    settings,
+    stopped,
+)
 
 BANDWIDTH, RIDGE = 3.0, 1e-3
 
@@ -47,11 +55,11 @@ def data(n: int = 200, seed: int = 0) -> tuple[Array, Array]:
 
 
 def least_squares(
-    X: Array, y: Array, Z: Array, ridge: float = 0.0, w: Array | None = None
+    X: Array, y: Array, Z: Array, ridge: float = RIDGE, w: Array | None = None, mean: Any = None
 ) -> tuple[Array, Array]:
-    """Return the weighted mean of y, and the weights of ridge regression on y without it."""
+    """Return the mean of y, given or weighted, and the weights of ridge regression without it."""
     w = np.ones(len(X)) if w is None else w / w.mean()
-    mean = (w[:, None] * y).mean(axis=0)
+    mean = (w[:, None] * y).mean(axis=0) if mean is None else mean
     K = ref.laplace(X, Z, BANDWIDTH)
     A = K.T @ (w[:, None] * K) / len(X) + ridge * ref.laplace(Z, Z, BANDWIDTH)
     return mean, np.linalg.solve(A, K.T @ (w[:, None] * (y - mean)) / len(X))
@@ -185,11 +193,7 @@ def test_classes_have_the_mean_of_their_weighted_counts(class_weight: Any) -> No
 def test_the_constant_of_the_papers_is_none() -> None:
     X, y = data()
     fitted = estimator(fit_intercept=False).fit(X, y)
-    Z = data(30, 1)[0]
-    K = ref.laplace(X, Z, BANDWIDTH)
-    alpha = np.linalg.solve(
-        K.T @ K / len(X) + RIDGE * ref.laplace(Z, Z, BANDWIDTH), K.T @ y / len(X)
-    )
+    _, alpha = least_squares(X, y, data(30, 1)[0], mean=0)
     np.testing.assert_array_equal(fitted.intercept_, [0, 0])
     np.testing.assert_allclose(fitted.dual_coef_, alpha, rtol=0, atol=1e-8 * np.abs(alpha).max())
 
@@ -285,10 +289,7 @@ def test_blocks_that_arrive_later_have_the_mean_of_the_first() -> None:
     fitted.partial_fit(X[:100], y[:100]).partial_fit(X[100:], y[100:])
     mean = y[:100].mean(axis=0)
     np.testing.assert_allclose(fitted.intercept_, mean, rtol=1e-14)
-    Z = data(30, 1)[0]
-    K = ref.laplace(X, Z, BANDWIDTH)
-    A = K.T @ K / len(X) + RIDGE * ref.laplace(Z, Z, BANDWIDTH)
-    alpha = np.linalg.solve(A, K.T @ (y - mean) / len(X))
+    _, alpha = least_squares(X, y, data(30, 1)[0], mean=mean)
     np.testing.assert_allclose(fitted.dual_coef_, alpha, rtol=0, atol=1e-7 * np.abs(alpha).max())
 
 
@@ -310,10 +311,7 @@ def test_a_warm_start_from_a_run_keeps_its_mean(tmp_path: Path) -> None:
     first = estimator(**shared, run_dir=str(tmp_path / "a")).fit(X, y)
     again = estimator(**shared, warm_start=str(tmp_path / "a")).fit(X, y + 1)
     np.testing.assert_array_equal(again.intercept_, first.intercept_)
-    Z = data(30, 1)[0]
-    K = ref.laplace(X, Z, BANDWIDTH)
-    A = K.T @ K / len(X) + RIDGE * ref.laplace(Z, Z, BANDWIDTH)
-    alpha = np.linalg.solve(A, K.T @ (y + 1 - y.mean(axis=0)) / len(X))
+    _, alpha = least_squares(X, y + 1, data(30, 1)[0], mean=y.mean(axis=0))
     np.testing.assert_allclose(again.dual_coef_, alpha, rtol=0, atol=1e-5 * np.abs(alpha).max())
 
 
@@ -353,21 +351,14 @@ def test_a_warm_start_of_the_other_convention_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize("method", ["block", "eigenpro4", "direct", "falkon", "sgd"])
 def test_a_resumed_run_has_the_stored_mean_and_the_same_bits(method: str, tmp_path: Path) -> None:
     X, y = data(135)
-    config = {**METHODS[method]}
     source = ArraySource(np.float32(X), y)
-    held_out = {"test": ArraySource(np.float32(X[:10]), y[:10])}
-    whole = finished(settings(tmp_path / "whole", **config), source=source, **held_out)
-    stopped(settings(tmp_path / "cut", **config), 4, source=source, **held_out)
-    finished(settings(tmp_path / "cut", **config), source=source, **held_out)
-    expected, found = final(tmp_path / "whole"), final(tmp_path / "cut")
-    for name in ("alpha", "average"):
-        np.testing.assert_array_equal(found[name], expected[name])
-    loaded = load_model(tmp_path / "cut", device="cpu")
+    result = assert_a_stop_leaves_no_trace(tmp_path, (4,), METHODS[method], source)
+    loaded = load_model(tmp_path / "whole", device="cpu")
     test = np.float32(data(40, 2)[0])
     with loaded.backend:
-        np.testing.assert_array_equal(loaded.values(test), whole.model.values(test))
-        np.testing.assert_array_equal(loaded.targets.mean, whole.model.targets.mean)
-    np.testing.assert_allclose(loaded.values(test), brute_force(whole, test), atol=1e-4)
+        np.testing.assert_array_equal(loaded.values(test), result.model.values(test))
+        np.testing.assert_array_equal(loaded.targets.mean, result.model.targets.mean)
+    np.testing.assert_allclose(loaded.values(test), brute_force(result, test), atol=1e-4)
 
 
 def test_the_setting_may_not_change_in_a_run(tmp_path: Path) -> None:

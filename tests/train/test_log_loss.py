@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
-from scipy.special import log_softmax, softmax
+from scipy.special import softmax
 from sklearn.metrics import log_loss
 
 import streamkern as sk
 from streamkern.config.run_config import RunConfig
-from streamkern.losses.log_loss import LogLoss
-from tests.runs import CLASSES, arrays, finished, settings
+from tests.runs import arrays, finished, settings
 
 X, Y = arrays(200, 3)
 LOG_LOSS = {"model.loss": "log_loss"}
@@ -28,33 +26,6 @@ def classifier(**parameters: Any) -> sk.KernelClassifier:
         "threads": 1,
     }  # fmt: skip
     return sk.KernelClassifier(**given | {"loss": "log_loss"} | parameters)
-
-
-@pytest.mark.parametrize(("block_size", "epochs"), [(40, 100), (20, 1000)])
-def test_full_batches_end_at_the_least_penalised_loss(block_size: int, epochs: int) -> None:
-    """Against SciPy's minimum of the same objective, in float64."""
-    ridge, p = 1e-3, 40
-    overrides = LOG_LOSS | {
-        "data.batch_size": 200, "data.epochs": epochs, "model.n_centers": p, "solver.ridge": ridge,
-        "solver.block_size": block_size, "solver.average": False, "run.precision": "float64",
-    }  # fmt: skip
-    result = finished(settings(**overrides), source=sk.ArraySource(X, Y, classes=CLASSES))
-    targets, Z = result.model.targets, np.float64(result.Z)
-    gain = targets.scale[0]
-    K, of_centers = (np.exp(-cdist(a, Z) / 3.0) for a in (np.float64(X), Z))
-
-    def objective(flat: Any) -> tuple[float, Any]:
-        alpha = flat.reshape(p, 3)
-        logs, scale = log_softmax(targets.mean + gain * K @ alpha, axis=1), LogLoss().curvature
-        penalty = ridge / 2 * (alpha * (of_centers @ alpha)).sum()
-        slope = K.T @ (np.exp(logs) - np.eye(3)[Y]) / (200 * scale * gain)
-        value = -logs[np.arange(200), Y].mean() / (scale * gain**2) + penalty
-        return float(value), (slope + ridge * (of_centers @ alpha)).reshape(-1)
-
-    best = minimize(objective, np.zeros(3 * p), jac=True, method="L-BFGS-B",
-                    options={"maxiter": 2000, "maxfun": 10**6, "ftol": 1e-14}).fun  # fmt: skip
-    reached = objective(np.asarray(result.model.weights).reshape(-1))[0]
-    assert best - 1e-6 <= reached <= best + 0.01 * (objective(np.zeros(3 * p))[0] - best)
 
 
 def test_probabilities_need_no_rows_set_aside(tmp_path: Path) -> None:

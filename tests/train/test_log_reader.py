@@ -6,6 +6,7 @@ import pytest
 
 from streamkern.basics.text import utc_now
 from streamkern.train.log_reader import duration, processes_in, read_history
+from streamkern.train.loop.guard import WINDOW
 
 
 def record(event: str, step: int = 0, **fields: Any) -> dict[str, Any]:
@@ -125,11 +126,15 @@ def test_stages_of_a_setup_are_of_one_process_until_they_come_again() -> None:
     ]  # fmt: skip
 
 
-def test_losses_of_windows_are_spread_over_their_samples() -> None:
-    first = trained(1, 100) | {"losses": [4.0, 3.0]}
-    second = trained(2, 300) | {"losses": [2.0, "inf", 1.0, 0.5]}
-    found = read_history([at(0, 0, "start"), first, second])
-    assert found.curves["train_mse"] == [(50, 4), (100, 3), (150, 2), (250, 1), (300, 0.5)]
+def test_losses_of_windows_are_at_their_last_steps() -> None:
+    """Also if the first windows, of steps before the first weights, have no loss."""
+    first = trained(1, 10 * 3 * WINDOW) | {"window": 1, "losses": [4.0, 3.0]}
+    later = trained(2, 10 * 7 * WINDOW + 50) | {"window": 3, "losses": [2.0, "inf", 1.0, 0.5, 0.2]}
+    found = read_history([at(0, 0, "start"), first, trained(1, 10 * 3 * WINDOW, None), later])
+    samples, losses = zip(*found.curves["train_mse"], strict=True)
+    ends = [2, 3, 4, 6, 7]
+    assert samples == pytest.approx([10 * WINDOW * k for k in ends] + [10 * 7 * WINDOW + 50])
+    assert losses == (4, 3, 2, 1, 0.5, 0.2)
 
 
 def test_what_is_no_number_is_left_out() -> None:

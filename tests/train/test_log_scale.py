@@ -20,7 +20,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.restart.run_snapshot import RunSnapshot
 from tests.log_scale import made
-from tests.runs import assert_same_bits, final, finished, stopped
+from tests.runs import assert_same_bits, final, finished, open_settings, stopped
 
 N = 600
 SOLVERS: dict[str, dict[str, Any]] = {
@@ -33,13 +33,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
 
 
 def settings(run_dir: Path | None = None, **changes: Any) -> RunConfig:
-    """A run that leaves the scale of the targets open."""
-    asked: dict[str, Any] = {
-        "data.batch_size": 50, "data.epochs": 2, "model.n_centers": 200, "run.device": "cpu",
-        "run.threads": 1, "run.checkpoint_every": 1000, "solver.name": "block",
-    }  # fmt: skip
-    where = {} if run_dir is None else {"run.run_dir": str(run_dir)}
-    return RunConfig().with_overrides(asked | where | changes)
+    return open_settings(run_dir, **{"model.n_centers": 200} | changes)
 
 
 def source(n: int = N, seed: int = 0, kind: str = "exponential") -> ArraySource:
@@ -118,13 +112,6 @@ def test_figures_are_in_the_units_of_the_targets() -> None:
     assert max(result.losses) < 2  # of logarithms, and not of y, of the size of 1e4
     early = fitted(early_stopping=True, solver="block", epochs=3)
     assert early.validation_scores_[-1] > 0.9
-
-
-@pytest.mark.slow
-def test_weights_count() -> None:
-    X, y = made("exponential", N)
-    model = sk.KernelRegressor(calibrate=False).fit(X, y, sample_weight=np.r_[np.ones(N)])
-    np.testing.assert_allclose(model.predict(X), shared().predict(X), rtol=1e-3)
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
@@ -252,16 +239,6 @@ def test_a_run_continues_another(tmp_path: Path) -> None:
     stopped(again, 5, **given)
     finished(again, **given)
     assert_same_bits(final(tmp_path / "c"), final(tmp_path / "b"))
-
-
-@pytest.mark.slow
-def test_a_continued_run_without_a_log_scale_gets_none(tmp_path: Path) -> None:
-    finished(settings(tmp_path / "a", **{"model.target_transform": "none"}), source=source())
-    changes = {"model.target_transform": "none"}
-    then = finished(
-        settings(tmp_path / "b", **changes), source=source(N, 3), continues=tmp_path / "a"
-    )
-    assert then.model.targets.gain is None
 
 
 @pytest.mark.slow

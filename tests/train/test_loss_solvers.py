@@ -17,7 +17,7 @@ from streamkern.losses.base import Loss
 from streamkern.losses.errors import Quantile
 from streamkern.train.train import Result
 from tests.losses.own_losses import Distance, LogCosh
-from tests.runs import CLASSES, assert_same_bits, final, finished, opened, settings, stopped
+from tests.runs import CLASSES, assert_a_stop_leaves_no_trace, finished, opened, settings
 
 N, P, BANDWIDTH = 200, 40, 3.0
 RNG = np.random.default_rng(4)
@@ -94,6 +94,15 @@ def gap(result: Result, ridge: float, w: np.ndarray | None = None) -> float:
     return float(gaps([result], ridge, w)[0])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "block_size", "epochs"), [*((loss, P, 400) for loss in LOSSES), ("log_loss", 20, 1000)]
+)
+def test_block_ends_at_the_least_penalised_loss(loss: str, block_size: int, epochs: int) -> None:
+    overrides = {"solver.block_size": block_size, "solver.ridge": 1e-2, "solver.average": False}
+    assert -1e-7 < gap(trained(loss, "block", epochs, **overrides), 1e-2) < 0.01
+
+
 @pytest.mark.parametrize(
     ("loss", "model"),
     [(loss, {"model.n_centers": "auto"}) for loss in LOSSES]
@@ -135,11 +144,7 @@ def test_a_resumed_run_ends_with_the_same_bits(solver: str, tmp_path: Path) -> N
         LOW_RANK | {"solver.period": 3} if solver == "eigenpro4" else {"model.n_centers": "auto"}
     )  # fmt: skip
     source = sk.ArraySource(X.astype(np.float32), VALUES)
-    finished(settings(tmp_path / "whole", **options), source=source)
-    for step in (1, 7, 13):
-        stopped(settings(tmp_path / "parts", **options), step, source=source, test=source)
-    finished(settings(tmp_path / "parts", **options), source=source)
-    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+    assert_a_stop_leaves_no_trace(tmp_path, (1, 7, 13), options, source)
 
 
 def test_the_parameters_of_a_loss_follow_from_the_noise_not_from_the_targets() -> None:

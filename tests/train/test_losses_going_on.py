@@ -16,7 +16,7 @@ from streamkern.losses.base import Loss
 from streamkern.losses.losses import saved_loss
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.target_scale import TargetScale
-from tests.runs import CLASSES, assert_same_bits, final, finished, lost, settings, stopped
+from tests.runs import CLASSES, assert_a_stop_leaves_no_trace, finished, lost, settings
 
 N, P, RIDGE = 200, 40, 1e-2
 RNG = np.random.default_rng(4)
@@ -86,10 +86,8 @@ def test_a_killed_run_that_goes_on_ends_with_the_same_bits(
 ) -> None:
     rows, options = source(name in FOR_CLASSES), {"continues": tmp_path / "old"}
     finished(config(tmp_path / "old", old), source=rows)
-    finished(config(tmp_path / "whole", name), source=rows, **options)
-    stopped(config(tmp_path / "parts", name), 5, source=rows, test=rows, **options)
-    finished(config(tmp_path / "parts", name), source=rows, **options)
-    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+    overrides = {"model.loss": name, "model.n_centers": P} | LOSSES[name]
+    assert_a_stop_leaves_no_trace(tmp_path, (5,), overrides, rows, **options)
 
 
 class Penalised:

@@ -10,8 +10,6 @@ import pytest
 
 from streamkern.basics.errors import TrainingInterrupted
 from streamkern.ingest.ingest import ingest
-from streamkern.train.loop.rank_coordinator import RankCoordinator
-from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.setup import assemble
 from streamkern.train.setup.choose_centers import choose_centers
@@ -32,7 +30,6 @@ SMALL = {
     "solver.ridge": "auto",
 }  # fmt: skip
 SQUARES = {"model.loss": "squared_error", "model.quantile": None}
-MEETS = RankCoordinator.sync_if_due
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +49,8 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def settings(store: str, place: Path, name: str, rows: int, columns: int) -> Any:
-    grid = {"run.ranks": rows * columns, "run.center_ranks": columns, "data.test": store}
-    return runs.settings(store, place, **SMALL | LOSSES[name] | grid)
+    grid = runs.grid(rows, columns)
+    return runs.settings(store, place, **SMALL | LOSSES[name] | grid | {"data.test": store})
 
 
 @pytest.mark.slow
@@ -113,13 +110,6 @@ def test_a_continued_run_is_that_of_one_rank(
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
-def stopped(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
-    """In the place of `RankCoordinator.sync_if_due`: rank 0 is stopped after four steps."""
-    if self._ranks.rank == 0 and taken.position.step == 4:
-        self._stop.requested = "the test"
-    return MEETS(self, taken, now=now)
-
-
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(("name", "rows", "columns"), [
@@ -134,7 +124,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     )
     runs.on_ranks(rows * columns, calm)
     with monkeypatch.context() as patched:
-        patched.setattr(RankCoordinator, "sync_if_due", stopped)
+        runs.stop_rank0_after(4, patched)
         with pytest.raises(TrainingInterrupted, match="and saved"):
             runs.on_ranks(rows * columns, parts)
     runs.on_ranks(rows * columns, parts)

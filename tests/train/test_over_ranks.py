@@ -7,7 +7,7 @@ import io
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -26,7 +26,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks
 from streamkern.train.loop import progress, rank_coordinator
-from streamkern.train.loop.rank_coordinator import RankCoordinator, format_rank_figures
+from streamkern.train.loop.rank_coordinator import format_rank_figures
 from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.over_ranks import RankEventHandler, devices_of, train_over, with_rank_count
 from streamkern.train.rank_work import prepare_run, train_rank
@@ -34,6 +34,7 @@ from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_result
 from streamkern.train.train import train
+from tests.rank_runs import alpha, stop_rank0_after
 from tests.rank_threads import on_threads
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -66,31 +67,6 @@ def over(size: int, config: RunConfig) -> list[Any]:
     """Return what each rank's training returned."""
     prepare_run(config)
     return on_threads(size, lambda ranks: train_rank(config, ranks, StopRequest(install=False)))
-
-
-@pytest.fixture
-def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return a function that has rank 0 be stopped after so many steps of a training."""
-
-    def stopped_after(steps: int) -> None:
-        def meets(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
-            at = taken.position.step
-            if self._ranks.rank == 0 and at - began.setdefault(id(self), at - 1) >= steps:
-                self._stop.requested = "the test"
-            return met(self, taken, now=now)
-
-        began: dict[int, int] = {}
-        monkeypatch.setattr(RankCoordinator, "sync_if_due", meets)
-
-    met = RankCoordinator.sync_if_due
-    return stopped_after
-
-
-def alpha(run_dir: Path) -> np.ndarray[Any, Any]:
-    """Return the weights of the newest checkpoint."""
-    saved = RunDirectory(run_dir, writable=False).load_latest()
-    assert saved is not None
-    return np.asarray(saved.arrays["alpha"])
 
 
 @contextlib.contextmanager
@@ -160,7 +136,7 @@ def test_the_run_is_that_of_one_rank(
 ])  # fmt: skip
 def test_it_goes_on_with_any_number(
     store: str, tmp_path: Path, before: int, then: int, changes: dict[str, Any],
-    after: Callable[[int], None], monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """From a checkpoint of others, to where one rank ends; with as many as before to the bit."""
     monkeypatch.setattr(rank_coordinator, "GATHER_INTERVAL_STEPS", 3)
@@ -168,11 +144,11 @@ def test_it_goes_on_with_any_number(
     train(reference.with_overrides({"run.ranks": 1})) if before != then else over(then, reference)
     config = settings(store, tmp_path / "many", **changes)
     for steps in (3, 3):
-        after(steps)
+        stop_rank0_after(steps, monkeypatch)
         with pytest.raises(TrainingInterrupted, match="saved"):
             over(before, config)
     assert RunDirectory(tmp_path / "many", writable=False).steps()
-    after(1000)
+    stop_rank0_after(1000, monkeypatch)
     with regridded(before, then):
         over(then, config)
     ended = alpha(tmp_path / "many")
@@ -202,7 +178,7 @@ def test_a_run_that_has_ended_starts_no_ranks(
 
 @pytest.mark.full
 def test_any_number_goes_on_from_any_other(
-    store: str, tmp_path: Path, after: Callable[[int], None]
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1 to 4 from the middle of 1 to 4: the same samples, and where none changed the same bits."""
     ends, sizes = {}, (1, 2, 3, 4)
@@ -212,10 +188,10 @@ def test_any_number_goes_on_from_any_other(
         ends[size] = alpha(tmp_path / f"{size}")
     for before in sizes:
         half = settings(store, tmp_path / f"{before} half", **small)
-        after(2)
+        stop_rank0_after(2, monkeypatch)
         with pytest.raises(TrainingInterrupted):
             over(before, half)
-        after(1000)
+        stop_rank0_after(1000, monkeypatch)
         for then in sizes:
             place = tmp_path / f"{before} {then}"
             shutil.copytree(tmp_path / f"{before} half", place)
@@ -224,17 +200,6 @@ def test_any_number_goes_on_from_any_other(
             assert {each["samples"] for each in found} == {2000}
             atol = 1e-11 * (before != then)
             np.testing.assert_allclose(alpha(place), ends[then], rtol=0, atol=atol)
-
-
-def test_what_ranks_can_not_share_is_refused(store: str, tmp_path: Path) -> None:
-    """Before anything is written."""
-    config = settings(
-        store, tmp_path / "run", **{"solver.name": "eigenpro2", "solver.ridge": "auto",
-        "solver.block_size": "auto"}
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"run\.ranks=2 .*solver='eigenpro2'"):
-        prepare_run(config)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("changes", [

@@ -11,7 +11,7 @@ from sklearn.metrics import mean_pinball_loss
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError
-from tests.runs import assert_same_bits, final, finished, settings, stopped
+from tests.runs import assert_a_stop_leaves_no_trace
 
 LEVELS = [0.05, 0.5, 0.95]
 RNG = np.random.default_rng(7)
@@ -145,12 +145,7 @@ def test_rows_may_come_from_a_store(tmp_path: Path) -> None:
 
 def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     overrides = {"solver.name": "block", "model.loss": "quantile", "model.quantile": LEVELS}
-    source = sk.ArraySource(X[:200], Y[:200])
-    whole, parts = (settings(tmp_path / name, **overrides) for name in ("whole", "parts"))
-    finished(whole, source=source, test=source)
-    stopped(parts, 3, source=source, test=source)
-    finished(parts, source=source, test=source)
-    assert_same_bits(final(tmp_path / "whole"), final(tmp_path / "parts"))
+    assert_a_stop_leaves_no_trace(tmp_path, (3,), overrides, sk.ArraySource(X[:200], Y[:200]))
 
 
 @pytest.mark.slow

@@ -16,8 +16,6 @@ from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.loop.rank_coordinator import RankCoordinator
-from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.rank_work import prepare_run
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
@@ -25,11 +23,11 @@ from streamkern.train.start_run import run_directory, started_trainer
 from streamkern.train.train import train
 from streamkern.train.trainer import Trainer
 from tests import rank_runs as runs
+from tests.rank_runs import SMALL, grid
 from tests.rank_threads import on_threads
+from tests.runs import newest
 
-MEETS = RankCoordinator.sync_if_due
 T = TypeVar("T")
-SMALL = {"data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3}
 
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -47,10 +45,6 @@ EIGENPRO = {
 }  # fmt: skip
 """Of 38 steps an epoch, the last of 8 rows, with a projection after every fifth."""
 FALKON = {"solver.name": "falkon", "solver.block_size": "auto", "data.epochs": 3}
-
-
-def grid(rows: int, columns: int) -> dict[str, int]:
-    return {"run.ranks": rows * columns, "run.center_ranks": columns}
 
 
 @pytest.mark.slow
@@ -116,28 +110,20 @@ def test_any_grid_goes_on_from_any_other(
         place = tmp_path / f"{before}"
         config = runs.settings(store, place, **asked | grid(*before))
         with monkeypatch.context() as patched:
-            patched.setattr(RankCoordinator, "sync_if_due", stopped)
+            runs.stop_rank0_after(4, patched)
             with pytest.raises(TrainingInterrupted, match="and saved"):
                 runs.on_ranks(math.prod(before), config)
         saved = RunDirectory(place, writable=False)
         # Of FALKON, which gathers its sums there, at the next step with a checkpoint of its own.
         assert saved.steps() == [3, 6 if changes == FALKON else 4]
         if "solver.period" in changes:
-            stopped_at = saved.load_latest()
-            assert stopped_at is not None
+            stopped_at = newest(saved)
             assert len(stopped_at.arrays["points"]) == stopped_at.meta["state"]["n_pending"] == 64
         for then in afterwards:
             again = Path(shutil.copytree(place, tmp_path / f"{before} {then}"))
             runs.on_ranks(math.prod(then), runs.settings(store, again, **asked | grid(*then)))
             atol = 1e-12 * (not first == before == then)
             np.testing.assert_allclose(runs.alpha(again), end, rtol=0, atol=atol)
-
-
-def stopped(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
-    """In the place of `RankCoordinator.sync_if_due`: rank 0 is stopped after four steps."""
-    if self._ranks.rank == 0 and taken.position.step == 4:
-        self._stop.requested = "the test"
-    return MEETS(self, taken, now=now)
 
 
 def test_a_rank_has_a_part_of_the_centers(store: str, tmp_path: Path) -> None:

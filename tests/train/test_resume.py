@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -55,6 +55,7 @@ from tests.runs import (
     final,
     finished,
     latest_step,
+    newest,
     process,
     settings,
     shorten_windows,
@@ -120,9 +121,7 @@ def test_a_stop_after_any_step_leaves_no_trace(method: str, tmp_path: Path) -> N
 def test_pending_centers_are_part_of_a_checkpoint(tmp_path: Path) -> None:
     """Step 11 of periods of 3 is inside one: two batches wait for their projection."""
     stopped(settings(tmp_path, **METHODS["eigenpro4"]), 11, source=stream())
-    with RunDirectory(tmp_path, writable=False) as run:
-        saved = run.load_latest()
-    assert saved is not None
+    saved = newest(tmp_path)
     assert saved.meta["state"]["n_pending"] > 0
     assert len(saved.arrays["points"]) == len(saved.arrays["delta"])
     assert len(saved.arrays["points"]) == saved.meta["state"]["n_pending"]
@@ -192,10 +191,7 @@ def test_back_to_an_older_checkpoint(tmp_path: Path) -> None:
     next((tmp_path / "checkpoints").glob("*07/alpha/c/*/*")).unlink()
     with pytest.warns(UserWarning, match="step 7 .* was skipped, and that of step 6 is used"):
         finished(config, source=stream())
-    with RunDirectory(tmp_path, writable=False) as run:
-        saved = run.load_latest()
-    assert saved is not None
-    assert_same_bits(saved.arrays, uninterrupted("eigenpro4"))
+    assert_same_bits(newest(tmp_path).arrays, uninterrupted("eigenpro4"))
 
 
 def test_a_store_resumed_from_where_it_was_moved_to(tmp_path: Path) -> None:
@@ -331,20 +327,28 @@ def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
     assert resumed.meta == at_once.meta
 
 
-def _die_in_step(run_dir: Path, method: str, at: int) -> None:
-    """A life that kills itself in step `at`, between its products and what they change."""
-    shorten_windows()
+def _at_step(at: int, arm: Callable[[Any], None]) -> None:
+    """Have trainers call `arm` with their solver before step `at`, when no save is under way."""
     arriving = train_module.Trainer._stoppable_reads
 
     def deadly(trainer: train_module.Trainer, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in arriving(trainer, batches):
             if trainer.position.step == at:
                 trainer.checkpoints.wait()  # or it would be chance which checkpoint is the last
-                solver = vars(trainer.steps.solver)
-                solver["_measure"] = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+                arm(trainer.steps.solver)
             yield batch
 
     train_module.Trainer._stoppable_reads = deadly  # type: ignore[method-assign]
+
+
+def _die_in_step(run_dir: Path, method: str, at: int) -> None:
+    """A life that kills itself in step `at`, between its products and what they change."""
+    shorten_windows()
+
+    def arm(solver: Any) -> None:
+        vars(solver)["_measure"] = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+
+    _at_step(at, arm)
     train(uncompiled(run_dir, method, **{"run.checkpoint_every": 2}), source=stream(method))
 
 
@@ -376,24 +380,19 @@ def survived(folder: Path, method: str, die: Any, given: Any, **settings: Any) -
 def _die_in_projection(run_dir: Path, settings: dict[str, Any], at: int) -> None:
     """A life that kills itself in the projection of step `at`, in its second pass."""
     shorten_windows()
-    arriving = train_module.Trainer._stoppable_reads
 
-    def deadly(trainer: train_module.Trainer, batches: Iterator[Batch]) -> Iterator[Batch]:
-        for batch in arriving(trainer, batches):
-            if trainer.position.step == at:
-                trainer.checkpoints.wait()
-                projection: Any = trainer.steps.solver.projection  # type: ignore[attr-defined]
-                evaluate, steps = projection._evaluate, []
+    def arm(solver: Any) -> None:
+        projection, steps = solver.projection, list[Any]()
+        evaluate = projection._evaluate
 
-                def count(*arguments: Any) -> None:
-                    steps.append(evaluate(*arguments))  # noqa: B023
-                    if len(steps) > len(projection.Z) // projection.batch + 2:  # noqa: B023
-                        os.kill(os.getpid(), signal.SIGKILL)
+        def count(*arguments: Any) -> None:
+            steps.append(evaluate(*arguments))
+            if len(steps) > len(projection.Z) // projection.batch + 2:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-                vars(projection)["_evaluate"] = count
-            yield batch
+        vars(projection)["_evaluate"] = count
 
-    train_module.Trainer._stoppable_reads = deadly  # type: ignore[method-assign]
+    _at_step(at, arm)
     settings = settings | {"run.checkpoint_every": 2}
     train(uncompiled(run_dir, INEXACT, **settings), source=stream(INEXACT))
 

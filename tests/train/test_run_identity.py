@@ -26,20 +26,18 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.loop import rank_coordinator
-from streamkern.train.loop.rank_coordinator import RankCoordinator
-from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.rank_work import prepare_run, train_rank
 from streamkern.train.resolve.run_inputs import NO_INPUTS
-from streamkern.train.restart.run_snapshot import recorded_run
+from streamkern.train.restart.run_snapshot import recorded_run, sizes_of
 from streamkern.train.run_identity import (
     changed_backend,
     check_same_model,
     check_same_run,
+    has_scores,
     recorded_patches,
-    recorded_scores,
-    recorded_sizes,
     run_record,
 )
+from tests.rank_runs import stop_rank0_after
 from tests.rank_threads import on_threads
 from tests.runs import (
     CLASSES,
@@ -138,13 +136,12 @@ def test_only_a_setup_binds(tmp_path: Path) -> None:
     record = run_record(opened())
     directory = written(tmp_path / "run", record, setup=False)
     assert recorded_run(directory) is None
-    assert recorded_sizes(directory) is None
     check_same_run(directory, {"identity": {}})
     with directory:
         directory.write_config(record)
         directory.save_setup({"a": np.zeros(1)}, {})
     assert recorded_run(directory) == record
-    assert recorded_sizes(directory) == opened().sizes
+    assert sizes_of(record) == opened().sizes
 
 
 def test_only_the_model_of_a_run_by_itself_is_compared_before_its_data_are_read(
@@ -165,12 +162,12 @@ def test_only_the_model_of_a_run_by_itself_is_compared_before_its_data_are_read(
 
 @pytest.mark.parametrize("scale", ["quantiles", "feature"])
 def test_quantile_scores_are_known_of_a_run_that_was_started(scale: str, tmp_path: Path) -> None:
-    assert recorded_scores(None) is None
-    assert recorded_scores(RunDirectory(tmp_path / "none")) is None
     X, y = arrays(135)
     source = ArraySource(np.exp(3 * X), y, classes=CLASSES)  # far from normal
     stopped(settings(tmp_path / "run", **{"data.scale": scale}), 3, source=source)
-    assert recorded_scores(RunDirectory(tmp_path / "run")) is (scale == "quantiles")
+    record = recorded_run(RunDirectory(tmp_path / "run"))
+    assert record is not None
+    assert has_scores(record["identity"]["data"]) is (scale == "quantiles")
 
 
 def test_patch_features_are_known_of_a_run_that_was_started(tmp_path: Path) -> None:
@@ -181,12 +178,10 @@ def test_patch_features_are_known_of_a_run_that_was_started(tmp_path: Path) -> N
     place = tmp_path / "run"
     found = finished(settings(place, **with_patches), source=source).model.fixed[-1]
     assert isinstance(found, PatchFeatures)
-    known = recorded_patches(RunDirectory(place), settings(place, **with_patches))
+    known = recorded_patches(RunDirectory(place))
     assert known is not None
     assert known.describe() == found.describe()
-    assert recorded_patches(RunDirectory(place), settings(place)) is None
-    for none in (None, RunDirectory(tmp_path / "none")):
-        assert recorded_patches(none, settings(place, **with_patches)) is None
+    assert recorded_patches(RunDirectory(tmp_path / "none")) is None
 
 
 def changed(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:
@@ -212,7 +207,7 @@ def test_a_record_of_another_version_is_a_sentence(change: Any, tmp_path: Path) 
     """W7: whole by its checksum, with a key missing or more, or a value of another type."""
     directory = written(tmp_path, change(run_record(opened())))
     with pytest.raises(RunError, match="holds a run of another version of streamkern; continue it"):
-        recorded_sizes(directory)
+        recorded_run(directory)
 
 
 def test_what_else_a_process_has_loaded_does_not_count() -> None:
@@ -253,24 +248,10 @@ def passes(config: RunConfig) -> None:
     )
 
 
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 is stopped two steps after it began, or at the end."""
-
-    def meets(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
-        at = taken.position.step
-        if self._ranks.rank == 0 and at - began.setdefault(id(self), at - 1) >= 2:
-            self._stop.requested = "the test"
-        return met(self, taken, now=now)
-
-    began: dict[int, int] = {}
-    met = RankCoordinator.sync_if_due
+@pytest.mark.usefixtures("one_blas_thread")
+def test_another_grid_is_said_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_coordinator, "GATHER_INTERVAL_STEPS", 2)
-    monkeypatch.setattr(RankCoordinator, "sync_if_due", meets)
-
-
-@pytest.mark.usefixtures("soon", "one_blas_thread")
-def test_another_grid_is_said_and_recorded(tmp_path: Path) -> None:
+    stop_rank0_after(2, monkeypatch)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 3)).astype(np.float32)
     store, place = str(tmp_path / "store.zarr"), tmp_path / "run"

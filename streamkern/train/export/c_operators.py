@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,13 +91,19 @@ def _axis(value: Value, axis: int) -> int:
     return axis % len(value.shape)
 
 
-def _reduce(file: CFile, name: str, value: Value, axis: int, keepdims: bool, update: str) -> None:
+def _reduce(
+    update: str, file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]
+) -> None:
     """Write a reduction along an axis.
 
     update : C statement that updates the variable `found` with the entry {0}
     """
+    value, axes = inputs
+    assert axes.constant is not None
+    axis = _axis(value, int(axes.constant[0]))
     outer, length, inner = _split(value.shape, axis)
-    reduced_shape = (*value.shape[:axis], *((1,) if keepdims else ()), *value.shape[axis + 1 :])
+    kept_axis = (1,) if attributes["keepdims"] else ()
+    reduced_shape = (*value.shape[:axis], *kept_axis, *value.shape[axis + 1 :])
     out = file.new(name, reduced_shape, value.kind)
     entry = f"{value.code}[(i * {length} + k) * {inner} + j]"
     file.statements += [
@@ -106,23 +113,6 @@ def _reduce(file: CFile, name: str, value: Value, axis: int, keepdims: bool, upd
         f"    {out.code}[i * {inner} + j] = found;",
         "}",
     ]
-
-
-def _reduce_sum(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
-    axis = _constant_axis(inputs)
-    _reduce(file, name, inputs[0], axis, bool(attributes["keepdims"]), "found += {0};")
-
-
-def _reduce_max(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
-    axis = _constant_axis(inputs)
-    step = "if ({0} > found) found = {0};"
-    _reduce(file, name, inputs[0], axis, bool(attributes["keepdims"]), step)
-
-
-def _constant_axis(inputs: list[Value]) -> int:
-    axes = inputs[1].constant
-    assert axes is not None
-    return _axis(inputs[0], int(axes[0]))
 
 
 def _argmax(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
@@ -214,7 +204,8 @@ def _label_encoder(file: CFile, name: str, inputs: list[Value], attributes: dict
 
 
 _WRITERS: dict[str, Callable[[CFile, str, list[Value], dict[str, Any]], None]] = {
-    "MatMul": _matmul, "ReduceSum": _reduce_sum, "ReduceMax": _reduce_max, "ArgMax": _argmax,
+    "MatMul": _matmul, "ReduceSum": partial(_reduce, "found += {0};"),
+    "ReduceMax": partial(_reduce, "if ({0} > found) found = {0};"), "ArgMax": _argmax,
     "Gather": _gather, "Reshape": _reshape, "Concat": _concat, "Softmax": _softmax,
     "TopK": _top_k, "Shape": _shape, "LabelEncoder": _label_encoder,
 }  # fmt: skip

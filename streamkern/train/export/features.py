@@ -195,7 +195,8 @@ def interpolated(graph: Graph, x: Traced, positions: Any, values: Any) -> Traced
     ascending = np.append(True, np.diff(positions) > 0)
     positions, values = positions[ascending], values[ascending]
     if len(positions) == 1:
-        return x * 0 + float(values[0])
+        constant: Traced = x * 0 + float(values[0])
+        return constant
     within_pieces: Traced = graph.node(
         "Min", graph.node("Max", x - positions[None, :-1], 0), np.diff(positions)[None]
     )

@@ -305,4 +305,4 @@ def _probabilities(graph: Graph, F: Traced, estimator: Softmax | Isotonic) -> Tr
         for k, (a, b) in enumerate(pairwise(piece_ends))
     ]
     p = graph.node("Concat", *columns, axis=1)
-    return p / p.sum(axis=1, keepdims=True)
+    return graph.node("Div", p, p.sum(axis=1, keepdims=True))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
@@ -110,13 +111,11 @@ class Graph:
         return make(name, self.tensor_type(dtype), shape)
 
 
-class Traced:
+class Traced(NDArrayOperatorsMixin):
     """A value of the graph, with the operators and methods of an array.
 
     Values of a graph never change: an in-place operator makes the object refer to a new value.
     """
-
-    __array_ufunc__ = None  # so that NumPy scalars leave the operators to this class
 
     def __init__(self, graph: Graph, name: str, dtype: np.dtype[Any]) -> None:
         self.graph, self.name, self.dtype = graph, name, dtype
@@ -137,62 +136,18 @@ class Traced:
             return self.copy()
         return self.graph.node("Cast", self, dtype=target, to=self.graph.tensor_type(target))
 
-    def __neg__(self) -> Traced:
-        return self.graph.node("Neg", self)
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *values: Any, out: tuple[Traced] | None = None
+    ) -> Any:
+        """Add the node of a NumPy function; the operators of the base class call this method.
 
-    def __abs__(self) -> Traced:
-        return self.graph.node("Abs", self)
-
-    def __add__(self, other: Any) -> Traced:
-        return self.graph.node("Add", self, other)
-
-    def __radd__(self, other: Any) -> Traced:
-        return self.graph.node("Add", other, self)
-
-    def __iadd__(self, other: Any) -> Traced:
-        return self.refer_to(self + other)
-
-    def __sub__(self, other: Any) -> Traced:
-        return self.graph.node("Sub", self, other)
-
-    def __rsub__(self, other: Any) -> Traced:
-        return self.graph.node("Sub", other, self)
-
-    def __isub__(self, other: Any) -> Traced:
-        return self.refer_to(self - other)
-
-    def __mul__(self, other: Any) -> Traced:
-        return self.graph.node("Mul", self, other)
-
-    def __rmul__(self, other: Any) -> Traced:
-        return self.graph.node("Mul", other, self)
-
-    def __imul__(self, other: Any) -> Traced:
-        return self.refer_to(self * other)
-
-    def __truediv__(self, other: Any) -> Traced:
-        return self.graph.node("Div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Traced:
-        return self.graph.node("Div", other, self)
-
-    def __itruediv__(self, other: Any) -> Traced:
-        return self.refer_to(self / other)
-
-    def __pow__(self, other: Any) -> Traced:
-        return self.graph.node("Pow", self, other)
-
-    def __ipow__(self, other: Any) -> Traced:
-        return self.refer_to(self**other)
-
-    def __matmul__(self, other: Any) -> Traced:
-        return self.graph.node("MatMul", self, other)
-
-    def __lt__(self, other: Any) -> Traced:
-        return self.graph.node("Less", self, other, dtype=np.bool_)
-
-    def __gt__(self, other: Any) -> Traced:
-        return self.graph.node("Greater", self, other, dtype=np.bool_)
+        out : holds the object that refers to the result after an in-place operator
+        """
+        op = _OPERATORS.get(ufunc.__name__)
+        if op is None or method != "__call__":
+            return NotImplemented
+        value = self.graph.node(op, *values, dtype=np.bool_ if op in _COMPARISONS else None)
+        return value if out is None else out[0].refer_to(value)
 
     def equals(self, other: Any) -> Traced:
         """Return where the values are equal, bool."""
@@ -227,15 +182,16 @@ class Traced:
         return self.graph.node("Reshape", self, self.graph.constant(shape, np.int64))
 
 
-_UNARY = {
+_FUNCTIONS = {
     "negative": "Neg", "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "abs": "Abs",
     "absolute": "Abs", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos", "tanh": "Tanh",
-    "sign": "Sign",
+    "sign": "Sign", "add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div",
+    "power": "Pow", "maximum": "Max", "minimum": "Min",
 }  # fmt: skip
-_BINARY = {
-    "add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div", "power": "Pow",
-    "maximum": "Max", "minimum": "Min",
-}  # fmt: skip
+"""The operator of ONNX for each function of the array module."""
+_OPERATORS = _FUNCTIONS | {"matmul": "MatMul", "less": "Less", "greater": "Greater"}
+"""The operator of ONNX for each function that an operator of Python calls."""
+_COMPARISONS = ("Less", "Greater")
 
 
 class TracedModule:
@@ -246,13 +202,13 @@ class TracedModule:
 
     def __init__(self, graph: Graph, subject: str) -> None:
         self._graph, self._subject = graph, subject
-        for name, op in (_UNARY | _BINARY).items():
+        for name, op in _FUNCTIONS.items():
             setattr(self, name, self._function(op))
 
     def __getattr__(self, name: str) -> Any:
         raise ConfigError(
             f"{self._subject} calls {name} of the array module, which the export does not support",
-            f"use {', '.join(sorted(_UNARY | _BINARY))}, arccos, clip, copysign, expm1, log1p, "
+            f"use {', '.join(sorted(_FUNCTIONS))}, arccos, clip, copysign, expm1, log1p, "
             "square or where",
         )
 
@@ -290,7 +246,7 @@ class TracedModule:
 
     def expm1(self, a: Traced) -> Traced:
         """Return exp(a) - 1."""
-        return self._graph.node("Exp", a) - 1
+        return self._graph.node("Sub", self._graph.node("Exp", a), 1)
 
     def copysign(self, a: Traced, b: Traced) -> Traced:
         """Return |a| with the sign of b."""

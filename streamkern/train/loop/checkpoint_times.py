@@ -69,7 +69,7 @@ class Checkpoints:
         before_commit : called before the files become a checkpoint, see `AsyncSaver`
         """
         if self._saver is None:
-            steps.hand_in()
+            steps.send_to_rank0()
             return
         start = time.monotonic()
         self._saver.wait()  # at most one copy is held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -89,23 +89,22 @@ class EvaluationSchedule:
 
     def metrics_as_json(self) -> dict[str, float | None] | None:
         """Return the newest figures as JSON values; None if they are owed."""
-        if self.owed:
-            return None
-        return {
-            name: value if math.isfinite(value) else None for name, value in self.metrics.items()
-        }
+        return None if self.owed else figures_as_json(self.metrics)
 
-    def restore_metrics(self, metrics_as_json: dict[str, float | None] | None) -> None:
+    def restore_metrics(self, metrics_as_json: Mapping[str, float | None] | None) -> None:
         """Restore the figures that `metrics_as_json` returned."""
         self.owed = metrics_as_json is None
-        self.metrics = {
-            name: math.nan if value is None else value
-            for name, value in (metrics_as_json or {}).items()
-        }
+        self.metrics = figures_from_json(metrics_as_json or {})
 
-    def restore_history(self, records: Iterable[dict[str, Any]]) -> None:
-        """Restore the history of all processes of the run, from the records of its log."""
-        self.history = evaluations_in(records)
+
+def figures_as_json(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """Return figures as JSON values: None stands for numbers that are not finite."""
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+
+
+def figures_from_json(figures: Mapping[str, float | None]) -> dict[str, float]:
+    """Return figures that `figures_as_json` converted; NaN for numbers that were not finite."""
+    return {name: math.nan if value is None else value for name, value in figures.items()}
 
 
 def evaluations_in(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -261,7 +261,7 @@ class LossCurve:
         n_unknown = epochs - self._at_ends - len(entries)
         return type(self)([*entries, *[(None, 0.0)] * n_unknown], at_ends=self._at_ends)
 
-    def stepped(self, epoch: int, rows: int) -> None:
+    def record_step(self, epoch: int, rows: int) -> None:
         """Record a step on `rows` rows, whose loss is read later."""
         self._waiting.append((epoch - self._at_ends, rows))
 

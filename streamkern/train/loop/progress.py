@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from streamkern.basics.machine import MemoryMeter
 from streamkern.basics.progress import Line
@@ -16,6 +16,7 @@ from streamkern.basics.text import time_text
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Meter, three_digits
 from streamkern.train.loop.guard import WINDOW
+from streamkern.train.loop.rank_coordinator import RankCoordinator, format_rank_figures
 from streamkern.train.loop.step_loop import Position
 
 MIN_LOG_INTERVAL_S, MAX_LOG_INTERVAL_S = 1.0, 30.0
@@ -31,23 +32,13 @@ PHASE_DESCRIPTIONS: Final = {
 """Text for each phase of a setup that the event "setup" of the log names."""
 
 
-class RankFigures(Protocol):
-    """Source of figures of several ranks, see `rank_coordinator.RankCoordinator`."""
-
-    def facts(self) -> dict[str, Any]:
-        """Return the figures for the log."""
-
-    def progress_text(self) -> str:
-        """Return the text for the progress line."""
-
-
 class RunProgress:
     """Progress of one process that works on a run.
 
     position : position of the run, which the steps update
     on_host : whether the run computes in host memory, whose peak is then logged
     on_record : called with each record of the log
-    ranks : source of the figures of several ranks, or None
+    ranks : coordinator, whose figures of several ranks are shown and logged, or None
     losses : mean losses of the windows that ended in this process, in squared units of the user's
         targets
     first : number of the first of these windows, counted over the run
@@ -55,7 +46,8 @@ class RunProgress:
 
     def __init__(
         self, line: Line, log: RunLog, position: Position, *, on_host: bool = True,
-        on_record: Callable[[dict[str, Any]], None] | None = None, ranks: RankFigures | None = None,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
+        ranks: RankCoordinator | None = None,
     ) -> None:  # fmt: skip
         self.line, self._log, self.position, self._on_record = line, log, position, on_record
         self.losses: list[float] = []
@@ -142,7 +134,7 @@ class RunProgress:
         self._total = n_rows * passes
         self.first = self.position.step // WINDOW
 
-    def stepped(self, loss: float | None) -> None:
+    def record_step(self, loss: float | None) -> None:
         """Update log and line after a step.
 
         loss : mean loss of the window if the step ended one, else None
@@ -163,7 +155,7 @@ class RunProgress:
         has_loss = len(self.losses) > self._n_empty(self.losses)
         loss = f"train mse {self.losses[-1]:.4g}{self._loss_note}  " if has_loss else ""
         time_left = time_text(self._seconds_left(flow.samples_per_s))
-        ranks = "" if self._ranks is None else self._ranks.progress_text()
+        ranks = "" if self._ranks is None else format_rank_figures(self._ranks.facts())
         flow_text = (
             f"{three_digits(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.text()
         )

@@ -165,10 +165,6 @@ class RankCoordinator:
             "slowest_rank": waits.index(min(waits)),
         }
 
-    def progress_text(self) -> str:
-        """Return the text for the progress line."""
-        return format_rank_figures(self.facts())
-
 
 def format_rank_figures(facts: Mapping[str, Any]) -> str:
     """Return text with the smallest and the largest value of each of `RankCoordinator.facts`.

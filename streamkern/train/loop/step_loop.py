@@ -42,9 +42,9 @@ from streamkern.train.model.calibrating import (
 )
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.model.model_facts import ShownFacts, result_facts
-from streamkern.train.model.recorded_columns import column_names
 from streamkern.train.model.shared_model import SharedModel
 from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.restart.run_snapshot import column_names
 from streamkern.train.setup.assemble import Assembled
 from streamkern.train.setup.gathered import gathered
 
@@ -220,7 +220,7 @@ class StepLoop:
                 on_rank0[name] = host
         return on_rank0
 
-    def hand_in(self) -> None:
+    def send_to_rank0(self) -> None:
         """Send this rank's arrays to rank 0, which calls `snapshot` at the same time."""
         if not self.share.whole:
             self._gather_on_rank0(self._arrays())
@@ -247,14 +247,11 @@ class StepLoop:
             self.report("posterior", self.posterior.describe(self.assembled.targets.scale))
 
     @property
-    def _calibrates_left_out(self) -> bool:
-        rows_are_centers = isinstance(self.solver, KernelRidgeSolver)
-        return bool(self.assembled.meta["left_out" if rows_are_centers else "center_left_out"])
-
-    @property
     def owes_calibration(self) -> bool:
         """True if the finished model can be calibrated, and has not been yet."""
-        can_calibrate = self.run.data.calibration_rows is not None or self._calibrates_left_out
+        rows_are_centers = isinstance(self.solver, KernelRidgeSolver)
+        left_out = self.assembled.meta["left_out" if rows_are_centers else "center_left_out"]
+        can_calibrate = self.run.data.calibration_rows is not None or bool(left_out)
         is_calibrated = self.calibration is not None and self.calibration.n_rows > 0
         return can_calibrate and self.ranks.rank == 0 and not is_calibrated
 
@@ -332,7 +329,7 @@ class StepLoop:
         self.step_is_whole = False
         with np.errstate(over="ignore", invalid="ignore"):  # the guard handles divergence
             self.solver.step(self.state, batch)
-        self._curve.stepped(position.epoch, batch.whole)
+        self._curve.record_step(position.epoch, batch.whole)
         position.step = self.state.steps
         position.samples += batch.whole
         self.rows += len(batch.X)
@@ -378,7 +375,7 @@ class StepLoop:
             assert isinstance(model, SharedModel)
             model.answer()
 
-    def measured(self, loss: float | None) -> None:
+    def record_final_loss(self, loss: float | None) -> None:
         """Record the training loss of the finished model if the steps did not measure it."""
         if loss is not None and self.run.method.empty_epochs:
             self._curve.measure(self.position.epoch - 1, loss)
@@ -389,7 +386,7 @@ class StepLoop:
         return None if ridges is None else self.run.backend.copy_to_host(ridges)
 
     def result(self, **other_fields: Any) -> Result:
-        """Return the result of the run. of_the_run : other fields of `Result`, by name."""
+        """Return the result of the run. other_fields : fields of `Result`, by name."""
         arrays, meta, to_host = self.assembled.arrays, self.assembled.meta, self.run.backend.to_host
         self.watch.read()
         return Result(

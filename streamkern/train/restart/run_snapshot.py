@@ -33,7 +33,7 @@ from streamkern.solver.posterior import POSTERIOR_PREFIX
 from streamkern.stream.sources.transforms import Transform
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.restart.scaling import load_scaling
-from streamkern.train.restart.stored_centers import CentersTarget, StoredCenters, centers_of
+from streamkern.train.restart.stored_centers import CentersTarget, StoredCenters
 
 POST_TRAINING_PREFIXES = (CALIBRATION_PREFIX, POSTERIOR_PREFIX)
 """Prefixes of the arrays that a run computes after its last step, for predictions."""
@@ -162,11 +162,10 @@ class RunSnapshot:
                 saved = run.load_latest(on_host if load_solver else _load_weights)
         if setup is None or (saved is None and load_weights):
             return None
-        centers: HostArray | StoredCenters
         if load_centers:
-            centers = setup.arrays["Z"]
-        else:
-            centers = centers_of(place, storage_options, setup, target)
+            return cls(run.place, setup, saved, setup.arrays["Z"])
+        shape, dtype, sha256 = target.shape, target.dtype, setup.checksums["Z"]
+        centers = StoredCenters(place, storage_options, shape, dtype, sha256)
         return cls(run.place, setup, saved, centers)
 
     @classmethod
@@ -298,3 +297,16 @@ _PROPERTIES = (
 
 def _names(names: list[str] | None) -> tuple[str, ...] | None:
     return None if names is None else tuple(names)
+
+
+def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of the training data, as arguments of `KernelModel`.
+
+    meta : metadata of the setup, JSON
+    """
+    facts = meta.get("facts", {})
+    return {
+        "columns": _names(meta["columns"]), "target_columns": _names(meta["target_columns"]),
+        "encoder": meta.get("encoder"), "file_form": meta.get("file_form"),
+        "label_dtype": facts.get("labels"), "weight_column": facts.get("weight_column"),
+    }  # fmt: skip

@@ -259,7 +259,7 @@ def load_scaling(
     fixed: list[Transform] = []
     for i, entry in enumerate(meta):
         if entry["kind"] == "patches":
-            fixed.append(_saved_patches(arrays, meta, i))
+            fixed.append(restored_patches(_arrays_below(arrays, f"scaling.{i}."), entry))
             continue
         if entry["kind"] != "scale":
             raise ConfigError(
@@ -269,7 +269,9 @@ def load_scaling(
             )
         if entry["mode"] != "none":
             mean, spread = (arrays[f"scaling.{i}.{name}"] for name in ("mean", "scale"))
-            fixed.append(Scale(entry["mode"], mean, spread, _saved_scores(arrays, i)))
+            score_arrays = _arrays_below(arrays, f"scaling.{i}.scores.")
+            scores = QuantileScores(**score_arrays) if score_arrays else None
+            fixed.append(Scale(entry["mode"], mean, spread, scores))
     return tuple(fixed)
 
 
@@ -278,25 +280,17 @@ def saved_patches(
 ) -> PatchFeatures | None:
     """Return the patch features among the saved transforms; None if there are none."""
     kinds = [entry["kind"] for entry in meta]
-    return _saved_patches(arrays, meta, kinds.index("patches")) if "patches" in kinds else None
+    if "patches" not in kinds:
+        return None
+    i = kinds.index("patches")
+    return restored_patches(_arrays_below(arrays, f"scaling.{i}."), meta[i])
 
 
-def _saved_patches(
-    arrays: Mapping[str, npt.NDArray[Any]], meta: Sequence[Mapping[str, Any]], i: int
-) -> PatchFeatures:
-    prefix = f"scaling.{i}."
-    patch_arrays = {
-        name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)
-    }
-    return restored_patches(patch_arrays, meta[i])
-
-
-def _saved_scores(arrays: dict[str, npt.NDArray[Any]], i: int) -> QuantileScores | None:
-    prefix = f"scaling.{i}.scores."
-    score_arrays = {
-        name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)
-    }
-    return QuantileScores(**score_arrays) if score_arrays else None
+def _arrays_below(
+    arrays: Mapping[str, npt.NDArray[Any]], prefix: str
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
 
 
 INTERCEPT_SAMPLE_STAGE = 42

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from streamkern.basics.array_types import HostArray
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.memory import CENTER_DIGEST_BYTES
-from streamkern.rundir.checkpoint_format import Saved
 from streamkern.rundir.chunked_array import ChunkedArray
 from streamkern.rundir.run_directory import RunDirectory
 
@@ -134,23 +133,3 @@ class StoredCenters:
                 "start again, in another run_dir",
             )
         return target
-
-
-def stored_centers(
-    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
-) -> StoredCenters | None:
-    """Return the centers of a run; None if it has no setup yet."""
-    target = CentersTarget()
-    with RunDirectory(place, writable=False, storage_options=storage_options) as run:
-        setup = run.load_setup(target)
-    return None if setup is None else centers_of(place, storage_options, setup, target)
-
-
-def centers_of(
-    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, setup: Saved,
-    target: CentersTarget,
-) -> StoredCenters:  # fmt: skip
-    """Return the centers of a setup that was loaded with `target`."""
-    return StoredCenters(
-        place, storage_options, target.shape, target.dtype, setup.checksums["Z"]
-    )  # fmt: skip

@@ -54,15 +54,13 @@ def test_well_below_zero_loss_is_never_bad(best: float, zero: float, share: floa
     assert not guard.judge(0.99 * share * zero, zero)
 
 
-@given(zero=st.floats(1e-6, 1e30), times=st.floats(2.01, 1e6))
-def test_far_above_zero_loss_is_bad_from_the_start(zero: float, times: float) -> None:
-    assert Guard().judge(times * zero, zero)
-
-
-@given(zero=st.floats(1e-6, 1e30), times=st.floats(0, 2))
-def test_a_bad_start_is_no_divergence(zero: float, times: float) -> None:
+@given(zero=st.floats(1e-6, 1e30), bad=st.floats(2.01, 1e6), good=st.floats(0, 2))
+def test_only_far_above_zero_loss_is_bad_from_the_start(
+    zero: float, bad: float, good: float
+) -> None:
     """With nothing to compare with, up to twice the loss of predicting zero passes."""
-    assert not Guard().judge(times * zero, zero)
+    assert Guard().judge(bad * zero, zero)
+    assert not Guard().judge(good * zero, zero)
 
 
 @given(best=st.floats(1e-6, 1e3), times=st.floats(10.1, 1e6), share=st.floats(0.11, 2))

@@ -68,7 +68,7 @@ def test_a_window_is_a_line_and_losses_are_logged_once_a_second(clock: SimpleNam
     for samples, loss, seconds in ((1000, 0.5, 0.1), (2000, 0.25, 0.1), (12_000, 0.125, 2.0)):
         clock.s += seconds
         live.position.samples, live.position.epoch = samples, samples // 10_000
-        live.stepped(loss)
+        live.record_step(loss)
     assert shown.getvalue().splitlines() == [
         "streamkern: 3%, epoch 1 of 3  4:50 min left  train mse 0.5  100 samples/s  "
         "waits for data 25%  reads 2 MB/s",
@@ -97,7 +97,7 @@ def test_losses_of_the_zero_function_are_not_said_to_be_those_of_a_model(
     for step, loss in ((32, 0.9), (64, 0.8), (96, 0.1)):
         clock.s += 2
         live.position.step = step
-        live.stepped(loss)
+        live.record_step(loss)
         assert ("train mse" in shown.getvalue()) == (loss == 0.1)
     assert [record.get("train_mse") for record in records.all] == [None, None, 0.1]
     assert [record.get("losses") for record in records.all] == [None, None, [0.1]]
@@ -110,7 +110,7 @@ def test_a_block_of_partial_fit_is_counted_from_its_own_start(clock: SimpleNames
     live.position.epoch, live.position.samples = 4, 5000
     live.begin(a_meter(10.0), 100, 2, (4, 5000))
     live.position.epoch, live.position.samples = 5, 5150
-    live.stepped(0.5)
+    live.record_step(0.5)
     assert shown.getvalue().startswith("streamkern: 75%, epoch 2 of 2  5 s left  ")
 
 
@@ -122,7 +122,7 @@ def test_steps_of_minutes_are_told_before_a_window_of_them_has_ended(
     for k in range(1, 5):
         clock.s += 10
         live.position.samples += 1000
-        live.stepped(0.5 if k == 3 else None)
+        live.record_step(0.5 if k == 3 else None)
     assert [line.split("  ")[:3] for line in shown.getvalue().splitlines()] == [
         ["streamkern: 10%, epoch 1 of 1", "1:30 min left", "100 samples/s"],
         ["streamkern: 20%, epoch 1 of 1", "1:20 min left", "100 samples/s"],
@@ -133,7 +133,7 @@ def test_steps_of_minutes_are_told_before_a_window_of_them_has_ended(
     assert (record["losses"], record["left_s"]) == ([0.5], 70.0)
     for _ in range(3):
         clock.s += 10
-        live.stepped(None)
+        live.record_step(None)
     assert [("losses" in record, record["left_s"]) for record in records.all] == [
         (True, 70.0), (False, 60.0),
     ]  # fmt: skip

@@ -82,21 +82,18 @@ def test_a_port_that_is_taken_is_refused() -> None:
     assert str(first.port) in seen[0]
 
 
-@pytest.mark.parametrize("labels", [["a"], {1: "a"}, "run", 3], ids=str)
-def test_labels_that_are_no_mapping_are_refused(labels: Any) -> None:
-    with pytest.raises(sk.ConfigError, match=r"labels=.* is not a mapping of names to val"):
-        sk.Prometheus(0, labels=labels)
-
-
-@pytest.mark.parametrize("port", ["9464", -1, 1.5])
-def test_a_port_that_is_no_whole_number_is_refused(port: Any) -> None:
-    with pytest.raises(sk.ConfigError, match="port"):
-        sk.Prometheus(port)
-
-
-def test_labels_that_are_no_names_are_refused() -> None:
-    with pytest.raises(sk.ConfigError, match="give other names"):
-        sk.Prometheus(0, labels={"__run": "a"})
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        *(({"labels": labels}, "is not a mapping of names") for labels in (["a"], {1: "a"}, 3)),
+        ({"labels": {"__run": "a"}}, "give other names"),
+        *(({"port": port}, "port") for port in ("9464", -1, 1.5)),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(sk.ConfigError, match=says):
+        sk.Prometheus(**options)
 
 
 def test_an_estimator_that_was_watched_is_cloned() -> None:

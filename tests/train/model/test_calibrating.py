@@ -14,7 +14,6 @@ import pytest
 from streamkern.basics.errors import DataError, TrainingInterrupted
 from streamkern.config.run_config import RunConfig
 from streamkern.predict.calibration import Calibration
-from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
 from streamkern.train.loop import step_loop
@@ -23,6 +22,7 @@ from streamkern.train.resolve import problem_shape
 from streamkern.train.saved_model import load_model
 from streamkern.train.train import train
 from tests import reference as ref
+from tests.runs import newest
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(600, 3)).astype(np.float32)
@@ -47,9 +47,7 @@ def rows(part: slice, *, classes: bool = True, w: Any = None) -> ArraySource:
 
 
 def arrays(run_dir: Path) -> dict[str, np.ndarray]:
-    saved = RunDirectory(run_dir, writable=False).load_latest()
-    assert saved is not None
-    return {name: np.asarray(a) for name, a in saved.arrays.items()}
+    return {name: np.asarray(a) for name, a in newest(run_dir).arrays.items()}
 
 
 @pytest.mark.parametrize("classes", [True, False])

@@ -169,48 +169,6 @@ def other_store(folder: Path) -> str:
     return str(folder / "other.zarr")
 
 
-def test_a_slow_rank_is_named(client: Any, store: str, tmp_path: Path, expected: Any) -> None:
-    """It is five times slower, and the result is the same."""
-    config = runs.settings(store, tmp_path / "run", **{"run.log": True})
-    found = runs.trained(client, config, tmp_path, acts={"1 slow": "0.02"})
-    np.testing.assert_array_equal(runs.alpha(tmp_path / "run"), expected)
-    assert found["timing"]["waited_s"] > 0.5 * found["timing"]["loop_s"]
-
-
-def test_machines_come_and_go(store: str, tmp_path: Path, expected: Any) -> None:
-    """With too few of them the run ends with exit code 75; it goes on with those that there are,
-    and one that joins is used from the next time on that ranks begin."""
-    config, sizes = runs.settings(store, tmp_path / "run", **{"run.min_ranks": 2}), list[int]()
-    with local_cluster(2, 1) as client:
-        cluster = client.cluster
-
-        def left(event: dict[str, Any]) -> None:
-            if event["event"] == "lost":
-                cluster.sync(cluster.workers[0].close)  # with its nanny
-
-        def joined(event: dict[str, Any]) -> None:
-            if event["event"] == "ranks":
-                sizes.append(event["ranks"])
-                if len(sizes) == 2:  # the first one made ready
-                    adding.start()
-
-        def add() -> None:
-            cluster.scale(3)  # it counts the one that has left
-            client.wait_for_workers(2)
-            (tmp_path / "go").touch()
-
-        adding = threading.Thread(target=add)
-        with pytest.raises(TrainingInterrupted, match=r"1 of at least 2 workers are left") as over:
-            runs.trained(client, config, tmp_path, acts={"1 9": "kill"}, told=left, timeout_s=3.0)
-        assert over.value.exit_code == 75
-        few = config.with_overrides({"run.min_ranks": 1})
-        acts = {"0 20": "wait", "0 21": "kill"}
-        runs.trained(client, few, tmp_path, acts=acts, told=joined, timeout_s=3.0)
-        adding.join()
-    assert sizes == [1, 1, 2]
-    np.testing.assert_allclose(runs.alpha(tmp_path / "run"), expected, atol=1e-11)
-
-
 @pytest.fixture
 def far(tmp_path: Path) -> Iterator[Any]:
     """Return a client of two workers, of which the first is behind links, and these."""

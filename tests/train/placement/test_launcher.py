@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -25,6 +26,7 @@ from streamkern.basics.errors import (
     RunError,
     TrainingInterrupted,
 )
+from streamkern.basics.machine import is_alive
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement import task
 from streamkern.train.placement.launcher import RetryBudget, run_ranks
@@ -80,13 +82,20 @@ def placed(client: Any, folder: Path, events: Events | None = None, **more: Any)
     return run_ranks(client, toys.totals, settings, reached=toys.reached, on_event=said, **options)
 
 
-def alive(pid: int) -> bool:
-    """Whether the process is there."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+@contextlib.contextmanager
+def stopping_once(true: Callable[[], object]) -> Iterator[tuple[StopRequest, list[float]]]:
+    """Request a stop as soon as a condition holds. Yields the request, and the time of it."""
+    stop, asked = StopRequest(install=False), list[float]()
+
+    def ask() -> None:
+        eventually(true)
+        asked.append(time.monotonic())
+        stop.requested = "the test"
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    yield stop, asked
+    asking.join()
 
 
 @pytest.mark.slow
@@ -122,7 +131,7 @@ def test_a_killed_rank_begins_the_next_generation(client: Any, tmp_path: Path, r
         (1, 0, 2, 0), (1, 1, 2, 0), (2, 0, 2, 5), (2, 1, 2, 5)
     ]  # fmt: skip
     assert len({pid for *_, pid, _ in begun}) == 4
-    assert not [pid for g, _, _, pid, _ in begun if g == 1 and alive(pid)]
+    assert not [pid for g, _, _, pid, _ in begun if g == 1 and is_alive(pid)]
     (lost,) = events.of("lost")
     killed_at = (tmp_path / f"{rank}-5").stat().st_mtime
     assert 0 < time.time() - (time.monotonic() - lost["at"]) - killed_at < 5
@@ -147,32 +156,22 @@ def test_a_frozen_rank_is_ended(client: Any, tmp_path: Path) -> None:
     (lost,) = events.of("lost")
     assert "rank 1" in lost["why"]
     assert "silent for 3 s" in lost["why"]
-    assert not [pid for g, _, _, pid, _ in toys.begun(tmp_path) if g == 1 and alive(pid)]
+    assert not [pid for g, _, _, pid, _ in toys.begun(tmp_path) if g == 1 and is_alive(pid)]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stop_does_not_wait_for_a_frozen_rank(client: Any, tmp_path: Path, rank: int) -> None:
     """Without which nothing can be saved, though it may be silent for much longer else."""
-    stop, asked, events = StopRequest(install=False), list[float](), Events()
-
-    def ask() -> None:
-        eventually((tmp_path / f"{rank}-4").exists)
-        asked.append(time.monotonic())
-        stop.requested = "the test"
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    with pytest.raises(TrainingInterrupted, match="stopped by the test; run the same command"):
-        placed(
-            client, tmp_path, events, stop=stop, acts={f"{rank} 4": "freeze"}, timeout_s=60.0
-        )  # fmt: skip
-    asking.join()
+    events, told = Events(), (tmp_path / f"{rank}-4").exists
+    words = "stopped by the test; run the same command"
+    with stopping_once(told) as (stop, asked), pytest.raises(TrainingInterrupted, match=words):
+        placed(client, tmp_path, events, stop=stop, acts={f"{rank} 4": "freeze"}, timeout_s=60.0)
     assert time.monotonic() - asked[0] < 27  # of which 12 are for the rank to be heard of
     (lost,) = events.of("lost")
     assert f"rank {rank} " in lost["why"]
     assert lost["stopping"]
-    assert not [pid for *_, pid, _ in toys.begun(tmp_path) if alive(pid)]
+    assert not [pid for *_, pid, _ in toys.begun(tmp_path) if is_alive(pid)]
 
 
 @pytest.mark.full
@@ -182,7 +181,7 @@ def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> 
     with pytest.raises(DataError, match=r"^the toy is broken$") as ours:
         placed(client, tmp_path, acts={f"{rank} 2": "data"})
     assert ours.value.exit_code == DataError.exit_code
-    assert not [pid for *_, pid, _ in toys.begun(tmp_path) if alive(pid)]
+    assert not [pid for *_, pid, _ in toys.begun(tmp_path) if is_alive(pid)]
     with pytest.raises(KeyError, match="a bug") as bug:
         placed(client, tmp_path, acts={f"{rank} 4": "bug"})
     assert not hasattr(bug.value, "__notes__")  # the sentence is that of one process
@@ -221,35 +220,24 @@ def test_only_what_is_known_to_be_in_vain_counts(
 @pytest.mark.slow
 def test_a_stop_is_rank_0s_to_grant(client: Any, tmp_path: Path) -> None:
     """The driver waits for what it saves, and for what it says."""
-    stop = StopRequest(install=False)
-
-    def ask() -> None:
-        eventually(lambda: toys.saved(tmp_path)[0] >= 3)
-        stop.requested = "the test"
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    with pytest.raises(TrainingInterrupted, match="stopped by the test, says rank 0"):
+    words = "stopped by the test, says rank 0"
+    with (
+        stopping_once(lambda: toys.saved(tmp_path)[0] >= 3) as (stop, _),
+        pytest.raises(TrainingInterrupted, match=words),
+    ):
         placed(client, tmp_path, stop=stop, steps=10**6)
-    asking.join()
     assert toys.notes(tmp_path)[-1] == "saved"
 
 
 @pytest.mark.full
 def test_a_stop_waits_for_a_rank_whose_answers_are_late(client: Any, tmp_path: Path) -> None:
     """As long as a rank can be silent that is well, for it saves."""
-    stop, asked = StopRequest(install=False), list[float]()
-
-    def ask() -> None:
-        eventually((tmp_path / "0-4").exists)
-        asked.append(time.monotonic())
-        stop.requested = "the test"
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    with pytest.raises(TrainingInterrupted, match="stopped by the test, says rank 0"):
+    words = "stopped by the test, says rank 0"
+    with (
+        stopping_once((tmp_path / "0-4").exists) as (stop, asked),
+        pytest.raises(TrainingInterrupted, match=words),
+    ):
         placed(client, tmp_path, stop=stop, steps=10**6, acts={"0 4": "late"}, timeout_s=60.0)
-    asking.join()
     assert time.monotonic() - asked[0] > task._ANSWER_S
     assert toys.notes(tmp_path)[-1] == "saved"
 
@@ -257,18 +245,11 @@ def test_a_stop_waits_for_a_rank_whose_answers_are_late(client: Any, tmp_path: P
 @pytest.mark.slow
 def test_what_has_nothing_to_save_is_ended_at_once(client: Any, tmp_path: Path) -> None:
     """A setup, say, which may take long."""
-    stop, began = StopRequest(install=False), list[float]()
-
-    def ask() -> None:
-        eventually(lambda: len(toys.notes(tmp_path)) == 2)
-        began.append(time.monotonic())
-        stop.requested = "the test"
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    with pytest.raises(TrainingInterrupted, match="stopped by the test"):
+    with (
+        stopping_once(lambda: len(toys.notes(tmp_path)) == 2) as (stop, began),
+        pytest.raises(TrainingInterrupted, match="stopped by the test"),
+    ):
         run_ranks(client, toys.takes_long, {"folder": str(tmp_path)}, ranks=2, stop=stop)
-    asking.join()
     assert time.monotonic() - began[0] < 30
 
 

@@ -13,11 +13,11 @@ from streamkern.basics.errors import CheckpointError, ConfigError
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.checksums import CheckedStore
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.restart.run_snapshot import RunSnapshot
 from streamkern.train.restart.stored_centers import (
     CentersTarget,
     StoredCenters,
     center_digests,
-    stored_centers,
 )
 
 Z = np.random.default_rng(0).normal(size=(37, 3)).astype(np.float32)
@@ -59,15 +59,20 @@ def saved(place: Path, centers: Any, **others: Any) -> StoredCenters:
     with RunDirectory(place) as run:
         run.write_config({})
         run.save_setup({"Z": centers, "order": np.arange(len(centers)), **others}, {})
-    stored = stored_centers(place)
+    stored = centers_in(place)
     assert stored is not None
     return stored
+
+
+def centers_in(place: Path) -> StoredCenters | None:
+    run = RunSnapshot.find(place, load_centers=False, load_weights=False)
+    return None if run is None else run.stored
 
 
 def test_others_in_their_place_are_refused(tmp_path: Path) -> None:
     """A run that was begun anew meanwhile."""
     with RunDirectory(tmp_path / "run") as run:
-        assert stored_centers(run.place) is None
+        assert centers_in(Path(run.place)) is None
     kept = saved(tmp_path / "run", Z)
     assert (len(kept), kept.shape, kept.dtype) == (37, (37, 3), Z.dtype)
     np.testing.assert_array_equal(kept.read(slice(30, 37)), Z[30:])
