@@ -29,15 +29,13 @@ where they are installed.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import SCHEMA, WrongResult, environment, write_results
+from benchmarks.harness import SCHEMA, WrongResult, environment, json_parser, write_results
 from streamkern.basics.text import text_table
 
 SUBJECTS = (
@@ -89,14 +87,9 @@ def _table(figures: Sequence[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if every result was right."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = json_parser(__doc__, "python -m benchmarks")
     parser.add_argument("subjects", nargs="+", choices=[*SUBJECTS, "smoke"], metavar="SUBJECT")
     parser.add_argument("--repeats", type=int, help="of each measurement; default: the subject's")
-    parser.add_argument("--json", type=Path, help="write the results there")
     options = parser.parse_args(arguments)
     if options.repeats is not None and options.repeats < 1:
         parser.error("--repeats must be at least 1")

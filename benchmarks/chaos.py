@@ -42,7 +42,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos_workloads import WORKLOADS, Place, make_truth, upload_truth
-from benchmarks.harness import REPOSITORY, SCHEMA, WrongResult, environment, write_results
+from benchmarks.harness import (
+    REPOSITORY,
+    SCHEMA,
+    WrongResult,
+    environment,
+    json_parser,
+    write_results,
+)
+from benchmarks.resident import resident_bytes
 from tests.faultproxy import FaultProxy
 from tests.s3server import S3Server
 
@@ -117,7 +125,7 @@ def chaos(
         "requests": dict(tally.requests), "workloads": tally.workloads,
         "connections_left": left, "seconds": round(time.monotonic() - began, 1),
         "seconds_by_workload": {k: round(s, 1) for k, s in tally.seconds.items()},
-        "peak_mib": peak_mib(), "wrong": tally.wrong,
+        "peak_mib": resident_bytes("VmHWM") / 2**20 or None, "wrong": tally.wrong,
     }  # fmt: skip
 
 
@@ -165,16 +173,6 @@ def watchdog(limit_s: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def peak_mib() -> float | None:
-    """The most memory this process ever had resident; None where /proc does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    (line,) = (line for line in lines if line.startswith("VmHWM:"))
-    return int(line.split()[1]) / 1024
-
-
 def connections_to(port: int, patience_s: float = 10.0) -> int:
     """Connections of this process to a port of this machine that stay open.
 
@@ -204,17 +202,12 @@ def plain_peak_mib(engines: Sequence[str], only: Sequence[str], limit_s: float) 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if nothing was wrong."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = json_parser(__doc__, f"python -m {MODULE}")
     parser.add_argument("--faults", type=int, default=10_000)
     parser.add_argument("--engine", choices=(*ENGINES, "both"), default="both")
     parser.add_argument("--only", nargs="+", choices=tuple(WORKLOADS), default=tuple(WORKLOADS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one workload")
-    parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     engines = ENGINES if given.engine == "both" else (given.engine,)

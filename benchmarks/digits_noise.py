@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from benchmarks.harness import environment, write_results
+from benchmarks.harness import environment, json_parser, write_results
 from examples.digits import BANDWIDTH, N_TRAIN, NOISE, Task, exact_error, make_task
 from streamkern.basics.text import text_table
 
@@ -140,14 +140,11 @@ def verdict(rows: list[dict[str, Any]], errors: list[float]) -> list[str]:
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = json_parser(__doc__)
     parser.add_argument("--full", action="store_true", help="every solver at 1e6 as well")
     parser.add_argument("--solvers", nargs="*", choices=list(SOLVERS), help="default: all")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each, seeds 0, 1, ...")
     parser.add_argument("--draws", type=int, default=4, help="draws behind the exact model")
-    parser.add_argument("--json", type=Path, help="write the results there")
     options = parser.parse_args()
     task, rows = make_task(), []
     before = environment()

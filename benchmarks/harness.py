@@ -17,6 +17,7 @@ shared and their speed drifts, so whatever is compared takes turns in one proces
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -205,6 +206,34 @@ def environment() -> dict[str, Any]:
         },
         "revision": _revision(),
     }
+
+
+def json_parser(doc: str | None, prog: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser with `--json`, whose help is the docstring of a module as it is written."""
+    parser = argparse.ArgumentParser(
+        prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write the results there")
+    return parser
+
+
+def tables_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with `--json` and folders of tables, for `tables_in`."""
+    parser = json_parser(doc)
+    parser.add_argument("folders", nargs="+", type=Path)
+    return parser
+
+
+def tables_in(folders: Iterable[Path], task: str | None = None) -> list[Path]:
+    """Return the files NAME.npz of all folders in order, of one task or of both.
+
+    task : "classification" for all that have another word than "regression", or "regression"
+    """
+    paths = sorted(path for folder in folders for path in folder.glob("*.npz"))
+    if task is None:
+        return paths
+    values = task == "regression"
+    return [p for p in paths if (str(np.load(p)["task"]) == "regression") == values]
 
 
 def told_and_kept(records: Iterable[Figure], path: Path | None) -> list[Figure]:

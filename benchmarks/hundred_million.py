@@ -24,12 +24,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import REPOSITORY, SCHEMA, WrongResult, check, environment, write_results
+from benchmarks.harness import (
+    REPOSITORY,
+    SCHEMA,
+    WrongResult,
+    check,
+    environment,
+    json_parser,
+    write_results,
+)
+from benchmarks.resident import reset_peak, resident_bytes
 from streamkern.backend.base import Backend
 from streamkern.basics.text import text_table
 
@@ -86,8 +94,8 @@ def child(kind: str, rows: int) -> dict[str, Any]:
 
     with get_backend("cpu") as backend:
         _first(make_source(kind, 1000), backend, 0)  # compiled code is loaded by its first call
-        Path("/proc/self/clear_refs").write_text("5")  # the imports had a peak of their own
-        baseline = _status("VmRSS")
+        reset_peak()  # the imports had a peak of their own
+        baseline = resident_bytes("VmRSS")
         began = time.perf_counter()
         source = make_source(kind, rows)
         found = {"kind": kind, "rows": source.n_rows, "units": source.n_units}
@@ -101,7 +109,7 @@ def child(kind: str, rows: int) -> dict[str, Any]:
             resumed[start] = _first(source, backend, start)
             found[name] = time.perf_counter() - began
         found |= _epoch(source, backend, resumed)
-        found["peak_mib"] = (_status("VmHWM") - baseline) / 2**20
+        found["peak_mib"] = (resident_bytes("VmHWM") - baseline) / 2**20
         floor = _floor(backend, kind)
         return {**found, "floor_s": floor * source.n_rows,
                 "share": floor * source.n_rows / found["epoch_s"]}  # fmt: skip
@@ -211,13 +219,6 @@ def _median(call: Callable[[], None], repeats: int) -> float:
     return float(np.median(taken))
 
 
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(key)
-
-
 def run(kinds: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:
     """All sizes of all kinds, and how far the peaks of one kind are apart."""
     results: dict[str, Any] = {"schema": SCHEMA, **environment(), "figures": [], "wrong": []}
@@ -250,14 +251,9 @@ def show(figures: Sequence[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if every result was right."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = json_parser(__doc__, f"python -m {MODULE}")
     parser.add_argument("--rows", type=int, nargs="+", default=[10**6, 10**7, 120_000_000])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--child", nargs=2, metavar=("KIND", "ROWS"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:

@@ -13,8 +13,6 @@ in which the metric is learned, is killed as often as it takes time; the first k
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import multiprocessing
 import random
@@ -26,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import check, environment, write_results
+from benchmarks.harness import check, environment, json_parser, write_results
+from benchmarks.resident import begin_peak, resident_bytes
 from streamkern.basics.text import text_table
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
@@ -72,21 +71,8 @@ def _life(given: argparse.Namespace, folder: Path, metric: str, name: str) -> No
 
     config = make_config(given, folder, metric, name)
     open_run(config).backend.close()  # compiles
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the imports had a peak of their own
-    (folder / BEFORE).write_text(str(_status("self", "VmRSS")))
+    (folder / BEFORE).write_text(str(begin_peak()))  # the imports had a peak of their own
     train(config).model.backend.close()
-
-
-def _status(pid: object, what: str) -> float:
-    """MiB of a process that lives (Linux); 0 where it does not."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    found = [line for line in lines if line.startswith(what)]
-    return int(found[0].split()[1]) / 1024 if found else 0.0
 
 
 def live(
@@ -97,15 +83,16 @@ def live(
         target=_life, args=(given, folder, metric, name)
     )
     life.start()
-    began, peak = time.monotonic(), 0.0
+    began, peak = time.monotonic(), 0
     while life.is_alive() and (seconds is None or time.monotonic() - began < seconds):
-        peak = max(peak, _status(life.pid, "VmHWM"))
+        peak = max(peak, resident_bytes("VmHWM", life.pid))
         life.join(POLLED_S)
     life.kill()
     life.join()
     check(life.exitcode in (0, -9), f"the exit code of {name}, {life.exitcode},")
     before = folder / BEFORE
-    return life.exitcode == 0, peak - float(before.read_text()) if before.exists() else 0.0
+    above = peak - int(before.read_text()) if before.exists() else 0
+    return life.exitcode == 0, above / 2**20
 
 
 def result(folder: Path, name: str) -> tuple[dict[str, Any], bytes]:
@@ -162,7 +149,7 @@ COLUMNS = ("run", "rows", "kills", "seconds", "peak_mib", "plan_mib", "r2", "mse
 
 def main() -> None:
     """See the module's first lines."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = json_parser(__doc__)
     add = parser.add_argument
     add("--copies", type=int, default=167, help="of 60 000 rows")
     add("--centers", type=int, default=1000)
@@ -171,7 +158,6 @@ def main() -> None:
     add("--memory", default="2 GiB")
     add("--threads", type=int, default=1)
     add("--seed", type=int, default=0, help="of the kills")
-    add("--json", type=Path, help="write the records here")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         records = measure(given, Path(folder))

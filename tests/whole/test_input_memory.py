@@ -22,22 +22,15 @@ BUDGET = 210 << 20
 ROWS, FEATURES = 60_000, 1000  # 458 MiB of float64
 
 CHILD = """
-import ctypes, gc, json, sys
-from pathlib import Path
+import json, sys
 import dask.array as da, dask.dataframe as dd, numpy as np, scipy.sparse as sp
+from benchmarks.resident import begin_peak, resident_bytes
 from streamkern import KernelRegressor
 
-def status(key):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":"))
-
 def peak(call):
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = status("VmRSS")
+    before = begin_peak()
     call()
-    return status("VmHWM") - before
+    return resident_bytes("VmHWM") - before
 
 def made(block, block_info=None):
     return base * (1 + block_info[0]["chunk-location"][0] / 100)

@@ -7,6 +7,7 @@ Checkpoints, the log and an evaluation are part of it.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from functools import cache
@@ -30,27 +31,20 @@ pytestmark = [
 D, C, P, UNIT = 300, 10, 1000, 3495  # units of 4 MiB of float32
 
 CHILD = """
-import ctypes, gc, json, sys
-from pathlib import Path
+import json, sys
 import dask, sklearn.utils.validation  # all imports come before the baseline
+from benchmarks.resident import begin_peak, resident_bytes
 from streamkern.config.run_config import RunConfig
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.train import train
 
-def status(key):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":"))
-
 config = RunConfig.from_tables(json.loads(sys.argv[1]))
 planned = open_run(config)
 planned.backend.close()
-gc.collect()
-ctypes.CDLL(None).malloc_trim(0)  # what compiling left free would hold a part of the run
-Path("/proc/self/clear_refs").write_text("5")  # the imports had a peak of their own
-baseline = status("VmRSS")
+baseline = begin_peak()  # compiling left memory free, and the imports had a peak of their own
 result = train(config)
 result.model.backend.close()
-peak = status("VmHWM") - baseline
+peak = resident_bytes("VmHWM") - baseline
 phases = {name: planned.buffers.total(name) for name in planned.buffers.phases}
 print(json.dumps({"planned": planned.buffers.peak, "peak": peak, "phases": phases,
                   "compiler": planned.problem.library_bytes,
@@ -116,6 +110,11 @@ def measured(
         tables["model"]["features"] = features
     if features == "fourier":
         tables["model"] |= {"n_features": 4 * P, "n_centers": "auto"}
+    return run_alone(tables)
+
+
+def run_alone(tables: dict[str, Any]) -> dict[str, Any]:
+    """Return what `CHILD` prints of a run."""
     command = [sys.executable, "-c", CHILD, json.dumps(tables)]
     child = subprocess.run(
         command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False
@@ -123,6 +122,18 @@ def measured(
     assert child.returncode == 0, child.stderr
     report: dict[str, Any] = json.loads(child.stdout)
     return report
+
+
+def assert_planned(report: dict[str, Any], memory: str = "none") -> None:
+    """The memory given is kept, and the plan is met within 10 %.
+
+    A plan that is kept, but half empty, would be wrong too. The compiler came with the plan, before
+    the baseline, and compiles nothing that it has kept.
+    """
+    given = math.inf if memory == "none" else int(memory.split()[0]) << 20
+    assert report["planned"] <= given
+    assert report["peak"] <= min(given, 1.1 * report["planned"]), report
+    assert report["peak"] >= 0.5 * (report["planned"] - report["compiler"]), report
 
 
 @pytest.mark.slow
@@ -143,41 +154,27 @@ def measured(
 def test_the_peak_is_what_was_planned(
     rows: int, solver: str, memory: str, accelerator: str, folder: Path
 ) -> None:
-    """From 72 and 144 MB of rows. A plan that is kept, but half empty, would be wrong too."""
-    given = int(memory.split()[0]) << 20
-    report = measured(folder, rows, solver, memory, accelerator)
-    assert report["planned"] <= given
-    # The contract: the memory given is kept, and the plan is met within 10 %.
-    assert report["peak"] <= min(given, 1.1 * report["planned"]), report
-    # The compiler came with the plan, before the baseline, and compiles nothing that it has kept.
-    assert report["peak"] >= 0.5 * (report["planned"] - report["compiler"]), report
+    """The rows take 72 and 144 MB."""
+    assert_planned(measured(folder, rows, solver, memory, accelerator), memory)
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("centers", ["balanced", "kmeans", "rpcholesky"])
 def test_choosing_centers_is_planned_too(centers: str, folder: Path) -> None:
-    report = measured(folder, 60_000, "block", "200 MiB", centers=centers)
-    assert report["planned"] <= 200 << 20
-    assert report["peak"] <= min(200 << 20, 1.1 * report["planned"]), report
-    assert report["peak"] >= 0.5 * report["planned"], report
+    assert_planned(measured(folder, 60_000, "block", "200 MiB", centers=centers), "200 MiB")
 
 
 @pytest.mark.full
 def test_learning_a_metric_is_planned_too(folder: Path) -> None:
     report = measured(folder, 60_000, "block", "240 MiB", metric="learn")
     assert 0.9 * report["planned"] <= report["phases"]["metric"]
-    assert report["planned"] <= 240 << 20
-    assert report["peak"] <= min(240 << 20, 1.1 * report["planned"]), report
-    assert report["peak"] >= 0.5 * report["planned"], report
+    assert_planned(report, "240 MiB")
 
 
 @pytest.mark.full
 def test_rows_set_aside_are_planned_too(folder: Path) -> None:
-    report = measured(folder, 60_000, "block", "200 MiB", early=True)
-    assert report["planned"] <= 200 << 20
-    assert report["peak"] <= min(200 << 20, 1.1 * report["planned"]), report
-    assert report["peak"] >= 0.5 * report["planned"], report
+    assert_planned(measured(folder, 60_000, "block", "200 MiB", early=True), "200 MiB")
 
 
 @pytest.mark.full
@@ -192,13 +189,7 @@ def test_patch_features_are_planned_too(tmp_path: Path) -> None:
         "solver": {"name": "block", "ridge": 1e-4},
         "run": {"device": "cpu", "accelerator": "none", "threads": 2},
     }
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(tables)], capture_output=True, text=True,
-        cwd=Path(__file__).parents[2], check=False,
-    )  # fmt: skip
-    assert child.returncode == 0, child.stderr
-    report = json.loads(child.stdout)
-    assert 0.5 * report["planned"] <= report["peak"] <= 1.1 * report["planned"], report
+    assert_planned(run_alone(tables))
 
 
 @pytest.mark.full
