@@ -19,17 +19,8 @@ from functools import partial
 
 import streamkern as sk
 from experiments.data import Data, Split, add_solver, fit, work_of_fit
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    doubled,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, clearly, doubled, shown
 
 COLOUR = "crop + flip of colour images"
 

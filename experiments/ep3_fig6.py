@@ -20,17 +20,8 @@ import numpy as np
 
 import streamkern as sk
 from experiments.data import Data, Split, fit, work_of_fit
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    doubled,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, clearly, doubled, shown
 from streamkern.basics.text import size_text, time_text
 
 NOISY, PLAIN = "noisy replicas", "the same images again"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from experiments.catalogue import experiment_named
-from experiments.results import ERROR, Verdict
+from experiments.experiment import Verdict
+from experiments.results import ERROR
 from tests.experiments.measured import Curves, made
 
 

@@ -17,7 +17,8 @@ from experiments import lecture_precomputed as strings
 from experiments import lecture_svm as machines
 from experiments import lecture_tensorsketch as sketches
 from experiments.exact import gaussian
-from experiments.results import Array, Verdict
+from experiments.experiment import Verdict
+from experiments.results import Array
 from tests.experiments.measured import results
 
 RNG = np.random.default_rng(0)
