@@ -101,8 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{revision['commit']}{', with changes' if revision['dirty'] else ''}; "
         f"{results['seconds']:.0f} s"
     )
-    if options.json is not None:
-        write_results(options.json, results)
+    write_results(options.json, results)
     return 1 if results["wrong"] else 0
 
 

@@ -68,8 +68,7 @@ def main() -> None:
         counts = [k for k in COUNTS if isinstance(k, str) or k < len(problem.X)]
         found[name] = [fitted(problem, k, given.seed) for k in counts]
         print(text_table([row_of(name, found[name])], list(row_of(name, found[name]))), flush=True)
-        if given.json is not None:
-            write_results(given.json, circumstances | {"tables": found})
+        write_results(given.json, circumstances | {"tables": found})
 
 
 if __name__ == "__main__":

@@ -226,8 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"memory: {results['peak_mib']:.0f} MiB, {plain:.0f} without faults"
         )
     print(json.dumps({k: v for k, v in results.items() if k != "machine"}, indent=1))
-    if given.json is not None:
-        write_results(given.json, results)
+    write_results(given.json, results)
     return 1 if results["wrong"] else 0
 
 

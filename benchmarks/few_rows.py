@@ -109,8 +109,7 @@ def main() -> None:
     for without in ("any kernel", "any ridge", "mean"):
         record[f"rules over {without}"] = told = summary(found, without)
         print(f"with the rules over {without}:", json.dumps(told, indent=1))
-    if args.json:
-        write_results(args.json, record)
+    write_results(args.json, record)
 
 
 if __name__ == "__main__":

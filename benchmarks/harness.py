@@ -242,8 +242,7 @@ def told_and_kept(records: Iterable[Figure], path: Path | None) -> list[Figure]:
     for record in records:
         found.append(record)
         print(json.dumps(record), flush=True)
-        if path is not None:
-            write_results(path, {"environment": here, "records": found})
+        write_results(path, {"environment": here, "records": found})
     return found
 
 
@@ -276,9 +275,10 @@ def _revision() -> dict[str, Any]:
         return {"commit": None, "dirty": None}
 
 
-def write_results(path: Path, record: Any) -> None:
-    """Write a record as JSON, with each entry that fits on a line on one."""
-    path.write_text("\n".join(_json_lines(record, 0)) + "\n")
+def write_results(path: Path | None, record: Any) -> None:
+    """Write a record as JSON, with each entry that fits on a line on one; None is no file."""
+    if path is not None:
+        path.write_text("\n".join(_json_lines(record, 0)) + "\n")
 
 
 def _json_lines(value: Any, depth: int) -> list[str]:

@@ -202,8 +202,7 @@ def _floor(backend: Backend, kind: str, repeats: int = 50) -> float:
         rng.integers(0, 2)
         half = len(target) // 2
         backend.run(
-            lambda part: np.copyto(target[part], origin[part]),
-            [slice(0, half), slice(half, None)],
+            lambda part: np.copyto(target[part], origin[part]), [slice(0, half), slice(half, None)]
         )
 
     return _median(work, repeats) / BATCH
@@ -269,8 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{kind}: peaks are within {spread:.1%} of each other")
     for wrong in results["wrong"]:
         print(f"WRONG: {wrong}")
-    if options.json is not None:
-        write_results(options.json, results)
+    write_results(options.json, results)
     return 1 if results["wrong"] else 0
 
 

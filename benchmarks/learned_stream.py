@@ -162,9 +162,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         records = measure(given, Path(folder))
     print(text_table(records, list(COLUMNS)))
-    if given.json is not None:
-        circumstances = {"environment": environment(), "centers": given.centers}
-        write_results(given.json, circumstances | {"runs": records})
+    circumstances = {"environment": environment(), "centers": given.centers}
+    write_results(given.json, circumstances | {"runs": records})
 
 
 if __name__ == "__main__":

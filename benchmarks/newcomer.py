@@ -289,8 +289,7 @@ def main() -> int:
         if ratios:
             record[name]["median"] = float(np.median([ratio for _, ratio in ratios]))
         print(f"worst of {len(ratios)} {name}:", *(f"{at}: {r:.3f}" for at, r in ratios[:10]))
-    if given.json is not None:
-        write_results(given.json, {"environment": environment(), **record})
+    write_results(given.json, {"environment": environment(), **record})
     return 1 if bad else 0
 
 

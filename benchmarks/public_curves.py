@@ -171,12 +171,11 @@ def main() -> int:
         verdicts.append(verdict(method, found))
     print(f"\n{text_table(rows, list(rows[0]))}\n")
     print("\n".join(verdicts))
-    if options.json is not None:
-        results = {
-            "before": before, "after": environment(), "exact": exact, "runs": runs,
-            "points": rows, "verdicts": verdicts,
-        }  # fmt: skip
-        write_results(options.json, results)
+    results = {
+        "before": before, "after": environment(), "exact": exact, "runs": runs,
+        "points": rows, "verdicts": verdicts,
+    }  # fmt: skip
+    write_results(options.json, results)
     return 0
 
 

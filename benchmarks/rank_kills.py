@@ -198,9 +198,8 @@ def main() -> int:
     here, records = environment(), measure(asked.kills, asked.seed, record)
     for record in records:
         print(summary(record), flush=True)
-        if asked.json is not None:
-            written = {"environments": [*before, here], "summary": summary(record)}
-            write_results(asked.json, {**written, "record": record})
+        written = {"environments": [*before, here], "summary": summary(record)}
+        write_results(asked.json, {**written, "record": record})
     return 1 if record["failures"] else 0
 
 

@@ -278,9 +278,8 @@ def main() -> int:
             if options.plot is not None:
                 options.plot.mkdir(parents=True, exist_ok=True)
                 plot(options.plot / f"solvers-{name}-{p}.png", f"{name}, p = {p}", curves)
-    if options.json is not None:
-        found = {"before": before, "after": environment(), "results": results}
-        write_results(options.json, found)
+    found = {"before": before, "after": environment(), "results": results}
+    write_results(options.json, found)
     return 0
 
 

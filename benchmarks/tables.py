@@ -215,9 +215,8 @@ def main() -> None:
     for name in given.names or tables:
         records[name] = measure(tables[name], given.methods, given.epochs, given)
         print(summary({name: records[name]}), flush=True)
-        if given.json is not None:
-            circumstances = {"environment": environment(), "centers": given.centers}
-            write_results(given.json, circumstances | {"tables": records})
+        circumstances = {"environment": environment(), "centers": given.centers}
+        write_results(given.json, circumstances | {"tables": records})
     print(summary(records))
 
 

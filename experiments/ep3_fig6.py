@@ -37,10 +37,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
     def run(split: Split, label: str) -> Iterator[Measurement]:
         n = len(split.X)
         transforms = [sk.GaussianNoise(options.noise)] if label == NOISY else []
-        settings = {
-            "solver.name": "eigenpro3",
-            "run.evaluate_at": [k * n for k in seen[:-1]],
-        }
+        settings = {"solver.name": "eigenpro3", "run.evaluate_at": [k * n for k in seen[:-1]]}
         source = split.source(copies=copies, transforms=transforms)
         fitted = fit(split, source, settings, split.X)
         for k in seen:

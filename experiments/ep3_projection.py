@@ -88,11 +88,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
                     every + passes * (a_pass + steps * p / batch * 2e7),
                     partial(run_batch, split, p, passes, batch),
                 )
-        yield Point(
-            f"exact, repetition {split.seed}",
-            every,
-            partial(run, split, p, None, 1),
-        )
+        yield Point(f"exact, repetition {split.seed}", every, partial(run, split, p, None, 1))
 
 
 def batches(p: int) -> list[int]:

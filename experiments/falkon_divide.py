@@ -21,11 +21,7 @@ from experiments.experiment import Experiment, Point, Sizes, Verdict
 from experiments.results import Array, Measurement, Results, clearly, shown
 
 PARTS = (1, 2, 4, 8, 16, 32)
-AVERAGE, ONE_PART, NYSTROM = (
-    "average of m parts",
-    "one part of n / m rows",
-    "Nystrom of n / m",
-)
+AVERAGE, ONE_PART, NYSTROM = ("average of m parts", "one part of n / m rows", "Nystrom of n / m")
 RIDGE = 1e-4
 
 

@@ -11,9 +11,7 @@ import pytest
 from tests.remedies import Case, X, classifier, ingested
 
 COVERED = tuple(f"ingest/{name}.py" for name in ("hub_cells", "hub_datasets", "hub_reader"))
-NOT_TRIED = {
-    "ingest/hub_cells.py:WideColumn._pixels:1": "needs a machine without Pillow",
-}
+NOT_TRIED = {"ingest/hub_cells.py:WideColumn._pixels:1": "needs a machine without Pillow"}
 
 
 def fit(data: Any, y: Any = "label", **given: Any) -> Any:

@@ -294,15 +294,6 @@ def test_wrong_bytes_happen_to_objects_alone(
         assert faults_of(proxy) == {fault: 1}
 
 
-def test_lostreply_takes_effect(
-    faulty: Callable[..., FaultProxy], s3: S3Server, bucket: str
-) -> None:
-    proxy = faulty("lostreply")
-    with connected(proxy) as connection, pytest.raises(ConnectionResetError):
-        ask(connection, "PUT", f"/{bucket}/new", b"mine")
-    assert s3.client().get_object(Bucket=bucket, Key="new")["Body"].read() == b"mine"
-
-
 def test_a_conditional_create_sent_again_after_a_lost_reply_is_refused(
     faulty: Callable[..., FaultProxy], s3: S3Server, bucket: str
 ) -> None:

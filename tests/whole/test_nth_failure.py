@@ -137,7 +137,7 @@ def test_whatever_call_fails_the_same_command_again_completes(
     every = range(1, calls + 1)
     if not pytestconfig.getoption("--full"):
         drawn = np.random.default_rng([len(name), len(kind)]).permutation(calls)[:SAMPLE] + 1
-        every = sorted(drawn.tolist())  # type: ignore[assignment]
+        every = sorted(drawn.tolist())
     for n in every:
         at = folder_with(inputs, tmp_path / "at")
         code, out, err, _ = life(words(at), at, kind, n)
