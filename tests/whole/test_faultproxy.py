@@ -115,7 +115,7 @@ def test_the_host_field_arrives_as_it_was_sent() -> None:
             behind, _ = listener.accept()
             with behind:
                 head = behind.recv(10_000)
-                # No length: the answer ends with the connection, for the client too.
+                # No length: the answer ends with the connection.
                 behind.sendall(b"HTTP/1.1 200 OK\r\n\r\nto the end")
             assert b"Host: name.example\r\n" in head
             assert connection.getresponse().read() == b"to the end"
