@@ -148,12 +148,9 @@ def test_whatever_call_fails_the_same_command_again_completes(
             assert code == FAILED or (kind == "io" and code == USAGE), told
             assert err.splitlines()[-1].startswith("streamkern: "), told
             code, out, err, _ = life(words(at), at, kind)
-            done = (
-                code == USAGE and "already holds a store" in err
-            )  # it failed after the last write
+            # A store that is there already: the call failed after the last write.
+            done = code == USAGE and "already holds a store" in err
             assert done or code == DONE, f"{told}; and again: {err}"
-        elif (
-            "was skipped" in err
-        ):  # an older checkpoint than the one that cannot be read: it is said
+        elif "was skipped" in err:  # the run went on from an older checkpoint, and says so
             continue
         assert result(at, out) == whole, told
