@@ -29,15 +29,13 @@ where they are installed.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import SCHEMA, WrongResult, environment, write_results
+from benchmarks.harness import SCHEMA, WrongResult, environment, json_parser, write_results
 from streamkern.basics.text import text_table
 
 SUBJECTS = (
@@ -50,8 +48,7 @@ IN_JSON_ONLY = ("min", "max", "repeats")
 
 
 def run(subjects: Sequence[str], repeats: int | None = None, small: bool = False) -> dict[str, Any]:
-    """Measure `subjects`, and return their figures, the wrong results, and the state of the machine
-    before and after."""
+    """Every figure of `subjects`, what was wrong, and the circumstances, before and after."""
     began, before = time.perf_counter(), environment()
     figures: list[dict[str, Any]] = []
     wrong: list[str] = []
@@ -79,8 +76,7 @@ def run(subjects: Sequence[str], repeats: int | None = None, small: bool = False
 
 
 def _table(figures: Sequence[dict[str, Any]]) -> str:
-    """Return figures as a table. Columns of the subject come last; numbers above 1000 are rounded
-    to integers."""
+    """The subject's own columns come last; what is above 1000 is shown as a whole number."""
     own = {key for f in figures for key in f if key not in (*COLUMNS, *IN_JSON_ONLY)}
     rows = [
         {k: round(v) if isinstance(v, float) and v >= 1000 else v for k, v in f.items()}
@@ -90,15 +86,10 @@ def _table(figures: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmarks; return 0 if every result was right."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """0 if every result was right."""
+    parser = json_parser(__doc__, "python -m benchmarks")
     parser.add_argument("subjects", nargs="+", choices=[*SUBJECTS, "smoke"], metavar="SUBJECT")
     parser.add_argument("--repeats", type=int, help="of each measurement; default: the subject's")
-    parser.add_argument("--json", type=Path, help="write the results there")
     options = parser.parse_args(arguments)
     if options.repeats is not None and options.repeats < 1:
         parser.error("--repeats must be at least 1")
@@ -110,8 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{revision['commit']}{', with changes' if revision['dirty'] else ''}; "
         f"{results['seconds']:.0f} s"
     )
-    if options.json is not None:
-        write_results(options.json, results)
+    write_results(options.json, results)
     return 1 if results["wrong"] else 0
 
 

@@ -13,7 +13,6 @@ call so, and `worst_fifth` the least coverage among fifths of the test rows by f
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import log_loss
 
 import streamkern as sk
-from benchmarks.harness import told_and_kept
+from benchmarks.harness import tables_in, tables_parser, told_and_kept
 from streamkern.predict.evaluation import EVALUATION_LEVEL
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
@@ -110,14 +109,15 @@ def row(path: Path, seed: int, centers: int) -> dict[str, Any] | None:
 
 def main() -> None:
     """Print a line for each table and seed; write all of them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path)
+    parser = tables_parser(__doc__)
     parser.add_argument("--centers", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    paths = sorted(p for folder in asked.folders for p in folder.glob("*.npz"))
-    fits = (row(path, seed, asked.centers) for path in paths for seed in range(asked.seeds))
+    fits = (
+        row(path, seed, asked.centers)
+        for path in tables_in(asked.folders)
+        for seed in range(asked.seeds)
+    )
     told_and_kept((found for found in fits if found is not None), asked.json)
 
 

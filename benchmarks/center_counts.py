@@ -9,7 +9,6 @@ over that of "auto": of the mean squared error for values, of the share that is 
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from benchmarks.harness import environment, write_results
+from benchmarks.harness import environment, json_parser, write_results
 from benchmarks.tables import Problem, load_tables, make_problem
 from streamkern.basics.text import text_table
 
@@ -56,13 +55,10 @@ def row_of(name: str, records: list[dict[str, Any]]) -> dict[str, str]:
 
 def main() -> None:
     """See the module's first lines."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = json_parser(__doc__)
     parser.add_argument("--data", type=Path, help="folder of .npz files")
     parser.add_argument("--names", nargs="*", help="of tables")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write all records here")
     given = parser.parse_args()
     data = load_tables(given.data)
     found: dict[str, list[dict[str, Any]]] = {}
@@ -72,8 +68,7 @@ def main() -> None:
         counts = [k for k in COUNTS if isinstance(k, str) or k < len(problem.X)]
         found[name] = [fitted(problem, k, given.seed) for k in counts]
         print(text_table([row_of(name, found[name])], list(row_of(name, found[name]))), flush=True)
-        if given.json is not None:
-            write_results(given.json, circumstances | {"tables": found})
+        write_results(given.json, circumstances | {"tables": found})
 
 
 if __name__ == "__main__":

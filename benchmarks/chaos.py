@@ -42,7 +42,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos_workloads import WORKLOADS, Place, make_truth, upload_truth
-from benchmarks.harness import REPOSITORY, SCHEMA, WrongResult, environment, write_results
+from benchmarks.harness import (
+    REPOSITORY,
+    SCHEMA,
+    WrongResult,
+    environment,
+    json_parser,
+    write_results,
+)
+from benchmarks.resident import resident_bytes
 from tests.faultproxy import FaultProxy
 from tests.s3server import S3Server
 
@@ -66,7 +74,7 @@ LIMIT_S = 300.0
 
 @dataclass
 class Tally:
-    """Counts of the rounds so far."""
+    """What happened so far."""
 
     faults: Counter[str] = field(default_factory=Counter)
     by_method: Counter[str] = field(default_factory=Counter)
@@ -117,7 +125,7 @@ def chaos(
         "requests": dict(tally.requests), "workloads": tally.workloads,
         "connections_left": left, "seconds": round(time.monotonic() - began, 1),
         "seconds_by_workload": {k: round(s, 1) for k, s in tally.seconds.items()},
-        "peak_mib": peak_mib(), "wrong": tally.wrong,
+        "peak_mib": resident_bytes("VmHWM") / 2**20 or None, "wrong": tally.wrong,
     }  # fmt: skip
 
 
@@ -130,7 +138,7 @@ def _order(engines: Sequence[str], only: Sequence[str]) -> Iterator[tuple[int, s
 
 
 def _one(place: Place, name: str, tally: Tally) -> None:
-    """Run a workload within its time limit, and check that it leaves no threads or files."""
+    """A workload within its limit, and nothing left of it."""
     began, threads = time.monotonic(), set(threading.enumerate())
     with watchdog(place.limit_s):
         try:
@@ -151,7 +159,7 @@ def _one(place: Place, name: str, tally: Tally) -> None:
 
 
 def is_ours(thread: threading.Thread) -> bool:
-    """Return whether streamkern started the thread; threads of libraries stay alive."""
+    """Whether streamkern started the thread; libraries keep theirs."""
     return thread.name.startswith("streamkern")
 
 
@@ -163,16 +171,6 @@ def watchdog(limit_s: float) -> Iterator[None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def peak_mib() -> float | None:
-    """Return the peak resident memory of this process; None without /proc."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    (line,) = (line for line in lines if line.startswith("VmHWM:"))
-    return int(line.split()[1]) / 1024
 
 
 def connections_to(port: int, patience_s: float = 10.0) -> int:
@@ -193,7 +191,7 @@ def connections_to(port: int, patience_s: float = 10.0) -> int:
 
 
 def plain_peak_mib(engines: Sequence[str], only: Sequence[str], limit_s: float) -> float:
-    """Return the peak memory of one round without faults, in a process of its own."""
+    """The peak of one round without faults, in a process of its own."""
     command = [sys.executable, "-m", MODULE, "--plain", "--limit", str(limit_s), "--engine"]
     command += ["both" if len(engines) > 1 else engines[0], "--only", *only]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
@@ -203,18 +201,13 @@ def plain_peak_mib(engines: Sequence[str], only: Sequence[str], limit_s: float) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the rounds; return 0 if there was no failure."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """0 if nothing was wrong."""
+    parser = json_parser(__doc__, f"python -m {MODULE}")
     parser.add_argument("--faults", type=int, default=10_000)
     parser.add_argument("--engine", choices=(*ENGINES, "both"), default="both")
     parser.add_argument("--only", nargs="+", choices=tuple(WORKLOADS), default=tuple(WORKLOADS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one workload")
-    parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     engines = ENGINES if given.engine == "both" else (given.engine,)
@@ -233,8 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"memory: {results['peak_mib']:.0f} MiB, {plain:.0f} without faults"
         )
     print(json.dumps({k: v for k, v in results.items() if k != "machine"}, indent=1))
-    if given.json is not None:
-        write_results(given.json, results)
+    write_results(given.json, results)
     return 1 if results["wrong"] else 0
 
 

@@ -10,7 +10,6 @@ accuracy on the test rows, among which classes are not rare.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
 import streamkern as sk
-from benchmarks.harness import told_and_kept
+from benchmarks.harness import tables_in, tables_parser, told_and_kept
 
 KEPT, SEEDS, MOST = 0.05, 3, 8000
 WAYS: dict[str, dict[str, Any]] = {
@@ -54,12 +53,8 @@ def row(path: Path, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print a line for each table and seed; write all of them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    paths = sorted(path for folder in options.folders for path in folder.glob("*.npz"))
-    classes = [path for path in paths if str(np.load(path)["task"]) != "regression"]
+    options = tables_parser(__doc__).parse_args()
+    classes = tables_in(options.folders, "classification")
     records = (row(path, seed) for path in classes for seed in range(SEEDS))
     found = told_and_kept(records, options.json)
     for name in ("class_weight", "class_sampling"):

@@ -13,7 +13,6 @@ mean. The last two columns of its X, whose sum is the count, are left out.
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.metrics import mean_gamma_deviance, mean_poisson_deviance
 
 import streamkern as sk
-from benchmarks.harness import told_and_kept
+from benchmarks.harness import json_parser, told_and_kept
 
 DEVIANCES = {"poisson": mean_poisson_deviance, "gamma": mean_gamma_deviance}
 METHODS = ("log link", "boosting", "squares", "mean", "truth")
@@ -109,16 +108,13 @@ def rows_of(folder: Path | None, n: int, seeds: int, centers: Any) -> Iterator[d
 
 def main() -> None:
     """Print and save the figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = json_parser(__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument(
         "--rows", type=int, default=6000, help="rows of a made set; half are fitted"
     )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--centers", default=1000, type=lambda s: s if s == "auto" else int(s))
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     told = rows_of(options.folder, options.rows, options.seeds, options.centers)

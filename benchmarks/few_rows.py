@@ -13,7 +13,6 @@ has changed, and the worst ratio to the MSE of the mean of the targets.
 
 from __future__ import annotations
 
-import argparse
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 import streamkern as sk
-from benchmarks.harness import environment, write_results
+from benchmarks.harness import environment, json_parser, write_results
 from benchmarks.tables import load_tables
 from streamkern.solver.precondition import noise
 from streamkern.train.setup import choose_kernel
@@ -102,17 +101,15 @@ def summary(found: dict[str, dict[str, float]], without: str) -> dict[str, Any]:
 
 def main() -> None:
     """Print the ratios, and keep them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = json_parser(__doc__)
     parser.add_argument("--data", type=Path, help="folder of NAME.npz; default scikit-learn's")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found = {name: errors_of(*problem) for name, *problem in problems(args.data)}
     record: dict[str, Any] = {"environment": environment()}
     for without in ("any kernel", "any ridge", "mean"):
         record[f"rules over {without}"] = told = summary(found, without)
         print(f"with the rules over {without}:", json.dumps(told, indent=1))
-    if args.json:
-        write_results(args.json, record)
+    write_results(args.json, record)
 
 
 if __name__ == "__main__":

@@ -126,9 +126,8 @@ def fit_all(
                 continue
             found = in_a_process(fit, table, method, seed, of_one, given, limit=given.limit)
             of_one.append({"method": method, "seed": seed} | found)
-            if given.json is not None:
-                whole = {"environment": environment()} | circumstances | {"tables": records}
-                write_results(given.json, whole)
+            whole = {"environment": environment()} | circumstances | {"tables": records}
+            write_results(given.json, whole)
         print(f"{name}\n{summary({name: of_one})}\n", flush=True)
     return records
 

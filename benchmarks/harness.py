@@ -17,6 +17,7 @@ shared and their speed drifts, so whatever is compared takes turns in one proces
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -209,6 +210,34 @@ def environment() -> dict[str, Any]:
     }
 
 
+def json_parser(doc: str | None, prog: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser with `--json`, whose help is the docstring of a module as it is written."""
+    parser = argparse.ArgumentParser(
+        prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write the results there")
+    return parser
+
+
+def tables_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with `--json` and folders of tables, for `tables_in`."""
+    parser = json_parser(doc)
+    parser.add_argument("folders", nargs="+", type=Path)
+    return parser
+
+
+def tables_in(folders: Iterable[Path], task: str | None = None) -> list[Path]:
+    """Return the files NAME.npz of all folders in order, of one task or of both.
+
+    task : "classification" for all that have another word than "regression", or "regression"
+    """
+    paths = sorted(path for folder in folders for path in folder.glob("*.npz"))
+    if task is None:
+        return paths
+    values = task == "regression"
+    return [p for p in paths if (str(np.load(p)["task"]) == "regression") == values]
+
+
 def told_and_kept(records: Iterable[Figure], path: Path | None) -> list[Figure]:
     """Print each record when it is measured, and write all of them with their environment to
     `path`."""
@@ -216,8 +245,7 @@ def told_and_kept(records: Iterable[Figure], path: Path | None) -> list[Figure]:
     for record in records:
         found.append(record)
         print(json.dumps(record), flush=True)
-        if path is not None:
-            write_results(path, {"environment": here, "records": found})
+        write_results(path, {"environment": here, "records": found})
     return found
 
 
@@ -250,9 +278,10 @@ def _revision() -> dict[str, Any]:
         return {"commit": None, "dirty": None}
 
 
-def write_results(path: Path, record: Any) -> None:
-    """Write a record as JSON, with each entry that fits on a line on one."""
-    path.write_text("\n".join(_json_lines(record, 0)) + "\n")
+def write_results(path: Path | None, record: Any) -> None:
+    """Write a record as JSON, with each entry that fits on a line on one; None is no file."""
+    if path is not None:
+        path.write_text("\n".join(_json_lines(record, 0)) + "\n")
 
 
 def _json_lines(value: Any, depth: int) -> list[str]:

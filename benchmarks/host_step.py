@@ -9,18 +9,17 @@ own time for a launch, 5 to 10 us on a fast core, comes on top of it for each of
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import json_parser
 from streamkern.backend.batch import Batch
 from streamkern.backend.cupy_backend import CupyBackend
 from streamkern.backend.dense import SharedWorkspaces
@@ -134,12 +133,9 @@ def measure(p: int, n_blocks: int, repeats: int = REPEATS) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line for each number of blocks."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = json_parser(__doc__)
     parser.add_argument("--centers", type=int, default=60_000)
     parser.add_argument("--blocks", type=int, nargs="+", default=[4, 12, 1])
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     found = [measure(given.centers, n) for n in given.blocks]
     for figures in found:

@@ -24,12 +24,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import REPOSITORY, SCHEMA, WrongResult, check, environment, write_results
+from benchmarks.harness import (
+    REPOSITORY,
+    SCHEMA,
+    WrongResult,
+    check,
+    environment,
+    json_parser,
+    write_results,
+)
+from benchmarks.resident import reset_peak, resident_bytes
 from streamkern.backend.base import Backend
 from streamkern.basics.text import text_table
 
@@ -47,7 +55,7 @@ COLUMNS = (
 
 
 def generated(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of 16 random bytes; the label is the last digit of the row number."""
+    """16 random bytes a row; the label is the row number's last digit."""
     from streamkern.basics.randomness import words
 
     rows = np.arange(start, stop)
@@ -79,15 +87,15 @@ def make_source(kind: str, rows: int) -> Any:
 
 
 def child(kind: str, rows: int) -> dict[str, Any]:
-    """Measure one size in this process."""
+    """One size in this process."""
     import dask.local  # noqa: F401 - imported before the baseline is taken, as all imports are
 
     from streamkern.backend.devices import get_backend
 
     with get_backend("cpu") as backend:
         _first(make_source(kind, 1000), backend, 0)  # compiled code is loaded by its first call
-        Path("/proc/self/clear_refs").write_text("5")  # the imports had a peak of their own
-        baseline = _status("VmRSS")
+        reset_peak()  # the imports had a peak of their own
+        baseline = resident_bytes("VmRSS")
         began = time.perf_counter()
         source = make_source(kind, rows)
         found = {"kind": kind, "rows": source.n_rows, "units": source.n_units}
@@ -101,7 +109,7 @@ def child(kind: str, rows: int) -> dict[str, Any]:
             resumed[start] = _first(source, backend, start)
             found[name] = time.perf_counter() - began
         found |= _epoch(source, backend, resumed)
-        found["peak_mib"] = (_status("VmHWM") - baseline) / 2**20
+        found["peak_mib"] = (resident_bytes("VmHWM") - baseline) / 2**20
         floor = _floor(backend, kind)
         return {**found, "floor_s": floor * source.n_rows,
                 "share": floor * source.n_rows / found["epoch_s"]}  # fmt: skip
@@ -148,8 +156,7 @@ def _digest(batch: Any) -> bytes:
 
 
 def _epoch(source: Any, backend: Backend, resumed: dict[int, bytes]) -> dict[str, float]:
-    """Consume every row of an epoch once, and sum the rows; `resumed` are digests of batches that a
-    resumed epoch must return.
+    """Every row once, added up; `resumed` are digests of batches that have to come out again.
 
     A few units are read for several epochs, as long as it takes the memory to be in its steady
     state.
@@ -174,8 +181,7 @@ def _epoch(source: Any, backend: Backend, resumed: dict[int, bytes]) -> dict[str
 
 
 def _floor(backend: Backend, kind: str, repeats: int = 50) -> float:
-    """Return the seconds per row of the random draws alone, and of copying as many bytes as pass
-    through memory.
+    """Seconds per row of the draws alone, and of copying as many bytes as go through memory.
 
     Draws: 16 normals, and a block of words for the flip or the bytes. Bytes: the row (X, label,
     number: 32) is made and scattered, of the images also flipped; then 16 float32 are cast,
@@ -196,8 +202,7 @@ def _floor(backend: Backend, kind: str, repeats: int = 50) -> float:
         rng.integers(0, 2)
         half = len(target) // 2
         backend.run(
-            lambda part: np.copyto(target[part], origin[part]),
-            [slice(0, half), slice(half, None)],
+            lambda part: np.copyto(target[part], origin[part]), [slice(0, half), slice(half, None)]
         )
 
     return _median(work, repeats) / BATCH
@@ -213,15 +218,8 @@ def _median(call: Callable[[], None], repeats: int) -> float:
     return float(np.median(taken))
 
 
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(key)
-
-
 def run(kinds: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:
-    """Measure all sizes of all kinds, and the differences between the peaks of one kind."""
+    """All sizes of all kinds, and how far the peaks of one kind are apart."""
     results: dict[str, Any] = {"schema": SCHEMA, **environment(), "figures": [], "wrong": []}
     for kind in kinds:
         for rows in sizes:
@@ -242,7 +240,7 @@ def run(kinds: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def show(figures: Sequence[dict[str, Any]]) -> str:
-    """Return the figures as a table."""
+    """A table for people."""
     rows = [
         {k: round(v) if isinstance(v, float) and v >= 1000 else v for k, v in f.items()}
         for f in figures
@@ -251,15 +249,10 @@ def show(figures: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 0 if every result was right."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """0 if every result was right."""
+    parser = json_parser(__doc__, f"python -m {MODULE}")
     parser.add_argument("--rows", type=int, nargs="+", default=[10**6, 10**7, 120_000_000])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--child", nargs=2, metavar=("KIND", "ROWS"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:
@@ -275,8 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{kind}: peaks are within {spread:.1%} of each other")
     for wrong in results["wrong"]:
         print(f"WRONG: {wrong}")
-    if options.json is not None:
-        write_results(options.json, results)
+    write_results(options.json, results)
     return 1 if results["wrong"] else 0
 
 

@@ -13,8 +13,6 @@ in which the metric is learned, is killed as often as it takes time; the first k
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import multiprocessing
 import random
@@ -26,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import check, environment, write_results
+from benchmarks.harness import check, environment, json_parser, write_results
+from benchmarks.resident import begin_peak, resident_bytes
 from streamkern.basics.text import text_table
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
@@ -41,8 +40,7 @@ BEFORE = "imports"  # a file with what a process had before it began
 
 
 def write_store(path: Path, n: int, part: int) -> None:
-    """Write a store of bytes X (n, 784), and of a smooth function of 12 of them and of three sums
-    of these."""
+    """Bytes X (n, 784), and of 12 of them, and of three sums of these, a smooth function."""
     rng = np.random.default_rng([17, part])
     X = rng.integers(0, 256, (n, D), dtype=np.uint8)
     u = X[:, ::64][:, :TELLING].astype(np.float64) / 64 - 2
@@ -51,7 +49,7 @@ def write_store(path: Path, n: int, part: int) -> None:
 
 
 def make_config(given: argparse.Namespace, folder: Path, metric: str, name: str) -> RunConfig:
-    """Return the settings of the run `name`."""
+    """The run `name`."""
     return RunConfig.from_tables({
         "data": {
             "train": str(folder / "train.zarr"),
@@ -73,44 +71,32 @@ def _life(given: argparse.Namespace, folder: Path, metric: str, name: str) -> No
 
     config = make_config(given, folder, metric, name)
     open_run(config).backend.close()  # compiles
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the imports had a peak of their own
-    (folder / BEFORE).write_text(str(_status("self", "VmRSS")))
+    (folder / BEFORE).write_text(str(begin_peak()))  # the imports had a peak of their own
     train(config).model.backend.close()
-
-
-def _status(pid: object, what: str) -> float:
-    """Return the MiB of a process (Linux); 0 if it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    found = [line for line in lines if line.startswith(what)]
-    return int(found[0].split()[1]) / 1024 if found else 0.0
 
 
 def live(
     given: argparse.Namespace, folder: Path, metric: str, name: str, seconds: float | None = None
 ) -> tuple[bool, float]:
-    """Return whether a process ended within these seconds, and its peak memory in MiB."""
+    """Whether a process came to the end, within these seconds; and its peak of memory in MiB."""
     life = multiprocessing.get_context("spawn").Process(
         target=_life, args=(given, folder, metric, name)
     )
     life.start()
-    began, peak = time.monotonic(), 0.0
+    began, peak = time.monotonic(), 0
     while life.is_alive() and (seconds is None or time.monotonic() - began < seconds):
-        peak = max(peak, _status(life.pid, "VmHWM"))
+        peak = max(peak, resident_bytes("VmHWM", life.pid))
         life.join(POLLED_S)
     life.kill()
     life.join()
     check(life.exitcode in (0, -9), f"the exit code of {name}, {life.exitcode},")
     before = folder / BEFORE
-    return life.exitcode == 0, peak - float(before.read_text()) if before.exists() else 0.0
+    above = peak - int(before.read_text()) if before.exists() else 0
+    return life.exitcode == 0, above / 2**20
 
 
 def result(folder: Path, name: str) -> tuple[dict[str, Any], bytes]:
-    """Return the last evaluation in the log, and all bits of the weights."""
+    """What the last line of the log says of the test rows, and all bits of the weights."""
     records = [json.loads(line) for line in (folder / name / "log.jsonl").read_text().splitlines()]
     figures = [r for r in records if r.get("event") == "evaluation"][-1]
     chosen = [r["chosen"] for r in records if r.get("event") == "metric" and "chosen" in r]
@@ -125,7 +111,7 @@ def result(folder: Path, name: str) -> tuple[dict[str, Any], bytes]:
 
 
 def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Return a record for each of the three runs."""
+    """A record for each of the three runs."""
     write_store(folder / "train.zarr", ROWS, 0)
     write_store(folder / "test.zarr", TEST, 1)
     records, bits, draw = [], {}, random.Random(given.seed)
@@ -163,7 +149,7 @@ COLUMNS = ("run", "rows", "kills", "seconds", "peak_mib", "plan_mib", "r2", "mse
 
 def main() -> None:
     """See the module's first lines."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = json_parser(__doc__)
     add = parser.add_argument
     add("--copies", type=int, default=167, help="of 60 000 rows")
     add("--centers", type=int, default=1000)
@@ -172,14 +158,12 @@ def main() -> None:
     add("--memory", default="2 GiB")
     add("--threads", type=int, default=1)
     add("--seed", type=int, default=0, help="of the kills")
-    add("--json", type=Path, help="write the records here")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         records = measure(given, Path(folder))
     print(text_table(records, list(COLUMNS)))
-    if given.json is not None:
-        circumstances = {"environment": environment(), "centers": given.centers}
-        write_results(given.json, circumstances | {"runs": records})
+    circumstances = {"environment": environment(), "centers": given.centers}
+    write_results(given.json, circumstances | {"runs": records})
 
 
 if __name__ == "__main__":

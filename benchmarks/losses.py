@@ -9,7 +9,6 @@ and log losses are those of the other rows, in the median of three seeds.
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import numpy as np
 from sklearn.metrics import log_loss
 
 import streamkern as sk
-from benchmarks.harness import told_and_kept
+from benchmarks.harness import tables_in, tables_parser, told_and_kept
 
 SEEDS = 3
 EPOCHS = {"squared_error": (5,), "log_loss": (1, 5, 12)}
@@ -47,9 +46,7 @@ def fitted(path: Path, seed: int, loss: str, epochs: int) -> tuple[float, float,
 
 def rows_of(folders: list[Path]) -> Iterator[dict[str, Any]]:
     """Yield the figures of each table, loss and number of epochs."""
-    for path in sorted(path for folder in folders for path in folder.glob("*.npz")):
-        if str(np.load(path)["task"]) == "regression":
-            continue
+    for path in tables_in(folders, "classification"):
         for loss, several in EPOCHS.items():
             for epochs in several:
                 found = [fitted(path, seed, loss, epochs) for seed in range(SEEDS)]
@@ -60,10 +57,7 @@ def rows_of(folders: list[Path]) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Print and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = tables_parser(__doc__).parse_args()
     warnings.simplefilter("ignore")
     told_and_kept(rows_of(options.folders), options.json)
 

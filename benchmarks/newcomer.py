@@ -24,11 +24,9 @@ chance explains more of few.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +36,7 @@ from sklearn import datasets, ensemble
 
 import streamkern as sk
 from benchmarks import plain_tables
-from benchmarks.harness import environment, write_results
+from benchmarks.harness import environment, json_parser, write_results
 
 Array = npt.NDArray[Any]
 TRAINED, OTHERS, FEW = 1.02, 1.5, 30
@@ -259,14 +257,13 @@ def _ratio(case: Case, found: Array, y: Array) -> float:
 
 def main() -> int:
     """See the module's first lines."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = json_parser(__doc__)
     add = parser.add_argument
     add("--runs", type=int, default=2000)
     add("--first", type=int, default=0, help="number of the first case")
     add("--only", type=int, help="this case alone")
     add("--metric", help='such as "learn"; by default "none", with --tables as drawn')
     add("--tables", action="store_true", help="few different rows, odd targets")
-    add("--json", type=Path, help="write the record here")
     given = parser.parse_args()
     numbers = range(given.first, given.first + given.runs) if given.only is None else [given.only]
     bad, began, verdicts = 0, time.perf_counter(), dict[int, Verdict]()
@@ -294,8 +291,7 @@ def main() -> int:
         if ratios:
             record[name]["median"] = float(np.median([ratio for _, ratio in ratios]))
         print(f"worst of {len(ratios)} {name}:", *(f"{at}: {r:.3f}" for at, r in ratios[:10]))
-    if given.json is not None:
-        write_results(given.json, {"environment": environment(), **record})
+    write_results(given.json, {"environment": environment(), **record})
     return 1 if bad else 0
 
 

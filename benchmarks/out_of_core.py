@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.resident import resident_bytes
 from benchmarks.s3_files import FileServer
 
 D, C = 784, 10
@@ -51,13 +52,6 @@ def make_store(folder: Path, rows: int) -> Path:
         writer.write_chunk(i, X, y)
     writer.finish()
     return url
-
-
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(key)
 
 
 def child(arguments: argparse.Namespace) -> None:
@@ -98,7 +92,7 @@ def child(arguments: argparse.Namespace) -> None:
         del parts
     planned = open_run(config, RunInputs(source))
     planned.backend.close()
-    baseline = _status("VmRSS")
+    baseline = resident_bytes("VmRSS")
     began = time.perf_counter()
     result = train(config, source=source)
     seconds = time.perf_counter() - began
@@ -108,7 +102,7 @@ def child(arguments: argparse.Namespace) -> None:
             {
                 "rows": arguments.rows,
                 "planned_mib": planned.buffers.peak / 2**20,
-                "peak_mib": (_status("VmHWM") - baseline) / 2**20,
+                "peak_mib": (resident_bytes("VmHWM") - baseline) / 2**20,
                 "phases": {n: planned.buffers.total(n) / 2**20 for n in planned.buffers.phases},
                 "block_size": planned.sizes.block_size,
                 "batch_size": result.meta["setup"]["batch_size"],

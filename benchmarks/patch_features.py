@@ -11,10 +11,8 @@ photographs. They show what the features are for, and not what they reach on CIF
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from scipy.ndimage import zoom
 from sklearn.datasets import load_digits, load_sample_images
 
 import streamkern as sk
-from benchmarks.harness import told_and_kept
+from benchmarks.harness import json_parser, told_and_kept
 
 Array = npt.NDArray[Any]
 Split = tuple[Array, Array, Array, Array]
@@ -102,8 +100,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Print a line for each set and way; write all of them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
+    parser = json_parser(__doc__)
     options = parser.parse_args()
     found = told_and_kept(rows(), options.json)
     for name in ("digits", "photographs"):

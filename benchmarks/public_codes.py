@@ -369,9 +369,8 @@ def main() -> int:
         tables[name] = kept + measure(data[name], given.centers, seeds)
         print(of_one(name, tables[name]), end="\n\n", flush=True)
         rows, verdicts = summary(tables), [verdict(tables, family) for family in FAMILIES]
-        if given.json is not None:
-            results = {"summary": rows, "verdicts": verdicts, "tables": tables}
-            write_results(given.json, circumstances | results)
+        results = {"summary": rows, "verdicts": verdicts, "tables": tables}
+        write_results(given.json, circumstances | results)
     print(text_table(rows, list(rows[0])), *verdicts, sep="\n")
     return 0
 

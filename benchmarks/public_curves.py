@@ -16,16 +16,14 @@ of accuracy; the exact model's error moves by .3 % between draws of the training
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import streamkern as sk
-from benchmarks.harness import environment, write_results
+from benchmarks.harness import environment, json_parser, write_results
 from examples.digits import BANDWIDTH, N_CLASSES, Task, exact_values, make_task, noisy_rows
 from streamkern.basics.text import text_table
 
@@ -143,12 +141,9 @@ def verdict(method: str, rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = json_parser(__doc__)
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=1, help="runs of each, seeds 0, 1, ...")
-    parser.add_argument("--json", type=Path, help="write the results there")
     options = parser.parse_args()
     before, task = environment(), make_task()
     F = exact_values(task, ROWS)
@@ -176,12 +171,11 @@ def main() -> int:
         verdicts.append(verdict(method, found))
     print(f"\n{text_table(rows, list(rows[0]))}\n")
     print("\n".join(verdicts))
-    if options.json is not None:
-        results = {
-            "before": before, "after": environment(), "exact": exact, "runs": runs,
-            "points": rows, "verdicts": verdicts,
-        }  # fmt: skip
-        write_results(options.json, results)
+    results = {
+        "before": before, "after": environment(), "exact": exact, "runs": runs,
+        "points": rows, "verdicts": verdicts,
+    }  # fmt: skip
+    write_results(options.json, results)
     return 0
 
 

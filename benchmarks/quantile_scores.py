@@ -10,16 +10,14 @@ scale takes the scores, "scores" their number.
 
 from __future__ import annotations
 
-import argparse
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import streamkern as sk
-from benchmarks.harness import told_and_kept
+from benchmarks.harness import tables_in, tables_parser, told_and_kept
 
 FITTED, TESTED = 3000, 8000
 
@@ -51,24 +49,14 @@ def figures(path: Path, seed: int) -> dict[str, Any]:
     return record
 
 
-def records(folders: list[Path], seeds: int) -> Iterator[dict[str, Any]]:
-    """Yield the figures of each table and seed."""
-    for path in sorted(path for folder in folders for path in folder.glob("*.npz")):
-        for seed in range(seeds):
-            yield figures(path, seed)
-
-
 def main() -> None:
     """Print and save the figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("folders", nargs="+", type=Path)
+    parser = tables_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    told_and_kept(records(options.folders, options.seeds), options.json)
+    paths, seeds = tables_in(options.folders), range(options.seeds)
+    told_and_kept((figures(path, seed) for path in paths for seed in seeds), options.json)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ standard deviations ("outliers"), of the same in the kernel and metric that squa
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ import numpy.typing as npt
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 import streamkern as sk
-from benchmarks.harness import told_and_kept
+from benchmarks.harness import tables_in, tables_parser, told_and_kept
 
 QUANTILES = (0.05, 0.5, 0.95)
 ROBUST = ("squared_error", "huber", "absolute_error")
@@ -93,9 +92,7 @@ def robust(rows: Split, seed: int, loss: str) -> dict[str, float]:
 
 def rows_of(folders: list[Path], seeds: int) -> Iterator[dict[str, Any]]:
     """Yield the figures of each table and method."""
-    for path in sorted(path for folder in folders for path in folder.glob("*.npz")):
-        if str(np.load(path)["task"]) != "regression":
-            continue
+    for path in tables_in(folders, "regression"):
         for method in ("quantile", "calibrated", "boosting"):
             found = [quantiles(split(path, seed), seed, method) for seed in range(seeds)]
             yield {"set": path.stem, "method": method} | {
@@ -110,12 +107,8 @@ def rows_of(folders: list[Path], seeds: int) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Print and save the figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("folders", nargs="+", type=Path)
+    parser = tables_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     told_and_kept(rows_of(options.folders, options.seeds), options.json)

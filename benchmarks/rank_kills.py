@@ -12,7 +12,6 @@ that is there count: it is added to.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import random
@@ -30,7 +29,7 @@ import numpy as np
 import psutil
 
 import streamkern as sk
-from benchmarks.harness import environment, write_results
+from benchmarks.harness import environment, json_parser, write_results
 from streamkern.rundir.run_directory import RunDirectory
 
 ROWS, D, CENTERS, EPOCHS = 40_000, 20, 1000, 12
@@ -189,10 +188,9 @@ def _differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = json_parser(__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     record, before = NOTHING, []
     if asked.json is not None and asked.json.exists():
@@ -201,9 +199,8 @@ def main() -> int:
     here, records = environment(), measure(asked.kills, asked.seed, record)
     for record in records:
         print(summary(record), flush=True)
-        if asked.json is not None:
-            written = {"environments": [*before, here], "summary": summary(record)}
-            write_results(asked.json, {**written, "record": record})
+        written = {"environments": [*before, here], "summary": summary(record)}
+        write_results(asked.json, {**written, "record": record})
     return 1 if record["failures"] else 0
 
 

@@ -18,21 +18,15 @@ import json
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.resident import reset_peak, resident_bytes
 from streamkern.config.run_config import RunConfig
 
 MiB = 1 << 20
 PHASES = ("centers", "noise", "sample", "setup")
-
-
-def held(key: str) -> int:
-    """Return a value of /proc/self/status in MiB."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) >> 10
 
 
 SOLVERS = {
@@ -46,7 +40,7 @@ SOLVERS = {
 def settings(
     store: str, run_dir: str, ranks: int, center_ranks: int, solver: str
 ) -> dict[str, Any]:
-    """Return the settings of the run."""
+    """Of the run."""
     return {
         "data": {"train": store, "epochs": 2 if solver == "falkon" else 1, "batch_size": 500},
         "model": {"n_centers": 8000, "kernel": "laplace", "bandwidth": 50.0},
@@ -81,21 +75,21 @@ def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
 
     def setup(self: Any, *given: Any) -> Any:
         made = make(self, *given)
-        took.append(held("VmHWM") - before)
+        took.append(resident_bytes("VmHWM") - before)
         ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        reset_peak()
         return made
 
     trainer.Trainer._setup = setup  # type: ignore[method-assign]
     with process_group(rank, tracker) as ranks:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        before = held("VmRSS")
+        reset_peak()
+        before = resident_bytes("VmRSS")
         train_rank(config, ranks, StopRequest(install=False))
-    took.append(held("VmHWM") - before)
+    took.append(resident_bytes("VmHWM") - before)
     print(
         json.dumps({
-            "rank": rank, "setup_MiB": took[0], "planned": planned // MiB, "steps_MiB": took[1],
-            "steps_planned": in_steps // MiB,
+            "rank": rank, "setup_MiB": took[0] // MiB, "planned": planned // MiB,
+            "steps_MiB": took[1] // MiB, "steps_planned": in_steps // MiB,
         })
     )  # fmt: skip
 

@@ -9,7 +9,6 @@ rows over that of all of them; that it waits for the other rank is `waited`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import streamkern as sk
-from benchmarks.harness import bandwidth, environment, one_hot, points, write_results
+from benchmarks.harness import bandwidth, environment, json_parser, one_hot, points, write_results
 from benchmarks.ranks import trained
 from benchmarks.s3_files import FileServer
 from streamkern.train.rank_work import prepare_run
@@ -60,16 +59,14 @@ def measure(rows: int, copies: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = json_parser(__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--copies", type=int, default=61)
-    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     here = environment()
     found = measure(asked.rows, asked.copies)
     print(json.dumps(found, indent=1))
-    if asked.json is not None:
-        write_results(asked.json, {"environment": here, **found})
+    write_results(asked.json, {"environment": here, **found})
     return int(max(found["stall"]) > MOST_STALL)
 
 

@@ -1,4 +1,4 @@
-"""Measure the cost and the gain of the rows that `calibrate = "auto"` sets aside.
+"""What it costs that `calibrate = "auto"` sets rows aside by itself, and what is gained by them.
 
     python -m benchmarks.set_aside FOLDER ... --json benchmarks/results/set_aside.json
 
@@ -12,7 +12,6 @@ aside; `share` is the time of calibrating in that of a fit that finds its kernel
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from sklearn.metrics import log_loss
 
 import streamkern as sk
 from benchmarks.calibration import TOOK
-from benchmarks.harness import told_and_kept
+from benchmarks.harness import tables_in, tables_parser, told_and_kept
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.resolve.calibration_split import calibration_split
@@ -44,10 +43,10 @@ MADE: dict[str, dict[str, Any]] = {
 
 
 def table(path: Path, seed: int) -> Rows | None:
-    """Return training and test rows; None if there are too few rows, or no classes."""
+    """Rows to fit and to test; None where they are too few."""
     held = np.load(path)
     n = len(held["X"])
-    if n < FIT or str(held["task"]) == "regression":
+    if n < FIT:
         return None
     X, y = held["X"].astype(np.float64), np.unique(held["y"], return_inverse=True)[1]
     order = np.random.default_rng(seed).permutation(n)
@@ -56,21 +55,21 @@ def table(path: Path, seed: int) -> Rows | None:
 
 
 def made(name: str, seed: int) -> Rows:
-    """Return training and test rows of a synthetic problem."""
+    """Rows to fit and to test."""
     X, y = make_classification(FIT + TEST, random_state=100 + seed, **MADE[name])
     return X[:FIT], y[:FIT], X[FIT:], y[FIT:]
 
 
 def problems(folders: list[Path]) -> Iterator[tuple[str, Callable[[int], Rows | None]]]:
-    """Yield the name of each problem, and a function that returns its rows for a seed."""
-    for path in sorted(path for folder in folders for path in folder.glob("*.npz")):
+    """Names, and what makes the rows of a seed."""
+    for path in tables_in(folders, "classification"):
         yield path.stem, lambda seed, path=path: table(path, seed)
     for name in MADE:
         yield f"made, {name}", lambda seed, name=name: made(name, seed)
 
 
 def row(name: str, seed: int, rows: Rows) -> dict[str, Any] | None:
-    """Return the results of one problem; None if "auto" sets no rows aside."""
+    """What one set comes to; None where "auto" sets no rows aside."""
     X, y, X_test, y_test = rows
     alike, names = {"random_state": seed}, tuple(map(str, np.unique(y)))
     config = RunConfig().with_overrides({"run.random_state": seed})
@@ -99,7 +98,7 @@ def row(name: str, seed: int, rows: Rows) -> dict[str, Any] | None:
 
 
 def rows_of(folders: list[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the results of all problems and seeds for which rows are set aside."""
+    """Of all sets and seeds where rows are set aside."""
     for name, make in problems(folders):
         for seed in range(SEEDS):
             rows = make(seed)
@@ -109,10 +108,7 @@ def rows_of(folders: list[Path]) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Print a line for each set and seed, and the worst and mean cost; write all of them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = tables_parser(__doc__).parse_args()
     found = told_and_kept(rows_of(options.folders), options.json)
     cost = [100 * (r["accuracy_of_all_rows"] - r["accuracy"]) for r in found]
     print(f"points of accuracy: {np.mean(cost):.3f} in the mean, {max(cost):.2f} at most")

@@ -17,7 +17,6 @@ have the training rows for centers: they are not here, but in `examples` and `pu
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from benchmarks.harness import environment, write_results
+from benchmarks.harness import environment, json_parser, write_results
 from benchmarks.problems import PROBLEMS, KernelProblem, exact_loss
 from streamkern.basics.errors import StreamkernError
 from streamkern.basics.text import text_table
@@ -251,16 +250,13 @@ def plot(path: Path, title: str, curves: list[Curve]) -> None:
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = json_parser(__doc__)
     parser.add_argument("--problems", nargs="*", choices=list(PROBLEMS), default=list(PROBLEMS))
     parser.add_argument("--centers", nargs="*", type=int, default=[500, 2000])
     parser.add_argument("--solvers", nargs="*", help="names as in the table; default: all")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1, help="runs of each, for median seconds")
     parser.add_argument("--memory-share", type=int, help="of p^2 numbers for the preconditioner")
-    parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--plot", type=Path, help="a folder for the curves")
     options = parser.parse_args()
     before, results = environment(), []
@@ -284,9 +280,8 @@ def main() -> int:
             if options.plot is not None:
                 options.plot.mkdir(parents=True, exist_ok=True)
                 plot(options.plot / f"solvers-{name}-{p}.png", f"{name}, p = {p}", curves)
-    if options.json is not None:
-        found = {"before": before, "after": environment(), "results": results}
-        write_results(options.json, found)
+    found = {"before": before, "after": environment(), "results": results}
+    write_results(options.json, found)
     return 0
 
 

@@ -21,7 +21,6 @@ A figure is the median over the seeds; below, the median and the worst over the 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ import scipy.linalg
 from scipy.spatial.distance import cdist, pdist
 
 import streamkern as sk
-from benchmarks.harness import environment, write_results
+from benchmarks.harness import environment, json_parser, write_results
 from benchmarks.problems import PROBLEMS, KernelProblem
 from streamkern.basics.text import text_table
 
@@ -203,7 +202,7 @@ def summary(records: dict[str, list[dict[str, Any]]]) -> str:
 
 def main() -> None:
     """See the module's first lines."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = json_parser(__doc__)
     add = parser.add_argument
     add("--data", type=Path, help="folder of .npz files (default: what scikit-learn brings)")
     add("--problems", action="store_true", help="digits, smooth and rough, in place of tables")
@@ -212,15 +211,13 @@ def main() -> None:
     add("--epochs", nargs="*", type=int, default=[1, 5])
     add("--centers", type=int, default=2000)
     add("--seeds", type=int, default=3)
-    add("--json", type=Path, help="write all records here")
     given = parser.parse_args()
     tables, records = load_tables(given.data, given.problems), {}
     for name in given.names or tables:
         records[name] = measure(tables[name], given.methods, given.epochs, given)
         print(summary({name: records[name]}), flush=True)
-        if given.json is not None:
-            circumstances = {"environment": environment(), "centers": given.centers}
-            write_results(given.json, circumstances | {"tables": records})
+        circumstances = {"environment": environment(), "centers": given.centers}
+        write_results(given.json, circumstances | {"tables": records})
     print(summary(records))
 
 

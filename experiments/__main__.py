@@ -15,8 +15,8 @@ import numpy as np
 import streamkern as sk
 from experiments.catalogue import NAMES, experiment_named
 from experiments.data import MIN_ROWS, Data, digits
+from experiments.experiment import Experiment, Sizes
 from experiments.readers import read_data
-from experiments.results import Experiment, Sizes
 from experiments.run import report, run
 from streamkern.basics.optional import import_optional
 

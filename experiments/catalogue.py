@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from experiments.results import Experiment
+from experiments.experiment import Experiment
 
 NAMES = (
     "ep3_fig1",

@@ -18,8 +18,9 @@ import numpy as np
 
 from experiments.data import Data, Split, fit, work_of_fit
 from experiments.exact import KERNELS
+from experiments.experiment import Experiment, Point, Sizes, Verdict
 from experiments.plot import curves
-from experiments.results import Experiment, Measurement, Point, Results, Sizes, Verdict
+from experiments.results import Measurement, Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

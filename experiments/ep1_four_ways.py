@@ -14,16 +14,8 @@ from functools import partial
 from typing import Any
 
 from experiments.data import Data, Split, fit, work_of_fit
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, clearly, shown
 
 PLACES = (1, 2, 5, 10, 20)
 PEGASOS, EIGENPRO, RFF_SGD, RFF_EIGENPRO = "Pegasos", "EigenPro", "RFF-SGD", "RFF-EigenPro"

@@ -25,16 +25,8 @@ import scipy.linalg
 
 from experiments.data import Data, Split
 from experiments.exact import gaussian
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    exponent,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results, exponent
 
 ITERATIONS = (1, 80, 1280, 10_240, 81_920)
 LEVEL, STEP, LEAST = 160, 1.5, 1e-6

@@ -24,16 +24,8 @@ import scipy.linalg
 
 from experiments.data import Data, Split
 from experiments.exact import Kernel, gaussian
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results, shown
 
 DIFFERENCE, SPECTRUM = "largest difference from EigenPro's predictions", "eigenvalue / n"
 EIGENPRO, LEARNED, DESCENT = "EigenPro on k", "Richardson on k_EP", "Richardson on k"

@@ -30,7 +30,8 @@ import scipy.linalg
 
 from experiments.data import Data
 from experiments.exact import gaussian
-from experiments.results import Array, Experiment, Measurement, Point, Results, Sizes, Verdict
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results
 
 HEAT, HARMONICS, NEAR = 0.05, 200_000, 1.2
 STEP_HEAT, SMOOTH, STEP_ROUGH = "step, heat kernel", "smooth, heat kernel", "step, rough kernel"

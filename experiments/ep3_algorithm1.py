@@ -24,16 +24,8 @@ import scipy.linalg
 
 from experiments.data import Data, Split, fit, work_of_fit
 from experiments.exact import laplace, nystrom_weights
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results, shown
 
 DISTANCE = "distance of predictions to the fixed point / their norm"
 EXACT, STOCHASTIC, LEAST_SQUARES = "Algorithm 1", "Algorithm 2 (eigenpro3)", "(least squares)"

@@ -16,19 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experiments.data import Data, Split, add_solver, fit, work_of_fit
+from experiments.experiment import Experiment, Point, Sizes, Verdict
 from experiments.plot import curves
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    doubled,
-    shown,
-)
+from experiments.results import Array, Measurement, Results, clearly, doubled, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

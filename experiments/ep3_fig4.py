@@ -19,17 +19,8 @@ from functools import partial
 
 import streamkern as sk
 from experiments.data import Data, Split, add_solver, fit, work_of_fit
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    doubled,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, clearly, doubled, shown
 
 COLOUR = "crop + flip of colour images"
 
@@ -56,10 +47,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
     def run(split: Split, label: str, transforms: list[object]) -> Iterator[Measurement]:
         n = len(split.X)
-        settings = {
-            "solver.name": options.solver,
-            "run.evaluate_at": [k * n for k in seen[:-1]],
-        }
+        settings = {"solver.name": options.solver, "run.evaluate_at": [k * n for k in seen[:-1]]}
         source = split.source(copies=copies, transforms=transforms)
         fitted = fit(split, source, settings, split.X)
         for k in seen:  # an evaluation is at the end of the step that reaches its count

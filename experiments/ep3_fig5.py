@@ -17,17 +17,8 @@ from functools import partial
 from typing import Any
 
 from experiments.data import Data, Split, fit, work_of_fit
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    doubled,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, clearly, doubled, shown
 
 OURS, EP2, EP3, FALKON = "default, blocks of p/4", "EigenPro 2", "EigenPro 3", "FALKON"
 SECONDS = "seconds of setup and training"

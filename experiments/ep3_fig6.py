@@ -20,17 +20,8 @@ import numpy as np
 
 import streamkern as sk
 from experiments.data import Data, Split, fit, work_of_fit
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    doubled,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, clearly, doubled, shown
 from streamkern.basics.text import size_text, time_text
 
 NOISY, PLAIN = "noisy replicas", "the same images again"
@@ -46,10 +37,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
     def run(split: Split, label: str) -> Iterator[Measurement]:
         n = len(split.X)
         transforms = [sk.GaussianNoise(options.noise)] if label == NOISY else []
-        settings = {
-            "solver.name": "eigenpro3",
-            "run.evaluate_at": [k * n for k in seen[:-1]],
-        }
+        settings = {"solver.name": "eigenpro3", "run.evaluate_at": [k * n for k in seen[:-1]]}
         source = split.source(copies=copies, transforms=transforms)
         fitted = fit(split, source, settings, split.X)
         for k in seen:

@@ -17,16 +17,8 @@ from functools import partial
 from typing import Any
 
 from experiments.data import MEASURED, Data, Split, fit, work_of_fit
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, clearly, shown
 
 SECONDS, EXACT = "seconds of setup and training", "(exact projection)"
 ONE_PASS = "1 pass"
@@ -96,11 +88,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
                     every + passes * (a_pass + steps * p / batch * 2e7),
                     partial(run_batch, split, p, passes, batch),
                 )
-        yield Point(
-            f"exact, repetition {split.seed}",
-            every,
-            partial(run, split, p, None, 1),
-        )
+        yield Point(f"exact, repetition {split.seed}", every, partial(run, split, p, None, 1))
 
 
 def batches(p: int) -> list[int]:

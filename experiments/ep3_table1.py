@@ -25,15 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import streamkern as sk
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    exponent,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, exponent
 from streamkern.rundir.run_log import read_log
 
 if TYPE_CHECKING:

@@ -7,17 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from experiments.data import Data, Split, add_solver, fit, work_of_fit
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    doubled,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, clearly, doubled, shown
 
 WAYS = {"kmeans": "k-means", "random": "random"}
 PAPER_PLACES = (100, 1000, 10_000)

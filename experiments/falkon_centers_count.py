@@ -15,15 +15,8 @@ import numpy as np
 
 from experiments.data import Data, Split
 from experiments.exact import gaussian, nystrom_weights, ridge_weights
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    doubled,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, doubled
 
 GAP = "mean squared error / that of all centers"
 LEAST = "least M within 5 % of all centers"

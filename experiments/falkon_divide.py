@@ -17,24 +17,11 @@ import numpy as np
 
 from experiments.data import Data, Split
 from experiments.exact import gaussian, nystrom_weights, ridge_weights
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results, clearly, shown
 
 PARTS = (1, 2, 4, 8, 16, 32)
-AVERAGE, ONE_PART, NYSTROM = (
-    "average of m parts",
-    "one part of n / m rows",
-    "Nystrom of n / m",
-)
+AVERAGE, ONE_PART, NYSTROM = ("average of m parts", "one part of n / m rows", "Nystrom of n / m")
 RIDGE = 1e-4
 
 

@@ -23,18 +23,9 @@ import numpy as np
 import scipy.linalg
 
 from experiments.exact import gaussian, nystrom_weights, ridge_weights
+from experiments.experiment import Experiment, Point, Sizes, Verdict
 from experiments.lecture_nystrom_error import rpcholesky
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    shown,
-)
+from experiments.results import Array, Measurement, Results, clearly, shown
 
 ERROR_OF_CLUSTERS, DEGREES = "mean squared error, mean over clusters", "correlation with exact"
 ERROR_OF_ROWS = "mean squared error, mean over rows"

@@ -16,16 +16,8 @@ import numpy as np
 
 from experiments.data import Data, Split
 from experiments.exact import gaussian
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, clearly, shown
 
 STRENGTHS = np.geomspace(1, 1e8, 25)
 NYTRO, RIDGE = "NYTRO: t steps, strength t", "ridge: strength 1 / lambda"

@@ -17,16 +17,8 @@ from functools import partial
 import numpy as np
 
 from experiments.exact import nystrom_weights
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    exponent,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results, exponent
 
 RISK = "excess risk"
 CASES = ((1, 0.5), (1, 1.0), (2, 0.75))

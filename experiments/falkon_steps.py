@@ -20,15 +20,8 @@ import scipy.linalg
 
 from experiments.data import Data, Split
 from experiments.exact import gaussian, nystrom_weights
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results
 
 STEPS = (1, 2, 4, 8, 16, 32, 64)
 EXCESS, CONDITION = "distance to the exact predictions / their norm", "condition number"

@@ -18,16 +18,8 @@ from typing import Any
 import numpy as np
 
 from experiments.data import Data, Split, fit, work_of_fit
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, clearly, shown
 
 FALKON, DEFAULT, EIGENPRO, FOURIER = "FALKON", "default solver", "EigenPro 3", "Fourier features"
 SECONDS, AUC = "seconds of setup and training", "1 - area under the ROC curve"

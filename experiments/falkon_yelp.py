@@ -21,17 +21,8 @@ import numpy as np
 import scipy.sparse as sp
 
 import streamkern as sk
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    doubled,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results, doubled, shown
 
 RMSE, SECONDS = "test RMSE, stars", "seconds of a fit"
 FALKON, ALL_ROWS, DEFAULT = "FALKON, linear", "all rows, linear", "defaults"

@@ -17,18 +17,9 @@ import numpy as np
 import scipy.linalg
 
 from experiments.data import Data, Split
+from experiments.experiment import Experiment, Point, Sizes, Verdict
 from experiments.lecture_feature_error import features, independent
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    shown,
-)
+from experiments.results import Array, Measurement, Results, clearly, shown
 
 SHARED, OWN = "average, shared frequencies", "average, own frequencies"
 SHARD, WHOLE = "one shard", "(all rows together)"

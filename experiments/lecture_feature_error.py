@@ -20,17 +20,8 @@ import scipy.stats
 
 from experiments.data import Data, Split
 from experiments.exact import gaussian
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    exponent,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results, clearly, exponent
 
 ERROR_OF_K = "root mean square error of kernel values"
 LARGEST = "largest error of kernel values"

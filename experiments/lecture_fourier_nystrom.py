@@ -13,17 +13,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from experiments.data import Data, Split, fit, work_of_fit
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    doubled,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, clearly, doubled, shown
 
 KERNELS = ("gaussian", "laplace")
 WAYS = {"Nystrom": ("nystrom", "n_centers"), "Fourier": ("fourier", "n_features")}

@@ -18,17 +18,8 @@ import scipy.linalg
 
 from experiments.data import Data, Split
 from experiments.exact import gaussian, squared_distances
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results, clearly, shown
 
 EXPLAINED, CORRELATION = "variance explained by 10 components, %", "first correlation, test rows"
 STREAMED, WHOLE = "Nystrom, streamed", "(all rows at once)"

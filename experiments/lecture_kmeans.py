@@ -18,17 +18,9 @@ import numpy as np
 import streamkern as sk
 from experiments.data import Data, Split
 from experiments.exact import gaussian
+from experiments.experiment import Experiment, Point, Sizes, Verdict
 from experiments.lecture_kernel_pca import Nystrom
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    shown,
-)
+from experiments.results import Array, Measurement, Results, shown
 
 OBJECTIVE, RAND = "objective / that of all rows", "1 - adjusted Rand index with the classes"
 FEATURES, WHOLE, LINEAR = "Nystrom features", "(kernel of all rows)", "k-means of the rows"

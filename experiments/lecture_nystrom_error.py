@@ -21,17 +21,8 @@ import numpy as np
 
 from experiments.data import Data, Split
 from experiments.exact import gaussian, squared_distances
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    exponent,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results, clearly, exponent
 
 FULL, LOW = "relative error, trace norm, rank k = c", "relative error, trace norm, rank k = c / 4"
 FIXED = "relative Frobenius error less that of best rank 10"

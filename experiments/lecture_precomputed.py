@@ -18,17 +18,8 @@ import numpy as np
 
 import streamkern as sk
 from experiments.exact import ridge_weights
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results, clearly, shown
 
 WRONG, GAP = "test error, %", "largest difference of predictions"
 OURS, THEIRS, LETTERS = "root of the matrix, streamkern", "(KernelRidge on it)", "counts of letters"

@@ -15,17 +15,8 @@ from functools import partial
 import numpy as np
 
 from experiments.data import Data, Split
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results, clearly, shown
 
 KINDS, STACKED, RIDGE = ("gaussian", "laplace", "cauchy"), "stacked", 1e-5
 SIZES = (90, 360, 1440)

@@ -15,17 +15,8 @@ from typing import Any
 
 import streamkern as sk
 from experiments.data import Data, Split, percent_wrong
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    clearly,
-    doubled,
-    shown,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Measurement, Results, clearly, doubled, shown
 
 OURS, SQUARES, SVC = "squared hinge, streamed", "squares, streamed", "SVC (hinge, dual)"
 LOSSES = {OURS: "squared_hinge", SQUARES: "squared_error"}

@@ -14,16 +14,8 @@ from functools import partial
 import numpy as np
 
 from experiments.data import Data, Split
-from experiments.results import (
-    Array,
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    Sizes,
-    Verdict,
-    exponent,
-)
+from experiments.experiment import Experiment, Point, Sizes, Verdict
+from experiments.results import Array, Measurement, Results, exponent
 
 ERROR_OF_K = "relative root mean square error of kernel values"
 DEGREE, SIZES, ROWS = 3, (64, 256, 1024, 4096), 300

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.results import Experiment, Results
+from experiments.experiment import Experiment
+from experiments.results import Results
 
 Axes = Any
 REFERENCES = (("0", "--"), ("0.4", ":"), ("0.6", "-."), ("0.4", "--"), ("0.6", ":"), ("0", "-."))

@@ -22,8 +22,9 @@ import numpy as np
 import streamkern as sk
 from experiments.catalogue import NAMES
 from experiments.data import Data
+from experiments.experiment import Experiment, Point
 from experiments.plot import picture
-from experiments.results import Experiment, Measurement, Point, Results
+from experiments.results import Measurement, Results
 from streamkern.basics.text import text_table
 
 DECIDING = ("data", "exact", "readers")

@@ -25,7 +25,7 @@ class Addressed(np.ndarray):
     """A NumPy array with `data.ptr`."""
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self) -> Any:
         return SimpleNamespace(ptr=self.ctypes.data)
 
 

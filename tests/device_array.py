@@ -27,14 +27,8 @@ LACKING = {
 }  # fmt: skip
 """Names of NumPy 2 that CuPy 14.2 does not have."""
 LACKING_LINALG = {
-    "diagonal",
-    "matrix_norm",
-    "multi_dot",
-    "outer",
-    "svdvals",
-    "trace",
-    "vector_norm",
-}
+    "diagonal", "matrix_norm", "multi_dot", "outer", "svdvals", "trace", "vector_norm",
+}  # fmt: skip
 ONTO_DEVICE = ("array", "asarray", "ascontiguousarray")
 READERS = (*ONTO_DEVICE, "asanyarray", "asfortranarray")
 IMPLICIT = "Implicit conversion to a NumPy array is not allowed"

@@ -1,24 +1,32 @@
-"""The process of a FaultProxy: takes requests, hands them on, and does what the plan says."""
+"""The process of a FaultProxy: takes requests, hands them on, and does what the plan says.
+
+Requests and answers are taken whole before they are handed on.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import http.client
 import json
 import os
 import select
 import socket
+import struct
 import sys
 import threading
 import time
 from collections import Counter, deque
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from benchmarks.serverprocess import Throttle
 from tests.faultproxy import ANSWERS, ON_ANSWERS, ON_OBJECTS, Plan, Settings
-from tests.httpwire import TO_THE_END, Broken, Head, Peer
 
 LOG_LENGTH = 100_000
+PIECE_BYTES = 1 << 18
+AT_ONCE = struct.pack("ii", 1, 0)
+"""SO_LINGER with which a closed connection is an error at the other end, and no end."""
 
 
 class Server:
@@ -94,14 +102,24 @@ class Server:
     def accept_forever(self) -> None:
         while True:
             try:
-                sock, _ = self._listener.accept()
+                accepted = self._listener.accept()
             except OSError:
                 self._listener.close()
                 time.sleep(self.settings.refuse_s)
                 self._listener = self._listen()
             else:
                 self.count("connections")
-                threading.Thread(target=Connection(self, sock).serve, daemon=True).start()
+                threading.Thread(target=self._serve, args=accepted, daemon=True).start()
+
+    def _serve(self, sock: socket.socket, address: Any) -> None:
+        try:
+            Handler(sock, address, self)
+        except Reset:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+        except (OSError, ValueError):
+            pass  # the client left, in the middle of a request or of its answer
+        finally:
+            sock.close()
 
 
 def bound_socket(port: int) -> socket.socket:
@@ -116,127 +134,136 @@ class Reset(Exception):
     """The client's connection is to be reset."""
 
 
-class Connection:
+class Handler(BaseHTTPRequestHandler):
     """One client's connection, with one to the server behind."""
 
-    def __init__(self, server: Server, sock: socket.socket) -> None:
-        self._server = server
-        self._client = Peer(sock)
-        self._behind: Peer | None = None
-        self._behind_is_last = False
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Server
 
-    def serve(self) -> None:
-        reset = False
-        try:
-            while self._serve_one():
-                pass
-        except Reset:
-            reset = True
-        except Broken as broken:
-            if broken.args[0] is not self._client:
-                self._server.count("upstream_errors")
-                reset = True
-        finally:
-            self._client.close(reset)
-            if self._behind:
-                self._behind.close()
+    def setup(self) -> None:
+        super().setup()
+        self.behind = http.client.HTTPConnection(*self.server.upstream)
 
-    def _serve_one(self) -> bool:
-        """Serve one request; return whether the connection stays open."""
-        request = self._client.head()
-        if request is None:
-            return False
-        method, path = request.first[:2]
-        settings, plan = self._server.settings, self._server.plan
-        entry = self._server.note_request(method, path)
-        fault = plan.choose(method, path, request.fields.get("range", ""))
+    def finish(self) -> None:
+        self.behind.close()
+        super().finish()
+
+    def handle_expect_100(self) -> bool:
+        """Leave the answer to `do_GET`, as a fault may come before it."""
+        return True
+
+    def do_GET(self) -> None:
+        """Serve a request of any method."""
+        settings, plan = self.server.settings, self.server.plan
+        entry = self.server.note_request(self.command, self.path)
+        fault = plan.choose(self.command, self.path, self.headers.get("Range", ""))
         time.sleep(settings.latency_s)
         if fault and fault not in ON_ANSWERS:
-            self._server.note_fault(entry, fault)
+            self.server.note_fault(entry, fault)
         if fault == "refuse":
-            self._server.refuse()
-            return False
+            self.server.refuse()
+            self.close_connection = True
+            return
         if fault == "slowdns":
             time.sleep(settings.slow_s)
-        if "expect" in request.fields:
-            self._client.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if "Expect" in self.headers:
+            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        sent = self._body()
         if fault in ANSWERS:
-            self._client.body(request, to=lambda data: None)
-            self._client.send(own_answer(fault, method))
-            return not request.is_last
-        answer, behind = self._forward(request)
-        if fault in ON_ANSWERS and fits(fault, answer):
-            self._server.note_fault(entry, fault)
-            stays = self._spoil(fault, answer, method, behind)
+            self.wfile.write(own_answer(fault, self.command))
+            return
+        answer, body = self._forwarded(sent)
+        if fault in ON_OBJECTS and not (answer.status in (200, 206) and body):
+            plan.give_back()
+            fault = None
+        if fault in ON_ANSWERS:
+            self.server.note_fault(entry, fault)
+            self._spoil(fault, answer, body)
         else:
-            if fault in ON_ANSWERS:
-                plan.give_back()
-            self._to_client(bytes(answer))
-            behind.body(answer, self._to_client, method)
-            stays = answer.body_bytes(method) != TO_THE_END
-        return stays and not request.is_last
+            self._to_client(self._head(answer, len(body)) + body)
 
-    def _forward(self, request: Head) -> tuple[Head, Peer]:
-        """Hand on the request with its body; return the head of the answer and who gives it."""
-        behind = self._reach_behind()
-        behind.send(bytes(request.without("expect")))
-        self._client.body(request, to=self._to_server)
-        while answer := behind.head():
-            if answer.status >= 200:
-                self._behind_is_last = answer.is_last
-                return answer.without("connection"), behind
-        raise Broken(behind)
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
-    def _reach_behind(self) -> Peer:
-        """Return the connection to the server behind, a new one if the last cannot be used."""
-        if self._behind and (self._behind_is_last or is_readable(self._behind.sock, 0)):
-            self._behind.close()
-            self._behind = None
-        if self._behind is None:
-            try:
-                self._behind = Peer(socket.create_connection(self._server.upstream))
-            except OSError as error:
-                raise Broken(None) from error
-        return self._behind
+    def _body(self) -> bytes:
+        """Return the body of the request; a chunked one without its coding."""
+        if not self._is_chunked():
+            n_bytes = int(self.headers.get("Content-Length", 0))
+            body = self.rfile.read(n_bytes)
+            if len(body) < n_bytes:
+                raise ConnectionError("the client left")
+            return body
+        chunks = []
+        while size := int(self.rfile.readline().partition(b";")[0], 16):
+            chunks.append(self.rfile.read(size))
+            self.rfile.readline()
+        while self.rfile.readline().strip():  # the trailer
+            pass
+        return b"".join(chunks)
 
-    def _spoil(self, fault: str, answer: Head, method: str, behind: Peer) -> bool:
-        """Give a wrong version of the answer; return whether the connection stays open."""
-        body = bytearray()
-        behind.body(answer, body.extend, method)
+    def _is_chunked(self) -> bool:
+        return "chunked" in self.headers.get("Transfer-Encoding", "").lower()
+
+    def _forwarded(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
+        """Hand on the request, and return the answer of the server behind and its body."""
+        behind = self.behind
+        if behind.sock is not None and is_readable(behind.sock, 0):
+            behind.close()  # the server has closed it
+        try:
+            behind.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in ("expect", "transfer-encoding", "content-length"):
+                    behind.putheader(name, value)
+            if self._is_chunked() or "Content-Length" in self.headers:
+                behind.putheader("Content-Length", str(len(body)))
+            behind.endheaders()
+            for at in range(0, len(body), PIECE_BYTES):
+                piece = body[at : at + PIECE_BYTES]
+                self.server.pass_bytes("bytes_in", len(piece))
+                behind.send(piece)
+            answer = behind.getresponse()
+            return answer, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.server.count("upstream_errors")
+            raise Reset from error
+
+    def _head(self, answer: http.client.HTTPResponse, n_bytes: int) -> bytes:
+        """Return the head of an answer, for a body of `n_bytes`."""
+        lines = [f"HTTP/1.1 {answer.status} {answer.reason}"]
+        has_body = self.command != "HEAD" and answer.status not in (204, 304)
+        dropped = ("connection", "transfer-encoding", "content-length" if has_body else "")
+        lines += [f"{k}: {v}" for k, v in answer.getheaders() if k.lower() not in dropped]
+        if has_body:
+            lines.append(f"Content-Length: {n_bytes}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+    def _spoil(self, fault: str, answer: http.client.HTTPResponse, body: bytes) -> None:
+        """Give a wrong version of the answer."""
         if fault == "lostreply":
             raise Reset
         if fault == "shorten":
-            del body[len(body) // 2 :]
-            answer = answer.with_length(len(body))
+            body = body[: len(body) // 2]
         if fault == "badbytes":
-            body[len(body) // 3] ^= 0x10
-            body[-1] ^= 0x01
-        head = bytes(answer)
+            wrong = bytearray(body)
+            wrong[len(body) // 3] ^= 0x10
+            wrong[-1] ^= 0x01
+            body = bytes(wrong)
+        head = self._head(answer, len(body))
         if fault in ON_OBJECTS:
             self._to_client(head + body)
-            return True
+            return
         self._to_client(head + body[: len(body) // 2] if body else head[:9])
         if fault == "stall":
-            is_readable(self._client.sock, self._server.settings.stall_s)  # or the client left
+            is_readable(self.connection, self.server.settings.stall_s)  # or the client left
         if fault != "truncate":
             raise Reset
-        return False
+        self.close_connection = True
 
-    def _to_client(self, data: bytes | memoryview) -> None:
-        self._server.pass_bytes("bytes_out", len(data))
-        self._client.send(data)
-
-    def _to_server(self, data: memoryview) -> None:
-        assert self._behind is not None
-        self._server.pass_bytes("bytes_in", len(data))
-        self._behind.send(data)
-
-
-def fits(fault: str, answer: Head) -> bool:
-    """Return whether the fault can happen to this answer; wrong bytes need bytes of an object."""
-    if fault not in ON_OBJECTS:
-        return True
-    return answer.status in (200, 206) and answer.fields.get("content-length", "0") != "0"
+    def _to_client(self, data: bytes) -> None:
+        for at in range(0, len(data), PIECE_BYTES):
+            piece = data[at : at + PIECE_BYTES]
+            self.server.pass_bytes("bytes_out", len(piece))
+            self.wfile.write(piece)
 
 
 def own_answer(fault: str, method: str) -> bytes:

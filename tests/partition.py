@@ -71,7 +71,7 @@ class Link:
             each.close()
 
 
-class Remote(Nanny):  # type: ignore[misc]
+class Remote(Nanny):
     """A nanny, of a worker, that others reach by links."""
 
     def __init__(self, scheduler: str, own: Link, of_worker: Link, **options: Any) -> None:

@@ -63,7 +63,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg  # type: ignore[import-untyped, unused-ignore]
+from scipy import linalg
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

@@ -37,90 +37,47 @@ STEPS = 14
 N_TEST = 103  # rows of `arrays(N_TEST, 5)`, which no run has seen
 CLASSES = ("ant", "bee", "cat")
 
-FOURIER = {
-    "model.features": "fourier",
-    "model.kernel": "gaussian",
-    "model.n_features": 80,
-    "model.n_centers": "auto",
-}
+
+def _solver(name: str, **own: Any) -> dict[str, Any]:
+    """Return settings of a solver, dotted."""
+    return {"solver.name": name} | {f"solver.{key}": value for key, value in own.items()}
+
+
+LOG_LOSS = {"model.loss": "log_loss"}
+ALL_CENTERS = {"model.n_centers": "auto"}
+NYSTROM = {"model.features": "nystrom"}
+FOURIER = ALL_CENTERS | {
+    "model.features": "fourier", "model.kernel": "gaussian", "model.n_features": 80,
+}  # fmt: skip
+BLOCKS = _solver("block", block_size=25, ridge="auto")
+EIGENPRO4 = _solver("eigenpro4", n_nystrom=80, period=3)
+EIGENPRO1 = _solver("eigenpro1", n_nystrom=60, level=10)
 METHODS: dict[str, dict[str, Any]] = {
-    "block": {"solver.name": "block", "solver.block_size": P},
-    "blocks": {"solver.name": "block", "solver.block_size": 25, "solver.ridge": "auto"},
-    "block, ridge": {"solver.name": "block", "solver.block_size": P, "solver.ridge": 1e-3},
-    "blocks, ridge": {"solver.name": "block", "solver.block_size": 25, "solver.ridge": 1e-3},
-    "blocks, log loss": {
-        "solver.name": "block",
-        "solver.block_size": 25,
-        "solver.ridge": "auto",
-        "model.loss": "log_loss",
-    },
-    "sgd, log loss": {
-        "solver.name": "sgd",
-        "model.n_centers": "auto",
-        "model.loss": "log_loss",
-    },
-    "eigenpro4, log loss": {
-        "solver.name": "eigenpro4",
-        "solver.n_nystrom": 80,
-        "solver.period": 3,
-        "model.loss": "log_loss",
-    },
-    "eigenpro3": {"solver.name": "eigenpro3", "solver.n_nystrom": 80},
-    "eigenpro4, resident": {
-        "solver.name": "eigenpro4",
-        "solver.n_nystrom": 80,
-        "solver.period": 4,
-        "solver.projection": "resident",
-    },
-    "eigenpro4": {"solver.name": "eigenpro4", "solver.n_nystrom": 80, "solver.period": 3},
-    "eigenpro4, inexact": {
-        "solver.name": "eigenpro4",
-        "solver.n_nystrom": 80,
-        "solver.period": 4,
-        "solver.projection": "inexact",
-    },
-    "eigenpro3, inexact": {
-        "solver.name": "eigenpro3",
-        "solver.n_nystrom": 80,
-        "solver.projection": "inexact",
-        "solver.projection_epochs": 2,
-        "solver.projection_batch": 7,
-    },
-    "direct": {"solver.name": "direct", "solver.ridge": 0.0},
-    "direct, log loss": {
-        "solver.name": "direct",
-        "solver.ridge": 1e-3,
-        "model.loss": "log_loss",
-    },
-    "falkon": {"solver.name": "falkon", "solver.ridge": 1e-3},
-    "falkon, log loss": {
-        "solver.name": "falkon",
-        "solver.ridge": 1e-3,
-        "model.loss": "log_loss",
-    },
-    **{
-        name: {"solver.name": name, "model.n_centers": "auto"}
-        for name in ("sgd", "eigenpro1", "eigenpro2")
-    },
-    **{
-        name: {"solver.name": solver, "model.features": "nystrom"}
-        for name, solver in (
-            ("nystrom", "sgd"),
-            ("block, nystrom", "block"),
-            ("direct, nystrom", "direct"),
-        )
-    },
-    "eigenpro1, nystrom": {
-        "solver.name": "eigenpro1",
-        "solver.n_nystrom": 60,
-        "solver.level": 10,
-        "model.features": "nystrom",
-    },
-    "fourier": FOURIER | {"solver.name": "eigenpro1", "solver.n_nystrom": 60, "solver.level": 10},
-    **{
-        f"{solver}, fourier": FOURIER | {"solver.name": solver, "solver.ridge": 1e-3}
-        for solver in ("block", "direct", "sgd")
-    },
+    "block": _solver("block", block_size=P),
+    "blocks": BLOCKS,
+    "block, ridge": _solver("block", block_size=P, ridge=1e-3),
+    "blocks, ridge": _solver("block", block_size=25, ridge=1e-3),
+    "blocks, log loss": BLOCKS | LOG_LOSS,
+    "sgd, log loss": _solver("sgd") | ALL_CENTERS | LOG_LOSS,
+    "eigenpro4, log loss": EIGENPRO4 | LOG_LOSS,
+    "eigenpro3": _solver("eigenpro3", n_nystrom=80),
+    "eigenpro4, resident": _solver("eigenpro4", n_nystrom=80, period=4, projection="resident"),
+    "eigenpro4": EIGENPRO4,
+    "eigenpro4, inexact": _solver("eigenpro4", n_nystrom=80, period=4, projection="inexact"),
+    "eigenpro3, inexact": _solver(
+        "eigenpro3", n_nystrom=80, projection="inexact", projection_epochs=2, projection_batch=7
+    ),
+    "direct": _solver("direct", ridge=0.0),
+    "direct, log loss": _solver("direct", ridge=1e-3) | LOG_LOSS,
+    "falkon": _solver("falkon", ridge=1e-3),
+    "falkon, log loss": _solver("falkon", ridge=1e-3) | LOG_LOSS,
+    **{name: _solver(name) | ALL_CENTERS for name in ("sgd", "eigenpro1", "eigenpro2")},
+    "nystrom": _solver("sgd") | NYSTROM,
+    "block, nystrom": _solver("block") | NYSTROM,
+    "direct, nystrom": _solver("direct") | NYSTROM,
+    "eigenpro1, nystrom": EIGENPRO1 | NYSTROM,
+    "fourier": FOURIER | EIGENPRO1,
+    **{f"{k}, fourier": FOURIER | _solver(k, ridge=1e-3) for k in ("block", "direct", "sgd")},
 }
 
 

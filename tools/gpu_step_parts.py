@@ -20,15 +20,7 @@ import numpy as np
 from streamkern.solver.block_step import MOVE, BlockSolver
 from tools import gpu_clock
 from tools.gpu_clock import Clock, Figures, guarded
-from tools.gpu_solver import (
-    SHARE,
-    FedSteps,
-    calls,
-    distances,
-    made_factor,
-    made_rows,
-    made_solver,
-)
+from tools.gpu_solver import SHARE, FedSteps, calls, distances, made_factor, made_rows, made_solver
 from tools.gpu_speed import copy_rate
 
 

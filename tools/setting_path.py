@@ -27,11 +27,7 @@ from streamkern.config.run_config import RunConfig  # noqa: E402
 from streamkern.stream.sources.arrays import ArraySource  # noqa: E402
 from streamkern.train.train import train  # noqa: E402
 
-SETTINGS = {
-    "data.batch_size": 207,
-    "solver.block_size": 137,
-    "model.metric": "learn-diagonal",
-}
+SETTINGS = {"data.batch_size": 207, "solver.block_size": 137, "model.metric": "learn-diagonal"}
 
 
 class SettingPath(NamedTuple):

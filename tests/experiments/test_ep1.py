@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,26 +10,14 @@ import pytest
 import scipy.linalg
 from scipy.spatial.distance import cdist
 
-from experiments import (
-    ep1_acceleration,
-    ep1_gradient_descent,
-    ep1_kep,
-    ep1_reach,
-)
+from experiments import ep1_acceleration, ep1_gradient_descent, ep1_kep, ep1_reach
 from experiments.data import digits
 from experiments.exact import gaussian, laplace
-from experiments.results import Measurement, Results
+from experiments.results import Results
+from tests.experiments.measured import results
 
 RNG = np.random.default_rng(0)
 X, Z, Y = RNG.standard_normal((60, 3)), RNG.standard_normal((25, 3)), RNG.standard_normal((60, 2))
-
-
-def results(measurements: Sequence[tuple[str, str, float, float]]) -> Results:
-    """Return results with one repetition of each measurement."""
-    found = Results()
-    for each in measurements:
-        found.add(Measurement(*each))
-    return found
 
 
 # ---------------------------------------------------------------------------- gradient descent
@@ -77,7 +64,7 @@ def test_the_verdict_of_gradient_descent_is_by_the_least_test_loss() -> None:
             (names.TRAIN, label, t, 1.0 / t)
             for label in (names.DESCENT, "(EigenPro, q = 3)") for t in names.ITERATIONS
         ]  # fmt: skip
-        return results(rows)
+        return results(*rows)
 
     # Losses of 1 / t are the paper's "roughly inverse", which is said and does not decide.
     assert "roughly inverse to the iterations is seen" in names.judge(made(10_240)).numbers
@@ -133,7 +120,7 @@ def test_a_polynomial_in_the_place_of_an_exponential_is_not_the_claim() -> None:
     def made(curves: dict[str, list[float]], decay: list[float]) -> Results:
         rows = [(names.NEEDED, k, v, y) for k, ys in curves.items()
                 for v, y in zip(x, ys, strict=True)]  # fmt: skip
-        return results(rows + [(names.DECAY, "d = 1", 2.0**k, b) for k, b in enumerate(decay)])
+        return results(*rows, *((names.DECAY, "d = 1", 2.0**k, b) for k, b in enumerate(decay)))
 
     assert names.judge(made(step, [1.0, 2.0, 4.0])).seen
     assert not names.judge(made(step, [1.0, 2.0, 2.0])).seen
@@ -157,20 +144,6 @@ def test_k_ep_is_its_definition(kernel: object, q: int) -> None:
         psi_z, psi_x = (kernel(rows, X) @ V[:, i] / np.sqrt(values[i]) for rows in (Z, X))
         expected = expected - (1 - values[q] / values[i]) * np.outer(psi_z, psi_x)
     np.testing.assert_allclose(learned(Z, X), expected, atol=1e-11)
-
-
-def test_the_spectrum_of_k_ep_is_that_of_k_cut_at_its_next_eigenvalue() -> None:
-    q = 9
-    values = np.linalg.eigvalsh(gaussian(X, X))[::-1]
-    cut = np.linalg.eigvalsh(ep1_kep.PreconditionedKernel(gaussian, X, q)(X, X))[::-1]
-    np.testing.assert_allclose(cut[: q + 1], values[q], rtol=1e-9)
-    np.testing.assert_allclose(cut[q:], values[q:], atol=1e-12)
-
-
-def test_k_ep_is_positive_definite_on_other_rows_too() -> None:
-    learned = ep1_kep.PreconditionedKernel(gaussian, X, 9)
-    both = np.concatenate([X, Z])
-    assert np.linalg.eigvalsh(learned(both, both)).min() > -1e-12
 
 
 def test_the_features_have_k_ep_as_their_inner_products() -> None:
@@ -201,7 +174,7 @@ def test_a_difference_beyond_rounding_is_not_the_claim() -> None:
         rows += [(names.SPECTRUM, "k", i, value) for i, value in ((1.0, 0.5), (2.0, 0.3))]
         rows += [(names.SPECTRUM, "k_EP, q = 2", i, v) for i, v in ((1.0, 0.1), (2.0, second))]
         labels = (names.EIGENPRO, names.LEARNED, names.DESCENT)
-        return results(rows + [("test error, %", label, 1.0, 3.0) for label in labels])
+        return results(*rows, *(("test error, %", label, 1.0, 3.0) for label in labels))
 
     assert names.judge(made(1e-12)).seen
     assert not names.judge(made(1e-12, second=0.09)).seen  # the top is not level

@@ -1,8 +1,7 @@
-"""EP3: its propositions and lemmas in function space, by brute force; Algorithm 1; verdicts.
+"""EP3: Algorithm 1 against its definition in function space; verdicts.
 
 A function is its weights on the kernel at all points W = X and Z, so that inner products of the
-kernel's space are exact: <f, g> = a^T K(W, W) b. What `tests/whole/test_reference.py` holds is not
-repeated here.
+kernel's space are exact: <f, g> = a^T K(W, W) b.
 """
 
 from __future__ import annotations
@@ -15,24 +14,18 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from experiments import (
-    ep3_algorithm1,
-    ep3_fig1,
-    ep3_fig5,
-    ep3_fig6,
-    ep3_projection,
-    ep3_table1,
-)
+from experiments import ep3_algorithm1, ep3_fig1, ep3_fig5, ep3_fig6, ep3_projection, ep3_table1
 from experiments.exact import laplace
-from experiments.results import Array, Measurement, Results
+from experiments.results import ERROR, Array, Results
+from tests.experiments.measured import Curves, made, results
 
 RNG = np.random.default_rng(0)
-N, P, Q, S = 40, 15, 6, 20
+N, P, Q = 40, 15, 6
 X, Z = RNG.standard_normal((N, 3)), RNG.standard_normal((P, 3))
 Y = RNG.standard_normal((N, 1))
 W = np.concatenate([X, Z])
 GRAM = laplace(W, W)
-OF_X, OF_Z, OF_S = slice(0, N), slice(N, N + P), slice(0, S)
+OF_X, OF_Z = slice(0, N), slice(N, N + P)
 
 
 def on(where: slice, a: Array) -> Array:
@@ -42,106 +35,15 @@ def on(where: slice, a: Array) -> Array:
     return weights
 
 
-def inner(f: Array, g: Array) -> Array:
-    """Return the inner products of functions, column by column."""
-    return np.asarray(f.T @ GRAM @ g)
+def preconditioner(f: Array) -> Array:
+    """Return f - sum_{i <= q} (1 - lambda_q+1 / lambda_i) <psi_i, f> psi_i, eq. 23.
 
-
-def eigensystem(where: slice) -> tuple[Array, Array]:
-    """Return eigenvalues, descending, and eigenvectors of the kernel matrix of some points."""
-    values, E = np.linalg.eigh(GRAM[where, where])
-    return values[::-1], E[:, ::-1]
-
-
-def eigenfunctions(where: slice) -> Array:
-    """Return weights of psi_i = K(., W[where]) e_i / sqrt(lambda_i), Prop. 1."""
-    values, E = eigensystem(where)
-    return on(where, E / np.sqrt(values))
-
-
-def preconditioner(where: slice, f: Array) -> Array:
-    """Return f - sum_{i <= q} (1 - lambda_q+1 / lambda_i) <psi_i, f> psi_i, eq. 23 and 29."""
-    values, _ = eigensystem(where)
-    psi = eigenfunctions(where)[:, :Q]
-    return np.asarray(f - psi @ ((1 - values[Q] / values[:Q])[:, None] * inner(psi, f)))
-
-
-def loss(f: Array) -> float:
-    """Return half the sum of squares of f(X) - y."""
-    return float(((GRAM[OF_X] @ f - Y) ** 2).sum() / 2)
-
-
-# ------------------------------------------------------------------------ statements of the paper
-
-
-def test_the_frechet_derivative_is_the_kernel_times_the_residual() -> None:
-    """Definition 2 and eq. 9: the remainder is of second order in the norm of h."""
-    f, h = RNG.standard_normal((2, len(W), 1))
-    derivative = on(OF_X, GRAM[OF_X] @ f - Y)
-    remainders = [
-        abs(loss(f + t * h) - loss(f) - t * float(inner(derivative, h)[0, 0]))
-        for t in (1e-1, 1e-2, 1e-3)
-    ]
-    assert remainders[1] == pytest.approx(remainders[0] / 100, rel=1e-6)
-    assert remainders[2] == pytest.approx(remainders[1] / 100, rel=1e-3)
-
-
-def test_eigenfunctions_have_unit_norm_and_the_eigenvalues_of_the_matrix() -> None:
-    """Proposition 1, with K{f} = K(., X) f(X)."""
-    values, _ = eigensystem(OF_X)
-    psi = eigenfunctions(OF_X)
-    np.testing.assert_allclose(inner(psi, psi), np.eye(N), atol=1e-9)
-    image = on(OF_X, GRAM[OF_X] @ psi)
-    np.testing.assert_allclose(image, psi * values, atol=1e-9)
-
-
-def test_the_projection_is_the_nearest_function_of_the_span() -> None:
-    """Proposition 2: the residual is orthogonal to every K(., z), and no other is nearer."""
-    u = RNG.standard_normal((len(W), 1))
-    theta = np.linalg.solve(GRAM[OF_Z, OF_Z], GRAM[OF_Z] @ u)
-    left = u - on(OF_Z, theta)
-    np.testing.assert_allclose(GRAM[OF_Z] @ left, 0, atol=1e-11)
-    for _ in range(20):
-        other = u - on(OF_Z, theta + 0.1 * RNG.standard_normal((P, 1)))
-        assert inner(other, other) > inner(left, left)
-
-
-def test_the_preconditioner_acts_on_weights_by_a_matrix() -> None:
-    """Proposition 3: P{K(., X) a} = K(., X) (I - Q) a."""
-    values, E = eigensystem(OF_X)
-    a = RNG.standard_normal((N, 2))
-    M = E[:, :Q] * (1 - values[Q] / values[:Q]) @ E[:, :Q].T
-    np.testing.assert_allclose(preconditioner(OF_X, on(OF_X, a)), on(OF_X, a - M @ a), atol=1e-10)
-
-
-def test_the_preconditioned_hessian_has_a_flat_top() -> None:
-    """Its q + 1 largest eigenvalues are lambda_q+1 of K(X, X), the others stay."""
-    values, _ = eigensystem(OF_X)
-    psi = eigenfunctions(OF_X)
-    hessian = inner(psi, preconditioner(OF_X, on(OF_X, GRAM[OF_X] @ psi)))
-    np.testing.assert_allclose(
-        np.linalg.eigvalsh((hessian + hessian.T) / 2)[::-1], np.minimum(values, values[Q]),
-        atol=1e-9,
-    )  # fmt: skip
-
-
-def test_a_nystrom_preconditioner_acts_by_the_sample() -> None:
-    """Lemma 5: P_s{K(., X_m) a} = K(., X_m) a - K(., X_s) Q_s K(X_s, X_m) a, Q_s of eq. 30."""
-    values, E = eigensystem(OF_S)
-    batch = slice(S, S + 8)
-    a = RNG.standard_normal((8, 2))
-    Q_s = E[:, :Q] * ((1 - values[Q] / values[:Q]) / values[:Q]) @ E[:, :Q].T
-    expected = on(batch, a) - on(OF_S, Q_s @ GRAM[OF_S, batch] @ a)
-    np.testing.assert_allclose(preconditioner(OF_S, on(batch, a)), expected, atol=1e-10)
-
-
-def test_a_stochastic_gradient_is_unbiased_with_the_factor_n_over_m() -> None:
-    """Remark 2, over all batches of consecutive rows that divide the rows."""
-    f = on(OF_Z, RNG.standard_normal((P, 1)))
-    residual, m = GRAM[OF_X] @ f - Y, 8
-    batches = [slice(start, start + m) for start in range(0, N, m)]
-    mean = np.mean([N / m * on(rows, residual[rows]) for rows in batches], axis=0)
-    np.testing.assert_allclose(mean, on(OF_X, residual), atol=1e-12)
+    psi_i = K(., X) e_i / sqrt(lambda_i) has unit norm (Prop. 1).
+    """
+    values, E = np.linalg.eigh(GRAM[OF_X, OF_X])
+    values, E = values[::-1], E[:, ::-1]
+    psi = on(OF_X, E[:, :Q] / np.sqrt(values[:Q]))
+    return np.asarray(f - psi @ ((1 - values[Q] / values[:Q])[:, None] * (psi.T @ GRAM @ f)))
 
 
 # ------------------------------------------------------------------------------------ Algorithm 1
@@ -157,7 +59,7 @@ def test_a_step_of_algorithm_1_is_the_projected_gradient_in_function_space() -> 
     algorithm, alpha = algorithm_1(), RNG.standard_normal((P, 1))
     f = on(OF_Z, alpha)
     gradient = on(OF_X, GRAM[OF_X] @ f - Y)
-    moved = f - algorithm.eta * preconditioner(OF_X, gradient)
+    moved = f - algorithm.eta * preconditioner(gradient)
     projected = np.linalg.solve(GRAM[OF_Z, OF_Z], GRAM[OF_Z] @ moved)
     np.testing.assert_allclose(algorithm.step(alpha), projected, atol=1e-9)
 
@@ -177,27 +79,12 @@ def test_algorithm_1_converges_to_it_and_no_longer_does_beyond_twice_its_step() 
 
 # --------------------------------------------------------------------------------------- verdicts
 
-ERROR = "test error, %"
-Curve = Mapping[Any, Sequence[float]]
-Curves = Mapping[str, Curve]
-
-
-def made(curves: Curves, more: Mapping[str, Curves] | None = None) -> Results:
-    """Return results of error curves: label -> place -> repetitions; `more` by figure."""
-    found = Results()
-    for name, each in {ERROR: curves, **(more or {})}.items():
-        for label, by_place in each.items():
-            for x, values in by_place.items():
-                for value in values:
-                    found.add(Measurement(name, label, x, value))
-    return found
-
 
 def test_the_saturation_point_is_where_the_curve_stays_near_its_end() -> None:
     curve = {10.0: [9.0], 20.0: [4.0], 40.0: [4.5], 80.0: [4.05], 160.0: [4.0]}
-    assert ep3_fig1.saturation(made({"p = 10": curve}), "p = 10", ERROR) == 80
+    assert ep3_fig1.saturation(made({ERROR: {"p = 10": curve}}), "p = 10", ERROR) == 80
     flat = {n: [4.0] for n in curve}
-    assert ep3_fig1.saturation(made({"p = 10": flat}), "p = 10", ERROR) == 10
+    assert ep3_fig1.saturation(made({ERROR: {"p = 10": flat}}), "p = 10", ERROR) == 10
 
 
 def test_larger_models_have_to_beat_falkon_at_its_limit_and_eigenpro_2() -> None:
@@ -205,9 +92,9 @@ def test_larger_models_have_to_beat_falkon_at_its_limit_and_eigenpro_2() -> None
     others: Curves = {"FALKON": {5: [9.0, 9.1], 10: [3.0, 3.1]}, "EigenPro 2": {10: [8.0, 8.1]}}
     lower, higher = {10: [4.0, 4.1]}, {10: [8.5, 8.6]}
 
-    def judged(default: Curve) -> bool | None:
+    def judged(default: Mapping[Any, Sequence[float]]) -> bool | None:
         curves: Curves = {**others, ep3: lower, ours: default}
-        return ep3_fig5.judge(made(curves, {ep3_fig5.SECONDS: curves})).seen
+        return ep3_fig5.judge(made({ERROR: curves, ep3_fig5.SECONDS: curves})).seen
 
     assert judged(lower)
     assert not judged(higher)
@@ -222,8 +109,11 @@ def test_one_pass_has_to_do_as_well_as_many_and_as_the_exact_projection() -> Non
         seconds: Curves = {"q = s/10": {1: [1.0, 1.0], 8: [slowest, slowest]}}
         names = ep3_projection
         by_batch: Curves = {names.ONE_PASS: {5: one, 20: one}}
-        more = {names.BY_BATCH.format(ERROR): by_batch, names.BATCH_SECONDS: by_batch}
-        return names.judge(made(curves, {names.SECONDS: seconds, **more})).seen
+        figures: dict[str, Curves] = {
+            ERROR: curves, names.SECONDS: seconds, names.BY_BATCH.format(ERROR): by_batch,
+            names.BATCH_SECONDS: by_batch,
+        }  # fmt: skip
+        return names.judge(made(figures)).seen
 
     assert judged([3.0, 3.1])
     assert not judged([4.0, 4.1])
@@ -232,7 +122,7 @@ def test_one_pass_has_to_do_as_well_as_many_and_as_the_exact_projection() -> Non
 
 def costs_by(powers: Mapping[tuple[str, str, str], float]) -> Results:
     """Return results of Table 1 that follow its laws, or other powers: figure, method, growing."""
-    names, found = ep3_table1, Results()
+    names, rows = ep3_table1, []
     laws = {**names.LAWS, **powers}
     for label in names.SOLVERS:
         for grows, sizes in names.GROWING.items():
@@ -241,8 +131,8 @@ def costs_by(powers: Mapping[tuple[str, str, str], float]) -> Results:
                     value = float(x) ** laws.get((figure, label, grows), 0.0)
                     if (figure, label) == (names.BEFORE, names.EXACT):
                         value = 1 + float(x) ** laws.get((names.FACTOR, label, grows), 0.0)
-                    found.add(Measurement(figure, f"{label}, {grows} grows", x, value))
-    return found
+                    rows.append((figure, f"{label}, {grows} grows", float(x), value))
+    return results(*rows)
 
 
 def test_costs_are_judged_by_every_law_of_the_table() -> None:
@@ -292,9 +182,9 @@ def test_a_plan_that_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 def test_references_are_grey_and_told_apart() -> None:
     plot, figure = pytest.importorskip("experiments.plot"), pytest.importorskip("matplotlib.figure")
     curve = {1.0: [1.0], 2.0: [2.0]}
-    results = made({"a": curve, "(b)": curve, "c": curve, "(d)": curve})
+    found = made({ERROR: {"a": curve, "(b)": curve, "c": curve, "(d)": curve}})
     axes = figure.Figure().subplots()
-    plot.curves(axes, results, ERROR, "x")
+    plot.curves(axes, found, ERROR, "x")
     looks = {
         k: (k.get_color(), k.get_linestyle()) for k in axes.lines if k.get_label() in ("(b)", "(d)")
     }
@@ -309,7 +199,7 @@ def test_algorithm_2_has_to_come_nearer_to_the_fixed_point_than_least_squares() 
             names.EXACT: {1: [0.1], 1024: [last]}, names.STOCHASTIC: {64: [stochastic]},
             names.LEAST_SQUARES: {1: [0.08], 1024: [0.08]},
         }  # fmt: skip
-        return names.judge(made(errors, {names.DISTANCE: distances})).seen
+        return names.judge(made({ERROR: errors, names.DISTANCE: distances})).seen
 
     assert judged(0.01)
     assert not judged(0.05)

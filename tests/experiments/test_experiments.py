@@ -18,17 +18,9 @@ from experiments import run
 from experiments.__main__ import main
 from experiments.catalogue import NAMES, experiment_named
 from experiments.data import Data, digits, fit
+from experiments.experiment import Experiment, Point
 from experiments.readers import read_data
-from experiments.results import (
-    Experiment,
-    Measurement,
-    Point,
-    Results,
-    clearly,
-    doubled,
-    exponent,
-    shown,
-)
+from experiments.results import Measurement, Results, clearly, doubled, exponent, shown
 from tests.rawfiles import write_idx
 
 pytest.importorskip("matplotlib")

@@ -19,19 +19,12 @@ from experiments import (
     falkon_yelp,
 )
 from experiments.data import Data, Split, digits
-from experiments.exact import gaussian, nystrom_weights, ridge_weights
-from experiments.results import Array, Measurement, Results
+from experiments.exact import gaussian, ridge_weights
+from experiments.results import Array, Results
+from tests.experiments.measured import results
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((80, 2)), RNG.standard_normal((80, 3))
-
-
-def results(*measurements: tuple[str, str, float, float]) -> Results:
-    """Return results with these measurements."""
-    found = Results()
-    for each in measurements:
-        found.add(Measurement(*each))
-    return found
 
 
 def options(**more: object) -> argparse.Namespace:
@@ -46,14 +39,6 @@ def split_of(data: Data, **more: object) -> Split:
 
 
 # -------------------------------------------------------------------------- preconditioner, steps
-
-
-def test_with_all_rows_as_centers_the_preconditioner_is_exact() -> None:
-    """Then C_n = C_M, and B^T H B = I + E with E = 0."""
-    K = gaussian(X, X) + 1e-6 * np.eye(80)
-    G = falkon_steps.system(K, K, 1e-3)[2]
-    np.testing.assert_allclose(G, np.eye(80), atol=1e-3)
-    assert falkon_steps.condition(G) == pytest.approx(1, abs=2e-3)
 
 
 def test_the_error_of_the_slides_is_the_difference_of_covariances() -> None:
@@ -268,13 +253,6 @@ def test_the_verdict_of_the_tables_is_by_the_largest_number_of_rows() -> None:
 
     assert judged(3.0, 3.0)
     assert not judged(3.0, 2.0)
-
-
-def test_the_reference_of_the_centers_is_reached_with_all_of_them() -> None:
-    K = gaussian(X, X)
-    np.testing.assert_allclose(
-        K @ nystrom_weights(K, K, Y, 0.05), K @ ridge_weights(K, Y, 0.05), atol=1e-6
-    )
 
 
 def test_values_far_from_zero_are_judged_by_their_deviations() -> None:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
 from experiments.catalogue import experiment_named
-from experiments.results import ERROR, Measurement, Results
+from experiments.experiment import Verdict
+from experiments.results import ERROR
+from tests.experiments.measured import Curves, made
 
-Curves = dict[str, dict[float, list[float]]]
 
-
-def made(curves: Curves, figure: str = ERROR, results: Results | None = None) -> Results:
-    """Return results with the curves of a figure."""
-    results = results or Results()
-    for label, by_place in curves.items():
-        for x, values in by_place.items():
-            for value in values:
-                results.add(Measurement(figure, label, x, value))
-    return results
+def verdict(name: str, figures: Mapping[str, Curves]) -> Verdict:
+    """Return the verdict of an experiment on the curves of its figures."""
+    return experiment_named(name).judge(made(figures))
 
 
 def seen(name: str, curves: Curves) -> bool | None:
     """Return the verdict of an experiment with a single figure."""
-    return experiment_named(name).judge(made(curves)).seen
+    return verdict(name, {ERROR: curves}).seen
 
 
 LOW, HIGH = [2.0, 2.1], [5.0, 5.2]
@@ -87,12 +82,12 @@ def test_the_verdict_of_colour_images_goes_by_mix_up_and_crops() -> None:
     none, better = {4: [5.0, 6.0]}, {4: [3.0, 4.1]}
     colour = "crop + flip of colour images"
     assert seen("ep3_fig4", {"none": none, "noise": none, "mix-up": better, colour: better})
-    verdict = experiment_named("ep3_fig4").judge(
-        made({"none": none, "noise": better, "mix-up": none, colour: better})
+    found = verdict(
+        "ep3_fig4", {ERROR: {"none": none, "noise": better, "mix-up": none, colour: better}}
     )
-    assert verdict.seen is False
-    assert verdict.numbers.endswith(f"clearly better: noise, {colour}")
-    assert verdict.line("a claim").startswith("NOT SEEN: a claim. Criterion: ")
+    assert found.seen is False
+    assert found.numbers.endswith(f"clearly better: noise, {colour}")
+    assert found.line("a claim").startswith("NOT SEEN: a claim. Criterion: ")
 
 
 def test_epochs_that_are_not_reached_count_as_more_than_all() -> None:
@@ -101,10 +96,10 @@ def test_epochs_that_are_not_reached_count_as_more_than_all() -> None:
 
     def judged(fast: float, slow: float, epochs: int = 64) -> Any:
         labels = ("gaussian", "laplace", "cauchy")
-        results = made({f"EigenPro, {k}": {epochs: [1.0]} for k in labels})
+        errors = {f"EigenPro, {k}": {epochs: [1.0]} for k in labels}
         curves = {"EigenPro": {key: [fast] for key in range(3)},
                   "Pegasos": {key: [slow] for key in range(3)}}  # fmt: skip
-        return experiment_named("ep1_acceleration").judge(made(curves, EPOCHS_NEEDED, results))
+        return verdict("ep1_acceleration", {ERROR: errors, EPOCHS_NEEDED: curves})
 
     assert judged(3, 20).seen
     assert not judged(3, 9).seen
@@ -126,9 +121,9 @@ def test_models_of_few_centers_saturate_at_far_more_rows() -> None:
     grid = grid_of(lambda n: 1000 / n**2)
     assert seen("ep3_fig1", grid)
     gaining = grid_of(lambda n: 100 / n)  # by 6 % with the last rows
-    verdict = experiment_named("ep3_fig1").judge(made(gaining))
-    assert verdict.seen is False
-    assert "p = 10 still gains at n = 160" in verdict.numbers
+    found = verdict("ep3_fig1", {ERROR: gaining})
+    assert found.seen is False
+    assert "p = 10 still gains at n = 160" in found.numbers
     at_once = {label: {n: [values[0], values[0]] for n in by_place}
                for (label, by_place), values in zip(
                    grid.items(), ([9.0], [6.0], [3.0]), strict=True)}  # fmt: skip
@@ -139,16 +134,16 @@ def test_a_rising_error_of_more_samples_is_told() -> None:
     machine = {n: [9.0, 9.1] for n in (4, 8, 16)}
     curves = {"p = 4": {4: [9.0, 9.1], 8: [3.0, 3.1], 16: [5.0, 5.1]},
               "(kernel machine on 4 rows)": machine}  # fmt: skip
-    assert "(rising from n = 8 on)" in experiment_named("ep3_fig2").judge(made(curves)).numbers
+    assert "(rising from n = 8 on)" in verdict("ep3_fig2", {ERROR: curves}).numbers
 
 
 def test_falkon_and_its_steps() -> None:
     from experiments.falkon_steps import BABY, CONDITION, EXCESS, FALKON, LEMMA, PLAIN
 
     def judged(condition: float, falkon: float, plain: float) -> bool | None:
-        results = made({LEMMA: {4: [condition], 8: [1.1]}}, CONDITION)
+        conditions = {LEMMA: {4: [condition], 8: [1.1]}}
         curves = {FALKON: {4: [falkon], 16: [0.0]}, BABY: {8: [0.01]}, PLAIN: {8: [plain]}}
-        return experiment_named("falkon_steps").judge(made(curves, EXCESS, results)).seen
+        return verdict("falkon_steps", {CONDITION: conditions, EXCESS: curves}).seen
 
     assert judged(2.0, 0.01, 0.5)
     assert not judged(5.0, 0.01, 0.5)
@@ -166,7 +161,7 @@ def test_rates_are_compared_with_those_of_theory() -> None:
             f"problem {k}": {float(n): [float(n ** -(theory(s, r) + off))] for n in sizes}
             for k, (s, r) in enumerate(PROBLEMS)
         }
-        return experiment_named("falkon_rates").judge(made(curves, RISK)).seen
+        return verdict("falkon_rates", {RISK: curves}).seen
 
     assert theory(1, 0.5) == pytest.approx(2 / 3)
     assert judged(0.0)

@@ -17,18 +17,12 @@ from experiments import lecture_precomputed as strings
 from experiments import lecture_svm as machines
 from experiments import lecture_tensorsketch as sketches
 from experiments.exact import gaussian
-from experiments.results import Array, Measurement, Results, Verdict
+from experiments.experiment import Verdict
+from experiments.results import Array
+from tests.experiments.measured import results
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((60, 5)), RNG.standard_normal((60, 2))
-
-
-def results(*measurements: tuple[str, str, float, float]) -> Results:
-    """Return results with these measurements."""
-    found = Results()
-    for each in measurements:
-        found.add(Measurement(*each))
-    return found
 
 
 # -------------------------------------------------------------------------------- random features
@@ -47,15 +41,6 @@ def test_fastfood_is_the_product_of_its_matrices() -> None:
         groups.append(np.diag(S) @ H @ np.diag(G) @ P @ H @ B / np.sqrt(size))
     V = np.concatenate(groups)[:m, :d]
     np.testing.assert_allclose(found, X @ V.T, atol=1e-12)
-
-
-def test_rows_of_fastfood_have_the_norms_of_normal_frequencies() -> None:
-    size = 64
-    rng = np.random.default_rng(0)
-    V = random_features.fastfood(np.eye(size), 64 * 50, rng).T
-    squares = (V**2).sum(axis=1)
-    assert squares.mean() == pytest.approx(size, rel=0.02)
-    assert squares.var() == pytest.approx(2 * size, rel=0.15)
 
 
 def test_orthogonal_frequencies_are_orthogonal_in_groups() -> None:
@@ -132,20 +117,7 @@ def test_rows_in_ten_clusters_have_an_eigengap_after_ten() -> None:
     assert ratios.argmax() == nystrom.RANK - 1
 
 
-def test_nystrom_features_are_the_kernel_of_their_own_rows() -> None:
-    F = components.Nystrom(X[:20])(X[:20])
-    np.testing.assert_allclose(F @ F.T, gaussian(X[:20], X[:20]), atol=1e-8)
-
-
 # --------------------------------------------------------------------------------------- averages
-
-
-def test_an_average_of_weights_is_an_average_of_predictions() -> None:
-    F, F_test = X, RNG.standard_normal((9, 5))
-    parts = [averaging.weights(F[rows], Y[rows]) for rows in np.split(np.arange(60), 3)]
-    np.testing.assert_allclose(
-        F_test @ np.mean(parts, axis=0), np.mean([F_test @ W for W in parts], axis=0), atol=1e-12
-    )
 
 
 def test_the_weights_of_a_shard_minimise_its_loss() -> None:
@@ -260,13 +232,10 @@ def test_the_verdict_of_streamed_components_is_by_all_rows_and_by_linear_cca() -
 
 def brute_subsequences(a: Array, b: Array) -> float:
     """Return the sum over all pairs of three places with equal letters, by trying all."""
-    places = list(itertools.combinations(range(len(a)), 3))
-    return sum(
-        strings.DECAY ** (i[2] - i[0] + j[2] - j[0])
-        for i in places
-        for j in places
-        if (a[list(i)] == b[list(j)]).all()
-    )
+    i, j = (np.array(list(itertools.combinations(range(len(word)), 3))) for word in (a, b))
+    equal = (a[i][:, None] == b[j]).all(axis=2)
+    spans = (i[:, 2] - i[:, 0])[:, None] + (j[:, 2] - j[:, 0])
+    return float((equal * strings.DECAY**spans).sum())
 
 
 def test_the_kernel_of_strings_counts_common_subsequences() -> None:

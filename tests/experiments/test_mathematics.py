@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import scipy.linalg
 from scipy.spatial.distance import cdist
 
 from experiments import exact, falkon_leverage, falkon_rates, falkon_steps
@@ -12,7 +11,6 @@ from experiments import lecture_feature_error as random_features
 from experiments import lecture_kernel_pca as components
 from experiments import lecture_nystrom_error as nystrom
 from experiments import lecture_stacked as stacked
-from experiments.ep3_algorithm1 import Projected
 
 rng = np.random.default_rng(0)
 X, Z = rng.standard_normal((60, 5)), rng.standard_normal((12, 5))
@@ -46,39 +44,6 @@ def test_with_all_centers_nystrom_is_kernel_ridge_regression() -> None:
     np.testing.assert_allclose(
         K @ exact.nystrom_weights(K, K, Y, ridge), K @ exact.ridge_weights(K, Y, ridge), atol=1e-8
     )
-
-
-# -------------------------------------------------------------------------------- Algorithm 1
-
-
-def test_the_fixed_point_of_algorithm_1_is_lemma_6() -> None:
-    """It is where the projected, preconditioned gradient vanishes, and steps end there."""
-    method = Projected(X, Y, X[:15], q=6)
-    goal = method.fixed_point()
-    gradient = method.K_xz.T @ method.preconditioned(method.K_xz @ goal - Y)
-    assert np.abs(gradient).max() < 1e-9
-    np.testing.assert_allclose(method.step(goal), goal, atol=1e-8)
-    alpha = np.zeros_like(goal)
-    for _ in range(4000):
-        alpha = method.step(alpha)
-    np.testing.assert_allclose(method.K_xz @ alpha, method.K_xz @ goal, atol=1e-6)
-
-
-def test_the_preconditioner_flattens_the_leading_eigenvalues() -> None:
-    K = exact.laplace(X, X)
-    method = Projected(X, Y, X[:15], q=6)
-    values = np.linalg.eigvalsh(K)[::-1]
-    flat = np.linalg.eigvals(method.preconditioned(K)).real
-    assert np.sort(flat)[::-1][:7] == pytest.approx([values[6]] * 7)
-
-
-def test_with_the_rows_as_centers_algorithm_1_is_eigenpro_2() -> None:
-    """The projection undoes K(Z, X), and a step is alpha - eta P (K alpha - y)."""
-    method = Projected(X, Y, X, q=6)
-    alpha = rng.standard_normal(Y.shape)
-    K = exact.laplace(X, X)
-    expected = alpha - method.eta * method.preconditioned(K @ alpha - Y)
-    np.testing.assert_allclose(method.step(alpha), expected, atol=1e-7)
 
 
 # -------------------------------------------------------------------------------------- FALKON
@@ -131,12 +96,6 @@ def test_random_features_are_unbiased(label: str) -> None:
         F = random_features.features(angles)
         total += F @ F.T / 40
     np.testing.assert_allclose(total, exact.gaussian(A, A), atol=0.03)
-
-
-def test_fastfood_is_a_product_of_hadamard_transforms() -> None:
-    vectors = rng.standard_normal((3, 16))
-    expected = vectors @ scipy.linalg.hadamard(16)
-    np.testing.assert_allclose(random_features.hadamard_transform(vectors), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", list(stacked.KINDS))

@@ -1,17 +1,17 @@
 """Mistakes, what the answer to each must say, and what doing as it says looks like.
 
 A sentence of an error names a remedy. Here each remedy is done, word for word, and works. A module
-of this package holds the remedies of one kind, made by its `remedies()`; `COVERED` names the rooms
-or modules of streamkern whose every error the module reaches, but for those in `NOT_TRIED`. Where
-`DO_ALL` is true, tests do all of the remedies before a merge, too, and not every fourth.
+of this package holds the cases of one kind: `TABLES` are the functions that return them. `COVERED`
+names the rooms or modules of streamkern whose every error the module reaches, but for those in
+`NOT_TRIED`. Where `DO_ALL` is true, tests do all of the remedies before a merge, too, and not every
+fourth.
 """
 
 from __future__ import annotations
 
 import shlex
 import tarfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ QUICK: dict[str, Any] = {
 TRAIN = "train --train data.zarr --epochs 2 --set model.n_centers=20 --set model.metric=none"
 
 Do = Callable[[], Any]
+Case = tuple[Any, ...]
+"""The pattern of an answer, a call that makes the mistake, and a call for each remedy in it."""
 
 
 def long_rows(most: int = 2, n: int = N, d: int = 9000) -> Any:
@@ -50,21 +52,27 @@ def long_rows(most: int = 2, n: int = N, d: int = 9000) -> Any:
     return scipy.sparse.csr_array((entries.data, places, entries.indptr), shape=(n, d))
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """wrong : fails with a sentence that has the words `says`. right : what it says to do."""
-
-    says: str
-    wrong: Do
-    right: Do
-
-
 def regressor(**parameters: Any) -> sk.KernelRegressor:
     return sk.KernelRegressor(**QUICK | parameters)
 
 
 def classifier(**parameters: Any) -> sk.KernelClassifier:
     return sk.KernelClassifier(**QUICK | parameters)
+
+
+def fit_values(*data: Any, **parameters: Any) -> Do:
+    """Return a call that fits a regressor with these parameters."""
+    return lambda: regressor(**parameters).fit(*data)
+
+
+def fit_classes(*data: Any, **parameters: Any) -> Do:
+    """Return a call that fits a classifier with these parameters."""
+    return lambda: classifier(**parameters).fit(*data)
+
+
+def cases_of(make: Callable[[Any], Do], rows: Iterable[tuple[Any, ...]]) -> list[Case]:
+    """Return the cases of rows (words, mistake, remedy, ...) that `make` makes calls of."""
+    return [(says, *map(make, given)) for says, *given in rows]
 
 
 def settings(**given: Any) -> RunConfig:

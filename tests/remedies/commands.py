@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from tests.remedies import TRAIN, Remedy, command, regressor
+from tests.remedies import TRAIN, Case, cases_of, command, regressor
 
 COVERED = ("cli",)
 RUN = f"{TRAIN} --solver block --set data.batch_size=20 --set run.checkpoint_every=2"
 
 
-def damaged(name: str, *parts: str) -> Remedy:
+def damaged(name: str, *parts: str) -> Case:
     """A run of which the newest of these parts are damaged, and what `info --verify` says to do."""
     command(f"{RUN} --run-dir {name}")
 
@@ -28,10 +29,10 @@ def damaged(name: str, *parts: str) -> Remedy:
         command(f"info {name} --verify")
 
     delete = f"delete {name}/setup.json, and " if "setup" in parts else "; "
-    return Remedy(f"{delete}run the training command of this run again", wrong, right)
+    return (f"{delete}run the training command of this run again", wrong, right)
 
 
-def remedies() -> list[Remedy]:
+def of_commands() -> list[Case]:
     """Mistakes on the command line; what is said is on stderr."""
     regressor(run_dir="metric", metric=[1.0, 2.0, 1.0]).fit("data.zarr")
     commands = [
@@ -39,8 +40,8 @@ def remedies() -> list[Remedy]:
          "info data.zarr"),
         ("set it in .data., or give --train URL", "plan empty.toml --no-measure",
          "plan empty.toml --no-measure --train data.zarr"),
-        ("is in a folder that does not exist; create it first",
-         "tune run.toml --write no/x.toml", "plan run.toml --no-measure"),
+        ("is in a folder that does not exist; create it first", "tune run.toml --write no/x.toml",
+         "plan run.toml --no-measure"),
         ("must be KEY=VALUE, such as anon=true", "info run --storage-option anon",
          "info run --storage-option anon=true"),
         ("put credentials into the environment", "info run --storage-option secret=abc",
@@ -51,8 +52,7 @@ def remedies() -> list[Remedy]:
          "info run --storage-option 'client_kwargs={region_name: eu-west-1}'",
          "info run --storage-option 'client_kwargs={\"region_name\": \"eu-west-1\"}'"),
         ("names of columns in one line, such as a,b,c",
-         "ingest rides.csv k.zarr --x 'a\nb' --y fare",
-         "ingest rides.csv k.zarr --x a,b --y fare"),
+         "ingest rides.csv k.zarr --x 'a\nb' --y fare", "ingest rides.csv k.zarr --x a,b --y fare"),
         ("give the store before the files: streamkern append k.zarr rides.csv",
          "append rides.csv k.zarr", "append k.zarr rides.csv --x a,b"),
         ("--out parts cannot be replaced .*name another file", "report run --out parts",
@@ -106,8 +106,7 @@ def remedies() -> list[Remedy]:
          "ingest rides.csv i.zarr --y fare"),
         ("pass --overwrite to replace it", "ingest rows.npz labels.zarr",
          "ingest rows.npz labels.zarr --overwrite"),
-        ("give it as --train data.zarr", "plan data.zarr",
-         "plan --train data.zarr --no-measure"),
+        ("give it as --train data.zarr", "plan data.zarr", "plan --train data.zarr --no-measure"),
         ("did you mean --y?", "ingest rides.csv j.zarr --target fare",
          "ingest rides.csv j.zarr --y fare"),
         ("--set model.n_centers=20", "train --train data.zarr --n-centers 20", TRAIN),
@@ -121,6 +120,8 @@ def remedies() -> list[Remedy]:
         damaged("bad_checkpoint", "checkpoints"),
         damaged("bad_setup", "setup"),
         damaged("both_bad", "setup", "checkpoints"),
-        *(Remedy(says, lambda line=wrong: command(line), lambda line=right: command(line))  # type: ignore[misc]
-          for says, wrong, right in commands),
-    ]  # fmt: skip
+        *cases_of(lambda line: partial(command, line), commands),
+    ]
+
+
+TABLES = (of_commands,)

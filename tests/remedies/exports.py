@@ -11,7 +11,7 @@ import pandas as pd
 
 import streamkern as sk
 from streamkern.kernels.base import Kernel
-from tests.remedies import Remedy, X, Y, command, long_rows, regressor
+from tests.remedies import Case, X, Y, command, long_rows, regressor
 
 COVERED = ("train/export",)
 NOT_TRIED = {
@@ -79,11 +79,11 @@ def sparse_model() -> Any:
     return regressor().fit(long_rows(), Y).to_onnx("sparse.onnx")
 
 
-def remedies() -> list[Remedy]:
+def of_exports() -> list[Case]:
     """Return the mistakes."""
     own: dict[str, Any] = {"bandwidth": "auto"}
     arc = {"kernel": "relu_ntk", **own}
-    cases = [
+    return [
         ("use one of .'auto', 'float32', 'float64'.", exported("a.onnx", dtype="float16"),
          exported("a.onnx", dtype="float64")),
         ("give another path, or overwrite=True", twice, exported("i.onnx", overwrite=True)),
@@ -109,4 +109,6 @@ def remedies() -> list[Remedy]:
         ("serve it by streamkern.load", sparse_model, lambda: exported("h.onnx")()),
         ("or train with fewer different words", lambda: words(11_000), lambda: words(300)),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
+
+
+TABLES = (of_exports,)

@@ -20,7 +20,7 @@ import scipy.sparse as sp
 from scipy.io import loadmat, savemat
 
 import streamkern as sk
-from tests.remedies import FRAME, N, Remedy, X, Y, ingested, long_rows
+from tests.remedies import FRAME, Case, N, X, Y, ingested, long_rows
 
 COVERED = tuple(
     f"ingest/{name}.py"
@@ -75,7 +75,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def of_paths() -> list[tuple[str, Any, Any]]:
+def of_paths() -> list[Case]:
     """Mistakes in names of files, patterns and folders."""
     frame = FRAME.assign(fare=Y)
     for folder in ("hollow", "years/y=1", "years/y=2", "mixed", "deep/one", "delta/_delta_log"):
@@ -123,14 +123,13 @@ def of_paths() -> list[tuple[str, Any, Any]]:
         ("there is no file or store at none; check the path", Do(ingested, "none"),
          Do(ingested, "parts")),
         ("check host and port, and that the server is running",
-         Do(ingested, f"http://127.0.0.1:{port}/rides.csv", y="fare"),
-         Do(served, port, y="fare")),
+         Do(ingested, f"http://127.0.0.1:{port}/rides.csv", y="fare"), Do(served, port, y="fare")),
         ("download the file, and give its path", Do(served, free_port(), "rows.npz"),
          Do(ingested, "rows.npz")),
         ("or copy the file to a disk", Do(ingested, "simplecache::sftp://nowhere/rows.npz"),
          Do(ingested, "rows.npz")),
-        ("give a path, or a URL such as s3://bucket/name",
-         Do(ingested, "nosuch::file://rows.npz"), Do(ingested, "rows.npz")),
+        ("give a path, or a URL such as s3://bucket/name", Do(ingested, "nosuch::file://rows.npz"),
+         Do(ingested, "rows.npz")),
         ("write them as an array", Do(ingested, "v.fvecs", y="y"), vectors),
         ("unpack it, and give the files in it", Do(ingested, "rows.tar"),
          lambda: (shutil.unpack_archive("rows.tar", "out"), ingested("out/rows.npz"))),
@@ -189,7 +188,7 @@ def of_paths() -> list[tuple[str, Any, Any]]:
     ]  # fmt: skip
 
 
-def of_arrays() -> list[tuple[str, Any, Any]]:
+def of_arrays() -> list[Case]:
     """Mistakes in files that hold arrays, and in archives."""
     np.save("x.npy", X)
     np.save("y.npy", Y)
@@ -247,8 +246,8 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
         ("the file is truncated: get it again", Do(ingested, "short.npy", y="y.npy"), good),
         ("the file is truncated: get it again", Do(ingested, "bent.npy", y="y.npy"),
          Do(ingested, "turned.npy", y="y.npy")),
-        ("the file is truncated: get it again",
-         Do(ingested, "short-idx3-ubyte", y="y-idx1-ubyte"), pictures),
+        ("the file is truncated: get it again", Do(ingested, "short-idx3-ubyte", y="y-idx1-ubyte"),
+         pictures),
         ("ends inside its header", Do(ingested, "head-idx3-ubyte", y="y-idx1-ubyte"), pictures),
         ("is not an IDX file; get it again", Do(ingested, "odd.idx", y="y.npy"), pictures),
         ("give format='npy'", Do(ingested, "wrong.idx", y="y.npy"),
@@ -286,7 +285,7 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
     ]  # fmt: skip
 
 
-def of_columns() -> list[tuple[str, Any, Any]]:
+def of_columns() -> list[Case]:
     """Mistakes in the columns that are asked for, and in several files together."""
     frame = FRAME.assign(fare=Y, weight=np.arange(N) % 3 + 1.0)
     frame.to_csv("full.csv", index=False)
@@ -322,14 +321,13 @@ def of_columns() -> list[tuple[str, Any, Any]]:
          given(["named.csv", "full.csv"], x=["a", "b"])),
         ("lacks 'a'.*add what is missing", given(["named.csv", "less.csv"]),
          given(["named.csv", "turned.csv"])),
-        ("no header line, and so no column 'fare'; add one", given("bare.csv"),
-         given("named.csv")),
+        ("no header line, and so no column 'fare'; add one", given("bare.csv"), given("named.csv")),
         ("give the names of its 3 columns with names=", given("bare.csv"),
          given("bare.csv", names=["a", "b", "fare"])),
         ("say x= and y= by position, from 0 on", given("bare.csv"), Do(ingested, "bare.csv", y=2)),
         ("give all files a header, or none", Do(ingested, pair, y=-1),
-         Do(ingested, ["named.csv", "turned.csv"], y=-1)),
-        ("or none", Do(ingested, pair, y=-1), Do(ingested, ["bare.csv", "bare.csv"], y=-1)),
+         Do(ingested, ["named.csv", "turned.csv"], y=-1),
+         Do(ingested, ["bare.csv", "bare.csv"], y=-1)),
         ("is a position, .*give the name", given(["full.csv", "full.csv"], sample_weight=4),
          given(["full.csv", "full.csv"], sample_weight="weight")),
         ("give the name of their array or column", given("full.csv", sample_weight=np.ones(N)),
@@ -349,6 +347,4 @@ def of_columns() -> list[tuple[str, Any, Any]]:
     ]  # fmt: skip
 
 
-def remedies() -> list[Remedy]:
-    """Return all remedies of this module."""
-    return [Remedy(*one) for table in (of_paths(), of_arrays(), of_columns()) for one in table]
+TABLES = (of_paths, of_arrays, of_columns)

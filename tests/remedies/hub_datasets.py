@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.remedies import FRAME, Remedy, X, Y, classifier, ingested
+from tests.remedies import FRAME, Case, X, Y, classifier, ingested
 
 COVERED = tuple(f"ingest/{name}.py" for name in ("hub_cells", "hub_datasets", "frame_reader"))
-NOT_TRIED = {
-    "ingest/hub_cells.py:WideColumn._pixels:1": "needs a machine without Pillow",
-}
+NOT_TRIED = {"ingest/hub_cells.py:WideColumn._pixels:1": "needs a machine without Pillow"}
 
 
 def fit(data: Any, y: Any = "label", **given: Any) -> Any:
     return classifier().fit(data, y, **given)
 
 
-def remedies() -> list[Remedy]:
+def of_hub() -> list[Case]:
     """Return all remedies of this module."""
     pytest.importorskip("datasets", reason="datasets is not installed")
     from tests import hub
@@ -59,53 +57,50 @@ def remedies() -> list[Remedy]:
     lazy = table.with_transform(lambda rows: rows)
     rgb = library.Image(mode="RGB")
     return [
-        Remedy(*given)
-        for given in [
-            (r'give one of them, X."train"', Do(fit, splits), Do(fit, splits["train"])),
-            (r"apply it, X.map", Do(fit, lazy), Do(fit, table.map(lambda row: row))),
-            (r"or leave it out, X.with_format.None", Do(fit, lazy),
-             Do(fit, lazy.with_format(None))),
-            ("make a store of it, streamkern.ingest_store", Do(fit, stream),
-             lambda: (ingested(stream, y="label"), classifier().fit("made.zarr"))),
-            (r"leave out other columns, X.remove_columns...age", Do(fit, two),
-             Do(fit, two.remove_columns(["age"]))),
-            ("name targets with y=", Do(fit, good, None), Do(fit, good, "label")),
-            ("several targets as columns", Do(fit, table.add_column("e", hub.X.tolist()), "e"),
-             Do(fit, table, "label")),
-            (r"cast_column.'label', ClassLabel", Do(fit, wrong),
-             Do(ingested, codes.cast_column("label", library.ClassLabel(names=list("abcd"))),
-                y="label")),
-            ("give rows with values of one type in each column",
-             Do(ingested, changing(1.5), y="label"), Do(ingested, changing(15), y="label")),
-            ("without rows; give one with rows",
-             Do(ingested, nothing.map(lambda row: row), y="label"),
-             Do(ingested, stream, y="label")),
-            ("X has no rows; give some", Do(ingested, good.select([]), y="label"),
-             Do(ingested, good, y="label")),
-            ("X has no rows; give some", Do(ingested, table.select([]), y="label"),
-             Do(ingested, table, y="label")),
-            (r"row 2: column 'emb' holds 1 values where others hold 2; correct such rows",
-             Do(fit, of_lists([[1.0, 2.0]] * 2 + [[1.0]])), Do(fit, of_lists([[1.0, 2.0]] * 3))),
-            ("holds a null; correct", Do(fit, of_lists([[1.0, 2.0]] * 2 + [[1.0, None]])),
-             Do(fit, of_lists([[1.0, 2.0]] * 3))),
-            ("column 'emb' is null", Do(fit, of_lists([[1.0, 2.0]] * 2 + [None])),
-             Do(fit, of_lists([[1.0, 2.0]] * 3))),
-            ("give it without None", Do(fit, hub.dataset(hub.features(e=open_shape), e=halves)),
-             Do(fit, hub.dataset(hub.features(e=library.Array2D((2, 2), "float32")), e=halves))),
-            ("cannot be read .Unidentified.*leave them out", Do(fit, bad), Do(fit, pictures)),
-            (r'convert all, X.cast_column.*mode="RGB"', Do(fit, mixed),
-             Do(fit, mixed.cast_column("image", rgb))),
-            ("give their pixels as a column of Array3D", Do(fit, deep),
-             Do(fit, hub.dataset(hub.features(image=pixels), np.arange(18) % 3,
-                                 image=grey[..., :1].astype(np.uint16).tolist()))),
-            ("give images of one size, as image.resize makes them in X.map", Do(fit, sizes),
-             Do(fit, resized)),
-            ("make them a column, and give its name as y=",
-             Do(ingested, stream.remove_columns("label"), y=hub.CODES),
-             Do(ingested, stream, y="label")),
-            ("give one target for each row", Do(ingested, FRAME, y=Y[:9]),
-             Do(ingested, FRAME, y=Y)),
-            ("give one weight for each row", Do(ingested, FRAME, y=Y, sample_weight=Y[:9] ** 2),
-             Do(ingested, FRAME, y=Y, sample_weight=Y**2)),
-        ]
+        (r'give one of them, X."train"', Do(fit, splits), Do(fit, splits["train"])),
+        (r"apply it, X.map.*or leave it out, X.with_format.None", Do(fit, lazy),
+         Do(fit, table.map(lambda row: row)), Do(fit, lazy.with_format(None))),
+        ("make a store of it, streamkern.ingest_store", Do(fit, stream),
+         lambda: (ingested(stream, y="label"), classifier().fit("made.zarr"))),
+        (r"leave out other columns, X.remove_columns...age", Do(fit, two),
+         Do(fit, two.remove_columns(["age"]))),
+        ("name targets with y=", Do(fit, good, None), Do(fit, good, "label")),
+        ("several targets as columns", Do(fit, table.add_column("e", hub.X.tolist()), "e"),
+         Do(fit, table, "label")),
+        (r"cast_column.'label', ClassLabel", Do(fit, wrong),
+         Do(ingested, codes.cast_column("label", library.ClassLabel(names=list("abcd"))),
+            y="label")),
+        ("give rows with values of one type in each column", Do(ingested, changing(1.5), y="label"),
+         Do(ingested, changing(15), y="label")),
+        ("without rows; give one with rows", Do(ingested, nothing.map(lambda row: row), y="label"),
+         Do(ingested, stream, y="label")),
+        ("X has no rows; give some", Do(ingested, good.select([]), y="label"),
+         Do(ingested, good, y="label")),
+        ("X has no rows; give some", Do(ingested, table.select([]), y="label"),
+         Do(ingested, table, y="label")),
+        (r"row 2: column 'emb' holds 1 values where others hold 2; correct such rows",
+         Do(fit, of_lists([[1.0, 2.0]] * 2 + [[1.0]])), Do(fit, of_lists([[1.0, 2.0]] * 3))),
+        ("holds a null; correct", Do(fit, of_lists([[1.0, 2.0]] * 2 + [[1.0, None]])),
+         Do(fit, of_lists([[1.0, 2.0]] * 3))),
+        ("column 'emb' is null", Do(fit, of_lists([[1.0, 2.0]] * 2 + [None])),
+         Do(fit, of_lists([[1.0, 2.0]] * 3))),
+        ("give it without None", Do(fit, hub.dataset(hub.features(e=open_shape), e=halves)),
+         Do(fit, hub.dataset(hub.features(e=library.Array2D((2, 2), "float32")), e=halves))),
+        ("cannot be read .Unidentified.*leave them out", Do(fit, bad), Do(fit, pictures)),
+        (r'convert all, X.cast_column.*mode="RGB"', Do(fit, mixed),
+         Do(fit, mixed.cast_column("image", rgb))),
+        ("give their pixels as a column of Array3D", Do(fit, deep),
+         Do(fit, hub.dataset(hub.features(image=pixels), np.arange(18) % 3,
+                             image=grey[..., :1].astype(np.uint16).tolist()))),
+        ("give images of one size, as image.resize makes them in X.map", Do(fit, sizes),
+         Do(fit, resized)),
+        ("make them a column, and give its name as y=",
+         Do(ingested, stream.remove_columns("label"), y=hub.CODES),
+         Do(ingested, stream, y="label")),
+        ("give one target for each row", Do(ingested, FRAME, y=Y[:9]), Do(ingested, FRAME, y=Y)),
+        ("give one weight for each row", Do(ingested, FRAME, y=Y, sample_weight=Y[:9] ** 2),
+         Do(ingested, FRAME, y=Y, sample_weight=Y**2)),
     ]  # fmt: skip
+
+
+TABLES = (of_hub,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.kernels.sparse import of_sparse_rows
-from tests.remedies import Do, Remedy, X, Y, long_rows, regressor
+from tests.remedies import Case, Do, X, Y, cases_of, fit_values, long_rows
 from tests.remedies.training import trained
 
 COVERED = ("kernels",)
@@ -38,7 +39,7 @@ class Squares(Kernel):
         return 1 / (1 + sq)
 
 
-def of_kernels() -> list[Remedy]:
+def of_kernels() -> list[Case]:
     """Mistakes in kernels that are made in Python: (words, wrong, right)."""
     gauss, laplace, l1 = sk.Gaussian(2.0), sk.Laplace(2.0), sk.LaplaceL1(2.0)
     metric, other = np.ones(3), np.array([1.0, 2.0, 3.0])
@@ -46,12 +47,13 @@ def of_kernels() -> list[Remedy]:
     backend = get_backend("cpu", 1, "none")
     grid = Grid(1.0, 0)
     shift, own = np.zeros(3), Squares(2.0).describe()
+    auto = {"bandwidth": "auto", "metric": "auto"}
     level = gauss.with_categorical([(2, 1.0)])
 
     def operator(kernel: Kernel, precision: str, on: Grid | None = None) -> Do:
         return lambda: KernelOperator(kernel, backend, precision, shift, on)
 
-    cases: list[tuple[str, Do, Do]] = [
+    return [
         ("is a custom class .*import its module first, or define the class",
          lambda: kernel_of_run({"kind": "module:Class"}),
          lambda: kernel_of_run({"kind": f"{__name__}:Squares"})),
@@ -64,10 +66,8 @@ def of_kernels() -> list[Remedy]:
         ("metric holds NaN or infinity; give finite numbers",
          lambda: sk.Gaussian(2.0, metric=[np.nan]), lambda: sk.Gaussian(2.0, metric=[1.0])),
         ("is for 2 features, and the points have 3; give a row for each feature",
-         lambda: regressor(kernel=sk.Gaussian(2.0, metric=[1.0, 1.0]), bandwidth="auto",
-                           metric="auto").fit(X, Y),
-         lambda: regressor(kernel=sk.Gaussian(2.0, metric=metric), bandwidth="auto",
-                           metric="auto").fit(X, Y)),
+         fit_values(X, Y, kernel=sk.Gaussian(2.0, metric=[1.0, 1.0]), **auto),
+         fit_values(X, Y, kernel=sk.Gaussian(2.0, metric=metric), **auto)),
         (r"parts=\[\] must be one kernel or more", lambda: Sum([]), lambda: Sum([gauss])),
         ("combine them with kernels of the L1 distance only", lambda: l1 + gauss,
          lambda: l1 + sk.LaplaceL1(3.0)),
@@ -137,15 +137,14 @@ def of_kernels() -> list[Remedy]:
         ("define the class as it was then",
          lambda: get_kernel(own | {"values": [1.0, 0.5, 0.2, 0.1]}), lambda: get_kernel(own)),
     ]  # fmt: skip
-    return [Remedy(says, wrong, right) for says, wrong, right in cases]
 
 
-def of_settings() -> list[Remedy]:
+def of_settings() -> list[Case]:
     """Mistakes in what model.kernel says: (words, wrong, right)."""
     both = {"kind": "sum", "parts": ["laplace", {"kind": "gaussian", "bandwidth": 2.0}]}
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ('has no "kind", the name of the kernel; give {"kind": "gaussian"}',
-         {"name": "gaussian"}, {"kind": "gaussian"}),
+        ('has no "kind", the name of the kernel; give {"kind": "gaussian"}', {"name": "gaussian"},
+         {"kind": "gaussian"}),
         ("kernel='gauss' is not known; use one of .*gaussian", {"kind": "gauss"},
          {"kind": "gaussian"}),
         ("has no parameter 'gamma'; it takes bandwidth", {"kind": "laplace", "gamma": 2.0},
@@ -154,38 +153,36 @@ def of_settings() -> list[Remedy]:
     ]  # fmt: skip
 
     def makes(kernel: dict[str, Any]) -> Do:
-        return lambda: trained({"model.kernel": kernel, "model.bandwidth": "auto"})
+        return partial(trained, {"model.kernel": kernel, "model.bandwidth": "auto"})
 
     features: dict[str, Any] = {
         "model.features": "fourier", "model.n_centers": "auto", "model.bandwidth": "auto",
         "solver.name": "sgd", "solver.ridge": "auto",
     }  # fmt: skip
-    sampled = Remedy(
+    sampled = (
         "does not support .*use one of .*gaussian.*, or features='nystrom'",
         lambda: trained(features | {"model.kernel": "polynomial"}),
         lambda: (trained(features | {"model.kernel": "gaussian", "model.n_features": 10}),
                  trained(features | {"model.kernel": "polynomial", "model.features": "nystrom"})),
     )  # fmt: skip
-    return [sampled, *(Remedy(says, makes(wrong), makes(right)) for says, wrong, right in cases)]
+    return [sampled, *cases_of(makes, cases)]
 
 
-def of_sparse() -> list[Remedy]:
+def of_sparse() -> list[Case]:
     """Mistakes in kernels of sparse rows."""
 
     def fit(**given: Any) -> Do:
-        return lambda: regressor(**given).fit(long_rows(), Y)
+        return fit_values(long_rows(), Y, **given)
 
     scaled = sk.Gaussian(2.0, metric=np.ones(4))
     return [
-        Remedy("use a kernel of the Euclidean distance or of the inner product",
-               fit(kernel="laplace_l1"), fit(kernel="linear", bandwidth="auto")),
-        Remedy("leave them out", lambda: of_sparse_rows(scaled),
-               lambda: of_sparse_rows(scaled.with_metric(None))),
-        Remedy("use 'exact' or 'float64'", fit(precision="high"),
-               lambda: (fit(precision="exact")(), fit(precision="float64")())),
+        ("use a kernel of the Euclidean distance or of the inner product", fit(kernel="laplace_l1"),
+         fit(kernel="linear", bandwidth="auto")),
+        ("leave them out", lambda: of_sparse_rows(scaled),
+         lambda: of_sparse_rows(scaled.with_metric(None))),
+        ("use 'exact' or 'float64'", fit(precision="high"),
+         lambda: (fit(precision="exact")(), fit(precision="float64")())),
     ]  # fmt: skip
 
 
-def remedies() -> list[Remedy]:
-    """Return all remedies of this module."""
-    return [*of_kernels(), *of_settings(), *of_sparse()]
+TABLES = (of_kernels, of_settings, of_sparse)

@@ -15,7 +15,7 @@ from streamkern.losses.errors import Huber
 from streamkern.losses.losses import saved_loss
 from streamkern.losses.own import given_loss, recorded_loss
 from tests.losses.own_losses import LogCosh
-from tests.remedies import Remedy, X, Y, regressor
+from tests.remedies import Case, X, Y, fit_values, regressor
 
 COVERED = ("losses",)
 PLACE = "tests.losses.own_losses"
@@ -51,36 +51,38 @@ def saved(**changes: Any) -> dict[str, Any]:
     return {"loss": recorded | changes, "n_outputs": 1, "setup": {"loss": {"width": 2.0}}}
 
 
-def remedies() -> list[Remedy]:
+def of_losses() -> list[Case]:
     """Mistakes in targets and in a user's own loss."""
     kind = f"{PLACE}:LogCosh"
     return [
-        Remedy('give kind = "module:Class" and its parameters, or the name of a loss alone',
-               lambda: regressor(loss={"kind": "huber"}).fit(X, Y),
+        ('give kind = "module:Class" and its parameters, or the name of a loss alone',
+               fit_values(X, Y, loss={"kind": "huber"}),
                lambda: (regressor(loss={"kind": kind, "width": 2.0}).fit(X, Y),
                         regressor(loss="huber").fit(X, Y))),
-        Remedy("is an object of a built-in loss; give its name, 'huber'",
-               lambda: given_loss(Huber()), lambda: given_loss("huber")),
-        Remedy("cannot be imported .ModuleNotFoundError.*correct it, or add its folder to PYTHONP",
-               lambda: given_loss("losses_of_nobody:LogCosh"), lambda: given_loss(kind)),
-        Remedy('is not a subclass of streamkern.Loss; give the "module:Class" of a subclass',
-               lambda: given_loss(f"{PLACE}:NOT_A_LOSS"), lambda: given_loss(kind)),
-        Remedy('in a table with kind = "module:Class", or give a loss in Python',
-               lambda: given_loss(f"{PLACE}:NeedsWidth"),
-               lambda: given_loss({"kind": f"{PLACE}:NeedsWidth", "width": 2.0})),
-        Remedy("that this process has not defined; import its module first, or define the class",
-               lambda: saved_loss(saved(kind="losses_of_nobody:LogCosh")),
-               lambda: saved_loss(saved())),
-        Remedy("since the model was trained: .*; define the class as it was then",
-               lambda: saved_loss(saved(width=3.0)), lambda: saved_loss(saved())),
-        Remedy("return as gradient the derivative of values with respect to the prediction",
-               lambda: check_own_loss(Halves(True), 1), lambda: check_own_loss(Halves(), 1)),
-        Remedy("return a new array like the errors, or do not define curvatures",
-               lambda: check_own_loss(Halves(curved=1.0), 1), lambda: check_own_loss(Halves(), 1)),
-        Remedy("which are from 0 to 1, or do not define curvatures",
-               lambda: check_own_loss(Halves(curved=9.0), 1), lambda: check_own_loss(Halves(), 1)),
-        Remedy("needs targets of at least 0 .*correct the targets, or use loss='squared_error'",
-               lambda: regressor(loss="poisson").fit(X, -np.square(Y)),
+        ("is an object of a built-in loss; give its name, 'huber'", lambda: given_loss(Huber()),
+         lambda: given_loss("huber")),
+        ("cannot be imported .ModuleNotFoundError.*correct it, or add its folder to PYTHONP",
+         lambda: given_loss("losses_of_nobody:LogCosh"), lambda: given_loss(kind)),
+        ('is not a subclass of streamkern.Loss; give the "module:Class" of a subclass',
+         lambda: given_loss(f"{PLACE}:NOT_A_LOSS"), lambda: given_loss(kind)),
+        ('in a table with kind = "module:Class", or give a loss in Python',
+         lambda: given_loss(f"{PLACE}:NeedsWidth"),
+         lambda: given_loss({"kind": f"{PLACE}:NeedsWidth", "width": 2.0})),
+        ("that this process has not defined; import its module first, or define the class",
+         lambda: saved_loss(saved(kind="losses_of_nobody:LogCosh")), lambda: saved_loss(saved())),
+        ("since the model was trained: .*; define the class as it was then",
+         lambda: saved_loss(saved(width=3.0)), lambda: saved_loss(saved())),
+        ("return as gradient the derivative of values with respect to the prediction",
+         lambda: check_own_loss(Halves(True), 1), lambda: check_own_loss(Halves(), 1)),
+        ("return a new array like the errors, or do not define curvatures",
+         lambda: check_own_loss(Halves(curved=1.0), 1), lambda: check_own_loss(Halves(), 1)),
+        ("which are from 0 to 1, or do not define curvatures",
+         lambda: check_own_loss(Halves(curved=9.0), 1), lambda: check_own_loss(Halves(), 1)),
+        ("needs targets of at least 0 .*correct the targets, or use loss='squared_error'",
+               fit_values(X, -np.square(Y), loss="poisson"),
                lambda: (regressor(loss="poisson").fit(X, np.square(Y)),
                         regressor(loss="squared_error").fit(X, -np.square(Y)))),
     ]  # fmt: skip
+
+
+TABLES = (of_losses,)

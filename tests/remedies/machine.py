@@ -18,7 +18,7 @@ from streamkern.basics.own_class import imported_class
 from streamkern.basics.values import checked_list, parse_seconds
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.own import kernel_of_run
-from tests.remedies import Do, Remedy, X, Y
+from tests.remedies import Case, X, Y
 from tests.remedies.training import trained
 
 COVERED = ("backend", "basics")
@@ -71,10 +71,10 @@ def without_numba() -> None:
         get_backend("cpu", 1, "numba")
 
 
-def remedies() -> list[Remedy]:
+def of_machine() -> list[Case]:
     """Return all remedies of this module: (words, wrong, right)."""
     rows = sk.RowRandom(np, 0, 0, 0, np.arange(3), np.float64)
-    cases: list[tuple[str, Do, Do]] = [
+    return [
         ("the module 'none_such' cannot be imported.*add its folder to PYTHONPATH",
          lambda: imported_class("none_such:Own", Kernel, "model.kernel"), by_name),
         ("has not defined; import its module first, or define the class",
@@ -116,10 +116,11 @@ def remedies() -> list[Remedy]:
          lambda: sk.RowRandom(np, 0, 0, 0, np.arange(3), np.int64),
          lambda: sk.RowRandom(np, 0, 0, 0, np.arange(3), np.float32)),
         (r"spans 0 values; give low and high that span 1 to 2\*\*32 values",
-         lambda: rows.integers(3, 3),
-         lambda: rows.integers(3, 4)),
+         lambda: rows.integers(3, 3), lambda: rows.integers(3, 4)),
         ("stopped by SIGTERM before the next step; run the same command again to go on",
          lambda: trained({"run.run_dir": "early"}, callbacks=[Early()]),
          lambda: trained({"run.run_dir": "early"})),
     ]  # fmt: skip
-    return [Remedy(says, wrong, right) for says, wrong, right in cases]
+
+
+TABLES = (of_machine,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.predict.input_rows import open_rows
 from streamkern.predict.prediction_table import OutputFormat
 from streamkern.train.saved_model import load_model
-from tests.remedies import FRAME, LABELS, TRAIN, N, Remedy, X, Y, command, regressor
+from tests.remedies import FRAME, LABELS, TRAIN, Case, N, X, Y, cases_of, command, regressor
 
 COVERED = ("predict",)
 NOT_TRIED = {
@@ -24,8 +25,9 @@ NOT_TRIED = {
 }
 
 
-def of_commands() -> list[Remedy]:
+def of_commands() -> list[Case]:
     """Mistakes of the command `predict`."""
+    prepare()
     commands = [
         ("give interval too, such as 0.9|give --interval",
          "predict calibrated rows.npz a.csv --normalised",
@@ -33,18 +35,15 @@ def of_commands() -> list[Remedy]:
         ("the model predicts values; leave it out", "predict run rows.npz b.csv --proba",
          "predict run rows.npz b.csv"),
         ("the model predicts classes; give --proba",
-         "predict classes rows.npz c.csv --interval 0.9",
-         "predict classes rows.npz c.csv"),
+         "predict classes rows.npz c.csv --interval 0.9", "predict classes rows.npz c.csv"),
         ("--set run.calibrate=true", "predict run rows.npz d.csv --interval 0.5",
          f"{TRAIN} --run-dir again --set run.calibrate=true"),
         ("is .csv|needs a .csv", "predict run rows.npz e.npy --escape-formulas",
          "predict run rows.npz e.csv --escape-formulas"),
         ("give an output that ends in .zarr, .npy or .csv or .parquet",
-         "predict run rows.npz e.xlsx",
-         "predict run rows.npz f.csv"),
+         "predict run rows.npz e.xlsx", "predict run rows.npz f.csv"),
         ("delete it", "predict run rows.npz rides.csv", "predict run rows.npz g.csv"),
-        ("leave it out", "predict run rows.npz h.csv --with-input",
-         "predict run rows.npz h.csv"),
+        ("leave it out", "predict run rows.npz h.csv --with-input", "predict run rows.npz h.csv"),
         ('use "source" or "store"', "predict run data.zarr j.csv --order file",
          "predict run data.zarr j.csv --order store"),
         ("write .zarr, .csv or .parquet, or use the order of the source",
@@ -59,8 +58,7 @@ def of_commands() -> list[Remedy]:
         ("or give --interval instead", "predict calibrated rows.npz n.csv --std",
          "predict calibrated rows.npz n.csv --interval 0.5"),
         ("the input has no rows; give a file with at least one row",
-         "predict table empty.csv o.csv",
-         "predict table rides.csv o.csv"),
+         "predict table empty.csv o.csv", "predict table rides.csv o.csv"),
         ("'new', which is not a class of the model .*leave such rows out",
          "evaluate classes new.csv --y y", "evaluate classes fewer.csv --y y"),
         ("or train on rows of all classes", "evaluate classes new.csv --y y",
@@ -72,13 +70,11 @@ def of_commands() -> list[Remedy]:
          "evaluate named weightless.csv --y y --sample-weight none",
          "evaluate named weighted.csv --y y --sample-weight some"),
         ("give it a header", "predict named nameless.csv q.csv", "predict named named.csv q.csv"),
-        ("or give the positions of these columns with --x",
-         "predict named nameless.csv r.csv", "predict named nameless.csv r.csv --x 0,1"),
+        ("or give the positions of these columns with --x", "predict named nameless.csv r.csv",
+         "predict named nameless.csv r.csv --x 0,1"),
         ("give a CSV, a Parquet file or a store made with --like",
-         "predict table rows.npz s.csv",
-         "ingest rides.csv like.zarr --y fare --like table.zarr"),
-        ("give a CSV, a Parquet file",
-         "predict table rows.npz s.csv", "predict table like.zarr s.csv"),
+         "predict table rows.npz s.csv", "ingest rides.csv like.zarr --y fare --like table.zarr",
+         "predict table like.zarr s.csv"),
         ("leave --x out", "predict run data.zarr t.csv --x a", "predict run data.zarr t.csv"),
         ("leave --y out", "evaluate run data.zarr --y a", "evaluate run data.zarr"),
         ("write .csv or .parquet", "predict table rides.csv u.zarr --with-input",
@@ -99,8 +95,7 @@ def of_commands() -> list[Remedy]:
         ("give a smaller interval", "predict calibrated rows.npz x.csv --interval 0.99",
          "predict calibrated rows.npz x.csv --interval 0.5"),
     ]  # fmt: skip
-    return [Remedy(says, lambda line=wrong: command(line), lambda line=right: command(line))  # type: ignore[misc]
-            for says, wrong, right in commands]  # fmt: skip
+    return cases_of(lambda line: partial(command, line), commands)
 
 
 def prepare() -> None:
@@ -140,20 +135,18 @@ def changed(again: bool) -> None:
         model.predict_to(rows, "grown.csv", progress=None if again else grow)
 
 
-def remedies() -> list[Remedy]:
-    """Return all remedies of this module."""
-    prepare()
+def of_models() -> list[Case]:
+    """Mistakes about models in memory."""
     model = regressor().fit(X, Y)
     plain = Calibration.of_values(X[:, :1], Y[:, None], None)
     return [
-        *of_commands(),
-        Remedy("which predicts all rows again", lambda: changed(False), lambda: changed(True)),
-        Remedy("leave it out, or train again",
+        ("which predicts all rows again", lambda: changed(False), lambda: changed(True)),
+        ("leave it out, or train again",
                lambda: OutputFormat.of(plain, None, False, 0.5, "", normalised=True),
                lambda: (OutputFormat.of(plain, None, False, 0.5, ""),
                         OutputFormat.of(
                             load_calibration(), None, False, 0.5, "", normalised=True))),
-        Remedy("return_std=True needs .*train with posterior=True and solver='direct'",
+        ("return_std=True needs .*train with posterior=True and solver='direct'",
                lambda: model.predict(X, return_std=True, out="std.csv"),
                lambda: regressor(posterior=True, solver="direct").fit(X, Y)
                .predict(X, return_std=True, out="std.csv")),
@@ -168,3 +161,6 @@ def load_calibration() -> Calibration:
     assert isinstance(found, Calibration)
     assert found.normalised is not None
     return found
+
+
+TABLES = (of_commands, of_models)

@@ -15,7 +15,7 @@ from streamkern.train.over_ranks import devices_of, with_rank_count
 from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.start_run import acquired_run, run_directory
-from tests.remedies import Do, Remedy, X, Y
+from tests.remedies import Case, Do, X, Y
 from tests.remedies.training import USUAL, trained
 
 DO_ALL = True
@@ -73,7 +73,7 @@ def placeable(given: dict[str, Any]) -> None:
     over_ranks.check_placeable(config(given))
 
 
-def of_settings() -> list[Remedy]:
+def of_settings() -> list[Case]:
     """Mistakes in settings of ranks: (words, wrong, right)."""
     gpus = BLOCK | {"run.ranks": "gpus"}
     at = {"run.cluster": "tcp://127.0.0.1:1"}
@@ -103,7 +103,7 @@ def of_settings() -> list[Remedy]:
 
         return enters
 
-    cases: list[tuple[str, Do, Do]] = [
+    return [
         ("cannot be used on a cluster; give the number of its workers", count(0, gpus | at),
          count(0, TWO | at)),
         ("cannot be used with run.device=.cpu.; leave one of them out",
@@ -112,8 +112,8 @@ def of_settings() -> list[Remedy]:
         ("give run.ranks='gpus', or run.device='cpu'", devices({"run.ranks": 3}),
          lambda: (devices({"run.ranks": "gpus"})(),
                   devices({"run.ranks": 3, "run.device": "cpu"})())),
-        ("cannot share batches whose rows mixup pairs; leave one of them out",
-         begins(TWO | mixup), begins(TWO | {"run.run_dir": "r2"})),
+        ("cannot share batches whose rows mixup pairs; leave one of them out", begins(TWO | mixup),
+         begins(TWO | {"run.run_dir": "r2"})),
         ("that all ranks see; set it", lambda: trained(TWO | {"run.run_dir": None}),
          lambda: placeable(TWO)),
         ("must not be above run.ranks=2; lower it", lambda: trained(TWO | {"run.min_ranks": 3}),
@@ -131,10 +131,9 @@ def of_settings() -> list[Remedy]:
          lambda: trained(TWO | kernel | {"run.run_dir": "r5"}),
          lambda: trained(BLOCK | kernel | {"run.run_dir": "r5"})),
     ]  # fmt: skip
-    return [Remedy(says, wrong, right) for says, wrong, right in cases]
 
 
-def of_what_travels() -> list[Remedy]:
+def of_what_travels() -> list[Case]:
     """Mistakes in what is given to other processes."""
     source = sk.ArraySource(X, Y)
     lock = threading.Lock()
@@ -157,20 +156,16 @@ def of_what_travels() -> list[Remedy]:
             run_ranks(client, work, {}, ranks=2, min_ranks=least, stop=stop)
 
     return [
-        Remedy("use objects that can be pickled", lambda: packed(RunInputs(held)),
-               lambda: packed(RunInputs(source))),
-        Remedy("or name stores in the settings", lambda: packed(RunInputs(held)),
-               lambda: packed(RunInputs())),
-        Remedy("write them to a store .streamkern.ingest_store., and give the store",
-               lambda: packed(RunInputs(source), 500), lambda: packed(RunInputs(), 500)),
-        Remedy("give an absolute path that all workers see", lambda: absolute("data.zarr"),
-               lambda: (absolute("/data.zarr"), absolute("s3://bucket/data.zarr"))),
-        Remedy("min_ranks=3 must be at least 1, and at most ranks=2; give min_ranks from 1 to",
-               lambda: placed(3),
-               lambda: placed(2)),
+        ("use objects that can be pickled.*or name stores in the settings",
+         lambda: packed(RunInputs(held)), lambda: packed(RunInputs(source)),
+         lambda: packed(RunInputs())),
+        ("write them to a store .streamkern.ingest_store., and give the store",
+         lambda: packed(RunInputs(source), 500), lambda: packed(RunInputs(), 500)),
+        ("give an absolute path that all workers see", lambda: absolute("data.zarr"),
+         lambda: (absolute("/data.zarr"), absolute("s3://bucket/data.zarr"))),
+        ("min_ranks=3 must be at least 1, and at most ranks=2; give min_ranks from 1 to",
+         lambda: placed(3), lambda: placed(2)),
     ]  # fmt: skip
 
 
-def remedies() -> list[Remedy]:
-    """Return all remedies of this module."""
-    return [*of_settings(), *of_what_travels()]
+TABLES = (of_settings, of_what_travels)

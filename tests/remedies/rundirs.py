@@ -14,7 +14,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import FileLines, read_log
 from streamkern.rundir.run_summary import glance
 from streamkern.rundir.saver import AsyncSaver
-from tests.remedies import Remedy, regressor
+from tests.remedies import Case, regressor
 
 COVERED = ("rundir",)
 
@@ -60,7 +60,7 @@ def saved(name: str, arrays: Any = ROWS, meta: Any = None, after: Callable[[], N
             directory.save(step, arrays, {} if meta is None else meta)
 
 
-def of_places() -> list[Remedy]:
+def of_places() -> list[Case]:
     """Mistakes about the place, and about who writes there."""
     Path("stranger/checkpoints").mkdir(parents=True)
     Path("stranger/checkpoints/x.txt").write_text("mine")
@@ -89,36 +89,34 @@ def of_places() -> list[Remedy]:
         saved("lost")
 
     return [
-        Remedy("is being written by .*; wait for it, stop it, or give another run directory",
-               twice, lambda: (saved("held"), saved("another"))),
-        Remedy("mount it and give its path", lambda: saved("file://host/x"), lambda: saved("x")),
-        Remedy("is a file; give a directory", lambda: saved("rides.csv"), lambda: saved("y")),
-        Remedy("it was moved or deleted; put it back", moved,
-               lambda: (Path("elsewhere").rename("moved"), saved("moved"))),
-        Remedy("cannot be read any more", lambda: saved("lost", after=unreadable), back),
-        Remedy("so another process may be writing there; run the same command again",
-               writer("x"), lambda: saved("lost")),
-        Remedy("keep run.lock while a process writes", other, back),
-        Remedy("keep=0 must be at least 1", lambda: saved("k", keep=0), lambda: saved("k", keep=1)),
-        Remedy("there is no run in .*give the run directory of a training",
-               lambda: RunDirectory("nothing", writable=False).acquire(), lambda: read("run")),
-        Remedy("give the run directory of a training", lambda: glance("parts"),
-               lambda: glance("run")),
-        Remedy("cannot be written to: .*; give another run directory",
-               lambda: saved("rides.csv/x"), lambda: saved("z")),
-        Remedy("is a zarr store; give a new or empty directory", lambda: saved("data.zarr"),
-               lambda: saved("new")),
-        Remedy("holds 'checkpoints' but no run of streamkern; give a new or empty",
-               lambda: saved("stranger"), lambda: saved("empty")),
-        Remedy("was not acquired; use it in a with block",
-               lambda: RunDirectory("v").save(1, ROWS, {}), lambda: saved("v")),
-        Remedy("resume from that one or give a new run directory",
-               lambda: saved("s", steps=(5, 3)),
-               lambda: (saved("s", steps=(6,)), saved("t", steps=(3,)))),
+        ("is being written by .*; wait for it, stop it, or give another run directory", twice,
+         lambda: (saved("held"), saved("another"))),
+        ("mount it and give its path", lambda: saved("file://host/x"), lambda: saved("x")),
+        ("is a file; give a directory", lambda: saved("rides.csv"), lambda: saved("y")),
+        ("it was moved or deleted; put it back", moved,
+         lambda: (Path("elsewhere").rename("moved"), saved("moved"))),
+        ("cannot be read any more", lambda: saved("lost", after=unreadable), back),
+        ("so another process may be writing there; run the same command again", writer("x"),
+         lambda: saved("lost")),
+        ("keep run.lock while a process writes", other, back),
+        ("keep=0 must be at least 1", lambda: saved("k", keep=0), lambda: saved("k", keep=1)),
+        ("there is no run in .*give the run directory of a training",
+         lambda: RunDirectory("nothing", writable=False).acquire(), lambda: read("run")),
+        ("give the run directory of a training", lambda: glance("parts"), lambda: glance("run")),
+        ("cannot be written to: .*; give another run directory", lambda: saved("rides.csv/x"),
+         lambda: saved("z")),
+        ("is a zarr store; give a new or empty directory", lambda: saved("data.zarr"),
+         lambda: saved("new")),
+        ("holds 'checkpoints' but no run of streamkern; give a new or empty",
+         lambda: saved("stranger"), lambda: saved("empty")),
+        ("was not acquired; use it in a with block", lambda: RunDirectory("v").save(1, ROWS, {}),
+         lambda: saved("v")),
+        ("resume from that one or give a new run directory", lambda: saved("s", steps=(5, 3)),
+         lambda: (saved("s", steps=(6,)), saved("t", steps=(3,)))),
     ]  # fmt: skip
 
 
-def of_damage() -> list[Remedy]:
+def of_damage() -> list[Case]:
     """Files that are damaged, or of another run."""
 
     def damaged(name: str, *files: str) -> Path:
@@ -157,39 +155,36 @@ def of_damage() -> list[Remedy]:
             {}["position"]
 
     return [
-        Remedy("run.json is damaged .*restore it from a copy",
-               lambda: (damaged("d", "run.json"), config("d")),
-               lambda: (shutil.copy("run/run.json", "d/run.json"), config("d"))),
-        Remedy("or run the same command again, which writes it again",
-               lambda: (damaged("d", "run.json"), config("d")),
-               lambda: (fitted("d"), config("d"))),
-        Remedy("has 1 checkpoint.s. and none verifies .*restore one from a copy",
-               lambda: (damaged("c", "checkpoints/*.json"), read("c")),
-               lambda: (copied("c"), read("c"))),
-        Remedy("or start again in a new run directory",
-               lambda: (damaged("c", "checkpoints/*.json"), read("c")), lambda: fitted("c2")),
-        Remedy("does not verify .*delete setup.json there to have it computed again",
-               lambda: (damaged("e", "setup.json"), read("e")),
-               lambda: (Path("e/setup.json").unlink(), fitted("e"))),
-        Remedy("put back the files of one run", mixed, lambda: (copied("mixed"), read("mixed"))),
-        Remedy("holds a document that was edited .*restore it from a copy", edited,
-               lambda: (copied("f"), read("f"))),
-        Remedy("earlier checkpoints are untouched, so run the same command again once that is",
-               lambda: saved("full", after=full),
-               lambda: (Path("full/checkpoints").unlink(), saved("full"))),
-        Remedy("cannot be read: .*irectory", lambda: log(str(without_log("g"))),
-               lambda: log(str(copied("g")))),
-        Remedy("cannot be read: .*irectory", lambda: glance(without_log("g")),
-               lambda: glance(copied("g"))),
-        Remedy("cannot be read: .*irectory", lambda: read_log(without_log("g") / "log.jsonl"),
-               lambda: read_log(copied("g") / "log.jsonl")),
-        Remedy("cannot be opened: .*irectory",
-               lambda: FileLines(without_log("g") / "log.jsonl"),
-               lambda: FileLines(copied("g") / "log.jsonl").close()),
+        ("run.json is damaged .*restore it from a copy",
+         lambda: (damaged("d", "run.json"), config("d")),
+         lambda: (shutil.copy("run/run.json", "d/run.json"), config("d"))),
+        ("or run the same command again, which writes it again",
+         lambda: (damaged("d", "run.json"), config("d")), lambda: (fitted("d"), config("d"))),
+        ("has 1 checkpoint.s. and none verifies .*restore one from a copy",
+         lambda: (damaged("c", "checkpoints/*.json"), read("c")), lambda: (copied("c"), read("c"))),
+        ("or start again in a new run directory",
+         lambda: (damaged("c", "checkpoints/*.json"), read("c")), lambda: fitted("c2")),
+        ("does not verify .*delete setup.json there to have it computed again",
+         lambda: (damaged("e", "setup.json"), read("e")),
+         lambda: (Path("e/setup.json").unlink(), fitted("e"))),
+        ("put back the files of one run", mixed, lambda: (copied("mixed"), read("mixed"))),
+        ("holds a document that was edited .*restore it from a copy", edited,
+         lambda: (copied("f"), read("f"))),
+        ("earlier checkpoints are untouched, so run the same command again once that is",
+         lambda: saved("full", after=full),
+         lambda: (Path("full/checkpoints").unlink(), saved("full"))),
+        ("cannot be read: .*irectory", lambda: log(str(without_log("g"))),
+         lambda: log(str(copied("g")))),
+        ("cannot be read: .*irectory", lambda: glance(without_log("g")),
+         lambda: glance(copied("g"))),
+        ("cannot be read: .*irectory", lambda: read_log(without_log("g") / "log.jsonl"),
+         lambda: read_log(copied("g") / "log.jsonl")),
+        ("cannot be opened: .*irectory", lambda: FileLines(without_log("g") / "log.jsonl"),
+         lambda: FileLines(copied("g") / "log.jsonl").close()),
     ]  # fmt: skip
 
 
-def of_contents() -> list[Remedy]:
+def of_contents() -> list[Case]:
     """Mistakes in what is to be saved: (words, wrong arrays and meta, right ones)."""
     cases: list[tuple[str, Any, Any, Any, Any]] = [
         ("is list, not a mapping", ROWS, [1], ROWS, {"a": 1}),
@@ -209,12 +204,10 @@ def of_contents() -> list[Remedy]:
             saver.submit(1, ROWS, {})
             saver.close()
 
-    made = [Remedy(says, lambda a=a, m=m: saved("j", a, m), lambda b=b, k=k: saved("j", b, k))  # type: ignore[misc]
+    made = [(says, lambda a=a, m=m: saved("j", a, m), lambda b=b, k=k: saved("j", b, k))
             for says, a, m, b, k in cases]  # fmt: skip
-    return [*made, Remedy("make a new AsyncSaver", lambda: submitted(True),
+    return [*made, ("make a new AsyncSaver", lambda: submitted(True),
                           lambda: submitted(False))]  # fmt: skip
 
 
-def remedies() -> list[Remedy]:
-    """Return all remedies of this module."""
-    return [*of_places(), *of_damage(), *of_contents()]
+TABLES = (of_places, of_damage, of_contents)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import streamkern as sk
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.restart.run_snapshot import RunSnapshot
-from tests.remedies import FRAME, Do, Remedy, X, Y
+from tests.remedies import FRAME, Case, Do, X, Y, cases_of
 from tests.remedies.training import Ending, trained
 
 COVERED = (
@@ -40,7 +41,7 @@ def begun(name: str, given: dict[str, Any], **beside: Any) -> None:
     shutil.rmtree(f"{name}/checkpoints")
 
 
-def of_continued() -> list[Remedy]:
+def of_continued() -> list[Case]:
     """Mistakes about a run "b" that continues another one, "a"."""
     trained(run("a"))
     trained(run("b"), continues="a")
@@ -50,22 +51,21 @@ def of_continued() -> list[Remedy]:
         manifest.unlink()
     for name in ("only_begun", "untrained"):
         begun(name, BLOCK)
-    cases: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-        ("keeps the model of the one it continues.*leave these out",
-         {"model.kernel": "laplace"}, {}, "a"),
+    cases = [
+        ("keeps the model of the one it continues.*leave these out", {"model.kernel": "laplace"},
+         {}),
         ("cannot start from existing weights, .*use another solver, such as 'block'",
-         {"solver.name": "direct"}, {"solver.name": "block"}, "a"),
-        ("is not the run that is continued.*leave it out",
-         {"solver.warm_start": "c"}, {}, "a"),
+         {"solver.name": "direct"}, {"solver.name": "block"}),
+        ("is not the run that is continued.*leave it out", {"solver.warm_start": "c"}, {}),
         ("run.precision gives float64 .*set run.precision to its value in that run",
-         {"run.precision": "float64"}, {"run.precision": "exact"}, "a"),
+         {"run.precision": "float64"}, {"run.precision": "exact"}),
         ("data.transforms scales rows differently.*leave the scale out",
-         {"data.transforms": [{"kind": "scale", "mode": "global"}]}, {}, "a"),
-        ("data.scale='none' contradicts.*leave it out", {"data.scale": "none"}, {}, "a"),
+         {"data.transforms": [{"kind": "scale", "mode": "global"}]}, {}),
+        ("data.scale='none' contradicts.*leave it out", {"data.scale": "none"}, {}),
     ]  # fmt: skip
 
-    def goes_on(given: dict[str, Any], old: str) -> Do:
-        return lambda: trained(BLOCK | given, continues=old)
+    def goes_on(given: dict[str, Any]) -> Do:
+        return lambda: trained(BLOCK | given, continues="a")
 
     def replaced() -> None:
         trained(run("first", **{"run.random_state": 1}))
@@ -81,41 +81,37 @@ def of_continued() -> list[Remedy]:
         trained(run("parent"))
         trained(run("child"), continues="parent")
 
-    made = [Remedy(says, goes_on(wrong, old), goes_on(right, old))
-            for says, wrong, right, old in cases]  # fmt: skip
     return [
-        *made,
-        Remedy("or start a run of its own", goes_on({"model.kernel": "laplace"}, "a"),
-               lambda: trained(run("own", **{"model.kernel": "laplace"}))),
-        Remedy("centers are those of the run that is continued; leave centers= out",
-               lambda: trained(BLOCK, continues="a", centers=X[:20]),
-               lambda: trained(BLOCK, continues="a")),
-        Remedy("give the new one its own, such as run_dir=.*a-2",
-               lambda: trained(run("a"), continues="a"),
-               lambda: trained(run("a-2"), continues="a")),
-        Remedy("holds a run that continues .*a; repeat continues=",
-               lambda: trained(run("b")), lambda: trained(run("b"), continues="a")),
-        Remedy("and not .*c; give another run_dir", lambda: trained(run("b"), continues="c"),
-               lambda: trained(run("d"), continues="c")),
-        Remedy("restore it from a copy, or continue in another run_dir",
+        *cases_of(goes_on, cases),
+        ("or start a run of its own", goes_on({"model.kernel": "laplace"}),
+         lambda: trained(run("own", **{"model.kernel": "laplace"}))),
+        ("centers are those of the run that is continued; leave centers= out",
+         lambda: trained(BLOCK, continues="a", centers=X[:20]),
+         lambda: trained(BLOCK, continues="a")),
+        ("give the new one its own, such as run_dir=.*a-2",
+         lambda: trained(run("a"), continues="a"), lambda: trained(run("a-2"), continues="a")),
+        ("holds a run that continues .*a; repeat continues=", lambda: trained(run("b")),
+         lambda: trained(run("b"), continues="a")),
+        ("and not .*c; give another run_dir", lambda: trained(run("b"), continues="c"),
+         lambda: trained(run("d"), continues="c")),
+        ("restore it from a copy, or continue in another run_dir",
                lambda: trained(run("no_setup"), continues="a"),
                lambda: (shutil.copytree("b", "no_setup", dirs_exist_ok=True),
                         trained(run("no_setup"), continues="a"),
                         trained(run("e"), continues="a"))),
-        Remedy("has no checkpoint to continue from yet; train it to its first checkpoint",
-               lambda: trained(run("f"), continues="only_begun"),
-               lambda: (trained(run("only_begun")), trained(run("f"), continues="only_begun"))),
-        Remedy("has no checkpoint yet; train the run to its first checkpoint",
-               lambda: sk.load("untrained"),
-               lambda: (trained(run("untrained")), sk.load("untrained"))),
-        Remedy("start again, in another run_dir", replaced,
-               lambda: trained(run("second"), continues="first")),
-        Remedy("since this run began to continue it; continue it in another run_dir", trained_on,
-               lambda: trained(run("child-2"), continues="parent")),
+        ("has no checkpoint to continue from yet; train it to its first checkpoint",
+         lambda: trained(run("f"), continues="only_begun"),
+         lambda: (trained(run("only_begun")), trained(run("f"), continues="only_begun"))),
+        ("has no checkpoint yet; train the run to its first checkpoint",
+         lambda: sk.load("untrained"), lambda: (trained(run("untrained")), sk.load("untrained"))),
+        ("start again, in another run_dir", replaced,
+         lambda: trained(run("second"), continues="first")),
+        ("since this run began to continue it; continue it in another run_dir", trained_on,
+         lambda: trained(run("child-2"), continues="parent")),
     ]  # fmt: skip
 
 
-def of_resumed() -> list[Remedy]:
+def of_resumed() -> list[Case]:
     """Mistakes about the run in a directory."""
     rows = {size: sk.ArraySource(X, Y, unit_rows=size) for size in (20, 30)}
     plain = {"data.scale": "none"}
@@ -130,22 +126,22 @@ def of_resumed() -> list[Remedy]:
         directory.write_config(record | {"more": 1})
         directory.save_setup(saved.arrays, saved.meta)
     return [
-        Remedy("holds a run of another version of streamkern.*or give another run_dir",
-               lambda: trained(run("other_version")), lambda: trained(run("this_version"))),
-        Remedy("model.n_centers: was 20, now 9; restore these, or give another run_dir",
-               lambda: (trained(run("resumed")), trained(run("resumed", **{"model.n_centers": 9}))),
-               lambda: (trained(run("resumed")), trained(run("new", **{"model.n_centers": 9})))),
-        Remedy("or continue this run in another one .*continues of train_model",
-               lambda: trained(run("resumed", **{"data.epochs": 3})),
-               lambda: trained(run("more", **{"data.epochs": 1}), continues="resumed")),
-        Remedy("read the data in the same units.*or give another run_dir",
+        ("holds a run of another version of streamkern.*or give another run_dir",
+         lambda: trained(run("other_version")), lambda: trained(run("this_version"))),
+        ("model.n_centers: was 20, now 9; restore these, or give another run_dir",
+         lambda: (trained(run("resumed")), trained(run("resumed", **{"model.n_centers": 9}))),
+         lambda: (trained(run("resumed")), trained(run("new", **{"model.n_centers": 9})))),
+        ("or continue this run in another one .*continues of train_model",
+         lambda: trained(run("resumed", **{"data.epochs": 3})),
+         lambda: trained(run("more", **{"data.epochs": 1}), continues="resumed")),
+        ("read the data in the same units.*or give another run_dir",
                lambda: trained(run("ordered", **plain), source=rows[30]),
                lambda: (trained(run("ordered", **plain), source=rows[20]),
                         trained(run("reordered", **plain), source=rows[30]))),
     ]  # fmt: skip
 
 
-def of_warm_starts() -> list[Remedy]:
+def of_warm_starts() -> list[Case]:
     """Mistakes about the weights that a run starts from."""
     wide, turned = np.c_[Y, X[:, 0]], FRAME[["a", "b"]].assign(u=Y, v=X[:, 0])
     sk.ingest_store(X, "two.zarr", y=wide)
@@ -167,9 +163,8 @@ def of_warm_starts() -> list[Remedy]:
     trained(run("of_squares", **above | plain))
     trained(run("of_counts", **above | {"model.loss": "poisson"}))
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("was trained on other targets.*use data with the same targets",
-         warm | {"data.train": "two.zarr"}, warm),
-        ("or leave warm_start out", warm | {"data.train": "two.zarr"}, {"data.train": "two.zarr"}),
+        ("was trained on other targets.*use data with the same targets.*or leave warm_start out",
+         warm | {"data.train": "two.zarr"}, warm, {"data.train": "two.zarr"}),
         ("use data with the same targets in the same order",
          {"solver.warm_start": "of_uv", "data.train": "vu.zarr"},
          {"solver.warm_start": "of_uv", "data.train": "uv.zarr"}),
@@ -211,9 +206,6 @@ def of_warm_starts() -> list[Remedy]:
          {"model.loss": "quantile", "model.quantile": 0.9}),
     ]  # fmt: skip
 
-    def starts(given: dict[str, Any]) -> Do:
-        return lambda: trained(BLOCK | given)
-
     def replaced() -> None:
         stopped(run("source"))
         begun("from_source", BLOCK | {"solver.warm_start": "source"})
@@ -223,15 +215,13 @@ def of_warm_starts() -> list[Remedy]:
     own, other = np.array([1.0, 2.0, 3.0]), np.ones(3)
     moved = BLOCK | {"solver.warm_start": "moved"}
     return [
-        *(Remedy(says, starts(wrong), starts(right)) for says, wrong, right in cases),
-        Remedy("since the setup of this run; begin it in another run_dir", replaced,
-               lambda: trained(run("anew", **{"solver.warm_start": "source"}))),
-        Remedy("leave model.metric out, for that of the weights, or leave warm_start out",
-               lambda: trained(moved, metric=other),
-               lambda: (trained(moved | {"model.metric": "auto"}), trained(BLOCK, metric=own))),
+        *cases_of(lambda given: partial(trained, BLOCK | given), cases),
+        ("since the setup of this run; begin it in another run_dir", replaced,
+         lambda: trained(run("anew", **{"solver.warm_start": "source"}))),
+        ("leave model.metric out, for that of the weights, or leave warm_start out",
+         lambda: trained(moved, metric=other),
+         lambda: (trained(moved | {"model.metric": "auto"}), trained(BLOCK, metric=own))),
     ]  # fmt: skip
 
 
-def remedies() -> list[Remedy]:
-    """Return all remedies of this module."""
-    return [*of_continued(), *of_resumed(), *of_warm_starts()]
+TABLES = (of_continued, of_resumed, of_warm_starts)

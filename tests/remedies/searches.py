@@ -10,7 +10,7 @@ import numpy as np
 
 import streamkern as sk
 from streamkern.filesystem.ownership import file_lock
-from tests.remedies import LABELS, N, Remedy, X, Y, regressor
+from tests.remedies import LABELS, Case, N, X, Y, regressor
 
 COVERED = ("tuning",)
 NOT_TRIED = {
@@ -25,12 +25,12 @@ def tuned(X: Any = X, y: Any = Y, **given: Any) -> sk.Tuned:
     return sk.tune(X, y, **QUICK | own | given)
 
 
-def asked(says: str, wrong: dict[str, Any], *right: dict[str, Any]) -> Remedy:
+def asked(says: str, wrong: dict[str, Any], *right: dict[str, Any]) -> Case:
     """Arguments of `tune`, and what they are to be."""
-    return Remedy(says, lambda: tuned(**wrong), lambda: [tuned(**given) for given in right])
+    return (says, lambda: tuned(**wrong), lambda: [tuned(**given) for given in right])
 
 
-def of_arguments() -> list[Remedy]:
+def of_arguments() -> list[Case]:
     """Mistakes in the arguments of `tune`."""
     labels = {"y": LABELS, "estimator": None}
     in_metric = sk.Laplace(2.0, metric=[1.0, 1.0, 1.0])
@@ -81,7 +81,7 @@ def of_arguments() -> list[Remedy]:
     ]  # fmt: skip
 
 
-def of_folders() -> list[Remedy]:
+def of_folders() -> list[Case]:
     """Mistakes in the folder of the results."""
     for name in ("held", "damaged"):
         tuned(out=name)
@@ -114,11 +114,9 @@ def of_folders() -> list[Remedy]:
               {"out": "young"}),
         asked("is a study of Optuna, not a search of streamkern; give a new", {"out": "other"},
               {"out": "ours"}),
-        Remedy("wait for it, or give another folder", held,
-               lambda: (tuned(out="held"), tuned(out="free"))),
+        ("wait for it, or give another folder", held,
+         lambda: (tuned(out="held"), tuned(out="free"))),
     ]  # fmt: skip
 
 
-def remedies() -> list[Remedy]:
-    """Return all remedies of this module."""
-    return [*of_arguments(), *of_folders()]
+TABLES = (of_arguments, of_folders)

@@ -12,7 +12,7 @@ import scipy.sparse
 import streamkern as sk
 from streamkern.stream.sources.alignment import align_classes
 from streamkern.stream.sources.sampling import sample_rows
-from tests.remedies import LABELS, N, Remedy, X, Y, ingested, long_rows, regressor
+from tests.remedies import LABELS, Case, N, X, Y, fit_values, ingested, long_rows, regressor
 from tests.streams import Plain
 
 COVERED = (
@@ -36,7 +36,7 @@ def rows_of(X: Any, y: Any, **given: Any) -> Callable[[], None]:
     return lambda: stored(sk.ArraySource(X, y, **given))
 
 
-def of_sparse() -> list[Remedy]:
+def of_sparse() -> list[Case]:
     """Rows given to a model of others."""
 
     def predicted(rows: Any) -> Callable[[], Any]:
@@ -47,14 +47,14 @@ def of_sparse() -> list[Remedy]:
         return lambda: (ingested(rows, y=Y), regressor().fit(X, Y).score("made.zarr"))
 
     return [
-        Remedy("give both as sparse rows", predicted(X), predicted(long_rows())),
-        Remedy("or both as dense ones", scored(long_rows()), scored(X)),
-        Remedy("trained on 9,000; use data with the same features",
-               predicted(long_rows(d=8000)), predicted(long_rows())),
+        ("give both as sparse rows", predicted(X), predicted(long_rows())),
+        ("or both as dense ones", scored(long_rows()), scored(X)),
+        ("trained on 9,000; use data with the same features", predicted(long_rows(d=8000)),
+         predicted(long_rows())),
     ]  # fmt: skip
 
 
-def of_arrays() -> list[Remedy]:
+def of_arrays() -> list[Case]:
     """Mistakes in ArraySource."""
     gaps, many = np.where(np.arange(N)[:, None] == 7, np.nan, X), np.arange(10_001)
     full = ~np.isnan(gaps).any(axis=1)
@@ -67,13 +67,13 @@ def of_arrays() -> list[Remedy]:
         ("every dimension known and at least 1", (X[:, 0], Y), {}, (X[:, :1], Y), {}),
         (r"need \(60,\) labels or", (X, Y[1:]), {}, (X, Y), {}),
         (r"convert it by X.astype\(...\)", (X.astype("i8"), Y), {}, (X.astype("f8"), Y), {}),
-        ("must be distinct names", (X, IDS), {"classes": ["a", "a"]},
-         (X, IDS), {"classes": ["a", "b"]}),
+        ("must be distinct names", (X, IDS), {"classes": ["a", "a"]}, (X, IDS),
+         {"classes": ["a", "b"]}),
         ("correct it, or leave the row out", (gaps, Y), {}, (gaps[full], Y[full]), {}),
         ("label 'up' .* is none of the .* leave the row out", (X, LABELS), {"classes": ["down"]},
          (X[LABELS == "down"], LABELS[LABELS == "down"]), {"classes": ["down"]}),
     ]  # fmt: skip
-    found = [Remedy(says, rows_of(*wrong, **no), rows_of(*right, **yes))
+    found = [(says, rows_of(*wrong, **no), rows_of(*right, **yes))
              for says, wrong, no, right, yes in cases]  # fmt: skip
     np.save("mapped.npy", X)
 
@@ -85,7 +85,7 @@ def of_arrays() -> list[Remedy]:
         regressor(epochs=1).fit(source)
         source.check_unchanged()
 
-    return [*found, Remedy(r"train on a copy, numpy.array", lambda: changed(False),
+    return [*found, (r"train on a copy, numpy.array", lambda: changed(False),
                            lambda: changed(True))]  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def drawn(repeatable: bool) -> sk.GeneratorSource:
     return sk.GeneratorSource(rows, N, (3,), np.float64, 1)
 
 
-def of_functions() -> list[Remedy]:
+def of_functions() -> list[Case]:
     """Mistakes in GeneratorSource."""
     ones, two = (lambda k: (np.ones((k, 3)), np.ones(k))), ("a", "b")
     good, ids = generated(ones), generated(lambda k: (np.ones((k, 3)), np.arange(k) % 2),
@@ -120,8 +120,7 @@ def of_functions() -> list[Remedy]:
     cases = [
         (r"fn=None is not a function; give a function fn\(seed, epoch, start, stop\) -> \(X, y\)",
          lambda: sk.GeneratorSource(cast("Any", None), N, (3,), "f8", 1), good),
-        ("give at least one row, and one output for each class",
-         generated(ones, classes=two), ids),
+        ("give at least one row, and one output for each class", generated(ones, classes=two), ids),
         ("must be one number, 0 or above", generated(ones, weight_totals=[-1.0]), weighted),
         ("failed for .*ZeroDivisionError.*correct the function", generated(lambda k: 1 // 0), good),
         ("must give a tuple of arrays", generated(lambda k: np.ones((k, 3))), good),
@@ -131,12 +130,12 @@ def of_functions() -> list[Remedy]:
         (r"give class ids, \(60,\) integers", generated(ones, n_outputs=2, classes=two), ids),
         (r"give \(60, 2\) numbers, or correct n_outputs=", generated(ones, n_outputs=2), good),
     ]  # fmt: skip
-    return [*(Remedy(*case) for case in cases),
-            Remedy("as by streamkern.RowRandom", lambda: regressor().fit(drawn(False)),
-                   lambda: regressor().fit(drawn(True)))]  # fmt: skip
+    return [*(case for case in cases),
+            ("as by streamkern.RowRandom", lambda: regressor().fit(drawn(False)),
+             lambda: regressor().fit(drawn(True)))]  # fmt: skip
 
 
-def of_own_objects() -> list[Remedy]:
+def of_own_objects() -> list[Case]:
     """Mistakes in a user-defined source."""
 
     def own(changed: dict[str, Any] | None = None, lacks: str = "") -> Callable[[], None]:
@@ -161,10 +160,10 @@ def of_own_objects() -> list[Remedy]:
         ("unexpected sample weights.*correct one of them",
          own(reads(lambda b: b._replace(w=np.ones(N, "f4"))))),
     ]  # fmt: skip
-    return [Remedy(says, wrong, own()) for says, wrong in cases]
+    return [(says, wrong, own()) for says, wrong in cases]
 
 
-def of_mixtures() -> list[Remedy]:
+def of_mixtures() -> list[Case]:
     """Mistakes in what sources are put together from."""
     values, narrow = sk.ArraySource(X, Y), sk.ArraySource(X[:, :2], Y)
     noise = sk.GaussianNoise(0.1)
@@ -178,20 +177,20 @@ def of_mixtures() -> list[Remedy]:
     def numbered(classes: list[str]) -> sk.ArraySource:
         return sk.ArraySource(X, np.arange(N) % 2, classes=classes)
 
-    cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
+    return [
         ("give from 1 to 65535 sources", lambda: mixed([]), lambda: mixed([values])),
-        ("give one finite number above 0 for each",
-         lambda: mixed([values], [0]), lambda: mixed([values], [1])),
-        ("must be at least 1 and needs weights",
-         lambda: mixed([values], n_rows=9), lambda: mixed([values], [1], n_rows=9)),
-        ("mix only sources that agree",
-         lambda: mixed([values, narrow]), lambda: mixed([values] * 2)),
-        ("give it to the mixture, in transforms=",
-         lambda: mixed([noisy]), lambda: mixed([values], transforms=[noise])),
-        ("leave the transforms out, or give the columns in the order",
-         lambda: mixed([abc, other]), lambda: mixed([abc, bac])),
-        ("lower copies, and raise epochs instead",
-         lambda: sk.AugmentedSource(values, 1 << 40), lambda: sk.AugmentedSource(values, 40)),
+        ("give one finite number above 0 for each", lambda: mixed([values], [0]),
+         lambda: mixed([values], [1])),
+        ("must be at least 1 and needs weights", lambda: mixed([values], n_rows=9),
+         lambda: mixed([values], [1], n_rows=9)),
+        ("mix only sources that agree", lambda: mixed([values, narrow]),
+         lambda: mixed([values] * 2)),
+        ("give it to the mixture, in transforms=", lambda: mixed([noisy]),
+         lambda: mixed([values], transforms=[noise])),
+        ("leave the transforms out, or give the columns in the order", lambda: mixed([abc, other]),
+         lambda: mixed([abc, bac])),
+        ("lower copies, and raise epochs instead", lambda: sk.AugmentedSource(values, 1 << 40),
+         lambda: sk.AugmentedSource(values, 40)),
         ("use data with the same features", lambda: sk.load("run").predict(narrow),
          lambda: sk.load("run").predict(values)),
         ("classes '0', '00', which all stand for .* '0'.* give them the same label",
@@ -202,10 +201,9 @@ def of_mixtures() -> list[Remedy]:
          lambda: align_classes(numbered(["up", "left"]), ("left", "up"), None, "the data")),
         ("give 1 to 60", lambda: sample_rows(values, 61, 0), lambda: sample_rows(values, 60, 0)),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def of_shares() -> list[Remedy]:
+def of_shares() -> list[Case]:
     """Mistakes in shares of classes."""
     values, labels = sk.ArraySource(X, Y), sk.ArraySource(X, LABELS)
     copies = sk.AugmentedSource(labels, 2)
@@ -216,16 +214,16 @@ def of_shares() -> list[Remedy]:
         stored(flipped)
         balanced(sk.ZarrSource("made.zarr"))
 
-    cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
+    return [
         ("leave it out, or give sample weights instead", lambda: balanced(values),
          lambda: stored(sk.ArraySource(X, Y, sample_weight=np.ones(N)))),
-        ("already resampled by class; leave it out",
-         lambda: balanced(balanced(labels)), lambda: stored(balanced(labels))),
-        ("or below copies; leave one of them out",
-         lambda: balanced(copies), lambda: stored(balanced(labels))),
+        ("already resampled by class; leave it out", lambda: balanced(balanced(labels)),
+         lambda: stored(balanced(labels))),
+        ("or below copies; leave one of them out", lambda: balanced(copies),
+         lambda: stored(balanced(labels))),
         ("write them to a store first", lambda: balanced(flipped), written),
-        ('must be "balanced" or shares by class name',
-         lambda: balanced(labels, "even"), lambda: balanced(labels, "balanced")),  # type: ignore[arg-type]
+        ('must be "balanced" or shares by class name', lambda: balanced(labels, "even"),
+         lambda: balanced(labels, "balanced")),
         ("must be finite numbers above 0", lambda: balanced(labels, {"up": 0, "down": 1}),
          lambda: balanced(labels, {"up": 0.1, "down": 1})),
         ("the classes of the data are 'down'.*'up'", lambda: balanced(labels, {"up": 1, "left": 1}),
@@ -233,16 +231,15 @@ def of_shares() -> list[Remedy]:
         ("give a share for each class", lambda: balanced(labels, {"up": 1}),
          lambda: balanced(labels, {"up": 1, "down": 2})),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def of_rows_set_aside() -> list[Remedy]:
+def of_rows_set_aside() -> list[Case]:
     """Sources of which no rows can be set aside."""
     values = sk.ArraySource(X, Y)
 
     def fitted(source: Any, **given: Any) -> Callable[[], Any]:
         given = {"early_stopping": True, "validation_fraction": 0.2, "solver": "block"} | given
-        return lambda: regressor(**given).fit(source)
+        return fit_values(source, **given)
 
     plain = fitted(values)
     weighted, both = sk.MixtureSource([values], [1.0]), sk.MixtureSource(
@@ -251,7 +248,7 @@ def of_rows_set_aside() -> list[Remedy]:
     copied = sk.ZarrSource("both.zarr")
     moved = sk.AugmentedSource(sk.ZarrSource("bac.zarr"), 2)
     alike = sk.AugmentedSource(sk.ZarrSource("abc.zarr"), 2)
-    cases = [
+    return [
         ("with the shares of a mixture .* leave one of them out", fitted(weighted), plain),
         ("in a mixture.* leave early_stopping out, or train on the store alone",
          fitted(sk.MixtureSource([copied, values])), plain),
@@ -263,10 +260,8 @@ def of_rows_set_aside() -> list[Remedy]:
          fitted(sk.MixtureSource([sk.ZarrSource("abc.zarr"), alike]))),
         ("give more rows, or change the fraction", fitted(values, validation_fraction=0.01), plain),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def remedies() -> list[Remedy]:
-    """Mistakes in sources."""
-    return [*of_sparse(), *of_arrays(), *of_functions(), *of_own_objects(), *of_mixtures(),
-            *of_shares(), *of_rows_set_aside()]  # fmt: skip
+TABLES = (
+    of_sparse, of_arrays, of_functions, of_own_objects, of_mixtures, of_shares, of_rows_set_aside,
+)  # fmt: skip

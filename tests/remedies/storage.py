@@ -23,7 +23,7 @@ from streamkern.filesystem.remote_file import open_object
 from streamkern.filesystem.scratch import scratch_folder
 from streamkern.filesystem.urls import open_objects
 from tests.faultproxy import FaultProxy
-from tests.remedies import QUICK, Remedy, X, Y, command, ingested
+from tests.remedies import QUICK, Case, X, Y, command, ingested
 from tests.s3server import KEY, REGION, SECRET, S3Server
 
 COVERED = ("filesystem",)
@@ -35,7 +35,6 @@ NOT_TRIED = {
         "needs a forked process: tests/filesystem/test_objects.py",
 }  # fmt: skip
 
-Case = tuple[str, Callable[[], Any], Callable[[], Any]]
 MEMORY = "memory://ours.zarr"
 
 
@@ -48,7 +47,7 @@ def optioned(url: str, **options: Any) -> Callable[[], Any]:
     return lambda: opened(url, storage_options=options)
 
 
-def of_urls() -> list[Remedy]:
+def of_urls() -> list[Case]:
     """Mistakes in the URL or the path of a store."""
     sk.ingest_store(X, MEMORY, y=Y, overwrite=True)
     shutil.make_archive("packed.zarr", "zip", "data.zarr")  # packed.zarr.zip
@@ -73,7 +72,7 @@ def of_urls() -> list[Remedy]:
         sk.ingest_store(X, "unpacked.zarr", y=Y, overwrite=True)
 
     near, good = Do(opened, "data.zarr"), Do(ingested, X, y=Y)
-    cases: list[Case] = [
+    return [
         ("None is not a path or URL; give one as text, or a pathlib.Path",
          Do(sk.ingest_store, X, None), good),
         ("write two, as in s3://bucket", Do(opened, "memory:/ours.zarr"), Do(opened, MEMORY)),
@@ -92,14 +91,11 @@ def of_urls() -> list[Remedy]:
         ("not read from a URL; copy it to a disk, or unpack it",
          Do(opened, "memory://packed.zarr.zip"), copied),
         ("not written to; write to another place, or unpack it",
-         Do(sk.ingest_store, X, "packed.zarr.zip"), good),
-        ("not written to; write to another place, or unpack it",
-         Do(sk.ingest_store, X, "packed.zarr.zip"), on_disk),
+         Do(sk.ingest_store, X, "packed.zarr.zip"), good, on_disk),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def of_outputs() -> list[Remedy]:
+def of_outputs() -> list[Case]:
     """Mistakes in the place of an output, or of the cache."""
     Path("notes").mkdir()
     Path("notes/notes.txt").write_text("mine")
@@ -121,7 +117,7 @@ def of_outputs() -> list[Remedy]:
         return lambda: opened(MEMORY, cache=sk.Cache(folder, **given))
 
     good = ingest("made.zarr")
-    cases: list[Case] = [
+    return [
         ("did not write; choose another place", ingest("notes"), good),
         ("'predictions' that streamkern wrote.*choose another place", Do(predicted, "p.zarr"),
          Do(predicted, "made.zarr")),
@@ -133,10 +129,9 @@ def of_outputs() -> list[Remedy]:
          cached("c", size=1 << 20)),
         ("give a new or empty folder", cached("notes"), cached("new")),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def of_scratch() -> list[Remedy]:
+def of_scratch() -> list[Case]:
     """Mistakes in the folder of scratch files, to which these rows go."""
     table = np.random.default_rng(0).integers(0, 255, (3000, 64), dtype=np.uint8)
     np.savez("table.npz", X=table, y=np.arange(3000) % 10)
@@ -183,10 +178,9 @@ def of_scratch() -> list[Remedy]:
                 raise
             ingest()
 
-    cases: list[Case] = [
+    return [
         ("scratch='s3://b/s' must be a local folder; give a path", Do(ingest, "s3://b/s"), ingest),
-        ("scratch='plain' cannot be written to .*give another path",
-         Do(ingest, "plain"), ingest),
+        ("scratch='plain' cannot be written to .*give another path", Do(ingest, "plain"), ingest),
         ("is a file; move it away, or give another", Do(taken, "a", "a", file=True),
          Do(taken, "a", "s", file=True)),
         ("is a file; move it away", Do(taken, "b", "b", file=True),
@@ -198,10 +192,9 @@ def of_scratch() -> list[Remedy]:
         ("run the same command again, which writes them again", Do(altered, False),
          Do(altered, True)),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def of_remote_files() -> list[Remedy]:
+def of_remote_files() -> list[Case]:
     """Files that are replaced while they are read."""
     memory, size = fsspec.filesystem("memory"), 9 << 20  # more than is read at once
 
@@ -214,11 +207,11 @@ def of_remote_files() -> list[Remedy]:
             file.read()
 
     says = "run the same command again once it stays as it is"
-    return [Remedy(f"{words}.*{says}", Do(read, replaced), Do(read, 0))
+    return [(f"{words}.*{says}", Do(read, replaced), Do(read, 0))
             for words, replaced in (("was replaced", size), ("is shorter", size - 9))]  # fmt: skip
 
 
-def of_s3(s3: S3Server, proxy: FaultProxy) -> list[Remedy]:
+def of_s3(s3: S3Server, proxy: FaultProxy) -> list[Case]:
     """Mistakes about S3, and what a server answers."""
     url, plain = f"s3://{s3.bucket}/rows.zarr", s3.options()
     sk.ingest_store(X, url, y=Y, storage_options=plain)
@@ -258,7 +251,7 @@ def of_s3(s3: S3Server, proxy: FaultProxy) -> list[Remedy]:
 
     good, home = given(), s3.endpoint.removeprefix("http://")
     s3fs = {"engine": "s3fs"}
-    cases: list[Case] = [
+    return [
         ("the host of .*give a name or an IPv4 address", given("s3://[bucket/rows.zarr"), good),
         ("put them into the environment or storage_options",
          optioned(url.replace("//", f"//{KEY}:{SECRET}@"), **endpoint), good),
@@ -295,13 +288,12 @@ def of_s3(s3: S3Server, proxy: FaultProxy) -> list[Remedy]:
          given(endpoint_url="http://127.0.0.1:9", deadline_s=0), good),
         ("renew them and run the same command again", Do(failing, "expired", 1000),
          Do(failing, "expired", 0)),
-        ("run the same command again once the server answers", Do(failing, "slowdown", 9,
-         deadline_s=0), Do(failing, "slowdown", 0, deadline_s=0)),
+        ("run the same command again once the server answers",
+         Do(failing, "slowdown", 9, deadline_s=0), Do(failing, "slowdown", 0, deadline_s=0)),
         ("or raise the storage option deadline_s=0", Do(failing, "slowdown", 1, deadline_s=0),
          Do(failing, "slowdown", 1, deadline_s=20)),
         ("its reader was closed; open the reader again", Do(closed, False), Do(closed, True)),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
 def committed(storage: Any) -> Any:
@@ -317,7 +309,7 @@ def committed(storage: Any) -> Any:
     return repository
 
 
-def of_icechunk(s3: S3Server) -> list[Remedy]:
+def of_icechunk(s3: S3Server) -> list[Case]:
     """Mistakes about repositories of icechunk."""
     here = Path.cwd()
     place, storage = f"icechunk+file://{here}/repo", icechunk.in_memory_storage()
@@ -351,28 +343,27 @@ def of_icechunk(s3: S3Server) -> list[Remedy]:
         opened(session)
 
     good = Do(opened, place)
-    cases: list[Case] = [
+    return [
         ("there is no tag 'v9' .*correct the URL", Do(opened, f"{place}@tag=v9"), good),
         ("check that the repository is complete", Do(damaged, False), Do(damaged, True)),
         ("write icechunk.*@branch=", Do(opened, f"{place}#branch=main"),
          Do(opened, f"{place}@branch=main")),
         ("correct the path, or make one there with icechunk", Do(made, False), Do(made, True)),
-        (r"give icechunk\+file://", Do(opened, "icechunk+gs://bucket/repo"), good),
-        ("or in Python a session of icechunk", Do(opened, "icechunk+gs://bucket/repo"),
-         Do(opened, kept.readonly_session("main"))),
+        (r"give icechunk\+file://.*or in Python a session of icechunk",
+         Do(opened, "icechunk+gs://bucket/repo"), good, Do(opened, kept.readonly_session("main"))),
         ("'profile' is not known for icechunk; use some of key, secret",
          optioned(far, **options, profile="x"), optioned(far, **options)),
         ("an icechunk repository, or a session", Do(opened, storage), Do(opened, kept)),
         ("commit its changes, and give a session of repository.readonly_session",
          Do(changed, False), Do(changed, True)),
-        ("give a path or URL of a Zarr store", Do(sk.ingest_store, X, place),
-         Do(ingested, X, y=Y)),
+        ("give a path or URL of a Zarr store", Do(sk.ingest_store, X, place), Do(ingested, X, y=Y)),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def remedies() -> Iterator[Remedy]:
-    """Mistakes in places near and far; the S3 server runs while they are tried."""
-    yield from (*of_urls(), *of_outputs(), *of_scratch(), *of_remote_files())
+def of_servers() -> Iterator[Case]:
+    """Mistakes about S3 and icechunk; the S3 server runs while they are tried."""
     with S3Server() as s3, FaultProxy(s3.endpoint) as proxy:
         yield from (*of_s3(s3, proxy), *of_icechunk(s3))
+
+
+TABLES = (of_urls, of_outputs, of_scratch, of_remote_files, of_servers)

@@ -18,7 +18,19 @@ from streamkern.store.sparse_rows import packed
 from streamkern.store.statistics import RunningStatistics
 from streamkern.store.writer import StoreWriter
 from tests import damage
-from tests.remedies import LABELS, TRAIN, N, Remedy, X, Y, classifier, command, long_rows, regressor
+from tests.remedies import (
+    LABELS,
+    TRAIN,
+    Case,
+    N,
+    X,
+    Y,
+    classifier,
+    command,
+    fit_values,
+    long_rows,
+    regressor,
+)
 
 COVERED = (
     "store/appender.py", "store/row_block.py", "store/describe.py", "store/conventions.py",
@@ -52,7 +64,7 @@ def wrote(
     return lambda: writer(**given).write_chunk(i, X, y, w)
 
 
-def of_writers() -> list[Remedy]:
+def of_writers() -> list[Case]:
     """Mistakes in what is written, chunk by chunk."""
     holes, good = np.where(np.arange(30)[:, None] == 7, np.inf, X[:30]), wrote()
     two: dict[str, Any] = {"n_outputs": 2, "classes": ["a", "b"]}
@@ -81,7 +93,7 @@ def of_writers() -> list[Remedy]:
         finished(True)
         writer(**given)
 
-    cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
+    return [
         ("without sample weights; give them with every chunk", wrote(weighted=True),
          wrote(w=np.ones(30), weighted=True)),
         ("inf in X .* correct it, or leave the row out", wrote(X=holes), good),
@@ -100,17 +112,16 @@ def of_writers() -> list[Remedy]:
         ("chunk 1 of 2 was not written", lambda: finished(False), lambda: finished(True)),
         ("let only one call write to it at a time", lambda: two_writers(True),
          lambda: two_writers(False)),
-        ("repeat the call with those, or pass overwrite=True", half, lambda: half(overwrite=True)),
-        ("repeat the call with those", half, lambda: half(plan={"source": 1})),
+        ("repeat the call with those, or pass overwrite=True", half, lambda: half(overwrite=True),
+         lambda: half(plan={"source": 1})),
         ("overwrite=True replaces it", lambda: written_twice(overwrite=False), written_twice),
         ("with every dimension at least 1", wrote(row_shape=(0,)), good),
         ("give real numbers", wrote(x_dtype="c16"), good),
         ("convert it with dtype=", wrote(x_dtype="i8"), wrote(x_dtype="f8")),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def of_options() -> list[Remedy]:
+def of_options() -> list[Case]:
     """Mistakes in the options of what makes a store, and in sample weights."""
     plain, values = ingested(), "--set data.class_weight=balanced"
 
@@ -143,7 +154,7 @@ def of_options() -> list[Remedy]:
             source = sk.ZarrSource("made.zarr")
         classifier(class_weight="balanced").fit(source)
 
-    cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
+    return [
         ("append the same rows again", lambda: appended(False), lambda: appended(True)),
         ("let only one call write to it", lambda: replaced(True), lambda: replaced(False)),
         ("seed=-1 must be", ingested(seed=-1), ingested(seed=0)),
@@ -155,8 +166,7 @@ def of_options() -> list[Remedy]:
         ("use one of uint8", ingested(dtype="int3"), ingested(dtype="float32")),
         ("use one of uint8", ingested(dtype="int64"), ingested(dtype="float32")),
         ('use "auto", "zstd" or "none"', ingested(compress="zip"), ingested(compress="zstd")),
-        ("give one number for each of its 60 rows",
-         lambda: sk.ArraySource(X, Y, sample_weight=X),
+        ("give one number for each of its 60 rows", lambda: sk.ArraySource(X, Y, sample_weight=X),
          lambda: sk.ArraySource(X, Y, sample_weight=X[:, 0] ** 2)),
         ("divide all of them by their mean", ingested(sample_weight=np.full(N, 1e300)),
          ingested(sample_weight=np.full(N, 1e300) / 1e300)),
@@ -168,19 +178,18 @@ def of_options() -> list[Remedy]:
         ("needs classes, but the targets are values; leave it out",
          lambda: command(f"{TRAIN} {values}"), lambda: command(TRAIN)),
         ("write it to a store first", lambda: of_generator(False), lambda: of_generator(True)),
-        ("give some rows a weight above 0", lambda: regressor().fit(
-            sk.ArraySource(X, Y, sample_weight=np.zeros(N))),
+        ("give some rows a weight above 0",
+         lambda: regressor().fit(sk.ArraySource(X, Y, sample_weight=np.zeros(N))),
          lambda: regressor().fit(sk.ArraySource(X, Y, sample_weight=np.ones(N)))),
-        ("use its classes, ", lambda: classifier(class_weight={"left": 2}).fit(
-            sk.ArraySource(X, LABELS)),
+        ("use its classes, ",
+         lambda: classifier(class_weight={"left": 2}).fit(sk.ArraySource(X, LABELS)),
          lambda: classifier(class_weight={"up": 2}).fit(sk.ArraySource(X, LABELS))),
         ("give X in a larger unit", ingested(X * 1e200), plain),
         ("give y in a larger unit", ingested(y=Y * 1e200), plain),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def of_readers() -> list[Remedy]:
+def of_readers() -> list[Case]:
     """Mistakes in reading a store, and stores that are damaged or replaced."""
     store = sk.open_store("data.zarr")
     plain = zarr.create_group("plain.zarr")
@@ -245,23 +254,22 @@ def of_readers() -> list[Remedy]:
         return lambda: altered(change, again, seal)
 
     return [
-        *(Remedy(says, damaged(change, seal, False), damaged(change, seal, True))
+        *((says, damaged(change, seal, False), damaged(change, seal, True))
           for says, change, seal in changes),
-        Remedy("ingest the data again", lambda: remote(False), lambda: remote(True)),
-        Remedy("restore it and resume", lambda: used("gone", False), lambda: used("gone", True)),
-        Remedy("restore it and resume", lambda: used("replaced", False),
-               lambda: used("replaced", True)),
-        Remedy("give a list of integers", lambda: store.read_rows(np.ones(2)),
-               lambda: store.read_rows(np.array([1, 1]))),
-        Remedy("give 0 to 59", lambda: store.read_rows(np.array([60])),
-               lambda: store.read_rows(np.array([59]))),
-        Remedy("ingest it to get them", lambda: sk.open_store("plain.zarr").verify(),
+        ("ingest the data again", lambda: remote(False), lambda: remote(True)),
+        ("restore it and resume", lambda: used("gone", False), lambda: used("gone", True)),
+        ("restore it and resume", lambda: used("replaced", False), lambda: used("replaced", True)),
+        ("give a list of integers", lambda: store.read_rows(np.ones(2)),
+         lambda: store.read_rows(np.array([1, 1]))),
+        ("give 0 to 59", lambda: store.read_rows(np.array([60])),
+         lambda: store.read_rows(np.array([59]))),
+        ("ingest it to get them", lambda: sk.open_store("plain.zarr").verify(),
                lambda: (sk.ingest_store("plain.zarr", "made.zarr", overwrite=True),
                         sk.open_store("made.zarr").verify())),
     ]  # fmt: skip
 
 
-def of_statistics() -> list[Remedy]:
+def of_statistics() -> list[Case]:
     """Statistics of no rows."""
 
     def taken(rows: int) -> None:
@@ -270,10 +278,10 @@ def of_statistics() -> list[Remedy]:
             found.add(X[:rows], Y[:rows, None])
         found.result()
 
-    return [Remedy("there are no rows", lambda: taken(0), lambda: taken(2))]
+    return [("there are no rows", lambda: taken(0), lambda: taken(2))]
 
 
-def of_sparse_rows() -> list[Remedy]:
+def of_sparse_rows() -> list[Case]:
     """Rows with more entries than those before, or too many features."""
 
     def hashed(n: int) -> Any:
@@ -286,15 +294,12 @@ def of_sparse_rows() -> list[Remedy]:
             model.partial_fit(rows, Y)
 
     return [
-        Remedy("ingest all rows together, to a new store", lambda: packed(long_rows(5), 2),
-               lambda: packed(long_rows(5))),
-        Remedy("give the longest row among the first rows", lambda: learned(2, 5),
-               lambda: learned(5, 2)),
-        Remedy("hash features to fewer .FeatureHasher of scikit-learn.",
-               lambda: regressor().fit(long_rows(d=(1 << 31) + 1), Y), lambda: hashed(300)),
+        ("ingest all rows together, to a new store", lambda: packed(long_rows(5), 2),
+         lambda: packed(long_rows(5))),
+        ("give the longest row among the first rows", lambda: learned(2, 5), lambda: learned(5, 2)),
+        ("hash features to fewer .FeatureHasher of scikit-learn.",
+         fit_values(long_rows(d=(1 << 31) + 1), Y), lambda: hashed(300)),
     ]  # fmt: skip
 
 
-def remedies() -> list[Remedy]:
-    """Mistakes in writing and reading stores."""
-    return [*of_writers(), *of_options(), *of_readers(), *of_statistics(), *of_sparse_rows()]
+TABLES = (of_writers, of_options, of_readers, of_statistics, of_sparse_rows)

@@ -19,7 +19,7 @@ from streamkern.stream.feed import Feed
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.unit_readers import Recipe
 from streamkern.stream.unit_readers import open_recipe as unpack
-from tests.remedies import N, Remedy, X, Y, command, regressor
+from tests.remedies import Case, N, X, Y, command, regressor
 
 COVERED = (
     "stream/buffers.py", "stream/cluster.py", "stream/unit_readers.py", "stream/feed.py",
@@ -58,7 +58,7 @@ def planned(sizes: Any = (20, 40), batch: int = 0, **given: Any) -> Callable[[],
     return lambda: EpochPlan(np.array(sizes), **given).batch(batch)
 
 
-def of_loaders() -> list[Remedy]:
+def of_loaders() -> list[Case]:
     """Mistakes in the order and the reading of rows."""
 
     def fed(dtype: Any) -> None:
@@ -91,7 +91,7 @@ def of_loaders() -> list[Remedy]:
             next(loader.epochs(1, 2))
             list(one)
 
-    cases = [
+    return [
         ("in_flight_bytes=0 must be at least 1", batches(in_flight_bytes=0),
          batches(in_flight_bytes=1 << 20)),
         ("a batch from 0 to 6", batches(start=9), batches(start=6)),
@@ -112,10 +112,9 @@ def of_loaders() -> list[Remedy]:
         ("give some rows a weight above 0", lambda: weighted(0), lambda: weighted(1)),
         ("give the targets in a larger unit", lambda: around_zero(1e160), lambda: around_zero(1.0)),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def of_public_loaders() -> list[Remedy]:
+def of_public_loaders() -> list[Case]:
     """Mistakes in the loader for training loops of others."""
 
     def made(source: Any = SOURCE, batch_size: int = 10, **given: Any) -> Callable[[], None]:
@@ -150,7 +149,7 @@ def of_public_loaders() -> list[Remedy]:
     noise = (sk.GaussianNoise(1.0),)
     mixed = sk.AugmentedSource(SOURCE, 1, [sk.MixUp(0.3)])
     large = sk.ArraySource(X.astype(np.float32) * 0 + 1e6, Y, unit_rows=20)
-    cases = [
+    return [
         ("arrays as streamkern.ArraySource", made(X), made(sk.ArraySource(X, Y))),
         ("batch_size=0 must be a whole number", made(batch_size=0), made(batch_size=1)),
         ("rank=2 must be below n_ranks=2", made(rank=2, n_ranks=2), made(rank=1, n_ranks=2)),
@@ -174,10 +173,9 @@ def of_public_loaders() -> list[Remedy]:
          lambda: sparse_rows("float64")),
         ("read them by streamkern.Loader", lambda: lazy(5000), lambda: lazy(50)),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def of_new_stores() -> list[Remedy]:
+def of_new_stores() -> list[Case]:
     """Mistakes in what is written as one epoch would have it."""
 
     def written(rows: Any, *transforms: Any, y: Any = Y, **given: Any) -> Callable[[], Any]:
@@ -193,17 +191,16 @@ def of_new_stores() -> list[Remedy]:
     halves = sk.keeps_integers(lambda X, y, rng: (X + np.asarray(0.5, X.dtype), y))
     ones = sk.keeps_integers(lambda X, y, rng: (X + np.asarray(1, X.dtype), y))
     whole = np.zeros((N, 3), np.uint8)
-    cases = [
+    return [
         ("leave dtype= out", written(X, dtype="uint8"), written(X)),
         ("let it return a new array in every call", written(X, some_targets),
          written(X, all_targets)),
         ("return whole numbers in its range", written(whole, halves), written(whole, ones)),
         ("add them: a store needs targets", written(X, y=None), written(X)),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def of_clusters() -> list[Remedy]:
+def of_clusters() -> list[Case]:
     """Mistakes about a cluster of Dask, which is here a scheduler in this process."""
 
     def reached(address: str) -> None:
@@ -242,23 +239,19 @@ def of_clusters() -> list[Remedy]:
 
         return sk.GeneratorSource(rows, N, (3,), "f8", 1)
 
-    cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
+    return [
         ("must look like tcp://host:8786", lambda: reached("localhost"), lambda: on_one(reached)),
         ("start one with `dask scheduler`", lambda: reached("tcp://127.0.0.1:9"),
          lambda: on_one(reached)),
         ("install streamkern 0.0.1 there, the version of this process", lambda: unpacked("0.0.1"),
          lambda: unpacked(sk.__version__)),
-        ("made without asynchronous=True", lambda: on_one(asynchronous),
-         lambda: on_one(loaded)),
+        ("made without asynchronous=True", lambda: on_one(asynchronous), lambda: on_one(loaded)),
         ("use only objects that can be pickled",
          lambda: on_one(lambda address: loaded(address, locked(threading.Lock()))),
          lambda: on_one(lambda address: loaded(address, locked("a word")))),
         ("start it again, then run the same command again",
          lambda: on_one(lambda address: loaded(address, closed=True)), lambda: on_one(loaded)),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def remedies() -> list[Remedy]:
-    """Mistakes in how rows are streamed."""
-    return [*of_loaders(), *of_public_loaders(), *of_new_stores(), *of_clusters()]
+TABLES = (of_loaders, of_public_loaders, of_new_stores, of_clusters)

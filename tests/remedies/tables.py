@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as parquet
 
-from tests.remedies import FRAME, N, Remedy, X, Y, ingested
+from tests.remedies import FRAME, Case, N, X, Y, ingested
 
 COVERED = ("ingest/arrow_files.py", "ingest/arrow_tables.py")
 NOT_TRIED = {
@@ -37,7 +37,7 @@ def lines(*rows: Any, **given: Any) -> Any:
     return ingested("lines.jsonl", y="fare", **given)
 
 
-def remedies() -> list[Remedy]:
+def of_tables() -> list[Case]:
     """Return all remedies of this module."""
     one, two = {"a": 1.5, "fare": 2.5}, {"a": 3.5, "fare": 4.5}
     gaps = np.where(np.arange(N) == 3, np.nan, Y)
@@ -65,7 +65,7 @@ def remedies() -> list[Remedy]:
         return Do(ingested, name, y="fare", memory=memory, chunk_mb=0.25)
 
     many = [one] * 43690  # a piece of 1 MiB, whose types are found by itself
-    cases = [
+    return [
         ("one type first and of another later .*correct them", Do(lines, *many, two | {"a": [1]}),
          Do(lines, *many, two)),
         ("drop_missing_targets=True leaves such rows out",
@@ -75,9 +75,8 @@ def remedies() -> list[Remedy]:
          Do(ingested, "good.parquet", y="fare")),
         ("give format='csv'", Do(ingested, "wrong.parquet", y="fare"),
          Do(ingested, "wrong.parquet", y="fare", format="csv")),
-        ("raise memory=", arrow("large.arrow", "8 MB"), arrow("large.arrow", "800 MB")),
-        ("or write it in smaller batches", arrow("large.arrow", "8 MB"),
-         arrow("small.arrow", "8 MB")),
+        ("raise memory=.*or write it in smaller batches", arrow("large.arrow", "8 MB"),
+         arrow("large.arrow", "800 MB"), arrow("small.arrow", "8 MB")),
         ("of one type each: .*correct it", Do(lines, one, '{"a": '), Do(lines, one, two)),
         ("write one a line", Do(lines, f"{json.dumps(one)} {json.dumps(two)}", two),
          Do(lines, one, two)),
@@ -92,4 +91,6 @@ def remedies() -> list[Remedy]:
         ("leave out the column", Do(ingested, FRAME.assign(fare=Y), y="fare", encode="none"),
          Do(ingested, FRAME.assign(fare=Y), y="fare", encode="none", drop=["w"])),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
+
+
+TABLES = (of_tables,)

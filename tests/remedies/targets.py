@@ -11,7 +11,7 @@ import numpy as np
 import zarr
 
 import streamkern as sk
-from tests.remedies import FRAME, LABELS, N, Remedy, X, Y, ingested, long_rows, regressor
+from tests.remedies import FRAME, LABELS, Case, N, X, Y, ingested, long_rows, regressor
 
 COVERED = tuple(
     f"ingest/{name}.py"
@@ -21,7 +21,6 @@ NOT_TRIED = {
     "ingest/first_pass.py:_read_all:1": "a reader that does not keep its word is a bug",
     "ingest/append.py:_check_store:3": "every store that this version writes has statistics",
 }
-Case = tuple[str, Any, Any]
 
 
 def targets(y: Any, **given: Any) -> Any:
@@ -54,13 +53,10 @@ def of_labels() -> list[Case]:
          targets(unknown, targets="classes")),
         ("which holds a null character.*correct it", targets(objects("a\0", "b")),
          targets(objects("a", "b"))),
-        ("targets='classes' takes such text for labels",
-         targets(commas), targets(commas, targets="classes")),
-        ("elsewhere give numbers", targets(commas),
-         targets([float(k.replace(",", ".")) for k in commas])),
-        ("targets='classes' if such text is a label", targets(["5 %"] * N),
-         targets(["5 %"] * N, targets="classes")),
-        ("write it as a number", targets(["5 %"] * N), targets([5.0] * N)),
+        ("elsewhere give numbers; targets='classes' takes such text for labels", targets(commas),
+         targets(commas, targets="classes"), targets([float(k.replace(",", ".")) for k in commas])),
+        ("write it as a number.*targets='classes' if such text is a label", targets(["5 %"] * N),
+         targets(["5 %"] * N, targets="classes"), targets([5.0] * N)),
         ("convert them, to days or seconds", targets(days),
          targets((days - days[0]) / np.timedelta64(1, "D"))),
         ("numbers or labels; convert them", targets(Y + 1j, targets="classes"),
@@ -96,19 +92,17 @@ def of_labels() -> list[Case]:
          Do(ingested, FRAME.assign(name=names, fare=Y), y="fare", drop=["name"])),
         ("targets='classes' if they are classes", targets(names),
          targets(names, targets="classes")),
-        ("pass targets='values' if they are numbers",
-         Do(ingested, shifted, y=many // 6),
+        ("pass targets='values' if they are numbers", Do(ingested, shifted, y=many // 6),
          Do(ingested, shifted, y=many // 6, targets="values")),
         ("give all rows as many", Do(ingested, blocks(np.c_[Y, Y], Y)),
          Do(ingested, blocks(np.c_[Y, Y], np.c_[Y, Y]))),
         ("correct such rows, or leave them out", targets(np.where(np.arange(N) == 3, np.inf, Y)),
          Do(ingested, X[4:], y=Y[4:])),
-        ("targets='values' if all are numbers", targets(words),
-         targets(np.where(words == "up", "1", words), targets="values")),
-        ("targets='classes' if all are labels", targets(words), targets(words, targets="classes")),
-        ("targets='values' for regression or", Do(ingested, shifted, y=many),
-         Do(ingested, shifted, y=many, targets="values")),
-        ("targets='classes' to keep them as labels", Do(ingested, shifted, y=many),
+        ("targets='values' if all are numbers.*targets='classes' if all are labels", targets(words),
+         targets(np.where(words == "up", "1", words), targets="values"),
+         targets(words, targets="classes")),
+        ("targets='values' for regression or.*targets='classes' to keep them as labels",
+         Do(ingested, shifted, y=many), Do(ingested, shifted, y=many, targets="values"),
          Do(ingested, shifted, y=many, targets="classes")),
         ("pass targets='values' if they are numbers",
          Do(ingested, np.zeros((70000, 1)), y=np.arange(70000), targets="classes"),
@@ -192,10 +186,9 @@ def of_appends() -> list[Case]:
          append("float32.zarr", y=Y.astype("f4"), dtype="float32", seed=1)),
         ("ingest all rows to a new store", append("float32.zarr", dtype="float64"),
          Do(ingested, np.concatenate([X, X]), y=np.concatenate([Y, Y]), dtype="float64")),
-        ("has no header line, .*add one", Do(sk.append_store, "bare.csv", "fares.zarr", y=[2, 3]),
-         Do(sk.append_store, "table.csv", "fares.zarr")),
-        ("give the positions of these columns with x=",
+        ("has no header line, .*add one.*give the positions of these columns with x=",
          Do(sk.append_store, "bare.csv", "fares.zarr", y=[2, 3]),
+         Do(sk.append_store, "table.csv", "fares.zarr"),
          Do(sk.append_store, "bare.csv", "fares.zarr", y=[2, 3], x=[0, 1])),
         ("give the same in the same order with y=",
          Do(sk.append_store, table, "fares.zarr", y=names),
@@ -218,19 +211,16 @@ def of_appends() -> list[Case]:
          append("data.zarr", seed=3)),
         ("which would round them; convert them first", append("float32.zarr", seed=2),
          append("float32.zarr", X.astype("f4"), Y.astype("f4"), seed=2)),
-        ("none of the classes of the store.*correct it",
-         append("labels.zarr", y=np.full(N, "new")), labels),
-        ("or ingest all rows to a new store", append("labels.zarr", y=np.full(N, "new")),
+        ("none of the classes of the store.*correct it.*or ingest all rows to a new store",
+         append("labels.zarr", y=np.full(N, "new")), labels,
          targets(np.where(np.arange(N) < 9, "new", LABELS))),
         ("pass overwrite=True to replace it", Do(sk.ingest_store, X, "data.zarr", y=Y),
          Do(sk.ingest_store, X, "data.zarr", y=Y, overwrite=True)),
         ("or append the rows to it", Do(sk.ingest_store, X[:9], "data.zarr", y=Y[:9]),
          append("data.zarr", X[:9], Y[:9])),
-        ("made from other data or settings .*repeat those", Do(begun, y=Y, seed=3), Do(begun, y=Y)),
-        ("or pass overwrite=True", Do(begun, y=Y, seed=3), Do(begun, y=Y, seed=3, overwrite=True)),
+        ("made from other data or settings .*repeat those.*or pass overwrite=True",
+         Do(begun, y=Y, seed=3), Do(begun, y=Y), Do(begun, y=Y, seed=3, overwrite=True)),
     ]  # fmt: skip
 
 
-def remedies() -> list[Remedy]:
-    """Return all remedies of this module."""
-    return [Remedy(*one) for table in (of_labels(), of_appends()) for one in table]
+TABLES = (of_labels, of_appends)

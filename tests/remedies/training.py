@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.start_run import opened_run, run_directory
 from tests.remedies import (
     LABELS,
+    Case,
     Do,
     N,
-    Remedy,
     X,
     Y,
-    classifier,
+    cases_of,
     command,
+    fit_classes,
+    fit_values,
     long_rows,
     regressor,
 )
@@ -65,8 +68,14 @@ def trained(given: dict[str, Any], **beside: Any) -> Any:
     return sk.train_model(RunConfig().with_overrides(USUAL | given), **beside)
 
 
-def of_settings() -> list[Remedy]:
+def of_settings() -> list[Case]:
     """Mistakes in settings: (words, wrong settings, right ones)."""
+    np.save("metric.npy", np.ones(3))
+    np.save("zeros.npy", np.zeros(3))
+    np.save("wide.npy", np.ones(4))
+    Path("text.npy").write_text("1, 1, 1")
+    zarr.open_group("group.zarr", mode="w").create_array("A", data=np.ones(3))
+    zarr.create_array("hollow.zarr", shape=(3,), chunks=(1,), dtype="f8")
     auto: dict[str, Any] = {"model.n_centers": "auto"}
     block: dict[str, Any] = {"solver.name": "block"}
     sgd: dict[str, Any] = {"solver.name": "sgd", "solver.ridge": "auto"}
@@ -81,12 +90,11 @@ def of_settings() -> list[Remedy]:
          auto | {"model.centers": "data.zarr"}),
         ("is a group of arrays; give the path of the array", {"model.metric": "group.zarr"},
          {"model.metric": "group.zarr/A"}),
-        ("lacks some chunks.*write it again as a .npy file",
-         {"model.metric": "hollow.zarr"}, {"model.metric": "metric.npy"}),
+        ("lacks some chunks.*write it again as a .npy file", {"model.metric": "hollow.zarr"},
+         {"model.metric": "metric.npy"}),
         (r"give scales \(3,\), or a matrix \(3, r\)", {"model.metric": "wide.npy"},
          {"model.metric": "metric.npy"}),
-        ("is 0 for all features; give at least one feature a scale",
-         {"model.metric": "zeros.npy"},
+        ("is 0 for all features; give at least one feature a scale", {"model.metric": "zeros.npy"},
          {"model.metric": "metric.npy"}),
         ("no array of a metric at nothing.npy; correct model.metric, or set one of",
          {"model.metric": "nothing.npy"}, {"model.metric": "learn"}),
@@ -104,8 +112,7 @@ def of_settings() -> list[Remedy]:
          sgd | {"data.transforms": [noise], "model.features": "nystrom"}),
         ("leave centers and n_centers out", sgd, auto | sgd),
         ('contradicts the scale in data.transforms.*leave one of them out',
-         {"data.scale": "feature", "data.transforms": [scale]},
-         {"data.transforms": [scale]}),
+         {"data.scale": "feature", "data.transforms": [scale]}, {"data.transforms": [scale]}),
         ("data.train is missing.*set it in .data.", {"data.train": None},
          {"data.train": "data.zarr"}),
         ("is for rows of one class each, .*labels for a row; give one of squared_error, .*huber",
@@ -118,23 +125,20 @@ def of_settings() -> list[Remedy]:
          {"data.train": "labels.zarr"}),
         ("needs targets of at least 0, but row .*leave model.target_transform out",
          {"model.target_transform": "log"}, {"model.target_transform": "none"}),
-        ("data.test has 2 classes .*use data with the same targets",
-         {"data.test": "labels.zarr"}, {"data.test": "data.zarr"}),
+        ("data.test has 2 classes .*use data with the same targets", {"data.test": "labels.zarr"},
+         {"data.test": "data.zarr"}),
     ]  # fmt: skip
-
-    def does(given: dict[str, Any]) -> Do:
-        return lambda: trained(given)
 
     def tested() -> Any:
         command("ingest rows.npz rows.zarr")
         return trained({"data.test": "rows.zarr"})
 
-    files = Remedy("make one of it with streamkern ingest rows.npz rows.zarr",
-                   does({"data.test": "rows.npz"}), tested)  # fmt: skip
-    return [files, *(Remedy(says, does(wrong), does(right)) for says, wrong, right in cases)]
+    files = ("make one of it with streamkern ingest rows.npz rows.zarr",
+                   lambda: trained({"data.test": "rows.npz"}), tested)  # fmt: skip
+    return [files, *cases_of(lambda given: partial(trained, given), cases)]
 
 
-def of_fits() -> list[Remedy]:
+def of_fits() -> list[Case]:
     """Mistakes in rows, and in calls of the estimators that train on them."""
     w, apart = np.zeros(N), (LABELS == "up").astype(float)
     w[:12], aside = 1, {"run.calibrate": True, "run.random_state": 2, "model.n_centers": 5}
@@ -153,54 +157,46 @@ def of_fits() -> list[Remedy]:
         return sk.ArraySource(X, Y)
 
     return [
-        Remedy("by solver='block' alone.*use the block solver, or fit from the start",
-               lambda: regressor(solver="eigenpro4", ridge="auto", loss="huber")
-               .partial_fit(X, Y),
-               lambda: regressor(solver="block", loss="huber").partial_fit(X, Y)),
-        Remedy("set aside by calibrate have sample weight 0; give more of the rows a weight above",
-               lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w)),
-               lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w + 1))),
-        Remedy("or leave calibrate out",
-               lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w)),
-               lambda: trained({}, source=sk.ArraySource(X, Y, sample_weight=w))),
-        Remedy("add rows of another class", lambda: classifier().fit(X, LABELS, apart),
-               lambda: classifier().fit(X, LABELS, apart + 1)),
-        Remedy("did not help.*check the data for outliers",
-               lambda: regressor(**steep | {"epochs": 60}).fit(out, Y),
-               lambda: regressor(**steep | {"epochs": 60}).fit(out[left], Y[left])),
-        Remedy("diverged within its .*check the data for outliers",
-               lambda: regressor(**steep | {"epochs": 1}).fit(out, Y),
-               lambda: regressor(**steep | {"epochs": 1}).fit(out[left], Y[left])),
-        Remedy("diverged on this block of rows; check the rows for outliers",
-               lambda: regressor(**block).partial_fit(X, Y).partial_fit(X, np.full(N, 3e38)),
-               lambda: regressor(**block).partial_fit(X, Y).partial_fit(X, Y)),
-        Remedy("row 7 is too large for float32.*; correct its values",
-               lambda: regressor().fit(X, Y).predict(huge),
-               lambda: regressor().fit(X, Y).predict(huge[left])),
-        Remedy("or train with precision='float64'", lambda: regressor().fit(X, Y).predict(huge),
-               lambda: regressor(precision="float64").fit(X, Y).predict(huge)),
-        Remedy("leave run_dir out, or use fit",
-               lambda: regressor(**block, run_dir="p").partial_fit(X, Y),
-               lambda: (regressor(**block).partial_fit(X, Y),
-                        regressor(**block, run_dir="p").fit(X, Y))),
-        Remedy("leave ranks out, or use fit",
-               lambda: regressor(**block, ranks=2).partial_fit(X, Y),
-               lambda: regressor(**block).partial_fit(X, Y)),
-        Remedy("use fit, or random centers and another solver",
+        ("by solver='block' alone.*use the block solver, or fit from the start",
+         lambda: regressor(solver="eigenpro4", ridge="auto", loss="huber").partial_fit(X, Y),
+         lambda: regressor(solver="block", loss="huber").partial_fit(X, Y)),
+        ("set aside by calibrate have sample weight 0; give more of the rows a weight above",
+         lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w)),
+         lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w + 1))),
+        ("or leave calibrate out",
+         lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w)),
+         lambda: trained({}, source=sk.ArraySource(X, Y, sample_weight=w))),
+        ("add rows of another class", fit_classes(X, LABELS, apart),
+         fit_classes(X, LABELS, apart + 1)),
+        ("did not help.*check the data for outliers", fit_values(out, Y, **steep | {"epochs": 60}),
+         fit_values(out[left], Y[left], **steep | {"epochs": 60})),
+        ("diverged within its .*check the data for outliers",
+         fit_values(out, Y, **steep | {"epochs": 1}),
+         fit_values(out[left], Y[left], **steep | {"epochs": 1})),
+        ("diverged on this block of rows; check the rows for outliers",
+         lambda: regressor(**block).partial_fit(X, Y).partial_fit(X, np.full(N, 3e38)),
+         lambda: regressor(**block).partial_fit(X, Y).partial_fit(X, Y)),
+        ("row 7 is too large for float32.*; correct its values.*or train with precision='float64'",
+         lambda: regressor().fit(X, Y).predict(huge),
+         lambda: regressor().fit(X, Y).predict(huge[left]),
+         lambda: regressor(precision="float64").fit(X, Y).predict(huge)),
+        ("leave run_dir out, or use fit", lambda: regressor(**block, run_dir="p").partial_fit(X, Y),
+         lambda: (regressor(**block).partial_fit(X, Y), regressor(**block, run_dir="p").fit(X, Y))),
+        ("leave ranks out, or use fit", lambda: regressor(**block, ranks=2).partial_fit(X, Y),
+         lambda: regressor(**block).partial_fit(X, Y)),
+        ("use fit, or random centers and another solver",
                lambda: regressor(solver="sgd", ridge="auto", n_centers="auto").partial_fit(X, Y),
                lambda: (regressor(solver="sgd", ridge="auto", n_centers="auto").fit(X, Y),
                         regressor(centers="random", solver="block").partial_fit(X, Y))),
-        Remedy("use fit, or another solver",
-               lambda: regressor(solver="falkon").partial_fit(X, Y),
-               lambda: (regressor(solver="falkon").fit(X, Y),
-                        regressor(**block).partial_fit(X, Y))),
-        Remedy("give a first block of at least so many rows, lower n_centers, or give centers",
+        ("use fit, or another solver", lambda: regressor(solver="falkon").partial_fit(X, Y),
+         lambda: (regressor(solver="falkon").fit(X, Y), regressor(**block).partial_fit(X, Y))),
+        ("give a first block of at least so many rows, lower n_centers, or give centers",
                lambda: regressor(**block).partial_fit(X[:9], Y[:9]),
                lambda: (regressor(**block).partial_fit(X[:20], Y[:20]),
                         regressor(**block, n_centers=9).partial_fit(X[:9], Y[:9]),
                         regressor(**block, n_centers="auto", centers=X).partial_fit(X[:9], Y[:9]))),
-        Remedy("the training data has no targets y", lambda: regressor().fit(sk.ArraySource(X)),
-               lambda: regressor().fit(counted())),
+        ("the training data has no targets y", lambda: regressor().fit(sk.ArraySource(X)),
+         lambda: regressor().fit(counted())),
     ]  # fmt: skip
 
 
@@ -218,7 +214,7 @@ class Misnumbered(sk.ArraySource):
         return np.maximum(super().source_rows(u), 1)
 
 
-def of_runs() -> list[Remedy]:
+def of_runs() -> list[Case]:
     """Mistakes about runs that are there already."""
     shift = sk.deterministic(lambda X, Y, rng: (X + 1, Y))
     block: dict[str, Any] = {"solver.name": "block", "data.epochs": 2}
@@ -258,76 +254,73 @@ def of_runs() -> list[Remedy]:
 
     trained(every)
     return [
-        Remedy("cannot share the steps of a run whose centers are all of its rows; leave ranks",
-               lambda: opened(ranks=2), lambda: (opened(), opened(ranks=2, run_dir="anew"))),
-        Remedy("callbacks=.* must be a list of callbacks; put a single callback in a list",
-               lambda: trained({}, callbacks=sk.Callback()),
-               lambda: trained({}, callbacks=[sk.Callback()])),
-        Remedy("give objects of subclasses of streamkern.Callback",
-               lambda: trained({}, callbacks=[print]),
-               lambda: trained({}, callbacks=[sk.Callback()])),
-        Remedy("stopped by SIGTERM after .* and saved; run the same command again to go on",
-               lambda: trained(block | {"run.run_dir": "ended"}, callbacks=[Ending()]),
-               lambda: trained(block | {"run.run_dir": "ended"})),
-        Remedy("which is not kept on disk; predict in Python from the fitted estimator",
-               lambda: (trained({"run.run_dir": "function"}, source=function),
-                        sk.load("function")),
-               lambda: regressor().fit(function).predict(X)),
-        Remedy("has no checkpoint yet; train the run to its first checkpoint, with the same",
-               lambda: sk.load("begun"), begun),
-        Remedy("or raise n_rows=", lambda: sk.load("run").permutation_importances(X, Y, n_rows=1),
-               lambda: sk.load("run").permutation_importances(X, Y, n_rows=2)),
-        Remedy("has no checkpoint yet; train the run to its first checkpoint",
-               lambda: (shutil.rmtree("begun/checkpoints"),
-                        command("info begun --importances rows.npz")), begun),
-        Remedy("has no checkpoint yet; train the run to its first checkpoint", emptied,
+        ("cannot share the steps of a run whose centers are all of its rows; leave ranks",
+         lambda: opened(ranks=2), lambda: (opened(), opened(ranks=2, run_dir="anew"))),
+        ("callbacks=.* must be a list of callbacks; put a single callback in a list",
+         lambda: trained({}, callbacks=sk.Callback()),
+         lambda: trained({}, callbacks=[sk.Callback()])),
+        ("give objects of subclasses of streamkern.Callback",
+         lambda: trained({}, callbacks=[print]), lambda: trained({}, callbacks=[sk.Callback()])),
+        ("stopped by SIGTERM after .* and saved; run the same command again to go on",
+         lambda: trained(block | {"run.run_dir": "ended"}, callbacks=[Ending()]),
+         lambda: trained(block | {"run.run_dir": "ended"})),
+        ("which is not kept on disk; predict in Python from the fitted estimator",
+         lambda: (trained({"run.run_dir": "function"}, source=function), sk.load("function")),
+         lambda: regressor().fit(function).predict(X)),
+        ("has no checkpoint yet; train the run to its first checkpoint, with the same",
+         lambda: sk.load("begun"), begun),
+        ("or raise n_rows=", lambda: sk.load("run").permutation_importances(X, Y, n_rows=1),
+         lambda: sk.load("run").permutation_importances(X, Y, n_rows=2)),
+        ("has no checkpoint yet; train the run to its first checkpoint",
+         lambda: (shutil.rmtree("begun/checkpoints"), command("info begun --importances rows.npz")),
+         begun),
+        ("has no checkpoint yet; train the run to its first checkpoint", emptied,
                lambda: (trained(block | {"run.run_dir": "emptied"}),
                         sk.load("emptied").partial_fit(X, Y))),
-        Remedy("was loaded at step .* and is at step .* now; load it again", gone_on,
-               lambda: sk.load("half").partial_fit(X, Y)),
-        Remedy("save an estimator after partial_fit, load a run directory, or use fit",
+        ("was loaded at step .* and is at step .* now; load it again", gone_on,
+         lambda: sk.load("half").partial_fit(X, Y)),
+        ("save an estimator after partial_fit, load a run directory, or use fit",
                lambda: sk.load("model_only").partial_fit(X, Y),
                lambda: (regressor(solver="block").partial_fit(X, Y).save("whole"),
                         sk.load("whole").partial_fit(X, Y), sk.load("half").partial_fit(X, Y),
                         sk.load("model_only").fit(X, Y))),
-        Remedy("use fit, or train the run with a set ridge",
+        ("use fit, or train the run with a set ridge",
                lambda: (regressor(solver="direct", ridge="auto", run_dir="found").fit(X, Y),
                         sk.load("found").partial_fit(X, Y)),
                lambda: (sk.load("found").set_params(run_dir=None).fit(X, Y),
                         regressor(solver="direct", run_dir="told").fit(X, Y),
                         sk.load("told").partial_fit(X, Y))),
-        Remedy("holds another model or run already; give a new or empty directory",
-               lambda: model.save("run"), lambda: model.save("new")),
-        Remedy("the model was trained on 1 values; use data with the same targets",
-               lambda: command("evaluate run labels.zarr"),
-               lambda: command("evaluate run data.zarr")),
-        Remedy("its row numbers are damaged; ingest the data again",
+        ("holds another model or run already; give a new or empty directory",
+         lambda: model.save("run"), lambda: model.save("new")),
+        ("the model was trained on 1 values; use data with the same targets",
+         lambda: command("evaluate run labels.zarr"), lambda: command("evaluate run data.zarr")),
+        ("its row numbers are damaged; ingest the data again",
                lambda: trained({}).model.predict(Misnumbered(X, Y)),
                lambda: (sk.ingest_store(X, "again.zarr", y=Y),
                         trained({}).model.predict(sk.ZarrSource("again.zarr")))),
     ]  # fmt: skip
 
 
-def of_sources() -> list[Remedy]:
+def of_sources() -> list[Case]:
     """Mistakes in sources and transforms, which are functions."""
     shift = sk.deterministic(lambda X, Y, rng: (X + 1, Y))
     both = sk.host_transform(sk.deterministic(lambda X, Y, rng: (X + 1, Y)))
     noisy = sk.ArraySource(X, Y, [sk.GaussianNoise(0.1)])
     return [
-        Remedy("leave host_transform out", lambda: trained({}, source=sk.ArraySource(X, Y, [both])),
-               lambda: trained({}, source=sk.ArraySource(X, Y, [shift]))),
-        Remedy("write the augmented rows to a store and evaluate that",
+        ("leave host_transform out", lambda: trained({}, source=sk.ArraySource(X, Y, [both])),
+         lambda: trained({}, source=sk.ArraySource(X, Y, [shift]))),
+        ("write the augmented rows to a store and evaluate that",
                lambda: trained({}, test=noisy),
                lambda: (sk.augment_store("data.zarr", "noisy.zarr", transforms=[
                    {"kind": "noise", "sigma": 0.1}]), trained({"data.test": "noisy.zarr"}))),
     ]  # fmt: skip
 
 
-def of_sparse() -> list[Remedy]:
+def of_sparse() -> list[Case]:
     """Settings that compute with the features of sparse rows."""
 
     def fit(rows: Any = None, **given: Any) -> Do:
-        return lambda: regressor(**given).fit(long_rows() if rows is None else rows, Y)
+        return fit_values(long_rows() if rows is None else rows, Y, **given)
 
     def images(*shape: int) -> Do:
         rows = np.repeat(X, 2, axis=1).reshape(N, *shape)
@@ -335,26 +328,18 @@ def of_sparse() -> list[Remedy]:
             lambda seed, epoch, i, j: (rows[i:j], Y[i:j, None]),
             n_rows=N, row_shape=shape, dtype=np.float64, n_outputs=1, name="images",
         )  # fmt: skip
-        return lambda: regressor().fit(source)
+        return fit_values(source)
 
     return [
-        Remedy("leave metric out", fit(metric=np.ones(4)), fit()),
-        Remedy("leave centers='kmeans' out", fit(centers="kmeans"), fit()),
-        Remedy("leave it out, and scale the features before", fit(scale="feature"),
-               fit(long_rows() * 0.5)),
-        Remedy("leave them out, or train on a few features",
-               lambda: regressor().fit(long_rows(), Y).permutation_importances(long_rows(), Y),
-               lambda: regressor().fit(X, Y).permutation_importances(X, Y)),
-        Remedy(r"give images a channel, \(2, 3, 1\)", images(2, 3), images(2, 3, 1)),
+        ("leave metric out", fit(metric=np.ones(4)), fit()),
+        ("leave centers='kmeans' out", fit(centers="kmeans"), fit()),
+        ("leave it out, and scale the features before", fit(scale="feature"),
+         fit(long_rows() * 0.5)),
+        ("leave them out, or train on a few features",
+         lambda: regressor().fit(long_rows(), Y).permutation_importances(long_rows(), Y),
+         lambda: regressor().fit(X, Y).permutation_importances(X, Y)),
+        (r"give images a channel, \(2, 3, 1\)", images(2, 3), images(2, 3, 1)),
     ]  # fmt: skip
 
 
-def remedies() -> list[Remedy]:
-    """Return all remedies of this module."""
-    np.save("metric.npy", np.ones(3))
-    np.save("zeros.npy", np.zeros(3))
-    np.save("wide.npy", np.ones(4))
-    Path("text.npy").write_text("1, 1, 1")
-    zarr.open_group("group.zarr", mode="w").create_array("A", data=np.ones(3))
-    zarr.create_array("hollow.zarr", shape=(3,), chunks=(1,), dtype="f8")
-    return [*of_settings(), *of_fits(), *of_sources(), *of_runs(), *of_sparse()]
+TABLES = (of_settings, of_fits, of_sources, of_runs, of_sparse)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from tests.remedies import RNG, N, Remedy, X, Y, ingested, long_rows, regressor
+from tests.remedies import RNG, Case, N, X, Y, fit_values, ingested, long_rows, regressor
 
 COVERED = (
     "stream/sources/random_transforms.py", "stream/sources/transforms.py",
@@ -16,7 +16,7 @@ COVERED = (
 )  # fmt: skip
 
 
-def remedies() -> list[Remedy]:
+def of_transforms() -> list[Case]:
     """Mistakes in transforms, by name and as objects."""
     images = np.zeros((N, 4, 4, 1), np.uint8)
     bytes_ = np.zeros((N, 3), np.uint8)
@@ -55,7 +55,7 @@ def remedies() -> list[Remedy]:
         return made
 
     plain, noise, rounded = augmented(), sk.GaussianNoise(1.0), sk.GaussianNoise(1.0, round=True)
-    cases = [
+    return [
         ("use one of scale, noise", made(kind="blur"), made(kind="scale")),
         ("its options are sigma, round", made(kind="noise", std=1.0),
          made(kind="noise", sigma=1.0)),
@@ -92,15 +92,14 @@ def remedies() -> list[Remedy]:
         ("needs dense rows, .*; leave data.transforms out", of_words(noise), of_words()),
         ("give mean= and scale=", generated, lambda: generated(mean=0.0, scale=1.0)),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases] + of_patches()
 
 
-def of_patches() -> list[Remedy]:
+def of_patches() -> list[Case]:
     """Mistakes in patch features."""
     images = RNG.normal(size=(N, 4, 5, 1))
 
     def fitted(rows: Any = images, **given: Any) -> Callable[[], Any]:
-        return lambda: regressor(**given).fit(rows, Y)
+        return fit_values(rows, Y, **given)
 
     def refitted(n: int) -> Callable[[], Any]:
         model = regressor(patch_features=9, warm_start=True, solver="block")
@@ -108,15 +107,17 @@ def of_patches() -> list[Remedy]:
 
     few = np.repeat(images[:1, :2, :2], N, axis=0)
     few = np.where(np.arange(N)[:, None, None, None] % 2, few, -few)
-    cases = [
+    return [
         (r"store the data as images, \(n, h, w, ch\), or leave it out", fitted(X, patch_features=9),
          fitted(patch_features=9)),
         ("is larger than the images of 4 x 5 pixels; lower it, or leave it at",
          fitted(patch_features=9, patch_size=5), fitted(patch_features=9, patch_size=4)),
         ("of a sample are flat; leave it out", fitted(np.ones((N, 4, 4, 1)), patch_features=9),
          fitted(np.ones((N, 4, 4, 1)))),
-        ("a sample of the rows has .*; lower patch_features",
-         fitted(few, patch_features=99), fitted(few, patch_features=2)),
+        ("a sample of the rows has .*; lower patch_features", fitted(few, patch_features=99),
+         fitted(few, patch_features=2)),
         ("give the values of that fit, or leave warm_start out", refitted(0), refitted(9)),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
+
+
+TABLES = (of_transforms, of_patches)

@@ -16,7 +16,7 @@ from zarr.storage import LocalStore
 
 import streamkern as sk
 from streamkern.store.zarr_json import sealed_mark
-from tests.remedies import N, Remedy, X, Y
+from tests.remedies import Case, N, X, Y
 
 COVERED = (
     "store/metadata.py", "store/packing.py", "store/zarr_json.py",
@@ -28,7 +28,7 @@ def group(
 ) -> str:
     """Make a group as another program would; attributes : of the array `of`. Return its path."""
     shutil.rmtree("group.zarr", ignore_errors=True)
-    made = zarr.create_group("group.zarr", zarr_format=version)  # type: ignore[arg-type]
+    made = zarr.create_group("group.zarr", zarr_format=version)
     for name, data in ({"X": X, "y": Y} | arrays).items():
         if data is not None:
             made.create_array(name, data=np.asarray(data))
@@ -49,7 +49,7 @@ def ingested(attributes: dict[str, Any] | None = None, **of: Any) -> Callable[[]
     return lambda: sk.ingest_store(group(attributes, **of), "made.zarr", overwrite=True)
 
 
-def of_arrays() -> list[Remedy]:
+def of_arrays() -> list[Case]:
     """Arrays that are not rows and targets."""
     plain, many = opened(), np.arange(N) * 1000
 
@@ -69,11 +69,10 @@ def of_arrays() -> list[Remedy]:
 
         return opened
 
-    cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
+    return [
         ("give the group that holds X and y", of_root(3, False), of_root(3, True)),
         ("give the group that holds X and y", of_root(2, False), of_root(2, True)),
-        ("it has X, y: name them with x= and y=", opened(by={"x": "rows"}),
-         opened(by={"x": "X"})),
+        ("it has X, y: name them with x= and y=", opened(by={"x": "rows"}), opened(by={"x": "X"})),
         ("make one with streamkern ingest", lambda: sk.open_store("no.zarr"),
          lambda: (sk.ingest_store(X, "no.zarr", y=Y), sk.open_store("no.zarr"))),
         ("give its path in the group", opened(by={"x": "../X"}), opened(by={"x": "X"})),
@@ -91,15 +90,14 @@ def of_arrays() -> list[Remedy]:
         ("one number for each row, beside y", opened(w=X, by={"w": "w"}),
          opened(w=np.ones(N), by={"w": "w"})),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def of_attributes() -> list[Remedy]:
+def of_attributes() -> list[Case]:
     """Attributes by which numbers are packed."""
     gap, counts = np.where(np.arange(N)[:, None] == 7, -99.0, X), np.ones((N, 3), np.int16)
     kept = np.delete(gap, 7, 0), np.delete(Y, 7)
     plain = ingested()
-    cases = [
+    return [
         ("is stored packed .* ingest it", opened({"scale_factor": 0.1}),
          ingested({"scale_factor": 0.1})),
         ("fill in or drop such rows first", ingested({"_FillValue": -99.0}, X=gap),
@@ -107,8 +105,7 @@ def of_attributes() -> list[Remedy]:
         ("correct these attributes", ingested({"scale_factor": 0.0}),
          ingested({"scale_factor": 2.0})),
         ("write the numbers that are meant.* without units",
-         ingested({"units": "days since 2000-01-01"}),
-         plain),
+         ingested({"units": "days since 2000-01-01"}), plain),
         ("neither true nor false; correct it", ingested({"_Unsigned": "maybe"}, X=counts),
          ingested({"_Unsigned": "true"}, X=counts)),
         ("not one number; write it decoded", ingested({"scale_factor": [0.1, 0.2]}),
@@ -124,10 +121,9 @@ def of_attributes() -> list[Remedy]:
         ("not a pair of numbers; correct it", ingested({"valid_range": [1]}),
          ingested({"valid_range": [-99, 99]})),
     ]  # fmt: skip
-    return [Remedy(*case) for case in cases]
 
 
-def of_damage() -> list[Remedy]:
+def of_damage() -> list[Case]:
     """Metadata that are damaged, of a store of ours and of others."""
 
     def damaged(
@@ -227,21 +223,19 @@ def of_damage() -> list[Remedy]:
         ),
     ]
     return [
-        *(Remedy(says, damaged(change), damaged(change, how)) for says, change, how in changes),
-        Remedy("leave the names out", lambda: sk.open_store("data.zarr", y="w"),
-               lambda: sk.open_store("data.zarr")),
-        Remedy("run the same ingest again to finish it", lambda: unfinished(False),
-               lambda: unfinished(True)),
-        Remedy("restore them from a copy, or write the array again", lambda: theirs(False),
-               lambda: theirs(True)),
-        Remedy("open it again, and continue a run in another run_dir", lambda: travelled(False),
-               lambda: travelled(True)),
-        Remedy("does not decode near row 0 .*restore it from a copy", lambda: undecodable(False),
-               lambda: undecodable(True)),
-        Remedy("pass missing='fill' if absent", chunkless, lambda: chunkless(missing="fill")),
+        *((says, damaged(change), damaged(change, how)) for says, change, how in changes),
+        ("leave the names out", lambda: sk.open_store("data.zarr", y="w"),
+         lambda: sk.open_store("data.zarr")),
+        ("run the same ingest again to finish it", lambda: unfinished(False),
+         lambda: unfinished(True)),
+        ("restore them from a copy, or write the array again", lambda: theirs(False),
+         lambda: theirs(True)),
+        ("open it again, and continue a run in another run_dir", lambda: travelled(False),
+         lambda: travelled(True)),
+        ("does not decode near row 0 .*restore it from a copy", lambda: undecodable(False),
+         lambda: undecodable(True)),
+        ("pass missing='fill' if absent", chunkless, lambda: chunkless(missing="fill")),
     ]  # fmt: skip
 
 
-def remedies() -> list[Remedy]:
-    """Mistakes in groups of Zarr."""
-    return [*of_arrays(), *of_attributes(), *of_damage()]
+TABLES = (of_arrays, of_attributes, of_damage)

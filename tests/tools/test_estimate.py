@@ -67,11 +67,11 @@ def test_blocks_are_as_large_as_memory_allows_and_time_is_won(
 ) -> None:
     run = opened(2, block_size=1000, ridge=1e-6)
     tiny = replace(HARDWARE["h100-ib"], memory_bytes=run.buffers.peak)
-    monkeypatch.setitem(estimate.HARDWARE, "h100-ib", tiny)  # type: ignore[arg-type]
+    monkeypatch.setitem(estimate.HARDWARE, "h100-ib", tiny)
     found = expected_over_ranks(run, "h100-ib", None)
     assert found is not None
     assert {row["best_block_size"] for row in found["rows"]} <= {1000, 500, 250}
-    monkeypatch.setitem(estimate.HARDWARE, "h100-ib", replace(tiny, memory_bytes=1 << 20))  # type: ignore[arg-type]
+    monkeypatch.setitem(estimate.HARDWARE, "h100-ib", replace(tiny, memory_bytes=1 << 20))
     found = expected_over_ranks(run, "h100-ib", None)
     assert found is not None
     assert {row["best_block_size"] for row in found["rows"]} == {None}

@@ -25,14 +25,7 @@ from tools.rank_times.hardware import (
     Machine,
     Network,
 )
-from tools.rank_times.step_model import (
-    SMALL_SUMS,
-    Step,
-    doublings,
-    efficiency,
-    highest,
-    step_time,
-)
+from tools.rank_times.step_model import SMALL_SUMS, Step, doublings, efficiency, highest, step_time
 
 D, C, OUTPUTS = 784, 10, 26
 FREE = Network(NOTHING, NOTHING, 1)
@@ -41,7 +34,7 @@ FREE = Network(NOTHING, NOTHING, 1)
 def step(p: int, m: int, b: int, dealt: int = 0, **given: object) -> Step:
     problem = ProblemShape(
         n_rows=20 * m, epochs=1, d=D, c=C, p=p, row_bytes=4 * D, unit_rows=100, itemsize=4,
-        threads=1, width=D + 2, tile_bytes=1 << 20, **({"ridge": False} | given),  # type: ignore[arg-type]
+        threads=1, width=D + 2, tile_bytes=1 << 20, **({"ridge": False} | given),
     )  # fmt: skip
     sizes = BlockSizes("block", m, 0, 0, 0, 0, block_size=b, keep=True)
     return replace(step_of(problem, sizes), dealt=dealt)
@@ -182,7 +175,7 @@ def test_all_steps_are_the_training(sizes: tuple[int, int], ridge: dict[str, boo
     p, b = sizes
     problem = ProblemShape(
         n_rows=1000, epochs=3, d=5, c=2, p=p, row_bytes=28, unit_rows=100, itemsize=4, threads=1,
-        width=7, tile_bytes=1 << 20, **ridge,  # type: ignore[arg-type]
+        width=7, tile_bytes=1 << 20, **ridge,
     )  # fmt: skip
     chosen = BlockSizes("block", 64, 0, 0, 0, 0, block_size=b, keep=False)
     made, training = step_of(problem, chosen), BlockMethod().op_counts(problem, chosen)[1]

@@ -49,7 +49,6 @@ def test_nothing_differs_behind_faults(
 
 
 @pytest.mark.full
-@pytest.mark.full
 @linux
 def test_ten_thousand_faults(tmp_path: Path) -> None:
     path = tmp_path / "chaos.json"
@@ -227,10 +226,7 @@ def repair(scene: Scene) -> None:
     indirect=["scene"],
 )
 def test_data_lost_in_the_middle_of_a_run(
-    scene: Scene,
-    mishap: Callable[[Scene], None],
-    words: str,
-    capsys: pytest.CaptureFixture[str],
+    scene: Scene, mishap: Callable[[Scene], None], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One sentence, a run that can be resumed, and the same bits once that is repaired."""
 

@@ -19,25 +19,21 @@ import streamkern as sk
 from tests.rawfiles import write_idx
 
 ROOT = Path(__file__).resolve().parents[2]
-DEMO = ROOT / "examples" / "digits.py"
+EXAMPLES = ROOT / "examples"
 
 
-def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """One call of the demo in its small mode."""
-    return subprocess.run(
-        [sys.executable, str(DEMO), "--quick", "--folder", str(folder), *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run_example(name: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of examples/ with a folder."""
+    command = [sys.executable, str(EXAMPLES / name), "--folder", str(folder), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
 def test_the_demo_is_interrupted_resumed_and_done_once(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     folder = tmp_path / "digits"
-    first = run_demo(folder)
+    first = run_example("digits.py", folder, "--quick")
     assert first.returncode == 0, first.stderr
     assert "saved, exit code 75" in first.stdout
     assert (folder / "curves.png").stat().st_size > 10_000
@@ -49,12 +45,12 @@ def test_the_demo_is_interrupted_resumed_and_done_once(tmp_path: Path) -> None:
     assert float(block["test MSE"]) < 1.2 * results["exact"]
     assert float(eigenpro["test MSE"]) < 2 * results["exact"]
 
-    again = run_demo(folder)
+    again = run_example("digits.py", folder, "--quick")
     assert again.returncode == 0, again.stderr
     assert "exit code 75" not in again.stdout
     assert json.loads((folder / "table.json").read_text()) == results
 
-    other = run_demo(folder, "--samples", "30000")
+    other = run_example("digits.py", folder, "--quick", "--samples", "30000")
     assert other.returncode == 2
     assert "another length" in other.stderr
 
@@ -63,7 +59,7 @@ def test_the_demo_is_interrupted_resumed_and_done_once(tmp_path: Path) -> None:
 def test_the_demo_leaves_a_foreign_folder_alone(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "train.zarr").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    refused = run_demo(tmp_path, *options)
+    refused = run_example("digits.py", tmp_path, "--quick", *options)
     assert refused.returncode == 2
     assert "not this demo's" in refused.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "train.zarr"]
@@ -75,7 +71,7 @@ def test_the_demo_leaves_a_foreign_folder_alone(tmp_path: Path, options: tuple[s
 @pytest.fixture
 def augmented() -> Any:
     """The example as a module."""
-    path = ROOT / "examples" / "augmented_120m.py"
+    path = EXAMPLES / "augmented_120m.py"
     spec = importlib.util.spec_from_file_location("augmented_120m", path)
     assert spec is not None
     assert spec.loader is not None
@@ -229,17 +225,8 @@ def test_the_stand_in_is_the_same_every_time_and_can_be_learned(augmented: Any) 
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_model_of_many_centers_and_eigenpro_in_its_time(tmp_path: Path) -> None:
-    def run() -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable, str(ROOT / "examples" / "million_centers.py"), "--folder",
-            str(tmp_path), "--centers", "1000", "--rows", "20000", "--memory", "500 MiB",
-        ]  # fmt: skip
-        return subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
-
-    found = run()
+    sizes = ("--centers", "1000", "--rows", "20000", "--memory", "500 MiB")
+    found = run_example("million_centers.py", tmp_path, *sizes)
     assert found.returncode == 0, found.stderr
     (block, *seen), (eigenpro, *other) = last_table(found.stdout)
     assert (block, eigenpro) == ("block", "eigenpro4")
@@ -251,6 +238,6 @@ def test_a_model_of_many_centers_and_eigenpro_in_its_time(tmp_path: Path) -> Non
     else:
         assert float(other[-1]) < with_mean
     assert float(other[0]) <= float(seen[0]) + 2
-    again = run()
+    again = run_example("million_centers.py", tmp_path, *sizes)
     assert again.returncode == 0, again.stderr
     assert last_table(again.stdout)[0][-1] == seen[-1]

@@ -31,7 +31,6 @@ def test_ten_times_the_rows_take_the_same_memory(tmp_path: Path) -> None:
     assert results["peak_spread"]["augmented"] < 0.05
 
 
-@pytest.mark.slow
 def test_every_figure_is_there(tmp_path: Path) -> None:
     results = measured(tmp_path, "1200000")
     assert results["wrong"] == []
@@ -47,7 +46,6 @@ def test_generated_rows_are_a_function_of_their_number() -> None:
     assert y.tolist() == [i % 10 for i in range(100)]
 
 
-@pytest.mark.slow
 def test_a_size_that_fails_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert subject.main(["--rows", "0", "--kinds", "generator"]) == 1
     assert "WRONG: generator, 0" in capsys.readouterr().out

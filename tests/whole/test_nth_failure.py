@@ -137,7 +137,7 @@ def test_whatever_call_fails_the_same_command_again_completes(
     every = range(1, calls + 1)
     if not pytestconfig.getoption("--full"):
         drawn = np.random.default_rng([len(name), len(kind)]).permutation(calls)[:SAMPLE] + 1
-        every = sorted(drawn.tolist())  # type: ignore[assignment]
+        every = sorted(drawn.tolist())
     for n in every:
         at = folder_with(inputs, tmp_path / "at")
         code, out, err, _ = life(words(at), at, kind, n)
@@ -148,12 +148,9 @@ def test_whatever_call_fails_the_same_command_again_completes(
             assert code == FAILED or (kind == "io" and code == USAGE), told
             assert err.splitlines()[-1].startswith("streamkern: "), told
             code, out, err, _ = life(words(at), at, kind)
-            done = (
-                code == USAGE and "already holds a store" in err
-            )  # it failed after the last write
+            # A store that is there already: the call failed after the last write.
+            done = code == USAGE and "already holds a store" in err
             assert done or code == DONE, f"{told}; and again: {err}"
-        elif (
-            "was skipped" in err
-        ):  # an older checkpoint than the one that cannot be read: it is said
+        elif "was skipped" in err:  # the run went on from an older checkpoint, and says so
             continue
         assert result(at, out) == whole, told

@@ -48,9 +48,8 @@ def test_rows_are_capped(folder: Path) -> None:
     rows = real_data.split(table, 0, 100)
     assert (len(rows.X), len(rows.X_test)) == (100, 48)
     np.testing.assert_allclose(rows.X.std(axis=0), 1, rtol=1e-5)
-    np.testing.assert_array_equal(
-        rows.X_test[:, 2] > 0, real_data.split(table, 0).X_test[:, 2] > 0
-    )  # the same rows are tested
+    same = real_data.split(table, 0)
+    np.testing.assert_array_equal(rows.X_test[:, 2] > 0, same.X_test[:, 2] > 0)
 
 
 @pytest.mark.full

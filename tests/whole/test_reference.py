@@ -6,15 +6,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy import linalg  # type: ignore[import-untyped, unused-ignore]
-from sklearn.gaussian_process.kernels import (  # type: ignore[import-untyped, unused-ignore]
-    RBF,
-    Matern,
-    RationalQuadratic,
-)
-from sklearn.metrics.pairwise import (  # type: ignore[import-untyped, unused-ignore]
-    laplacian_kernel,
-)
+from scipy import linalg
+from sklearn.gaussian_process.kernels import RBF, Matern, RationalQuadratic
+from sklearn.metrics.pairwise import laplacian_kernel
 
 from tests import reference as ref
 from tests.maths import rows
@@ -54,12 +48,8 @@ def test_kernels_equal_scikit_learn(name: str, bw: float) -> None:
 
 
 def test_least_squares_agrees_with_streamed_normal_equations() -> None:
-    kernel, X, Y, Z = (
-        ref.make_kernel("laplace", 2.0),
-        rows(0, 300, 3),
-        rows(1, 300, 2),
-        rows(2, 30, 3),
-    )
+    kernel, Z = ref.make_kernel("laplace", 2.0), rows(2, 30, 3)
+    X, Y = rows(0, 300, 3), rows(1, 300, 2)
     K_xz = kernel(X, Z)
     alpha = ref.exact_least_squares(K_xz, Y)
     np.testing.assert_allclose(K_xz.T @ (K_xz @ alpha - Y), 0.0, atol=1e-11)
@@ -70,12 +60,8 @@ def test_least_squares_agrees_with_streamed_normal_equations() -> None:
 
 
 def test_least_squares_with_duplicate_centers_is_the_one_of_least_norm() -> None:
-    kernel, X, Y, Z = (
-        ref.make_kernel("gaussian", 1.0),
-        rows(0, 90, 2),
-        rows(1, 90, 1),
-        rows(2, 9, 2),
-    )
+    kernel, Z = ref.make_kernel("gaussian", 1.0), rows(2, 9, 2)
+    X, Y = rows(0, 90, 2), rows(1, 90, 1)
     Z_twice = np.concatenate([Z, Z[:1]])
     alpha = ref.exact_least_squares(kernel(X, Z), Y)
     twice = ref.exact_least_squares(kernel(X, Z_twice), Y)
@@ -84,12 +70,8 @@ def test_least_squares_with_duplicate_centers_is_the_one_of_least_norm() -> None
 
 
 def test_ridge_solves_its_normal_equations_and_tends_to_least_squares() -> None:
-    kernel, X, Y, Z = (
-        ref.make_kernel("laplace", 2.0),
-        rows(0, 200, 3),
-        rows(1, 200, 2),
-        rows(2, 20, 3),
-    )
+    kernel, Z = ref.make_kernel("laplace", 2.0), rows(2, 20, 3)
+    X, Y = rows(0, 200, 3), rows(1, 200, 2)
     K_xz, K_zz = kernel(X, Z), kernel(Z, Z)
     alpha = ref.ridge(K_xz, Y, K_zz, 1e-2)
     gradient = K_xz.T @ (K_xz @ alpha - Y) / 200 + 1e-2 * K_zz @ alpha

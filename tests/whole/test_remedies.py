@@ -26,7 +26,7 @@ import streamkern
 from streamkern.basics import errors
 from streamkern.basics.errors import StreamkernError
 from tests import remedies
-from tests.remedies import Remedy
+from tests.remedies import Do
 
 PACKAGE = Path(streamkern.__file__).parent
 KINDS = [
@@ -91,11 +91,11 @@ def places_of(lines: set[tuple[str, int]]) -> set[str]:
     return {sites[path].get(line, "") for path, line in lines if path in ours}
 
 
-def said(remedy: Remedy, capsys: pytest.CaptureFixture[str]) -> str:
+def said(wrong: Do, capsys: pytest.CaptureFixture[str]) -> str:
     """Return the sentence that the mistake is answered with; "" where nothing fails."""
     capsys.readouterr()
     try:
-        remedy.wrong()
+        wrong()
     except SystemExit:
         return capsys.readouterr().err
     except (StreamkernError, AttributeError, TypeError) as error:
@@ -134,19 +134,20 @@ def test_every_remedy_works(
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     warnings.simplefilter("ignore")
-    wrong = []
-    for number, remedy in enumerate(kind.remedies()):
-        text = said(remedy, capsys)
-        if not re.search(remedy.says, text, re.DOTALL):
-            wrong.append(f"wants {remedy.says!r}, says {text!r}")
+    faults = []
+    cases = (case for table in kind.TABLES for case in table())
+    for number, (says, wrong, *remedies_of_it) in enumerate(cases):
+        text = said(wrong, capsys)
+        if not re.search(says, text, re.DOTALL):
+            faults.append(f"wants {says!r}, says {text!r}")
             continue
-        if number % every:
-            continue
-        try:
-            remedy.right()
-        except (Exception, SystemExit) as error:
-            wrong.append(f"{text!r}: {type(error).__name__}: {error} {capsys.readouterr().err}")
-    assert not wrong, "\n".join(wrong)
+        for right in () if number % every else remedies_of_it:
+            try:
+                right()
+            except (Exception, SystemExit) as error:
+                said_too = capsys.readouterr().err
+                faults.append(f"{text!r}: {type(error).__name__}: {error} {said_too}")
+    assert not faults, "\n".join(faults)
     not_tried, met = set(getattr(kind, "NOT_TRIED", ())), places_of(reached)
     places = covered(kind)
     assert not_tried <= places, f"no such places: {sorted(not_tried - places)}"

@@ -64,7 +64,7 @@ def source(n: int = 135, seed: int = 0) -> ArraySource:
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_run_is_that_on_dense_rows(solver: str) -> None:
     X, y = rows()
-    config = settings(**SOLVERS[solver], **{"run.precision": "float64"})  # type: ignore[arg-type]
+    config = settings(**SOLVERS[solver], **{"run.precision": "float64"})
     same = ArraySource(dense(X), y, classes=("ant", "bee", "cat"), unit_rows=16)
     wanted, found = finished(config, source=same), finished(config, source=source())
     T, _ = rows(50, 7)
@@ -83,9 +83,9 @@ def _spread(Z: npt.NDArray[Any]) -> npt.NDArray[Any]:
 @pytest.mark.parametrize("solver", ["blocks", "eigenpro4"])
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, solver: str) -> None:
     overrides = SOLVERS["block" if solver == "blocks" else solver]
-    whole = settings(tmp_path / "whole", **overrides)  # type: ignore[arg-type]
+    whole = settings(tmp_path / "whole", **overrides)
     finished(whole, source=source())
-    part = settings(tmp_path / "part", **overrides)  # type: ignore[arg-type]
+    part = settings(tmp_path / "part", **overrides)
     stopped(part, 5, source=source(), test=source(10, 5))
     finished(part.with_overrides({"run.evaluate_every": 1}), source=source(), test=source(10, 5))
     assert_same_bits(final(tmp_path / "part"), final(tmp_path / "whole"))

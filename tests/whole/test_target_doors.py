@@ -227,7 +227,7 @@ def test_a_store_of_small_integers_says_how_others_are_kept(tmp_path: Path) -> N
     place = tmp_path / "small.zarr"
     sk.ingest_store(UP[:, None].astype("u1"), place, y=Y)
     for rows, options in ((X[:, :1], {}), (300 * np.ones((N, 1)), {"dtype": "uint8"})):
-        text = refusal(lambda: sk.append_store(rows, place, y=Y, **options))  # type: ignore  # noqa: B023
+        text = refusal(lambda: sk.append_store(rows, place, y=Y, **options))  # noqa: B023
         assert "ingest all rows to a new store" in text
     whole = UP[:, None].astype(float)
     assert sk.append_store(whole, place, y=Y, dtype="uint8").n_rows == 2 * N

@@ -170,15 +170,7 @@ def _h100(where: str, network: Network) -> Hardware:
     """
     about = f"an H100 (52.5 TFLOP/s, fast 545, 1.9 TB/s, 78 GiB), {where}"
     return Hardware(
-        about,
-        DEVICE_FLOPS,
-        DEVICE_FAST,
-        DEVICE_BANDWIDTH,
-        220,
-        5e-6,
-        78 * GiB,
-        0.005,
-        network,
+        about, DEVICE_FLOPS, DEVICE_FAST, DEVICE_BANDWIDTH, 220, 5e-6, 78 * GiB, 0.005, network
     )
 
 

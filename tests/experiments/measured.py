@@ -1,0 +1,32 @@
+"""Measurements that tests make up, to see how an experiment judges them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.results import Measurement, Results
+
+Curves = Mapping[str, Mapping[Any, Sequence[float]]]
+"""Label -> place -> values of the repetitions."""
+
+
+def results(*measurements: tuple[str, str, float, float]) -> Results:
+    """Return results with one repetition of each (figure, label, place, value)."""
+    found = Results()
+    for each in measurements:
+        found.add(Measurement(*each))
+    return found
+
+
+def made(figures: Mapping[str, Curves]) -> Results:
+    """Return results with the curves of each figure."""
+    return results(
+        *(
+            (figure, label, x, value)
+            for figure, curves in figures.items()
+            for label, by_place in curves.items()
+            for x, values in by_place.items()
+            for value in values
+        )
+    )
