@@ -29,7 +29,6 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
-from streamkern.centers.random_rows import median_bandwidth
 from streamkern.ingest.tables.columns import TargetMeans
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
@@ -48,7 +47,7 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.resolve.metric_mode import looks_for_categorical
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.choose_kernel import in_metric_coordinates
+from streamkern.train.setup.choose_kernel import median_distances, search_operator
 
 MIN_EXAMINED_ROWS, MAX_EXAMINED_ROWS, ROWS_PER_EXAMINED_ROW = 1024, 1536, 8
 """Smallest and largest number of rows that are examined. Between these bounds, one row is examined
@@ -94,18 +93,14 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
         groups.pop(j, None)
     if len(host) < MIN_CATEGORICAL_ROWS or not groups or kernel.geometry != "distance":
         return kernel
-    shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
-    with run.backend.single_threaded_blas():
-        median_squared = (
-            median_bandwidth(in_metric_coordinates(host, kernel.metric), "euclidean") ** 2
-        )
+    median_squared = median_distances(run, host, kernel.metric)("distance") ** 2
 
     def fitted(kernel: Kernel, start: Noise | None) -> _Fit | None:
         noise = find_noise(operator(kernel), None, rows, start, run.method.min_penalty)
         return _Fit(kernel, noise) if noise.tried and math.isfinite(noise.error) else None
 
     def operator(kernel: Kernel) -> KernelOperator:
-        return KernelOperator(kernel, run.backend, run.search_precision, shift, run.grid)
+        return search_operator(run, kernel, host, run.grid)
 
     def errors(fit: _Fit) -> Floats:
         return row_errors(operator(fit.kernel), None, rows, fit.noise)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from streamkern.basics.array_types import Floats, HostArray, Ints
 from streamkern.centers import random_rows
 from streamkern.centers.selector import CenterWork
 from streamkern.centers.selectors import SELECTORS
-from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.solver.method import Report
 from streamkern.store.row_block import RowBlock, concatenated
@@ -28,9 +28,9 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.stored_centers import StoredCenters
 from streamkern.train.setup import center_rows
+from streamkern.train.setup.broadcast import CenterPart, mean, scatter
 from streamkern.train.setup.center_rows import CenterRows
-from streamkern.train.setup.center_stripes import CenterPart, mean, scatter
-from streamkern.train.setup.choose_kernel import in_metric_coordinates
+from streamkern.train.setup.choose_kernel import kernel_of_settings
 
 
 class ChosenCenters(NamedTuple):
@@ -86,7 +86,11 @@ def choose_centers(
     rows = _center_rows(run, method, block)
     X = run.backend.to_host(transformed(run, block, dtype)[0])
     del block
-    kernel = kernel or _kernel(run, X, in_order, metric)
+    if kernel is None:
+        bandwidth_rows = X
+        if in_order:  # rows may be sorted by label; otherwise their order is already random
+            bandwidth_rows = X[random_rows.random_order(p, seed)[: random_rows.BANDWIDTH_ROWS]]
+        kernel = kernel_of_settings(run, bandwidth_rows, metric)
     fields: dict[str, Any] = {"method": method, "centers": p, "rows": n_read}
     if selection is not None:
         batches = partial(_batches, run, dtype)
@@ -153,7 +157,7 @@ def _streamed(
     rows = _center_rows(
         run, method, concatenated(blocks).take(np.argsort(np.concatenate(streamed_indices)))
     )
-    kernel = kernel or _kernel(run, bandwidth_rows, False, metric)
+    kernel = kernel or kernel_of_settings(run, bandwidth_rows, metric)
     run.backend.release()
     fields = {"method": method, "centers": p, "rows": n_read}
     report("centers", {**fields, "seconds": time.perf_counter() - start})
@@ -209,27 +213,6 @@ def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
     return block, len(block.X)
 
 
-def _kernel(run: ResolvedRun, X: HostArray, in_order: bool, metric: Floats | None = None) -> Kernel:
-    """Return the kernel of the settings. An open bandwidth is the median distance of the rows X."""
-    model, bandwidth = run.config.model, run.config.model.bandwidth
-
-    @cache
-    def width(geometry: str) -> float:
-        if not isinstance(bandwidth, str):
-            return bandwidth
-        bandwidth_rows = X
-        if in_order:  # rows may be sorted by label; otherwise their order is already random
-            order = random_rows.random_order(len(X), run.config.run.random_state)
-            bandwidth_rows = X[order[: random_rows.BANDWIDTH_ROWS]]
-        norm = "cityblock" if geometry == "l1" else "euclidean"
-        with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
-            bandwidth_rows = in_metric_coordinates(bandwidth_rows, metric)
-        return random_rows.median_bandwidth(bandwidth_rows, norm, sparse=run.data.sparse)
-
-    kernel = run.data.kernel_of(get_kernel(model.kernel, width))
-    return kernel if metric is None else kernel.with_metric(metric)
-
-
 def _frequencies(
     run: ResolvedRun, dtype: np.dtype[Any], report: Report, known_kernel: Kernel | None
 ) -> ChosenCenters:
@@ -240,7 +223,7 @@ def _frequencies(
     if not isinstance(kernel, Kernel) or kernel.is_open:
         block = random_rows.random_centers(base, min(random_rows.BANDWIDTH_ROWS, base.n_rows), seed)
         X, _ = transformed(run, block, dtype)
-        kernel, n_read = _kernel(run, run.backend.to_host(X), False), len(block.X)
+        kernel, n_read = kernel_of_settings(run, run.backend.to_host(X)), len(block.X)
     order = random_rows.random_order(n_features, seed)
     Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
     fields = {"method": "fourier", "centers": n_features, "rows": n_read}

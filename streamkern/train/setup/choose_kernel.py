@@ -26,7 +26,7 @@ bandwidth no larger than the median distance.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.notation import bandwidths
+from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.held_out import geometric_search
@@ -123,20 +124,11 @@ def find_kernel(
     categorical : categorical features of the kernel
     """
     rows = rows.first(n_kernel_rows(len(rows.X)), run.backend)
-    host, bandwidth = run.backend.to_host(rows.X), run.config.model.bandwidth
-    shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
-    with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
-        points = in_metric_coordinates(host, metric)
-
-    @cache
-    def width(geometry: str) -> float:
-        if not isinstance(bandwidth, str):
-            return bandwidth
-        norm = "cityblock" if geometry == "l1" else "euclidean"
-        return median_bandwidth(points, norm, sparse=run.data.sparse)
+    host = run.backend.to_host(rows.X)
+    width = bandwidth_function(run, host, metric)
 
     def operator(kernel: Kernel) -> KernelOperator:
-        return KernelOperator(kernel, run.backend, run.search_precision, shift, run.grid)
+        return search_operator(run, kernel, host, run.grid)
 
     first_kernel, *other_kernels = kernels_of(run)
 
@@ -230,3 +222,55 @@ def in_metric_coordinates(X: npt.NDArray[Any], metric: Floats | None) -> npt.NDA
     if metric is None:
         return X
     return X * metric if metric.ndim == 1 else X @ metric
+
+
+def median_distances(
+    run: ResolvedRun, X: npt.NDArray[Any], metric: Floats | None = None
+) -> Callable[[str], float]:
+    """Return a function from the geometry of a kernel to the median distance of rows in a metric.
+
+    X : (n, d) rows on the host, in random order
+    metric : scales (d,) or matrix (d, r); None for no metric
+    """
+
+    @cache
+    def median(geometry: str) -> float:
+        with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
+            points = in_metric_coordinates(X, metric)
+        norm = "cityblock" if geometry == "l1" else "euclidean"
+        return median_bandwidth(points, norm, sparse=run.data.sparse)
+
+    return median
+
+
+def bandwidth_function(
+    run: ResolvedRun, X: npt.NDArray[Any], metric: Floats | None = None
+) -> Callable[[str], float]:
+    """Return a function from the geometry of a kernel to its bandwidth.
+
+    It is the bandwidth of the settings or, if they leave it open, that of `median_distances`.
+    """
+    bandwidth = run.config.model.bandwidth
+    if isinstance(bandwidth, str):
+        return median_distances(run, X, metric)
+    return lambda geometry: bandwidth
+
+
+def kernel_of_settings(
+    run: ResolvedRun, X: npt.NDArray[Any], metric: Floats | None = None
+) -> Kernel:
+    """Return the kernel of the settings in a metric; its bandwidth: see `bandwidth_function`."""
+    width = bandwidth_function(run, X, metric)
+    kernel = run.data.kernel_of(get_kernel(run.config.model.kernels[0], width))
+    return kernel if metric is None else kernel.with_metric(metric)
+
+
+def search_operator(
+    run: ResolvedRun, kernel: Kernel, X: npt.NDArray[Any], grid: Grid | None = None
+) -> KernelOperator:
+    """Return the operator of a kernel for rows X (n, d), in the precision of the searches.
+
+    It subtracts the mean of the rows, which reduces rounding errors.
+    """
+    shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
+    return KernelOperator(kernel, run.backend, run.search_precision, shift, grid)

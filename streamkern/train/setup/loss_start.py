@@ -30,8 +30,7 @@ from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import target_scale
 from streamkern.train.setup.choose_transform import find_transform
 from streamkern.train.setup.log_link_start import FirstModel, first_model, log_targets
-from streamkern.train.setup.loss_ridge import loss_noise
-from streamkern.train.setup.loss_rows import LossRows
+from streamkern.train.setup.loss_ridge import LossRows, loss_noise
 from streamkern.train.setup.setup_rows import FewRows
 
 BISECTIONS = 60

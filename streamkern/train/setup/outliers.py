@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
-from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
@@ -38,7 +37,7 @@ from streamkern.solver.precondition.noise import (
 from streamkern.solver.precondition.samples import SampleRows, merged
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.choose_kernel import in_metric_coordinates
+from streamkern.train.setup.choose_kernel import median_distances, search_operator
 
 OUTLIER_ROWS = 512
 """Largest number of rows that are examined."""
@@ -126,11 +125,10 @@ def find_outliers(
     if len(rows.X) < MIN_OUTLIER_ROWS:
         return None
     host = to_host(rows.X)
-    shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
     if kernel is None or kernel.explicit:
-        width = median_bandwidth(in_metric_coordinates(host, metric), sparse=run.data.sparse)
+        width = median_distances(run, host, metric)("distance")
         kernel = run.data.kernel_of(Laplace(width)).with_metric(metric)
-    op = KernelOperator(kernel, run.backend, run.search_precision, shift)
+    op = search_operator(run, kernel, host)
     Y = to_host(rows.Y).astype(np.float64)
     with_outliers = _model(op, rows, Y, Y)
     clipped = with_outliers and _clipped_repeatedly(op, rows, Y)

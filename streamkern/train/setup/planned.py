@@ -39,7 +39,7 @@ def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
         counts = {"centers": OpCounts(products=problem.selection.flops), **counts}
     if run.inputs.continued is not None:  # the kernel and the metric are taken over
         return counts
-    choices = 2 if isinstance(run.loss, LogLink) else 1  # see `log_link_kernel`
+    choices = 2 if isinstance(run.loss, LogLink) else 1  # see `kernel_and_metric`
     if is_open(run):
         n, kernels = n_kernel_rows(problem.n_rows), choices * len(kernels_of(run))
         kernels *= 2 if problem.metric_rows else 1  # without a metric and in the learned one

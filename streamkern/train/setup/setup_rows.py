@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.basics.array_types import HostArray
-from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.copies import (
@@ -44,6 +43,7 @@ from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.center_rows import CenterRows, center_indices
+from streamkern.train.setup.choose_kernel import median_distances, search_operator
 from streamkern.train.setup.outliers import BoundedTargets
 
 SAMPLE_STAGE = 2
@@ -77,7 +77,7 @@ class FewRows(NamedTuple):
 
     read: Callable[[], SampleRows]
     stored: Callable[[], SampleRows]
-    bounded: BoundedTargets | None
+    bounded: BoundedTargets | None = None
 
 
 def samples_of(
@@ -167,10 +167,8 @@ def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
         return False
     rows = rows.part(slice(NOISE_ROWS))
     host = run.backend.to_host(rows.X)
-    kernel = run.data.kernel_of(Laplace(median_bandwidth(host, sparse=run.data.sparse)))
-    shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
-    op = KernelOperator(kernel, run.backend, run.search_precision, shift)
-    return find_noise(op, None, rows).rows_are_predictive
+    kernel = run.data.kernel_of(Laplace(median_distances(run, host)("distance")))
+    return find_noise(search_operator(run, kernel, host), None, rows).rows_are_predictive
 
 
 def center_targets(

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
-from streamkern.centers.random_rows import median_bandwidth
-from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.op_counts import OpCounts, Speeds
@@ -25,6 +23,7 @@ from streamkern.store.row_block import RowBlock, concatenated
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup.choose_kernel import kernel_of_settings
 
 MEASURED_S = 2.0
 """Approximate duration of all measurements together, in seconds."""
@@ -222,20 +221,9 @@ def _operator(run: ResolvedRun, X: Any, q: int) -> tuple[KernelOperator, Any]:
 
     A bandwidth that the setup would choose is replaced by the median distance.
     """
-    model, sample = run.config.model, X[:NOISE_ROWS].astype(np.float64)
-
-    def width(geometry: str) -> float:
-        if not isinstance(model.bandwidth, str):
-            return model.bandwidth
-        equal_rows = len(sample) < 2 or not np.ptp(sample, axis=0).any()
-        norm = "cityblock" if geometry == "l1" else "euclidean"
-        return 1.0 if equal_rows else median_bandwidth(sample, norm, sparse=run.data.sparse)
-
-    kernel = run.data.kernel_of(get_kernel(model.kernels[0], width))
+    kernel = kernel_of_settings(run, X, run.metric)
     Z = np.resize(X, (q, X.shape[1]))
-    if run.metric is not None:
-        kernel = kernel.with_metric(run.metric)
-    if model.features == "fourier":
+    if run.config.model.features == "fourier":
         Z = frequencies(kernel, X.shape[1], q, 0).astype(X.dtype)
         kernel = FourierFeatures(q, kernel.describe())
     shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
