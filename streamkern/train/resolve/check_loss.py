@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import HostArray, Ints
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.config.run_config import RunConfig
@@ -128,7 +126,7 @@ def check_target_transform(config: RunConfig, data: Data) -> None:
         )
 
 
-def check_log_targets(Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64]) -> None:
+def check_log_targets(Y: HostArray, row_ids: Ints) -> None:
     """Raise DataError if a target is negative. Y : (m, c) targets. row_ids : (m,) row numbers."""
     is_negative = Y < 0
     if is_negative.any():

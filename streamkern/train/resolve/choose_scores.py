@@ -9,13 +9,13 @@ if the mean squared error falls by `SCORES_GAIN_SE` standard errors.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
+from streamkern.basics.array_types import Floats, HostArray
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.log_scale import symmetric_log
 from streamkern.basics.message import mention
@@ -113,9 +113,7 @@ def _is_open(scale: Scale | None, source: BaseSource, config: RunConfig) -> bool
     )
 
 
-def _sample(
-    source: BaseSource, config: RunConfig
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
+def _sample(source: BaseSource, config: RunConfig) -> tuple[Floats, HostArray]:
     """Return unscaled features (n, d) and targets of a sample, without rows of weight 0."""
     base, seed = without_copies(source), config.run.random_state
     fixed = [t for t in source.feed_transforms if is_deterministic(t)]
@@ -129,7 +127,7 @@ def _sample(
 
 
 def _are_better(
-    scores: QuantileScores, X: npt.NDArray[Any], y: npt.NDArray[Any], source: BaseSource,
+    scores: QuantileScores, X: HostArray, y: HostArray, source: BaseSource,
     config: RunConfig,
 ) -> bool:  # fmt: skip
     """Return whether rows of the sample predict each other significantly better with the scores.
@@ -148,7 +146,7 @@ def _are_better(
     return _gain(scores, X, symmetric_log(np, Y, Y.mean(axis=0))) >= SCORES_GAIN_SE
 
 
-def _gain(scores: QuantileScores, X: npt.NDArray[Any], Y: npt.NDArray[np.float64]) -> float:
+def _gain(scores: QuantileScores, X: HostArray, Y: Floats) -> float:
     """Return the decrease of the mean squared error by the scores, in its standard errors."""
     Y = Y[:MAX_PREDICTED_ROWS]
     deviation = Y.std() or 1.0
@@ -163,7 +161,7 @@ def _gain(scores: QuantileScores, X: npt.NDArray[Any], Y: npt.NDArray[np.float64
     return surplus(plain_errors, score_errors)
 
 
-def _errors(backend: Backend, rows: SampleRows) -> npt.NDArray[np.float64]:
+def _errors(backend: Backend, rows: SampleRows) -> Floats:
     """Return the squared leave-one-out errors of the rows, (n,), with the best bandwidth."""
     width = median_bandwidth(rows.X)
     results: dict[float, tuple[Noise, KernelOperator]] = {}

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.backend.rank_grid import check_columns
+from streamkern.basics.array_types import Floats, HostArray, Ints
 from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
 from streamkern.basics.machine import available_memory
 from streamkern.basics.message import mention
@@ -94,7 +94,7 @@ class ResolvedRun:
     precision: str
     grid: Grid | None
     metric_mode: MetricMode
-    metric: npt.NDArray[np.float64] | None = None
+    metric: Floats | None = None
     kept_bytes: int = 0
 
     @property
@@ -114,7 +114,7 @@ class ResolvedRun:
     def _with_source_rows(self, check: CheckTargets) -> CheckTargets:
         """Return `check`, with errors that number the rows as the user's data do."""
 
-        def check_with_source_rows(Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64]) -> None:
+        def check_with_source_rows(Y: HostArray, row_ids: Ints) -> None:
             try:
                 check(Y, row_ids)
             except DataError:

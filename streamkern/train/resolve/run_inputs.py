@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy.typing as npt
-
 from streamkern.backend.ranks import SINGLE, Communicator
+from streamkern.basics.array_types import HostArray
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
 from streamkern.losses.log_loss import LogLoss
@@ -46,8 +45,8 @@ class RunInputs:
 
     source: Source | None = None
     test: Source | None = None
-    centers: npt.NDArray[Any] | StoredCenters | None = None
-    metric: npt.NDArray[Any] | None = None
+    centers: HostArray | StoredCenters | None = None
+    metric: HostArray | None = None
     client: Any = None
     warm_start: ParentRun | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)

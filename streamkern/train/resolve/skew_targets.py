@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import HostArray
 from streamkern.config.run_config import RunConfig
 from streamkern.losses.losses import SQUARES
 
@@ -35,7 +33,7 @@ def leaves_transform_open(config: RunConfig) -> bool:
     )
 
 
-def is_skew(y: npt.NDArray[Any]) -> bool:
+def is_skew(y: HostArray) -> bool:
     """Return whether targets (n,) are not negative, and skewed to the right.
 
     False for targets with one or two distinct values, which a log scale only shifts and rescales.

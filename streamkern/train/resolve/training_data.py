@@ -13,8 +13,8 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
@@ -81,7 +81,7 @@ class Data:
     fixed: tuple[Transform, ...]
     scale: str
     cache: Cache | None = None
-    weight_factors: npt.NDArray[np.float64] | None = None
+    weight_factors: Floats | None = None
     validation_rows: BaseSource | None = None
     pixels: bool = False
     calibration_rows: BaseSource | None = None

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
+from streamkern.basics.array_types import Floats, HostArray
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig
@@ -230,7 +230,7 @@ def _floating(precision: str) -> np.dtype[np.floating]:
 def _estimate_noise(
     run: ResolvedRun, op: KernelOperator, points: Points, read_rows: Callable[[], SampleRows],
     targets: TargetScale, report: Report,
-) -> tuple[Noise, float | None, SolverConfig, npt.NDArray[np.float64] | None]:  # fmt: skip
+) -> tuple[Noise, float | None, SolverConfig, Floats | None]:  # fmt: skip
     """Return the noise of the targets, the effective number of rows, the settings and the ridges.
 
     The noise is `NO_NOISE` if neither the method nor the loss needs it. If the ridge follows from
@@ -306,9 +306,7 @@ def _as_list(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def reassemble(
-    run: ResolvedRun, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]
-) -> Assembled:
+def reassemble(run: ResolvedRun, arrays: dict[str, HostArray], meta: dict[str, Any]) -> Assembled:
     """Return the solver that `start` returned, from its saved arrays and metadata.
 
     Raises KeyError if an entry of meta is missing.
@@ -358,7 +356,7 @@ def accelerator_of(meta: Mapping[str, Any]) -> str:
 
 
 def operator(
-    backend: Backend, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any],
+    backend: Backend, arrays: Mapping[str, HostArray], meta: Mapping[str, Any],
     kernel: Any = None,
 ) -> KernelOperator:  # fmt: skip
     """Return the kernel operator that a run was set up with.

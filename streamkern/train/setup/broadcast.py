@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
 from streamkern.backend.ranks import Communicator
@@ -25,7 +24,7 @@ from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.samples import CenterTargets, SampleRows
 from streamkern.train.resolve.resolved_run import ResolvedRun
 
-HostArrays = Mapping[str, npt.NDArray[Any]]
+HostArrays = Mapping[str, HostArray]
 """Arrays on the host, by name."""
 CenterPart = tuple[Ints, HostArray]
 """Indices of centers, (m,), and these centers, (m, d)."""
@@ -73,7 +72,7 @@ def broadcast_setup(
     return read
 
 
-def receive_setup(ranks: Communicator) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+def receive_setup(ranks: Communicator) -> tuple[dict[str, HostArray], dict[str, Any]]:
     """Receive the arrays and the JSON values that rank 0 sends by `broadcast_setup`."""
     meta = json.loads(ranks.broadcast_bytes(b""))
     shapes = meta.pop("arrays")
@@ -84,7 +83,7 @@ def receive_setup(ranks: Communicator) -> tuple[dict[str, npt.NDArray[Any]], dic
 def work_of(
     run: ResolvedRun,
     op: KernelOperator,
-    arrays: dict[str, npt.NDArray[Any]],
+    arrays: dict[str, HostArray],
     meta: Mapping[str, Any],
 ) -> tuple[Work[Any], Samples]:
     """Return the work of a rank and its samples, from the results of `receive_setup`.
@@ -116,7 +115,7 @@ def work_of(
 
 
 def _sample_rows(
-    name: str, arrays: dict[str, npt.NDArray[Any]], fresh: int, asarray: Callable[[Any], Array]
+    name: str, arrays: dict[str, HostArray], fresh: int, asarray: Callable[[Any], Array]
 ) -> SampleRows:
     X, Y, root, index = (
         arrays.pop(f"{name}.{part}", None) for part in ("X", "Y", "root", "center_index")
@@ -125,8 +124,8 @@ def _sample_rows(
 
 
 def _as_arrays(
-    name: str, fields: Mapping[str, Any], to_host: Callable[[Array], npt.NDArray[Any]]
-) -> dict[str, npt.NDArray[Any]]:
+    name: str, fields: Mapping[str, Any], to_host: Callable[[Array], HostArray]
+) -> dict[str, HostArray]:
     arrays = {
         part: array
         for part, array in fields.items()

@@ -6,11 +6,11 @@ epoch has other rows, no row is a center.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import HostArray, Ints
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.sampling import read_rows
@@ -24,7 +24,7 @@ class CenterRows(NamedTuple):
     block : the rows without features: X is (q, 0)
     """
 
-    center_index: npt.NDArray[np.int64]
+    center_index: Ints
     block: RowBlock
 
 
@@ -38,7 +38,7 @@ def rows_as_centers(run: ResolvedRun, block: RowBlock) -> CenterRows | None:
     return CenterRows(np.arange(len(block.row_ids)), without_features(block))
 
 
-def rows_equal_to(run: ResolvedRun, centers: npt.NDArray[Any]) -> CenterRows | None:
+def rows_equal_to(run: ResolvedRun, centers: HostArray) -> CenterRows | None:
     """Return the rows that equal one of the centers; None without such rows, or if the data is not
     in memory.
 
@@ -58,9 +58,7 @@ def without_features(block: RowBlock) -> RowBlock:
     return block._replace(X=np.empty((len(block.row_ids), 0), np.float32))
 
 
-def center_indices(
-    row_ids: npt.NDArray[np.int64], centers: CenterRows | None
-) -> npt.NDArray[np.int64]:
+def center_indices(row_ids: Ints, centers: CenterRows | None) -> Ints:
     """Return the index (m,) of the center that each row is; -1 for rows that are no center.
 
     row_ids : (m,) row numbers

@@ -26,9 +26,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from streamkern.basics.array_types import Floats
+from streamkern.basics.array_types import Floats, HostArray, Ints
 from streamkern.ingest.tables.columns import TargetMeans
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
@@ -135,7 +134,7 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
 def _with_categorical(
     current: _Fit,
     column: int,
-    group: npt.NDArray[np.int64],
+    group: Ints,
     median_squared: float,
     fitted: Callable[[Kernel, Noise | None], _Fit | None],
 ) -> _Fit | None:
@@ -188,7 +187,7 @@ def _target_mean_features(source: BaseSource) -> list[int]:
     ]
 
 
-def groups_by_feature(X: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
+def groups_by_feature(X: HostArray) -> dict[int, Ints]:
     """Return the groups of rows with equal values, (n,) group numbers, for each candidate feature.
 
     A candidate has enough distinct and enough repeated values. If several features group the rows
@@ -196,7 +195,7 @@ def groups_by_feature(X: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
 
     X : (n, d).
     """
-    candidates, seen = dict[int, npt.NDArray[np.int64]](), set[bytes]()
+    candidates, seen = dict[int, Ints](), set[bytes]()
     for j in range(X.shape[1]):
         _, first_row, group, counts = np.unique(
             X[:, j], return_index=True, return_inverse=True, return_counts=True
@@ -212,7 +211,7 @@ def groups_by_feature(X: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
     return candidates
 
 
-def group_score(residuals: Floats, group: npt.NDArray[np.int64]) -> float:
+def group_score(residuals: Floats, group: Ints) -> float:
     """Return T in standard deviations, see the module.
 
     residuals : (n, c). With several outputs, r_i r_j is the inner product of two rows.

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.basics.array_types import Floats, HostArray, Ints
@@ -46,7 +45,7 @@ class ChosenCenters(NamedTuple):
     """
 
     Z: HostArray
-    order: npt.NDArray[np.int64]
+    order: Ints
     kernel: Kernel
     rows: CenterRows | None
     shift: HostArray

@@ -31,9 +31,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from streamkern.basics.array_types import Floats
+from streamkern.basics.array_types import Floats, HostArray
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.categorical import CategoricalFeatures
@@ -45,8 +44,6 @@ from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.resolve.resolved_run import ResolvedRun
-
-Squares = npt.NDArray[np.float64]
 
 MIN_WIDTH_LOG2, MAX_WIDTH_LOG2 = -6, 4
 """Exponents of two of the smallest and largest bandwidth tried, relative to the median distance.
@@ -172,7 +169,7 @@ def find_kernel(
     return best if is_better(errors, first_errors, zero_errors) else first_fit
 
 
-def is_better(errors: Squares, first_errors: Squares, zero_errors: Squares) -> bool:
+def is_better(errors: Floats, first_errors: Floats, zero_errors: Floats) -> bool:
     """Return whether a kernel predicts rows significantly better than the first kernel tried.
 
     errors, first_errors, zero_errors : (n,) squared errors of the same rows: with the kernel, with
@@ -214,7 +211,7 @@ def roughest_equivalent(fits: list[FoundKernel]) -> FoundKernel:
     return next(fit for fit in fits if fit.noise.error <= (1 + KERNEL_ERROR_TOLERANCE) * min_error)
 
 
-def in_metric_coordinates(X: npt.NDArray[Any], metric: Floats | None) -> npt.NDArray[Any]:
+def in_metric_coordinates(X: HostArray, metric: Floats | None) -> HostArray:
     """Return rows (n, d) times the scales (d,) or matrix (d, r) of a metric.
 
     Their Euclidean distance is the distance in the metric.
@@ -225,7 +222,7 @@ def in_metric_coordinates(X: npt.NDArray[Any], metric: Floats | None) -> npt.NDA
 
 
 def median_distances(
-    run: ResolvedRun, X: npt.NDArray[Any], metric: Floats | None = None
+    run: ResolvedRun, X: HostArray, metric: Floats | None = None
 ) -> Callable[[str], float]:
     """Return a function from the geometry of a kernel to the median distance of rows in a metric.
 
@@ -244,7 +241,7 @@ def median_distances(
 
 
 def bandwidth_function(
-    run: ResolvedRun, X: npt.NDArray[Any], metric: Floats | None = None
+    run: ResolvedRun, X: HostArray, metric: Floats | None = None
 ) -> Callable[[str], float]:
     """Return a function from the geometry of a kernel to its bandwidth.
 
@@ -256,9 +253,7 @@ def bandwidth_function(
     return lambda geometry: bandwidth
 
 
-def kernel_of_settings(
-    run: ResolvedRun, X: npt.NDArray[Any], metric: Floats | None = None
-) -> Kernel:
+def kernel_of_settings(run: ResolvedRun, X: HostArray, metric: Floats | None = None) -> Kernel:
     """Return the kernel of the settings in a metric; its bandwidth: see `bandwidth_function`."""
     width = bandwidth_function(run, X, metric)
     kernel = run.data.kernel_of(get_kernel(run.config.model.kernels[0], width))
@@ -266,7 +261,7 @@ def kernel_of_settings(
 
 
 def search_operator(
-    run: ResolvedRun, kernel: Kernel, X: npt.NDArray[Any], grid: Grid | None = None
+    run: ResolvedRun, kernel: Kernel, X: HostArray, grid: Grid | None = None
 ) -> KernelOperator:
     """Return the operator of a kernel for rows X (n, d), in the precision of the searches.
 

@@ -43,7 +43,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_categorical import find_categorical
 from streamkern.train.setup.choose_kernel import find_kernel, kernels_of
-from streamkern.train.setup.held_out_models import Errors, Fitted, HeldOut, gain_in_standard_errors
+from streamkern.train.setup.held_out_models import Fitted, HeldOut, gain_in_standard_errors
 from streamkern.train.setup.metric_rounds import (
     COMPARISON_ROUNDS,
     GRADIENT_FLOPS,
@@ -338,7 +338,7 @@ def _with_more_rows(fewer: Fitted, model: Fitted, ratio: float) -> Fitted:
     fewer : model of half the rows, from which the exponent follows
     """
 
-    def extrapolated(fewer_errors: Errors, errors: Errors) -> Errors:
+    def extrapolated(fewer_errors: Floats, errors: Floats) -> Floats:
         if not (np.isfinite(fewer_errors).all() and fewer_errors.mean() > 0 and errors.mean() > 0):
             return errors
         return np.asarray(
@@ -351,7 +351,7 @@ def _with_more_rows(fewer: Fitted, model: Fitted, ratio: float) -> Fitted:
     )
 
 
-def _robust_gain(before: Errors, after: Errors) -> float:
+def _robust_gain(before: Floats, after: Floats) -> float:
     """Return the mean gain per row in units of its standard error; 0 if an error is not finite.
 
     A single row that gains much more than the others adds more to the standard error than to the

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats
 from streamkern.basics.log_scale import symmetric_exp, symmetric_log
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import get_kernel
@@ -50,8 +50,6 @@ from streamkern.train.restart.scaling import (
     target_moments,
 )
 from streamkern.train.setup.setup_rows import unmerged_rows
-
-_Floats = npt.NDArray[np.float64]
 
 MAX_TRANSFORM_ROWS, SECOND_GAIN_ROWS = 1024, 512
 """Largest number of rows that are compared, and number of rows for a second estimate of the factor
@@ -123,7 +121,7 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
     return FoundTransform(targets, facts)
 
 
-def _max_log_targets(run: ResolvedRun, unit: _Floats) -> _Floats | None:
+def _max_log_targets(run: ResolvedRun, unit: Floats) -> Floats | None:
     """Return the largest log(1 + |y| / unit) over all rows, (c,).
 
     None if the rows are not in memory, if other rows may follow, or if an output is always 0.
@@ -165,7 +163,7 @@ def _is_considered(run: ResolvedRun) -> bool:
     return True
 
 
-def _units(y: _Floats) -> list[_Floats]:
+def _units(y: Floats) -> list[Floats]:
     """Return the units (c,) that are tried: the mean |y|, an eighth of it, and a small one.
 
     The small unit is below most targets, so that the scale is nearly a plain logarithm.
@@ -216,9 +214,7 @@ class _TargetColumns:
         of a model of these rows
     """
 
-    def __init__(
-        self, run: ResolvedRun, rows: SampleRows, y: _Floats, units: list[_Floats]
-    ) -> None:
+    def __init__(self, run: ResolvedRun, rows: SampleRows, y: Floats, units: list[Floats]) -> None:
         backend, self.run, self.units = run.backend, run, units
         self.y, self.c = y, y.shape[1]
         logs = [symmetric_log(np, self.y, unit) for unit in units]
@@ -243,7 +239,7 @@ class _TargetColumns:
         precision = "float64" if self.run.search_precision == "float64" else "exact"
         return KernelOperator(kernel, self.run.backend, precision, self._shift)
 
-    def _values(self) -> tuple[_Floats, _Floats]:
+    def _values(self) -> tuple[Floats, Floats]:
         """Return leave-one-out predictions of the columns, and expected corrections.
 
         Both are (n, columns). A column is predicted with its kernel and noise of least error. The
@@ -284,7 +280,7 @@ class _TargetColumns:
         ]
 
     def _verdict(
-        self, values: _Floats, corrections: _Floats, k: int, unit_index: int
+        self, values: Floats, corrections: Floats, k: int, unit_index: int
     ) -> _LogScaleVerdict:
         """Return the verdict on unit number `unit_index` of output k.
 
@@ -316,7 +312,7 @@ def _ratio_of(verdict: _LogScaleVerdict) -> float:
     return verdict.ratio
 
 
-def smearing_factor(values: _Floats, y: _Floats, w: _Floats) -> float:
+def smearing_factor(values: Floats, y: Floats, w: Floats) -> float:
     """Return the factor by which predictions have to be multiplied to have the mean of the targets.
 
     It replaces the smearing factor of Duan (1983), which is the mean of the exponentials of the
@@ -331,7 +327,7 @@ def smearing_factor(values: _Floats, y: _Floats, w: _Floats) -> float:
     return factor if math.isfinite(factor) and factor > 0 else 1.0
 
 
-def left_out_residuals(K: _Floats, Y: _Floats, root: _Floats) -> Iterator[tuple[_Floats, _Floats]]:
+def left_out_residuals(K: Floats, Y: Floats, root: Floats) -> Iterator[tuple[Floats, Floats]]:
     """Yield the leave-one-out residuals (n, k), and the expected share of noise in their squares
     (n,), for each of `TRIED_NOISES`.
 

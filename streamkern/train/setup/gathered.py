@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.rank_grid import RankGrid
 from streamkern.backend.ranks import Communicator
+from streamkern.basics.array_types import HostArray, Ints
 from streamkern.planning.memory import RANK_SLAB_BYTES
 from streamkern.rundir.chunked_array import ChunkedArray
 from streamkern.solver.precondition.partition import gather_rows, overlap
@@ -62,12 +62,12 @@ def stripes_in(
 
 def gathered(
     a: Array,
-    ids: npt.NDArray[np.int64],
+    ids: Ints,
     n: int,
     grid: RankGrid,
     ranks: Communicator,
     backend: Backend,
-) -> npt.NDArray[Any] | None:
+) -> HostArray | None:
     """Return all n rows of an array on the host of rank 0, and None on other ranks. Collective.
 
     a : rows of this rank; the other ranks of its grid column hold the same rows
@@ -120,7 +120,7 @@ class _RowExchange:
     def __init__(self, stripes: list[Stripe], ranks: Communicator, backend: Backend) -> None:
         self._stripes, self._ranks, self._backend = stripes, ranks, backend
 
-    def rows(self, k: int = -1, part: slice = slice(0, 0)) -> npt.NDArray[Any] | None:
+    def rows(self, k: int = -1, part: slice = slice(0, 0)) -> HostArray | None:
         """Return the rows that rank 0 requests; None if it needs no more. Collective.
 
         k, part : on rank 0, index of the array in `stripes`, and its requested rows
@@ -150,11 +150,11 @@ class _RequestQueue:
             queue.SimpleQueue()
         )
 
-    def rows_of(self, k: int, part: slice) -> npt.NDArray[Any]:
+    def rows_of(self, k: int, part: slice) -> HostArray:
         """Request rows of array k, wait for them, and return them."""
         answer: Future[Any] = Future()
         self._requests.put((k, part, answer))
-        rows: npt.NDArray[Any] = answer.result()
+        rows: HostArray = answer.result()
         return rows
 
     def serve(self, job: Callable[[], object], answer_rows: Callable[[int, slice], Any]) -> None:

@@ -17,7 +17,6 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
@@ -57,8 +56,6 @@ float32 would change little."""
 TINY_STANDARD_ERROR = 1e-300
 """Smallest standard error by which a gain is divided."""
 
-Errors = npt.NDArray[np.float64]
-
 
 class Fitted(NamedTuple):
     """A model f = K(., points) alpha, and its errors on the n held-out rows.
@@ -74,8 +71,8 @@ class Fitted(NamedTuple):
     """
 
     error: float
-    errors: Errors
-    log_losses: Errors | None
+    errors: Floats
+    log_losses: Floats | None
     width: int
     ridge: int
     op: KernelOperator
@@ -84,7 +81,7 @@ class Fitted(NamedTuple):
     values: Array | None = None
 
     @property
-    def losses(self) -> Errors:
+    def losses(self) -> Floats:
         """The log losses of classes; for values, the squared errors."""
         return self.errors if self.log_losses is None else self.log_losses
 
@@ -108,7 +105,7 @@ def chosen_kernel(models: list[Fitted]) -> Fitted:
     return best
 
 
-def gain_in_standard_errors(before: Errors, after: Errors) -> float:
+def gain_in_standard_errors(before: Floats, after: Floats) -> float:
     """Return the mean gain per row in units of its standard error; 0 if an error is not finite."""
     if not np.isfinite(before).all() or not np.isfinite(after).all():
         return 0.0
@@ -344,7 +341,7 @@ class HeldOut:
         backend.mirror_lower(G)
         return G, B
 
-    def _squares(self, F: Array) -> npt.NDArray[np.float64]:
+    def _squares(self, F: Array) -> Floats:
         """Return the weighted squared errors of values F (m, c) at the held-out rows."""
         held = self.held
         squares = ((F.astype(np.float64) - held.Y) ** 2).sum(axis=1)
@@ -352,7 +349,7 @@ class HeldOut:
             squares *= held.root**2
         return np.asarray(self.run.backend.to_host(squares))
 
-    def _log_losses(self, F: Array) -> npt.NDArray[np.float64]:
+    def _log_losses(self, F: Array) -> Floats:
         """Return the weighted log losses of values F (m, c) at the held-out rows."""
         assert self.classes is not None
         held, backend = self.held, self.run.backend
@@ -365,7 +362,5 @@ class HeldOut:
             w = backend.to_host(held.root).astype(np.float64) ** 2
         labels = one_hot.argmax(axis=1)
         log_probabilities = temperature(outputs, labels, w).log(outputs)
-        losses: npt.NDArray[np.float64] = (
-            -w * np.take_along_axis(log_probabilities, labels[:, None], 1)[:, 0]
-        )
+        losses: Floats = -w * np.take_along_axis(log_probabilities, labels[:, None], 1)[:, 0]
         return losses

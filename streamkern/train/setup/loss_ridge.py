@@ -34,8 +34,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats, Ints
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import Quantile
 from streamkern.losses.log_link import LogLink
@@ -72,8 +72,6 @@ CONVERGED_DECREASE = 1e-4
 MIN_ROOT = 1e-20
 """Smallest s of a row; rows with a smaller s do not change the step."""
 
-_Floats = npt.NDArray[np.float64]
-
 
 class LossRows(NamedTuple):
     """Rows in float64, with their original targets.
@@ -85,14 +83,14 @@ class LossRows(NamedTuple):
     mean, gain : (c,) mean and gain of the outputs z = mean + gain f
     """
 
-    K: _Floats
-    Y: _Floats
-    w: _Floats
-    score_w: _Floats
-    mean: _Floats
-    gain: _Floats
+    K: Floats
+    Y: Floats
+    w: Floats
+    score_w: Floats
+    mean: Floats
+    gain: Floats
 
-    def part(self, rows: npt.NDArray[np.int64]) -> LossRows:
+    def part(self, rows: Ints) -> LossRows:
         """Return some of the rows. K keeps all rows of the matrix: it becomes (n, len(rows))."""
         w, score_w = self.w[rows], self.score_w[rows]
         return self._replace(K=self.K[:, rows], Y=self.Y[rows], w=w, score_w=score_w)
@@ -145,7 +143,7 @@ def held_out_losses(
     return losses
 
 
-def fold_rows(rows: LossRows) -> tuple[LossRows, list[npt.NDArray[np.int64]]]:
+def fold_rows(rows: LossRows) -> tuple[LossRows, list[Ints]]:
     """Return at most `RIDGE_ROWS` of the rows, and the indices of the fitted rows of each fold."""
     rng = np.random.default_rng(0)
     sampled = np.sort(rng.permutation(len(rows.Y))[:RIDGE_ROWS])
@@ -162,7 +160,7 @@ class _LossPath:
     alpha : (n, c) weights of the last minimum, from which the next search starts
     """
 
-    def __init__(self, loss: Loss, rows: LossRows, fitted: npt.NDArray[np.int64]) -> None:
+    def __init__(self, loss: Loss, rows: LossRows, fitted: Ints) -> None:
         held_out = np.setdiff1d(np.arange(len(rows.Y)), fitted)
         self.loss, self.rows, self.held_out_rows = loss, rows.part(fitted), rows.part(held_out)
         self.K, self.K_held_out = self.rows.K[fitted], self.rows.K[held_out]
@@ -172,14 +170,14 @@ class _LossPath:
         """Move alpha to the minimum for kappa, or towards it."""
         raise NotImplementedError
 
-    def held_out_losses(self, kappa: float) -> _Floats:
+    def held_out_losses(self, kappa: float) -> Floats:
         """Return l of each held-out row at the minimum for kappa, without weights."""
         self.minimise(kappa)
         rows = self.held_out_rows
         z = rows.mean + rows.gain * (self.K_held_out @ self.alpha)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             F = z if self.loss.for_classes else self.loss.predict(np, z)
-            losses: _Floats = self.loss.values(np, F, rows.Y)
+            losses: Floats = self.loss.values(np, F, rows.Y)
         return losses
 
     def held_out_loss(self, kappa: float) -> float:
@@ -197,7 +195,7 @@ class _BoundedPath(_LossPath):
     """
 
     def __init__(
-        self, loss: Loss, rows: LossRows, fitted: npt.NDArray[np.int64], exact: bool
+        self, loss: Loss, rows: LossRows, fitted: Ints, exact: bool
     ) -> None:  # fmt: skip
         super().__init__(loss, rows, fitted)
         self.steps, self.min_change = (
@@ -230,13 +228,13 @@ class _BoundedPath(_LossPath):
                 break
         self.alpha = b
 
-    def _residual(self, b: _Floats) -> _Floats:
+    def _residual(self, b: Floats) -> Floats:
         """Return W^1/2 l'(z) / (L g), (n, c)."""
         rows, loss = self.rows, self.loss
         f = (self.U @ (self.S * b)) / np.where(self.root > 0, self.root, 1)
         errors = loss.predict(np, rows.mean + rows.gain * f) - rows.Y
         gradient = loss.gradient(np, errors, rows.Y)
-        residual: _Floats = self.root * gradient / (loss.curvature * rows.gain)
+        residual: Floats = self.root * gradient / (loss.curvature * rows.gain)
         return residual
 
 
@@ -280,16 +278,16 @@ class NewtonPath(_LossPath):
                 break
         self.alpha[:, k] = alpha
 
-    def _predicted(self, k: int, f: _Floats) -> _Floats:
-        predicted: _Floats = self.loss.predict(np, self.rows.mean[k] + self.rows.gain[k] * f)
+    def _predicted(self, k: int, f: Floats) -> Floats:
+        predicted: Floats = self.loss.predict(np, self.rows.mean[k] + self.rows.gain[k] * f)
         return predicted
 
-    def _objective(self, k: int, alpha: _Floats, f: _Floats, kappa: float) -> float:
+    def _objective(self, k: int, alpha: Floats, f: Floats, kappa: float) -> float:
         rows = self.rows
         deviances = self.loss.values(np, self._predicted(k, f)[:, None], rows.Y[:, k : k + 1])
         return float(rows.w @ deviances / 2 / rows.gain[k] ** 2 + kappa / 2 * (alpha @ f))
 
-    def _newton_point(self, k: int, f: _Floats, kappa: float) -> _Floats:
+    def _newton_point(self, k: int, f: Floats, kappa: float) -> Floats:
         """Return the minimum (n,) of the quadratic model at f for output k; NaN if singular."""
         rows, F, Y = self.rows, self._predicted(k, f), self.rows.Y[:, k]
         # With the expected curvature alone, a row would move by its slope, which may be large.
@@ -301,7 +299,7 @@ class NewtonPath(_LossPath):
         A[np.diag_indices_from(A)] += kappa
         right = np.where(has_curvature, root * f - gradient / root, 0)
         try:
-            solved: _Floats = root * np.linalg.solve(A, right)
+            solved: Floats = root * np.linalg.solve(A, right)
         except np.linalg.LinAlgError:
             return np.full_like(f, np.nan)
         return solved

@@ -19,10 +19,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
-from streamkern.basics.array_types import Floats
+from streamkern.basics.array_types import Floats, HostArray
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
@@ -53,8 +52,6 @@ OUTLIERS_GAIN_SE = 2.0
 """Smallest decrease of the absolute errors, capped at the limit of an outlier, for outliers to be
 replaced; in standard errors of the decrease."""
 
-_Floats = npt.NDArray[np.float64]
-
 
 class BoundedTargets:
     """Replacement of outliers by targets that are closer to a prediction.
@@ -70,9 +67,7 @@ class BoundedTargets:
 
     targets: TargetScale | None = None
 
-    def __init__(
-        self, op: KernelOperator, model: _Model, is_outlier: npt.NDArray[np.bool_]
-    ) -> None:
+    def __init__(self, op: KernelOperator, model: _Model, is_outlier: HostArray) -> None:
         rows, asarray = model.rows, op.backend.asarray
         self.op, self.share = op, float(is_outlier.mean())
         self.points = op.points(rows.X, right=True)
@@ -105,8 +100,8 @@ class _Model(NamedTuple):
 
     rows: SampleRows
     kappa: float
-    F: _Floats
-    spread: _Floats
+    F: Floats
+    spread: Floats
 
 
 def find_outliers(
@@ -158,7 +153,7 @@ def find_outliers(
     )
 
 
-def _clipped_repeatedly(op: KernelOperator, rows: SampleRows, Y: _Floats) -> _Model | None:
+def _clipped_repeatedly(op: KernelOperator, rows: SampleRows, Y: Floats) -> _Model | None:
     """Return the model of rows whose targets are clipped about the predictions `CLIPPING_ROUNDS`
     times; None if the noise cannot be estimated."""
     F, model = np.broadcast_to(np.median(Y, axis=0), Y.shape), None
@@ -171,7 +166,7 @@ def _clipped_repeatedly(op: KernelOperator, rows: SampleRows, Y: _Floats) -> _Mo
     return model
 
 
-def _model(op: KernelOperator, rows: SampleRows, Y: _Floats, bounded: _Floats) -> _Model | None:
+def _model(op: KernelOperator, rows: SampleRows, Y: Floats, bounded: Floats) -> _Model | None:
     """Return the model of rows with the targets `bounded` (n, c), and the spread of its errors with
     respect to the targets Y (n, c); None if the noise cannot be estimated."""
     rows_with_targets = rows._replace(Y=op.backend.asarray(bounded, rows.Y.dtype))

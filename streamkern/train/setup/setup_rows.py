@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array
-from streamkern.basics.array_types import HostArray
+from streamkern.basics.array_types import Floats, HostArray, Ints
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.copies import (
@@ -83,7 +82,7 @@ class FewRows(NamedTuple):
 def samples_of(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known_centers: CenterRows | None,
     squares: SquareTargets | None = None,
-) -> tuple[SampleRows, SampleRows, npt.NDArray[np.int64]]:  # fmt: skip
+) -> tuple[SampleRows, SampleRows, Ints]:  # fmt: skip
     """Return the setup sample, the probe, and the row numbers (s,) of the sample.
 
     targets : mean and scale by which the targets are transformed
@@ -218,7 +217,7 @@ def n_effective(
     return effective_sample_size(stored, problem.n_samples, rho)
 
 
-def _drawn_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]]:
+def _drawn_copies(run: ResolvedRun) -> list[tuple[Ints, int]]:
     """Return `COPIES` pairs of the same row numbers (m,) and a seed that draws other copies."""
     source, seed = run.data.source, run.config.run.random_state
     n_rows = min(NOISE_ROWS, source.n_rows)
@@ -228,7 +227,7 @@ def _drawn_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]]:
     return [(rows, (seed + r) % (1 << 32)) for r in range(COPIES)]
 
 
-def _stored_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]] | None:
+def _stored_copies(run: ResolvedRun) -> list[tuple[Ints, int]] | None:
     """Return pairs of row numbers (m,) and the seed; row i of each pair is a copy of one origin.
 
     None if the source does not store several rows per origin, or too few.
@@ -243,7 +242,7 @@ def _stored_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]] 
 
 
 def _copies(
-    run: ResolvedRun, copies: list[tuple[npt.NDArray[np.int64], int]], dtype: np.dtype[Any],
+    run: ResolvedRun, copies: list[tuple[Ints, int]], dtype: np.dtype[Any],
     targets: TargetScale,
 ) -> Iterator[tuple[Array, Array, Array | None]]:  # fmt: skip
     """Yield X, Y and w of each pair of row numbers and seed, see `intraclass_correlation`."""
@@ -254,7 +253,7 @@ def _copies(
 
 def _prepared(
     run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale,
-    known_centers: CenterRows | None, rates: npt.NDArray[np.float64] | None = None,
+    known_centers: CenterRows | None, rates: Floats | None = None,
 ) -> SampleRows:  # fmt: skip
     """Return rows after the transforms of the stream. rates : (c,) factors of the class weights."""
     X, Y, w = _through_transforms(run, block, dtype, targets, run.config.run.random_state, rates)
@@ -264,7 +263,7 @@ def _prepared(
 
 def _through_transforms(
     run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale, seed: int,
-    rates: npt.NDArray[np.float64] | None = None,
+    rates: Floats | None = None,
 ) -> tuple[Array, Array, Array | None]:  # fmt: skip
     """Return X, Y and w after the feed transforms, with the random draws of the setup."""
     source, factors = run.data.source, run.data.weight_factors
