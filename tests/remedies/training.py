@@ -46,7 +46,6 @@ NOT_TRIED = {
     "train/resolve/check_loss.py:_check_levels:2": "of expectiles, in remedies/estimators.py",
     "train/resolve/choose_scores.py:with_scores:1": "by images, in remedies/estimators.py",
     "train/setup/assemble.py:operator:1": "settings are compared before",
-    "train/setup/assemble.py:operator:2": "settings are compared before",
     "train/loop/prometheus.py:Prometheus.__init__:1": "in tests/train/loop/test_prometheus.py",
     "train/loop/prometheus.py:Prometheus._gauge:1": "in tests/train/loop/test_prometheus.py",
     "train/loop/prometheus.py:Prometheus.begin:1": "in tests/train/loop/test_prometheus.py",

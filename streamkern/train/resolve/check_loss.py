@@ -29,26 +29,16 @@ def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_wei
     if loss == SQUARES:
         return
     classes, for_classes = data.source.classes is not None, loss_class(loss).for_classes
-    allowed_losses = [
-        SQUARES,
-        *(
-            loss_class_.name
-            for loss_class_ in LOSS_CLASSES.values()
-            if loss_class_.for_classes == classes
-        ),
-    ]
-    if for_classes and not classes:
+    if for_classes != classes:
+        losses = [SQUARES, *(k.name for k in LOSS_CLASSES.values() if k.for_classes == classes)]
+        rows, found, wanted = "values", "classes", "values"
+        if for_classes:
+            rows, found = "rows of one class each", "values, or several labels for a row"
+            wanted = "classes"
         raise ConfigError(
-            f"{mention('model.loss', loss)} is for rows of one class each, but the targets are "
-            "values, or several labels for a row",
-            f"give one of {', '.join(allowed_losses)} as {mention('model.loss')}, or targets that "
-            "are classes",
-        )
-    if classes and not for_classes:
-        raise ConfigError(
-            f"{mention('model.loss', loss)} is for values, but the targets are classes",
-            f"give one of {', '.join(allowed_losses)} as {mention('model.loss')}, or targets that "
-            "are values",
+            f"{mention('model.loss', loss)} is for {rows}, but the targets are {found}",
+            f"give one of {', '.join(losses)} as {mention('model.loss')}, or targets that are "
+            f"{wanted}",
         )
     _check_levels(config, data)
     _check_solver(config, complete=complete, has_initial_weights=has_initial_weights)

@@ -213,20 +213,14 @@ def _check_sparse(config: RunConfig, source: BaseSource) -> None:
             "features is not known",
             f"give images a channel, {(2, k, 1)}",
         )
-    reasons = {
-        mention("model.centers", config.model.centers): (
-            "k-means needs" if config.model.centers == "kmeans" else None
-        ),
-        mention("model.features", config.model.features): (
-            "random frequencies, of every feature, need"
-            if config.model.features == "fourier"
-            else None
-        ),
-    }
-    for setting, reason in reasons.items():
-        if reason is not None:
+    for setting, unusable, reason in (
+        ("centers", "kmeans", "k-means needs"),
+        ("features", "fourier", "random frequencies, of every feature, need"),
+    ):
+        if getattr(config.model, setting) == unusable:
+            text = mention(f"model.{setting}", unusable)
             raise ConfigError(
-                f"{setting}: {reason} dense rows, but these are sparse", f"leave {setting} out"
+                f"{text}: {reason} dense rows, but these are sparse", f"leave {text} out"
             )
 
 

@@ -119,11 +119,8 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
         candidate = _with_categorical(current, column, groups.pop(column), median_squared, fitted)
         fields: dict[str, Any] = {"feature": column, "score": best, "taken": False}
         if candidate is not None:
-            errors_before, errors_after = errors(current), errors(candidate)
-            gain, error_ratio = (
-                surplus(errors_before, errors_after),
-                float(errors_after.mean() / errors_before.mean()),
-            )
+            before, after = errors(current), errors(candidate)
+            gain, error_ratio = surplus(before, after), float(after.mean() / before.mean())
             improves = gain >= CATEGORICAL_GAIN_SE and error_ratio <= 1 - CATEGORICAL_GAIN
             fields |= {"taken": improves, "standard_errors": gain, "error": error_ratio}
             current = candidate if improves else current
@@ -200,9 +197,8 @@ def groups_by_feature(X: HostArray) -> dict[int, Ints]:
         _, first_row, group, counts = np.unique(
             X[:, j], return_index=True, return_inverse=True, return_counts=True
         )
-        if len(counts) < MIN_DISTINCT_VALUES or counts[counts > 1].sum() < MIN_REPEATED_SHARE * len(
-            X
-        ):
+        n_repeated = counts[counts > 1].sum()
+        if len(counts) < MIN_DISTINCT_VALUES or n_repeated < MIN_REPEATED_SHARE * len(X):
             continue
         by_first = first_row[group].astype(np.int64)
         if by_first.tobytes() not in seen:

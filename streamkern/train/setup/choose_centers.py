@@ -70,11 +70,37 @@ def choose_centers(
     if run.inputs.continued is not None:
         return _continued(run, run.inputs.continued, dtype, report)
     report("setup", {"doing": "centers"})
-    if run.problem.features == "fourier":
-        return _frequencies(run, dtype, report, kernel)
-    if run.problem.streams_centers:
-        return _streamed(run, dtype, report, kernel, metric)
     start = time.perf_counter()
+    if run.problem.features == "fourier":
+        centers, fields = _frequencies(run, dtype, kernel)
+    elif run.problem.streams_centers:
+        centers, fields = _streamed(run, dtype, kernel, metric)
+    else:
+        centers, fields = _selected(run, dtype, kernel, metric)
+    report("centers", {**fields, "seconds": time.perf_counter() - start})
+    return centers
+
+
+def _continued(
+    run: ResolvedRun, continued: ParentRun, dtype: np.dtype[Any], report: Report
+) -> ChosenCenters:  # fmt: skip
+    """Return the centers of the run that is continued; each rank reads its stripe."""
+    p, ranks, in_stripes = run.problem.p, run.inputs.ranks, run.problem.reads_stripes
+    rows = ranks.stripe(p) if in_stripes else slice(0, p)
+    Z, order, kernel = continued.centers_and_kernel(dtype, run.problem.features, rows)
+    report("centers", {"method": "continued", "centers": p, "rows": 0, "seconds": 0.0})
+    shift = mean(Z, p, ranks).astype(dtype) if in_stripes else _mean(Z)
+    return ChosenCenters(Z, order, kernel, None, shift)
+
+
+def _mean(Z: HostArray) -> HostArray:
+    return np.asarray(Z.mean(axis=0, dtype=np.float64), Z.dtype)
+
+
+def _selected(
+    run: ResolvedRun, dtype: np.dtype[Any], kernel: Kernel | None, metric: Floats | None
+) -> tuple[ChosenCenters, dict[str, Any]]:
+    """Return the centers that a selector chooses, or the given ones, and facts for the log."""
     seed, method = run.config.run.random_state, run.centers_from
     block, n_read = _rows(run, method)
     in_order, selection = run.in_order, run.problem.selection
@@ -101,41 +127,17 @@ def choose_centers(
     shift = _mean(X)
     if run.problem.center_ranks > 1:
         X, shift = scatter_all(run, X)
-    report("centers", {**fields, "seconds": time.perf_counter() - start})
-    return ChosenCenters(X, order, kernel, rows, shift)
-
-
-def _continued(
-    run: ResolvedRun, continued: ParentRun, dtype: np.dtype[Any], report: Report
-) -> ChosenCenters:  # fmt: skip
-    """Return the centers of the run that is continued; each rank reads its stripe."""
-    p, ranks = run.problem.p, run.inputs.ranks
-    in_stripes = run.problem.reads_stripes
-    rows = ranks.stripe(p) if in_stripes else slice(0, p)
-    Z, order, kernel = continued.centers_and_kernel(dtype, run.problem.features, rows)
-    report("centers", {"method": "continued", "centers": p, "rows": 0, "seconds": 0.0})
-    shift = mean(Z, p, ranks).astype(dtype) if in_stripes else _mean(Z)
-    return ChosenCenters(Z, order, kernel, None, shift)
-
-
-def _mean(Z: HostArray) -> HostArray:
-    return np.asarray(Z.mean(axis=0, dtype=np.float64), Z.dtype)
+    return ChosenCenters(X, order, kernel, rows, shift), fields
 
 
 def _streamed(
-    run: ResolvedRun,
-    dtype: np.dtype[Any],
-    report: Report,
-    kernel: Kernel | None,
-    metric: Floats | None,
-) -> ChosenCenters:
+    run: ResolvedRun, dtype: np.dtype[Any], kernel: Kernel | None, metric: Floats | None
+) -> tuple[ChosenCenters, dict[str, Any]]:
     """Choose rows as centers, and scatter them over the ranks unit by unit as they are read."""
-    start = time.perf_counter()
     base, p, method = run.data.base, run.problem.p, run.centers_from
-    seed = run.config.run.random_state
-    chosen, n_read = (
-        (np.arange(p), p) if method == "all" else SELECTORS[method].choose(base, p, seed)
-    )
+    seed, chosen, n_read = run.config.run.random_state, np.arange(p), p
+    if method != "all":
+        chosen, n_read = SELECTORS[method].choose(base, p, seed)
     order = random_rows.random_order(p, seed)
     storage_index = np.argsort(order)  # index in storage order of each selected row
     bandwidth_rows = np.empty((min(p, random_rows.BANDWIDTH_ROWS), run.data.d), dtype)
@@ -153,14 +155,12 @@ def _streamed(
 
     Z = scatter(parts(), p, run.inputs.ranks)
     shift = mean(Z, p, run.inputs.ranks).astype(dtype)
-    rows = _center_rows(
-        run, method, concatenated(blocks).take(np.argsort(np.concatenate(streamed_indices)))
-    )
+    in_storage_order = concatenated(blocks).take(np.argsort(np.concatenate(streamed_indices)))
+    rows = _center_rows(run, method, in_storage_order)
     kernel = kernel or kernel_of_settings(run, bandwidth_rows, metric)
     run.backend.release()
     fields = {"method": method, "centers": p, "rows": n_read}
-    report("centers", {**fields, "seconds": time.perf_counter() - start})
-    return ChosenCenters(Z, order, kernel, rows, shift)
+    return ChosenCenters(Z, order, kernel, rows, shift), fields
 
 
 def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
@@ -213,10 +213,9 @@ def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
 
 
 def _frequencies(
-    run: ResolvedRun, dtype: np.dtype[Any], report: Report, known_kernel: Kernel | None
-) -> ChosenCenters:
+    run: ResolvedRun, dtype: np.dtype[Any], known_kernel: Kernel | None
+) -> tuple[ChosenCenters, dict[str, Any]]:
     """Draw frequencies and phases (D, d + 1), as the centers of random features of the kernel."""
-    start = time.perf_counter()
     base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
     n_read, kernel = 0, known_kernel or run.config.model.kernel
     if not isinstance(kernel, Kernel) or kernel.is_open:
@@ -226,25 +225,21 @@ def _frequencies(
     order = random_rows.random_order(n_features, seed)
     Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
     fields = {"method": "fourier", "centers": n_features, "rows": n_read}
-    report("centers", {**fields, "seconds": time.perf_counter() - start})
-    return ChosenCenters(Z, order, FourierFeatures(n_features, kernel.describe()), None, _mean(Z))
+    features = FourierFeatures(n_features, kernel.describe())
+    return ChosenCenters(Z, order, features, None, _mean(Z)), fields
 
 
 def _batches(
     run: ResolvedRun, dtype: np.dtype[Any], n: int, batch_size: int
 ) -> Iterator[HostArray]:
     """Yield n stored rows in shuffled batches, in passes over all rows."""
-    n_left = n
-    sizes, seed = run.sizes, run.config.run.random_state
+    n_left, base, sizes = n, run.data.base, run.sizes
     with BatchReader(
-        run.data.base,
-        batch_size=min(batch_size, run.data.base.n_rows),
-        seed=seed,
-        block_bytes=sizes.loader_block_bytes,
-        in_flight_bytes=sizes.loader_in_flight_bytes,
+        base, batch_size=min(batch_size, base.n_rows), seed=run.config.run.random_state,
+        block_bytes=sizes.loader_block_bytes, in_flight_bytes=sizes.loader_in_flight_bytes,
         threads=run.config.data.prefetch_threads,
-    ) as loader:
-        passes = -(-n_left // run.data.base.n_rows)
+    ) as loader:  # fmt: skip
+        passes = -(-n_left // base.n_rows)
         for batch in loader.epochs(SETUP_EPOCH, SETUP_EPOCH + passes):
             X = run.backend.to_host(transformed(run, batch, dtype)[0])
             yield X[:n_left]

@@ -104,9 +104,8 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
         if not required and not verdicts[0].is_better:
             return None
         unit, first_rows = np.array([verdict.unit for verdict in verdicts]), slice(SECOND_GAIN_ROWS)
-        second_verdicts = _TargetColumns(
-            run, rows.part(first_rows), y[first_rows], [unit]
-        ).verdicts()
+        second_columns = _TargetColumns(run, rows.part(first_rows), y[first_rows], [unit])
+        second_verdicts = second_columns.verdicts()
     gain = np.array([min(a.gain, b.gain) for a, b in zip(verdicts, second_verdicts, strict=True)])
     deviation, unit = symmetric_log(np, y, unit).std(axis=0), unit * scale
     max_target = _max_log_targets(run, unit)
@@ -156,10 +155,8 @@ def _is_considered(run: ResolvedRun) -> bool:
         return False
     moments = known_moments(data.source, data.weight_factors)
     if moments is not None and moments.weight > 0:
-        varies_enough = math.sqrt(
-            float(moments.variance()[0])
-        ) >= MIN_VARIATION_COEFFICIENT * float(moments.mean[0])
-        return bool(moments.mean[0] > 0) and varies_enough
+        mean, deviation = float(moments.mean[0]), math.sqrt(float(moments.variance()[0]))
+        return mean > 0 and deviation >= MIN_VARIATION_COEFFICIENT * mean
     return True
 
 
@@ -234,11 +231,6 @@ class _TargetColumns:
         self._width = median_bandwidth(host, sparse=run.data.sparse)
         self._shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
 
-    def _op(self, name: str, width: float) -> KernelOperator:
-        kernel = self.run.data.kernel_of(get_kernel(name, width * self._width))
-        precision = "float64" if self.run.search_precision == "float64" else "exact"
-        return KernelOperator(kernel, self.run.backend, precision, self._shift)
-
     def _values(self) -> tuple[Floats, Floats]:
         """Return leave-one-out predictions of the columns, and expected corrections.
 
@@ -248,11 +240,14 @@ class _TargetColumns:
         """
         to_host = self.run.backend.to_host
         Y = to_host(self.rows.Y).astype(np.float64)
-        root = np.ones(len(Y)) if self.rows.root is None else to_host(self.rows.root)
-        root = root.astype(np.float64)[:, None]
+        root = np.ones((len(Y), 1))
+        if self.rows.root is not None:
+            root = to_host(self.rows.root).astype(np.float64)[:, None]
         min_errors, best = np.full(Y.shape[1], math.inf), np.zeros((2, *Y.shape))
+        precision = "float64" if self.run.search_precision == "float64" else "exact"
         for name, width in TRIED_KERNELS:
-            op = self._op(name, width)
+            kernel = self.run.data.kernel_of(get_kernel(name, width * self._width))
+            op = KernelOperator(kernel, self.run.backend, precision, self._shift)
             K = to_host(weighted_gram(op, None, self.rows.X, self.rows.root))
             for residuals, noise in left_out_residuals(K, Y, root[:, 0]):
                 errors = (residuals**2).mean(axis=0)
@@ -270,14 +265,11 @@ class _TargetColumns:
         values, corrections = self._values() if enough_rows else (np.full(1, np.nan), np.zeros(1))
         if not np.isfinite(values).all():
             return [_LogScaleVerdict(unit, 1.0, math.inf, math.inf, 0.0) for unit in self.units[0]]
-        units = range(len(self.units))
-        return [
-            min(
-                (self._verdict(values, corrections, k, unit_index) for unit_index in units),
-                key=_ratio_of,
-            )
+        tried = [
+            [self._verdict(values, corrections, k, i) for i in range(len(self.units))]
             for k in range(self.c)
         ]
+        return [min(verdicts, key=lambda verdict: verdict.ratio) for verdicts in tried]
 
     def _verdict(
         self, values: Floats, corrections: Floats, k: int, unit_index: int
@@ -286,19 +278,13 @@ class _TargetColumns:
 
         values, corrections : results of `_values`
         """
-        unit, y, w, column = (
-            float(self.units[unit_index][k]),
-            self.y[:, k],
-            self.w,
-            (unit_index + 1) * self.c + k,
-        )
+        unit, column = float(self.units[unit_index][k]), (unit_index + 1) * self.c + k
+        y, w = self.y[:, k], self.w
         predictions = symmetric_exp(np, values[:, column], unit)
         noisy_targets = symmetric_exp(np, symmetric_log(np, y, unit) - corrections[:, column], unit)
         gain = smearing_factor(predictions, noisy_targets, w)
-        corrected = smearing_factor(predictions, y, w) * predictions
-        plain_errors, log_errors = (
-            (prediction - y) ** 2 for prediction in (values[:, k], corrected)
-        )
+        plain_errors = (values[:, k] - y) ** 2
+        log_errors = (smearing_factor(predictions, y, w) * predictions - y) ** 2
         uncapped = float(w @ log_errors) / max(float(w @ plain_errors), 1e-300)
         cap = float(np.quantile(plain_errors, ERROR_CAP_QUANTILE))
         plain_errors, log_errors = (
@@ -306,10 +292,6 @@ class _TargetColumns:
         )
         ratio = float(log_errors.sum()) / max(float(plain_errors.sum()), 1e-300)
         return _LogScaleVerdict(unit, gain, ratio, uncapped, surplus(plain_errors, log_errors))
-
-
-def _ratio_of(verdict: _LogScaleVerdict) -> float:
-    return verdict.ratio
 
 
 def smearing_factor(values: Floats, y: Floats, w: Floats) -> float:

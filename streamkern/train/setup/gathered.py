@@ -9,6 +9,7 @@ import queue
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,14 +51,14 @@ def stripes_in(
     triangular : prefixes of the names of lower triangular arrays
     full_width : names of arrays with all columns, whose rows are divided by `Communicator.stripe`
     """
-    stripes = []
-    for name in sorted(name for name in arrays if name.startswith(triangular)):
+
+    def stripe(name: str, own: Callable[[int], slice], width: int | None = None) -> Stripe:
         n = int(ranks.allgather([len(arrays[name])]).sum())
-        stripes.append(Stripe(name, arrays[name], n, n, ranks.triangle(n)))
-    for name in full_width:
-        n, width = int(ranks.allgather([len(arrays[name])]).sum()), arrays[name].shape[1]
-        stripes.append(Stripe(name, arrays[name], n, width, ranks.stripe(n)))
-    return stripes
+        return Stripe(name, arrays[name], n, n if width is None else width, own(n))
+
+    names = sorted(name for name in arrays if name.startswith(triangular))
+    stripes = [stripe(name, ranks.triangle) for name in names]
+    return stripes + [stripe(name, ranks.stripe, arrays[name].shape[1]) for name in full_width]
 
 
 def gathered(
@@ -96,9 +97,9 @@ def gather_and_save(
 
     save : writes the arrays by name; it runs on another thread
     """
-    exchange = _RowExchange(stripes, ranks, backend)
+    exchange = partial(_exchanged_rows, stripes, ranks, backend)
     if ranks.rank:
-        while exchange.rows() is not None:
+        while exchange() is not None:
             pass
         return
     requests = _RequestQueue()
@@ -109,53 +110,42 @@ def gather_and_save(
         for k, stripe in enumerate(stripes)
     }
     try:
-        requests.serve(lambda: save(parts), exchange.rows)
+        requests.serve(lambda: save(parts), exchange)
     finally:
-        exchange.close()
+        exchange()
 
 
-class _RowExchange:
-    """Exchange of rows between ranks, on the main thread of each rank, which collectives need."""
+def _exchanged_rows(
+    stripes: list[Stripe], ranks: Communicator, backend: Backend, k: int = -1,
+    part: slice = slice(0, 0),
+) -> HostArray | None:  # fmt: skip
+    """Return the rows that rank 0 requests; None if it needs no more. Collective.
 
-    def __init__(self, stripes: list[Stripe], ranks: Communicator, backend: Backend) -> None:
-        self._stripes, self._ranks, self._backend = stripes, ranks, backend
+    It is called on the main thread of each rank, which collectives need.
 
-    def rows(self, k: int = -1, part: slice = slice(0, 0)) -> HostArray | None:
-        """Return the rows that rank 0 requests; None if it needs no more. Collective.
-
-        k, part : on rank 0, index of the array in `stripes`, and its requested rows
-        """
-        k, start, stop = (
-            int(number) for number in self._ranks.broadcast_scalars([k, part.start, part.stop])
-        )
-        if k < 0:
-            return None
-        stripe = self._stripes[k]
-        xp = self._backend.xp
-        slab = xp.zeros((stop - start, stripe.width), stripe.rows.dtype)
-        slab_rows, own_rows = overlap(slice(start, stop), stripe.own)
-        slab[slab_rows, : stripe.rows.shape[1]] = xp.asarray(stripe.rows[own_rows])
-        return self._backend.to_host(self._ranks.sum(slab, self._backend))
-
-    def close(self) -> None:
-        """Broadcast that no more rows are needed."""
-        self._ranks.broadcast_scalars([-1, 0, 0])
+    k, part : on rank 0, index of the array in `stripes`, and its requested rows; -1 to end
+    """
+    k, start, stop = (int(i) for i in ranks.broadcast_scalars([k, part.start, part.stop]))
+    if k < 0:
+        return None
+    stripe, xp = stripes[k], backend.xp
+    slab = xp.zeros((stop - start, stripe.width), stripe.rows.dtype)
+    slab_rows, own_rows = overlap(slice(start, stop), stripe.own)
+    slab[slab_rows, : stripe.rows.shape[1]] = xp.asarray(stripe.rows[own_rows])
+    return backend.to_host(ranks.sum(slab, backend))
 
 
 class _RequestQueue:
     """Queue of requests for rows, from the threads that save to the main thread of rank 0."""
 
     def __init__(self) -> None:
-        self._requests: queue.SimpleQueue[tuple[int, slice, Future[Any]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._requests = queue.SimpleQueue[tuple[int, slice, Future[Any]] | None]()
 
     def rows_of(self, k: int, part: slice) -> HostArray:
         """Request rows of array k, wait for them, and return them."""
-        answer: Future[Any] = Future()
+        answer: Future[HostArray] = Future()
         self._requests.put((k, part, answer))
-        rows: HostArray = answer.result()
-        return rows
+        return answer.result()
 
     def serve(self, job: Callable[[], object], answer_rows: Callable[[int, slice], Any]) -> None:
         """Run the job on another thread, and answer its requests with `answer_rows`.
@@ -167,31 +157,22 @@ class _RequestQueue:
             done = pool.submit(job)
             done.add_done_callback(lambda _: self._requests.put(None))
             while True:
+                request = None
                 try:
                     request = self._requests.get()
                     if request is None:
                         break
-                    self._answer_request(request, answer_rows, failure)
+                    k, part, answer = request
+                    if failure is not None:
+                        raise failure
+                    answer.set_result(answer_rows(k, part))
                 except BaseException as error:
                     failure = failure or error
+                    if request is not None and not request[-1].done():
+                        request[-1].set_exception(failure)
         if failure is not None:
             raise failure
         done.result()
-
-    @staticmethod
-    def _answer_request(
-        request: tuple[int, slice, Future[Any]], answer_rows: Callable[[int, slice], Any],
-        failure: BaseException | None,
-    ) -> None:  # fmt: skip
-        """Answer one request, or fail it with an earlier error."""
-        k, part, answer = request
-        try:
-            if failure is not None:
-                raise failure
-            answer.set_result(answer_rows(k, part))
-        except BaseException as error:
-            answer.set_exception(error)
-            raise
 
 
 @dataclass(frozen=True)

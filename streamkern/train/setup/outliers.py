@@ -16,7 +16,7 @@ outliers.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,8 +83,7 @@ class BoundedTargets:
             self.op.product(
                 self.op.points(X[part], left=True), self.points, self.alpha, out=F[part]
             )
-        max_distance = asarray(HUBER_WIDTH * self.spread, F.dtype)
-        replaced = F + xp.clip(Y - F, -max_distance, max_distance)
+        replaced = _clipped(xp, Y, F, asarray(HUBER_WIDTH * self.spread, F.dtype))
         is_outlier = xp.abs(Y - F) > asarray(self.limit, F.dtype)
         return rows._replace(Y=xp.where(is_outlier, replaced, Y).astype(Y.dtype, copy=False))
 
@@ -133,13 +132,8 @@ def find_outliers(
     is_outlier = np.abs(clipped.F - Y) > limit
     if not is_outlier.any():
         return None
-    max_distance = HUBER_WIDTH * clipped.spread
-    without_outliers = _model(
-        op,
-        rows,
-        Y,
-        np.where(is_outlier, clipped.F + np.clip(Y - clipped.F, -max_distance, max_distance), Y),
-    )
+    replaced = _clipped(np, Y, clipped.F, HUBER_WIDTH * clipped.spread)
+    without_outliers = _model(op, rows, Y, np.where(is_outlier, replaced, Y))
     if without_outliers is None:
         return None
     errors_before, errors_after = (
@@ -153,13 +147,18 @@ def find_outliers(
     )
 
 
+def _clipped(xp: Any, Y: Array, F: Array, limit: Array) -> Array:
+    """Return targets Y (n, c), moved to at most `limit` (c,) from the predictions F (n, c)."""
+    return F + xp.clip(Y - F, -limit, limit)
+
+
 def _clipped_repeatedly(op: KernelOperator, rows: SampleRows, Y: Floats) -> _Model | None:
     """Return the model of rows whose targets are clipped about the predictions `CLIPPING_ROUNDS`
     times; None if the noise cannot be estimated."""
     F, model = np.broadcast_to(np.median(Y, axis=0), Y.shape), None
     for _ in range(CLIPPING_ROUNDS):
         limit = CLIPPED_SD * spread(F - Y, np.ones(Y.shape[1]))
-        model = _model(op, rows, Y, F + np.clip(Y - F, -limit, limit))
+        model = _model(op, rows, Y, _clipped(np, Y, F, limit))
         if model is None:
             return None
         F = model.F

@@ -4,7 +4,7 @@ kernel and the metric are estimated."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -38,7 +38,7 @@ from streamkern.stream.sources.sampling import (
     read_rows,
     sample_rows,
 )
-from streamkern.stream.sources.transforms import SETUP_EPOCH
+from streamkern.stream.sources.transforms import SETUP_EPOCH, Transform
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.center_rows import CenterRows, center_indices
@@ -97,20 +97,14 @@ def samples_of(
         ascending = np.argsort(block.row_ids[: sizes.n_sample])
         order = np.concatenate([ascending, np.arange(sizes.n_sample, n_rows)])
         block = block.take(order)
-    X, Y, root, _, center_index, _ = _prepared(run, block, dtype, targets, known_centers)
-    assert center_index is not None
+    rows = _prepared(run, block, dtype, targets, known_centers)
+    assert rows.center_index is not None
     # If there are too few rows for sample and probe, the probe is all rows (`sizes.sample_sizes`).
     sample_part, probe_part = slice(sizes.n_sample), slice(n_rows - sizes.n_probe, n_rows)
     n_shared = max(0, sizes.n_sample - probe_part.start)
     sample, probe = (
-        SampleRows(
-            X[part],
-            Y[part],
-            None if root is None else root[part],
-            n_fresh,
-            center_index[part],
-        )
-        for part, n_fresh in ((sample_part, 0), (probe_part, n_shared))
+        rows.part(part)._replace(fresh=fresh, center_index=rows.center_index[part])
+        for part, fresh in ((sample_part, 0), (probe_part, n_shared))
     )
     if squares is not None:
         sample, probe = squares.in_rows(sample), squares.in_rows(probe)
@@ -183,22 +177,18 @@ def center_targets(
     """
     if known_centers is None:
         return None
-    source = run.data.source
-    _, Y, w = prepare(
-        run.backend, known_centers.block, run.data.weight_factors, transforms=(), dtype=dtype,
-        seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
-        classes=source.classes, targets=targets, check=run.check_targets,
-    )  # fmt: skip
+    seed, center_index = run.config.run.random_state, known_centers.center_index
+    _, Y, w = _through_transforms(run, known_centers.block, dtype, targets, seed, transforms=())
     if squares is not None:
         xp = run.backend.xp
-        X = run.backend.asarray(Z[known_centers.center_index])
+        X = run.backend.asarray(Z[center_index])
         root = None if w is None else xp.sqrt(w)
         _, Y, root, *_ = squares.in_rows(SampleRows(X, Y, root))
         w = None if root is None else root * root
     to_host = run.backend.to_host
     targets_by_center = by_center(
-        run.backend, known_centers.center_index, to_host(Y), None if w is None else to_host(w),
-        p=run.problem.p, n_rows=source.n_rows,
+        run.backend, center_index, to_host(Y), None if w is None else to_host(w),
+        p=run.problem.p, n_rows=run.data.source.n_rows,
     )  # fmt: skip
     return replace(targets_by_center, whole=run.problem.complete)
 
@@ -263,14 +253,18 @@ def _prepared(
 
 def _through_transforms(
     run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale, seed: int,
-    rates: Floats | None = None,
+    rates: Floats | None = None, transforms: Sequence[Transform] | None = None,
 ) -> tuple[Array, Array, Array | None]:  # fmt: skip
-    """Return X, Y and w after the feed transforms, with the random draws of the setup."""
+    """Return X, Y and w after transforms, with the random draws of the setup.
+
+    transforms : None for the feed transforms
+    """
     source, factors = run.data.source, run.data.weight_factors
     if rates is not None:
         factors = rates if factors is None else factors * rates
     return prepare(
-        run.backend, block, factors, transforms=source.feed_transforms,
-        dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
+        run.backend, block, factors, dtype=dtype,
+        transforms=source.feed_transforms if transforms is None else transforms,
+        seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
         classes=source.classes, targets=targets, check=run.check_targets,
     )  # fmt: skip
