@@ -88,7 +88,7 @@ def check_calibrate(config: RunConfig, *, complete: bool, has_initial_weights: b
             "with partial_fit, to which rows set aside may come again; use fit, and "
             f"{CALIBRATE_TRUE_REMEDY}"
         )
-    elif has_initial_weights or config.solver.warm_start is not None:
+    elif has_initial_weights:
         reason = (
             "with initial weights, which the rows set aside may have trained; fit from the start, "
             f"and {CALIBRATE_TRUE_REMEDY}"

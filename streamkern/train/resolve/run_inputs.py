@@ -109,13 +109,21 @@ class RunInputs:
         """
         if self.patches is not None or not config.model.patch_features:
             return self.patches
-        parent, parent_path = self.warm_start, config.solver.warm_start
-        if parent is None and parent_path is not None:
-            options = storage_options_for(config, parent_path)
-            parent = ParentRun.find(parent_path, options, load_centers=False, load_weights=False)
+        parent = self.weights_from(config)
         if parent is None:
             return None
         return saved_patches(parent.setup.arrays, parent.setup.meta["scaling"])
+
+    def weights_from(self, config: RunConfig) -> ParentRun | None:
+        """Return the run that provides the initial weights, or None.
+
+        The run of a path is returned without its centers and weights.
+        """
+        path = config.solver.warm_start
+        if self.warm_start is not None or path is None:
+            return self.warm_start
+        options = storage_options_for(config, path)
+        return ParentRun.find(path, options, load_centers=False, load_weights=False)
 
 
 NO_INPUTS = RunInputs()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamkern.basics.array_types import HostArray, Ints
+from streamkern.basics.array_types import Ints
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.sampling import read_rows
@@ -28,25 +28,23 @@ class CenterRows(NamedTuple):
     block: RowBlock
 
 
-def rows_as_centers(run: ResolvedRun, block: RowBlock) -> CenterRows | None:
-    """Return the rows of centers that were drawn as rows.
+def known_center_rows(
+    run: ResolvedRun, block: RowBlock, *, are_rows: bool
+) -> CenterRows | None:  # fmt: skip
+    """Return the rows of the training data that are centers; None if they are not known, or if the
+    method does not use their targets.
 
-    block : rows in the storage order of the centers: row i is center i
+    block : centers before all transforms, in storage order, or the rows from which a selection
+        starts
+    are_rows : whether row i of the block is center i; otherwise rows that equal a center are
+        searched, if the data is in memory
     """
-    if run.data.augmented or not run.data.repeats:
+    uses_targets = run.method.uses_center_targets and run.problem.selection is None
+    if not (uses_targets and run.data.repeats):
         return None
-    return CenterRows(np.arange(len(block.row_ids)), without_features(block))
-
-
-def rows_equal_to(run: ResolvedRun, centers: HostArray) -> CenterRows | None:
-    """Return the rows that equal one of the centers; None without such rows, or if the data is not
-    in memory.
-
-    centers : (p, *row_shape) centers before all transforms, in storage order
-    """
-    if run.data.augmented or not run.data.repeats:
-        return None
-    matches = stored_rows(run.data.source).find_rows(centers)
+    if are_rows:
+        return CenterRows(np.arange(len(block.row_ids)), without_features(block))
+    matches = stored_rows(run.data.source).find_rows(block.X)
     if matches is None or not len(matches[0]):
         return None
     rows, center_index = matches

@@ -26,9 +26,8 @@ from streamkern.train.resolve.given_arrays import open_centers
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.stored_centers import StoredCenters
-from streamkern.train.setup import center_rows
 from streamkern.train.setup.broadcast import CenterPart, mean, scatter
-from streamkern.train.setup.center_rows import CenterRows
+from streamkern.train.setup.center_rows import CenterRows, known_center_rows, without_features
 from streamkern.train.setup.choose_kernel import kernel_of_settings
 
 
@@ -108,7 +107,7 @@ def _selected(
     order = np.arange(p) if in_order else random_rows.random_order(p, seed)
     if selection is None:
         block = block.take(order)
-    rows = _center_rows(run, method, block)
+    rows = known_center_rows(run, block, are_rows=method not in ("given", "file"))
     X = run.backend.to_host(transformed(run, block, dtype)[0])
     del block
     if kernel is None:
@@ -150,13 +149,13 @@ def _streamed(
             for_bandwidth = storage_indices < len(bandwidth_rows)
             bandwidth_rows[storage_indices[for_bandwidth]] = X[for_bandwidth]
             streamed_indices.append(storage_indices)
-            blocks.append(center_rows.without_features(block))
+            blocks.append(without_features(block))
             yield storage_indices, X
 
     Z = scatter(parts(), p, run.inputs.ranks)
     shift = mean(Z, p, run.inputs.ranks).astype(dtype)
     in_storage_order = concatenated(blocks).take(np.argsort(np.concatenate(streamed_indices)))
-    rows = _center_rows(run, method, in_storage_order)
+    rows = known_center_rows(run, in_storage_order, are_rows=True)
     kernel = kernel or kernel_of_settings(run, bandwidth_rows, metric)
     run.backend.release()
     fields = {"method": method, "centers": p, "rows": n_read}
@@ -168,18 +167,6 @@ def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
     p, ranks = len(Z), run.inputs.ranks
     stripe = scatter([(np.arange(p), Z)], p, ranks)
     return stripe, mean(stripe, p, ranks).astype(Z.dtype)
-
-
-def _center_rows(run: ResolvedRun, method: str, block: RowBlock) -> CenterRows | None:
-    """Return the rows of the training data that are centers, if the method uses their targets.
-
-    block : centers in storage order, or the rows from which a selection starts
-    """
-    if not run.method.uses_center_targets or run.problem.selection is not None:
-        return None
-    if method in ("given", "file"):
-        return center_rows.rows_equal_to(run, block.X)
-    return center_rows.rows_as_centers(run, block)
 
 
 def transformed(run: ResolvedRun, rows: RowBlock, dtype: np.dtype[Any]) -> tuple[Array, Array]:

@@ -85,10 +85,6 @@ class Fitted(NamedTuple):
         """The log losses of classes; for values, the squared errors."""
         return self.errors if self.log_losses is None else self.log_losses
 
-    def without_arrays(self) -> Fitted:
-        """Return the model without its arrays, which are as large as the rows."""
-        return self._replace(points=None, alpha=None, values=None)
-
 
 def chosen_kernel(models: list[Fitted]) -> Fitted:
     """Return the model whose kernel is chosen, of models with kernels from rough to smooth.
@@ -313,7 +309,7 @@ class HeldOut:
         elif self.classes is not None:
             assert not math.isfinite(model.error)  # no model could be fitted
             losses = model.errors
-        return model._replace(log_losses=losses).without_arrays()
+        return model._replace(log_losses=losses, points=None, alpha=None, values=None)
 
     def _matrix(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
         """Return W^1/2 K W^1/2 (n, n) and W^1/2 Y (n, c), with the sample weights W."""

@@ -34,7 +34,6 @@ from streamkern.solver.precondition.noise import (
     weighted_gram,
 )
 from streamkern.solver.precondition.samples import SampleRows, merged
-from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import median_distances, search_operator
 
@@ -62,10 +61,7 @@ class BoundedTargets:
     limit : (c,) smallest error of an outlier
     spread : (c,) robust standard deviation of the errors
     share : share of outliers among the targets of the few rows
-    targets : None: the rows have the scale of the setup, see `SquareTargets`
     """
-
-    targets: TargetScale | None = None
 
     def __init__(self, op: KernelOperator, model: _Model, is_outlier: HostArray) -> None:
         rows, asarray = model.rows, op.backend.asarray

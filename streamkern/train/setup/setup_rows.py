@@ -4,9 +4,9 @@ kernel and the metric are estimated."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.center_rows import CenterRows, center_indices
 from streamkern.train.setup.choose_kernel import median_distances, search_operator
+from streamkern.train.setup.log_link_start import FirstModel
 from streamkern.train.setup.outliers import BoundedTargets
 
 SAMPLE_STAGE = 2
@@ -52,18 +53,9 @@ MAX_COPIED_UNITS = 16
 row."""
 
 
-class SquareTargets(Protocol):
-    """Targets and weights with which least squares approximate a loss.
-
-    targets : scale of the targets of the rows that `in_rows` takes; None for that of the setup
-    """
-
-    @property
-    def targets(self) -> TargetScale | None:
-        """See the class."""
-
-    def in_rows(self, rows: SampleRows) -> SampleRows:
-        """Return rows with the targets and weights replaced."""
+SquareTargets = BoundedTargets | FirstModel
+"""Targets and weights with which least squares approximate a loss; `in_rows` replaces those of
+rows."""
 
 
 class FewRows(NamedTuple):
@@ -122,7 +114,7 @@ def few_rows(
     max_rows : largest number of rows, before equal rows are merged
     squares : replaces targets and weights; None to keep them
     """
-    if squares is not None and squares.targets is not None:
+    if isinstance(squares, FirstModel):
         targets = squares.targets
     rows = unmerged_rows(run, dtype, targets, max_rows)
     rows = merged(run.backend, rows if squares is None else squares.in_rows(rows))
@@ -203,7 +195,15 @@ def n_effective(
     copies = _stored_copies(run) if problem.repeats else _drawn_copies(run)
     if op.kernel.explicit or copies is None:
         return problem.n_samples
-    rho = intraclass_correlation(op, _copies(run, copies, dtype, targets))
+    rho = intraclass_correlation(
+        op,
+        (
+            _through_transforms(
+                run, read_rows(source, rows, seed, SETUP_EPOCH), dtype, targets, seed
+            )
+            for rows, seed in copies
+        ),
+    )
     return effective_sample_size(stored, problem.n_samples, rho)
 
 
@@ -229,16 +229,6 @@ def _stored_copies(run: ResolvedRun) -> list[tuple[Ints, int]] | None:
         source, NOISE_ROWS, COPIES, MIN_ROWS_OF_COPIES, seed, SAMPLE_STAGE, MAX_COPIED_UNITS
     )  # fmt: skip
     return None if copies is None else [(rows, seed) for rows in copies]
-
-
-def _copies(
-    run: ResolvedRun, copies: list[tuple[Ints, int]], dtype: np.dtype[Any],
-    targets: TargetScale,
-) -> Iterator[tuple[Array, Array, Array | None]]:  # fmt: skip
-    """Yield X, Y and w of each pair of row numbers and seed, see `intraclass_correlation`."""
-    for rows, seed in copies:
-        block = read_rows(run.data.source, rows, seed, SETUP_EPOCH)
-        yield _through_transforms(run, block, dtype, targets, seed)
 
 
 def _prepared(
