@@ -15,7 +15,6 @@ from streamkern.cli.main import run_command
 from streamkern.kernels.importances import describe_metric
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.saved_model import load_model
 from tests.runs import (
     Array,
     array_source,
@@ -133,15 +132,11 @@ def test_no_metric_is_a_sentence(metric: Any, text: str) -> None:
         sk.KernelRegressor(metric=metric).fit(*rows(50, 0))
 
 
-def test_large_scales_have_shares() -> None:
+@pytest.mark.parametrize("factor", [1, 1e200])
+def test_shares_of_features(factor: float) -> None:
     X, y = rows(300, 0)
-    model = sk.KernelRegressor(n_centers=50, metric=np.full(D, 1e200), bandwidth=1e200)
-    np.testing.assert_allclose(model.fit(X, y).feature_importances_, 1 / D)
-
-
-def test_shares_of_features() -> None:
-    X, y = rows(300, 0)
-    model = sk.KernelRegressor(n_centers=50, metric=SCALES).fit(X, y)
+    metric = factor * SCALES
+    model = sk.KernelRegressor(n_centers=50, metric=metric, bandwidth=factor).fit(X, y)
     np.testing.assert_allclose(model.feature_importances_, SCALES**2 / (SCALES**2).sum())
 
 
@@ -317,22 +312,3 @@ def test_info_names_the_columns_and_draws(
     assert run_command(["info", plain, "--plot", str(tmp_path / "other.png")]) == 2
     assert "has none" in capsys.readouterr().err
     assert not (tmp_path / "other.png").exists()
-
-
-def test_the_command_line_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    X, y = rows(400, 0)
-    store, run, metric = (str(tmp_path / name) for name in ("train.zarr", "run", "metric.npy"))
-    sk.ingest_store(X, store, y=y)
-    np.save(metric, SCALES)
-    given = ["--train", store, "--run-dir", run, "--set", f"model.metric={metric}"]
-    assert run_command(["plan", *given]) == 0
-    assert run_command(["train", *given, "--epochs", "1"]) == 0
-    others, test = rows(100, 1)[0], str(tmp_path / "test.zarr")  # where rows meet centers a root
-    sk.ingest_store(others, test, y=others[:, 0])  # of rounding tells orders of rows apart
-    assert run_command(["predict", run, test, str(tmp_path / "values.npy")]) == 0
-    model = load_model(run, device="cpu")
-    with model.backend:
-        found = model.values(others)[:, 0]
-        np.testing.assert_array_equal(model.op.kernel.metric, SCALES)
-    values = np.load(tmp_path / "values.npy").reshape(-1)
-    np.testing.assert_allclose(values, found, rtol=1e-5, atol=1e-5)

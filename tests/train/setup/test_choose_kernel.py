@@ -11,7 +11,7 @@ import pytest
 from scipy.spatial.distance import pdist
 from sklearn.base import clone
 
-from streamkern import ConfigError, KernelClassifier, KernelRegressor, Laplace
+from streamkern import KernelClassifier, KernelRegressor, Laplace
 from streamkern.backend.base import Backend
 from streamkern.config.model import ROUGH_TO_SMOOTH, ModelConfig
 from streamkern.kernels.builtin import get_kernel
@@ -149,13 +149,6 @@ def test_the_best_kernel(tmp_path: Path) -> None:
     assert errors[0] < 0.5 * errors[1]
 
 
-def test_the_kernel_at_a_bandwidth_that_is_given() -> None:
-    X, y = smooth(200)
-    model = KernelRegressor(kernel="auto", bandwidth=5.0, random_state=0).fit(X, y)
-    assert model.bandwidth_ == 5.0
-    assert model.kernel_.describe()["kernel"] in ROUGH_TO_SMOOTH
-
-
 @pytest.mark.parametrize("kernel", ["laplace", "auto"])
 def test_a_run_that_was_stopped_goes_on_with_it(kernel: str, tmp_path: Path) -> None:
     config, data = {**OPEN, "model.kernel": kernel}, ArraySource(*arrays(), classes=CLASSES)
@@ -201,16 +194,6 @@ def test_classes_and_a_second_call() -> None:
         online.partial_fit(X[part::3], y[part::3], classes=np.unique(y))
         found.add(online.bandwidth_)
     assert len(found) == 1
-
-
-def test_weights_that_are_gone_on_from_keep_their_kernel() -> None:
-    X, y = smooth(300)
-    model = KernelRegressor(
-        solver="block", warm_start=True, random_state=0, kernel="auto", centers=X[:100]
-    ).fit(X, y)  # fmt: skip
-    kernel = model.kernel_.describe()
-    model.fit(X[:, ::-1].copy() * 0.1, y)
-    assert model.kernel_.describe() == kernel
 
 
 def test_rows_that_are_all_the_same_get_the_mean_and_a_warning() -> None:
@@ -268,8 +251,6 @@ def test_settings() -> None:
     assert ModelConfig(kernel="auto").kernels == ROUGH_TO_SMOOTH
     assert ModelConfig(kernel="auto", bandwidth=2.0).kernels == ROUGH_TO_SMOOTH
     assert ModelConfig(kernel="gaussian").kernels == ("gaussian",)
-    with pytest.raises(ConfigError, match=r"model\.bandwidth=median is used by no part"):
-        ModelConfig(kernel="polynomial", bandwidth="median")
 
 
 # ----------------------------------------------------------------------------- what is not fooled
