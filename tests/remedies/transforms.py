@@ -12,7 +12,7 @@ from tests.remedies import RNG, N, Remedy, X, Y, ingested, long_rows, regressor
 
 COVERED = (
     "stream/sources/random_transforms.py", "stream/sources/transforms.py",
-    "stream/sources/patch_features.py", "train/resolve/draw_patches.py",
+    "stream/sources/patch_features.py",
 )  # fmt: skip
 
 

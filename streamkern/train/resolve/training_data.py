@@ -47,8 +47,7 @@ from streamkern.stream.sources.transforms import (
 )
 from streamkern.stream.sources.user import as_source
 from streamkern.train.resolve.calibration_split import calibration_split
-from streamkern.train.resolve.choose_scores import with_scores
-from streamkern.train.resolve.draw_patches import with_patches
+from streamkern.train.resolve.sampled_features import with_patches, with_scores
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import find_scale
 

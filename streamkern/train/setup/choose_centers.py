@@ -1,4 +1,9 @@
-"""Choose the centers, as transformed rows, and the bandwidth of the kernel."""
+"""Choose the centers, as transformed rows, and the bandwidth of the kernel.
+
+If centers are rows of the training data, these and their targets are known before streaming
+(`CenterRows`), which `solver.precondition.block` uses. If random transforms or copies change the
+rows, or if every epoch has other rows, no row is a center.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +25,26 @@ from streamkern.solver.method import Report
 from streamkern.store.row_block import RowBlock, concatenated
 from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.sampling import rows_by_unit
+from streamkern.stream.sources.mixture import stored_rows
+from streamkern.stream.sources.sampling import read_rows, rows_by_unit
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train.resolve.given_arrays import open_centers
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.stored_centers import StoredCenters
 from streamkern.train.setup.broadcast import CenterPart, mean, scatter
-from streamkern.train.setup.center_rows import CenterRows, known_center_rows, without_features
 from streamkern.train.setup.choose_kernel import kernel_of_settings
+
+
+class CenterRows(NamedTuple):
+    """Rows that are centers.
+
+    center_index : (q,) int64, index in storage order of the center that each row is
+    block : the rows without features: X is (q, 0)
+    """
+
+    center_index: Ints
+    block: RowBlock
 
 
 class ChosenCenters(NamedTuple):
@@ -107,7 +123,7 @@ def _selected(
     order = np.arange(p) if in_order else random_rows.random_order(p, seed)
     if selection is None:
         block = block.take(order)
-    rows = known_center_rows(run, block, are_rows=method not in ("given", "file"))
+    rows = _known_center_rows(run, block, are_rows=method not in ("given", "file"))
     X = run.backend.to_host(transformed(run, block, dtype)[0])
     del block
     if kernel is None:
@@ -149,13 +165,13 @@ def _streamed(
             for_bandwidth = storage_indices < len(bandwidth_rows)
             bandwidth_rows[storage_indices[for_bandwidth]] = X[for_bandwidth]
             streamed_indices.append(storage_indices)
-            blocks.append(without_features(block))
+            blocks.append(_without_features(block))
             yield storage_indices, X
 
     Z = scatter(parts(), p, run.inputs.ranks)
     shift = mean(Z, p, run.inputs.ranks).astype(dtype)
     in_storage_order = concatenated(blocks).take(np.argsort(np.concatenate(streamed_indices)))
-    rows = known_center_rows(run, in_storage_order, are_rows=True)
+    rows = _known_center_rows(run, in_storage_order, are_rows=True)
     kernel = kernel or kernel_of_settings(run, bandwidth_rows, metric)
     run.backend.release()
     fields = {"method": method, "centers": p, "rows": n_read}
@@ -233,3 +249,47 @@ def _batches(
             n_left -= len(X)
             if n_left <= 0:
                 return
+
+
+def _known_center_rows(
+    run: ResolvedRun, block: RowBlock, *, are_rows: bool
+) -> CenterRows | None:  # fmt: skip
+    """Return the rows of the training data that are centers; None if they are not known, or if the
+    method does not use their targets.
+
+    block : centers before all transforms, in storage order, or the rows from which a selection
+        starts
+    are_rows : whether row i of the block is center i; otherwise rows that equal a center are
+        searched, if the data is in memory
+    """
+    uses_targets = run.method.uses_center_targets and run.problem.selection is None
+    if not (uses_targets and run.data.repeats):
+        return None
+    if are_rows:
+        return CenterRows(np.arange(len(block.row_ids)), _without_features(block))
+    matches = stored_rows(run.data.source).find_rows(block.X)
+    if matches is None or not len(matches[0]):
+        return None
+    rows, center_index = matches
+    return CenterRows(center_index, _without_features(read_rows(run.data.source, rows, 0)))
+
+
+def _without_features(block: RowBlock) -> RowBlock:
+    """Return the block with X of shape (m, 0)."""
+    return block._replace(X=np.empty((len(block.row_ids), 0), np.float32))
+
+
+def center_indices(row_ids: Ints, centers: CenterRows | None) -> Ints:
+    """Return the index (m,) of the center that each row is; -1 for rows that are no center.
+
+    row_ids : (m,) row numbers
+    centers : the rows that are centers; None if no row is one
+    """
+    indices = np.full(len(row_ids), -1)
+    if centers is not None:
+        order = np.argsort(centers.block.row_ids)
+        ascending = centers.block.row_ids[order]
+        position = np.minimum(np.searchsorted(ascending, row_ids), len(order) - 1)
+        is_center = ascending[position] == row_ids
+        indices[is_center] = centers.center_index[order[position[is_center]]]
+    return indices

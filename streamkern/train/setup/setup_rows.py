@@ -41,7 +41,7 @@ from streamkern.stream.sources.sampling import (
 from streamkern.stream.sources.transforms import SETUP_EPOCH, Transform
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.center_rows import CenterRows, center_indices
+from streamkern.train.setup.choose_centers import CenterRows, center_indices
 from streamkern.train.setup.choose_kernel import median_distances, search_operator
 from streamkern.train.setup.log_link_start import FirstModel
 from streamkern.train.setup.outliers import BoundedTargets
