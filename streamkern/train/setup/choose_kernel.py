@@ -91,12 +91,8 @@ def kernels_of(run: ResolvedRun) -> tuple[Any, ...]:
     Only the first one is tried with ridge 0, or if the solver is sensitive to the conditioning of
     the kernel matrix, which is bad for smooth kernels.
     """
-    kernels = run.config.model.kernels
-    return (
-        kernels[:1]
-        if run.config.solver.ridge == 0 or not run.method.insensitive_to_conditioning
-        else kernels
-    )
+    only_first = run.config.solver.ridge == 0 or not run.method.insensitive_to_conditioning
+    return run.config.model.kernels[: 1 if only_first else None]
 
 
 def widest_of(run: ResolvedRun) -> int:
@@ -139,9 +135,9 @@ def find_kernel(
             kernel = run.data.kernel_of(kernel)
             kernel = kernel if metric is None else kernel.with_metric(metric)
             kernel = kernel.with_categorical(categorical) if categorical else kernel
-            start_fit = start if not fits else [*fits.values()][-1]
-            start_noise = None if start_fit is None else start_fit.noise
-            noise = find_noise(operator(kernel), None, rows, start_noise, run.method.min_penalty)
+            near = [*fits.values()][-1] if fits else start
+            near_noise = None if near is None else near.noise
+            noise = find_noise(operator(kernel), None, rows, near_noise, run.method.min_penalty)
             fits[factor] = FoundKernel(kernel, noise, round(math.log2(factor)))
             return noise.error
 
@@ -176,9 +172,8 @@ def is_better(errors: Floats, first_errors: Floats, zero_errors: Floats) -> bool
         the first kernel, and of f = 0
     """
     rows_are_predictable = surplus(np.sqrt(zero_errors), np.sqrt(errors)) >= PREDICTABLE_SE
-    return surplus(first_errors, errors) >= (
-        PREDICTABLE_GAIN_SE if rows_are_predictable else KERNEL_GAIN_SE
-    )
+    min_gain = PREDICTABLE_GAIN_SE if rows_are_predictable else KERNEL_GAIN_SE
+    return surplus(first_errors, errors) >= min_gain
 
 
 def n_kernel_rows(n: int) -> int:
@@ -192,13 +187,10 @@ def nearest_equivalent(errors: Mapping[int, float]) -> int:
     errors : error of each exponent
     """
     min_error = min(errors.values())
-    equivalent = [
-        exponent
-        for exponent, value in errors.items()
-        if value <= (1 + KERNEL_ERROR_TOLERANCE) * min_error
-    ]
     if not math.isfinite(min_error):
         return 0
+    max_error = (1 + KERNEL_ERROR_TOLERANCE) * min_error
+    equivalent = [exponent for exponent, error in errors.items() if error <= max_error]
     return min(equivalent, key=lambda exponent: (abs(exponent), errors[exponent]))
 
 

@@ -166,8 +166,8 @@ class _Steps:
             if derivatives is None:  # singular: a larger ridge
                 self.log_ridge += math.log(10.0)
                 continue
-            g, g_ridge = self.backend.to_host(derivatives[0]), derivatives[1]
-            g = np.where(constant.reshape(-1, *[1] * (g.ndim - 1)), 0.0, g)
+            g, g_ridge = np.array(self.backend.to_host(derivatives[0])), derivatives[1]
+            g[constant] = 0.0
             if not (np.isfinite(g).all() and math.isfinite(g_ridge)):
                 return False
             length = stage.length * min(1.0, 2 - 2 * t / stage.steps)
