@@ -46,7 +46,7 @@ from streamkern.train.model.recorded_columns import column_names
 from streamkern.train.model.shared_model import SharedModel
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.assemble import Assembled
-from streamkern.train.setup.gathered import gathered
+from streamkern.train.setup.sharded_arrays import gathered
 
 ArraysAndMeta = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 """Arrays on the host, and JSON values, as setups and checkpoints store them."""

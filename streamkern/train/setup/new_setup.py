@@ -14,7 +14,7 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.setup.assemble import Assembled, compute_setup, compute_setup_part, start
 from streamkern.train.setup.choose_metric import Learned
-from streamkern.train.setup.gathered import Stripe, gather_and_save, stripes_in
+from streamkern.train.setup.sharded_arrays import Stripe, gather_and_save, stripes_in
 
 VISIBILITY_TIMEOUT_S = 60.0
 """Seconds that other ranks wait until the files that rank 0 has written are visible to them."""
