@@ -61,33 +61,6 @@ def test_it_is_as_if_the_features_had_been_moved(metric: Array, given: dict[str,
     np.testing.assert_array_equal(inside.kernel_.metric, metric)
 
 
-Q = np.linalg.qr(MATRIX)[0]
-
-
-@pytest.mark.slow
-@pytest.mark.full(all_but_every=2)
-@pytest.mark.parametrize("metric", [SCALES, MATRIX, Q @ Q.T, 1e-3 * MATRIX @ MATRIX.T])
-def test_means_are_those_of_moved_rows(metric: Array) -> None:
-    X, y = rows(3000, 0)
-    asked = {
-        "n_centers": 40, "centers": "kmeans", "scale": "none", "bandwidth": "median",
-        "kernel": "laplace", "ridge": 1e-3, "epochs": 1,
-    }  # fmt: skip
-    inside = sk.KernelRegressor(metric=metric, **asked).fit(X, y)
-    before = sk.KernelRegressor(metric="none", **asked).fit(moved(X, metric), y)
-
-    def spread(Z: Array) -> float:
-        """Mean squared distance to the nearest center."""
-        P = moved(X, metric)[:, None] - Z
-        return float((P.astype(np.float64) ** 2).sum(axis=2).min(axis=1).mean())
-
-    ours = spread(moved(inside.centers_, metric))
-    assert ours == pytest.approx(spread(before.centers_), rel=0.03)
-    assert ours < 0.8 * spread(moved(X[:40], metric))
-    # Centers stay where rows are, also along what the metric does not see.
-    assert np.abs(inside.centers_).max() < 1.2 * np.abs(X).max()
-
-
 @pytest.mark.parametrize(("metric", "numbers"), [(None, 0), (SCALES, D), (MATRIX, 3 * D)])
 def test_the_plan_has_room_for_it(metric: Array | None, numbers: int) -> None:
     run = open_run(settings(), RunInputs(sk.ArraySource(*rows(300, 0)), metric=metric))
@@ -130,14 +103,6 @@ def test_a_search_is_of_one_metric(tmp_path: Path) -> None:
 def test_no_metric_is_a_sentence(metric: Any, text: str) -> None:
     with pytest.raises(sk.ConfigError, match=text):
         sk.KernelRegressor(metric=metric).fit(*rows(50, 0))
-
-
-@pytest.mark.parametrize("factor", [1, 1e200])
-def test_shares_of_features(factor: float) -> None:
-    X, y = rows(300, 0)
-    metric = factor * SCALES
-    model = sk.KernelRegressor(n_centers=50, metric=metric, bandwidth=factor).fit(X, y)
-    np.testing.assert_allclose(model.feature_importances_, SCALES**2 / (SCALES**2).sum())
 
 
 def config(path: Path, metric: str) -> Any:
