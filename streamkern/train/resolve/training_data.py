@@ -167,8 +167,7 @@ def open_data(
     split = calibration_split(
         config, source, why_none, keeps_calibration_rows=keeps_calibration_rows
     )
-    source, calibration_rows, why_none = split.training_rows, split.calibration_rows, split.why_none
-    source = sampled_by_class(source, settings.class_sampling)
+    source = sampled_by_class(split.training_rows, settings.class_sampling)
     for transform in host_transforms(source):
         if is_deterministic(transform):
             raise ConfigError(
@@ -199,7 +198,7 @@ def open_data(
         _check_sparse(config, source)
     return Data(
         source, stored_rows(source), fixed, text, cache, factors, validation_rows, pixels,
-        calibration_rows, why_none, split.unused, split.left_out,
+        split.calibration_rows, split.why_none, split.unused, split.left_out,
     )  # fmt: skip
 
 

@@ -8,13 +8,13 @@ consecutive centers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
-from streamkern.backend.base import Array, tiles
+from streamkern.backend.base import tiles
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.array_types import HostArray, Ints
 from streamkern.kernels.products import KernelOperator
@@ -42,22 +42,19 @@ def broadcast_setup(
         return samples
 
     def read() -> tuple[SampleRows, SampleRows]:
-        samples_read, to_host = samples(), work.op.backend.to_host
-        arrays_sent = dict(arrays)
-        for name, rows in zip(("sample", "probe"), samples_read, strict=True):
-            arrays_sent |= _as_arrays(name, rows._asdict(), to_host)
-        known, noise = work.known, asdict(replace(work.noise, tried=[]))
+        (sample, probe), to_host, known = samples(), work.op.backend.to_host, work.known
+        fields = {"sample": sample._asdict(), "probe": probe._asdict()}
         if known is not None:
-            arrays_sent |= _as_arrays(
-                "known",
-                {k: getattr(known, k) for k in ("counts", "weights", "Y")},
-                to_host,
-            )
-        known_counts = None if known is None else [known.n_rows, known.whole]
+            fields["known"] = {name: getattr(known, name) for name in ("counts", "weights", "Y")}
+        arrays_sent = dict(arrays)
+        for group, values in fields.items():
+            for name, array in values.items():
+                if array is not None and not np.isscalar(array):
+                    arrays_sent[f"{group}.{name}"] = np.asarray(to_host(array))
         meta_sent = dict(meta) | {
-            "fresh": [rows.fresh for rows in samples_read], "noise": noise, "worth": work.worth,
-            "ridge": work.options.ridge,
-            "known": known_counts,
+            "fresh": [sample.fresh, probe.fresh], "noise": asdict(replace(work.noise, tried=[])),
+            "worth": work.worth, "ridge": work.options.ridge,
+            "known": None if known is None else [known.n_rows, known.whole],
         }  # fmt: skip
         meta_sent["arrays"] = {
             name: [array.shape, array.dtype.str] for name, array in arrays_sent.items()
@@ -67,7 +64,7 @@ def broadcast_setup(
         )
         for array in arrays_sent.values():
             work.ranks.broadcast(np.ascontiguousarray(array))
-        return samples_read
+        return sample, probe
 
     return read
 
@@ -104,34 +101,15 @@ def work_of(
         worth, run.inputs.ranks,
     )  # fmt: skip
 
+    def rows_of(group: str, fresh: int) -> SampleRows:
+        X, Y = (asarray(arrays.pop(f"{group}.{name}")) for name in ("X", "Y"))
+        root, index = (arrays.pop(f"{group}.{name}", None) for name in ("root", "center_index"))
+        return SampleRows(X, Y, None if root is None else asarray(root), fresh, index)
+
     def samples() -> tuple[SampleRows, SampleRows]:
-        sample, probe = (
-            _sample_rows(name, arrays, fresh, asarray)
-            for name, fresh in zip(("sample", "probe"), meta["fresh"], strict=True)
-        )
-        return sample, probe
+        return rows_of("sample", meta["fresh"][0]), rows_of("probe", meta["fresh"][1])
 
     return work, samples
-
-
-def _sample_rows(
-    name: str, arrays: dict[str, HostArray], fresh: int, asarray: Callable[[Any], Array]
-) -> SampleRows:
-    X, Y, root, index = (
-        arrays.pop(f"{name}.{part}", None) for part in ("X", "Y", "root", "center_index")
-    )
-    return SampleRows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, index)
-
-
-def _as_arrays(
-    name: str, fields: Mapping[str, Any], to_host: Callable[[Array], HostArray]
-) -> dict[str, HostArray]:
-    arrays = {
-        part: array
-        for part, array in fields.items()
-        if array is not None and not np.isscalar(array)
-    }
-    return {f"{name}.{part}": np.asarray(to_host(array)) for part, array in arrays.items()}
 
 
 def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:

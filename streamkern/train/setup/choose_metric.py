@@ -135,13 +135,9 @@ def metric_flops(run: ResolvedRun) -> int:
     n_fitted = n_compared_rows(rows)
     p = min(METRIC_FIT_ROWS, n_fitted)
     comparison = n_fitted * p**2 + 2 * p * d * (n_fitted + n_held) + SEARCH_TRIALS * p**3 // 3
+    comparison += len(kernels_of(run)) * search(n_few, SEARCH_TRIALS, SEARCH_TRIALS**2)
     n_candidates = 2 + len(stages(n_pool))
-    return (
-        rounds
-        + steps
-        + n_candidates
-        * (len(kernels_of(run)) * search(n_few, SEARCH_TRIALS, SEARCH_TRIALS**2) + comparison)
-    )
+    return rounds + steps + n_candidates * comparison
 
 
 def learn_metric(

@@ -74,7 +74,7 @@ class DeviceLoader:
 
     def __init__(
         self, backend: Backend, on_device: Callable[[str], bool],
-        rows: Callable[[str, int], Ints | slice | None] = lambda name, n: None,
+        rows: Callable[[str, int], Ints | slice | None],
     ) -> None:  # fmt: skip
         self._backend, self._on_device, self._rows = backend, on_device, rows
         self._loaded: dict[str, Array] = {}
@@ -84,10 +84,8 @@ class DeviceLoader:
         if rows is None:
             loaded_shape = shape
         elif isinstance(rows, slice):
-            loaded_shape, rows = (
-                (rows.stop - rows.start, rows.stop),
-                np.arange(rows.start, rows.stop),
-            )
+            loaded_shape = rows.stop - rows.start, rows.stop
+            rows = np.arange(rows.start, rows.stop)
         else:
             loaded_shape = (len(rows), *shape[1:])
         if self._on_device(name):
@@ -128,9 +126,8 @@ class RowsTarget:
             are_consecutive = rows[-1] - rows[0] == len(rows) - 1
             # A slice is a view, which saves a copy.
             part_rows = host[rows[0] : rows[-1] + 1] if are_consecutive else host[rows]
-            self._target[first:stop] = (
-                part_rows if part_rows.ndim == 1 else part_rows[:, self._width]
-            )
+            kept = part_rows if part_rows.ndim == 1 else part_rows[:, self._width]
+            self._target[first:stop] = kept
 
 
 @dataclass(frozen=True)
