@@ -83,20 +83,20 @@ def choose_centers(
     metric : scales (d,) or matrix (d, r); None for no metric
     """
     if run.inputs.continued is not None:
-        return _continued(run, run.inputs.continued, dtype, report)
+        return _read_continued(run, run.inputs.continued, dtype, report)
     report("setup", {"doing": "centers"})
     start = time.perf_counter()
     if run.problem.features == "fourier":
-        centers, fields = _frequencies(run, dtype, kernel)
+        centers, fields = _draw_frequencies(run, dtype, kernel)
     elif run.problem.streams_centers:
-        centers, fields = _streamed(run, dtype, kernel, metric)
+        centers, fields = _select_in_stripes(run, dtype, kernel, metric)
     else:
-        centers, fields = _selected(run, dtype, kernel, metric)
+        centers, fields = _select(run, dtype, kernel, metric)
     report("centers", {**fields, "seconds": time.perf_counter() - start})
     return centers
 
 
-def _continued(
+def _read_continued(
     run: ResolvedRun, continued: ParentRun, dtype: np.dtype[Any], report: Report
 ) -> ChosenCenters:  # fmt: skip
     """Return the centers of the run that is continued; each rank reads its stripe."""
@@ -112,7 +112,7 @@ def _mean(Z: HostArray) -> HostArray:
     return np.asarray(Z.mean(axis=0, dtype=np.float64), Z.dtype)
 
 
-def _selected(
+def _select(
     run: ResolvedRun, dtype: np.dtype[Any], kernel: Kernel | None, metric: Floats | None
 ) -> tuple[ChosenCenters, dict[str, Any]]:
     """Return the centers that a selector chooses, or the given ones, and facts for the log."""
@@ -145,7 +145,7 @@ def _selected(
     return ChosenCenters(X, order, kernel, rows, shift), fields
 
 
-def _streamed(
+def _select_in_stripes(
     run: ResolvedRun, dtype: np.dtype[Any], kernel: Kernel | None, metric: Floats | None
 ) -> tuple[ChosenCenters, dict[str, Any]]:
     """Choose rows as centers, and scatter them over the ranks unit by unit as they are read."""
@@ -215,7 +215,7 @@ def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
     return block, len(block.X)
 
 
-def _frequencies(
+def _draw_frequencies(
     run: ResolvedRun, dtype: np.dtype[Any], known_kernel: Kernel | None
 ) -> tuple[ChosenCenters, dict[str, Any]]:
     """Draw frequencies and phases (D, d + 1), as the centers of random features of the kernel."""

@@ -278,8 +278,8 @@ class _MetricSearch:
         finds_kernel : False if the settings give the kernel
         """
         problem = self._problem_of_every(1)
-        plain_model = problem.refitted(without_metric)
-        models = [problem.refitted(candidate.model) for candidate in candidates]
+        plain_model = problem.refit(without_metric)
+        models = [problem.refit(candidate.model) for candidate in candidates]
         best_index = min(range(len(models)), key=lambda k: models[k].losses.mean())
         (best, origin), metric_model = candidates[best_index], models[best_index]
         if finds_kernel and metric_model.losses.mean() < plain_model.losses.mean():
@@ -288,7 +288,7 @@ class _MetricSearch:
                 self.run, self.others, self.report, kernel.metric, kernel.categorical
             )
             in_found_kernel = best._replace(op=problem.operator(found.kernel))
-            model = problem.refitted(in_found_kernel)
+            model = problem.refit(in_found_kernel)
             if model.losses.mean() < metric_model.losses.mean():
                 best, metric_model = in_found_kernel, model
         gain = _robust_gain(plain_model.losses, metric_model.losses)
@@ -296,7 +296,7 @@ class _MetricSearch:
         if n_centers > EXTRAPOLATED_RATIO * n:
             smaller_problem = self._problem_of_every(2)
             plain_losses, metric_losses = (
-                _with_more_rows(smaller_problem.refitted(few), many, n_centers / n).losses
+                _with_more_rows(smaller_problem.refit(few), many, n_centers / n).losses
                 for few, many in ((without_metric, plain_model), (best, metric_model))
             )
             gain = min(gain, _robust_gain(plain_losses, metric_losses))

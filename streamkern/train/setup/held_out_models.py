@@ -292,7 +292,7 @@ class HeldOut:
             alpha *= self.fit.root[:, None]
         return alpha
 
-    def refitted(self, model: Fitted) -> Fitted:
+    def refit(self, model: Fitted) -> Fitted:
         """Return the model of these rows in the kernel of another model, with its losses.
 
         Its ridge is searched from that of the other model.

@@ -168,7 +168,7 @@ def stripes_in(
     return stripes + [stripe(name, ranks.stripe, arrays[name].shape[1]) for name in full_width]
 
 
-def gathered(
+def gather_on_rank_0(
     a: Array,
     ids: Ints,
     n: int,
@@ -204,7 +204,7 @@ def gather_and_save(
 
     save : writes the arrays by name; it runs on another thread
     """
-    exchange = partial(_exchanged_rows, stripes, ranks, backend)
+    exchange = partial(_exchange_rows, stripes, ranks, backend)
     if ranks.rank:
         while exchange() is not None:
             pass
@@ -222,7 +222,7 @@ def gather_and_save(
         exchange()
 
 
-def _exchanged_rows(
+def _exchange_rows(
     stripes: list[Stripe], ranks: Communicator, backend: Backend, k: int = -1,
     part: slice = slice(0, 0),
 ) -> HostArray | None:  # fmt: skip
