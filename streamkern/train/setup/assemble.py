@@ -263,11 +263,12 @@ def _meta(
 ) -> dict[str, Any]:
     """Return the metadata of a run after its setup, as JSON values; describe the metric in
     `setup`."""
-    data, source, kernel, names = run.data, run.data.source, op.kernel, run.data.feature_names
+    data, source, kernel = run.data, run.data.source, op.kernel
     if kernel.metric is not None:
         with run.backend.single_threaded_blas():
-            setup["metric"] = describe_metric(kernel.metric, names, kernel.categorical)
+            setup["metric"] = describe_metric(kernel.metric, data.feature_names, kernel.categorical)
     if kernel.categorical:
+        names = data.feature_names
         setup["categorical"] = [[names[j], weight] for j, weight in kernel.categorical]
     described = {"labels": source.label_dtype, "weight_column": source.weight_column}
     source_facts = {name: value for name, value in described.items() if value is not None}

@@ -105,6 +105,12 @@ def test_no_metric_is_a_sentence(metric: Any, text: str) -> None:
         sk.KernelRegressor(metric=metric).fit(*rows(50, 0))
 
 
+def test_large_scales_have_shares() -> None:
+    X, y = rows(300, 0)
+    model = sk.KernelRegressor(n_centers=50, metric=np.full(D, 1e200), bandwidth=1e200)
+    np.testing.assert_allclose(model.fit(X, y).feature_importances_, 1 / D)
+
+
 def config(path: Path, metric: str) -> Any:
     return settings(path, **{"model.metric": metric, "run.checkpoint_every": 2})
 
