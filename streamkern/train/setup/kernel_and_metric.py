@@ -119,7 +119,8 @@ def _choose(
             few = FewRows(lambda: few_part, lambda: stored_part)
     if learned.kernel is None and kernel_is_open:
         metric, categorical = learned.metric, learned.categorical or ()
-        kernel = (plain_kernel if metric is None else partial(found_kernel, metric))(categorical)
+        find = plain_kernel if metric is None else partial(found_kernel, metric)
+        kernel = find(categorical)
         if known is None and learned.categorical is None:
             kernel = find_categorical(run, few.read(), kernel, report)
         learned = learned._replace(kernel=kernel)
