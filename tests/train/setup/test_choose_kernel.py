@@ -55,6 +55,12 @@ def smooth(n: int = 400, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray
     return X, X @ [1.0, -2.0, 0.5, 1.0] + 0.3 * X[:, 0] * X[:, 1] + noise * rng.standard_normal(n)
 
 
+def errors_of(*models: KernelRegressor) -> list[float]:
+    """The mean squared errors of models of `smooth` rows, on others without noise."""
+    fresh, truth = smooth(1000, 0.0, seed=1)
+    return [float(np.mean((model.predict(fresh) - truth) ** 2)) for model in models]
+
+
 def leave_one_out(K: np.ndarray, y: np.ndarray, kappa: float) -> float:
     """The mean squared error, by leaving each row out in turn."""
     errors = []
@@ -90,11 +96,10 @@ def test_errors_are_those_of_leaving_rows_out(tmp_path: Path) -> None:
 
 def test_a_wide_kernel_for_a_smooth_function(tmp_path: Path) -> None:
     X, y = smooth()
-    fresh, truth = smooth(1000, 0.0, seed=1)
     found = KernelRegressor(random_state=0).fit(X, y)
     median = KernelRegressor(bandwidth="median", random_state=0).fit(X, y)
     assert found.bandwidth_ > 2 * median.bandwidth_
-    errors = [np.mean((model.predict(fresh) - truth) ** 2) for model in (found, median)]
+    errors = errors_of(found, median)
     assert errors[0] < 0.8 * errors[1]
 
 
@@ -103,7 +108,6 @@ def test_a_solver_is_given_what_it_learns_fast() -> None:
     """The equations tell all that a Gaussian kernel can say of a function without noise. One pass
     of steps does not get that far, and takes a rougher kernel."""
     X, y = smooth(4000, 0.0)
-    fresh, truth = smooth(1000, 0.0, seed=1)
     given: dict[str, Any] = {"metric": "none", "random_state": 0, "n_centers": 300, "epochs": 1}
     direct = KernelRegressor(solver="direct", **given).fit(X, y)
     block = KernelRegressor(solver="block", **given).fit(X, y)
@@ -111,7 +115,7 @@ def test_a_solver_is_given_what_it_learns_fast() -> None:
     names = [model.kernel_.describe()["kernel"] for model in (block, direct)]
     order = [ROUGH_TO_SMOOTH.index(name) for name in names]
     assert order[0] < order[1]
-    errors = [np.mean((model.predict(fresh) - truth) ** 2) for model in (direct, block, same)]
+    errors = errors_of(direct, block, same)
     assert errors[0] < errors[1] < 0.7 * errors[2]
 
 
@@ -134,7 +138,6 @@ def test_noise_alone_leaves_the_median_alone() -> None:
 
 def test_the_best_kernel(tmp_path: Path) -> None:
     X, y = smooth(600, 0.0)
-    fresh, truth = smooth(1000, 0.0, seed=1)
     folder = tmp_path / "run"
     model = KernelRegressor(kernel="auto", metric="none", random_state=0, run_dir=folder).fit(X, y)
     lines = found_by(model, folder)
@@ -145,7 +148,7 @@ def test_the_best_kernel(tmp_path: Path) -> None:
         least.values()
     )
     rough = KernelRegressor(kernel="laplace", metric="none", random_state=0).fit(X, y)
-    errors = [np.mean((m.predict(fresh) - truth) ** 2) for m in (model, rough)]
+    errors = errors_of(model, rough)
     assert errors[0] < 0.5 * errors[1]
 
 
@@ -264,8 +267,7 @@ def test_copies_of_rows_are_one_row() -> None:
         np.repeat(X, 6, axis=0), np.repeat(y, 6)
     )
     assert often.bandwidth_ >= 0.6 * plain.bandwidth_
-    fresh, truth = smooth(500, 0.0, seed=1)
-    errors = [np.mean((m.predict(fresh) - truth) ** 2) for m in (plain, often)]
+    errors = errors_of(plain, often)
     assert errors[1] < 1.5 * errors[0]
 
 
