@@ -45,7 +45,7 @@ from streamkern.stream.sources.patch_features import (
 )
 from streamkern.stream.sources.quantile_scores import QuantileScores, scores_among
 from streamkern.stream.sources.transforms import Scale, is_deterministic
-from streamkern.train.resolve.skew_targets import is_skew, leaves_transform_open
+from streamkern.train.resolve.skew_targets import is_skew, leaves_kernel_open, leaves_transform_open
 from streamkern.train.restart.scaling import transformed_sample
 
 SCORES_STAGE: Final = 43
@@ -115,17 +115,13 @@ def with_scores(
 
 def _is_open(scale: Scale | None, source: BaseSource, config: RunConfig) -> bool:
     """Return whether the settings and the kind of the rows leave it open to use scores."""
-    model = config.model
     scaled = source.encoder is not None if scale is None else scale.mode == "feature"
     return (
         config.data.scale == "auto"
         and scaled
         and len(source.row_shape) == 1
         and not any(is_deterministic(t) for t in source.feed_transforms)
-        and model.kernel == "auto"
-        and model.bandwidth == "auto"
-        and model.metric in ("auto", "none", "learn")
-        and config.run.precision != "integer"
+        and leaves_kernel_open(config)
         and without_copies(source).n_rows >= MIN_ROWS_FOR_AUTO_SCORES
     )
 
