@@ -48,7 +48,6 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.run_identity import EnvironmentChanges, check_order
 from streamkern.train.setup.assemble import Assembled, reassemble
-from streamkern.train.setup.device_loader import setup_loader, state_loader
 from streamkern.train.setup.new_setup import (
     all_ranks_have_setup,
     compute_rank_setup,
@@ -56,6 +55,7 @@ from streamkern.train.setup.new_setup import (
     wait_for_setup,
 )
 from streamkern.train.setup.planned import decided, empty_steps, run_plan
+from streamkern.train.setup.sharded_arrays import setup_loader, state_loader
 
 
 class Trainer:

@@ -39,7 +39,7 @@ COVERED = (
     "train/resolve/calibration_split.py", "train/setup/assemble.py", "train/loop/sinks.py",
     "train/loop/prometheus.py",
     "train/resolve/training_data.py", "train/resolve/run_inputs.py",
-    "train/resolve/check_loss.py", "train/resolve/choose_scores.py",
+    "train/resolve/check_loss.py", "train/resolve/sampled_features.py",
     "train/online.py", "train/loop/guard.py", "train/saved_model.py", "train/trainer.py",
 )  # fmt: skip
 
@@ -47,9 +47,9 @@ NOT_TRIED = {
     "train/model/permutation.py:_random_rows:1": "an empty file is refused before",
     "train/resolve/check_loss.py:_check_levels:1": "by two targets, in remedies/estimators.py",
     "train/resolve/check_loss.py:_check_levels:2": "of expectiles, in remedies/estimators.py",
-    "train/resolve/choose_scores.py:with_scores:1": "by images, in remedies/estimators.py",
+    "train/resolve/sampled_features.py:with_scores:1": "by images, in remedies/estimators.py",
+    "train/resolve/sampled_features.py:with_patches:1": "in remedies/transforms.py",
     "train/setup/assemble.py:operator:1": "settings are compared before",
-    "train/setup/assemble.py:operator:2": "settings are compared before",
     "train/loop/prometheus.py:Prometheus.__init__:1": "in tests/train/loop/test_prometheus.py",
     "train/loop/prometheus.py:Prometheus._gauge:1": "in tests/train/loop/test_prometheus.py",
     "train/loop/prometheus.py:Prometheus.begin:1": "in tests/train/loop/test_prometheus.py",

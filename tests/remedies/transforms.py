@@ -12,7 +12,7 @@ from tests.remedies import RNG, Case, N, X, Y, fit_values, ingested, long_rows, 
 
 COVERED = (
     "stream/sources/random_transforms.py", "stream/sources/transforms.py",
-    "stream/sources/patch_features.py", "train/resolve/draw_patches.py",
+    "stream/sources/patch_features.py",
 )  # fmt: skip
 
 

@@ -171,7 +171,7 @@ def of_one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
 
 
 @pytest.mark.slow
-@pytest.mark.full  # test_center_stripes shares setups, with kernels
+@pytest.mark.full  # test_broadcast shares setups, with kernels
 @pytest.mark.parametrize("columns", [2, 1])
 def test_ranks_find_and_share_them(
     columns: int, of_one_rank: tuple[dict[str, Any], Array], tmp_path: Path

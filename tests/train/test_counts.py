@@ -13,7 +13,7 @@ from sklearn.metrics import mean_gamma_deviance
 
 import streamkern as sk
 from streamkern.losses.log_link import LogLink
-from streamkern.train.setup import log_link_kernel, loss_start
+from streamkern.train.setup import kernel_and_metric, loss_start
 from streamkern.train.setup.loss_ridge import loss_noise
 from tests.counts import DEVIANCES, LOSSES, TARGETS, N, P, X, excess_over_minimum, of_loss
 from tests.runs import assert_a_stop_leaves_no_trace, finished, settings
@@ -210,9 +210,9 @@ def test_the_kernel_of_the_newton_step_is_used_where_it_predicts_counts_better()
     rates = np.exp(np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] / 2 + np.cos(X[:, 3] + X[:, 4]) / 2)
     y = rng.poisson(rates / rates.mean())
     F = []
-    for gain in (log_link_kernel.LOG_LINK_GAIN_SE, np.inf):
+    for gain in (kernel_and_metric.LOG_LINK_GAIN_SE, np.inf):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(log_link_kernel, "LOG_LINK_GAIN_SE", gain)
+            patched.setattr(kernel_and_metric, "LOG_LINK_GAIN_SE", gain)
             model = sk.KernelRegressor(loss="poisson").fit(X[:500], y[:500])
         F.append(model.predict(X[500:]))
     after, before = (DEVIANCES["poisson"](y[500:], f) for f in F)
@@ -222,7 +222,7 @@ def test_the_kernel_of_the_newton_step_is_used_where_it_predicts_counts_better()
 def test_a_kernel_that_the_settings_give_is_kept() -> None:
     plain: dict[str, Any] = {"kernel": "laplace", "bandwidth": 3.0, "metric": "none"}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(log_link_kernel, "_InKernel", None)  # nothing is compared
+        patched.setattr(kernel_and_metric, "_InKernel", None)  # nothing is compared
         model = sk.KernelRegressor(loss="poisson", n_centers=P, **plain).fit(X, TARGETS["poisson"])
     assert model.kernel_.bandwidth == 3.0
 

@@ -46,7 +46,7 @@ from streamkern.train.model.shared_model import SharedModel
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.run_snapshot import column_names
 from streamkern.train.setup.assemble import Assembled
-from streamkern.train.setup.gathered import gathered
+from streamkern.train.setup.sharded_arrays import gather_on_rank_0
 
 ArraysAndMeta = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 """Arrays on the host, and JSON values, as setups and checkpoints store them."""
@@ -215,7 +215,7 @@ class StepLoop:
             if ids is None:
                 host = None if self.ranks.rank else backend.copy_to_host(a)
             else:
-                host = gathered(a, ids, n, self.share.grid, self.ranks, backend)
+                host = gather_on_rank_0(a, ids, n, self.share.grid, self.ranks, backend)
             if host is not None:
                 on_rank0[name] = host
         return on_rank0

@@ -114,7 +114,7 @@ def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repor
         scores_were_tried = (
             run.config.data.scale == model_settings.kernel == model_settings.bandwidth == "auto"
         )
-        if not scores_were_tried:  # by `choose_scores`, which found no gain
+        if not scores_were_tried:  # by `with_scores`, which found no gain
             text += f", or else set {mention('data.scale', 'quantiles')}"
         warn(text, once=text)
     fit = training_fit(run, kernel_model, block)

@@ -88,7 +88,7 @@ def check_calibrate(config: RunConfig, *, complete: bool, has_initial_weights: b
             "with partial_fit, to which rows set aside may come again; use fit, and "
             f"{CALIBRATE_TRUE_REMEDY}"
         )
-    elif has_initial_weights or config.solver.warm_start is not None:
+    elif has_initial_weights:
         reason = (
             "with initial weights, which the rows set aside may have trained; fit from the start, "
             f"and {CALIBRATE_TRUE_REMEDY}"
@@ -116,47 +116,40 @@ def calibration_split(
         calibrate="auto" it then leaves out the rows that the earlier run set aside, because the
         same rows have to be chosen as centers.
     """
-    setting, n_rows, why_none = config.run.calibrate, _n_without_copies(source), reason
-    left_out = setting == "auto" and reason is None and source.classes is not None
+    is_auto, n_rows, why_none = config.run.calibrate == "auto", _n_without_copies(source), reason
+    left_out = is_auto and reason is None and source.classes is not None
     left_out = left_out and not _has_copies(source, n_rows)
-    if keeps_calibration_rows and setting == "auto":
+    if is_auto and (keeps_calibration_rows or reason is None):
         reason = _why_too_few(source, n_rows)
-    elif reason is None and not setting:
+    elif reason is None and not config.run.calibrate:
         reason = f"as calibrate=False asks for; {CALIBRATE_TRUE_REMEDY}"
-    elif reason is None and setting == "auto":
-        reason = _why_too_few(source, n_rows)
     if reason is not None:
         return CalibrationSplit(source, None, why_none or reason, left_out=left_out)
-    share = min(
-        AUTO_CALIBRATION_SHARE if setting == "auto" else CALIBRATION_SHARE,
-        MAX_CALIBRATION_ROWS / n_rows,
-    )
+
+    def split(share: float) -> tuple[BaseSource, BaseSource]:
+        share = min(share, MAX_CALIBRATION_ROWS / n_rows)
+        return split_rows(source, share, config.run.random_state, TO_CALIBRATE)
+
     try:
-        training, calibration = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
-        if setting == "auto" and n_different(calibration) < MIN_DISTINCT_ROWS:
-            share = min(CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / n_rows)
-            training, calibration = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
-    except ConfigError as error:
-        if setting == "auto":  # the source cannot split its rows
-            return CalibrationSplit(
-                source, None, f"as {render_message(error.rule)}; {OTHER_ROWS_REMEDY}"
-            )
-        raise
-    except DataError:
-        if setting == "auto":
-            reason = 'as calibrate="auto" found too few different rows to set aside'
-            reason = f"{reason}; {CALIBRATE_TRUE_REMEDY}"
-            return CalibrationSplit(source, None, why_none or reason, left_out=left_out)
-        raise
-    if setting == "auto" and _min_rows(config) > _n_without_copies(training):
+        training, calibration = split(AUTO_CALIBRATION_SHARE if is_auto else CALIBRATION_SHARE)
+        if is_auto and n_different(calibration) < MIN_DISTINCT_ROWS:
+            training, calibration = split(CALIBRATION_SHARE)
+    except (ConfigError, DataError) as error:
+        if not is_auto:
+            raise
+        if isinstance(error, ConfigError):  # the source cannot split its rows
+            reason = f"as {render_message(error.rule)}; {OTHER_ROWS_REMEDY}"
+            return CalibrationSplit(source, None, reason)
+        reason = 'as calibrate="auto" found too few different rows to set aside'
+        reason = f"{reason}; {CALIBRATE_TRUE_REMEDY}"
+        return CalibrationSplit(source, None, why_none or reason, left_out=left_out)
+    if is_auto and _min_rows(config) > _n_without_copies(training):
         reason = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
         reason = f"{reason}; lower n_centers and the like"
         return CalibrationSplit(source, None, reason, left_out=left_out)
-    return (
-        CalibrationSplit(training, calibration)
-        if why_none is None
-        else CalibrationSplit(training, None, why_none, unused=True)
-    )
+    if why_none is not None:
+        return CalibrationSplit(training, None, why_none, unused=True)
+    return CalibrationSplit(training, calibration)
 
 
 def _has_copies(source: BaseSource, n: int) -> bool:
@@ -176,7 +169,6 @@ def _n_without_copies(source: BaseSource) -> int:
 def _why_too_few(source: BaseSource, n: int) -> str | None:
     """Return why calibrate="auto" trains on all `n` rows; None if it sets some rows aside."""
     stored, classes, reason = stored_rows(source), source.classes, None
-    counts = stored.totals
     if classes is None:
         reason = "for numeric targets"
     elif n < MIN_CALIBRATED_ROWS:
@@ -189,16 +181,14 @@ def _why_too_few(source: BaseSource, n: int) -> str | None:
         reason = f"if there are more than {MAX_CALIBRATED_CLASSES:,} classes"
     elif source.weighted:
         reason = "if rows have sample weights, since few rows may have most of the weight"
-    elif counts is not None:
-        rows = counts * (n / stored.n_rows)
+    elif stored.totals is not None:
+        rows = stored.totals * (n / stored.n_rows)
         if rows[rows > 0].min() < MIN_ROWS_RAREST_CLASS:
             rarest = classes[int(np.argmin(np.where(rows > 0, rows, np.inf)))]
             reason = f"if a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} rows"
-    return (
-        None
-        if reason is None
-        else f'as calibrate="auto" sets none aside {reason}; {CALIBRATE_TRUE_REMEDY}'
-    )
+    if reason is None:
+        return None
+    return f'as calibrate="auto" sets none aside {reason}; {CALIBRATE_TRUE_REMEDY}'
 
 
 def _min_rows(config: RunConfig) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import HostArray, Ints
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.config.run_config import RunConfig
@@ -19,43 +17,45 @@ from streamkern.train.restart.scaling import changes_targets, known_moments
 
 
 def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_weights: bool) -> None:
-    """Raise ConfigError if the loss cannot be minimised in this run.
+    """Raise an error if the loss, or the transform of the targets, cannot be used in this run.
 
-    That is, if it does not suit the targets; if the solver does not support it in such a run; or if
-    a loss of the user violates a rule of `check_own_loss`.
+    Raises ConfigError if the loss does not suit the targets; if the solver does not support it in
+    such a run; if a loss of the user violates a rule of `check_own_loss`; or if a log scale is set
+    for classes. Raises DataError if the loss has a log link and the targets are too small for it.
 
     complete : whether no other rows will follow, as they may in `partial_fit`
     has_initial_weights : whether the run starts from existing weights
     """
     loss = config.model.loss
-    if loss == SQUARES:
-        return
+    if loss != SQUARES:
+        _check_kind(loss, data)
+        _check_levels(config, data)
+        _check_solver(config, complete=complete, has_initial_weights=has_initial_weights)
+        if isinstance(loss, Loss):
+            check_own_loss(loss, data.source.n_outputs)
+        _check_log_link(config, data, sets_unit=complete and not has_initial_weights)
+    if config.model.target_transform == "log" and data.source.classes is not None:
+        raise ConfigError(
+            f"{mention('model.target_transform', 'log')} is for values, but the targets are "
+            "classes",
+            f"leave {mention('model.target_transform')} out",
+        )
+
+
+def _check_kind(loss: str | Loss, data: Data) -> None:
+    """Raise ConfigError if the loss is for classes and the targets are values, or vice versa."""
     classes, for_classes = data.source.classes is not None, loss_class(loss).for_classes
-    allowed_losses = [
-        SQUARES,
-        *(
-            loss_class_.name
-            for loss_class_ in LOSS_CLASSES.values()
-            if loss_class_.for_classes == classes
-        ),
-    ]
-    if for_classes and not classes:
+    if for_classes != classes:
+        losses = [SQUARES, *(k.name for k in LOSS_CLASSES.values() if k.for_classes == classes)]
+        rows, found, wanted = "values", "classes", "values"
+        if for_classes:
+            rows, found = "rows of one class each", "values, or several labels for a row"
+            wanted = "classes"
         raise ConfigError(
-            f"{mention('model.loss', loss)} is for rows of one class each, but the targets are "
-            "values, or several labels for a row",
-            f"give one of {', '.join(allowed_losses)} as {mention('model.loss')}, or targets that "
-            "are classes",
+            f"{mention('model.loss', loss)} is for {rows}, but the targets are {found}",
+            f"give one of {', '.join(losses)} as {mention('model.loss')}, or targets that are "
+            f"{wanted}",
         )
-    if classes and not for_classes:
-        raise ConfigError(
-            f"{mention('model.loss', loss)} is for values, but the targets are classes",
-            f"give one of {', '.join(allowed_losses)} as {mention('model.loss')}, or targets that "
-            "are values",
-        )
-    _check_levels(config, data)
-    _check_solver(config, complete=complete, has_initial_weights=has_initial_weights)
-    if isinstance(loss, Loss):
-        check_own_loss(loss, data.source.n_outputs)
 
 
 def _check_solver(config: RunConfig, *, complete: bool, has_initial_weights: bool) -> None:
@@ -93,17 +93,13 @@ def _check_levels(config: RunConfig, data: Data) -> None:
         )
 
 
-def check_log_link(
-    config: RunConfig, data: Data, *, complete: bool, has_initial_weights: bool
-) -> None:
+def _check_log_link(config: RunConfig, data: Data, *, sets_unit: bool) -> None:
     """Raise DataError if the loss has a log link and the targets are too small for it.
 
     Targets in memory and their means are checked here, and targets of stores when they are read.
-    The mean must be positive only where it becomes the unit of the loss: in the first block of
-    `partial_fit`, whose setup checks it, and in a run that does not start from existing weights.
 
-    complete : whether no other rows will follow, as they may in `partial_fit`
-    has_initial_weights : whether the run starts from existing weights
+    sets_unit : whether the mean becomes the unit of the loss, and must be positive. Not with
+        initial weights; in the first block of `partial_fit`, the setup checks it.
     """
     loss = loss_of(config.model.loss, config.model.quantile)
     if not isinstance(loss, LogLink):
@@ -111,24 +107,13 @@ def check_log_link(
     for source in (data.base, data.validation_rows, data.calibration_rows):
         if source is not None:
             check_targets(config, source)
-    sets_unit = complete and not has_initial_weights
     are_known = sets_unit and not changes_targets(data.source)
     moments = known_moments(data.source, data.weight_factors) if are_known else None
     if moments is not None and moments.weight > 0:
         loss.check_means(moments.mean)
 
 
-def check_target_transform(config: RunConfig, data: Data) -> None:
-    """Raise ConfigError if a log scale is set for classes."""
-    if config.model.target_transform == "log" and data.source.classes is not None:
-        raise ConfigError(
-            f"{mention('model.target_transform', 'log')} is for values, but the targets are "
-            "classes",
-            f"leave {mention('model.target_transform')} out",
-        )
-
-
-def check_log_targets(Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64]) -> None:
+def check_log_targets(Y: HostArray, row_ids: Ints) -> None:
     """Raise DataError if a target is negative. Y : (m, c) targets. row_ids : (m,) row numbers."""
     is_negative = Y < 0
     if is_negative.any():

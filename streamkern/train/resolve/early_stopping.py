@@ -28,7 +28,7 @@ def check_early_stopping(config: RunConfig, *, complete: bool, has_initial_weigh
     problem = None
     if not complete:
         problem = "cannot be used with partial_fit, which decides itself how often it is called"
-    elif has_initial_weights or config.solver.warm_start is not None:
+    elif has_initial_weights:
         problem = "cannot be used with initial weights, which the rows set aside may have trained"
     elif config.data.epochs == 1:
         problem = f"has nothing to stop with {mention('data.epochs', 1)}, which is one pass"

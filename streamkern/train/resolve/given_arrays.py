@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 
+from streamkern.basics.array_types import HostArray
 from streamkern.basics.errors import ConfigError, StoreNotFoundError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
@@ -56,7 +56,7 @@ def open_centers(
         return _features(store, columns)
 
 
-def open_metric(config: RunConfig, d: int) -> npt.NDArray[Any]:
+def open_metric(config: RunConfig, d: int) -> HostArray:
     """Read model.metric, scales (d,) or a matrix (d, r), from a .npy file or a zarr array.
 
     Its shape is checked first. Raises the errors of `open_centers`.

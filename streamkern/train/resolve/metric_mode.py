@@ -6,8 +6,8 @@ import copy
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.centers.selectors import SELECTORS
@@ -110,7 +110,7 @@ def _why_no_table(data: Data) -> str | None:
 
 def kernel_in_metric(
     config: RunConfig, inputs: RunInputs, metric_mode: MetricMode, data: Data
-) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
+) -> tuple[Kernel, Floats | None]:
     """Return the kernel with its metric, and the metric if model.metric or an array gives one.
 
     If a metric will be learned, the kernel gets a placeholder of its shape that takes no memory.

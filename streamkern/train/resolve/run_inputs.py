@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy.typing as npt
-
 from streamkern.backend.ranks import SINGLE, Communicator
+from streamkern.basics.array_types import HostArray
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
 from streamkern.losses.log_loss import LogLoss
@@ -46,8 +45,8 @@ class RunInputs:
 
     source: Source | None = None
     test: Source | None = None
-    centers: npt.NDArray[Any] | StoredCenters | None = None
-    metric: npt.NDArray[Any] | None = None
+    centers: HostArray | StoredCenters | None = None
+    metric: HostArray | None = None
     client: Any = None
     warm_start: ParentRun | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -110,13 +109,21 @@ class RunInputs:
         """
         if self.patches is not None or not config.model.patch_features:
             return self.patches
-        parent, parent_path = self.warm_start, config.solver.warm_start
-        if parent is None and parent_path is not None:
-            options = storage_options_for(config, parent_path)
-            parent = ParentRun.find(parent_path, options, load_centers=False, load_weights=False)
+        parent = self.weights_from(config)
         if parent is None:
             return None
         return saved_patches(parent.setup.arrays, parent.setup.meta["scaling"])
+
+    def weights_from(self, config: RunConfig) -> ParentRun | None:
+        """Return the run that provides the initial weights, or None.
+
+        The run of a path is returned without its centers and weights.
+        """
+        path = config.solver.warm_start
+        if self.warm_start is not None or path is None:
+            return self.warm_start
+        options = storage_options_for(config, path)
+        return ParentRun.find(path, options, load_centers=False, load_weights=False)
 
 
 NO_INPUTS = RunInputs()

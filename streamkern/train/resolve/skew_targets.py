@@ -1,12 +1,10 @@
-"""Recognise skewed targets, which a model may fit better on a log scale."""
+"""Recognise runs whose kernel is open, and skewed targets that a log scale may suit better."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import HostArray
 from streamkern.config.run_config import RunConfig
 from streamkern.losses.losses import SQUARES
 
@@ -24,18 +22,19 @@ def leaves_transform_open(config: RunConfig) -> bool:
     these are meant for the targets as given.
     """
     model = config.model
-    return (
-        model.target_transform == "auto"
-        and model.loss == SQUARES
-        and model.kernel == "auto"
-        and model.bandwidth == "auto"
-        and model.metric in ("auto", "none", "learn")
-        and model.fit_intercept
-        and config.run.precision != "integer"
-    )
+    is_open = model.target_transform == "auto" and model.loss == SQUARES
+    return is_open and model.fit_intercept and leaves_kernel_open(config)
 
 
-def is_skew(y: npt.NDArray[Any]) -> bool:
+def leaves_kernel_open(config: RunConfig) -> bool:
+    """Return whether the settings leave kernel, bandwidth and metric to the setup."""
+    model = config.model
+    is_open = model.kernel == "auto" and model.bandwidth == "auto"
+    is_open = is_open and model.metric in ("auto", "none", "learn")
+    return is_open and config.run.precision != "integer"
+
+
+def is_skew(y: HostArray) -> bool:
     """Return whether targets (n,) are not negative, and skewed to the right.
 
     False for targets with one or two distinct values, which a log scale only shifts and rescales.

@@ -13,8 +13,8 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
@@ -47,8 +47,7 @@ from streamkern.stream.sources.transforms import (
 )
 from streamkern.stream.sources.user import as_source
 from streamkern.train.resolve.calibration_split import calibration_split
-from streamkern.train.resolve.choose_scores import with_scores
-from streamkern.train.resolve.draw_patches import with_patches
+from streamkern.train.resolve.sampled_features import with_patches, with_scores
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import find_scale
 
@@ -81,7 +80,7 @@ class Data:
     fixed: tuple[Transform, ...]
     scale: str
     cache: Cache | None = None
-    weight_factors: npt.NDArray[np.float64] | None = None
+    weight_factors: Floats | None = None
     validation_rows: BaseSource | None = None
     pixels: bool = False
     calibration_rows: BaseSource | None = None
@@ -168,8 +167,7 @@ def open_data(
     split = calibration_split(
         config, source, why_none, keeps_calibration_rows=keeps_calibration_rows
     )
-    source, calibration_rows, why_none = split.training_rows, split.calibration_rows, split.why_none
-    source = sampled_by_class(source, settings.class_sampling)
+    source = sampled_by_class(split.training_rows, settings.class_sampling)
     for transform in host_transforms(source):
         if is_deterministic(transform):
             raise ConfigError(
@@ -200,7 +198,7 @@ def open_data(
         _check_sparse(config, source)
     return Data(
         source, stored_rows(source), fixed, text, cache, factors, validation_rows, pixels,
-        calibration_rows, why_none, split.unused, split.left_out,
+        split.calibration_rows, split.why_none, split.unused, split.left_out,
     )  # fmt: skip
 
 
@@ -213,20 +211,14 @@ def _check_sparse(config: RunConfig, source: BaseSource) -> None:
             "features is not known",
             f"give images a channel, {(2, k, 1)}",
         )
-    reasons = {
-        mention("model.centers", config.model.centers): (
-            "k-means needs" if config.model.centers == "kmeans" else None
-        ),
-        mention("model.features", config.model.features): (
-            "random frequencies, of every feature, need"
-            if config.model.features == "fourier"
-            else None
-        ),
-    }
-    for setting, reason in reasons.items():
-        if reason is not None:
+    for setting, unusable, reason in (
+        ("centers", "kmeans", "k-means needs"),
+        ("features", "fourier", "random frequencies, of every feature, need"),
+    ):
+        if getattr(config.model, setting) == unusable:
+            text = mention(f"model.{setting}", unusable)
             raise ConfigError(
-                f"{setting}: {reason} dense rows, but these are sparse", f"leave {setting} out"
+                f"{text}: {reason} dense rows, but these are sparse", f"leave {text} out"
             )
 
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
+from streamkern.basics.array_types import Floats, HostArray
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig
@@ -43,9 +43,14 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.run_snapshot import is_solver_array
 from streamkern.train.restart.scaling import save_scaling
-from streamkern.train.setup.broadcast import broadcast_setup, receive_setup, work_of
-from streamkern.train.setup.center_stripes import mean, receive_shard
-from streamkern.train.setup.choose_centers import choose_centers, scatter_all
+from streamkern.train.setup.broadcast import (
+    broadcast_setup,
+    mean,
+    receive_setup,
+    receive_shard,
+    work_of,
+)
+from streamkern.train.setup.choose_centers import ChosenCenters, choose_centers, scatter_all
 from streamkern.train.setup.choose_metric import Learned
 from streamkern.train.setup.kernel_and_metric import choose_kernel_and_metric
 from streamkern.train.setup.loss_start import LossFit, fit_loss, scale_start, setup_targets
@@ -53,11 +58,6 @@ from streamkern.train.setup.setup_rows import SquareTargets, center_targets, n_e
 
 SAMPLED_CENTERS = 256
 """Largest number of centers from whose kernel values the size of kernel values is estimated."""
-_META_ENTRIES = (
-    "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",
-    "file_form", "n_outputs", "fit_intercept", "precision", "grid", "scaling", "scale", "backend",
-    "warm_start", "facts", "uncalibrated", "left_out", "center_left_out", "loss",
-)  # fmt: skip
 
 
 @dataclass
@@ -121,25 +121,15 @@ def compute_setup(
     warm : run whose weights and target scale this run starts from; None for a new model
     metric : metric that is already known, with its kernel if that is known too; None to choose both
     """
-    config, data = run.config, run.data
     dtype, search_dtype = map(_floating, (run.precision, run.search_precision))
     loss, targets, facts = setup_targets(run, search_dtype, warm, report)
     few_rows, learned = choose_kernel_and_metric(run, search_dtype, loss, targets, report, metric)
-    host_Z, order, kernel, center_rows, shift = choose_centers(
-        run, dtype, report, learned.kernel, learned.metric
-    )
-    op, points = _operator_and_points(run, kernel, run.precision, shift, host_Z)
-    rows = np.empty(0, np.int64)
-
-    def samples() -> tuple[SampleRows, SampleRows]:
-        nonlocal rows
-        sample, probe, rows = samples_of(run, dtype, targets, center_rows, squares)
-        return sample, probe
-
+    centers = choose_centers(run, dtype, report, learned.kernel, learned.metric)
+    op, points = _operator_and_points(run, centers, run.precision)
     noise, n_eff, options, ridges = _estimate_noise(run, op, points, few_rows.read, targets, report)
     if warm is None and _float32_suffices(run, options, op, points):
-        dtype, host_Z = search_dtype, host_Z.astype(search_dtype)
-        op, points = _operator_and_points(run, kernel, run.search_precision, shift, host_Z)
+        dtype, centers = search_dtype, centers._replace(Z=centers.Z.astype(search_dtype))
+        op, points = _operator_and_points(run, centers, run.search_precision)
     fit: LossFit | None = None
     squares: SquareTargets | None = few_rows.bounded
     if few_rows.bounded is not None:
@@ -149,19 +139,29 @@ def compute_setup(
         options = fit.with_ridge(options, n_eff, report)
         if fit.first is not None:
             targets, noise, squares = fit.first.targets, fit.noise, fit.first
-    if squares is not None and run.problem.center_ranks > 1:
-        center_rows = None  # replacing their targets would take the centers of all ranks
     del few_rows
-    if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
+    partitioned = run.problem.center_ranks > 1
+    if partitioned and squares is not None:  # replacing targets would take the centers of all ranks
+        centers = centers._replace(rows=None)
+    if partitioned and op.kernel.explicit:  # estimating the noise took all centers
         del points
-        host_Z, _ = scatter_all(run, host_Z)
-        points = op.points(run.backend.asarray(host_Z), right=True)
+        centers = centers._replace(Z=scatter_all(run, centers.Z)[0])
+        points = op.points(run.backend.asarray(centers.Z), right=True)
     run.backend.release()
-    known = center_targets(run, dtype, targets, center_rows, host_Z, squares)
-    seed, ranks, worth = config.run.random_state, run.inputs.ranks, n_eff if fit is None else None
-    work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, worth, ranks)
-    read = _broadcast(work, host_Z, shift, fit, _reported(samples, report))
-    setup = run.method.compute(work, read, report)
+    known = center_targets(run, dtype, targets, centers.rows, centers.Z, squares)
+    seed, ranks = run.config.run.random_state, run.inputs.ranks
+    n_worth = n_eff if fit is None else None
+    work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, n_worth, ranks)
+    sample_rows = np.empty(0, np.int64)
+
+    def samples() -> tuple[SampleRows, SampleRows]:
+        nonlocal sample_rows
+        report("setup", {"doing": "sample"})
+        sample, probe, sample_rows = samples_of(run, dtype, targets, centers.rows, squares)
+        report("setup", {"doing": "preconditioner"})
+        return sample, probe
+
+    setup = run.method.compute(work, _broadcast(work, centers, fit, samples), report)
     if fit is not None:
         targets = fit.turn_start(setup)
     if ridges is not None:
@@ -169,36 +169,39 @@ def compute_setup(
     if n_eff is not None:
         options = options.with_ridge(setup.meta.setdefault("ridge", options.fixed_ridge))
     setup.meta |= facts | ({"learned_metric": learned.facts} if learned.facts else {})
-    scale_arrays, scale_meta = save_scaling(data.fixed)
-    arrays = {"Z": host_Z, "shift": shift, "order": order, "sample_rows": rows}
-    arrays |= ({} if kernel.metric is None else {"metric": kernel.metric}) | targets.arrays()
-    arrays |= setup.arrays
+    scale_arrays, scale_meta = save_scaling(run.data.fixed)
+    arrays = {"Z": centers.Z, "shift": centers.shift, "order": centers.order}
+    arrays |= {"sample_rows": sample_rows} | _metric_array(op) | targets.arrays() | setup.arrays
     meta = _meta(run, op, setup.meta, scale_meta)
     work = replace(work, options=options, loss=scaled_loss(run.backend, dtype, meta, arrays))
     return ComputedSetup(work, setup, arrays | scale_arrays, meta)
 
 
+def _metric_array(op: KernelOperator) -> dict[str, Array]:
+    return {} if op.kernel.metric is None else {"metric": op.kernel.metric}
+
+
 def _broadcast(
-    work: Work[Any], Z: Array, shift: Array, fit: LossFit | None, samples: Samples
+    work: Work[Any], centers: ChosenCenters, fit: LossFit | None, samples: Samples
 ) -> Samples:
     """Broadcast the input of a setup to the other ranks, and return samples for this rank."""
-    op, problem = work.op, work.problem
+    op = work.op
     kernel_meta = {
         "kernel": op.kernel.describe(), "precision": op.precision,
         "grid": op.grid and asdict(op.grid), "slope": 1.0 if fit is None else fit.slope,
     }  # fmt: skip
-    arrays = {"shift": shift} | ({} if op.kernel.metric is None else {"metric": op.kernel.metric})
-    if problem.center_ranks == 1:  # else each rank has its stripe
-        arrays["Z"] = Z
+    arrays = {"shift": centers.shift} | _metric_array(op)
+    if work.problem.center_ranks == 1:  # else each rank has its stripe
+        arrays["Z"] = centers.Z
     return broadcast_setup(work, arrays, kernel_meta, samples)
 
 
 def _operator_and_points(
-    run: ResolvedRun, kernel: Kernel, precision: str, shift: Array, host_Z: Array
+    run: ResolvedRun, centers: ChosenCenters, precision: str
 ) -> tuple[KernelOperator, Points]:
     """Return the kernel operator in a precision, and the centers on the device in its form."""
-    op = KernelOperator(kernel, run.backend, precision, shift, run.grid)
-    return op, op.points(run.backend.asarray(host_Z), right=True)
+    op = KernelOperator(centers.kernel, run.backend, precision, centers.shift, run.grid)
+    return op, op.points(run.backend.asarray(centers.Z), right=True)
 
 
 def _float32_suffices(
@@ -219,22 +222,10 @@ def _floating(precision: str) -> np.dtype[np.floating]:
     return np.dtype(np.float64 if precision == "float64" else np.float32)
 
 
-def _reported(samples: Samples, report: Report) -> Samples:
-    """Return `samples`, wrapped to report the phases "sample" and "preconditioner"."""
-
-    def read() -> tuple[SampleRows, SampleRows]:
-        report("setup", {"doing": "sample"})
-        sampled = samples()
-        report("setup", {"doing": "preconditioner"})
-        return sampled
-
-    return read
-
-
 def _estimate_noise(
     run: ResolvedRun, op: KernelOperator, points: Points, read_rows: Callable[[], SampleRows],
     targets: TargetScale, report: Report,
-) -> tuple[Noise, float | None, SolverConfig, npt.NDArray[np.float64] | None]:  # fmt: skip
+) -> tuple[Noise, float | None, SolverConfig, Floats | None]:  # fmt: skip
     """Return the noise of the targets, the effective number of rows, the settings and the ridges.
 
     The noise is `NO_NOISE` if neither the method nor the loss needs it. If the ridge follows from
@@ -272,23 +263,25 @@ def _meta(
 ) -> dict[str, Any]:
     """Return the metadata of a run after its setup, as JSON values; describe the metric in
     `setup`."""
-    data, kernel = run.data, op.kernel
+    data, source, kernel = run.data, run.data.source, op.kernel
     if kernel.metric is not None:
         with run.backend.single_threaded_blas():
             setup["metric"] = describe_metric(kernel.metric, data.feature_names, kernel.categorical)
     if kernel.categorical:
         names = data.feature_names
         setup["categorical"] = [[names[j], weight] for j, weight in kernel.categorical]
+    described = {"labels": source.label_dtype, "weight_column": source.weight_column}
+    source_facts = {name: value for name, value in described.items() if value is not None}
     return {
         "kernel": kernel.describe(),
         "sizes": run.sizes.recorded(),
         "setup": setup,
-        "classes": None if data.source.classes is None else list(data.source.classes),
-        "row_shape": list(data.source.row_shape),
-        "columns": _as_list(data.source.columns),
-        "target_columns": _as_list(data.source.target_columns),
-        "encoder": data.source.encoder,
-        "file_form": data.source.file_form,
+        "classes": _as_list(source.classes),
+        "row_shape": list(source.row_shape),
+        "columns": _as_list(source.columns),
+        "target_columns": _as_list(source.target_columns),
+        "encoder": source.encoder,
+        "file_form": source.file_form,
         "n_outputs": run.problem.c,
         "fit_intercept": run.config.model.fit_intercept,
         "precision": op.precision,
@@ -297,7 +290,7 @@ def _meta(
         "scale": data.scale,
         "backend": run.backend.describe(),
         "warm_start": None,
-        "facts": _source_facts(run) | dict(run.inputs.facts),
+        "facts": source_facts | dict(run.inputs.facts),
         "uncalibrated": data.uncalibrated,
         "left_out": data.left_out,
         "center_left_out": run.problem.left_out and run.method.reaches_minimum,
@@ -305,32 +298,19 @@ def _meta(
     }
 
 
-def _source_facts(run: ResolvedRun) -> dict[str, str]:
-    """Return the dtype of the labels and the column of the weights, if they are known."""
-    source = run.data.source
-    facts = {"labels": source.label_dtype, "weight_column": source.weight_column}
-    return {name: value for name, value in facts.items() if value is not None}
-
-
 def _as_list(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def reassemble(
-    run: ResolvedRun, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]
-) -> Assembled:
-    """Return the solver that `start` returned, from its saved arrays and metadata.
-
-    Raises KeyError if an entry of meta is missing.
-    """
+def reassemble(run: ResolvedRun, arrays: dict[str, HostArray], meta: dict[str, Any]) -> Assembled:
+    """Return the solver that `start` returned, from its saved arrays and metadata."""
     # Entries missing from runs made with 0.1.0.
     defaults: dict[str, Any] = {
         "facts": {}, "encoder": None, "file_form": None, "uncalibrated": None, "left_out": False,
         "loss": SQUARES, "center_left_out": False,
     }  # fmt: skip
-    meta = {name: (defaults | meta)[name] for name in _META_ENTRIES}
-    kernel = run.config.model.kernel
-    op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
+    meta = meta | {name: value for name, value in defaults.items() if name not in meta}
+    op = operator(run.backend, arrays, meta, run.config.model.kernel)
     device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_solver_array(name)}
     points = op.points(run.backend.asarray(arrays["Z"]), right=True)
     options = run.config.solver
@@ -356,8 +336,7 @@ def compute_setup_part(run: ResolvedRun) -> dict[str, Array]:
         mean(own_centers["Z"], run.problem.p, ranks)  # rank 0 broadcasts the result in the setup
     arrays, meta = receive_setup(ranks)
     arrays |= own_centers
-    kernel = run.config.model.kernel
-    op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
+    op = operator(run.backend, arrays, meta, run.config.model.kernel)
     work, samples = work_of(run, op, arrays, meta)
     own_arrays = run.method.compute(work, samples, lambda event, fields: None).arrays
     scale_start(own_arrays, meta["slope"])
@@ -370,31 +349,32 @@ def accelerator_of(meta: Mapping[str, Any]) -> str:
 
 
 def operator(
-    backend: Backend, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any],
-    kernel: Kernel | None = None,
+    backend: Backend, arrays: Mapping[str, HostArray], meta: Mapping[str, Any],
+    kernel: Any = None,
 ) -> KernelOperator:  # fmt: skip
-    """Return the kernel operator that a run was set up with."""
+    """Return the kernel operator that a run was set up with.
+
+    kernel : kernel of the settings. A `Kernel` object is used, because the metadata cannot describe
+        the functions of a kernel of the user; names and tables are ignored.
+
+    Raises ConfigError if the kernel differs from the kernel of the training.
+    """
     notation = meta["kernel"]
-    if notation["kernel"] == "fourier":
-        if kernel is not None and kernel.is_open:
-            kernel = kernel.with_bandwidth(notation["of"]["bandwidth"])
-        if kernel is not None and kernel.describe() != notation["of"]:
-            raise ConfigError(
-                f"{mention('kernel', kernel)} is not the kernel of training, {notation['of']}",
-                "give the kernel of the training",
-            )
-        kernel = FourierFeatures(notation["n_features"], notation["of"])
-    elif kernel is None:
-        kernel = get_kernel(notation, metric=arrays.get("metric"))
-    else:
+    is_fourier = notation["kernel"] == "fourier"
+    trained = notation["of"] if is_fourier else notation
+    if isinstance(kernel, Kernel):
         if kernel.is_open:
-            kernel = kernel.with_bandwidth(notation["bandwidth"])
+            kernel = kernel.with_bandwidth(trained["bandwidth"])
         if kernel.metric is None:  # the metric was learned, or given separately
             kernel = kernel.with_metric(arrays.get("metric"))
-        if kernel.describe() != notation:
+        if kernel.describe() != trained:
             raise ConfigError(
-                f"{mention('kernel', kernel)} is not the kernel of training, {notation}",
+                f"{mention('kernel', kernel)} is not the kernel of training, {trained}",
                 "give the kernel of the training",
             )
+    elif not is_fourier:
+        kernel = get_kernel(trained, metric=arrays.get("metric"))
+    if is_fourier:
+        kernel = FourierFeatures(notation["n_features"], trained)
     grid = None if meta["grid"] is None else Grid(**meta["grid"])
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)

@@ -1,28 +1,33 @@
-"""Broadcast the choices and the sample rows of a setup from rank 0.
+"""Broadcast the choices, the sample rows and the centers of a setup from rank 0.
 
-The other ranks compute their rows of the preconditioner from them.
+The other ranks compute their rows of the preconditioner from them. If the ranks partition the
+centers, rank 0 broadcasts these part by part, and each rank keeps its stripe: a range of
+consecutive centers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from streamkern.backend.base import Array
+from streamkern.backend.base import tiles
 from streamkern.backend.ranks import Communicator
+from streamkern.basics.array_types import HostArray, Ints
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import BROADCAST_CENTER_BYTES
 from streamkern.solver.method import Samples, Work
 from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.samples import CenterTargets, SampleRows
 from streamkern.train.resolve.resolved_run import ResolvedRun
 
-HostArrays = Mapping[str, npt.NDArray[Any]]
+HostArrays = Mapping[str, HostArray]
 """Arrays on the host, by name."""
+CenterPart = tuple[Ints, HostArray]
+"""Indices of centers, (m,), and these centers, (m, d)."""
 
 
 def broadcast_setup(
@@ -37,22 +42,19 @@ def broadcast_setup(
         return samples
 
     def read() -> tuple[SampleRows, SampleRows]:
-        samples_read, to_host = samples(), work.op.backend.to_host
-        arrays_sent = dict(arrays)
-        for name, rows in zip(("sample", "probe"), samples_read, strict=True):
-            arrays_sent |= _as_arrays(name, rows._asdict(), to_host)
-        known, noise = work.known, asdict(replace(work.noise, tried=[]))
+        (sample, probe), to_host, known = samples(), work.op.backend.to_host, work.known
+        fields = {"sample": sample._asdict(), "probe": probe._asdict()}
         if known is not None:
-            arrays_sent |= _as_arrays(
-                "known",
-                {k: getattr(known, k) for k in ("counts", "weights", "Y")},
-                to_host,
-            )
-        known_counts = None if known is None else [known.n_rows, known.whole]
+            fields["known"] = {name: getattr(known, name) for name in ("counts", "weights", "Y")}
+        arrays_sent = dict(arrays)
+        for group, values in fields.items():
+            for name, array in values.items():
+                if array is not None and not np.isscalar(array):
+                    arrays_sent[f"{group}.{name}"] = np.asarray(to_host(array))
         meta_sent = dict(meta) | {
-            "fresh": [rows.fresh for rows in samples_read], "noise": noise, "worth": work.worth,
-            "ridge": work.options.ridge,
-            "known": known_counts,
+            "fresh": [sample.fresh, probe.fresh], "noise": asdict(replace(work.noise, tried=[])),
+            "worth": work.worth, "ridge": work.options.ridge,
+            "known": None if known is None else [known.n_rows, known.whole],
         }  # fmt: skip
         meta_sent["arrays"] = {
             name: [array.shape, array.dtype.str] for name, array in arrays_sent.items()
@@ -62,12 +64,12 @@ def broadcast_setup(
         )
         for array in arrays_sent.values():
             work.ranks.broadcast(np.ascontiguousarray(array))
-        return samples_read
+        return sample, probe
 
     return read
 
 
-def receive_setup(ranks: Communicator) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+def receive_setup(ranks: Communicator) -> tuple[dict[str, HostArray], dict[str, Any]]:
     """Receive the arrays and the JSON values that rank 0 sends by `broadcast_setup`."""
     meta = json.loads(ranks.broadcast_bytes(b""))
     shapes = meta.pop("arrays")
@@ -78,7 +80,7 @@ def receive_setup(ranks: Communicator) -> tuple[dict[str, npt.NDArray[Any]], dic
 def work_of(
     run: ResolvedRun,
     op: KernelOperator,
-    arrays: dict[str, npt.NDArray[Any]],
+    arrays: dict[str, HostArray],
     meta: Mapping[str, Any],
 ) -> tuple[Work[Any], Samples]:
     """Return the work of a rank and its samples, from the results of `receive_setup`.
@@ -99,31 +101,74 @@ def work_of(
         worth, run.inputs.ranks,
     )  # fmt: skip
 
+    def rows_of(group: str, fresh: int) -> SampleRows:
+        X, Y = (asarray(arrays.pop(f"{group}.{name}")) for name in ("X", "Y"))
+        root, index = (arrays.pop(f"{group}.{name}", None) for name in ("root", "center_index"))
+        return SampleRows(X, Y, None if root is None else asarray(root), fresh, index)
+
     def samples() -> tuple[SampleRows, SampleRows]:
-        sample, probe = (
-            _sample_rows(name, arrays, fresh, asarray)
-            for name, fresh in zip(("sample", "probe"), meta["fresh"], strict=True)
-        )
-        return sample, probe
+        return rows_of("sample", meta["fresh"][0]), rows_of("probe", meta["fresh"][1])
 
     return work, samples
 
 
-def _sample_rows(
-    name: str, arrays: dict[str, npt.NDArray[Any]], fresh: int, asarray: Callable[[Any], Array]
-) -> SampleRows:
-    X, Y, root, index = (
-        arrays.pop(f"{name}.{part}", None) for part in ("X", "Y", "root", "center_index")
-    )
-    return SampleRows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, index)
+def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:
+    """Broadcast all centers from rank 0, and return its stripe, (q, d).
+
+    Called on rank 0, while the other ranks call `receive_shard`.
+
+    parts : all p centers, each of them once
+    """
+
+    def broadcast_parts() -> Iterator[CenterPart]:
+        for indices, X in parts:
+            for rows in tiles(len(X), max(1, BROADCAST_CENTER_BYTES // max(1, X[:1].nbytes))):
+                part = np.ascontiguousarray(X[rows])
+                ranks.broadcast_scalars([*part.shape, part.itemsize])
+                yield ranks.broadcast(indices[rows].copy()), ranks.broadcast(part)
+        ranks.broadcast_scalars([0, 0, 0])
+
+    return _own_stripe(broadcast_parts(), p, ranks)
 
 
-def _as_arrays(
-    name: str, fields: Mapping[str, Any], to_host: Callable[[Array], npt.NDArray[Any]]
-) -> dict[str, npt.NDArray[Any]]:
-    arrays = {
-        part: array
-        for part, array in fields.items()
-        if array is not None and not np.isscalar(array)
-    }
-    return {f"{name}.{part}": np.asarray(to_host(array)) for part, array in arrays.items()}
+def receive_shard(p: int, ranks: Communicator) -> HostArray:
+    """Receive the centers that rank 0 broadcasts, and return the stripe of this rank, (q, d)."""
+
+    def received_parts() -> Iterator[CenterPart]:
+        while True:
+            m, d, itemsize = (int(size) for size in ranks.broadcast_scalars([0, 0, 0]))
+            if not m:
+                return
+            X = np.empty((m, d), f"f{itemsize}")
+            yield ranks.broadcast(np.empty(m, np.int64)), ranks.broadcast(X)
+
+    return _own_stripe(received_parts(), p, ranks)
+
+
+def _own_stripe(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:
+    """Return the stripe of this rank, (q, d), from parts of all centers."""
+    own, stripe = ranks.stripe(p), None
+    for indices, X in parts:
+        if stripe is None:
+            stripe = np.empty((own.stop - own.start, X.shape[1]), X.dtype)
+        in_stripe = (indices >= own.start) & (indices < own.stop)
+        stripe[indices[in_stripe] - own.start] = X[in_stripe]
+    assert stripe is not None, "there are no centers"
+    return stripe
+
+
+def mean(Z: HostArray, p: int, ranks: Communicator) -> HostArray:
+    """Return the mean of all centers, (d,) float64. Collective.
+
+    One rank after the other adds its rows, one by one, to the sum of the ranks before. This is the
+    order of `numpy.mean`; in another order, the result would depend on the number of ranks.
+
+    Z : (q, d), the stripe of this rank
+    """
+    total = np.zeros(Z.shape[1])
+    for turn in range(ranks.size):
+        if turn == ranks.rank:
+            for rows in tiles(len(Z), 1024):
+                total = np.concatenate([total[None], Z[rows]]).sum(axis=0)
+        total = ranks.allgather(total.tolist())[turn]
+    return total / p

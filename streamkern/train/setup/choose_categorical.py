@@ -26,10 +26,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from streamkern.basics.array_types import Floats
-from streamkern.centers.random_rows import median_bandwidth
+from streamkern.basics.array_types import Floats, HostArray, Ints
 from streamkern.ingest.tables.columns import TargetMeans
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
@@ -48,7 +46,7 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.resolve.metric_mode import looks_for_categorical
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.choose_kernel import in_metric_coordinates
+from streamkern.train.setup.choose_kernel import median_distances, search_operator
 
 MIN_EXAMINED_ROWS, MAX_EXAMINED_ROWS, ROWS_PER_EXAMINED_ROW = 1024, 1536, 8
 """Smallest and largest number of rows that are examined. Between these bounds, one row is examined
@@ -94,18 +92,14 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
         groups.pop(j, None)
     if len(host) < MIN_CATEGORICAL_ROWS or not groups or kernel.geometry != "distance":
         return kernel
-    shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
-    with run.backend.single_threaded_blas():
-        median_squared = (
-            median_bandwidth(in_metric_coordinates(host, kernel.metric), "euclidean") ** 2
-        )
+    median_squared = median_distances(run, host, kernel.metric)("distance") ** 2
 
     def fitted(kernel: Kernel, start: Noise | None) -> _Fit | None:
         noise = find_noise(operator(kernel), None, rows, start, run.method.min_penalty)
         return _Fit(kernel, noise) if noise.tried and math.isfinite(noise.error) else None
 
     def operator(kernel: Kernel) -> KernelOperator:
-        return KernelOperator(kernel, run.backend, run.search_precision, shift, run.grid)
+        return search_operator(run, kernel, host, run.grid)
 
     def errors(fit: _Fit) -> Floats:
         return row_errors(operator(fit.kernel), None, rows, fit.noise)[0]
@@ -125,11 +119,8 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
         candidate = _with_categorical(current, column, groups.pop(column), median_squared, fitted)
         fields: dict[str, Any] = {"feature": column, "score": best, "taken": False}
         if candidate is not None:
-            errors_before, errors_after = errors(current), errors(candidate)
-            gain, error_ratio = (
-                surplus(errors_before, errors_after),
-                float(errors_after.mean() / errors_before.mean()),
-            )
+            before, after = errors(current), errors(candidate)
+            gain, error_ratio = surplus(before, after), float(after.mean() / before.mean())
             improves = gain >= CATEGORICAL_GAIN_SE and error_ratio <= 1 - CATEGORICAL_GAIN
             fields |= {"taken": improves, "standard_errors": gain, "error": error_ratio}
             current = candidate if improves else current
@@ -140,7 +131,7 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
 def _with_categorical(
     current: _Fit,
     column: int,
-    group: npt.NDArray[np.int64],
+    group: Ints,
     median_squared: float,
     fitted: Callable[[Kernel, Noise | None], _Fit | None],
 ) -> _Fit | None:
@@ -193,7 +184,7 @@ def _target_mean_features(source: BaseSource) -> list[int]:
     ]
 
 
-def groups_by_feature(X: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
+def groups_by_feature(X: HostArray) -> dict[int, Ints]:
     """Return the groups of rows with equal values, (n,) group numbers, for each candidate feature.
 
     A candidate has enough distinct and enough repeated values. If several features group the rows
@@ -201,14 +192,13 @@ def groups_by_feature(X: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
 
     X : (n, d).
     """
-    candidates, seen = dict[int, npt.NDArray[np.int64]](), set[bytes]()
+    candidates, seen = dict[int, Ints](), set[bytes]()
     for j in range(X.shape[1]):
         _, first_row, group, counts = np.unique(
             X[:, j], return_index=True, return_inverse=True, return_counts=True
         )
-        if len(counts) < MIN_DISTINCT_VALUES or counts[counts > 1].sum() < MIN_REPEATED_SHARE * len(
-            X
-        ):
+        n_repeated = counts[counts > 1].sum()
+        if len(counts) < MIN_DISTINCT_VALUES or n_repeated < MIN_REPEATED_SHARE * len(X):
             continue
         by_first = first_row[group].astype(np.int64)
         if by_first.tobytes() not in seen:
@@ -217,7 +207,7 @@ def groups_by_feature(X: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
     return candidates
 
 
-def group_score(residuals: Floats, group: npt.NDArray[np.int64]) -> float:
+def group_score(residuals: Floats, group: Ints) -> float:
     """Return T in standard deviations, see the module.
 
     residuals : (n, c). With several outputs, r_i r_j is the inner product of two rows.

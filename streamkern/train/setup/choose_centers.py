@@ -1,36 +1,50 @@
-"""Choose the centers, as transformed rows, and the bandwidth of the kernel."""
+"""Choose the centers, as transformed rows, and the bandwidth of the kernel.
+
+If centers are rows of the training data, these and their targets are known before streaming
+(`CenterRows`), which `solver.precondition.block` uses. If random transforms or copies change the
+rows, or if every epoch has other rows, no row is a center.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.basics.array_types import Floats, HostArray, Ints
 from streamkern.centers import random_rows
 from streamkern.centers.selector import CenterWork
 from streamkern.centers.selectors import SELECTORS
-from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.solver.method import Report
 from streamkern.store.row_block import RowBlock, concatenated
 from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.sampling import rows_by_unit
+from streamkern.stream.sources.mixture import stored_rows
+from streamkern.stream.sources.sampling import read_rows, rows_by_unit
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train.resolve.given_arrays import open_centers
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.stored_centers import StoredCenters
-from streamkern.train.setup import center_rows
-from streamkern.train.setup.center_rows import CenterRows
-from streamkern.train.setup.center_stripes import CenterPart, mean, scatter
-from streamkern.train.setup.choose_kernel import in_metric_coordinates
+from streamkern.train.setup.broadcast import CenterPart, mean, scatter
+from streamkern.train.setup.choose_kernel import kernel_of_settings
+
+
+class CenterRows(NamedTuple):
+    """Rows that are centers.
+
+    center_index : (q,) int64, index in storage order of the center that each row is
+    block : the rows without features: X is (q, 0)
+    """
+
+    center_index: Ints
+    block: RowBlock
 
 
 class ChosenCenters(NamedTuple):
@@ -46,7 +60,7 @@ class ChosenCenters(NamedTuple):
     """
 
     Z: HostArray
-    order: npt.NDArray[np.int64]
+    order: Ints
     kernel: Kernel
     rows: CenterRows | None
     shift: HostArray
@@ -69,45 +83,24 @@ def choose_centers(
     metric : scales (d,) or matrix (d, r); None for no metric
     """
     if run.inputs.continued is not None:
-        return _continued(run, run.inputs.continued, dtype, report)
+        return _read_continued(run, run.inputs.continued, dtype, report)
     report("setup", {"doing": "centers"})
-    if run.problem.features == "fourier":
-        return _frequencies(run, dtype, report, kernel)
-    if run.problem.streams_centers:
-        return _streamed(run, dtype, report, kernel, metric)
     start = time.perf_counter()
-    seed, method = run.config.run.random_state, run.centers_from
-    block, n_read = _rows(run, method)
-    in_order, selection = run.in_order, run.problem.selection
-    p = len(block.X) if selection is None else run.problem.p
-    order = np.arange(p) if in_order else random_rows.random_order(p, seed)
-    if selection is None:
-        block = block.take(order)
-    rows = _center_rows(run, method, block)
-    X = run.backend.to_host(transformed(run, block, dtype)[0])
-    del block
-    kernel = kernel or _kernel(run, X, in_order, metric)
-    fields: dict[str, Any] = {"method": method, "centers": p, "rows": n_read}
-    if selection is not None:
-        batches = partial(_batches, run, dtype)
-        work = CenterWork(p, seed, kernel, run.backend, run.precision, run.grid, batches)
-        centers, facts = SELECTORS[method].refine(X, selection, work)
-        X = centers[order]
-        fields |= facts
-    run.backend.release()
-    shift = _mean(X)
-    if run.problem.center_ranks > 1:
-        X, shift = scatter_all(run, X)
+    if run.problem.features == "fourier":
+        centers, fields = _draw_frequencies(run, dtype, kernel)
+    elif run.problem.streams_centers:
+        centers, fields = _select_in_stripes(run, dtype, kernel, metric)
+    else:
+        centers, fields = _select(run, dtype, kernel, metric)
     report("centers", {**fields, "seconds": time.perf_counter() - start})
-    return ChosenCenters(X, order, kernel, rows, shift)
+    return centers
 
 
-def _continued(
+def _read_continued(
     run: ResolvedRun, continued: ParentRun, dtype: np.dtype[Any], report: Report
 ) -> ChosenCenters:  # fmt: skip
     """Return the centers of the run that is continued; each rank reads its stripe."""
-    p, ranks = run.problem.p, run.inputs.ranks
-    in_stripes = run.problem.reads_stripes
+    p, ranks, in_stripes = run.problem.p, run.inputs.ranks, run.problem.reads_stripes
     rows = ranks.stripe(p) if in_stripes else slice(0, p)
     Z, order, kernel = continued.centers_and_kernel(dtype, run.problem.features, rows)
     report("centers", {"method": "continued", "centers": p, "rows": 0, "seconds": 0.0})
@@ -119,20 +112,47 @@ def _mean(Z: HostArray) -> HostArray:
     return np.asarray(Z.mean(axis=0, dtype=np.float64), Z.dtype)
 
 
-def _streamed(
-    run: ResolvedRun,
-    dtype: np.dtype[Any],
-    report: Report,
-    kernel: Kernel | None,
-    metric: Floats | None,
-) -> ChosenCenters:
+def _select(
+    run: ResolvedRun, dtype: np.dtype[Any], kernel: Kernel | None, metric: Floats | None
+) -> tuple[ChosenCenters, dict[str, Any]]:
+    """Return the centers that a selector chooses, or the given ones, and facts for the log."""
+    seed, method = run.config.run.random_state, run.centers_from
+    block, n_read = _rows(run, method)
+    in_order, selection = run.in_order, run.problem.selection
+    p = len(block.X) if selection is None else run.problem.p
+    order = np.arange(p) if in_order else random_rows.random_order(p, seed)
+    if selection is None:
+        block = block.take(order)
+    rows = _known_center_rows(run, block, are_rows=method not in ("given", "file"))
+    X = run.backend.to_host(transformed(run, block, dtype)[0])
+    del block
+    if kernel is None:
+        bandwidth_rows = X
+        if in_order:  # rows may be sorted by label; otherwise their order is already random
+            bandwidth_rows = X[random_rows.random_order(p, seed)[: random_rows.BANDWIDTH_ROWS]]
+        kernel = kernel_of_settings(run, bandwidth_rows, metric)
+    fields: dict[str, Any] = {"method": method, "centers": p, "rows": n_read}
+    if selection is not None:
+        batches = partial(_batches, run, dtype)
+        work = CenterWork(p, seed, kernel, run.backend, run.precision, run.grid, batches)
+        centers, facts = SELECTORS[method].refine(X, selection, work)
+        X = centers[order]
+        fields |= facts
+    run.backend.release()
+    shift = _mean(X)
+    if run.problem.center_ranks > 1:
+        X, shift = scatter_all(run, X)
+    return ChosenCenters(X, order, kernel, rows, shift), fields
+
+
+def _select_in_stripes(
+    run: ResolvedRun, dtype: np.dtype[Any], kernel: Kernel | None, metric: Floats | None
+) -> tuple[ChosenCenters, dict[str, Any]]:
     """Choose rows as centers, and scatter them over the ranks unit by unit as they are read."""
-    start = time.perf_counter()
     base, p, method = run.data.base, run.problem.p, run.centers_from
-    seed = run.config.run.random_state
-    chosen, n_read = (
-        (np.arange(p), p) if method == "all" else SELECTORS[method].choose(base, p, seed)
-    )
+    seed, chosen, n_read = run.config.run.random_state, np.arange(p), p
+    if method != "all":
+        chosen, n_read = SELECTORS[method].choose(base, p, seed)
     order = random_rows.random_order(p, seed)
     storage_index = np.argsort(order)  # index in storage order of each selected row
     bandwidth_rows = np.empty((min(p, random_rows.BANDWIDTH_ROWS), run.data.d), dtype)
@@ -145,19 +165,17 @@ def _streamed(
             for_bandwidth = storage_indices < len(bandwidth_rows)
             bandwidth_rows[storage_indices[for_bandwidth]] = X[for_bandwidth]
             streamed_indices.append(storage_indices)
-            blocks.append(center_rows.without_features(block))
+            blocks.append(_without_features(block))
             yield storage_indices, X
 
     Z = scatter(parts(), p, run.inputs.ranks)
     shift = mean(Z, p, run.inputs.ranks).astype(dtype)
-    rows = _center_rows(
-        run, method, concatenated(blocks).take(np.argsort(np.concatenate(streamed_indices)))
-    )
-    kernel = kernel or _kernel(run, bandwidth_rows, False, metric)
+    in_storage_order = concatenated(blocks).take(np.argsort(np.concatenate(streamed_indices)))
+    rows = _known_center_rows(run, in_storage_order, are_rows=True)
+    kernel = kernel or kernel_of_settings(run, bandwidth_rows, metric)
     run.backend.release()
     fields = {"method": method, "centers": p, "rows": n_read}
-    report("centers", {**fields, "seconds": time.perf_counter() - start})
-    return ChosenCenters(Z, order, kernel, rows, shift)
+    return ChosenCenters(Z, order, kernel, rows, shift), fields
 
 
 def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
@@ -165,18 +183,6 @@ def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
     p, ranks = len(Z), run.inputs.ranks
     stripe = scatter([(np.arange(p), Z)], p, ranks)
     return stripe, mean(stripe, p, ranks).astype(Z.dtype)
-
-
-def _center_rows(run: ResolvedRun, method: str, block: RowBlock) -> CenterRows | None:
-    """Return the rows of the training data that are centers, if the method uses their targets.
-
-    block : centers in storage order, or the rows from which a selection starts
-    """
-    if not run.method.uses_center_targets or run.problem.selection is not None:
-        return None
-    if method in ("given", "file"):
-        return center_rows.rows_equal_to(run, block.X)
-    return center_rows.rows_as_centers(run, block)
 
 
 def transformed(run: ResolvedRun, rows: RowBlock, dtype: np.dtype[Any]) -> tuple[Array, Array]:
@@ -209,63 +215,81 @@ def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
     return block, len(block.X)
 
 
-def _kernel(run: ResolvedRun, X: HostArray, in_order: bool, metric: Floats | None = None) -> Kernel:
-    """Return the kernel of the settings. An open bandwidth is the median distance of the rows X."""
-    model, bandwidth = run.config.model, run.config.model.bandwidth
-
-    @cache
-    def width(geometry: str) -> float:
-        if not isinstance(bandwidth, str):
-            return bandwidth
-        bandwidth_rows = X
-        if in_order:  # rows may be sorted by label; otherwise their order is already random
-            order = random_rows.random_order(len(X), run.config.run.random_state)
-            bandwidth_rows = X[order[: random_rows.BANDWIDTH_ROWS]]
-        norm = "cityblock" if geometry == "l1" else "euclidean"
-        with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
-            bandwidth_rows = in_metric_coordinates(bandwidth_rows, metric)
-        return random_rows.median_bandwidth(bandwidth_rows, norm, sparse=run.data.sparse)
-
-    kernel = run.data.kernel_of(get_kernel(model.kernel, width))
-    return kernel if metric is None else kernel.with_metric(metric)
-
-
-def _frequencies(
-    run: ResolvedRun, dtype: np.dtype[Any], report: Report, known_kernel: Kernel | None
-) -> ChosenCenters:
+def _draw_frequencies(
+    run: ResolvedRun, dtype: np.dtype[Any], known_kernel: Kernel | None
+) -> tuple[ChosenCenters, dict[str, Any]]:
     """Draw frequencies and phases (D, d + 1), as the centers of random features of the kernel."""
-    start = time.perf_counter()
     base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
     n_read, kernel = 0, known_kernel or run.config.model.kernel
     if not isinstance(kernel, Kernel) or kernel.is_open:
         block = random_rows.random_centers(base, min(random_rows.BANDWIDTH_ROWS, base.n_rows), seed)
         X, _ = transformed(run, block, dtype)
-        kernel, n_read = _kernel(run, run.backend.to_host(X), False), len(block.X)
+        kernel, n_read = kernel_of_settings(run, run.backend.to_host(X)), len(block.X)
     order = random_rows.random_order(n_features, seed)
     Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
     fields = {"method": "fourier", "centers": n_features, "rows": n_read}
-    report("centers", {**fields, "seconds": time.perf_counter() - start})
-    return ChosenCenters(Z, order, FourierFeatures(n_features, kernel.describe()), None, _mean(Z))
+    features = FourierFeatures(n_features, kernel.describe())
+    return ChosenCenters(Z, order, features, None, _mean(Z)), fields
 
 
 def _batches(
     run: ResolvedRun, dtype: np.dtype[Any], n: int, batch_size: int
 ) -> Iterator[HostArray]:
     """Yield n stored rows in shuffled batches, in passes over all rows."""
-    n_left = n
-    sizes, seed = run.sizes, run.config.run.random_state
+    n_left, base, sizes = n, run.data.base, run.sizes
     with BatchReader(
-        run.data.base,
-        batch_size=min(batch_size, run.data.base.n_rows),
-        seed=seed,
-        block_bytes=sizes.loader_block_bytes,
-        in_flight_bytes=sizes.loader_in_flight_bytes,
+        base, batch_size=min(batch_size, base.n_rows), seed=run.config.run.random_state,
+        block_bytes=sizes.loader_block_bytes, in_flight_bytes=sizes.loader_in_flight_bytes,
         threads=run.config.data.prefetch_threads,
-    ) as loader:
-        passes = -(-n_left // run.data.base.n_rows)
+    ) as loader:  # fmt: skip
+        passes = -(-n_left // base.n_rows)
         for batch in loader.epochs(SETUP_EPOCH, SETUP_EPOCH + passes):
             X = run.backend.to_host(transformed(run, batch, dtype)[0])
             yield X[:n_left]
             n_left -= len(X)
             if n_left <= 0:
                 return
+
+
+def _known_center_rows(
+    run: ResolvedRun, block: RowBlock, *, are_rows: bool
+) -> CenterRows | None:  # fmt: skip
+    """Return the rows of the training data that are centers; None if they are not known, or if the
+    method does not use their targets.
+
+    block : centers before all transforms, in storage order, or the rows from which a selection
+        starts
+    are_rows : whether row i of the block is center i; otherwise rows that equal a center are
+        searched, if the data is in memory
+    """
+    uses_targets = run.method.uses_center_targets and run.problem.selection is None
+    if not (uses_targets and run.data.repeats):
+        return None
+    if are_rows:
+        return CenterRows(np.arange(len(block.row_ids)), _without_features(block))
+    matches = stored_rows(run.data.source).find_rows(block.X)
+    if matches is None or not len(matches[0]):
+        return None
+    rows, center_index = matches
+    return CenterRows(center_index, _without_features(read_rows(run.data.source, rows, 0)))
+
+
+def _without_features(block: RowBlock) -> RowBlock:
+    """Return the block with X of shape (m, 0)."""
+    return block._replace(X=np.empty((len(block.row_ids), 0), np.float32))
+
+
+def center_indices(row_ids: Ints, centers: CenterRows | None) -> Ints:
+    """Return the index (m,) of the center that each row is; -1 for rows that are no center.
+
+    row_ids : (m,) row numbers
+    centers : the rows that are centers; None if no row is one
+    """
+    indices = np.full(len(row_ids), -1)
+    if centers is not None:
+        order = np.argsort(centers.block.row_ids)
+        ascending = centers.block.row_ids[order]
+        position = np.minimum(np.searchsorted(ascending, row_ids), len(order) - 1)
+        is_center = ascending[position] == row_ids
+        indices[is_center] = centers.center_index[order[position[is_center]]]
+    return indices

@@ -26,26 +26,24 @@ bandwidth no larger than the median distance.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from streamkern.basics.array_types import Floats
+from streamkern.basics.array_types import Floats, HostArray
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.notation import bandwidths
+from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.resolve.resolved_run import ResolvedRun
-
-Squares = npt.NDArray[np.float64]
 
 MIN_WIDTH_LOG2, MAX_WIDTH_LOG2 = -6, 4
 """Exponents of two of the smallest and largest bandwidth tried, relative to the median distance.
@@ -93,12 +91,8 @@ def kernels_of(run: ResolvedRun) -> tuple[Any, ...]:
     Only the first one is tried with ridge 0, or if the solver is sensitive to the conditioning of
     the kernel matrix, which is bad for smooth kernels.
     """
-    kernels = run.config.model.kernels
-    return (
-        kernels[:1]
-        if run.config.solver.ridge == 0 or not run.method.insensitive_to_conditioning
-        else kernels
-    )
+    only_first = run.config.solver.ridge == 0 or not run.method.insensitive_to_conditioning
+    return run.config.model.kernels[: 1 if only_first else None]
 
 
 def widest_of(run: ResolvedRun) -> int:
@@ -123,20 +117,11 @@ def find_kernel(
     categorical : categorical features of the kernel
     """
     rows = rows.first(n_kernel_rows(len(rows.X)), run.backend)
-    host, bandwidth = run.backend.to_host(rows.X), run.config.model.bandwidth
-    shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
-    with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
-        points = in_metric_coordinates(host, metric)
-
-    @cache
-    def width(geometry: str) -> float:
-        if not isinstance(bandwidth, str):
-            return bandwidth
-        norm = "cityblock" if geometry == "l1" else "euclidean"
-        return median_bandwidth(points, norm, sparse=run.data.sparse)
+    host = run.backend.to_host(rows.X)
+    width = bandwidth_function(run, host, metric)
 
     def operator(kernel: Kernel) -> KernelOperator:
-        return KernelOperator(kernel, run.backend, run.search_precision, shift, run.grid)
+        return search_operator(run, kernel, host, run.grid)
 
     first_kernel, *other_kernels = kernels_of(run)
 
@@ -150,9 +135,9 @@ def find_kernel(
             kernel = run.data.kernel_of(kernel)
             kernel = kernel if metric is None else kernel.with_metric(metric)
             kernel = kernel.with_categorical(categorical) if categorical else kernel
-            start_fit = start if not fits else [*fits.values()][-1]
-            start_noise = None if start_fit is None else start_fit.noise
-            noise = find_noise(operator(kernel), None, rows, start_noise, run.method.min_penalty)
+            near = [*fits.values()][-1] if fits else start
+            near_noise = None if near is None else near.noise
+            noise = find_noise(operator(kernel), None, rows, near_noise, run.method.min_penalty)
             fits[factor] = FoundKernel(kernel, noise, round(math.log2(factor)))
             return noise.error
 
@@ -180,16 +165,15 @@ def find_kernel(
     return best if is_better(errors, first_errors, zero_errors) else first_fit
 
 
-def is_better(errors: Squares, first_errors: Squares, zero_errors: Squares) -> bool:
+def is_better(errors: Floats, first_errors: Floats, zero_errors: Floats) -> bool:
     """Return whether a kernel predicts rows significantly better than the first kernel tried.
 
     errors, first_errors, zero_errors : (n,) squared errors of the same rows: with the kernel, with
         the first kernel, and of f = 0
     """
     rows_are_predictable = surplus(np.sqrt(zero_errors), np.sqrt(errors)) >= PREDICTABLE_SE
-    return surplus(first_errors, errors) >= (
-        PREDICTABLE_GAIN_SE if rows_are_predictable else KERNEL_GAIN_SE
-    )
+    min_gain = PREDICTABLE_GAIN_SE if rows_are_predictable else KERNEL_GAIN_SE
+    return surplus(first_errors, errors) >= min_gain
 
 
 def n_kernel_rows(n: int) -> int:
@@ -203,13 +187,10 @@ def nearest_equivalent(errors: Mapping[int, float]) -> int:
     errors : error of each exponent
     """
     min_error = min(errors.values())
-    equivalent = [
-        exponent
-        for exponent, value in errors.items()
-        if value <= (1 + KERNEL_ERROR_TOLERANCE) * min_error
-    ]
     if not math.isfinite(min_error):
         return 0
+    max_error = (1 + KERNEL_ERROR_TOLERANCE) * min_error
+    equivalent = [exponent for exponent, error in errors.items() if error <= max_error]
     return min(equivalent, key=lambda exponent: (abs(exponent), errors[exponent]))
 
 
@@ -222,7 +203,7 @@ def roughest_equivalent(fits: list[FoundKernel]) -> FoundKernel:
     return next(fit for fit in fits if fit.noise.error <= (1 + KERNEL_ERROR_TOLERANCE) * min_error)
 
 
-def in_metric_coordinates(X: npt.NDArray[Any], metric: Floats | None) -> npt.NDArray[Any]:
+def in_metric_coordinates(X: HostArray, metric: Floats | None) -> HostArray:
     """Return rows (n, d) times the scales (d,) or matrix (d, r) of a metric.
 
     Their Euclidean distance is the distance in the metric.
@@ -230,3 +211,53 @@ def in_metric_coordinates(X: npt.NDArray[Any], metric: Floats | None) -> npt.NDA
     if metric is None:
         return X
     return X * metric if metric.ndim == 1 else X @ metric
+
+
+def median_distances(
+    run: ResolvedRun, X: HostArray, metric: Floats | None = None
+) -> Callable[[str], float]:
+    """Return a function from the geometry of a kernel to the median distance of rows in a metric.
+
+    X : (n, d) rows on the host, in random order
+    metric : scales (d,) or matrix (d, r); None for no metric
+    """
+
+    @cache
+    def median(geometry: str) -> float:
+        with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
+            points = in_metric_coordinates(X, metric)
+        norm = "cityblock" if geometry == "l1" else "euclidean"
+        return median_bandwidth(points, norm, sparse=run.data.sparse)
+
+    return median
+
+
+def bandwidth_function(
+    run: ResolvedRun, X: HostArray, metric: Floats | None = None
+) -> Callable[[str], float]:
+    """Return a function from the geometry of a kernel to its bandwidth.
+
+    It is the bandwidth of the settings or, if they leave it open, that of `median_distances`.
+    """
+    bandwidth = run.config.model.bandwidth
+    if isinstance(bandwidth, str):
+        return median_distances(run, X, metric)
+    return lambda geometry: bandwidth
+
+
+def kernel_of_settings(run: ResolvedRun, X: HostArray, metric: Floats | None = None) -> Kernel:
+    """Return the kernel of the settings in a metric; its bandwidth: see `bandwidth_function`."""
+    width = bandwidth_function(run, X, metric)
+    kernel = run.data.kernel_of(get_kernel(run.config.model.kernels[0], width))
+    return kernel if metric is None else kernel.with_metric(metric)
+
+
+def search_operator(
+    run: ResolvedRun, kernel: Kernel, X: HostArray, grid: Grid | None = None
+) -> KernelOperator:
+    """Return the operator of a kernel for rows X (n, d), in the precision of the searches.
+
+    It subtracts the mean of the rows, which reduces rounding errors.
+    """
+    shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
+    return KernelOperator(kernel, run.backend, run.search_precision, shift, grid)

@@ -43,7 +43,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_categorical import find_categorical
 from streamkern.train.setup.choose_kernel import find_kernel, kernels_of
-from streamkern.train.setup.held_out_models import Errors, Fitted, HeldOut, gain_in_standard_errors
+from streamkern.train.setup.held_out_models import Fitted, HeldOut, gain_in_standard_errors
 from streamkern.train.setup.metric_rounds import (
     COMPARISON_ROUNDS,
     GRADIENT_FLOPS,
@@ -94,9 +94,6 @@ class Learned(NamedTuple):
     kernel: Kernel | None = None
 
 
-NOT_LEARNED = Learned(None, {})
-
-
 def split(n: int) -> tuple[int, int]:
     """Return the number of rows from which the metric is learned, and the number of held-out rows,
     if there are n rows."""
@@ -138,13 +135,9 @@ def metric_flops(run: ResolvedRun) -> int:
     n_fitted = n_compared_rows(rows)
     p = min(METRIC_FIT_ROWS, n_fitted)
     comparison = n_fitted * p**2 + 2 * p * d * (n_fitted + n_held) + SEARCH_TRIALS * p**3 // 3
+    comparison += len(kernels_of(run)) * search(n_few, SEARCH_TRIALS, SEARCH_TRIALS**2)
     n_candidates = 2 + len(stages(n_pool))
-    return (
-        rounds
-        + steps
-        + n_candidates
-        * (len(kernels_of(run)) * search(n_few, SEARCH_TRIALS, SEARCH_TRIALS**2) + comparison)
-    )
+    return rounds + steps + n_candidates * comparison
 
 
 def learn_metric(
@@ -159,191 +152,178 @@ def learn_metric(
     plain_kernel : returns the kernel that the run has without a metric, for given categorical
         features; None if the settings give the kernel and its categorical features
     """
-    # The rows are, in this order: held-out rows, others, and the pool that the metric learns from.
-    n_pool, n_held = split(len(rows.X))
     if len(rows.X) < MIN_ROWS_OF_METRIC:
         report("metric", {"kind": "none", "rows": len(rows.X)})
         return Learned(None, {"kind": "none"})
-    cut = len(rows.X) - n_pool
-    held, pool = rows.part(slice(n_held)), rows.part(slice(cut, None))
-    classes = None if run.data.source.classes is None else targets
-
-    def kernel_in(metric: Floats, categorical: CategoricalFeatures) -> Kernel:
-        return find_kernel(run, rows.part(slice(n_held, cut)), report, metric, categorical).kernel
-
-    def problem_of_every(k: int) -> HeldOut:
-        """Return the problem of fitting every k-th of the rows that are not held out."""
-        n = n_compared_rows(len(rows.X))
-        indices = np.linspace(n_held, len(rows.X) - 1, n).astype(np.int64)
-        return HeldOut(run, rows.part(run.backend.asarray(indices[::k])), held, classes)
-
     with run.backend.single_threaded_blas():
-        fit_rows = [pool.part(slice(n)) for n in (ROUND_ROWS, METRIC_FIT_ROWS)]
-        laplace_model = HeldOut(run, fit_rows[0], held, classes).in_metric(None, 1, -2)
-        kernel = find_categorical(run, rows.part(slice(cut)), laplace_model.op.kernel, report)
-        few_rows = rows.part(slice(n_held, n_held + min(ROUND_ROWS, n_pool)))
-        small_problem = HeldOut(run, few_rows, held, classes)
-        without_metric = small_problem.with_its_kernel(laplace_model, None)
-
-        def fit_few(
-            start_model: Fitted, metric: Floats, origin: dict[str, Any], kernel: Kernel
-        ) -> _Candidate:
-            categorical = small_problem.categorical or kernel.categorical
-            model = small_problem.with_its_kernel(start_model, metric, categorical)
-            errors = {"error": model.error, "error_without": without_metric.error}
-            report("metric", origin | errors)
-            return _Candidate(model, origin)
-
-        candidates = list[_Candidate]()
-        for categorical in dict.fromkeys(((), kernel.categorical)):  # without and with them
-            problems = [HeldOut(run, fit, held, classes, categorical) for fit in fit_rows]
-            problem, larger_problem = problems
-            start = laplace_model
-            if categorical:
-                start = problem.in_metric(None, laplace_model.width, laplace_model.ridge)
-            best, facts = best_round(problem, larger_problem, start, rows.part(slice(cut)), report)
-            candidates += _candidates(best, facts, pool, run, without_metric, fit_few)
-        verdict, is_open = _without_metric(without_metric), plain_kernel is not None
-        if candidates and plain_kernel is not None:
-            plain_op = small_problem.operator(plain_kernel(kernel.categorical))
-            without_metric = without_metric._replace(op=plain_op)
-        if candidates:
-            find = kernel_in if is_open else None
-            verdict = _compared(run, without_metric, candidates, problem_of_every, find)
-    report("metric", {"chosen": verdict.facts, "kernel": verdict.kernel.describe()})
-    if not verdict.uses_metric:
-        return Learned(None, verdict.facts, kernel.categorical)
-    kernel = verdict.kernel
-    return Learned(kernel.metric, verdict.facts, kernel.categorical, kernel if is_open else None)
+        search = _MetricSearch(run, rows, targets, report)
+        kernel, facts = search.kernel_and_facts(plain_kernel)
+    report("metric", {"chosen": facts, "kernel": kernel.describe()})
+    if kernel.metric is None:
+        return Learned(None, facts, search.categorical)
+    known_kernel = None if plain_kernel is None else kernel
+    return Learned(kernel.metric, facts, kernel.categorical, known_kernel)
 
 
 class _Candidate(NamedTuple):
     """A model of a few rows in a metric, and the origin of the metric as JSON values."""
 
     model: Fitted
-    facts: dict[str, Any]
+    origin: dict[str, Any]
 
 
-def _candidates(
-    best: Fitted,
-    facts: dict[str, Any],
-    pool: SampleRows,
-    run: ResolvedRun,
-    without_metric: Fitted,
-    fit_few: Callable[[Fitted, Floats, dict[str, Any], Kernel], _Candidate],
-) -> list[_Candidate]:
-    """Return the metrics, of the best round and of the steps, that lower the held-out error.
+class _MetricSearch:
+    """The search for a metric.
 
-    best, facts : model of the best round, and its variant as JSON values
-    pool : rows for the gradient steps
-    without_metric : model of a few rows without a metric, whose error has to be lowered
-    fit_few : fits a few rows in a metric. Its arguments are a model at whose bandwidth and ridge
-        the search begins, the metric, its origin, and a kernel with the categorical features.
-    """
-    candidates, min_error = list[_Candidate](), without_metric.error
+    The rows are, in this order: held-out rows, others, and the pool that the metric learns from.
 
-    def try_metric(metric: Floats, origin: dict[str, Any], kernel: Kernel) -> bool:
-        nonlocal min_error
-        candidate = fit_few(best, metric, origin, kernel)
-        if candidate.model.error < without_metric.error:
-            candidates.append(candidate)
-        lowers_error = candidate.model.error < min_error
-        min_error = min(min_error, candidate.model.error)
-        return lowers_error
-
-    if (metric := best.op.kernel.metric) is not None:
-        try_metric(np.asarray(metric, np.float64), facts, best.op.kernel)
-    if math.isfinite(best.error):
-        kind, seed = run.metric_mode.kind, run.config.run.random_state
-        for kernel, steps in metrics_of_steps(best, pool, kind, seed):
-            metric = np.asarray(kernel.metric, np.float64)
-            origin = {"kind": METRIC_SHAPES[metric.ndim - 1], "steps": steps}
-            if not try_metric(metric, origin, kernel):
-                break
-    return candidates
-
-
-class _Verdict(NamedTuple):
-    """The choice between the candidates and no metric.
-
-    uses_metric : whether a metric is used
-    kernel : kernel of the run, in the chosen metric or without one
-    facts : kind of the metric, errors and gain, as JSON values
+    classes : mean and scale of the one-hot targets; None for a regression
+    laplace : model of some rows of the pool with the Laplace kernel, without a metric
+    categorical : categorical features that suit this kernel
+    few : problem of fitting a few of the others
+    without_metric : model of these few rows without a metric
     """
 
-    uses_metric: bool
-    kernel: Kernel
-    facts: dict[str, Any]
+    def __init__(
+        self, run: ResolvedRun, rows: SampleRows, targets: TargetScale, report: Report
+    ) -> None:
+        n_pool, n_held = split(len(rows.X))
+        n_not_pool = len(rows.X) - n_pool
+        self.run, self.rows, self.report = run, rows, report
+        self.classes = None if run.data.source.classes is None else targets
+        self.held, self.others = rows.part(slice(n_held)), rows.part(slice(n_held, n_not_pool))
+        self.not_pool, self.pool = rows.part(slice(n_not_pool)), rows.part(slice(n_not_pool, None))
+        self.fit_rows = [self.pool.part(slice(n)) for n in (ROUND_ROWS, METRIC_FIT_ROWS)]
+        self.laplace = self._problem(self.fit_rows[0]).in_metric(None, 1, -2)
+        kernel = find_categorical(run, self.not_pool, self.laplace.op.kernel, report)
+        self.categorical = kernel.categorical
+        self.few = self._problem(self.others.part(slice(min(ROUND_ROWS, n_pool))))
+        self.without_metric = self.few.with_its_kernel(self.laplace, None)
 
+    def _problem(self, fit: SampleRows, categorical: CategoricalFeatures = ()) -> HeldOut:
+        return HeldOut(self.run, fit, self.held, self.classes, categorical)
 
-def _compared(
-    run: ResolvedRun, without_metric: Fitted, candidates: Sequence[_Candidate],
-    problem_of_every: Callable[[int], HeldOut],
-    kernel_in: Callable[[Floats, CategoricalFeatures], Kernel] | None,
-) -> _Verdict:  # fmt: skip
-    """Return the verdict on the best candidate, by models of the rows that are not held out.
+    def kernel_and_facts(
+        self, plain_kernel: Callable[[CategoricalFeatures], Kernel] | None
+    ) -> tuple[Kernel, dict[str, Any]]:
+        """Return the kernel, in the learned metric or without one, and facts as JSON values.
 
-    Only the candidate whose model has the lowest loss is compared with the model without a metric,
-    in its own kernel or, if that has a lower loss, in the kernel of `kernel_in`.
+        plain_kernel : see `learn_metric`
+        """
+        without_metric, candidates = self.without_metric, list[_Candidate]()
+        for categorical in dict.fromkeys(((), self.categorical)):  # without and with them
+            candidates += self._candidates(categorical)
+        if not candidates:
+            return without_metric.op.kernel, _facts(without_metric, without_metric, 0.0, {})
+        if plain_kernel is not None:
+            op = self.few.operator(plain_kernel(self.categorical))
+            without_metric = without_metric._replace(op=op)
+        return self._compared(without_metric, candidates, finds_kernel=plain_kernel is not None)
 
-    without_metric : model without a metric, in the kernel of the run
-    candidates : candidates that lower the error of a model of a few rows
-    problem_of_every : for k, returns the problem of fitting every k-th of these rows
-    kernel_in : finds the kernel for a metric and categorical features, from rows of its own; None
-        if the settings give the kernel
-    """
-    full_problem = problem_of_every(1)
-    n, n_centers = len(full_problem.fit.X), min(run.problem.n_rows, run.problem.p)
+    def _candidates(self, categorical: CategoricalFeatures) -> list[_Candidate]:
+        """Return models in the metrics, of the best round and of the steps, that lower the error.
 
-    def refitted(problem: HeldOut, models: Sequence[Fitted]) -> list[Fitted]:
-        min_ridge = problem.min_ridge_exponent
+        Each fits a few rows; its held-out error is below that of `without_metric`.
+
+        categorical : categorical features of the models that the metrics are learned from
+        """
+        problem, larger_problem = (self._problem(fit, categorical) for fit in self.fit_rows)
+        start = self.laplace
+        if categorical:
+            start = problem.in_metric(None, start.width, start.ridge)
+        best, variant = best_round(problem, larger_problem, start, self.not_pool, self.report)
+        candidates, min_error = list[_Candidate](), self.without_metric.error
+        if best.op.kernel.metric is not None:
+            candidates.append(self._candidate(best, best.op.kernel, variant))
+            min_error = min(min_error, candidates[0].model.error)
+        if math.isfinite(best.error):
+            kind, seed = self.run.metric_mode.kind, self.run.config.run.random_state
+            for kernel, steps in metrics_of_steps(best, self.pool, kind, seed):
+                assert kernel.metric is not None
+                origin = {"kind": METRIC_SHAPES[kernel.metric.ndim - 1], "steps": steps}
+                candidates.append(self._candidate(best, kernel, origin))
+                if candidates[-1].model.error >= min_error:
+                    break
+                min_error = candidates[-1].model.error
         return [
-            problem.with_losses(
-                problem.with_kernel(m.op.kernel, max(m.ridge, min_ridge), min_ridge)
-            )
-            for m in models
+            candidate
+            for candidate in candidates
+            if candidate.model.error < self.without_metric.error
         ]
 
-    plain_model, *models = refitted(
-        full_problem, [without_metric, *(candidate.model for candidate in candidates)]
-    )
-    best_index = min(range(len(models)), key=lambda k: models[k].losses.mean())
-    (best, facts), metric_model = candidates[best_index], models[best_index]
-    if kernel_in is not None and metric_model.losses.mean() < plain_model.losses.mean():
-        kernel = best.op.kernel
-        assert kernel.metric is not None
-        found_op = full_problem.operator(kernel_in(kernel.metric, kernel.categorical))
-        in_found_kernel = best._replace(op=found_op)
-        (model,) = refitted(full_problem, [in_found_kernel])
-        if model.losses.mean() < metric_model.losses.mean():
-            best, metric_model = in_found_kernel, model
-    pairs = [(plain_model, metric_model)]
-    if n_centers > EXTRAPOLATED_RATIO * n:
-        half_models = refitted(problem_of_every(2), [without_metric, best])
-        model_pairs = zip(half_models, pairs[0], strict=True)
-        plain_extrapolated, metric_extrapolated = (
-            _with_more_rows(*pair, n_centers / n) for pair in model_pairs
-        )
-        pairs.append((plain_extrapolated, metric_extrapolated))
-    gain = min(_robust_gain(b.losses, a.losses) for b, a in pairs)
-    is_better = gain > METRIC_GAIN_SE
-    facts = (facts if is_better else {"kind": "none"}) | _error_facts(
-        plain_model, metric_model, gain
-    )
-    return _Verdict(is_better, (metric_model if is_better else plain_model).op.kernel, facts)
+    def _candidate(self, start: Fitted, kernel: Kernel, origin: dict[str, Any]) -> _Candidate:
+        """Return the model of a few rows in the metric of a kernel.
+
+        start : model at whose bandwidth and ridge the search begins
+        kernel : kernel with the metric and the categorical features
+        """
+        metric = np.asarray(kernel.metric, np.float64)
+        categorical = self.few.categorical or kernel.categorical
+        model = self.few.with_its_kernel(start, metric, categorical)
+        errors = {"error": model.error, "error_without": self.without_metric.error}
+        self.report("metric", origin | errors)
+        return _Candidate(model, origin)
+
+    def _compared(
+        self, without_metric: Fitted, candidates: Sequence[_Candidate], *, finds_kernel: bool
+    ) -> tuple[Kernel, dict[str, Any]]:
+        """Return the kernel and the facts, by models of the rows that are not held out.
+
+        Only the candidate whose model has the lowest loss is compared with the model without a
+        metric: in its own kernel, or in the kernel that `find_kernel` finds from the others, if
+        that has a lower loss.
+
+        without_metric : model without a metric, in the kernel of the run
+        candidates : models of a few rows in a metric
+        finds_kernel : False if the settings give the kernel
+        """
+        problem = self._problem_of_every(1)
+        plain_model = problem.refit(without_metric)
+        models = [problem.refit(candidate.model) for candidate in candidates]
+        best_index = min(range(len(models)), key=lambda k: models[k].losses.mean())
+        (best, origin), metric_model = candidates[best_index], models[best_index]
+        if finds_kernel and metric_model.losses.mean() < plain_model.losses.mean():
+            kernel = best.op.kernel
+            found = find_kernel(
+                self.run, self.others, self.report, kernel.metric, kernel.categorical
+            )
+            in_found_kernel = best._replace(op=problem.operator(found.kernel))
+            model = problem.refit(in_found_kernel)
+            if model.losses.mean() < metric_model.losses.mean():
+                best, metric_model = in_found_kernel, model
+        gain = _robust_gain(plain_model.losses, metric_model.losses)
+        n, n_centers = len(problem.fit.X), min(self.run.problem.n_rows, self.run.problem.p)
+        if n_centers > EXTRAPOLATED_RATIO * n:
+            smaller_problem = self._problem_of_every(2)
+            plain_losses, metric_losses = (
+                _with_more_rows(smaller_problem.refit(few), many, n_centers / n).losses
+                for few, many in ((without_metric, plain_model), (best, metric_model))
+            )
+            gain = min(gain, _robust_gain(plain_losses, metric_losses))
+        is_better = gain > METRIC_GAIN_SE
+        facts = _facts(plain_model, metric_model, gain, origin if is_better else {})
+        return (metric_model if is_better else plain_model).op.kernel, facts
+
+    def _problem_of_every(self, k: int) -> HeldOut:
+        """Return the problem of fitting every k-th of the rows that are compared."""
+        n = n_compared_rows(len(self.rows.X))
+        indices = np.linspace(len(self.held.X), len(self.rows.X) - 1, n).astype(np.int64)
+        return self._problem(self.rows.part(self.run.backend.asarray(indices[::k])))
 
 
-def _without_metric(before: Fitted) -> _Verdict:
-    return _Verdict(False, before.op.kernel, {"kind": "none"} | _error_facts(before, before, 0.0))
+def _facts(before: Fitted, after: Fitted, gain: float, origin: dict[str, Any]) -> dict[str, Any]:
+    """Return the origin of the metric, errors and gain as JSON values.
 
+    Numbers that are not finite become None.
 
-def _error_facts(before: Fitted, after: Fitted, gain: float) -> dict[str, Any]:
-    """Return errors and gain as JSON values; None for numbers that are not finite."""
-    facts = {"error": after.error, "error_without": before.error, "standard_errors": gain}
+    origin : origin of the metric; empty for no metric
+    """
+    errors = {"error": after.error, "error_without": before.error, "standard_errors": gain}
     if after.log_losses is not None and before.log_losses is not None:
-        facts |= {"log_loss": float(after.log_losses.mean())}
-        facts |= {"log_loss_without": float(before.log_losses.mean())}
-    return {name: value if math.isfinite(value) else None for name, value in facts.items()}
+        errors["log_loss"] = float(after.log_losses.mean())
+        errors["log_loss_without"] = float(before.log_losses.mean())
+    finite = {name: value if math.isfinite(value) else None for name, value in errors.items()}
+    return (origin or {"kind": "none"}) | finite
 
 
 def _with_more_rows(fewer: Fitted, model: Fitted, ratio: float) -> Fitted:
@@ -354,7 +334,7 @@ def _with_more_rows(fewer: Fitted, model: Fitted, ratio: float) -> Fitted:
     fewer : model of half the rows, from which the exponent follows
     """
 
-    def extrapolated(fewer_errors: Errors, errors: Errors) -> Errors:
+    def extrapolated(fewer_errors: Floats, errors: Floats) -> Floats:
         if not (np.isfinite(fewer_errors).all() and fewer_errors.mean() > 0 and errors.mean() > 0):
             return errors
         return np.asarray(
@@ -367,7 +347,7 @@ def _with_more_rows(fewer: Fitted, model: Fitted, ratio: float) -> Fitted:
     )
 
 
-def _robust_gain(before: Errors, after: Errors) -> float:
+def _robust_gain(before: Floats, after: Floats) -> float:
     """Return the mean gain per row in units of its standard error; 0 if an error is not finite.
 
     A single row that gains much more than the others adds more to the standard error than to the
@@ -379,9 +359,3 @@ def _robust_gain(before: Errors, after: Errors) -> float:
         return 0.0
     limited = np.maximum(after, before - max(float((after - before).max()), 0.0))
     return max(gain_in_standard_errors(before, after), gain_in_standard_errors(before, limited))
-
-
-def copied_part(rows: SampleRows, part: slice) -> SampleRows:
-    """Return a part of the rows, copied."""
-    root = None if rows.root is None else rows.root[part].copy()
-    return SampleRows(rows.X[part].copy(), rows.Y[part].copy(), root)

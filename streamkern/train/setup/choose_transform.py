@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats
 from streamkern.basics.log_scale import symmetric_exp, symmetric_log
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import get_kernel
@@ -50,8 +50,6 @@ from streamkern.train.restart.scaling import (
     target_moments,
 )
 from streamkern.train.setup.setup_rows import unmerged_rows
-
-_Floats = npt.NDArray[np.float64]
 
 MAX_TRANSFORM_ROWS, SECOND_GAIN_ROWS = 1024, 512
 """Largest number of rows that are compared, and number of rows for a second estimate of the factor
@@ -106,9 +104,8 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
         if not required and not verdicts[0].is_better:
             return None
         unit, first_rows = np.array([verdict.unit for verdict in verdicts]), slice(SECOND_GAIN_ROWS)
-        second_verdicts = _TargetColumns(
-            run, rows.part(first_rows), y[first_rows], [unit]
-        ).verdicts()
+        second_columns = _TargetColumns(run, rows.part(first_rows), y[first_rows], [unit])
+        second_verdicts = second_columns.verdicts()
     gain = np.array([min(a.gain, b.gain) for a, b in zip(verdicts, second_verdicts, strict=True)])
     deviation, unit = symmetric_log(np, y, unit).std(axis=0), unit * scale
     max_target = _max_log_targets(run, unit)
@@ -123,7 +120,7 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
     return FoundTransform(targets, facts)
 
 
-def _max_log_targets(run: ResolvedRun, unit: _Floats) -> _Floats | None:
+def _max_log_targets(run: ResolvedRun, unit: Floats) -> Floats | None:
     """Return the largest log(1 + |y| / unit) over all rows, (c,).
 
     None if the rows are not in memory, if other rows may follow, or if an output is always 0.
@@ -158,14 +155,12 @@ def _is_considered(run: ResolvedRun) -> bool:
         return False
     moments = known_moments(data.source, data.weight_factors)
     if moments is not None and moments.weight > 0:
-        varies_enough = math.sqrt(
-            float(moments.variance()[0])
-        ) >= MIN_VARIATION_COEFFICIENT * float(moments.mean[0])
-        return bool(moments.mean[0] > 0) and varies_enough
+        mean, deviation = float(moments.mean[0]), math.sqrt(float(moments.variance()[0]))
+        return mean > 0 and deviation >= MIN_VARIATION_COEFFICIENT * mean
     return True
 
 
-def _units(y: _Floats) -> list[_Floats]:
+def _units(y: Floats) -> list[Floats]:
     """Return the units (c,) that are tried: the mean |y|, an eighth of it, and a small one.
 
     The small unit is below most targets, so that the scale is nearly a plain logarithm.
@@ -216,9 +211,7 @@ class _TargetColumns:
         of a model of these rows
     """
 
-    def __init__(
-        self, run: ResolvedRun, rows: SampleRows, y: _Floats, units: list[_Floats]
-    ) -> None:
+    def __init__(self, run: ResolvedRun, rows: SampleRows, y: Floats, units: list[Floats]) -> None:
         backend, self.run, self.units = run.backend, run, units
         self.y, self.c = y, y.shape[1]
         logs = [symmetric_log(np, self.y, unit) for unit in units]
@@ -238,12 +231,7 @@ class _TargetColumns:
         self._width = median_bandwidth(host, sparse=run.data.sparse)
         self._shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
 
-    def _op(self, name: str, width: float) -> KernelOperator:
-        kernel = self.run.data.kernel_of(get_kernel(name, width * self._width))
-        precision = "float64" if self.run.search_precision == "float64" else "exact"
-        return KernelOperator(kernel, self.run.backend, precision, self._shift)
-
-    def _values(self) -> tuple[_Floats, _Floats]:
+    def _values(self) -> tuple[Floats, Floats]:
         """Return leave-one-out predictions of the columns, and expected corrections.
 
         Both are (n, columns). A column is predicted with its kernel and noise of least error. The
@@ -252,11 +240,14 @@ class _TargetColumns:
         """
         to_host = self.run.backend.to_host
         Y = to_host(self.rows.Y).astype(np.float64)
-        root = np.ones(len(Y)) if self.rows.root is None else to_host(self.rows.root)
-        root = root.astype(np.float64)[:, None]
+        root = np.ones((len(Y), 1))
+        if self.rows.root is not None:
+            root = to_host(self.rows.root).astype(np.float64)[:, None]
         min_errors, best = np.full(Y.shape[1], math.inf), np.zeros((2, *Y.shape))
+        precision = "float64" if self.run.search_precision == "float64" else "exact"
         for name, width in TRIED_KERNELS:
-            op = self._op(name, width)
+            kernel = self.run.data.kernel_of(get_kernel(name, width * self._width))
+            op = KernelOperator(kernel, self.run.backend, precision, self._shift)
             K = to_host(weighted_gram(op, None, self.rows.X, self.rows.root))
             for residuals, noise in left_out_residuals(K, Y, root[:, 0]):
                 errors = (residuals**2).mean(axis=0)
@@ -274,35 +265,26 @@ class _TargetColumns:
         values, corrections = self._values() if enough_rows else (np.full(1, np.nan), np.zeros(1))
         if not np.isfinite(values).all():
             return [_LogScaleVerdict(unit, 1.0, math.inf, math.inf, 0.0) for unit in self.units[0]]
-        units = range(len(self.units))
-        return [
-            min(
-                (self._verdict(values, corrections, k, unit_index) for unit_index in units),
-                key=_ratio_of,
-            )
+        tried = [
+            [self._verdict(values, corrections, k, i) for i in range(len(self.units))]
             for k in range(self.c)
         ]
+        return [min(verdicts, key=lambda verdict: verdict.ratio) for verdicts in tried]
 
     def _verdict(
-        self, values: _Floats, corrections: _Floats, k: int, unit_index: int
+        self, values: Floats, corrections: Floats, k: int, unit_index: int
     ) -> _LogScaleVerdict:
         """Return the verdict on unit number `unit_index` of output k.
 
         values, corrections : results of `_values`
         """
-        unit, y, w, column = (
-            float(self.units[unit_index][k]),
-            self.y[:, k],
-            self.w,
-            (unit_index + 1) * self.c + k,
-        )
+        unit, column = float(self.units[unit_index][k]), (unit_index + 1) * self.c + k
+        y, w = self.y[:, k], self.w
         predictions = symmetric_exp(np, values[:, column], unit)
         noisy_targets = symmetric_exp(np, symmetric_log(np, y, unit) - corrections[:, column], unit)
         gain = smearing_factor(predictions, noisy_targets, w)
-        corrected = smearing_factor(predictions, y, w) * predictions
-        plain_errors, log_errors = (
-            (prediction - y) ** 2 for prediction in (values[:, k], corrected)
-        )
+        plain_errors = (values[:, k] - y) ** 2
+        log_errors = (smearing_factor(predictions, y, w) * predictions - y) ** 2
         uncapped = float(w @ log_errors) / max(float(w @ plain_errors), 1e-300)
         cap = float(np.quantile(plain_errors, ERROR_CAP_QUANTILE))
         plain_errors, log_errors = (
@@ -312,11 +294,7 @@ class _TargetColumns:
         return _LogScaleVerdict(unit, gain, ratio, uncapped, surplus(plain_errors, log_errors))
 
 
-def _ratio_of(verdict: _LogScaleVerdict) -> float:
-    return verdict.ratio
-
-
-def smearing_factor(values: _Floats, y: _Floats, w: _Floats) -> float:
+def smearing_factor(values: Floats, y: Floats, w: Floats) -> float:
     """Return the factor by which predictions have to be multiplied to have the mean of the targets.
 
     It replaces the smearing factor of Duan (1983), which is the mean of the exponentials of the
@@ -331,7 +309,7 @@ def smearing_factor(values: _Floats, y: _Floats, w: _Floats) -> float:
     return factor if math.isfinite(factor) and factor > 0 else 1.0
 
 
-def left_out_residuals(K: _Floats, Y: _Floats, root: _Floats) -> Iterator[tuple[_Floats, _Floats]]:
+def left_out_residuals(K: Floats, Y: Floats, root: Floats) -> Iterator[tuple[Floats, Floats]]:
     """Yield the leave-one-out residuals (n, k), and the expected share of noise in their squares
     (n,), for each of `TRIED_NOISES`.
 

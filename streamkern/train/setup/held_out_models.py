@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
-from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Kernel, Laplace, get_kernel
 from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.points import Points
@@ -35,9 +33,10 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import (
     KERNEL_ERROR_TOLERANCE,
     KERNEL_GAIN_SE,
-    in_metric_coordinates,
     is_wide_open,
     kernels_of,
+    median_distances,
+    search_operator,
     widest_of,
 )
 
@@ -57,8 +56,6 @@ float32 would change little."""
 TINY_STANDARD_ERROR = 1e-300
 """Smallest standard error by which a gain is divided."""
 
-Errors = npt.NDArray[np.float64]
-
 
 class Fitted(NamedTuple):
     """A model f = K(., points) alpha, and its errors on the n held-out rows.
@@ -74,8 +71,8 @@ class Fitted(NamedTuple):
     """
 
     error: float
-    errors: Errors
-    log_losses: Errors | None
+    errors: Floats
+    log_losses: Floats | None
     width: int
     ridge: int
     op: KernelOperator
@@ -84,13 +81,9 @@ class Fitted(NamedTuple):
     values: Array | None = None
 
     @property
-    def losses(self) -> Errors:
+    def losses(self) -> Floats:
         """The log losses of classes; for values, the squared errors."""
         return self.errors if self.log_losses is None else self.log_losses
-
-    def without_arrays(self) -> Fitted:
-        """Return the model without its arrays, which are as large as the rows."""
-        return self._replace(points=None, alpha=None, values=None)
 
 
 def chosen_kernel(models: list[Fitted]) -> Fitted:
@@ -108,7 +101,7 @@ def chosen_kernel(models: list[Fitted]) -> Fitted:
     return best
 
 
-def gain_in_standard_errors(before: Errors, after: Errors) -> float:
+def gain_in_standard_errors(before: Floats, after: Floats) -> float:
     """Return the mean gain per row in units of its standard error; 0 if an error is not finite."""
     if not np.isfinite(before).all() or not np.isfinite(after).all():
         return 0.0
@@ -131,7 +124,6 @@ class HeldOut:
         self.categorical = kernel_categorical or categorical
         self.run, self.fit, self.held, self.classes = run, fit, held, classes
         self.host = run.backend.to_host(fit.X[:METRIC_FIT_ROWS])
-        self.shift = self.host.mean(axis=0, dtype=np.float64).astype(self.host.dtype)
 
     @property
     def min_ridge_exponent(self) -> int:
@@ -143,66 +135,23 @@ class HeldOut:
 
     def operator(self, kernel: Kernel) -> KernelOperator:
         """Return the operator of a kernel for these rows."""
-        return KernelOperator(kernel, self.run.backend, self.run.search_precision, self.shift)
-
-    def medians(self, metric: Floats | None) -> Callable[[str], float]:
-        """Return a function from a kernel's geometry to the median distance of rows in a metric."""
-        points = in_metric_coordinates(self.host, metric)
-
-        @cache
-        def median(geometry: str) -> float:
-            return median_bandwidth(points, "cityblock" if geometry == "l1" else "euclidean")
-
-        return median
+        return search_operator(self.run, kernel, self.host)
 
     def in_metric(
-        self, metric: Floats | None, width: int, ridge: int, kernel: Any = "laplace",
-        min_ridge: int = MIN_RIDGE_LOG10,
+        self, metric: Floats | None, width: int, ridge: int,
         width_range: tuple[int, int] = (MIN_HELD_OUT_WIDTH_LOG2, MAX_HELD_OUT_WIDTH_LOG2),
-        categorical: CategoricalFeatures | None = None,
-        median: Callable[[str], float] | None = None,
     ) -> Fitted:  # fmt: skip
-        """Return the model with the bandwidth and the ridge of least held-out error.
-
-        For the Laplace kernel, doubling the bandwidth has about the effect of halving the ridge.
-        The ridge is therefore searched only at the first and at the best bandwidth.
+        """Return the model with the Laplace kernel in a metric, see `_with_best_width`.
 
         metric : scales (d,) or matrix (d, r); None for no metric
-        width, ridge : exponents at which the search begins, see `Fitted`
-        kernel : kernel whose bandwidth is searched unless it has one
-        min_ridge : exponent of the smallest ridge
-        width_range : smallest and largest exponent of the bandwidth
-        categorical : categorical features; None for `self.categorical`
-        median : `medians` of the metric, if they are already known
         """
-        start_ridge, median = max(ridge, min_ridge), median or self.medians(metric)
-        categorical = self.categorical if categorical is None else categorical
+        median = median_distances(self.run, self.host, metric)("distance")
+        laplace = Laplace(1.0, metric=metric).with_categorical(self.categorical)
 
-        def fitted(width: int, start_ridge: int, ridges: tuple[int, int]) -> Fitted:
-            kernel_in_metric = get_kernel(kernel, lambda g: 2.0**width * median(g)).with_metric(
-                metric
-            )
-            if categorical and kernel_in_metric.geometry == "distance":
-                kernel_in_metric = kernel_in_metric.with_categorical(categorical)
-            return self.with_kernel(kernel_in_metric, start_ridge, *ridges)._replace(width=width)
+        def kernel_of(exponent: int) -> Kernel:
+            return laplace.with_bandwidth(2.0**exponent * median)
 
-        best = fitted(width, start_ridge, (min_ridge, MAX_RIDGE_LOG10))
-        fixes_ridge = isinstance(best.op.kernel, Laplace)
-
-        def error(factor: float) -> float:
-            nonlocal best
-            exponent = round(math.log2(factor))
-            start_ridge = best.ridge
-            ridges = (start_ridge, start_ridge) if fixes_ridge else (min_ridge, MAX_RIDGE_LOG10)
-            model = best if exponent == width else fitted(exponent, start_ridge, ridges)
-            if model.error < best.error:
-                best = model
-            return model.error
-
-        geometric_search(error, width, *width_range, base=2.0, stride=1)
-        if fixes_ridge and best.width != width:
-            best = fitted(best.width, best.ridge, (min_ridge, MAX_RIDGE_LOG10))
-        return best
+        return self._with_best_width(kernel_of, width, ridge, MIN_RIDGE_LOG10, width_range)
 
     def with_its_kernel(
         self,
@@ -213,21 +162,65 @@ class HeldOut:
         """Return the model in a metric with the kernel of the run, or with the best of its kernels.
 
         previous : model at whose bandwidth and ridge the search begins
+        categorical : categorical features; None for `self.categorical`
         """
-        min_ridge, widest = self.min_ridge_exponent, widest_of(self.run)
-        model_settings, models, median = self.run.config.model, list[Fitted](), self.medians(metric)
+        categorical = self.categorical if categorical is None else categorical
+        bandwidth = self.run.config.model.bandwidth
+        median = median_distances(self.run, self.host, metric)
+
+        def kernel_of(notation: Any, exponent: int) -> Kernel:
+            is_set = not isinstance(bandwidth, str)
+            width = bandwidth if is_set else lambda geometry: 2.0**exponent * median(geometry)
+            kernel = get_kernel(notation, width).with_metric(metric)
+            is_distance = kernel.geometry == "distance"
+            return kernel.with_categorical(categorical) if categorical and is_distance else kernel
+
+        models = list[Fitted]()
         for notation in kernels_of(self.run):
-            kernel, width_range = notation, (MIN_HELD_OUT_WIDTH_LOG2, widest)
-            if not is_wide_open(self.run, notation):
-                width_range = (0, 0)
-                if not isinstance(model_settings.bandwidth, str):
-                    kernel = get_kernel(notation, model_settings.bandwidth)
-            start = min(max(previous.width, width_range[0]), width_range[1])
-            previous = self.in_metric(
-                metric, start, previous.ridge, kernel, min_ridge, width_range, categorical, median
-            )
+            is_open = is_wide_open(self.run, notation)
+            low, high = (MIN_HELD_OUT_WIDTH_LOG2, widest_of(self.run)) if is_open else (0, 0)
+            previous = self._with_best_width(
+                partial(kernel_of, notation), min(max(previous.width, low), high), previous.ridge,
+                self.min_ridge_exponent, (low, high),
+            )  # fmt: skip
             models.append(previous._replace(points=None, alpha=None))
         return self.with_losses(chosen_kernel(models))
+
+    def _with_best_width(
+        self, kernel_of: Callable[[int], Kernel], width: int, ridge: int, min_ridge: int,
+        width_range: tuple[int, int],
+    ) -> Fitted:  # fmt: skip
+        """Return the model with the bandwidth and the ridge of least held-out error.
+
+        For the Laplace kernel, doubling the bandwidth has about the effect of halving the ridge.
+        The ridge is therefore searched only at the first and at the best bandwidth.
+
+        kernel_of : returns the kernel whose bandwidth is 2 to this power, in median distances
+        width, ridge : exponents at which the search begins, see `Fitted`
+        min_ridge : exponent of the smallest ridge
+        width_range : smallest and largest exponent of the bandwidth
+        """
+
+        def fitted(width: int, start_ridge: int, *, finds_ridge: bool = True) -> Fitted:
+            ridges = (min_ridge, MAX_RIDGE_LOG10) if finds_ridge else (start_ridge, start_ridge)
+            return self.with_kernel(kernel_of(width), start_ridge, *ridges)._replace(width=width)
+
+        best = fitted(width, max(ridge, min_ridge))
+        is_laplace = isinstance(best.op.kernel, Laplace)
+
+        def error(factor: float) -> float:
+            nonlocal best
+            exponent, model = round(math.log2(factor)), best
+            if exponent != width:
+                model = fitted(exponent, best.ridge, finds_ridge=not is_laplace)
+            if model.error < best.error:
+                best = model
+            return model.error
+
+        geometric_search(error, width, *width_range, base=2.0, stride=1)
+        if is_laplace and best.width != width:
+            best = fitted(best.width, best.ridge)
+        return best
 
     def with_kernel(
         self, kernel: Kernel, start_ridge: int, min_ridge: int, max_ridge: int = MAX_RIDGE_LOG10
@@ -237,48 +230,25 @@ class HeldOut:
         start_ridge : exponent of ten at which the search begins
         min_ridge, max_ridge : smallest and largest exponent of ten
         """
-        run, held = self.run, self.held
-        backend, xp = run.backend, run.backend.xp
-        op = self.operator(kernel)
+        op, held = self.operator(kernel), self.held
         points = op.points(self.fit.X[:METRIC_FIT_ROWS], right=True)
-        # The equations are (G + ridge I) x = B if all rows are centers, and else
-        # (G + ridge norm) alpha = B, where norm is the kernel matrix of the centers.
         rows_are_centers = len(self.fit.X) <= METRIC_FIT_ROWS
         G, B = (self._matrix if rows_are_centers else self._sums)(op, points)
         norm = None if rows_are_centers else op.gram(points).astype(np.float64)
         K_held = op.matrix(op.points(held.X, left=True), points)
-        diagonal, trace = xp.arange(len(G)), float(G.trace())
         infinite = np.full(len(held.X), np.inf)
         best = Fitted(math.inf, infinite, None, 0, start_ridge, op, points, B)
-
-        def dtype_of(ridge: float) -> Any:
-            return op.dtype if norm is None and ridge >= MIN_SINGLE_PRECISION_RIDGE else np.float64
 
         @cache
         def held_values(dtype: Any) -> Array:
             return K_held.astype(dtype, copy=False)
 
-        def factor(ridge: float) -> Array | None:
-            for jitter in JITTERS if norm is not None else (0.0,):
-                A = G.astype(dtype_of(ridge)) if norm is None else ridge * norm
-                if norm is not None:
-                    A += G
-                A[diagonal, diagonal] += ridge if norm is None else jitter * trace
-                if backend.cholesky(A):
-                    return A
-            return None
-
         def error(ridge: float) -> float:
             nonlocal best
-            A = factor(ridge)
-            if A is None:
+            alpha = self._solution(G, B, norm, ridge, op.dtype)
+            if alpha is None:
                 return math.inf
-            alpha = B.astype(A.dtype)
-            backend.solve_lower(A, alpha)
-            backend.solve_lower(A, alpha, transposed=True)
-            if norm is None and self.fit.root is not None:
-                alpha *= self.fit.root[:, None]
-            F = held_values(A.dtype) @ alpha
+            F = held_values(alpha.dtype) @ alpha
             squares = self._squares(F)
             value = float(squares.mean())
             if value < best.error:
@@ -289,6 +259,48 @@ class HeldOut:
         geometric_search(error, start_ridge, min_ridge, max_ridge, stride=1)
         return best
 
+    def _solution(
+        self, G: Array, B: Array, norm: Array | None, ridge: float, dtype: np.dtype[Any]
+    ) -> Array | None:
+        """Return the weights of the centers, (p, c); None if the equations have no Cholesky factor.
+
+        The equations are (G + ridge I) x = B if all rows are centers, see `_matrix`, and else
+        (G + ridge norm) alpha = B, see `_sums`.
+
+        norm : (p, p) kernel matrix of the centers; None if all rows are centers
+        dtype : precision of the kernel values
+        """
+        backend, diagonal, has_factor = self.run.backend, self.run.backend.xp.arange(len(G)), False
+        if norm is None:
+            A = G.astype(dtype if ridge >= MIN_SINGLE_PRECISION_RIDGE else np.float64)
+            A[diagonal, diagonal] += ridge
+            has_factor = backend.cholesky(A)
+        else:
+            trace = float(G.trace())
+            for jitter in JITTERS:
+                A = ridge * norm
+                A += G
+                A[diagonal, diagonal] += jitter * trace
+                if has_factor := backend.cholesky(A):
+                    break
+        if not has_factor:
+            return None
+        alpha = B.astype(A.dtype)
+        backend.solve_lower(A, alpha)
+        backend.solve_lower(A, alpha, transposed=True)
+        if norm is None and self.fit.root is not None:
+            alpha *= self.fit.root[:, None]
+        return alpha
+
+    def refit(self, model: Fitted) -> Fitted:
+        """Return the model of these rows in the kernel of another model, with its losses.
+
+        Its ridge is searched from that of the other model.
+        """
+        min_ridge = self.min_ridge_exponent
+        start_ridge = max(model.ridge, min_ridge)
+        return self.with_losses(self.with_kernel(model.op.kernel, start_ridge, min_ridge))
+
     def with_losses(self, model: Fitted) -> Fitted:
         """Return a model of these rows with the log losses of classes, and without its arrays."""
         losses = None
@@ -297,7 +309,7 @@ class HeldOut:
         elif self.classes is not None:
             assert not math.isfinite(model.error)  # no model could be fitted
             losses = model.errors
-        return model._replace(log_losses=losses).without_arrays()
+        return model._replace(log_losses=losses, points=None, alpha=None, values=None)
 
     def _matrix(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
         """Return W^1/2 K W^1/2 (n, n) and W^1/2 Y (n, c), with the sample weights W."""
@@ -325,7 +337,7 @@ class HeldOut:
         backend.mirror_lower(G)
         return G, B
 
-    def _squares(self, F: Array) -> npt.NDArray[np.float64]:
+    def _squares(self, F: Array) -> Floats:
         """Return the weighted squared errors of values F (m, c) at the held-out rows."""
         held = self.held
         squares = ((F.astype(np.float64) - held.Y) ** 2).sum(axis=1)
@@ -333,7 +345,7 @@ class HeldOut:
             squares *= held.root**2
         return np.asarray(self.run.backend.to_host(squares))
 
-    def _log_losses(self, F: Array) -> npt.NDArray[np.float64]:
+    def _log_losses(self, F: Array) -> Floats:
         """Return the weighted log losses of values F (m, c) at the held-out rows."""
         assert self.classes is not None
         held, backend = self.held, self.run.backend
@@ -346,7 +358,5 @@ class HeldOut:
             w = backend.to_host(held.root).astype(np.float64) ** 2
         labels = one_hot.argmax(axis=1)
         log_probabilities = temperature(outputs, labels, w).log(outputs)
-        losses: npt.NDArray[np.float64] = (
-            -w * np.take_along_axis(log_probabilities, labels[:, None], 1)[:, 0]
-        )
+        losses: Floats = -w * np.take_along_axis(log_probabilities, labels[:, None], 1)[:, 0]
         return losses

@@ -2,35 +2,53 @@
 
 A learned metric is used only if the run's kernel in this metric is better than its kernel without a
 metric.
+
+For a robust loss, both are chosen again without outliers if the first choice shows any, see
+`outliers`. For a loss with a log link they are chosen twice as well. The least squares of
+log(1 + y / unit) give all rows the same weight. In the loss, a row has the curvature h, which is
+exp(z) for counts: the error of a large count says more about exp(z) than that of a small one. The
+first choice is therefore for the logarithms, and the second one for the least squares of the Newton
+step from a first model in the first kernel, with the weights h (`log_link_start.FirstModel`). The
+second kernel is used if its cross-validated loss on a few rows is lower by `LOG_LINK_GAIN_SE`.
+docs/explanation/losses.md has the measurements.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
+from streamkern.basics.array_types import Floats
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.losses.base import Loss
 from streamkern.losses.log_link import LogLink
 from streamkern.solver.method import Report
+from streamkern.solver.precondition.noise import NO_NOISE
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.solver.ridge_curve import noise_rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_categorical import find_categorical
-from streamkern.train.setup.choose_kernel import find_kernel, is_open
-from streamkern.train.setup.choose_metric import (
-    NOT_LEARNED,
-    Learned,
-    copied_part,
-    learn_metric,
-    split,
+from streamkern.train.setup.choose_kernel import (
+    find_kernel,
+    is_open,
+    kernel_of_settings,
+    search_operator,
 )
-from streamkern.train.setup.log_link_kernel import choose_for_log_link
+from streamkern.train.setup.choose_metric import Learned, learn_metric, split
+from streamkern.train.setup.held_out_models import gain_in_standard_errors
+from streamkern.train.setup.log_link_start import FirstModel, first_model
+from streamkern.train.setup.loss_ridge import NewtonPath, fold_rows, held_out_losses
+from streamkern.train.setup.loss_start import in_unit, left_out
 from streamkern.train.setup.outliers import OUTLIER_ROWS, find_outliers
 from streamkern.train.setup.setup_rows import FewRows, SquareTargets, few_rows, unmerged_rows
+
+LOG_LINK_GAIN_SE = 1.0
+"""Smallest gain of the second kernel, in standard errors of the mean held-out loss."""
 
 
 def choose_kernel_and_metric(
@@ -48,7 +66,7 @@ def choose_kernel_and_metric(
     """
     choose = partial(_choose, run, dtype, targets, report, known)
     if known is None and isinstance(loss, LogLink):
-        return choose_for_log_link(run, loss, targets, choose, report)
+        return _choose_for_log_link(run, loss, targets, report, choose)
     if known is not None or loss is None or not loss.robust:
         return choose(None)
     rows = unmerged_rows(run, dtype, targets, OUTLIER_ROWS)
@@ -74,43 +92,129 @@ def _choose(
     """
     repeated = {"again": True} if again else {}
     n_noise_rows, kernel_is_open = noise_rows(run.problem), is_open(run)
-    learned = known or NOT_LEARNED
     read = partial(few_rows, run, dtype, targets)
-    read_noise_rows = read_stored = cache(partial(read, n_noise_rows, squares))
-    if squares is not None:
-        read_stored = cache(partial(read, n_noise_rows))
+    read_few = cache(partial(read, n_noise_rows, squares))
+    few = FewRows(read_few, read_few if squares is None else cache(partial(read, n_noise_rows)))
 
-    @cache
-    def plain_kernel(categorical: CategoricalFeatures) -> Kernel:
+    def found_kernel(metric: Floats | None, categorical: CategoricalFeatures) -> Kernel:
         report("setup", {"doing": "kernel"} | repeated)
-        return find_kernel(run, read_noise_rows(), report, None, categorical).kernel
+        return find_kernel(run, few.read(), report, metric, categorical).kernel
 
-    if known is None and run.metric is not None:
-        learned = Learned(run.metric, {})
-    elif known is None and run.metric_mode.learns:
+    plain_kernel = cache(partial(found_kernel, None))
+    learned = known or Learned(run.metric, {})
+    if known is None and run.metric_mode.learns:
         report("setup", {"doing": "metric", "why": run.metric_mode.reason} | repeated)
         rows = read(run.problem.metric_rows, squares)
         learned = learn_metric(run, rows, targets, report, plain_kernel if kernel_is_open else None)
         if learned.metric is not None:  # take rows whose targets the metric was not learned from
-            n_fit, n_held = split(len(rows.X))
-            part = slice(n_held, min(n_held + n_noise_rows, len(rows.X) - n_fit))
-            noise_part = copied_part(rows, part)
-            read_noise_rows = cache(lambda: noise_part)
+            n_pool, n_held = split(len(rows.X))
+            part = slice(n_held, min(n_held + n_noise_rows, len(rows.X) - n_pool))
+            few_part = stored_part = _copied_part(rows, part)
             if squares is not None:
                 del rows  # before as many are read again
                 rows = read(run.problem.metric_rows)
-            stored_part = noise_part if squares is None else copied_part(rows, part)
+                stored_part = _copied_part(rows, part)
             if rows.repeats is not None:  # a loss depends on more than the mean of equal rows
                 stored_part = stored_part._replace(repeats=rows.repeats.of(part))
-            read_stored = cache(lambda: stored_part)
+            few = FewRows(lambda: few_part, lambda: stored_part)
     if learned.kernel is None and kernel_is_open:
-        categorical = learned.categorical or ()
-        if learned.metric is None:
-            kernel = plain_kernel(categorical)
-        else:
-            report("setup", {"doing": "kernel"} | repeated)
-            kernel = find_kernel(run, read_noise_rows(), report, learned.metric, categorical).kernel
+        metric, categorical = learned.metric, learned.categorical or ()
+        find = plain_kernel if metric is None else partial(found_kernel, metric)
+        kernel = find(categorical)
         if known is None and learned.categorical is None:
-            kernel = find_categorical(run, read_noise_rows(), kernel, report)
+            kernel = find_categorical(run, few.read(), kernel, report)
         learned = learned._replace(kernel=kernel)
-    return FewRows(read_noise_rows, read_stored, None), learned
+    return few, learned
+
+
+def _copied_part(rows: SampleRows, part: slice) -> SampleRows:
+    """Return a part of the rows, copied, so that the others can be freed."""
+    root = None if rows.root is None else rows.root[part].copy()
+    return SampleRows(rows.X[part].copy(), rows.Y[part].copy(), root)
+
+
+def _choose_for_log_link(
+    run: ResolvedRun, loss: LogLink, targets: TargetScale, report: Report,
+    choose: Callable[..., tuple[FewRows, Learned]],
+) -> tuple[FewRows, Learned]:  # fmt: skip
+    """Return the results of `choose_kernel_and_metric` for a loss with a log link.
+
+    loss : loss with its unit
+    targets : mean and scale of log(1 + y / unit)
+    choose : `_choose`, for given `squares` and `again`
+    """
+    few, learned = choose(None)
+    if not (is_open(run) or run.metric_mode.learns):
+        return few, learned
+    first = _InKernel(run, loss, targets, few, _kernel(run, few, learned))
+    if not first.tried:
+        return few, learned
+    few_of_step, of_step = choose(first.model(), again=True)
+    few_of_step = few_of_step._replace(read=few_of_step.stored)
+    kernel = _kernel(run, few_of_step, of_step)
+    if kernel.describe() == first.kernel.describe():
+        return few, learned
+    judges = few
+    if of_step.metric is not None:  # take rows whose own targets neither metric was learned from
+        judges = few_of_step
+        first = _InKernel(run, loss, targets, judges, first.kernel)
+    second = _InKernel(run, loss, targets, judges, kernel)
+    if not (first.tried and second.tried):
+        return few, learned
+    losses = first.held_out_losses(), second.held_out_losses()
+    with np.errstate(over="ignore", invalid="ignore"):  # the losses of a bad kernel may be huge
+        gain = gain_in_standard_errors(*losses)
+    if gain >= LOG_LINK_GAIN_SE:
+        return few_of_step, of_step
+    if learned.facts:  # the last metric in the log is the one that is used
+        report("metric", {"chosen": learned.facts, "kernel": first.kernel.describe()})
+    return few, learned
+
+
+def _kernel(run: ResolvedRun, few: FewRows, learned: Learned) -> Kernel:
+    """Return the kernel of a choice; if the settings give it, this kernel in the metric.
+
+    few : rows of the choice; a bandwidth that the settings leave open is their median distance
+    """
+    if learned.kernel is not None:
+        return learned.kernel
+    return kernel_of_settings(run, run.backend.to_host(few.read().X), learned.metric)
+
+
+class _InKernel:
+    """The loss of a few rows in a kernel, cross-validated.
+
+    kernel : the kernel, in its metric
+    tried : values of kappa, from the largest, with their held-out losses
+    """
+
+    def __init__(
+        self, run: ResolvedRun, loss: LogLink, targets: TargetScale, few: FewRows, kernel: Kernel
+    ) -> None:
+        self._op = search_operator(run, kernel, run.backend.to_host(few.read().X))
+        self.kernel, self._few, self._loss = kernel, few, loss
+        with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
+            _, rows = left_out(self._op, None, targets, few, NO_NOISE)
+            self._outputs, self._rows = in_unit(loss, rows, run.config.model.fit_intercept)
+            self.tried = held_out_losses(loss, self._rows)
+
+    @property
+    def kappa(self) -> float:
+        """The kappa of the least held-out loss."""
+        return min(self.tried, key=lambda pair: pair[1])[0]
+
+    def held_out_losses(self) -> Floats:
+        """Return the weighted held-out losses of the rows with this kappa."""
+        rows, parts = fold_rows(self._rows)
+        losses = np.empty(len(rows.Y))
+        with self._op.backend.single_threaded_blas():
+            for fitted in parts:
+                others = np.setdiff1d(np.arange(len(losses)), fitted)
+                losses[others] = NewtonPath(self._loss, rows, fitted).held_out_losses(self.kappa)
+        return rows.score_w * losses
+
+    def model(self) -> FirstModel:
+        """Return the model of the rows with this kappa."""
+        of_kappa = self._rows, self._outputs, self.kappa
+        with self._op.backend.single_threaded_blas():
+            return first_model(self._op, None, self._few.stored(), self._loss, *of_kappa)

@@ -29,8 +29,7 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.scaling import sampled_moments, target_moments
-from streamkern.train.setup.loss_rows import LossRows
-from streamkern.train.setup.newton_path import NewtonPath
+from streamkern.train.setup.loss_ridge import LossRows, NewtonPath
 
 MIN_CURVATURE = 0.1
 """Smallest curvature that a row has in the setup, relative to the curvature at the mean. With less,

@@ -11,23 +11,36 @@ factored once; with alpha = U b, a step then costs two products with U for any k
 As for squares (`solver.precondition.noise`), kappa is a property of the data, and the ridge for n
 rows is kappa / n. For squares, kappa is the variance of the noise. For another loss it differs:
 with outliers, Huber's loss has a smaller kappa than squares, and for the log loss kappa depends on
-the size of the logits. A loss with a log link has no bound L; `NewtonPath` finds its minima.
+the size of the logits.
+
+A loss with a log link has no bound L, and its minima are approached by Newton steps. For each
+output, h stands for the second derivative of l (its Fisher information, or larger, see
+`LogLink.row_curvature`). The objective is
+
+    sum_i w_i l(m + g f_i, y_i) / g^2 + kappa / 2 f^T K^-1 f,
+
+and with s = sqrt(w h) and G = w l' / g, a step is
+
+    alpha <- s (s K s + kappa)^-1 (s f - G / s),
+
+halved until the objective falls.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats, Ints
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import Quantile
 from streamkern.losses.log_link import LogLink
 from streamkern.solver.precondition.noise import Noise
-from streamkern.train.setup.loss_rows import LossRows
-from streamkern.train.setup.newton_path import NewtonPath
+from streamkern.stream.target_scale import TargetScale
 
 RIDGE_ROWS = 768
 """Largest number of rows, drawn at random, that the cross-validation uses."""
@@ -50,8 +63,41 @@ MAX_RELATIVE_MINIMUM = 0.98
 not determine kappa, and the noise of squares is used."""
 EQUIVALENT_LOSS_RATIO = 1.01
 """The largest kappa is chosen whose held-out loss is at most this multiple of the least."""
+MAX_NEWTON_STEPS = 30
+"""Largest number of steps for one kappa."""
+MAX_STEP_LENGTHS = 6
+"""Largest number of lengths that are tried for a step."""
+CONVERGED_DECREASE = 1e-4
+"""Decrease of the objective in a step, relative to its value, below which the steps end."""
+MIN_ROOT = 1e-20
+"""Smallest s of a row; rows with a smaller s do not change the step."""
 
-_Floats = npt.NDArray[np.float64]
+
+class LossRows(NamedTuple):
+    """Rows in float64, with their original targets.
+
+    K : (n, n) kernel matrix, without weights
+    Y : (n, c) targets
+    w : (n,) sample weights
+    score_w : (n,) sample weights in held-out losses, 0 for rows whose target is an outlier
+    mean, gain : (c,) mean and gain of the outputs z = mean + gain f
+    """
+
+    K: Floats
+    Y: Floats
+    w: Floats
+    score_w: Floats
+    mean: Floats
+    gain: Floats
+
+    def part(self, rows: Ints) -> LossRows:
+        """Return some of the rows. K keeps all rows of the matrix: it becomes (n, len(rows))."""
+        w, score_w = self.w[rows], self.score_w[rows]
+        return self._replace(K=self.K[:, rows], Y=self.Y[rows], w=w, score_w=score_w)
+
+    def with_outputs(self, outputs: TargetScale) -> LossRows:
+        """Return the rows with this mean and gain of the outputs."""
+        return self._replace(mean=outputs.mean, gain=outputs.scale)
 
 
 def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False) -> Noise:
@@ -80,12 +126,12 @@ def held_out_losses(
     if len(rows.Y) < RIDGE_FOLDS:
         return []
     rows, parts = fold_rows(rows)
-    paths: list[NewtonPath | _RidgePath]
+    paths: Sequence[_LossPath]
     if isinstance(loss, LogLink):
         paths = [NewtonPath(loss, rows, fitted) for fitted in parts]
     else:
         exact = exact and isinstance(loss, Quantile)
-        paths = [_RidgePath(loss.at(math.inf), rows, fitted, exact) for fitted in parts]
+        paths = [_BoundedPath(loss.at(math.inf), rows, fitted, exact) for fitted in parts]
     losses: list[tuple[float, float]] = []
     scale = float(rows.K.diagonal().mean())
     for exponent in KAPPA_EXPONENTS:
@@ -97,7 +143,7 @@ def held_out_losses(
     return losses
 
 
-def fold_rows(rows: LossRows) -> tuple[LossRows, list[npt.NDArray[np.int64]]]:
+def fold_rows(rows: LossRows) -> tuple[LossRows, list[Ints]]:
     """Return at most `RIDGE_ROWS` of the rows, and the indices of the fitted rows of each fold."""
     rng = np.random.default_rng(0)
     sampled = np.sort(rng.permutation(len(rows.Y))[:RIDGE_ROWS])
@@ -106,46 +152,67 @@ def fold_rows(rows: LossRows) -> tuple[LossRows, list[npt.NDArray[np.int64]]]:
     return rows, [np.flatnonzero(fold != k) for k in range(RIDGE_FOLDS)]
 
 
-class _RidgePath:
+class _LossPath:
     """Minima of the loss on some rows for falling kappa, and their loss on the other rows.
 
-    With sample weights W, alpha = W^1/2 U b and W^1/2 K W^1/2 = U S U^T.
-
     fitted : indices of the rows that are fitted
+    K, K_held_out : kernel matrices of the fitted rows, and of the others with them
+    alpha : (n, c) weights of the last minimum, from which the next search starts
+    """
+
+    def __init__(self, loss: Loss, rows: LossRows, fitted: Ints) -> None:
+        held_out = np.setdiff1d(np.arange(len(rows.Y)), fitted)
+        self.loss, self.rows, self.held_out_rows = loss, rows.part(fitted), rows.part(held_out)
+        self.K, self.K_held_out = self.rows.K[fitted], self.rows.K[held_out]
+        self.alpha = np.zeros_like(self.rows.Y)
+
+    def minimise(self, kappa: float) -> None:
+        """Move alpha to the minimum for kappa, or towards it."""
+        raise NotImplementedError
+
+    def held_out_losses(self, kappa: float) -> Floats:
+        """Return l of each held-out row at the minimum for kappa, without weights."""
+        self.minimise(kappa)
+        rows = self.held_out_rows
+        z = rows.mean + rows.gain * (self.K_held_out @ self.alpha)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            F = z if self.loss.for_classes else self.loss.predict(np, z)
+            losses: Floats = self.loss.values(np, F, rows.Y)
+        return losses
+
+    def held_out_loss(self, kappa: float) -> float:
+        """Return the weighted sum of `held_out_losses`."""
+        return float(self.held_out_rows.score_w @ self.held_out_losses(kappa))
+
+
+class _BoundedPath(_LossPath):
+    """Path of a loss whose curvature is bounded, by accelerated gradient steps.
+
+    With sample weights W, the weights of the rows are W^1/2 U b, where W^1/2 K W^1/2 = U S U^T. The
+    attribute `alpha` is b, and `K_held_out` the matrix from b to the values of the held-out rows.
+
     exact : whether the steps continue until they converge
     """
 
     def __init__(
-        self, loss: Loss, rows: LossRows, fitted: npt.NDArray[np.int64], exact: bool
+        self, loss: Loss, rows: LossRows, fitted: Ints, exact: bool
     ) -> None:  # fmt: skip
-        held_out = np.setdiff1d(np.arange(len(rows.Y)), fitted)
-        fitted_rows = rows.part(fitted)
-        self.loss, self.rows = loss, fitted_rows
+        super().__init__(loss, rows, fitted)
         self.steps, self.min_change = (
             (MAX_STEPS_TO_MINIMUM, CONVERGED_CHANGE) if exact else (STEPS_PER_KAPPA, 0.0)
         )
-        self.root = np.sqrt(fitted_rows.w)[:, None]
-        self.S, self.U = np.linalg.eigh(fitted_rows.K[fitted] * self.root * self.root.T)
+        self.root = np.sqrt(self.rows.w)[:, None]
+        self.S, self.U = np.linalg.eigh(self.K * self.root * self.root.T)
         self.S = np.maximum(self.S, 0)[:, None]
-        self.held_out_rows = rows.part(held_out)
-        self.K_held_out = fitted_rows.K[held_out] @ (self.root * self.U)
-        self.b = np.zeros_like(fitted_rows.Y)
+        self.K_held_out = self.K_held_out @ (self.root * self.U)
 
-    def held_out_loss(self, kappa: float) -> float:
-        """Return the weighted sum of l over the other rows at the minimum for kappa."""
-        self._minimise(kappa)
-        held_out = self.held_out_rows
-        z = held_out.mean + held_out.gain * (self.K_held_out @ self.b)
-        F = z if self.loss.for_classes else self.loss.predict(np, z)
-        return float(held_out.score_w @ self.loss.values(np, F, held_out.Y))
-
-    def _minimise(self, kappa: float) -> None:
+    def minimise(self, kappa: float) -> None:
         """Move b towards the minimum by accelerated gradient steps.
 
         The acceleration is restarted when a step opposes the gradient (O'Donoghue and Candes 2015,
         Adaptive Restart for Accelerated Gradient Schemes).
         """
-        b = ahead = self.b
+        b = ahead = self.alpha
         t = 1.0
         for _ in range(self.steps):
             new = ahead - (self.U.T @ self._residual(ahead) + kappa * ahead) / (self.S + kappa)
@@ -159,13 +226,80 @@ class _RidgePath:
             b, ahead = new, following
             if change < self.min_change * float(np.linalg.norm(self.S * new)):
                 break
-        self.b = b
+        self.alpha = b
 
-    def _residual(self, b: _Floats) -> _Floats:
+    def _residual(self, b: Floats) -> Floats:
         """Return W^1/2 l'(z) / (L g), (n, c)."""
         rows, loss = self.rows, self.loss
         f = (self.U @ (self.S * b)) / np.where(self.root > 0, self.root, 1)
         errors = loss.predict(np, rows.mean + rows.gain * f) - rows.Y
         gradient = loss.gradient(np, errors, rows.Y)
-        residual: _Floats = self.root * gradient / (loss.curvature * rows.gain)
+        residual: Floats = self.root * gradient / (loss.curvature * rows.gain)
         return residual
+
+
+class NewtonPath(_LossPath):
+    """Path of a loss with a log link, by Newton steps.
+
+    rows : rows with targets divided by the unit of the loss
+    """
+
+    loss: LogLink
+
+    def minimise(self, kappa: float) -> None:
+        """Move alpha to the minimum for kappa."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            for k in range(self.alpha.shape[1]):
+                self._minimise_output(k, kappa)
+
+    def _minimise_output(self, k: int, kappa: float) -> None:
+        """Minimise the objective of output k by Newton steps from `alpha`."""
+        alpha = self.alpha[:, k]
+        f = self.K @ alpha
+        objective = self._objective(k, alpha, f, kappa)
+        for _ in range(MAX_NEWTON_STEPS):
+            direction = self._newton_point(k, f, kappa) - alpha
+            if not np.isfinite(direction).all():
+                break
+            K_direction, length = self.K @ direction, 1.0
+            for _attempt in range(MAX_STEP_LENGTHS):
+                new_value = self._objective(
+                    k, alpha + length * direction, f + length * K_direction, kappa
+                )
+                if new_value < objective:
+                    break
+                length /= 2
+            else:
+                break
+            alpha, f = alpha + length * direction, f + length * K_direction
+            converged = objective - new_value <= CONVERGED_DECREASE * abs(new_value)
+            objective = new_value
+            if converged:
+                break
+        self.alpha[:, k] = alpha
+
+    def _predicted(self, k: int, f: Floats) -> Floats:
+        predicted: Floats = self.loss.predict(np, self.rows.mean[k] + self.rows.gain[k] * f)
+        return predicted
+
+    def _objective(self, k: int, alpha: Floats, f: Floats, kappa: float) -> float:
+        rows = self.rows
+        deviances = self.loss.values(np, self._predicted(k, f)[:, None], rows.Y[:, k : k + 1])
+        return float(rows.w @ deviances / 2 / rows.gain[k] ** 2 + kappa / 2 * (alpha @ f))
+
+    def _newton_point(self, k: int, f: Floats, kappa: float) -> Floats:
+        """Return the minimum (n,) of the quadratic model at f for output k; NaN if singular."""
+        rows, F, Y = self.rows, self._predicted(k, f), self.rows.Y[:, k]
+        # With the expected curvature alone, a row would move by its slope, which may be large.
+        curvature = self.loss.row_curvature(np, F[:, None], Y[:, None])
+        root = np.sqrt(rows.w * curvature)
+        gradient = rows.w * self.loss.slope(np, F, Y) / rows.gain[k]
+        root, has_curvature = np.maximum(root, MIN_ROOT), root > MIN_ROOT
+        A = self.K * root * root[:, None]
+        A[np.diag_indices_from(A)] += kappa
+        right = np.where(has_curvature, root * f - gradient / root, 0)
+        try:
+            solved: Floats = root * np.linalg.solve(A, right)
+        except np.linalg.LinAlgError:
+            return np.full_like(f, np.nan)
+        return solved

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.basics.array_types import Floats
 from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -30,8 +30,7 @@ from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import target_scale
 from streamkern.train.setup.choose_transform import find_transform
 from streamkern.train.setup.log_link_start import FirstModel, first_model, log_targets
-from streamkern.train.setup.loss_ridge import loss_noise
-from streamkern.train.setup.loss_rows import LossRows
+from streamkern.train.setup.loss_ridge import LossRows, loss_noise
 from streamkern.train.setup.setup_rows import FewRows
 
 BISECTIONS = 60
@@ -41,8 +40,6 @@ MAX_OUTPUT_CHANGE = 30.0
 overflow."""
 MIN_GAIN = 0.125
 """Smallest gain of a loss without identity link. A smaller slope only scales the start."""
-
-_Floats = npt.NDArray[np.float64]
 
 
 class LossFit(NamedTuple):
@@ -205,7 +202,7 @@ def scale_for_setup(run: ResolvedRun, dtype: Any, warm: ParentRun | None) -> Tar
     return replace(targets, scale=warm.targets.scale)
 
 
-def _means(run: ResolvedRun, targets: TargetScale) -> _Floats:
+def _means(run: ResolvedRun, targets: TargetScale) -> Floats:
     """Return the mean targets (c,).
 
     For classes, if other rows will follow, the rule of succession is used (one row of each class is
@@ -214,11 +211,11 @@ def _means(run: ResolvedRun, targets: TargetScale) -> _Floats:
     if run.problem.complete or run.data.source.classes is None:
         return targets.mean
     n, c = run.problem.n_rows, run.problem.c
-    means: _Floats = (n * targets.mean + 1) / (n + c)
+    means: Floats = (n * targets.mean + 1) / (n + c)
     return means
 
 
-def _shift(loss: Loss, errors: _Floats, Y: _Floats, w: _Floats) -> _Floats:
+def _shift(loss: Loss, errors: Floats, Y: Floats, w: Floats) -> Floats:
     """Return the constants (c,) that minimise the loss when they are added to the errors.
 
     errors, Y : (n, c) errors and targets
@@ -250,7 +247,7 @@ def in_unit(
 
 def left_out(
     op: KernelOperator, Z: Points | None, targets: TargetScale, few_rows: FewRows, noise: Noise
-) -> tuple[_Floats, LossRows]:
+) -> tuple[Floats, LossRows]:
     """Return leave-one-out predictions F (n, c) of scaled targets, and the rows.
 
     Rows that were merged because they are equal are separated again, since a loss other than
@@ -274,21 +271,21 @@ def left_out(
     return F, LossRows(K, Y, w, score_w if score_w.any() else w, targets.mean, targets.scale)
 
 
-def _slope(loss: Loss, F: _Floats, Y: _Floats, w: _Floats, mean: _Floats) -> float:
+def _slope(loss: Loss, F: Floats, Y: Floats, w: Floats, mean: Floats) -> float:
     """Return the slope with which mean + slope F has the least loss."""
     if not F.any():
         return 1.0
     if isinstance(loss, LogLoss):  # `temperature` is finite even if all labels are predicted right
         return max(float(temperature(F, Y.argmax(axis=1), w, mean).slope[0]), 1.0)
 
-    def rise(slope: _Floats) -> _Floats:
+    def rise(slope: Floats) -> Floats:
         errors = loss.predict(np, mean + slope * F) - Y
         return np.atleast_1d(w @ (loss.gradient(np, errors, Y) * F).sum(axis=1))
 
     return float(_roots(rise, np.zeros(1), np.array([MAX_OUTPUT_CHANGE / np.abs(F).max()]))[0])
 
 
-def _roots(rising: Callable[[_Floats], _Floats], low: _Floats, high: _Floats) -> _Floats:
+def _roots(rising: Callable[[Floats], Floats], low: Floats, high: Floats) -> Floats:
     """Return the roots (k,) of k nondecreasing functions, each between low and high, by
     bisection."""
     for _ in range(BISECTIONS):

@@ -52,12 +52,9 @@ METRIC_VARIANTS = tuple(MetricVariant(kind, s) for kind in METRIC_SHAPES for s i
 
 
 def best_round(
-    problem: HeldOut,
-    larger: HeldOut,
-    without_metric: Fitted,
-    gradient_rows: SampleRows,
+    problem: HeldOut, larger: HeldOut, without_metric: Fitted, gradient_rows: SampleRows,
     report: Report,
-) -> tuple[Fitted, dict[str, Any]]:
+) -> tuple[Fitted, dict[str, Any]]:  # fmt: skip
     """Return the best model of the rounds of all requested variants, and its variant as JSON
     values.
 
@@ -68,22 +65,15 @@ def best_round(
     without_metric : model of `problem` without a metric
     gradient_rows : rows at which gradients are evaluated
     """
-    min_error, best_variant = without_metric.error, None
-    kind = problem.run.metric_mode.kind
+    if not math.isfinite(without_metric.error):
+        return without_metric, {}
+    kind, min_error, best_variant = problem.run.metric_mode.kind, without_metric.error, None
     variants = [variant for variant in METRIC_VARIANTS if kind in ("", variant.kind)]
-    first_gradients = (
-        _gradients(without_metric, gradient_rows) if math.isfinite(without_metric.error) else None
-    )
-    for variant in variants if first_gradients is not None else ():
-        width = (without_metric.width, without_metric.width)
+    width = (without_metric.width, without_metric.width)
+    gradients = _gradients(without_metric, gradient_rows)
+    for variant in variants:
         model, errors = _rounds(
-            problem,
-            without_metric,
-            variant,
-            gradient_rows,
-            COMPARISON_ROUNDS,
-            width,
-            first_gradients,
+            problem, without_metric, variant, gradient_rows, COMPARISON_ROUNDS, width, gradients
         )
         report("metric", {**asdict(variant), "errors": errors, "ways": len(variants)})
         if model.error < min_error:
@@ -91,14 +81,8 @@ def best_round(
     if best_variant is None:
         return without_metric, {}
     start = larger.in_metric(None, without_metric.width, without_metric.ridge)
-    best, errors = _rounds(
-        larger,
-        start,
-        best_variant,
-        gradient_rows,
-        MAX_ROUNDS,
-        (MIN_HELD_OUT_WIDTH_LOG2, MAX_HELD_OUT_WIDTH_LOG2),
-    )
+    widths = (MIN_HELD_OUT_WIDTH_LOG2, MAX_HELD_OUT_WIDTH_LOG2)
+    best, errors = _rounds(larger, start, best_variant, gradient_rows, MAX_ROUNDS, widths)
     report("metric", {**asdict(best_variant), "rows": len(larger.fit.X), "errors": errors})
     return best, asdict(best_variant)
 
@@ -139,10 +123,8 @@ def _gradients(model: Fitted, rows: SampleRows) -> Floats:
     assert model.alpha is not None
     total = GradientSum(model.op, model.points, model.alpha.astype(model.op.dtype))
     flops_of_row = 2 * model.alpha.size * (1 + total.r)
-    n = min(
-        len(rows.X), MAX_GRADIENT_ROWS, max(MIN_GRADIENT_ROWS, round(GRADIENT_FLOPS / flops_of_row))
-    )
-    for part in tiles(n, EVALUATED_ROWS):
+    affordable = max(MIN_GRADIENT_ROWS, round(GRADIENT_FLOPS / flops_of_row))
+    for part in tiles(min(len(rows.X), MAX_GRADIENT_ROWS, affordable), EVALUATED_ROWS):
         total.add(rows.X[part], None if rows.root is None else rows.root[part] ** 2)
     return total.mean()
 

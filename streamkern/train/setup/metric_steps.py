@@ -87,19 +87,6 @@ STAGES = (
 pool of the stage before it."""
 
 
-class Slopes(NamedTuple):
-    """Error of the rows that are predicted, and the derivatives of its Huber form, see `slopes`.
-
-    error : weighted mean squared error
-    metric : derivative by A, of A's shape
-    log_ridge : derivative by log lam
-    """
-
-    error: float
-    metric: Array
-    log_ridge: float
-
-
 def stages(pool: int) -> list[StepStage]:
     """Return the stages of gradient steps that are run with `pool` rows to draw from."""
     return [STAGES[0], *(stage for previous, stage in pairwise(STAGES) if pool > previous.pool)]
@@ -172,28 +159,26 @@ class _Steps:
         self.A[constant] = 0.0  # the scale of a constant feature cannot be learned
         moments = _AdamMoments(self.A)
         for t in range(stage.steps):
-            drawn = rng.permutation(len(rows.X))[:n]
-            fit, predicted = (
-                rows.part(self.backend.asarray(indices)) for indices in np.split(drawn, [n_fit])
-            )
+            drawn = self.backend.asarray(rng.permutation(len(rows.X))[:n])
+            fit, predicted = rows.part(drawn[:n_fit]), rows.part(drawn[n_fit:])
             self.taken += 1
-            derivatives = self.slopes(fit, predicted)
+            derivatives = self._slopes(fit, predicted)
             if derivatives is None:  # singular: a larger ridge
                 self.log_ridge += math.log(10.0)
                 continue
-            g = self.backend.to_host(derivatives.metric)
-            g = np.where(constant.reshape(-1, *[1] * (g.ndim - 1)), 0.0, g)
-            if not (np.isfinite(g).all() and math.isfinite(derivatives.log_ridge)):
+            g, g_ridge = np.array(self.backend.to_host(derivatives[0])), derivatives[1]
+            g[constant] = 0.0
+            if not (np.isfinite(g).all() and math.isfinite(g_ridge)):
                 return False
             length = stage.length * min(1.0, 2 - 2 * t / stage.steps)
-            step_A, step_ridge = moments.directions(g, derivatives.log_ridge)
+            step_A, step_ridge = moments.directions(g, g_ridge)
             self.A = self.A - length * math.sqrt(float((self.A**2).mean())) * step_A
             log_ridge = self.log_ridge - RIDGE_STEP_RATIO * length * step_ridge
             self.log_ridge = max(log_ridge, MIN_RIDGE_LOG10 * math.log(10.0))
         return True
 
-    def slopes(self, fit: SampleRows, predicted: SampleRows) -> Slopes | None:
-        """Return the error and its derivatives; None if the equations have no Cholesky factor."""
+    def _slopes(self, fit: SampleRows, predicted: SampleRows) -> tuple[Array, float] | None:
+        """Return `slopes` in the first precision in which the equations have a Cholesky factor."""
         for precision in self.precisions:
             kernel = self.kernel.with_metric(self.A)
             op = KernelOperator(kernel, self.backend, precision, self.shift)
@@ -220,20 +205,16 @@ class _AdamMoments:
         self.ridge_mean += (1 - GRADIENT_DECAY) * (ridge_derivative - self.ridge_mean)
         self.ridge_square += (1 - SQUARES_DECAY) * (ridge_derivative**2 - self.ridge_square)
         bias_gradient, bias_squares = 1 - GRADIENT_DECAY**self.t, 1 - SQUARES_DECAY**self.t
-        squares = (
-            np.maximum(self.squares, RELATIVE_ROUNDING**2 * self.squares.max()) / bias_squares
-            + TINY_GRADIENT_SQUARE
-        )
+        squares = np.maximum(self.squares, RELATIVE_ROUNDING**2 * self.squares.max())
+        scale = np.sqrt(squares / bias_squares + TINY_GRADIENT_SQUARE)
         ridge_scale = math.sqrt(self.ridge_square / bias_squares + TINY_GRADIENT_SQUARE)
-        return self.mean / bias_gradient / np.sqrt(
-            squares
-        ), self.ridge_mean / bias_gradient / ridge_scale
+        return self.mean / bias_gradient / scale, self.ridge_mean / bias_gradient / ridge_scale
 
 
 def slopes(
     op: KernelOperator, fit: SampleRows, predicted: SampleRows, ridge: float
-) -> Slopes | None:
-    """Return the weighted mean squared error of `predicted`, and derivatives.
+) -> tuple[Array, float] | None:
+    """Return the derivatives of the weighted mean squared error of `predicted` by A and by log lam.
 
     The derivatives are taken of a Huber loss whose threshold is held fixed, see
     `MAX_RELATIVE_RESIDUAL`. Returns None if the equations have no Cholesky factor.
@@ -247,17 +228,10 @@ def slopes(
     """
     backend, xp, dtype = op.backend, op.backend.xp, op.dtype
     fit_side, predicted_side = _Side(op, fit), _Side(op, predicted)
-    (K, W), (K_predicted, W_predicted) = (
-        _values(op, fit_side, None),
-        _values(op, predicted_side, fit_side),
-    )
+    K, W = _values(op, fit_side, None)
+    K_predicted, W_predicted = _values(op, predicted_side, fit_side)
     solve_dtype = np.dtype(np.float64) if ridge < MIN_SINGLE_PRECISION_RIDGE else dtype
     root = xp.ones(len(fit.X), solve_dtype) if fit.root is None else fit.root.astype(solve_dtype)
-    weight = (
-        xp.ones(len(predicted.X))
-        if predicted.root is None
-        else predicted.root.astype(np.float64) ** 2
-    )
     L = K.astype(solve_dtype)
     if fit.root is not None:
         L *= root[:, None]
@@ -274,25 +248,30 @@ def slopes(
 
     b = solve(fit.Y.astype(solve_dtype))
     a = (root[:, None] * b).astype(dtype)
-    R = K_predicted @ a - predicted.Y
-    total = max(float(weight.sum()), TINY_GRADIENT_SQUARE) * R.shape[1]
-    dL_df = ((2 / total) * weight[:, None] * _shortened(xp, R, weight)).astype(dtype)
+    dL_df = _loss_gradient(xp, K_predicted @ a - predicted.Y, predicted.root).astype(dtype)
     u = solve((K_predicted.T @ dL_df).astype(solve_dtype))
     v = (root[:, None] * u).astype(dtype)
     dL_dA = _metric_sum(op, W_predicted, dL_df, a, predicted_side, fit_side)
     dL_dA -= _metric_sum(op, W, v, a, fit_side, fit_side)
-    error = float((weight[:, None] * R**2).sum()) / total
-    return Slopes(error, (2 / op.kernel.bandwidth) * dL_dA, -ridge * float((u * b).sum()))
+    return (2 / op.kernel.bandwidth) * dL_dA, -ridge * float((u * b).sum())
 
 
-def _shortened(xp: Any, R: Array, weight: Array) -> Array:
-    """Return the residuals (m, c), shortened to at most `MAX_RELATIVE_RESIDUAL` times the median
-    length of the rows whose weight is not 0."""
-    lengths, has_weight = xp.sqrt((R**2).sum(axis=1)), weight > 0
-    if not has_weight.any():
-        return R
-    longest = MAX_RELATIVE_RESIDUAL * xp.median(lengths[has_weight])
-    return R * xp.minimum(1, longest / xp.maximum(lengths, TINY_RESIDUAL))[:, None]
+def _loss_gradient(xp: Any, R: Array, root: Array | None) -> Array:
+    """Return the gradient (m, c) of the weighted mean square by the residuals R (m, c).
+
+    Residuals are shortened to at most `MAX_RELATIVE_RESIDUAL` times the median length of the rows
+    whose weight is not 0.
+
+    root : (m,) square roots of the sample weights, or None
+    """
+    weight = xp.ones(len(R)) if root is None else root.astype(np.float64) ** 2
+    total = max(float(weight.sum()), TINY_GRADIENT_SQUARE) * R.shape[1]
+    has_weight = weight > 0
+    if has_weight.any():
+        lengths = xp.sqrt((R**2).sum(axis=1))
+        longest = MAX_RELATIVE_RESIDUAL * xp.median(lengths[has_weight])
+        R = R * xp.minimum(1, longest / xp.maximum(lengths, TINY_RESIDUAL))[:, None]
+    return (2 / total) * weight[:, None] * R
 
 
 class _Side:

@@ -14,7 +14,7 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.setup.assemble import Assembled, compute_setup, compute_setup_part, start
 from streamkern.train.setup.choose_metric import Learned
-from streamkern.train.setup.gathered import gather_and_save, stripes_in
+from streamkern.train.setup.sharded_arrays import Stripe, gather_and_save, stripes_in
 
 VISIBILITY_TIMEOUT_S = 60.0
 """Seconds that other ranks wait until the files that rank 0 has written are visible to them."""
@@ -33,7 +33,7 @@ def all_ranks_have_setup(is_visible: bool, run: ResolvedRun) -> bool:
     n_seeing = int(ranks.allgather([is_visible]).sum())
     if n_seeing not in (0, ranks.size):
         raise RunError(
-            f"{n_seeing} of {ranks.size} ranks see the setup of the run", f"{SHARED_RUN_DIR_REMEDY}"
+            f"{n_seeing} of {ranks.size} ranks see the setup of the run", SHARED_RUN_DIR_REMEDY
         )
     if not n_seeing and not ranks.is_single and not run.method.setup_together(run.problem):
         raise RunError(
@@ -53,7 +53,7 @@ def wait_for_setup(read: Callable[[], Assembled | None]) -> Assembled:
         if time.monotonic() > give_up:
             raise RunError(
                 "the setup that rank 0 has written is not visible to this rank",
-                f"{SHARED_RUN_DIR_REMEDY}",
+                SHARED_RUN_DIR_REMEDY,
             )
         time.sleep(0.2)
     return setup
@@ -70,54 +70,40 @@ def new_setup(
     Returns None if ranks partition the centers; rank 0 then loads its stripe from the directory, as
     the other ranks do.
     """
-    from_parent: tuple[Any, ...] = ()  # `warm`, its metric and its kernel
+    learned = digest = None
     if warm is not None:
-        config, continued = run.config, run.inputs.continued
-        learned = Learned(warm.metric_for(config), {}, kernel=warm.kernel_for(config))
-        if continued is not None:
+        digest, config, continued = warm.digest, run.config, run.inputs.continued
+        if continued is None:
+            learned = Learned(warm.metric_for(config), {}, kernel=warm.kernel_for(config))
+        else:
             learned = Learned(continued.metric, {}, kernel=continued.full_kernel())
-        from_parent = warm, learned
-    digest = None if warm is None else warm.digest
     if run.problem.center_ranks > 1:
         assert directory is not None
-        computed = compute_setup(run, report, *from_parent)
+        computed = compute_setup(run, report, warm, learned)
         arrays, meta = computed.arrays, computed.meta | {"warm_start": digest}
         del computed
-        _save_partitioned(run, directory, arrays, meta)
+        _save(run, directory, arrays, meta)
         return None
-    assembled = start(run, report, *from_parent)
+    assembled = start(run, report, warm, learned)
     assembled.meta["warm_start"] = digest
-    if directory is None:
-        return assembled
-    ranks, backend = run.inputs.ranks, run.backend
-    chunked: dict[str, ChunkedArray] = {
-        name: backend.by_parts(a) for name, a in assembled.arrays.items()
-    }
-    if ranks.is_single:
-        directory.save_setup(chunked, assembled.meta)
-        return assembled
-
-    def save(gathered_arrays: dict[str, ChunkedArray]) -> None:
-        directory.save_setup(chunked | gathered_arrays, assembled.meta)
-
-    gather_and_save(
-        stripes_in(assembled.arrays, _triangular_prefixes(run), ranks), ranks, backend, save
-    )
+    if directory is not None:
+        _save(run, directory, assembled.arrays, assembled.meta)
     return assembled
 
 
-def _save_partitioned(
+def _save(
     run: ResolvedRun, directory: RunDirectory, arrays: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> None:  # fmt: skip
-    """Save a setup whose centers are divided over the ranks."""
+    """Save a setup on rank 0, which fetches the rows of divided arrays from the other ranks."""
     ranks, backend = run.inputs.ranks, run.backend
-    stripes = stripes_in(arrays, _triangular_prefixes(run), ranks, _center_arrays(run, arrays))
-    chunked = {name: backend.by_parts(a) for name, a in arrays.items()}
-
-    def save(gathered_arrays: dict[str, ChunkedArray]) -> None:
-        directory.save_setup(chunked | gathered_arrays, meta)
-
-    gather_and_save(stripes, ranks, backend, save)
+    chunked: dict[str, ChunkedArray] = {name: backend.by_parts(a) for name, a in arrays.items()}
+    if ranks.is_single:
+        directory.save_setup(chunked, meta)
+    else:
+        gather_and_save(
+            _stripes(run, arrays), ranks, backend,
+            lambda gathered_arrays: directory.save_setup(chunked | gathered_arrays, meta),
+        )  # fmt: skip
 
 
 def compute_rank_setup(run: ResolvedRun) -> None:
@@ -125,18 +111,18 @@ def compute_rank_setup(run: ResolvedRun) -> None:
 
     Called on all ranks other than 0. Collective.
     """
-    ranks, arrays = run.inputs.ranks, compute_setup_part(run)
-    stripes = stripes_in(arrays, _triangular_prefixes(run), ranks, _center_arrays(run, arrays))
-    gather_and_save(stripes, ranks, run.backend, lambda gathered_arrays: None)
+    stripes = _stripes(run, compute_setup_part(run))
+    gather_and_save(stripes, run.inputs.ranks, run.backend, lambda gathered_arrays: None)
 
 
-def _triangular_prefixes(run: ResolvedRun) -> tuple[str, ...]:
-    """Return the prefixes of the names of triangular arrays that the ranks computed in stripes."""
-    return run.method.sharded_arrays if run.method.made_in_stripes else ()
+def _stripes(run: ResolvedRun, arrays: Mapping[str, Any]) -> list[Stripe]:
+    """Return this rank's stripes of the arrays that are divided over the ranks. Collective.
 
-
-def _center_arrays(run: ResolvedRun, arrays: Mapping[str, Any]) -> list[str]:
-    """Return the names of the arrays whose rows are divided over the ranks as the centers are."""
-    if run.problem.center_ranks == 1:
-        return []
-    return sorted(name for name in arrays if name.startswith(("Z", *run.method.by_center)))
+    These are triangular arrays that the ranks compute in stripes and, if the ranks partition the
+    centers, the arrays with a row for each center.
+    """
+    method = run.method
+    triangular = method.sharded_arrays if method.made_in_stripes else ()
+    by_center = ("Z", *method.by_center) if run.problem.center_ranks > 1 else ()
+    full_width = sorted(name for name in arrays if name.startswith(by_center))
+    return stripes_in(arrays, triangular, run.inputs.ranks, full_width)

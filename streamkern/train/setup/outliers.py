@@ -16,14 +16,12 @@ outliers.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
-from streamkern.basics.array_types import Floats
-from streamkern.centers.random_rows import median_bandwidth
+from streamkern.basics.array_types import Floats, HostArray
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
@@ -36,9 +34,8 @@ from streamkern.solver.precondition.noise import (
     weighted_gram,
 )
 from streamkern.solver.precondition.samples import SampleRows, merged
-from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.choose_kernel import in_metric_coordinates
+from streamkern.train.setup.choose_kernel import median_distances, search_operator
 
 OUTLIER_ROWS = 512
 """Largest number of rows that are examined."""
@@ -54,8 +51,6 @@ OUTLIERS_GAIN_SE = 2.0
 """Smallest decrease of the absolute errors, capped at the limit of an outlier, for outliers to be
 replaced; in standard errors of the decrease."""
 
-_Floats = npt.NDArray[np.float64]
-
 
 class BoundedTargets:
     """Replacement of outliers by targets that are closer to a prediction.
@@ -66,14 +61,9 @@ class BoundedTargets:
     limit : (c,) smallest error of an outlier
     spread : (c,) robust standard deviation of the errors
     share : share of outliers among the targets of the few rows
-    targets : None: the rows have the scale of the setup, see `SquareTargets`
     """
 
-    targets: TargetScale | None = None
-
-    def __init__(
-        self, op: KernelOperator, model: _Model, is_outlier: npt.NDArray[np.bool_]
-    ) -> None:
+    def __init__(self, op: KernelOperator, model: _Model, is_outlier: HostArray) -> None:
         rows, asarray = model.rows, op.backend.asarray
         self.op, self.share = op, float(is_outlier.mean())
         self.points = op.points(rows.X, right=True)
@@ -89,8 +79,7 @@ class BoundedTargets:
             self.op.product(
                 self.op.points(X[part], left=True), self.points, self.alpha, out=F[part]
             )
-        max_distance = asarray(HUBER_WIDTH * self.spread, F.dtype)
-        replaced = F + xp.clip(Y - F, -max_distance, max_distance)
+        replaced = _clipped(xp, Y, F, asarray(HUBER_WIDTH * self.spread, F.dtype))
         is_outlier = xp.abs(Y - F) > asarray(self.limit, F.dtype)
         return rows._replace(Y=xp.where(is_outlier, replaced, Y).astype(Y.dtype, copy=False))
 
@@ -106,8 +95,8 @@ class _Model(NamedTuple):
 
     rows: SampleRows
     kappa: float
-    F: _Floats
-    spread: _Floats
+    F: Floats
+    spread: Floats
 
 
 def find_outliers(
@@ -126,11 +115,10 @@ def find_outliers(
     if len(rows.X) < MIN_OUTLIER_ROWS:
         return None
     host = to_host(rows.X)
-    shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
     if kernel is None or kernel.explicit:
-        width = median_bandwidth(in_metric_coordinates(host, metric), sparse=run.data.sparse)
+        width = median_distances(run, host, metric)("distance")
         kernel = run.data.kernel_of(Laplace(width)).with_metric(metric)
-    op = KernelOperator(kernel, run.backend, run.search_precision, shift)
+    op = search_operator(run, kernel, host)
     Y = to_host(rows.Y).astype(np.float64)
     with_outliers = _model(op, rows, Y, Y)
     clipped = with_outliers and _clipped_repeatedly(op, rows, Y)
@@ -140,13 +128,8 @@ def find_outliers(
     is_outlier = np.abs(clipped.F - Y) > limit
     if not is_outlier.any():
         return None
-    max_distance = HUBER_WIDTH * clipped.spread
-    without_outliers = _model(
-        op,
-        rows,
-        Y,
-        np.where(is_outlier, clipped.F + np.clip(Y - clipped.F, -max_distance, max_distance), Y),
-    )
+    replaced = _clipped(np, Y, clipped.F, HUBER_WIDTH * clipped.spread)
+    without_outliers = _model(op, rows, Y, np.where(is_outlier, replaced, Y))
     if without_outliers is None:
         return None
     errors_before, errors_after = (
@@ -160,20 +143,25 @@ def find_outliers(
     )
 
 
-def _clipped_repeatedly(op: KernelOperator, rows: SampleRows, Y: _Floats) -> _Model | None:
+def _clipped(xp: Any, Y: Array, F: Array, limit: Array) -> Array:
+    """Return targets Y (n, c), moved to at most `limit` (c,) from the predictions F (n, c)."""
+    return F + xp.clip(Y - F, -limit, limit)
+
+
+def _clipped_repeatedly(op: KernelOperator, rows: SampleRows, Y: Floats) -> _Model | None:
     """Return the model of rows whose targets are clipped about the predictions `CLIPPING_ROUNDS`
     times; None if the noise cannot be estimated."""
     F, model = np.broadcast_to(np.median(Y, axis=0), Y.shape), None
     for _ in range(CLIPPING_ROUNDS):
         limit = CLIPPED_SD * spread(F - Y, np.ones(Y.shape[1]))
-        model = _model(op, rows, Y, F + np.clip(Y - F, -limit, limit))
+        model = _model(op, rows, Y, _clipped(np, Y, F, limit))
         if model is None:
             return None
         F = model.F
     return model
 
 
-def _model(op: KernelOperator, rows: SampleRows, Y: _Floats, bounded: _Floats) -> _Model | None:
+def _model(op: KernelOperator, rows: SampleRows, Y: Floats, bounded: Floats) -> _Model | None:
     """Return the model of rows with the targets `bounded` (n, c), and the spread of its errors with
     respect to the targets Y (n, c); None if the noise cannot be estimated."""
     rows_with_targets = rows._replace(Y=op.backend.asarray(bounded, rows.Y.dtype))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.training_data import auto_epochs
 from streamkern.train.setup.choose_kernel import is_open, kernels_of, n_kernel_rows
 from streamkern.train.setup.choose_metric import metric_flops
-from streamkern.train.setup.speeds import Clock, measure_speeds
+from streamkern.train.setup.speeds import measure_speeds
 
 PLANNED_RIDGES, PLANNED_BANDWIDTHS = 6, 6
 """Approximate numbers of ridges and of bandwidths that a search tries, in a plan."""
@@ -28,27 +27,23 @@ PLANNED_RIDGES, PLANNED_BANDWIDTHS = 6, 6
 
 def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
     """Return the operation counts of each phase, in the order of a run."""
-    problem, method = run.problem, run.method
-    setup, training = method.op_counts(problem, run.sizes)
-    counts = {"setup": setup, "training": training}
+    problem, method, counts = run.problem, run.method, dict[str, OpCounts]()
+    if run.inputs.continued is None:  # else the kernel and the metric are taken over
+        choices = 2 if isinstance(run.loss, LogLink) else 1  # see `kernel_and_metric`
+        if problem.metric_rows:
+            counts["metric"] = OpCounts(wide_factors=choices * metric_flops(run))
+        if is_open(run):
+            kernels = choices * len(kernels_of(run))
+            kernels *= 2 if problem.metric_rows else 1  # without a metric and in the learned one
+            trials = PLANNED_RIDGES * PLANNED_BANDWIDTHS * kernels
+            counts["kernel"] = _noise(n_kernel_rows(problem.n_rows)).scaled(trials)
+    if problem.selection is not None:
+        counts["centers"] = OpCounts(products=problem.selection.flops)
+    counts["setup"], counts["training"] = method.op_counts(problem, run.sizes)
     if method.uses_center_targets or not problem.squares or method.asks_ridge(problem):
         counts["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).scaled(PLANNED_RIDGES)
         n = noise_rows(problem)
         counts["setup"] += OpCounts(wide_factors=n**3 / 3 * (n > NOISE_ROWS))
-    if problem.selection is not None:
-        counts = {"centers": OpCounts(products=problem.selection.flops), **counts}
-    if run.inputs.continued is not None:  # the kernel and the metric are taken over
-        return counts
-    choices = 2 if isinstance(run.loss, LogLink) else 1  # see `log_link_kernel`
-    if is_open(run):
-        n, kernels = n_kernel_rows(problem.n_rows), choices * len(kernels_of(run))
-        kernels *= 2 if problem.metric_rows else 1  # without a metric and in the learned one
-        counts = {
-            "kernel": _noise(n).scaled(PLANNED_RIDGES * PLANNED_BANDWIDTHS * kernels),
-            **counts,
-        }
-    if problem.metric_rows:
-        counts = {"metric": OpCounts(wide_factors=choices * metric_flops(run)), **counts}
     return counts
 
 
@@ -65,14 +60,10 @@ def planned_flops(run: ResolvedRun) -> dict[str, int]:
     flops = {phase: counts.flops(run.problem) for phase, counts in planned_op_counts(run).items()}
     if patches := patches_among(run.data.fixed):
         row_flops = patches.row_flops(run.data.source.row_shape)
-        flops["setup"] += row_flops * _setup_rows(run)
+        n_setup_rows = run.problem.p + run.sizes.n_sample + run.sizes.n_probe
+        flops["setup"] += row_flops * n_setup_rows
         flops["training"] += row_flops * run.problem.n_rows * run.method.passes(run.problem)
     return flops
-
-
-def _setup_rows(run: ResolvedRun) -> int:
-    """Return the number of rows that the setup uses: the centers, the sample and the probe."""
-    return run.problem.p + run.sizes.n_sample + run.sizes.n_probe
 
 
 @dataclass(frozen=True)
@@ -93,32 +84,24 @@ class Times:
     speeds: dict[str, float]
 
 
-def expected_times(
-    run: ResolvedRun, test: BaseSource | None, clock: Clock = time.perf_counter
-) -> Times:
+def expected_times(run: ResolvedRun, test: BaseSource | None) -> Times:
     """Measure the speeds of this machine, and return the times that the run is expected to take.
 
     test : data.test
-    clock : see `measure_speeds`
     """
     problem, passes = run.problem, run.method.passes(run.problem)
     before_training = planned_op_counts(run)
     training = before_training.pop("training")
     evaluation_counts = OpCounts(entries=problem.p * (0 if test is None else test.n_rows))
-    speeds = measure_speeds(run, [*before_training.values(), training, evaluation_counts], clock)
+    speeds = measure_speeds(run, [*before_training.values(), training, evaluation_counts])
     kernels = len(kernels_of(run)) if is_open(run) else 1
-    setup = (
-        sum(before_training.values(), NO_WORK).seconds(speeds.compute)
-        + _rows_read_before_training(run) * speeds.read
-    )
-    setup += kernels * speeds.compiled
-    computing = training.seconds(speeds.compute) / passes
-    epoch = speeds.streaming(problem.n_rows, computing, problem)
-    evaluation = 0.0
+    setup = sum(before_training.values(), NO_WORK).seconds(speeds.compute)
+    setup += _rows_read_before_training(run) * speeds.read + kernels * speeds.compiled
+    epoch_s, evaluation = training.seconds(speeds.compute) / passes, 0.0
+    epoch = speeds.streaming(problem.n_rows, epoch_s, problem)
     if test is not None:
-        evaluation = speeds.streaming(
-            test.n_rows, evaluation_counts.seconds(speeds.compute), problem
-        )
+        evaluation_s = evaluation_counts.seconds(speeds.compute)
+        evaluation = speeds.streaming(test.n_rows, evaluation_s, problem)
     total = setup + passes * epoch + _evaluations(run, passes) * evaluation
     return Times(setup, epoch, evaluation, total, speeds.as_rates())
 

@@ -4,16 +4,14 @@ kernel and the metric are estimated."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array
-from streamkern.basics.array_types import HostArray
-from streamkern.centers.random_rows import median_bandwidth
+from streamkern.basics.array_types import Floats, HostArray, Ints
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.copies import (
@@ -40,10 +38,12 @@ from streamkern.stream.sources.sampling import (
     read_rows,
     sample_rows,
 )
-from streamkern.stream.sources.transforms import SETUP_EPOCH
+from streamkern.stream.sources.transforms import SETUP_EPOCH, Transform
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.center_rows import CenterRows, center_indices
+from streamkern.train.setup.choose_centers import CenterRows, center_indices
+from streamkern.train.setup.choose_kernel import median_distances, search_operator
+from streamkern.train.setup.log_link_start import FirstModel
 from streamkern.train.setup.outliers import BoundedTargets
 
 SAMPLE_STAGE = 2
@@ -53,18 +53,9 @@ MAX_COPIED_UNITS = 16
 row."""
 
 
-class SquareTargets(Protocol):
-    """Targets and weights with which least squares approximate a loss.
-
-    targets : scale of the targets of the rows that `in_rows` takes; None for that of the setup
-    """
-
-    @property
-    def targets(self) -> TargetScale | None:
-        """See the class."""
-
-    def in_rows(self, rows: SampleRows) -> SampleRows:
-        """Return rows with the targets and weights replaced."""
+SquareTargets = BoundedTargets | FirstModel
+"""Targets and weights with which least squares approximate a loss; `in_rows` replaces those of
+rows."""
 
 
 class FewRows(NamedTuple):
@@ -77,13 +68,13 @@ class FewRows(NamedTuple):
 
     read: Callable[[], SampleRows]
     stored: Callable[[], SampleRows]
-    bounded: BoundedTargets | None
+    bounded: BoundedTargets | None = None
 
 
 def samples_of(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known_centers: CenterRows | None,
     squares: SquareTargets | None = None,
-) -> tuple[SampleRows, SampleRows, npt.NDArray[np.int64]]:  # fmt: skip
+) -> tuple[SampleRows, SampleRows, Ints]:  # fmt: skip
     """Return the setup sample, the probe, and the row numbers (s,) of the sample.
 
     targets : mean and scale by which the targets are transformed
@@ -98,20 +89,14 @@ def samples_of(
         ascending = np.argsort(block.row_ids[: sizes.n_sample])
         order = np.concatenate([ascending, np.arange(sizes.n_sample, n_rows)])
         block = block.take(order)
-    X, Y, root, _, center_index, _ = _prepared(run, block, dtype, targets, known_centers)
-    assert center_index is not None
+    rows = _prepared(run, block, dtype, targets, known_centers)
+    assert rows.center_index is not None
     # If there are too few rows for sample and probe, the probe is all rows (`sizes.sample_sizes`).
     sample_part, probe_part = slice(sizes.n_sample), slice(n_rows - sizes.n_probe, n_rows)
     n_shared = max(0, sizes.n_sample - probe_part.start)
     sample, probe = (
-        SampleRows(
-            X[part],
-            Y[part],
-            None if root is None else root[part],
-            n_fresh,
-            center_index[part],
-        )
-        for part, n_fresh in ((sample_part, 0), (probe_part, n_shared))
+        rows.part(part)._replace(fresh=fresh, center_index=rows.center_index[part])
+        for part, fresh in ((sample_part, 0), (probe_part, n_shared))
     )
     if squares is not None:
         sample, probe = squares.in_rows(sample), squares.in_rows(probe)
@@ -129,7 +114,7 @@ def few_rows(
     max_rows : largest number of rows, before equal rows are merged
     squares : replaces targets and weights; None to keep them
     """
-    if squares is not None and squares.targets is not None:
+    if isinstance(squares, FirstModel):
         targets = squares.targets
     rows = unmerged_rows(run, dtype, targets, max_rows)
     rows = merged(run.backend, rows if squares is None else squares.in_rows(rows))
@@ -167,10 +152,8 @@ def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
         return False
     rows = rows.part(slice(NOISE_ROWS))
     host = run.backend.to_host(rows.X)
-    kernel = run.data.kernel_of(Laplace(median_bandwidth(host, sparse=run.data.sparse)))
-    shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
-    op = KernelOperator(kernel, run.backend, run.search_precision, shift)
-    return find_noise(op, None, rows).rows_are_predictive
+    kernel = run.data.kernel_of(Laplace(median_distances(run, host)("distance")))
+    return find_noise(search_operator(run, kernel, host), None, rows).rows_are_predictive
 
 
 def center_targets(
@@ -186,22 +169,18 @@ def center_targets(
     """
     if known_centers is None:
         return None
-    source = run.data.source
-    _, Y, w = prepare(
-        run.backend, known_centers.block, run.data.weight_factors, transforms=(), dtype=dtype,
-        seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
-        classes=source.classes, targets=targets, check=run.check_targets,
-    )  # fmt: skip
+    seed, center_index = run.config.run.random_state, known_centers.center_index
+    _, Y, w = _through_transforms(run, known_centers.block, dtype, targets, seed, transforms=())
     if squares is not None:
         xp = run.backend.xp
-        X = run.backend.asarray(Z[known_centers.center_index])
+        X = run.backend.asarray(Z[center_index])
         root = None if w is None else xp.sqrt(w)
         _, Y, root, *_ = squares.in_rows(SampleRows(X, Y, root))
         w = None if root is None else root * root
     to_host = run.backend.to_host
     targets_by_center = by_center(
-        run.backend, known_centers.center_index, to_host(Y), None if w is None else to_host(w),
-        p=run.problem.p, n_rows=source.n_rows,
+        run.backend, center_index, to_host(Y), None if w is None else to_host(w),
+        p=run.problem.p, n_rows=run.data.source.n_rows,
     )  # fmt: skip
     return replace(targets_by_center, whole=run.problem.complete)
 
@@ -216,11 +195,19 @@ def n_effective(
     copies = _stored_copies(run) if problem.repeats else _drawn_copies(run)
     if op.kernel.explicit or copies is None:
         return problem.n_samples
-    rho = intraclass_correlation(op, _copies(run, copies, dtype, targets))
+    rho = intraclass_correlation(
+        op,
+        (
+            _through_transforms(
+                run, read_rows(source, rows, seed, SETUP_EPOCH), dtype, targets, seed
+            )
+            for rows, seed in copies
+        ),
+    )
     return effective_sample_size(stored, problem.n_samples, rho)
 
 
-def _drawn_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]]:
+def _drawn_copies(run: ResolvedRun) -> list[tuple[Ints, int]]:
     """Return `COPIES` pairs of the same row numbers (m,) and a seed that draws other copies."""
     source, seed = run.data.source, run.config.run.random_state
     n_rows = min(NOISE_ROWS, source.n_rows)
@@ -230,7 +217,7 @@ def _drawn_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]]:
     return [(rows, (seed + r) % (1 << 32)) for r in range(COPIES)]
 
 
-def _stored_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]] | None:
+def _stored_copies(run: ResolvedRun) -> list[tuple[Ints, int]] | None:
     """Return pairs of row numbers (m,) and the seed; row i of each pair is a copy of one origin.
 
     None if the source does not store several rows per origin, or too few.
@@ -244,19 +231,9 @@ def _stored_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]] 
     return None if copies is None else [(rows, seed) for rows in copies]
 
 
-def _copies(
-    run: ResolvedRun, copies: list[tuple[npt.NDArray[np.int64], int]], dtype: np.dtype[Any],
-    targets: TargetScale,
-) -> Iterator[tuple[Array, Array, Array | None]]:  # fmt: skip
-    """Yield X, Y and w of each pair of row numbers and seed, see `intraclass_correlation`."""
-    for rows, seed in copies:
-        block = read_rows(run.data.source, rows, seed, SETUP_EPOCH)
-        yield _through_transforms(run, block, dtype, targets, seed)
-
-
 def _prepared(
     run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale,
-    known_centers: CenterRows | None, rates: npt.NDArray[np.float64] | None = None,
+    known_centers: CenterRows | None, rates: Floats | None = None,
 ) -> SampleRows:  # fmt: skip
     """Return rows after the transforms of the stream. rates : (c,) factors of the class weights."""
     X, Y, w = _through_transforms(run, block, dtype, targets, run.config.run.random_state, rates)
@@ -266,14 +243,18 @@ def _prepared(
 
 def _through_transforms(
     run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale, seed: int,
-    rates: npt.NDArray[np.float64] | None = None,
+    rates: Floats | None = None, transforms: Sequence[Transform] | None = None,
 ) -> tuple[Array, Array, Array | None]:  # fmt: skip
-    """Return X, Y and w after the feed transforms, with the random draws of the setup."""
+    """Return X, Y and w after transforms, with the random draws of the setup.
+
+    transforms : None for the feed transforms
+    """
     source, factors = run.data.source, run.data.weight_factors
     if rates is not None:
         factors = rates if factors is None else factors * rates
     return prepare(
-        run.backend, block, factors, transforms=source.feed_transforms,
-        dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
+        run.backend, block, factors, dtype=dtype,
+        transforms=source.feed_transforms if transforms is None else transforms,
+        seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
         classes=source.classes, targets=targets, check=run.check_targets,
     )  # fmt: skip

@@ -6,16 +6,15 @@ speed. Nothing is written, and only the requested kinds of work are measured.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
+from functools import cache
 from statistics import median
+from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
-from streamkern.centers.random_rows import median_bandwidth
-from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.op_counts import OpCounts, Speeds
@@ -25,6 +24,7 @@ from streamkern.store.row_block import RowBlock, concatenated
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup.choose_kernel import kernel_of_settings
 
 MEASURED_S = 2.0
 """Approximate duration of all measurements together, in seconds."""
@@ -39,7 +39,6 @@ MAX_KEPT_BYTES, MAX_TIMED_UNITS = 32 << 20, 64
 """Size of the rows that are kept for the other measurements, in bytes, and largest number of units
 that are read."""
 
-Clock = Callable[[], float]
 Call = tuple[float, Callable[[], object]]
 """Amount of work that a call does, in the unit of its kind (see `OpCounts`), and the call."""
 
@@ -59,56 +58,49 @@ class _ReadRows(NamedTuple):
     busy_s: float
 
 
-def measure_speeds(
-    run: ResolvedRun, counts: Iterable[OpCounts], clock: Clock = time.perf_counter
-) -> Speeds:
+def measure_speeds(run: ResolvedRun, counts: Iterable[OpCounts]) -> Speeds:
     """Measure the kinds of work that these operation counts contain.
 
     Takes about `MEASURED_S`, and longer on slow storage.
-
-    clock : clock in seconds; pass another one if the machine is busy
     """
     backend, total = run.backend, sum(counts, OpCounts())
     with backend.active():
-        reading = _read(run, MEASURED_S / MEASUREMENTS)
-        X, prepared = _prepare(run, reading.block, MEASURED_S / MEASUREMENTS, clock)
+        reading = _read(run)
+        X, prepared = _prepare(run, reading.block)
         timings = {
-            kind: _timed(backend, MEASURED_S / MEASUREMENTS, *call(), clock)
+            kind: _timed(backend, *call())
             for kind, call in _calls(run, X, total).items()
             if getattr(total, kind)
         }
     backend.release()
-    compiled = max(
-        (timings[kind].first_call_s for kind in ("kept", "entries") if kind in timings), default=0.0
-    )
+    first_calls = (timings[kind].first_call_s for kind in ("kept", "entries") if kind in timings)
+    compiled = max(first_calls, default=0.0)
     speeds = OpCounts(**{kind: timing.unit_s for kind, timing in timings.items()})
     return Speeds(speeds, prepared.unit_s, reading.read_s, reading.busy_s, compiled)
 
 
-def _timed(
-    backend: Backend, budget_s: float, amount: float, call: Callable[[], object], clock: Clock
-) -> _Timed:
-    """Return the median time of calls within `budget_s` seconds, per unit of work.
+def _timed(backend: Backend, amount: float, call: Callable[[], object]) -> _Timed:
+    """Return the median time of calls, per unit of work.
 
     The first call, which compiles, is not counted.
 
     amount : units of work of a call
     """
-    start = clock()
-    call()
-    backend.synchronize()
-    first_s = clock() - start
-    seconds, loop_start = list[float](), clock()
-    while not seconds or clock() - loop_start < budget_s:
-        start = clock()
+
+    def call_s() -> float:
+        start = perf_counter()
         call()
         backend.synchronize()
-        seconds.append(clock() - start)
+        return perf_counter() - start
+
+    first_s, seconds, loop_start = call_s(), list[float](), perf_counter()
+    while not seconds or perf_counter() - loop_start < MEASURED_S / MEASUREMENTS:
+        seconds.append(call_s())
     return _Timed(median(seconds) / amount, max(first_s - median(seconds), 0.0))
 
 
-def _read(run: ResolvedRun, budget_s: float) -> _ReadRows:
-    """Read random units for `budget_s` seconds.
+def _read(run: ResolvedRun) -> _ReadRows:
+    """Read random units for a while.
 
     The first unit is not timed if there are others, because it opens files.
     """
@@ -116,22 +108,20 @@ def _read(run: ResolvedRun, budget_s: float) -> _ReadRows:
     units = np.random.default_rng([seed, 0]).permutation(source.n_units)[:MAX_TIMED_UNITS].tolist()
     blocks, wall_s, busy_s, rows, size = list[RowBlock](), 0.0, 0.0, 0, 0
     for k, u in enumerate(units):
-        start, cpu_start = time.perf_counter(), time.thread_time()
+        start, cpu_start = perf_counter(), thread_time()
         block = source.read_unit(u, seed, SETUP_EPOCH)
-        elapsed, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_start
+        elapsed, cpu_s = perf_counter() - start, thread_time() - cpu_start
         if size < MAX_KEPT_BYTES:
             blocks.append(block)
             size += block.X.nbytes
         if k or len(units) == 1:
             wall_s, busy_s, rows = wall_s + elapsed, busy_s + cpu_s, rows + len(block.X)
-        if wall_s > budget_s:
+        if wall_s > MEASURED_S / MEASUREMENTS:
             break
     return _ReadRows(concatenated(blocks), wall_s / rows, min(busy_s, wall_s) / rows)
 
 
-def _prepare(
-    run: ResolvedRun, block: RowBlock, budget_s: float, clock: Clock
-) -> tuple[Array, _Timed]:
+def _prepare(run: ResolvedRun, block: RowBlock) -> tuple[Array, _Timed]:
     """Return at most a batch of rows, transformed as for a step, and the seconds per row."""
     source, backend = run.data.source, run.backend
     part = block.take(slice(min(run.sizes.batch_size, len(block.X))))
@@ -145,7 +135,7 @@ def _prepare(
             classes=source.classes,
         )[:1]  # fmt: skip
 
-    seconds = _timed(backend, budget_s, len(part.X), call, clock)
+    seconds = _timed(backend, len(part.X), call)
     return prepared[0], seconds
 
 
@@ -154,12 +144,7 @@ def _calls(run: ResolvedRun, X: Array, counts: OpCounts) -> dict[str, Callable[[
     backend, dtype = run.backend, X.dtype
     side = min(getattr(run.sizes, "block_size", run.problem.p), MAX_SIDE)
     wide = min(run.problem.p if counts.wide_products else NOISE_ROWS, MAX_SIDE)
-    matrices: list[_KernelMatrix] = []
-
-    def matrix() -> _KernelMatrix:
-        matrices.extend([] if matrices else [_KernelMatrix(run, X)])
-        return matrices[0]
-
+    matrix = cache(lambda: _KernelMatrix(run, X))
     return {
         "entries": lambda: matrix().evaluated(keep=False),
         "kept": lambda: matrix().evaluated(keep=True),
@@ -222,20 +207,9 @@ def _operator(run: ResolvedRun, X: Any, q: int) -> tuple[KernelOperator, Any]:
 
     A bandwidth that the setup would choose is replaced by the median distance.
     """
-    model, sample = run.config.model, X[:NOISE_ROWS].astype(np.float64)
-
-    def width(geometry: str) -> float:
-        if not isinstance(model.bandwidth, str):
-            return model.bandwidth
-        equal_rows = len(sample) < 2 or not np.ptp(sample, axis=0).any()
-        norm = "cityblock" if geometry == "l1" else "euclidean"
-        return 1.0 if equal_rows else median_bandwidth(sample, norm, sparse=run.data.sparse)
-
-    kernel = run.data.kernel_of(get_kernel(model.kernels[0], width))
+    kernel = kernel_of_settings(run, X, run.metric)
     Z = np.resize(X, (q, X.shape[1]))
-    if run.metric is not None:
-        kernel = kernel.with_metric(run.metric)
-    if model.features == "fourier":
+    if run.config.model.features == "fourier":
         Z = frequencies(kernel, X.shape[1], q, 0).astype(X.dtype)
         kernel = FourierFeatures(q, kernel.describe())
     shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
@@ -246,7 +220,12 @@ def _product(backend: Backend, rows: int, columns: int, dtype: Any) -> Call:
     """Return the Gram product of a matrix with k rows and b columns, for half of its symmetric
     result: k b^2 FLOPs."""
     W, C = backend.xp.ones((rows, columns), dtype), backend.xp.zeros((columns, columns), dtype)
-    return rows * columns**2, lambda: _single_threaded(backend, lambda: backend.add_gram(C, W, 1.0))
+
+    def call() -> None:
+        with backend.single_threaded_blas():
+            backend.add_gram(C, W, 1.0)
+
+    return rows * columns**2, call
 
 
 def _factor(backend: Backend, n: int, dtype: Any) -> Call:
@@ -268,8 +247,3 @@ def _eigenpairs(run: ResolvedRun, dtype: Any) -> Call:
     A = samples @ samples.T
     k = max(1, min(n - 1, level * n // run.sizes.n_sample))
     return EIGH_FLOPS * n**3, lambda: run.backend.top_eigh(A.copy(), k)
-
-
-def _single_threaded(backend: Backend, call: Callable[[], None]) -> None:
-    with backend.single_threaded_blas():
-        call()

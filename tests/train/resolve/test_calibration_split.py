@@ -18,11 +18,10 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.user import GeneratorSource
-from streamkern.train.loop.callbacks import Callback, EpochEnd
 from streamkern.train.resolve.calibration_split import calibration_split
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.train import train
+from tests.runs import finished, settings, stopped
 
 QUICK: dict[str, Any] = {
     "threads": 1, "accelerator": "none", "n_centers": 40, "kernel": "laplace", "bandwidth": 2.0,
@@ -250,37 +249,21 @@ def test_runs_of_before_there_was_a_default_go_on(
 ) -> None:
     """Whose record has no word of it where all rows were trained on, and of which "auto" had set a
     tenth aside and said True; their setup does not say why there are none."""
-    settings = {
-        "run.threads": 1, "run.accelerator": "none", "model.n_centers": 40, "model.kernel":
-        "laplace", "model.bandwidth": 2.0, "solver.name": "block", "data.batch_size": 500,
-    }  # fmt: skip
+    source = ArraySource(X, y, classes=("a", "b"))
+    options = {"model.n_centers": 40, "model.bandwidth": 2.0, "data.batch_size": 500}
 
-    def trained(place: Path, calibrate: Any, epochs: int | None = None) -> Any:
-        config = RunConfig().with_overrides(
-            {**settings, "run.run_dir": str(place), "run.calibrate": calibrate, "data.epochs": 2}
-        )
-        stops = [] if epochs is None else [Stops()]
-        source = ArraySource(X, y, classes=("a", "b"))
-        return train(config, source=source, callbacks=stops)
+    def config(folder: str, calibrate: Any) -> RunConfig:
+        return settings(tmp_path / folder, **options, **{"run.calibrate": calibrate})
 
-    class Stops(Callback):
-        """Kills a run after its first pass."""
-
-        def pass_ended(self, passed: EpochEnd) -> None:
-            raise InterruptedError
-
-    whole = trained(tmp_path / "whole", recorded is True)
-    with pytest.raises(InterruptedError):
-        trained(tmp_path / "begun", recorded is True, 1)
+    whole = finished(config("whole", recorded is True), source=source)
+    stopped(config("begun", recorded is True), 5, source=source, test=source)
     with RunDirectory(tmp_path / "begun", writable=False) as directory:
         found = directory.recorded()
     assert found is not None
     assert found["identity"]["settings"]["run"].get("calibrate") is recorded
-    again = trained(tmp_path / "begun", "auto")
+    again = finished(config("begun", "auto"), source=source)
     np.testing.assert_array_equal(again.model.weights, whole.model.weights)
     assert again.samples == whole.samples == 2 * (5500 - rows)
-    for result in (whole, again):
-        result.model.backend.close()
 
 
 def test_auto_sets_none_aside_where_a_part_has_too_few_rows() -> None:

@@ -33,7 +33,7 @@ from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_result
 from streamkern.train.train import Result, train
-from tests.runs import N, assert_same_bits, final, finished, latest_step, settings, stopped
+from tests.runs import N, assert_same_bits, final, finished, latest_step, settings
 
 STOPS = {"run.early_stopping": True, "run.validation_fraction": 0.25, "run.n_iter_no_change": 2}
 EPOCHS = 12
@@ -172,25 +172,6 @@ def test_rows_set_aside_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_array_equal(np.asarray(first.model.weights), np.asarray(other.model.weights))
     assert kept[0] != kept[EPOCHS]
     assert result.epochs == EPOCHS
-
-
-@pytest.mark.slow
-def test_it_goes_on_anywhere_to_the_same_bits(
-    undisturbed: tuple[Result, Path], tmp_path: Path
-) -> None:
-    whole, place = undisturbed
-    expected, steps = final(place), latest_step(place)
-    per_epoch = steps // whole.epochs
-    seen = ArraySource(np.zeros((3, 3), np.float32), np.zeros(3))
-    for step in (1, per_epoch, steps - 1, steps):
-        place = tmp_path / str(step)
-        stopped(early(place), step, source=noisy(), test=seen)
-        again = finished(early(place), source=noisy())
-        assert_same_bits(final(place), expected)
-        assert again.validation_scores == whole.validation_scores
-        assert again.ended == whole.ended
-        assert again.epochs == whole.epochs
-        assert again.history[-1]["validation_mse"] == whole.history[-1]["validation_mse"]
 
 
 def test_an_evaluation_that_a_signal_ends_is_made_again(

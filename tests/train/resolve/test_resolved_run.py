@@ -44,7 +44,6 @@ def test_all_rows_if_the_effort_allows(monkeypatch: pytest.MonkeyPatch) -> None:
         allow(monkeypatch, n_centers, all_rows)
         run = opened(array_source(), **OPEN)
         assert (run.problem.p, run.in_order) == (p, p == N)
-        run.backend.close()
 
 
 @pytest.mark.parametrize(
@@ -60,14 +59,12 @@ def test_fewer_centers_if_all_rows_are_not_one_equation(
     for more, p in (({}, 3000), (changes, 20)):
         run = opened(source, **(OPEN | more))
         assert (run.problem.p, run.in_order) == (p, p == 3000)
-        run.backend.close()
 
 
 def test_fewer_centers_of_augmented_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     allow(monkeypatch, 20, N)
     run = opened(AugmentedSource(array_source(), 1, [GaussianNoise(0.1)]), **OPEN)
     assert run.problem.p == 20
-    run.backend.close()
 
 
 def test_a_run_keeps_its_centers_if_the_limits_change(
@@ -129,7 +126,6 @@ def test_few_rows_are_solved_in_float64(changes: dict[str, object], precision: s
     chosen = precision == "float64" and "run.precision" not in changes
     assert run.search_precision == ("exact" if chosen else precision)
     assert run.problem.itemsize == (8 if precision == "float64" else 4)
-    run.backend.close()
 
 
 def test_classes_and_many_rows_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +133,6 @@ def test_classes_and_many_rows_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     for source in (values(), array_source()):
         run = opened(source, **FEW)
         assert run.precision == "exact"
-        run.backend.close()
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])

@@ -13,12 +13,10 @@ from streamkern.backend.base import Backend
 from streamkern.basics.errors import (
     ConfigError,
     DataError,
-    MemoryBudgetError,
     StorageError,
     StoreNotFoundError,
     StreamkernError,
 )
-from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import zarr_store
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.arrays import ArraySource
@@ -251,13 +249,6 @@ def test_bad_settings_leave_nothing_behind(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_kinds_of_errors() -> None:
-    with pytest.raises(MemoryBudgetError, match=r"^memory=1 MiB is not enough"):
-        opened(**{"run.memory": "1 MiB"})
-    with pytest.raises(StoreNotFoundError, match=r"/nowhere/a\.zarr"):
-        open_data(settings(**{"data.train": "/nowhere/a.zarr"}))
-
-
 @pytest.mark.parametrize(
     ("shape", "n_centers", "message"),
     [
@@ -316,18 +307,3 @@ def test_a_corrupt_row_found_in_setup_is_named(tmp_path: Path) -> None:
     X[50, 2] = np.nan
     with pytest.raises(DataError, match="row 50, column 2"):
         train(settings(tmp_path), source=ArraySource(X, y, classes=CLASSES, unit_rows=16))
-
-
-def test_the_whole_file_is_read_into_one_config(tmp_path: Path, store: Path) -> None:
-    """From a run file to a plan, with nothing written."""
-    text = f'[data]\ntrain = "{store}"\n[run]\nrun_dir = "{tmp_path / "run"}"\ndevice = "cpu"\n'
-    (tmp_path / "run.toml").write_text(text)
-    from streamkern.config.run_config import load_run_file
-
-    config = load_run_file(tmp_path / "run.toml")
-    assert isinstance(config, RunConfig)
-    run = open_run(config)
-    run.backend.close()
-    assert run.problem.p == N
-    assert run.sizes.solver == "direct"  # for so few rows
-    assert not (tmp_path / "run").exists()

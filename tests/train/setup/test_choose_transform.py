@@ -25,9 +25,9 @@ MADE = ("exponential", "additive", "noise", "counts")
 
 def found(
     X: np.ndarray, y: np.ndarray, w: np.ndarray | None = None, complete: bool = True,
-    classes: tuple[str, ...] | None = None, **changes: Any,
+    classes: tuple[str, ...] | None = None, transforms: Any = (), **changes: Any,
 ) -> FoundTransform | None:  # fmt: skip
-    source = ArraySource(X, y, sample_weight=w, classes=classes, unit_rows=100)
+    source = ArraySource(X, y, transforms, sample_weight=w, classes=classes, unit_rows=100)
     run = open_run(settings(**OPEN | changes), RunInputs(source), complete=complete)
     with run.backend as backend, backend.active():
         return find_transform(run, np.dtype(np.float32), lambda event, fields: None)
@@ -80,15 +80,7 @@ def test_targets_that_leave_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(X, (y > np.quantile(y, 0.9)).astype(float)) is None  # two values
     assert found(X, np.arange(600) % 3, classes=CLASSES) is None
     assert found(X, y, complete=False) is None
-
-
-def test_a_function_of_the_user_leaves_no_choice() -> None:
-    X, y = made("exponential", 600)
-
-    source = ArraySource(X, y, [lambda X, Y, rng: (X, -Y)], unit_rows=100)
-    run = open_run(settings(**OPEN), RunInputs(source))
-    with run.backend as backend, backend.active():
-        assert find_transform(run, np.dtype(np.float32), lambda event, fields: None) is None
+    assert found(X, y, transforms=[lambda X, Y, rng: (X, -Y)]) is None
 
 
 def test_a_log_scale_that_is_asked_for() -> None:

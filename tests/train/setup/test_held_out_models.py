@@ -133,16 +133,3 @@ def test_a_smoother_kernel_has_to_be_significantly_better() -> None:
     without_factor = model(np.full(500, np.inf))
     assert chosen_kernel([without_factor, level]) is level
     assert chosen_kernel([without_factor, without_factor]) is without_factor
-
-
-def test_it_is_the_same_with_any_number_of_threads() -> None:
-    fit, held = rows(N, 0, True), rows(HELD, 1, True)
-    found = []
-    for threads in (1, 2):
-        config = settings(**{"model.n_centers": 50, "run.threads": threads})
-        run = open_run(config, RunInputs(sk.ArraySource(fit.X, fit.X[:, 0])))
-        with run.backend.active(), run.backend.single_threaded_blas():
-            model = HeldOut(run, fit, held, None).in_metric(None, 0, -2)
-        run.backend.close()
-        found.append(np.asarray(model.alpha).tobytes())
-    assert found[0] == found[1]

@@ -49,11 +49,8 @@ class Smooth(Loss):
 def found(X: _Floats, Y: _Floats, root: _Floats | None = None) -> BoundedTargets | None:
     """Return the result of `find_outliers` for rows in a run with their data."""
     run = open_run(settings(**{"model.n_centers": 10}), RunInputs(ArraySource(X, Y)))
-    try:
-        with run.backend.active():
-            return find_outliers(run, SampleRows(X, Y, root), None)
-    finally:
-        run.backend.close()
+    with run.backend, run.backend.active():
+        return find_outliers(run, SampleRows(X, Y, root), None)
 
 
 @pytest.mark.parametrize("case", ["plain", "weighted", "equal rows"])

@@ -12,7 +12,7 @@ import streamkern as sk
 from streamkern.basics.errors import ConfigError
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.quantile_scores import scores_among
-from streamkern.train.resolve import choose_scores
+from streamkern.train.resolve import sampled_features
 from tests.runs import assert_same_bits, final, finished, settings, stopped
 
 N = 1200
@@ -112,9 +112,9 @@ def test_a_resumed_run_keeps_its_choice(
     source = sk.ArraySource(HEAVY[:N].astype(np.float32), WAVES[:N], unit_rows=100)
     auto = {"data.scale": "auto", "model.kernel": "auto", "model.bandwidth": "auto"}
     config = settings(tmp_path / "run", **auto, **{"model.metric": "none"})
-    monkeypatch.setattr(choose_scores, "_are_better", lambda *_: taken)
+    monkeypatch.setattr(sampled_features, "_are_better", lambda *_: taken)
     stopped(config, 3, source=source, test=source)
-    monkeypatch.setattr(choose_scores, "_are_better", lambda *_: not taken)
+    monkeypatch.setattr(sampled_features, "_are_better", lambda *_: not taken)
     result = finished(config, source=source, test=source)
     assert (scores_among(result.model.fixed) is not None) == taken
 

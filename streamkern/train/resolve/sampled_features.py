@@ -1,25 +1,30 @@
-"""Decide whether some features get quantile scores in addition to their values.
+"""Features that are added to the rows of a run, as a sample of them determines.
 
 `QuantileScores.of_sample` finds the features whose distribution is far from normal. Kernel ridge
 regression with a Laplace kernel then predicts each of some rows from all the others, with and
 without the scores, each time with the bandwidth and the noise of least error. The scores are used
 if the mean squared error falls by `SCORES_GAIN_SE` standard errors.
+
+Patch features replace the pixels of images if the settings ask for them. They are drawn from a
+sample, unless they are already known.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
+from streamkern.basics.array_types import Floats, HostArray
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.log_scale import symmetric_log
 from streamkern.basics.message import mention
 from streamkern.centers.random_rows import median_bandwidth
+from streamkern.config.model import ModelConfig
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.products import KernelOperator
@@ -27,12 +32,20 @@ from streamkern.planning.memory import MAX_FULL_METRIC_FEATURES
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
 from streamkern.solver.precondition.samples import SampleRows, merged
+from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import weight_factors, weights_of
-from streamkern.stream.sources.augmented import without_copies
+from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.patch_features import (
+    PATCH_ROWS,
+    PATCH_STAGE,
+    PatchFeatures,
+    patch_size,
+    patches_among,
+)
 from streamkern.stream.sources.quantile_scores import QuantileScores, scores_among
 from streamkern.stream.sources.transforms import Scale, is_deterministic
-from streamkern.train.resolve.skew_targets import is_skew, leaves_transform_open
+from streamkern.train.resolve.skew_targets import is_skew, leaves_kernel_open, leaves_transform_open
 from streamkern.train.restart.scaling import transformed_sample
 
 SCORES_STAGE: Final = 43
@@ -45,6 +58,10 @@ WIDTH_EXPONENTS: Final = (-1, 3)
 """Exponents of two of the smallest and largest bandwidth tried, relative to the median distance."""
 SCORES_GAIN_SE = 2.0
 """Standard errors by which the mean squared error must fall for the scores to be used."""
+MAX_SAMPLE_ENTRIES: Final = 2 << 20
+"""Largest number of entries (images x pixels x channels) of the sample, which is in float64."""
+MIN_SAMPLE_IMAGES: Final = 32
+"""Number of images in the sample even if they exceed `MAX_SAMPLE_ENTRIES`."""
 
 
 def with_scores(
@@ -76,7 +93,7 @@ def with_scores(
             f"give another {mention('data.scale')}",
         )
     try:
-        X, y = _sample(source, config)
+        X, y = _weighted_sample(source, config)
     except DataError:
         if required:
             raise
@@ -98,29 +115,20 @@ def with_scores(
 
 def _is_open(scale: Scale | None, source: BaseSource, config: RunConfig) -> bool:
     """Return whether the settings and the kind of the rows leave it open to use scores."""
-    model = config.model
     scaled = source.encoder is not None if scale is None else scale.mode == "feature"
     return (
         config.data.scale == "auto"
         and scaled
         and len(source.row_shape) == 1
         and not any(is_deterministic(t) for t in source.feed_transforms)
-        and model.kernel == "auto"
-        and model.bandwidth == "auto"
-        and model.metric in ("auto", "none", "learn")
-        and config.run.precision != "integer"
+        and leaves_kernel_open(config)
         and without_copies(source).n_rows >= MIN_ROWS_FOR_AUTO_SCORES
     )
 
 
-def _sample(
-    source: BaseSource, config: RunConfig
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
+def _weighted_sample(source: BaseSource, config: RunConfig) -> tuple[Floats, HostArray]:
     """Return unscaled features (n, d) and targets of a sample, without rows of weight 0."""
-    base, seed = without_copies(source), config.run.random_state
-    fixed = [t for t in source.feed_transforms if is_deterministic(t)]
-    n = min(MAX_SAMPLE_ROWS, base.n_rows)
-    block, X = transformed_sample(base, fixed, n, seed, SCORES_STAGE)
+    block, X = _fixed_sample(source, MAX_SAMPLE_ROWS, config.run.random_state, SCORES_STAGE)
     factors = weight_factors(source, config.data.class_weight)
     if factors is None:
         return X.astype(np.float64), block.y
@@ -129,7 +137,7 @@ def _sample(
 
 
 def _are_better(
-    scores: QuantileScores, X: npt.NDArray[Any], y: npt.NDArray[Any], source: BaseSource,
+    scores: QuantileScores, X: HostArray, y: HostArray, source: BaseSource,
     config: RunConfig,
 ) -> bool:  # fmt: skip
     """Return whether rows of the sample predict each other significantly better with the scores.
@@ -148,7 +156,7 @@ def _are_better(
     return _gain(scores, X, symmetric_log(np, Y, Y.mean(axis=0))) >= SCORES_GAIN_SE
 
 
-def _gain(scores: QuantileScores, X: npt.NDArray[Any], Y: npt.NDArray[np.float64]) -> float:
+def _gain(scores: QuantileScores, X: HostArray, Y: Floats) -> float:
     """Return the decrease of the mean squared error by the scores, in its standard errors."""
     Y = Y[:MAX_PREDICTED_ROWS]
     deviation = Y.std() or 1.0
@@ -163,7 +171,7 @@ def _gain(scores: QuantileScores, X: npt.NDArray[Any], Y: npt.NDArray[np.float64
     return surplus(plain_errors, score_errors)
 
 
-def _errors(backend: Backend, rows: SampleRows) -> npt.NDArray[np.float64]:
+def _errors(backend: Backend, rows: SampleRows) -> Floats:
     """Return the squared leave-one-out errors of the rows, (n,), with the best bandwidth."""
     width = median_bandwidth(rows.X)
     results: dict[float, tuple[Noise, KernelOperator]] = {}
@@ -180,3 +188,59 @@ def _errors(backend: Backend, rows: SampleRows) -> npt.NDArray[np.float64]:
     errors = geometric_search(error, 0, *WIDTH_EXPONENTS, base=2.0, stride=1)
     noise, op = results[2.0 ** min(errors, key=lambda exponent: errors[exponent])]
     return row_errors(op, None, rows, noise)[0]
+
+
+def with_patches(
+    source: BaseSource,
+    scaling_text: str,
+    model: ModelConfig,
+    seed: int,
+    known_features: PatchFeatures | None,
+) -> tuple[BaseSource, str]:
+    """Return the source, with patch features if `model` asks for them, and the description of its
+    scaling.
+
+    Reads a sample of the rows if the patch features are not known.
+
+    scaling_text : description of the scaling without patch features
+    known_features : patch features with which the run was started, or that belong to its initial
+        weights; None if there are none
+
+    Raises ConfigError if the rows are not images, or have too few different patches.
+    """
+    features = patches_among(source.feed_transforms)  # a warm start of an estimator has its own
+    if not model.patch_features and features is None:
+        return source, scaling_text
+    size = patch_size(model.patch_size, source.row_shape)
+    requested = model.patch_features, size, model.patch_grid
+    if features is None:
+        features = known_features
+        if features is None or _parameters(features) != requested:
+            max_images = MAX_SAMPLE_ENTRIES // math.prod(without_copies(source).row_shape)
+            n = min(PATCH_ROWS, max(MIN_SAMPLE_IMAGES, max_images))
+            images = _fixed_sample(source, n, seed, PATCH_STAGE)[1]
+            features = PatchFeatures.of_sample(images, *requested, seed)
+        source = AugmentedSource(source, 1, [features])
+    elif _parameters(features) != requested:
+        raise ConfigError(
+            f"{mention('model.patch_features', model.patch_features)} with patches of {size} "
+            f"pixels and {mention('model.patch_grid', model.patch_grid)} differ from the fit that "
+            f"this one starts from, which has {features!r}",
+            f"give the values of that fit, or leave {mention('warm_start')} out",
+        )
+    (width,) = features.shape_after(source.row_shape)
+    text = f"{width} features by {features.n_filters} patches of {features.size} pixels"
+    return source, f"{scaling_text}; {text}"
+
+
+def _parameters(features: PatchFeatures) -> tuple[int, int, int]:
+    return features.n_filters, features.size, features.grid
+
+
+def _fixed_sample(
+    source: BaseSource, max_rows: int, seed: int, stage: int
+) -> tuple[RowBlock, HostArray]:  # fmt: skip
+    """Return rows of a sample without copies, and their features after the fixed transforms."""
+    base = without_copies(source)
+    fixed = [t for t in source.feed_transforms if is_deterministic(t)]
+    return transformed_sample(base, fixed, min(max_rows, base.n_rows), seed, stage)

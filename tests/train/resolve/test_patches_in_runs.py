@@ -22,7 +22,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources import patch_features
 from streamkern.stream.sources.patch_features import PatchFeatures, patches_among
 from streamkern.train import rank_work
-from streamkern.train.resolve import draw_patches
+from streamkern.train.resolve import sampled_features
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.restart.run_snapshot import RunSnapshot
@@ -287,11 +287,11 @@ def test_the_sample_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         return first(X, *given)
 
     monkeypatch.setattr(PatchFeatures, "of_sample", counted)
-    monkeypatch.setattr(draw_patches, "MAX_SAMPLE_ENTRIES", 70 * SIDE**2)
+    monkeypatch.setattr(sampled_features, "MAX_SAMPLE_ENTRIES", 70 * SIDE**2)
     opened(settings(**FILTERS))
-    monkeypatch.setattr(draw_patches, "MAX_SAMPLE_ENTRIES", 3)
+    monkeypatch.setattr(sampled_features, "MAX_SAMPLE_ENTRIES", 3)
     opened(settings(**FILTERS))
-    assert taken == [70, draw_patches.MIN_SAMPLE_IMAGES]
+    assert taken == [70, sampled_features.MIN_SAMPLE_IMAGES]
 
 
 def refused(match: str, call: Callable[[], Any]) -> None:

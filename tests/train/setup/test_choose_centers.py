@@ -14,8 +14,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.setup.center_rows import CenterRows, center_indices
-from streamkern.train.setup.choose_centers import choose_centers
+from streamkern.train.setup.choose_centers import CenterRows, center_indices, choose_centers
 from tests.runs import C, arrays, finished, settings
 
 Array = np.ndarray[Any, Any]

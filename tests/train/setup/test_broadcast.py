@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from streamkern.basics.stop import StopRequest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.rank_work import prepare_run
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.setup import center_stripes
+from streamkern.train.setup import broadcast
 from streamkern.train.start_run import run_directory, started_trainer
 from tests import rank_runs as runs
 from tests.rank_threads import on_threads
@@ -27,24 +28,22 @@ def test_every_rank_keeps_its_stripe(
     size: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of rows that come in any order, a few at a time; and the mean has the bits of one rank."""
-    monkeypatch.setattr(center_stripes, "BROADCAST_CENTER_BYTES", 3 * 4 * np.dtype(dtype).itemsize)
+    monkeypatch.setattr(broadcast, "BROADCAST_CENTER_BYTES", 3 * 4 * np.dtype(dtype).itemsize)
     rng = np.random.default_rng(0)
     Z, order = rng.normal(size=(33, 4)).astype(dtype), rng.permutation(33)
     parts = [(order[at], Z[order[at]]) for at in (slice(20), slice(20, 21), slice(21, 33))]
 
     def kept(ranks: Communicator) -> Any:
-        first = ranks.rank == 0
-        own = (
-            center_stripes.scatter(parts, 33, ranks)
-            if first
-            else center_stripes.receive_shard(33, ranks)
+        receives = ranks.rank > 0
+        own = (broadcast.receive_shard if receives else partial(broadcast.scatter, parts))(
+            33, ranks
         )
-        return own, center_stripes.mean(own, 33, ranks)
+        return own, broadcast.mean(own, 33, ranks)
 
     found = on_threads(size, kept)
     np.testing.assert_array_equal(np.concatenate([own for own, _ in found]), Z)
     assert {own.dtype for own, _ in found} == {np.dtype(dtype)}
-    for _, middle in [*found, (Z, center_stripes.mean(Z, 33, SINGLE))]:
+    for _, middle in [*found, (Z, broadcast.mean(Z, 33, SINGLE))]:
         np.testing.assert_array_equal(middle, Z.mean(axis=0, dtype=np.float64))
 
 
