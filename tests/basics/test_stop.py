@@ -143,20 +143,6 @@ def test_without_installation_nothing_changes() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_on_another_thread_nothing_is_installed() -> None:
-    """Python allows handlers on the main thread only."""
-    installed: list[Any] = []
-
-    def work() -> None:
-        with StopRequest(install=True):
-            installed.append(signal.getsignal(signal.SIGTERM))
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    worker.join()
-    assert installed == [signal.getsignal(signal.SIGTERM)]
-
-
 def test_the_command_can_be_called_on_another_thread(tmp_path: Path) -> None:
     codes: list[int] = []
     words = ["info", str(tmp_path / "nothing.zarr")]
@@ -495,16 +481,6 @@ sys.exit(cli.run_command())
         done = subprocess.run([sys.executable, "-m", "streamkern", *each], capture_output=True)
         assert done.returncode == DONE, done.stderr
     assert_same_bits(final(tmp_path / "e"), final(tmp_path / "w"))
-
-
-def test_a_signal_during_the_imports_of_the_command_is_told() -> None:
-    code = (
-        "import os, signal; from streamkern.__main__ import nothing_begun\n"
-        "with nothing_begun(): os.kill(os.getpid(), signal.SIGINT)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    said = "streamkern: interrupted before anything was begun\n"
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
 
 
 # ------------------------------------------------------------------------------- what they leave
