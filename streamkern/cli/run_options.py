@@ -119,23 +119,15 @@ def run_config(
     """Return the settings of the run file with the values of the options."""
     size = memory if memory in (None, "auto") else parse_bytes(memory, "memory")
     options: dict[str, Any] = {
-        "data.train": train,
-        "data.test": test,
+        "data.train": train, "data.test": test,
         "data.epochs": None if epochs is None else number_or_text(epochs),
-        "data.scale": scale,
-        "model.patch_features": patch_features,
-        "data.dask": dask,
-        "data.cache": cache,
-        "solver.name": solver,
-        "run.run_dir": run_dir,
-        "run.ranks": None if ranks is None else number_or_text(ranks),
-        "run.min_ranks": min_ranks,
-        "run.center_ranks": center_ranks,
-        "run.cluster": cluster,
-        "run.memory": size,  # one budget, for the host or the device
-        "run.device_memory": size,
+        "data.scale": scale, "model.patch_features": patch_features, "data.dask": dask,
+        "data.cache": cache, "solver.name": solver, "run.run_dir": run_dir,
+        "run.ranks": None if ranks is None else number_or_text(ranks), "run.min_ranks": min_ranks,
+        "run.center_ranks": center_ranks, "run.cluster": cluster,
+        "run.memory": size, "run.device_memory": size,  # one budget, for the host or the device
         "data.cache_size": cache_size,
-    }
+    }  # fmt: skip
     changes = {path: value for path, value in options.items() if value is not None}
     changes |= dict(parse_setting(text) for text in settings or ())
     if run_file is not None:

@@ -155,13 +155,8 @@ def search_settings(
     rows, centers, epochs = _counts(rows=rows, centers=centers, epochs=epochs)
     rounds, n_proposals = _rounds(sampler, refine, n_trials)
     kernel_list = kernel_descriptions(config, kernels)
-    bandwidth_list = numbers_or_auto("bandwidths", bandwidths, above=True)
+    bandwidth_list = _bandwidths_to_try(bandwidths, kernel_list)
     ridge_list = numbers_or_auto("ridges", ridges, above=False)
-    if bandwidth_list is not None and not any(map(notation.bandwidths, kernel_list)):
-        raise ConfigError(
-            f"{mention('bandwidths', bandwidths)} cannot be used: no kernel has a bandwidth",
-            f"leave {mention('bandwidths=')} out",
-        )
     original, config = config, config.with_overrides(dict.fromkeys(_DISABLED_SETTINGS, False))
     data = open_data(config, source, scores=None if distances is None else False)
     if scores_among(data.fixed):  # the kernel is chosen for features with scores
@@ -193,6 +188,19 @@ def search_settings(
         result = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
         journal.finish(result | {"search": sizes, "toml": tuned.toml})
     return tuned
+
+
+def _bandwidths_to_try(
+    bandwidths: Sequence[float] | str, kernels: Sequence[Any]
+) -> list[float] | None:
+    """Return the given bandwidths; None for "auto". ConfigError if no kernel has a bandwidth."""
+    numbers = numbers_or_auto("bandwidths", bandwidths, above=True)
+    if numbers is not None and not any(map(notation.bandwidths, kernels)):
+        raise ConfigError(
+            f"{mention('bandwidths', bandwidths)} cannot be used: no kernel has a bandwidth",
+            f"leave {mention('bandwidths=')} out",
+        )
+    return numbers
 
 
 def _counts(**counts: Any) -> Iterator[Any]:

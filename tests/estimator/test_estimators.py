@@ -558,22 +558,15 @@ def test_an_interrupted_fit_goes_on(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"bandwidth": 0}, '^bandwidth=0 must be "auto", "median" or a number above 0'),
     ({"bandwidth": -1.0}, '^bandwidth=-1.0 must be "auto", "median" or a number above 0'),
-    ({"batch_size": 301}, "^batch_size=301 must lie between 1 and n_rows=300"),
-    ({"block_size": 301}, "^block_size=301 must lie between 1 and n_centers=300"),
     ({"kernel": "rbv"}, '^kernel=\'rbv\' must be "auto", one of "laplace"'),
     ({"solver": "adam"}, "^solver='adam' must be one of"),
-    ({"epochs": 0}, '^epochs=0 must be "auto" or a whole number'),
     ({"precision": "half"}, "^precision='half' must be one of"),
     ({"device": "tpu"}, "^device='tpu' must be"),
     ({"memory": "much"}, "^memory='much' must be"),
     ({"memory": "1 MiB"}, "^memory=1 MiB is not enough"),
     ({"ridge": -1.0}, "^ridge=-1.0 must be"),
-    ({"ridge": 1.0, "solver": "eigenpro3"}, "ridge=1.0 is not defined for solver 'eigenpro3'"),
-    ({"tolerance": 0.1, "solver": "block"}, "^tolerance=0.1 is not defined for solver 'block'"),
     ({"tolerance": 0.0, "solver": "falkon"}, "^tolerance=0.0 must be"),
-    ({"warm_start": 1}, "^warm_start=1 must be True, False or a run directory"),
     ({"warm_start": True, "solver": "direct"}, "^warm_start=True is not defined for solver 'd"),
     ({"centers": np.ones((5, 3))}, r"centers have rows of shape \(3,\)"),
     ({"centers": np.ones(4)}, r"centers have shape \(4,\)"),
@@ -582,10 +575,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"centers": "nowhere.npy"}, "no array of centers at nowhere.npy"),
     ({"transforms": [{"kind": "blur"}]}, "kind='blur'; use one of"),
     ({"transforms": [3]}, "transform 3 is not callable"),
-    (
-        {"transforms": GaussianNoise(0.1)},
-        "transforms=GaussianNoise.* must be a list; put it into brackets",
-    ),
     ({"transforms": [GaussianNoise]}, "transform .*GaussianNoise.* is a class; give an object"),
 ]
 
