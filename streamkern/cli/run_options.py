@@ -24,8 +24,7 @@ Train = Annotated[str | None, typer.Option("--train", help="Train on this store.
 TestOption = Annotated[str | None, typer.Option("--test", help="Evaluate the model on this store.")]
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="Save the run in this folder.")]
 SolverOption = Annotated[
-    str | None,
-    typer.Option("--solver", help=f"Solve by one of {', '.join(SOLVERS)}."),
+    str | None, typer.Option("--solver", help=f"Solve by one of {', '.join(SOLVERS)}.")
 ]
 MemoryOption = Annotated[
     str | None, typer.Option("--memory", help='Use at most this much memory, such as "8 GiB".')

@@ -87,10 +87,7 @@ def _expected(run: ResolvedRun, test: BaseSource | None) -> Times | None:
 
 @sharing(run_config, "config")
 def train_command(
-    config: RunConfig,
-    context: typer.Context,
-    continues: Continues = None,
-    as_json: AsJson = False,
+    config: RunConfig, context: typer.Context, continues: Continues = None, as_json: AsJson = False
 ) -> None:
     """Train a model as a run file says, or resume its run."""
     config = _with_run_dir(config, continues)

@@ -19,14 +19,7 @@ from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.options import AsJson, StorageOption, parse_numbers
-from streamkern.cli.run_options import (
-    MemoryOption,
-    RunFile,
-    Set,
-    SolverOption,
-    Train,
-    run_config,
-)
+from streamkern.cli.run_options import MemoryOption, RunFile, Set, SolverOption, Train, run_config
 from streamkern.config.run_config import RunConfig
 from streamkern.config.toml import run_file_text
 from streamkern.filesystem.durable import check_writable, write_durably

@@ -22,13 +22,7 @@ from streamkern.train.model.training_fit import ISOLATED_NOTE, NOTHING_NOTE, SQU
 from streamkern.train.train import Result, train
 from streamkern.tuning.candidates import Candidates
 from streamkern.tuning.journal import TrialJournal
-from streamkern.tuning.metrics import (
-    MSE,
-    known_metrics,
-    losses,
-    packed_predictions,
-    row_weights,
-)
+from streamkern.tuning.metrics import MSE, known_metrics, losses, packed_predictions, row_weights
 from streamkern.tuning.table import HELD_OUT, HELD_OUT_MSE, TrialPoint, TrialRow
 
 LOSS_PARAMETERS = "loss_parameters"

@@ -101,10 +101,7 @@ def test_triangular_solves(b: int, k: int, dtype: npt.DTypeLike) -> None:
     assert backend.cholesky(L)
     B, W = rows(1, b, k).astype(dtype), rows(2, k, b).astype(dtype)
     L64 = L.astype(np.float64)
-    for transposed, truth in (
-        (False, np.linalg.solve(L64, B)),
-        (True, np.linalg.solve(L64.T, B)),
-    ):
+    for transposed, truth in ((False, np.linalg.solve(L64, B)), (True, np.linalg.solve(L64.T, B))):
         X = B.copy()
         assert backend.solve_lower(L, X, transposed) is X
         close_to(X, truth, b)

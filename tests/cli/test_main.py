@@ -446,10 +446,7 @@ BAD_TRAINING = {
     "no such array": (["--set", "data.x=Z"], "'Z', 'y' were requested; leave the names out"),
     "no such file": (["missing.toml"], "run file 'missing.toml' cannot be read"),
     "unknown scheme": (["--train", "what://x/y"], "what"),
-    "batch above n": (
-        ["--set", "data.batch_size=501"],
-        "batch_size=501 must lie between 1 and",
-    ),
+    "batch above n": (["--set", "data.batch_size=501"], "batch_size=501 must lie between 1 and"),
     "block above p": (["--set", "solver.block_size=41"], "block_size=41 must lie between 1 and"),
     "bandwidth 0": (
         ["--set", "model.bandwidth=0"],

@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
 import streamkern
-from streamkern.basics.errors import (
-    ConfigError,
-    DataError,
-)
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.materialise import materialise
@@ -53,9 +50,7 @@ def rows_of(source: Any) -> set[bytes]:
     return {bytes(row) for u in range(source.n_units) for row in source.read_unit(u, 0, 0).X}
 
 
-def test_no_row_is_fitted_and_held_out_and_a_sorted_store_gives_all_classes(
-    tmp_path: Path,
-) -> None:
+def test_no_row_is_fitted_and_held_out_and_a_sorted_store_gives_all_classes(tmp_path: Path) -> None:
     """From the stored rows, not from the augmented ones, which are all different."""
     rng = np.random.default_rng(3)
     X, y = rng.standard_normal((2000, 3)).astype(np.float32), np.arange(2000) // 500

@@ -1020,12 +1020,7 @@ def test_bad_words_are_one_sentence(run: Run, run_file: Path) -> None:
         assert (code, out, len(err.splitlines())) == (USAGE, "", 1)
         assert sentence in err
     assert not run_file.with_name("run-tune").exists()
-    assert (
-        run(
-            "tune",
-        )[0]
-        == USAGE
-    )
+    assert run("tune")[0] == USAGE
 
 
 LONG = ("--ridges", "0", "--epochs", "40")
