@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ DIGITS = 3 + 2 * IDS
 PRICE = (X @ [1.0, -2.0, 0.5, 3.0]).astype(np.float32)
 # Of a row that is a center, float32 has a distance to itself of sqrt(eps), not of 0.
 CLOSE = 3e-3
-Run = Callable[..., tuple[int, str, str]]
 
 
 def write_csv(path: Path, columns: dict[str, Any]) -> Path:

@@ -20,11 +20,12 @@ from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits
 
 from streamkern.backend.devices import gpu_problem
+from streamkern.cli.main import run_command
 from streamkern.stream.cluster import connect
 from streamkern.train.train import Result
 from tests.clusters import Cluster
 from tests.lives import PATIENCE_S
-from tests.runs import N_TEST, Array, arrays, brute_force, finished, stream
+from tests.runs import N_TEST, Array, Printed, Run, arrays, brute_force, finished, stream
 from tests.runs import settings as run_settings
 from tests.s3server import AWS_ENVIRONMENT, S3Server
 
@@ -205,6 +206,30 @@ def no_power_cuts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # a file that is not open is still an error
         yield
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call a command in this process: (exit code, stdout, stderr)."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = run_command([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def printed(run: Run) -> Printed:
+    """Call a command that succeeds: its stdout."""
+
+    def call(*words: object) -> str:
+        code, out, err = run(*words)
+        assert code == 0, err
+        return out
+
+    return call
 
 
 @pytest.fixture

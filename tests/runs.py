@@ -27,9 +27,12 @@ from streamkern.train.loop import guard
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.train import Result, train
+from streamkern.tuning.search import Tuned
 from tests import reference as ref
 
 Array = npt.NDArray[Any]
+Run = Callable[..., tuple[int, str, str]]  # of the fixture `run`
+Printed = Callable[..., str]  # of the fixture `printed`
 
 # 7 batches of 20 rows an epoch, the last one short; units of 16 rows, so that batches straddle.
 N, D, C, P, M = 135, 5, 3, 60, 20
@@ -267,3 +270,15 @@ def opened(
 def lost(*args: Any) -> None:
     """In the place of `StepLoop.take`."""
     raise ValueError("the process is gone")
+
+
+def without_times(found: Tuned) -> list[dict[str, Any]]:
+    """Return the table of a search without the seconds, which no two searches share."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in found.table]
+
+
+def hide_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an import of this package fail, as where it is not installed."""
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)

@@ -99,8 +99,7 @@ class CupyBackend(DeviceAlgebra, Backend):
         self._assignments: dict[Assignments, Any] = {}
         self._squares = {weighted: self._sum_of_squares(weighted) for weighted in (False, True)}
         self.fills = Fills(
-            self._draws("uint32", WORDS, "words"),
-            self._draws("float32", NORMALS, "normals"),
+            self._draws("uint32", WORDS, "words"), self._draws("float32", NORMALS, "normals")
         )
 
     @contextmanager

@@ -19,7 +19,6 @@ from streamkern.backend.base import Array, Backend
 from streamkern.backend.expression import once, render
 from streamkern.backend.numba_random import fills
 from streamkern.basics.optional import install, on_demand
-from streamkern.basics.randomness import Fills
 
 _f4 = np.float32
 # The only fast-math flag allows fused multiply-add: NaN is kept, and sums keep their order.
@@ -65,7 +64,7 @@ class CompiledBackend(Backend):
 
     def __init__(self, threads: int | None = None) -> None:
         super().__init__(threads)
-        self.fills = _fills()
+        self.fills = fills(jit)
 
     def describe(self) -> dict[str, object]:
         """Return the facts of `Backend` and Numba's version, because versions round differently."""
@@ -193,20 +192,19 @@ def _sum_of_terms(arguments: str, terms: list[str], first: str = "") -> Callable
         + "        for j in range(row.size):\n"
         f"            row[j] += {' + '.join(terms)}\n"
     )
-    return _jit_text("part", source, _FLAGS)
+    return _jit_text("part", source)
 
 
-def _jit_text(name: str, source: str, flags: frozenset[str]) -> Callable[..., None]:
-    """Compile the function `name` defined in `source`, where f4 is float32."""
-    names: dict[str, Any] = {"f4": _f4}
+def _jit_text(
+    name: str, source: str, flags: frozenset[str] = _FLAGS, **functions: Any
+) -> Callable[..., None]:
+    """Compile the function `name` defined in `source`, where f4 is float32.
+
+    functions : other functions that the source calls, by name.
+    """
+    names: dict[str, Any] = {"f4": _f4, **functions}
     exec(compile(source, f"<{name}>", "exec"), names)
     return jit(names[name], flags)
-
-
-@once
-def _fills() -> Fills:
-    """Return the compiled functions of `basics.randomness`."""
-    return fills(jit)
 
 
 @once
@@ -226,9 +224,7 @@ def _profile(expression: str) -> Callable[[Array, Array, Array, np.float32], Non
         "            s = f4(0) if s < f4(0) else s\n"
         f"            row[j] = {render(expression, 'f4({})')}\n"
     )
-    names: dict[str, Any] = {"f4": _f4, "sqrt": np.sqrt, "cos": _cos(), "exp": _exp()}
-    exec(compile(source, f"<profile {expression}>", "exec"), names)
-    return jit(names["profile"])
+    return _jit_text("profile", source, sqrt=np.sqrt, cos=_cos(), exp=_exp())
 
 
 @once

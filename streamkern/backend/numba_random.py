@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from streamkern.backend.expression import once
 from streamkern.basics.randomness import AnyArray, Fills
 
 NumbaFunction = Callable[..., Any]
@@ -26,6 +27,7 @@ DRAWN_CHUNK = 256
 f4, i4, u4, u8 = np.float32, np.int32, np.uint32, np.uint64
 
 
+@once
 def fills(jit: Callable[[NumbaFunction], NumbaFunction]) -> Fills:
     """Return functions for words and normals, each compiled by `jit` at its first call.
 

@@ -144,7 +144,7 @@ class RowMajor:
         """
         by_rows = A.shape[1] == 1 or A.strides[1] == A.itemsize
         operations = self._cublas.CUBLAS_OP_N, self._cublas.CUBLAS_OP_T
-        return operations[by_rows is transposed], _stride(A, by_rows)
+        return operations[by_rows is transposed], _leading_dimension(A, by_rows)
 
     def solve_lower(
         self, L: Array, B: Array, *, transposed: bool = False, right: bool = False
@@ -250,12 +250,7 @@ def triangle_parts(
     return products
 
 
-def _leading_dimension(A: Array) -> int:
-    """Return the elements from one row to the next, of a matrix with contiguous rows."""
-    return _stride(A, True)
-
-
-def _stride(A: Array, by_rows: bool) -> int:
+def _leading_dimension(A: Array, by_rows: bool = True) -> int:
     """Return the elements from one row to the next, or else from one column to the next.
 
     by_rows : whether the rows are contiguous; otherwise the columns must be.

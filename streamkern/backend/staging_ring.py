@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,35 +19,20 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, Backend, Uploader
 
 
-class Event(Protocol):
-    """A position in a stream. Waiting for an event that was never recorded returns at once."""
-
-    def synchronize(self) -> None: ...
-
-
-class Stream(Protocol):
-    """A queue of work on a device. Waiting for an event refers to its last recording."""
-
-    def record(self, event: Any) -> Any: ...
-
-    def wait_event(self, event: Any) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
 class Transfers(NamedTuple):
     """The streams and operations of a device that a ring needs.
 
-    computing, copying : the streams of steps and of copies.
+    computing, copying : the streams of steps and of copies, as of CuPy. A wait for an event refers
+        to its last recording, and returns at once if it was never recorded.
     event : function that returns a new event.
     empty_pinned, empty : functions of a number of bytes that return an uninitialised uint8 array,
         in pinned memory of the host and on the device.
     send : function (pinned, device) that queues a copy on `copying`.
     """
 
-    computing: Stream
-    copying: Stream
-    event: Callable[[], Event]
+    computing: Any
+    copying: Any
+    event: Callable[[], Any]
     empty_pinned: Callable[[int], npt.NDArray[np.uint8]]
     empty: Callable[[int], Array]
     send: Callable[[npt.NDArray[Any], Array], None]
@@ -61,8 +46,8 @@ class _Slot:
     free : the steps no longer read the device buffer.
     """
 
-    filled: Event
-    free: Event
+    filled: Any
+    free: Any
     pinned: Any = None
     device: Any = None
 

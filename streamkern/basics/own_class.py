@@ -105,6 +105,5 @@ def undefined_class(what: str, name: str) -> ConfigError:
     if module != "__main__":  # the module of a script, which cannot be imported
         remedy += f" (a command imports it with --import {module})"
     return ConfigError(
-        f"the {what} {name!r} is a custom class that this process has not defined",
-        remedy,
+        f"the {what} {name!r} is a custom class that this process has not defined", remedy
     )

@@ -42,8 +42,7 @@ def compress_command(
         ),
     ],
     n_centers: Annotated[
-        int | None,
-        typer.Option("--n-centers", metavar="N", help="Keep so many centers."),
+        int | None, typer.Option("--n-centers", metavar="N", help="Keep so many centers.")
     ] = None,
     tolerance: Annotated[
         float | None,

@@ -79,8 +79,7 @@ TargetsOption = Annotated[
     ),
 ]
 WeightsOption = Annotated[
-    str | None,
-    typer.Option(help="Weight rows by this column, array or file."),
+    str | None, typer.Option(help="Weight rows by this column, array or file.")
 ]
 SeedOption = Annotated[
     int, typer.Option(help="Seed the random order of the rows and random transforms.")

@@ -36,10 +36,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "streamkern compress runs/first new.csv runs/small",
         "streamkern compress runs/first test.zarr runs/small --n-centers 200",
     ),
-    "export": (
-        "streamkern export runs/first model.onnx",
-        "streamkern export runs/first model.c",
-    ),
+    "export": ("streamkern export runs/first model.onnx", "streamkern export runs/first model.c"),
     "info": ("streamkern info train.zarr", "streamkern info runs/first --explain"),
     "runs": ("streamkern runs runs",),
     "report": ("streamkern report runs/first runs/second --out report.html",),

@@ -48,8 +48,7 @@ def info_command(
     foreign: Foreign = False,
     as_json: AsJson = False,
     plot: Annotated[
-        Path | None,
-        typer.Option(metavar="PNG", help="Draw the metric of a run into a new file."),
+        Path | None, typer.Option(metavar="PNG", help="Draw the metric of a run into a new file.")
     ] = None,
     importances: Importances = None,
     storage_option: StorageOption = None,
@@ -75,8 +74,7 @@ def info_command(
         )
     if plot is not None:
         raise ConfigError(
-            f"--plot={plot} needs the metric of a run, but {redact(place)} has none",
-            "leave it out",
+            f"--plot={plot} needs the metric of a run, but {redact(place)} has none", "leave it out"
         )
     try:
         store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)

@@ -157,12 +157,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     stop = StopRequest(install=True)
     vocabulary = CommandWords(_options_of(arguments), arguments)
     explained = functools.partial(explain, vocabulary=vocabulary, words=arguments)
-    with (
-        protected_output() as out,
-        warnings.catch_warnings(),
-        watched(stop, explained),
-        stop,
-    ):
+    with protected_output() as out, warnings.catch_warnings(), watched(stop, explained), stop:
         # Show equal warnings once: a search trains many models.
         warnings.simplefilter("default", UserWarning)
         # A signal may arrive between the creation of a request and its start.

@@ -55,8 +55,7 @@ RowsX = Annotated[
 RowsY = Annotated[
     list[str] | None,
     typer.Option(
-        "--y",
-        help="Take this column, array or file as targets; predict leaves it out. Repeatable.",
+        "--y", help="Take this column, array or file as targets; predict leaves it out. Repeatable."
     ),
 ]
 Normalised = Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.values import parse_bytes
-from streamkern.cli.options import parse_options, toml_or_text
+from streamkern.cli.options import StorageOption, number_or_text, parse_options, toml_or_text
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.solver import SOLVERS
 from streamkern.filesystem.path_kinds import place_kind
@@ -25,8 +24,7 @@ Train = Annotated[str | None, typer.Option("--train", help="Train on this store.
 TestOption = Annotated[str | None, typer.Option("--test", help="Evaluate the model on this store.")]
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="Save the run in this folder.")]
 SolverOption = Annotated[
-    str | None,
-    typer.Option("--solver", help=f"Solve by one of {', '.join(SOLVERS)}."),
+    str | None, typer.Option("--solver", help=f"Solve by one of {', '.join(SOLVERS)}.")
 ]
 MemoryOption = Annotated[
     str | None, typer.Option("--memory", help='Use at most this much memory, such as "8 GiB".')
@@ -98,24 +96,38 @@ Set = Annotated[
 
 
 def run_config(
-    run_file: str | None,
-    overrides: Mapping[str, Any],
-    *,
-    memory: str | None,
-    cache_size: str | None,
-    settings: Sequence[str] | None,
-    storage_options: Sequence[str] | None,
+    run_file: RunFile = None,
+    train: Train = None,
+    test: TestOption = None,
+    run_dir: RunDir = None,
+    solver: SolverOption = None,
+    memory: MemoryOption = None,
+    epochs: EpochsOption = None,
+    scale: Scaling = None,
+    patch_features: PatchOption = None,
+    dask: SchedulerOption = None,
+    ranks: RanksOption = None,
+    min_ranks: MinRanks = None,
+    center_ranks: CenterRanks = None,
+    cluster: Cluster = None,
+    cache: CacheFolder = None,
+    cache_size: CacheSize = None,
+    settings: Set = None,
+    storage_option: StorageOption = None,
 ) -> RunConfig:
-    """Return the settings of the run file with the overrides of the command line.
-
-    overrides : values by "section.name"; None if the option was not used
-    """
-    changes = {key: value for key, value in overrides.items() if value is not None}
-    if memory is not None:  # one budget, for the host or the device
-        size = memory if memory == "auto" else parse_bytes(memory, "memory")
-        changes |= {"run.memory": size, "run.device_memory": size}
-    if cache_size is not None:
-        changes["data.cache_size"] = cache_size
+    """Return the settings of the run file with the values of the options."""
+    size = memory if memory in (None, "auto") else parse_bytes(memory, "memory")
+    options: dict[str, Any] = {
+        "data.train": train, "data.test": test,
+        "data.epochs": None if epochs is None else number_or_text(epochs),
+        "data.scale": scale, "model.patch_features": patch_features, "data.dask": dask,
+        "data.cache": cache, "solver.name": solver, "run.run_dir": run_dir,
+        "run.ranks": None if ranks is None else number_or_text(ranks), "run.min_ranks": min_ranks,
+        "run.center_ranks": center_ranks, "run.cluster": cluster,
+        "run.memory": size, "run.device_memory": size,  # one budget, for the host or the device
+        "data.cache_size": cache_size,
+    }  # fmt: skip
+    changes = {path: value for path, value in options.items() if value is not None}
     changes |= dict(parse_setting(text) for text in settings or ())
     if run_file is not None:
         _refuse_data(run_file)
@@ -124,10 +136,10 @@ def run_config(
         config = RunConfig.from_tables({"data": {"train": changes["data.train"]}})
     else:
         raise ConfigError("there is no training data", "give a run file, or --train URL")
-    if storage_options:
+    if storage_option:
         changes["data.storage_options"] = {
             **config.data.storage_options,
-            **parse_options(storage_options),
+            **parse_options(storage_option),
         }
     config = config.with_overrides(changes)
     if config.data.train is None:

@@ -17,28 +17,9 @@ from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.text import redact, text_table, time_text, utc_now
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.model import skipped_entry
-from streamkern.cli.options import AsJson, StorageOption, number_or_text, sharing
+from streamkern.cli.options import AsJson, sharing
 from streamkern.cli.overview import plan_overview, plan_text
-from streamkern.cli.run_options import (
-    CacheFolder,
-    CacheSize,
-    CenterRanks,
-    Cluster,
-    EpochsOption,
-    MemoryOption,
-    MinRanks,
-    PatchOption,
-    RanksOption,
-    RunDir,
-    RunFile,
-    Scaling,
-    SchedulerOption,
-    Set,
-    SolverOption,
-    TestOption,
-    Train,
-    run_config,
-)
+from streamkern.cli.run_options import run_config
 from streamkern.config.run_config import RunConfig
 from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_summary import glance
@@ -51,49 +32,6 @@ from streamkern.train.resolve.training_data import open_test
 from streamkern.train.setup.planned import Times, expected_times, planned_flops
 from streamkern.train.train import open_continued
 from streamkern.train.train import train as run_training
-
-
-def _run_config(
-    run_file: RunFile = None,
-    train: Train = None,
-    test: TestOption = None,
-    run_dir: RunDir = None,
-    solver: SolverOption = None,
-    memory: MemoryOption = None,
-    epochs: EpochsOption = None,
-    scale: Scaling = None,
-    patch_features: PatchOption = None,
-    dask: SchedulerOption = None,
-    ranks: RanksOption = None,
-    min_ranks: MinRanks = None,
-    center_ranks: CenterRanks = None,
-    cluster: Cluster = None,
-    cache: CacheFolder = None,
-    cache_size: CacheSize = None,
-    settings: Set = None,
-    storage_option: StorageOption = None,
-) -> RunConfig:
-    """Return the settings of the run file with the values of the options."""
-    overrides = {
-        "data.train": train,
-        "data.test": test,
-        "data.epochs": None if epochs is None else number_or_text(epochs),
-        "data.scale": scale,
-        "model.patch_features": patch_features,
-        "data.dask": dask,
-        "data.cache": cache,
-        "solver.name": solver,
-        "run.run_dir": run_dir,
-        "run.ranks": None if ranks is None else number_or_text(ranks),
-        "run.min_ranks": min_ranks,
-        "run.center_ranks": center_ranks,
-        "run.cluster": cluster,
-    }
-    return run_config(
-        run_file, overrides, memory=memory, cache_size=cache_size, settings=settings,
-        storage_options=storage_option,
-    )  # fmt: skip
-
 
 LONG_RUN_S = 60.0
 """Expected seconds of a run above which it gets a run directory even without --run-dir."""
@@ -113,7 +51,7 @@ Continues = Annotated[
 ]
 
 
-@sharing(_run_config, "config")
+@sharing(run_config, "config")
 def plan_command(
     config: RunConfig,
     continues: Continues = None,
@@ -147,12 +85,9 @@ def _expected(run: ResolvedRun, test: BaseSource | None) -> Times | None:
         return None
 
 
-@sharing(_run_config, "config")
+@sharing(run_config, "config")
 def train_command(
-    config: RunConfig,
-    context: typer.Context,
-    continues: Continues = None,
-    as_json: AsJson = False,
+    config: RunConfig, context: typer.Context, continues: Continues = None, as_json: AsJson = False
 ) -> None:
     """Train a model as a run file says, or resume its run."""
     config = _with_run_dir(config, continues)

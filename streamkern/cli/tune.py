@@ -14,18 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError, MissingDependencyError
+from streamkern.basics.plots import png
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.options import AsJson, StorageOption, parse_numbers
-from streamkern.cli.run_options import (
-    MemoryOption,
-    RunFile,
-    Set,
-    SolverOption,
-    Train,
-    run_config,
-)
+from streamkern.cli.run_options import MemoryOption, RunFile, Set, SolverOption, Train, run_config
 from streamkern.config.run_config import RunConfig
 from streamkern.config.toml import run_file_text
 from streamkern.filesystem.durable import check_writable, write_durably
@@ -33,7 +27,7 @@ from streamkern.kernels.notation import kernel_text
 from streamkern.losses.losses import SQUARES, loss_class
 from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_storage import RunStorage, open_folder
-from streamkern.tuning.plot import scores_png
+from streamkern.tuning.plot import scores_figure
 from streamkern.tuning.search import Tuned
 from streamkern.tuning.search import search_settings as run_tuning
 
@@ -154,11 +148,11 @@ def tune_command(
     data; the ridge is an upper bound there.
     """
     config = run_config(
-        run_file, {"data.train": train, "solver.name": solver}, memory=memory, cache_size=None,
-        settings=settings, storage_options=storage_option,
+        run_file, train, solver=solver, memory=memory, settings=settings,
+        storage_option=storage_option,
     )  # fmt: skip
     options = config.data.storage_options
-    folder = out or _default_folder(run_file)
+    folder = out or ("tune" if run_file is None else f"{os.path.splitext(run_file)[0]}-tune")
     target = None if write is None else _checked_target(write, open_folder(folder, options))
     with resumable(context.obj, kept=True), warnings.catch_warnings():
         warnings.simplefilter("once", UserWarning)  # each training repeats the same ones
@@ -180,11 +174,6 @@ def tune_command(
 def _numbers(text: str, option: str) -> Any:
     """Return the numbers of an option, or "auto"."""
     return text if text == "auto" else parse_numbers(text, option)
-
-
-def _default_folder(run_file: str | None) -> str:
-    """Return the folder of the results, named after the run file."""
-    return "tune" if run_file is None else f"{os.path.splitext(run_file)[0]}-tune"
 
 
 def _checked_target(path: str, folder: RunStorage) -> Path:
@@ -303,7 +292,7 @@ def _table_rows(tuned: Tuned) -> tuple[list[dict[str, Any]], list[str]]:
 def _save_plot(tuned: Tuned, folder: str) -> None:
     """Write the plot of the search to the folder; print a note without Matplotlib."""
     try:
-        picture = scores_png(tuned.table, tuned.best, tuned.metric)
+        picture = png(scores_figure(tuned.table, tuned.best, tuned.metric))
     except MissingDependencyError as error:
         write_stderr(f"note: {error}")
         return

@@ -21,7 +21,7 @@ SETTING_OPTIONS: Final = {
     "data.cache_size": "--cache-size", "solver.name": "--solver", "run.run_dir": "--run-dir",
     "run.memory": "--memory", "run.device_memory": "--memory", "run.ranks": "--ranks",
     "run.min_ranks": "--min-ranks", "run.center_ranks": "--center-ranks",
-    "run.cluster": "--cluster",
+    "run.cluster": "--cluster", "model.patch_features": "--patch-features",
 }  # fmt: skip
 """Options by the settings that have one; other settings are given by --set."""
 INGEST_COMMAND_OPTIONS: Final = {

@@ -98,8 +98,7 @@ TRANSFORMS: Final[dict[str, type[_Transform]]] = {
     "flip": FlipConfig,
 }
 TransformConfig = Annotated[
-    ScaleConfig | NoiseConfig | MixUpConfig | CropConfig | FlipConfig,
-    Field(discriminator="kind"),
+    ScaleConfig | NoiseConfig | MixUpConfig | CropConfig | FlipConfig, Field(discriminator="kind")
 ]
 Transforms = Annotated[tuple[TransformConfig, ...], Rule("a list of tables")]
 

@@ -117,7 +117,8 @@ def compressed(
         )
     with kernel_model.backend.active():
         q = _max_centers(kernel_model, len(fitted.order), n_centers, tolerance, model.memory)
-        candidates = _pivots(kernel_model, fitted.centers, q)
+        Z = kernel_model.backend.asarray(fitted.centers, kernel_model.op.dtype)
+        candidates = rpcholesky(kernel_model.op, Z, q, 0).rows  # in the order of the pivots
         equations = _equations(kernel_model, fitted.centers[candidates], rows)
     tolerance = DEFAULT_TOLERANCE if tolerance is None else tolerance
     weights, curve = _select_size(equations, n_centers, tolerance)
@@ -196,12 +197,6 @@ def _requested_max(p: int, n_centers: int | None, tolerance: object) -> int:
             "the standard deviation of the outputs"
         )
     return max(1, min(p - 1, MAX_KEPT_CENTERS))
-
-
-def _pivots(model: KernelModel, centers: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
-    """Return the rows of n pivots of the kernel matrix of the centers (p, d), in pivot order."""
-    Z = model.backend.asarray(centers, model.op.dtype)
-    return rpcholesky(model.op, Z, n, 0).rows
 
 
 def _equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> CenterEquations:

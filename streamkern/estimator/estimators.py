@@ -30,7 +30,7 @@ from streamkern.estimator.labels import (
 )
 from streamkern.estimator.mistakes import hide_traceback, suggest_keywords
 from streamkern.estimator.predicting import from_one_fit
-from streamkern.predict.prediction_table import check_normalised
+from streamkern.predict.prediction_table import NO_POSTERIOR, check_normalised
 from streamkern.stream.sources.alignment import align_classes
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
@@ -140,8 +140,8 @@ True
                     "leave it out, or leave return_std, interval and out out",
                 )
             return self._at_quantiles(X, quantiles)
-        if return_std:
-            self._check_posterior()
+        if return_std and self._state.posterior is None:
+            raise ConfigError(f"return_std=True needs {NO_POSTERIOR}")
         if out is not None:
             form = {"interval": interval, "normalised": normalised, "std": return_std}
             return self._write(X, out, overwrite=overwrite, order=order, **form)

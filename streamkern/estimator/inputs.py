@@ -108,11 +108,9 @@ def as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.float
 
 
 def columns_in_order(
-    names: Sequence[str] | None, expected: Sequence[str] | None, where: str
+    names: Sequence[str] | None, expected: Sequence[str] | None
 ) -> list[str] | None:
-    """Return the names in the expected order; None if either list is missing.
-
-    where : name of the data, for the error message
+    """Return the names of X's columns in the expected order; None if either list is missing.
 
     Raises DataError if a name is missing, or is not expected.
     """
@@ -124,7 +122,7 @@ def columns_in_order(
         lacks = [f"lacks {some(missing)}"] if missing else []
         has = [f"has {some(extra)} besides"] if extra else []
         raise DataError(
-            f"{where} {' and '.join(lacks + has)}",
+            f"X {' and '.join(lacks + has)}",
             f"give the columns trained on, in any order: {some(expected)}",
         )
     return list(expected)
@@ -375,7 +373,7 @@ def encoded_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
             f"give a data frame with the columns {some(encoder.columns)}",
         )
     names = tuple(name for name in X.columns if name not in encoder.dropped)
-    table = _cells(X.select(columns_in_order(names, encoder.columns, "X")))
+    table = _cells(X.select(columns_in_order(names, encoder.columns)))
     unknown = UnknownWords(encoder)
     unknown.add(table)
     unknown.warn_if_many("X")

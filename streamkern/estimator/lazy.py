@@ -65,7 +65,7 @@ def lazy_columns_in_order(estimator: Any, table: Any) -> list[str] | None:
     """Return the columns of a Dask frame in the order of training; None if names are missing."""
     if table.ndim != 2:
         return None
-    return inputs.columns_in_order(names_of_columns(table), estimator._state.schema.columns, "X")
+    return inputs.columns_in_order(names_of_columns(table), estimator._state.schema.columns)
 
 
 def _for_prediction(estimator: Any, *, framed: bool = False) -> Any:

@@ -26,7 +26,7 @@ from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.received import received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.losses.losses import loss_for_figures
-from streamkern.predict.prediction_table import NO_POSTERIOR, QUANTILE_TOLERANCE, OutputFormat
+from streamkern.predict.prediction_table import QUANTILE_TOLERANCE, OutputFormat
 from streamkern.store.sparse_rows import PackedRows
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
@@ -276,11 +276,6 @@ class Predicting(OpeningModel):
         X = self._not_lazy(X, "return_std=True")
         F, std = map(self._as_targets, np.split(self._values(X, std=True), 2, axis=1))
         return self._in_container(F, X, "_as_targets"), self._in_container(std, X, "_as_targets")
-
-    def _check_posterior(self) -> None:
-        """Raise ConfigError if the model has no posterior for standard deviations."""
-        if self._state.posterior is None:
-            raise ConfigError(f"return_std=True needs {NO_POSTERIOR}")
 
     @staticmethod
     def _not_lazy(X: Any, request: str) -> Any:

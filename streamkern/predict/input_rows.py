@@ -183,7 +183,9 @@ def open_rows(
         x = list(expected_columns)
     kinds = {opener.kind(url) for url in inputs}
     if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", opener) for url in inputs):
-        return _open_stores(inputs, ReadRequest(x, y, sample_weight, targets), opener, arrays)
+        request = ReadRequest(x, y, sample_weight, targets)
+        stores = [_open_store(url, request, opener, arrays) for url in inputs]
+        return stores[0] if len(stores) == 1 else MixtureSource(stores)
     if "zarr" in kinds and len(kinds) > 1:
         raise ConfigError(
             "stores and files of other kinds cannot be read together", "give one kind"
@@ -229,14 +231,6 @@ def _check_table(kinds: set[str]) -> None:
             f"the model was trained on a table, but the rows are of {', '.join(sorted(kinds))}",
             f"give a CSV, a Parquet file or a store made with {mention('like=')}",
         )
-
-
-def _open_stores(
-    urls: Sequence[str], request: ReadRequest, opener: FileOpener, arrays: RecordedArrays
-) -> BaseSource:
-    """Return the source of one store, or of several; see `_open_store`."""
-    stores = [_open_store(url, request, opener, arrays) for url in urls]
-    return stores[0] if len(stores) == 1 else MixtureSource(stores)
 
 
 def _open_store(

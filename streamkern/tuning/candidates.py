@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,18 +45,10 @@ _SIZES_OF_RUN = ("data.batch_size", *(f"solver.{name}" for name in SIZE_OPTIONS)
 """Settings for the sizes of the run, which do not apply to candidates."""
 
 
-@dataclass(frozen=True)
-class FixedSizes:
-    """Sizes of candidates that the user has fixed; None for an automatic choice."""
-
-    rows: int | None = None
-    centers: int | None = None
-    epochs: int | None = None
-
-
 class Candidates:
     """Settings of candidates, and the rows on which they are trained and evaluated.
 
+    rows, centers, epochs : sizes that the user has fixed; None for an automatic choice
     sample : the sample of rows
     n_parts : number of parts of the sample; each fold holds one out
     trial : settings that all candidates have; kernel, bandwidth and ridge are the given ones. A
@@ -70,20 +61,17 @@ class Candidates:
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        data: Data,
-        fixed: FixedSizes,
-        folds: int,
-        distances: npt.NDArray[Any] | None = None,
-    ) -> None:
+        self, config: RunConfig, data: Data, folds: int, *,
+        distances: npt.NDArray[Any] | None = None, rows: int | None = None,
+        centers: int | None = None, epochs: int | None = None,
+    ) -> None:  # fmt: skip
         self.folds, self.n_parts = folds, max(MIN_PARTS, folds)
         self.data, self.distances = data, distances
         self.seed = config.run.random_state
-        self.sample = _draw_sample(config, data, fixed.rows)
+        self.sample = _draw_sample(config, data, rows)
         n = len(self.sample.X)
         n_fit = n - -(-n // self.n_parts)  # smallest number of rows to fit in a fold
-        passes = fixed.epochs or auto_epochs(config, n_fit)
+        passes = epochs or auto_epochs(config, n_fit)
         replicas = max(1, data.source.n_rows // data.base.n_rows)
         run_epochs = with_epochs(config, data.source.n_rows).data.passes
         self.copies, epochs = copies_and_epochs(passes, replicas, run_epochs)
@@ -94,9 +82,7 @@ class Candidates:
         self.trial = config.with_overrides(
             {
                 **dict.fromkeys(_SIZES_OF_RUN, "auto"),
-                **_center_settings(
-                    config, n, n_fit, fixed.centers, is_all_data=n == data.base.n_rows
-                ),
+                **_center_settings(config, n, n_fit, centers, is_all_data=n == data.base.n_rows),
                 **_memory_setting(config, self.sample),
                 "data.epochs": epochs,
                 "data.class_sampling": None,  # already applied to the rows to fit

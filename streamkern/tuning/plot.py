@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamkern.basics.plots import log_axis, new_figure, png
+from streamkern.basics.plots import log_axis, new_figure
 from streamkern.kernels.notation import kernel_text
 
 _LINE_STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
@@ -18,20 +18,10 @@ _LINE_SHIFT = 0.006
 """Shift between lines as a share of the width, so that error bars do not hide each other."""
 
 
-def scores_png(
-    table: Sequence[Mapping[str, Any]], best: Mapping[str, Any], metric: str = "mse"
-) -> bytes:
-    """Return the plot of a search as a PNG.
-
-    Parameters as in `scores_figure`. Raises MissingDependencyError without Matplotlib.
-    """
-    return png(scores_figure(table, best, metric))
-
-
 def scores_figure(
     table: Sequence[Mapping[str, Any]], best: Mapping[str, Any], metric: str = "mse"
 ) -> Any:
-    """Return the plot of a search as a figure of Matplotlib.
+    """Return the plot of a search as a figure. Raises MissingDependencyError without Matplotlib.
 
     Error bars are standard errors of the difference to the best value. Kernels without a bandwidth
     are horizontal lines. Trainings that diverged are left out.

@@ -77,14 +77,14 @@ class SearchPoints:
         for kernel in self.kernels:
             for kernel_to_try, bandwidth in self._grid(trainings, kernel):
                 for ridge in self.ridges:
-                    table.add(trainings.point(kernel_to_try, bandwidth, ridge))
+                    table.add(trainings.point((kernel_to_try, bandwidth, ridge)))
         for _ in range(self.refine):
             best = table.best()
             for ridge in ridge_beyond(best.ridge, table.tried("ridge", best.kernel)):
-                table.add(trainings.point(best.kernel, best.bandwidth, ridge))
+                table.add(trainings.point((best.kernel, best.bandwidth, ridge)))
             best = table.best()
             for bandwidth in neighbours(best.bandwidth, table.tried("bandwidth", best.kernel)):
-                table.add(trainings.point(best.kernel, bandwidth, best.ridge))
+                table.add(trainings.point((best.kernel, bandwidth, best.ridge)))
 
     def _grid(self, trainings: Trainings, kernel: Any) -> list[tuple[Any, float | None]]:
         """Return pairs (kernel, bandwidth) to try; the parts of the kernel have bandwidths."""
@@ -104,7 +104,7 @@ class SearchPoints:
             study = optuna.create_study(sampler=sampler)
         for _ in range(self.n_trials):
             trial = study.ask()
-            point = trainings.point(*self._proposal(trial, trainings))
+            point = trainings.point(self._proposal(trial, trainings))
             table.add(point)
             loss = table.loss(point)
             failed = {"state": optuna.trial.TrialState.FAIL}

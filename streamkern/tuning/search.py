@@ -55,7 +55,6 @@ from streamkern.train.resolve.training_data import Data, open_data
 from streamkern.train.run_identity import array_identity
 from streamkern.tuning.candidates import (
     Candidates,
-    FixedSizes,
     checked_count,
     kernel_descriptions,
     numbers_or_auto,
@@ -153,21 +152,20 @@ def search_settings(
     """
     config = config if isinstance(config, RunConfig) else load_run_file(config)
     folds, refine, n_trials = _counts(folds=folds, refine=refine, n_trials=n_trials)
-    fixed = FixedSizes(*_counts(rows=rows, centers=centers, epochs=epochs))
+    rows, centers, epochs = _counts(rows=rows, centers=centers, epochs=epochs)
     rounds, n_proposals = _rounds(sampler, refine, n_trials)
     kernel_list = kernel_descriptions(config, kernels)
-    bandwidth_list = numbers_or_auto("bandwidths", bandwidths, above=True)
+    bandwidth_list = _bandwidths_to_try(bandwidths, kernel_list)
     ridge_list = numbers_or_auto("ridges", ridges, above=False)
-    if bandwidth_list is not None and not any(map(notation.bandwidths, kernel_list)):
-        raise ConfigError(
-            f"{mention('bandwidths', bandwidths)} cannot be used: no kernel has a bandwidth",
-            f"leave {mention('bandwidths=')} out",
-        )
     original, config = config, config.with_overrides(dict.fromkeys(_DISABLED_SETTINGS, False))
     data = open_data(config, source, scores=None if distances is None else False)
-    original, config = (_with_features_of(data, settings) for settings in (original, config))
+    if scores_among(data.fixed):  # the kernel is chosen for features with scores
+        scaled = {"data.scale": "quantiles"}
+        original, config = original.with_overrides(scaled), config.with_overrides(scaled)
     deciding = find_metric(metric, data.source.classes is not None, _loss_class(config))
-    candidates = Candidates(config, data, fixed, folds, distances)
+    candidates = Candidates(
+        config, data, folds, distances=distances, rows=rows, centers=centers, epochs=epochs
+    )
     smallest = None if bandwidth_list is None else bandwidth_list[0]
     ridges_to_try = candidates.ridges(ridge_list, kernel_list, smallest)
     if n_proposals and ridge_list is None and any(ridges_to_try):
@@ -184,7 +182,7 @@ def search_settings(
         sizes = trainings.announce()
         targets = map(candidates.targets, range(folds))
         table = SearchTable(deciding, [row_weights(deciding, y, w) for y, w in targets])
-        table.add(trainings.given_point())
+        table.add(trainings.point(candidates.given_settings()))
         points.train(table, trainings)
         tuned = _search_result(original, table, sizes, candidates)
         result = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
@@ -192,13 +190,17 @@ def search_settings(
     return tuned
 
 
-def _with_features_of(data: Data, config: RunConfig) -> RunConfig:
-    """Return the settings, with scale "quantiles" if the data has quantile scores.
-
-    The kernel of a search with scores is chosen for features with scores.
-    """
-    overrides = {"data.scale": "quantiles"} if scores_among(data.fixed) else {}
-    return config.with_overrides(overrides) if overrides else config
+def _bandwidths_to_try(
+    bandwidths: Sequence[float] | str, kernels: Sequence[Any]
+) -> list[float] | None:
+    """Return the given bandwidths; None for "auto". ConfigError if no kernel has a bandwidth."""
+    numbers = numbers_or_auto("bandwidths", bandwidths, above=True)
+    if numbers is not None and not any(map(notation.bandwidths, kernels)):
+        raise ConfigError(
+            f"{mention('bandwidths', bandwidths)} cannot be used: no kernel has a bandwidth",
+            f"leave {mention('bandwidths=')} out",
+        )
+    return numbers
 
 
 def _counts(**counts: Any) -> Iterator[Any]:

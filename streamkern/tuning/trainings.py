@@ -22,13 +22,7 @@ from streamkern.train.model.training_fit import ISOLATED_NOTE, NOTHING_NOTE, SQU
 from streamkern.train.train import Result, train
 from streamkern.tuning.candidates import Candidates
 from streamkern.tuning.journal import TrialJournal
-from streamkern.tuning.metrics import (
-    MSE,
-    known_metrics,
-    losses,
-    packed_predictions,
-    row_weights,
-)
+from streamkern.tuning.metrics import MSE, known_metrics, losses, packed_predictions, row_weights
 from streamkern.tuning.table import HELD_OUT, HELD_OUT_MSE, TrialPoint, TrialRow
 
 LOSS_PARAMETERS = "loss_parameters"
@@ -71,16 +65,17 @@ class Trainings:
         self._report("search", {**sizes, "recorded": min(self.total, recorded)})
         return sizes
 
-    def point(self, kernel: Any, bandwidth: float | None, ridge: float) -> TrialPoint:
-        """Return the results of a candidate on all folds, from the records or by training it."""
-        return self._point((kernel, bandwidth, ridge))
-
-    def given_point(self) -> TrialPoint:
-        """Train the given settings on all folds, and return the results.
+    def point(self, settings: TrialSettings) -> TrialPoint:
+        """Return the results of settings on all folds; train those that are not recorded.
 
         Every training chooses values for "auto"; the results show the values of the first one.
         """
-        return self._point(self.candidates.given_settings())
+        records = []
+        for fold in range(self.candidates.folds):
+            record = self.journal.get(settings, fold) or self._train(settings, fold)
+            self._finished.add(repr((*settings, fold)))
+            records.append(record)
+        return TrialPoint(records, is_given=settings == self.candidates.given_settings())
 
     def scale(self, kernel: Any, ridge: float) -> tuple[Any, float]:
         """Return a kernel whose parts all have bandwidths, and its bandwidth, the center of a grid.
@@ -94,15 +89,6 @@ class Trainings:
         measured = (r for r in self.journal.records() if r.get("given") == kernel)
         record = next(measured, None) or self._train_with_median(kernel, ridge)
         return record["kernel"], record["bandwidth"]
-
-    def _point(self, settings: TrialSettings) -> TrialPoint:
-        """Return the results of settings on all folds; train those that are not recorded."""
-        records = []
-        for fold in range(self.candidates.folds):
-            record = self.journal.get(settings, fold) or self._train(settings, fold)
-            self._finished.add(repr((*settings, fold)))
-            records.append(record)
-        return TrialPoint(records, is_given=settings == self.candidates.given_settings())
 
     def _train(self, settings: TrialSettings, fold: int) -> TrialRow:
         """Train a candidate on one fold, record the result, and return the record."""

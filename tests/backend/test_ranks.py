@@ -291,10 +291,7 @@ def test_where_it_can_not_be_used_sums_go_through_the_host(
     devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two ranks on a device; one on the CPU; no NCCL; no other rank."""
-    made = [
-        lambda rank: devices(0),
-        lambda rank: devices(rank) if rank else Backend(1),
-    ]
+    made = [lambda rank: devices(0), lambda rank: devices(rank) if rank else Backend(1)]
     for make in made:
         found = on_threads(2, lambda ranks, make=make: on_devices(ranks, make(ranks.rank)))
         assert [type(each) for each in found] == [Threads, Threads]

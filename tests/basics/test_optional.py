@@ -41,10 +41,7 @@ def test_a_checkout_is_installed_from_itself() -> None:
     [
         (None, None),
         ({"url": "file:///a%20b/streamkern", "dir_info": {}}, "file:///a%20b/streamkern"),
-        (
-            {"url": "https://host/x.git", "vcs_info": {"vcs": "git"}},
-            "git+https://host/x.git",
-        ),
+        ({"url": "https://host/x.git", "vcs_info": {"vcs": "git"}}, "git+https://host/x.git"),
         ({"url": "https://host/x.whl", "archive_info": {}}, None),
     ],
 )

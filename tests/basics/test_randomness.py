@@ -35,12 +35,7 @@ def philox_plain(counter: list[int], key: list[int]) -> list[int]:
     c, k = list(counter), list(key)
     for _ in range(10):
         p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [
-            (p1 >> 32) ^ c[1] ^ k[0],
-            p1 & 0xFFFFFFFF,
-            (p0 >> 32) ^ c[3] ^ k[1],
-            p0 & 0xFFFFFFFF,
-        ]
+        c = [(p1 >> 32) ^ c[1] ^ k[0], p1 & 0xFFFFFFFF, (p0 >> 32) ^ c[3] ^ k[1], p0 & 0xFFFFFFFF]
         k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return c
 

@@ -30,7 +30,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.train import train
 from tests.lives import eventually
-from tests.runs import array_source, assert_same_bits, final, finished, latest_step, settings
+from tests.runs import array_source, assert_same_bits, final, finished, settings
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 INTERRUPTED, TRY_AGAIN, DONE, USAGE = 130, 75, 0, 2
@@ -141,20 +141,6 @@ def test_signals_that_are_ignored_stay_so() -> None:
 def test_without_installation_nothing_changes() -> None:
     with StopRequest(install=False), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-
-
-def test_on_another_thread_nothing_is_installed() -> None:
-    """Python allows handlers on the main thread only."""
-    installed: list[Any] = []
-
-    def work() -> None:
-        with StopRequest(install=True):
-            installed.append(signal.getsignal(signal.SIGTERM))
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    worker.join()
-    assert installed == [signal.getsignal(signal.SIGTERM)]
 
 
 def test_the_command_can_be_called_on_another_thread(tmp_path: Path) -> None:
@@ -456,55 +442,6 @@ def test_what_is_to_be_saved_is_ended_in_a_library_by_a_second_signal_only(insid
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
     process.communicate()
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_a_factorization_of_setup_is_ended_within_and_the_same_command_goes_on(
-    store: Path, tmp_path: Path
-) -> None:
-    """The eigenpairs of 2500 rows, in one call of LAPACK for seconds."""
-    code = """
-import sys
-from streamkern.cli import main as cli
-from streamkern.backend import lapack
-real = lapack.syevr
-def slow(*arguments):
-    print("begun", flush=True)
-    found = real(*arguments)
-    print("over", flush=True)
-    return found
-lapack.syevr = slow
-sys.exit(cli.run_command())
-"""
-    words = ["train", "--train", store, "--solver", "eigenpro4", *LONG]
-    words += ["--set", "solver.n_nystrom=2500", "--epochs", "1"]
-    whole, ended = ([*map(str, words), "--run-dir", str(tmp_path / name)] for name in "we")
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *ended], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (TRY_AGAIN, ""), err
-    assert err.splitlines()[-1] == (f"streamkern: stopped by SIGTERM before the next step; {AGAIN}")
-    assert latest_step(tmp_path / "e") == 0
-    for each in (ended, whole):
-        done = subprocess.run([sys.executable, "-m", "streamkern", *each], capture_output=True)
-        assert done.returncode == DONE, done.stderr
-    assert_same_bits(final(tmp_path / "e"), final(tmp_path / "w"))
-
-
-def test_a_signal_during_the_imports_of_the_command_is_told() -> None:
-    code = (
-        "import os, signal; from streamkern.__main__ import nothing_begun\n"
-        "with nothing_begun(): os.kill(os.getpid(), signal.SIGINT)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    said = "streamkern: interrupted before anything was begun\n"
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
 
 
 # ------------------------------------------------------------------------------- what they leave

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from streamkern.cli.main import run_command
+from tests.runs import Printed, Run
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(900, 3)).astype(np.float32)
@@ -29,14 +29,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_compressed(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    assert (
-        run_command(["compress", "run", "new.csv", "small", "--x", "a,b,c", "--n-centers", "40"])
-        == 0
-    )
-    *curve, last = capsys.readouterr().out.splitlines()
+    words = ("new.csv", "small", "--x", "a,b,c", "--n-centers", 40)
+    *curve, last = printed("compress", "run", *words).splitlines()
     assert curve[0].split() == ["centers", "difference"]
     assert last == "40 of 300 centers are in small"
     model, small = sk.load("run"), sk.load("small")
@@ -45,16 +42,14 @@ def test_a_run_is_compressed(
     assert small.predict(X) == pytest.approx(ours.predict(X), abs=1e-4)
     shown = {int(n): float(difference) for n, difference in map(str.split, curve[2:])}
     assert shown[40] == pytest.approx(ours.report_["compressed"]["difference"], rel=0.05)
-    assert run_command(["evaluate", "small", "new.csv", "--x", "a,b,c", "--y", "y"]) == 0
-    capsys.readouterr()
-    assert run_command(["compress", *NEW, "found", "--tolerance", "0.1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed("evaluate", "small", "new.csv", "--x", "a,b,c", "--y", "y")
+    found = json.loads(printed("compress", *NEW, "found", "--tolerance", 0.1, "--json"))
     assert found["kept"] == sk.load("found").n_centers_ < 300
     assert found["difference"] <= 0.1
 
 
 def test_an_output_that_is_taken_is_refused_before_the_rows_are_read(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
     Path("file").touch()
@@ -65,12 +60,13 @@ def test_an_output_that_is_taken_is_refused_before_the_rows_are_read(
         ("run/inner", "run/inner lies within the run directory"),
         ("-", "models do not go to the standard output (-)"),
     ):
-        assert run_command(["compress", "run", "no.csv", out]) == 2
-        assert words in capsys.readouterr().err
+        code, _, err = run("compress", "run", "no.csv", out)
+        assert code == 2
+        assert words in err
 
 
 def test_nothing_is_left_of_a_choice_that_fails(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
     for option, words in (
@@ -78,6 +74,7 @@ def test_nothing_is_left_of_a_choice_that_fails(
         ("--n-centers 300", "must be smaller than the number of centers of the model, 300"),
         ("--n-centers 9 --memory 1kB", "more than the 0.977 KiB of memory allowed; raise --memory"),
     ):
-        assert run_command(["compress", *NEW, "none", *option.split()]) == 2
-        assert words in capsys.readouterr().err
+        code, _, err = run("compress", *NEW, "none", *option.split())
+        assert code == 2
+        assert words in err
         assert not Path("none").exists()

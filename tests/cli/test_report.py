@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.loop import progress
 from tests.browser import COMMAND, ask_pages, needed_widths, open_page
 from tests.faults import flip_bit, tree
+from tests.runs import Run
 from tests.s3server import SECRET, S3Server
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -42,20 +42,6 @@ SETTINGS = ("model.n_centers=60", "data.batch_size=50", "run.threads=1", "run.de
 rng = np.random.default_rng(0)
 X = rng.normal(size=(600, 4)).astype(np.float32)
 Y = np.where(X[:, 0] + X[:, 1] ** 2 > 0.5, "<i>yes</i>", "no & never")
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Call the command in this process: (exit code, stdout, stderr)."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main.run_command([str(word) for word in words])
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def words(folder: Path, run_dir: object, *more: str) -> list[str]:
@@ -115,7 +101,7 @@ def rows_of(page: Any, title: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-def test_the_page_says_what_the_runs_say(run: Command, folder: Path, tmp_path: Path) -> None:
+def test_the_page_says_what_the_runs_say(run: Run, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     before = tree(folder)
     assert run("report", folder / "one", folder / "two", "--out", out) == (
@@ -142,7 +128,7 @@ def test_the_page_says_what_the_runs_say(run: Command, folder: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_settings_that_differ_are_listed_and_no_others(
-    run: Command, folder: Path, page_of_both: Path, tmp_path: Path
+    run: Run, folder: Path, page_of_both: Path, tmp_path: Path
 ) -> None:
     differing = rows_of(page_of(page_of_both.read_text()), "Settings that differ")
     assert differing["model.metric"] == ["auto", "learn-diagonal"]
@@ -178,7 +164,7 @@ def test_the_page_needs_nothing_else(page_of_one: str) -> None:
     assert policy.startswith("default-src 'none';")
 
 
-def test_names_of_others_are_text(run: Command, tmp_path: Path) -> None:
+def test_names_of_others_are_text(run: Run, tmp_path: Path) -> None:
     """Of columns, classes and folders."""
     table = "\n".join(
         [",".join('"' + name.replace('"', '""') + '"' for name in [*COLUMNS, "y"])]
@@ -199,7 +185,7 @@ def test_names_of_others_are_text(run: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damage_is_said_and_the_rest_is_shown(run: Command, folder: Path, tmp_path: Path) -> None:
+def test_damage_is_said_and_the_rest_is_shown(run: Run, folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "run"
     shutil.copytree(folder / "one", place)
     lines = (place / "log.jsonl").read_bytes().splitlines(keepends=True)
@@ -216,7 +202,7 @@ def test_damage_is_said_and_the_rest_is_shown(run: Command, folder: Path, tmp_pa
 
 
 def test_a_run_that_is_being_written_and_a_saved_model(
-    run: Command, folder: Path, tmp_path: Path
+    run: Run, folder: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "run"
     shutil.copytree(folder / "one", place)
@@ -228,7 +214,7 @@ def test_a_run_that_is_being_written_and_a_saved_model(
     assert "1 damaged" not in whole
 
 
-def test_runs_of_one_name_are_told_apart(run: Command, folder: Path, tmp_path: Path) -> None:
+def test_runs_of_one_name_are_told_apart(run: Run, folder: Path, tmp_path: Path) -> None:
     for parent in ("a", "b"):
         shutil.copytree(folder / "one", tmp_path / parent / "run")
     places = (tmp_path / "a" / "run", tmp_path / "b" / "run")
@@ -239,7 +225,7 @@ def test_runs_of_one_name_are_told_apart(run: Command, folder: Path, tmp_path: P
     assert names == ["a/run", "b/run"]
 
 
-def test_what_is_no_page_is_never_replaced(run: Command, folder: Path, tmp_path: Path) -> None:
+def test_what_is_no_page_is_never_replaced(run: Run, folder: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.html"
     mine.write_text("<!DOCTYPE html>\n<html></html>")
     one = folder / "one"
@@ -259,7 +245,7 @@ def test_what_is_no_page_is_never_replaced(run: Command, folder: Path, tmp_path:
 
 
 def test_a_run_on_s3_without_its_secrets(
-    run: Command, folder: Path, s3: S3Server, bucket: str, tmp_path: Path,
+    run: Run, folder: Path, s3: S3Server, bucket: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     options = s3.words(monkeypatch)
@@ -281,7 +267,7 @@ def test_a_run_on_s3_without_its_secrets(
 
 
 def test_secrets_of_the_environment_are_no_part_of_a_page(
-    run: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "ZqSECRET7Xk<&>"
     shutil.copytree(folder / "one", place)
@@ -328,7 +314,7 @@ def test_the_page_fits_narrow_and_wide_windows(page_of_both: Path, tmp_path: Pat
 @needs_chromium
 @pytest.mark.slow
 def test_probabilities_fit_and_the_labels_of_the_time_line_are_legible(
-    run: Command, folder: Path, tmp_path: Path
+    run: Run, folder: Path, tmp_path: Path
 ) -> None:
     """At both widths labels are at least as large as those of the other charts."""
     out, place = tmp_path / "page.html", tmp_path / "calibrated"
@@ -383,7 +369,7 @@ def section_text(page: Any, title: str) -> str:
 
 @pytest.mark.slow
 def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
-    run: Command, folder: Path, page_of_one: str, tmp_path: Path
+    run: Run, folder: Path, page_of_one: str, tmp_path: Path
 ) -> None:
     """Where the test data is still there; else the section is left out."""
     out, page = tmp_path / "page.html", page_of(page_of_one)
@@ -406,7 +392,7 @@ def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
 
 
 def test_probabilities_are_drawn_against_the_share_of_true_ones(
-    run: Command, folder: Path, tmp_path: Path
+    run: Run, folder: Path, tmp_path: Path
 ) -> None:
     out, place = tmp_path / "page.html", tmp_path / "calibrated"
     assert main.run_command(["train", *words(folder, place, "run.calibrate=true")]) == DONE
@@ -424,7 +410,7 @@ def test_probabilities_are_drawn_against_the_share_of_true_ones(
     assert sum(str(part.tag).endswith("title") for part in drawing.iter()) == len(means)
 
 
-def test_a_page_says_which_of_several_outputs_is_drawn(run: Command, tmp_path: Path) -> None:
+def test_a_page_says_which_of_several_outputs_is_drawn(run: Run, tmp_path: Path) -> None:
     for name, rows in (("train", slice(0, 200)), ("test", slice(200, 260))):
         ingest(X[rows], tmp_path / f"{name}.zarr", y=X[rows, :2])
     place, out = tmp_path / "two", tmp_path / "page.html"
@@ -435,7 +421,7 @@ def test_a_page_says_which_of_several_outputs_is_drawn(run: Command, tmp_path: P
 
 
 def test_held_out_rows_are_read_as_the_run_read_them_and_on_the_cpu(
-    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the arrays that the settings name; without memory for them the page has the rest."""
     for name, rows in (("train", slice(0, 200)), ("test", slice(200, 260))):
@@ -461,7 +447,7 @@ def test_held_out_rows_are_read_as_the_run_read_them_and_on_the_cpu(
     assert section_text(page_of(out.read_text()), "Answers on held-out rows") == ""
 
 
-def test_what_auto_came_to_is_no_setting_that_differs(run: Command, tmp_path: Path) -> None:
+def test_what_auto_came_to_is_no_setting_that_differs(run: Run, tmp_path: Path) -> None:
     """Nor is there an empty cell for what nobody plans."""
     streamkern.KernelRegressor(run_dir=tmp_path / "run", threads=1, n_centers=20).fit(X, X[:, 0])
     out = tmp_path / "page.html"

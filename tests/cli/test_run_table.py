@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamkern.cli import main
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.train import train
 from tests.faults import flip_bit, tree
+from tests.runs import Run
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -44,16 +44,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def table(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = main.run_command(["runs", *map(str, words)])
-    return code, *capsys.readouterr()
-
-
-def test_runs_are_listed_by_name(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_runs_are_listed_by_name(run: Run, folder: Path) -> None:
     before = tree(folder)
     with RunDirectory(folder / "c-third"):
-        code, out, err = table(capsys, folder)
+        code, out, err = run("runs", folder)
     assert (code, err) == (0, "")
     head, _, *rows = out.splitlines()
     assert [row.split()[0] for row in rows] == ["a-second", "b-first", "c-third"]
@@ -64,11 +58,10 @@ def test_runs_are_listed_by_name(capsys: pytest.CaptureFixture[str], folder: Pat
     }
 
 
-def test_json_says_what_info_says(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    main.run_command(["info", str(folder / "b-first"), "--json"])
-    info = json.loads(capsys.readouterr().out)
+def test_json_says_what_info_says(run: Run, folder: Path) -> None:
+    info = json.loads(run("info", folder / "b-first", "--json")[1])
     for place in (folder, folder / "b-first"):  # a run itself, too
-        code, out, _ = table(capsys, place, "--json")
+        code, out, _ = run("runs", place, "--json")
         rows = {row["name"]: row for row in json.loads(out)["runs"]}
         row = rows["b-first"]
         assert (code, row["held_out"]) == (0, info["metrics"])
@@ -79,14 +72,12 @@ def test_json_says_what_info_says(capsys: pytest.CaptureFixture[str], folder: Pa
         assert row["started"] <= row["last_seen"]
 
 
-def test_damage_hides_no_other_run(
-    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
-) -> None:
+def test_damage_hides_no_other_run(run: Run, folder: Path, tmp_path: Path) -> None:
     for name in ("a-second", "b-first"):
         shutil.copytree(folder / name, tmp_path / name)
     for path in (tmp_path / "a-second").glob("checkpoints/*.json"):
         flip_bit(tmp_path / "a-second", f"checkpoints/{path.name}")
-    code, out, err = table(capsys, tmp_path)
+    code, out, err = run("runs", tmp_path)
     assert code == 0
     assert [line.split()[:2] for line in out.splitlines()[2:]] == [
         ["a-second", "stopped"], ["b-first", "finished"],
@@ -95,11 +86,11 @@ def test_damage_hides_no_other_run(
     assert err.startswith("streamkern: note: ")
 
 
-def test_a_folder_without_runs(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    code, out, err = table(capsys, folder / "empty")
+def test_a_folder_without_runs(run: Run, folder: Path) -> None:
+    code, out, err = run("runs", folder / "empty")
     assert (code, out) == (0, "")
     assert "there is no run in" in err
     for none in ("nothing", "file.txt"):
-        code, _, err = table(capsys, folder / none)
+        code, _, err = run("runs", folder / none)
         assert code == 2
         assert "cannot be listed" in err

@@ -14,6 +14,7 @@ from streamkern.cli.main import run_command
 from streamkern.losses.losses import fitted_loss_table, loss_text
 from tests.log_scale import made
 from tests.losses.own_losses import Distance, LogCosh
+from tests.runs import Printed, Run
 
 N = 120
 RNG = np.random.default_rng(6)
@@ -41,19 +42,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def out(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    capsys.readouterr()
-    assert run_command([str(word) for word in words]) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.slow
-def test_plan_shows_the_loss(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = out(capsys, "plan", folder / "quantile.toml")
+def test_plan_shows_the_loss(folder: Path, printed: Printed) -> None:
+    text = printed("plan", folder / "quantile.toml")
     assert "\nloss quantile(quantile 0.9), evaluated as pinball_loss\n" in text
-    text = out(capsys, "plan", folder / "own.toml")
+    text = printed("plan", folder / "own.toml")
     assert "loss tests.losses.own_losses:LogCosh(width 0.5), evaluated as log_cosh\n" in text
-    assert "\nloss " not in out(capsys, "plan", folder / "squares.toml")
+    assert "\nloss " not in printed("plan", folder / "squares.toml")
     planned = sk.plan(folder / "quantile.toml", measure=False)
     assert planned["loss"] == {
         "loss": {"kind": "quantile", "quantile": 0.9}, "figure": "pinball_loss",
@@ -61,31 +56,29 @@ def test_plan_shows_the_loss(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert sk.plan(folder / "squares.toml", measure=False)["loss"] is None
 
 
-def test_info_shows_the_loss_with_what_was_found(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = out(capsys, "info", folder / "quantile")
+def test_info_shows_the_loss_with_what_was_found(folder: Path, printed: Printed) -> None:
+    text = printed("info", folder / "quantile")
     assert re.search(r"\n  loss +quantile\(quantile 0.9, width 0.\d+\)\n", text)
     assert re.search(r"\n  model.quantile +0.9\n", text)
     assert "test_pinball_loss" in text
-    described = json.loads(out(capsys, "info", folder / "quantile", "--json"))
+    described = json.loads(printed("info", folder / "quantile", "--json"))
     assert described["solver"]["loss"]["quantile"] == 0.9
-    text = out(capsys, "info", folder / "own")
+    text = printed("info", folder / "own")
     assert text.count("tests.losses.own_losses:LogCosh(width 0.5)\n") == 2
-    assert "loss" not in json.loads(out(capsys, "info", folder / "squares", "--json"))["solver"]
+    assert "loss" not in json.loads(printed("info", folder / "squares", "--json"))["solver"]
 
 
 def test_the_report_has_a_column_of_losses_where_one_is_not_squares(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, printed: Printed
 ) -> None:
     page = folder / "report.html"
-    out(capsys, "report", folder / "quantile", folder / "squares", "--out", page)
+    printed("report", folder / "quantile", folder / "squares", "--out", page)
     table = page.read_text().partition("<table")[2].partition("</table>")[0]
     cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.split("</t[hd]>", table)]
     assert cells[4].endswith("loss")
     assert any(cell.startswith("quantile(quantile 0.9") for cell in cells)
     assert "squared_error" in cells
-    out(capsys, "report", folder / "squares", "--out", folder / "squares.html")
+    printed("report", folder / "squares", "--out", folder / "squares.html")
     assert "squared_error" not in (folder / "squares.html").read_text()
 
 
@@ -98,21 +91,18 @@ def test_losses_in_words() -> None:
     assert fitted_loss_table({}) is None
 
 
-def test_tune_shows_the_figure_that_decides(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tune_shows_the_figure_that_decides(folder: Path, run: Run) -> None:
     pytest.importorskip("optuna")
-    capsys.readouterr()
     words = ["tune", folder / "quantile.toml", "--rows", 100, "--centers", 10, "--epochs", 1,
              "--refine", 0, "--bandwidths", 2.0, "--ridges", 1e-3]  # fmt: skip
-    assert run_command([str(word) for word in words]) == 0
-    text, err = capsys.readouterr()
+    code, text, err = run(*words)
+    assert code == 0
     assert text.split("\n")[0].split()[5:7] == ["held_out_pinball_loss", "se"]
     assert "held out pinball loss" in err.splitlines()[1]
 
 
 def test_training_losses_of_logarithms_say_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, printed: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows, targets = made("exponential", 300)
     sk.ingest_store(rows, tmp_path / "rows.zarr", y=targets)
@@ -120,13 +110,10 @@ def test_training_losses_of_logarithms_say_so(
     settings = ["model.target_transform=log", "model.n_centers=50", "model.metric=none"]
     sets = [word for setting in settings for word in ("--set", setting)]
     where = ["--train", str(tmp_path / "rows.zarr"), "--run-dir", run, "--epochs", "2"]
-    assert run_command(["train", *where, *sets]) == 0
-    capsys.readouterr()
+    printed("train", *where, *sets)
     for command in ("info", "runs"):
-        assert run_command([command, run]) == 0
-        assert re.search(r"\d \(log scale\)", capsys.readouterr().out), command
-    assert run_command(["runs", run, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"][0]["log_scale"] is True
+        assert re.search(r"\d \(log scale\)", printed(command, run)), command
+    assert json.loads(printed("runs", run, "--json"))["runs"][0]["log_scale"] is True
     sk.KernelRegressor(
         n_centers=50, metric="none", target_transform="log", epochs=2, verbose=1
     ).fit(rows, targets)  # fmt: skip

@@ -104,6 +104,7 @@ def test_a_mistake_is_answered_in_the_words_of_its_place(
         ((), mention("foreign", True), "--set data.foreign=true"),
         (("a.toml",), mention("run.memory=1 MiB"), 'run.memory="1 MiB"'),
         ((), mention("memory=1 MiB"), "--memory 1 MiB"),
+        ((), mention("model.patch_features", 9), "--patch-features 9"),
         ((), mention("rows", 3), "rows=3"),
     ],
 )

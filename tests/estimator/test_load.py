@@ -33,11 +33,11 @@ from streamkern import (
     load,
 )
 from streamkern.basics.errors import CheckpointError, ResumeMismatchError, RunError
-from streamkern.cli.main import run_command
 from streamkern.cli.run_info import run_overview
 from streamkern.kernels.builtin import Gaussian, Kernel
 from tests import runs
 from tests.damage import survey
+from tests.runs import Run
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -282,22 +282,16 @@ def test_a_saved_model_is_a_warm_start(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- the commands read it
 
 
-def test_commands_take_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def command(*words: object) -> tuple[int, str, str]:
-        """Return the exit code of a command, and what it printed."""
-        capsys.readouterr()
-        code = run_command([str(word) for word in words])
-        return code, *capsys.readouterr()
-
+def test_commands_take_a_saved_model(tmp_path: Path, run: Run) -> None:
     fitted = KernelClassifier(**SMALL).fit(X, LABELS)
     fitted.save(tmp_path / "saved")
     np.savez(tmp_path / "rows.npz", X=X, y=LABELS)
-    done = command("predict", tmp_path / "saved", tmp_path / "rows.npz", tmp_path / "out.npy")
+    done = run("predict", tmp_path / "saved", tmp_path / "rows.npz", tmp_path / "out.npy")
     assert done[0] == 0, done
     assert list(np.load(tmp_path / "out.npy")) == list(fitted.predict(X))
-    _, found, _ = command("evaluate", tmp_path / "saved", tmp_path / "rows.npz", "--json")
+    _, found, _ = run("evaluate", tmp_path / "saved", tmp_path / "rows.npz", "--json")
     assert json.loads(found)["accuracy"] == fitted.score(X, LABELS)
-    code, info, _ = command("info", tmp_path / "saved", "--json", "--verify")
+    code, info, _ = run("info", tmp_path / "saved", "--json", "--verify")
     assert code == 0
     assert json.loads(info)["samples"] == fitted.report_["samples"]
     (tmp_path / "run.toml").write_text(
@@ -305,7 +299,7 @@ def test_commands_take_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     streamkern.ingest_store(X, tmp_path / "rows.zarr", y=LABELS)
     before = contents(tmp_path / "saved")
-    code, _, refused = command("train", tmp_path / "run.toml")
+    code, _, refused = run("train", tmp_path / "run.toml")
     assert code == 2
     assert "holds a run that differs" in refused
     assert contents(tmp_path / "saved") == before
@@ -490,15 +484,6 @@ def test_plan_train_evaluate_and_report_go_by_a_run_file(tmp_path: Path) -> None
     assert streamkern.report(tmp_path / "run", tmp_path / "r.html").read_text().startswith("<!")
 
 
-def test_what_is_no_model_or_no_settings_is_refused() -> None:
-    with pytest.raises(ConfigError, match="model=3 must be a fitted KernelRegressor"):
-        streamkern.evaluate(3, [[1.0]], [1.0])  # type: ignore[arg-type]
-    with pytest.raises(
-        streamkern.ConfigError, match="config=3 must be a RunConfig, the path of a run"
-    ):
-        streamkern.train_model(3)  # type: ignore[arg-type]
-
-
 def test_targets_that_are_dates_or_no_classes_are_refused_at_every_door(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(60, 2))
     days = np.arange(60).astype("M8[D]")
@@ -536,17 +521,3 @@ def test_targets_are_found_in_a_table_by_the_column_they_had(tmp_path: Path) -> 
             assert streamkern.evaluate(model, table)["r2"] == pytest.approx(expected)
         with pytest.raises(streamkern.DataError, match="have no targets y"):
             model.score(frame[["a", "b"]])
-
-
-def test_a_place_that_is_no_path_is_refused_in_words(tmp_path: Path) -> None:
-    X = np.arange(20.0).reshape(10, 2)
-    model = KernelRegressor(n_centers=5, threads=1, metric="none").fit(X, X[:, 0])
-    refused = "None is not a path or URL; give one as text, or a pathlib.Path"
-    none: Any = None
-    for call in (
-        lambda: model.save(none),
-        lambda: streamkern.ingest_store(X, none, y=X[:, 0]),
-        lambda: streamkern.materialise_store(streamkern.ArraySource(X, X[:, 0]), none),
-    ):
-        with pytest.raises(ConfigError, match=refused):
-            call()

@@ -171,13 +171,6 @@ def test_a_run_file_with_an_own_loss_is_written_and_read_again(tmp_path: Path) -
     assert again.identity() == config.identity()
 
 
-def test_own_losses_are_for_values(tmp_path: Path) -> None:
-    with pytest.raises(sk.ConfigError, match="is for values, but the targets are classes"):
-        sk.KernelClassifier(loss=LogCosh(), **SMALL).fit(X, Y > 0)
-    with pytest.raises(sk.ConfigError, match=r"quantile=0\.5 is not used by loss=LogCosh"):
-        sk.KernelRegressor(loss=LogCosh(), quantile=0.5, **SMALL).fit(X, Y)
-
-
 def test_a_run_file_names_module_and_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,26 +10,13 @@ import pytest
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
 from streamkern.train.saved_model import load_model
-from tests.city_rows import CITY, DIGITS, PRICE, Run, X, features, write_csv
+from tests.city_rows import CITY, DIGITS, PRICE, X, features, write_csv
 from tests.runs import Array
 
 SETTINGS = [
     "model.kernel=laplace", "model.bandwidth=3", "model.n_centers=60", "data.batch_size=60",
     "run.calibrate=true",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Call a command, for its exit code and what it printed."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main.run_command([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture(scope="session")

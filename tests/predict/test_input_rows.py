@@ -39,13 +39,12 @@ from tests.city_rows import (
     PRICE,
     D,
     N,
-    Run,
     X,
     features,
     model_of,  # fmt: skip
     write_csv,
 )
-from tests.runs import Array
+from tests.runs import Array, Run
 
 
 def answers(path: Path) -> dict[str, list[str]]:

@@ -32,9 +32,9 @@ from streamkern.predict import (
 from streamkern.predict.input_rows import open_rows
 from streamkern.predict.prediction_table import PredictionTable
 from streamkern.train.saved_model import load_model
-from tests.city_rows import CITY, CLOSE, NAMES, PRICE, N, Run, X
+from tests.city_rows import CITY, CLOSE, NAMES, PRICE, N, X
 from tests.faults import tree
-from tests.runs import Array, process
+from tests.runs import Array, Run, process
 from tests.traced_memory import traced_memory
 
 NOTES = ["007", "", " NA ", "1.50", 'says "no"', "a,b", "ü€", "'", "None", "1e3"]

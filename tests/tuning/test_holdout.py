@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
 import streamkern
-from streamkern.basics.errors import (
-    ConfigError,
-    DataError,
-)
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.materialise import materialise
@@ -24,7 +21,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train.resolve.training_data import open_data
-from streamkern.tuning.candidates import Candidates, FixedSizes
+from streamkern.tuning.candidates import Candidates
 from streamkern.tuning.holdout import draw_sample, part_of_rows
 from streamkern.tuning.search import search_settings
 from tests.runs import settings
@@ -53,9 +50,7 @@ def rows_of(source: Any) -> set[bytes]:
     return {bytes(row) for u in range(source.n_units) for row in source.read_unit(u, 0, 0).X}
 
 
-def test_no_row_is_fitted_and_held_out_and_a_sorted_store_gives_all_classes(
-    tmp_path: Path,
-) -> None:
+def test_no_row_is_fitted_and_held_out_and_a_sorted_store_gives_all_classes(tmp_path: Path) -> None:
     """From the stored rows, not from the augmented ones, which are all different."""
     rng = np.random.default_rng(3)
     X, y = rng.standard_normal((2000, 3)).astype(np.float32), np.arange(2000) // 500
@@ -66,7 +61,7 @@ def test_no_row_is_fitted_and_held_out_and_a_sorted_store_gives_all_classes(
             "data.transforms": [{"kind": "noise", "sigma": 0.1}],
         }
     )  # fmt: skip
-    made = Candidates(run, open_data(run), FixedSizes(rows=500, epochs=9), folds=7)
+    made = Candidates(run, open_data(run), folds=7, rows=500, epochs=9)
     seen: list[bytes] = []
     for fold in range(7):
         fit, held_out = made.split(fold)
@@ -88,7 +83,7 @@ def test_one_row_in_five_is_held_out_or_in_as_many_as_there_are_splits(
     folds: int, held_out: int
 ) -> None:
     source = ArraySource(np.random.default_rng(0).standard_normal((2000, 3)), np.zeros(2000))
-    made = Candidates(config(), open_data(config(), source), FixedSizes(rows=500), folds=folds)
+    made = Candidates(config(), open_data(config(), source), folds=folds, rows=500)
     fit, out = made.split(0)
     assert (fit.n_rows, out.n_rows) == (500 - held_out, held_out)
 
@@ -106,7 +101,7 @@ def test_a_weighted_mixture_is_sampled_in_its_shares(tmp_path: Path) -> None:
     # A store that is used up bounds the sample, or its share would be wrong.
     sample = draw_sample(data, 400, 0)
     assert (len(sample.X), (sample.X[:, 0] > 50).sum()) == (266, 66)
-    made = Candidates(run, data, FixedSizes(), folds=1)
+    made = Candidates(run, data, folds=1)
     assert ((made.split(0)[1].read_unit(0, 0, 0).X[:, 0] > 50).sum()) in (13, 14)
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from sklearn import metrics as truth
 
-from streamkern.basics.errors import ConfigError
 from streamkern.losses.errors import AbsoluteError, Quantile
 from streamkern.losses.log_loss import LogLoss
 from streamkern.tuning.metrics import (
@@ -114,16 +111,3 @@ def test_the_figure_of_a_loss_is_the_first_metric() -> None:
     assert [*known_metrics(False, Quantile)] == ["pinball_loss", "mse", "mae", "r2"]
     assert [*known_metrics(False, AbsoluteError)] == ["mae", "mse", "r2"]
     assert next(iter(known_metrics(True, LogLoss))) == find_metric("auto", True, LogLoss).name
-
-
-@pytest.mark.parametrize(
-    ("name", "classes", "sentence"),
-    [
-        ("mae", True, "metric='mae' is not defined for classes; take \"auto\""),
-        ("accuracy", False, "metric='accuracy' is not defined for values"),
-        ("auc", True, "metric='auc' is not known; take .*, accuracy, balanced_accuracy, log_loss"),
-    ],
-)
-def test_another_metric_is_refused(name: Any, classes: bool, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        find_metric(name, classes)

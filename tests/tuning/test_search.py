@@ -31,8 +31,8 @@ from streamkern.basics.errors import (
     TrainingInterrupted,
 )
 from streamkern.basics.optional import install
+from streamkern.basics.plots import png
 from streamkern.basics.stop import Stopped, StopRequest
-from streamkern.cli import main
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.toml import run_file_text, toml
 from streamkern.ingest.ingest import ingest
@@ -42,11 +42,11 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.train.resolve.training_data import open_data
 from streamkern.train.train import train
 from streamkern.tuning import plot, points, trainings
-from streamkern.tuning.candidates import AUTO_RIDGES, Candidates, FixedSizes, copies_and_epochs
+from streamkern.tuning.candidates import AUTO_RIDGES, Candidates, copies_and_epochs
 from streamkern.tuning.holdout import draw_sample, part_of_rows
 from streamkern.tuning.journal import JOURNAL_NAME
-from streamkern.tuning.search import Tuned, search_settings
-from tests.runs import D, array_source, settings
+from streamkern.tuning.search import search_settings
+from tests.runs import D, Run, array_source, hide_package, settings, without_times
 
 Array = npt.NDArray[Any]
 DONE, USAGE, TRY_AGAIN = 0, 2, 75
@@ -65,11 +65,6 @@ OPEN: dict[str, Any] = {"model.bandwidth": "auto", "solver.ridge": "auto"}
 def counted(report: list[dict[str, Any]]) -> Callable[[str, dict[str, Any]], None]:
     """Appends the record of every training that is done now."""
     return lambda event, fields: report.append(fields) if event == "trial" else None
-
-
-def essence(tuned: Tuned) -> list[dict[str, Any]]:
-    """The table without times."""
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in tuned.table]
 
 
 # -- what is found ---------------------------------------------------------------------------------
@@ -105,7 +100,7 @@ def test_the_bandwidth_of_a_gaussian_process_is_found() -> None:
     found = search_settings(
         run, source=source, bandwidths=widths, ridges=[ridge], refine=0, **options
     )
-    made = Candidates(run, open_data(run, source), FixedSizes(**options), folds=1)
+    made = Candidates(run, open_data(run, source), folds=1, **options)
     fit, held_out = (part.read_unit(0, 0, 0) for part in made.split(0))
     exact = {}
     for width in widths:
@@ -290,7 +285,7 @@ def test_a_large_sample_stays_within_the_memory(tmp_path: Path) -> None:
     X = np.zeros((2000, 20_000), np.uint8)  # 40 MB
     source = ArraySource(X, np.arange(2000) % 2)
     run = config(**{"run.memory": 100 * 2**20})
-    made = Candidates(run, open_data(run, source), FixedSizes(), folds=1)
+    made = Candidates(run, open_data(run, source), folds=1)
     assert len(made.sample.X) == 25 * 2**20 // 20_008
     assert made.trial.run.memory == 100 * 2**20 - 2 * made.sample.X.nbytes
     with pytest.raises(ConfigError, match=r"rows=1500 of 19.5 KiB need .* take at most 1310"):
@@ -379,7 +374,7 @@ def test_the_parts_of_a_kernel_are_scaled_alike() -> None:
     pasted = tomllib.loads(found.toml)
     assert pasted["model"] == {"kernel": found.config.model.kernel}
 
-    made = Candidates(run, open_data(run, source), FixedSizes(None, 40, 2), folds=1)
+    made = Candidates(run, open_data(run, source), folds=1, centers=40, epochs=2)
     fit, held_out = made.split(0)
     settings = {"data.epochs": 2, "model.n_centers": 40, "run.evaluate_every": 0}
     result = train(found.config.with_overrides(settings), source=fit, test=held_out)
@@ -461,7 +456,7 @@ def test_centers_are_chosen_as_in_the_run(method: str) -> None:
         }
     )  # fmt: skip
     found = search_settings(run, source=source, bandwidths=[2.0], ridges=[1e-4], epochs=1)
-    made = Candidates(run, open_data(run, source), FixedSizes(epochs=1), folds=1)
+    made = Candidates(run, open_data(run, source), folds=1, epochs=1)
     assert (made.trial.model.centers, made.trial.model.n_centers) == (method, 30)
     errors = []
     for choice in (method, "random"):
@@ -487,7 +482,7 @@ def test_sizes_are_those_of_the_run_where_the_rows_allow(
     settings: dict[str, Any], rows: int | None, made: int
 ) -> None:
     source, run = array_source(), config(**OPEN, **settings)
-    candidates = Candidates(run, open_data(run, source), FixedSizes(rows, epochs=1), folds=1)
+    candidates = Candidates(run, open_data(run, source), folds=1, rows=rows, epochs=1)
     sizes = candidates.sizes()
     asked = settings.get("model.n_features", settings["model.n_centers"])
     assert (sizes["centers"], sizes["run_centers"], sizes["run_rows"]) == (made, asked, 135)
@@ -654,11 +649,11 @@ def test_a_damaged_record_is_trained_again(tmp_path: Path) -> None:
         journal.write_bytes(b"".join(damaged))
         with pytest.warns(UserWarning, match=rf"is damaged .*{redone}.* repeated"):
             again = search_settings(config(), **QUICK, **options)
-        assert essence(again) == essence(first)
+        assert without_times(again) == without_times(first)
     assert len(report) == 3 + 1 + 2
     # What a kill has torn at the end is not damage.
     journal.write_bytes(b"".join(intact[:-1]) + last[:50])
-    assert essence(search_settings(config(), **QUICK, **options)) == essence(first)
+    assert without_times(search_settings(config(), **QUICK, **options)) == without_times(first)
     assert len(report) == 7
     journal.write_bytes(b"".join(intact).replace(b'"op_code":4', b'"op_code":9'))
     with pytest.raises(RunError, match=r"journal.log is damaged .*; restore it from a copy"):
@@ -755,20 +750,17 @@ def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"folds": 0}, "folds=0 must be a whole number, at least 1, at most 20"),
         ({"folds": 2.5}, "folds=2.5 must be a whole number"),
+        ({"sampler": "optuna", "refine": 2}, "refine=2 is not defined for sampler='optuna'"),
+        ({"sampler": "optuna", "n_trials": 0}, "n_trials=0 must be a whole number, at least 1"),
         ({"refine": -1}, "refine=-1 must be a whole number, at least 0"),
-        ({"rows": 4}, "rows=4 cannot be split; take at least 5"),
         ({"centers": 0}, "centers=0 must be a whole number, at least 1"),
         ({"centers": 109}, "centers=109 cannot be drawn from the 108 rows to fit"),
         ({"epochs": True}, "epochs=True must be a whole number"),
         ({"bandwidths": []}, r'bandwidths=\[\] must be "auto" or a list of numbers above 0'),
         ({"bandwidths": [0.0, 1]}, "must be .* above 0"),
         ({"bandwidths": "wide"}, "bandwidths='wide' must be"),
-        ({"bandwidths": 3.0}, "bandwidths=3 must be"),
-        ({"ridges": [-1e-3]}, "must be .* 0 or above"),
         ({"ridges": [math.nan]}, "must be .* 0 or above"),
-        ({"kernels": "laplace"}, "kernels='laplace' must be a list of kernels"),
         (
             {"kernels": ["linear"], "bandwidths": [1]},
             r"bandwidths=\[1\] cannot be used: no kernel has",
@@ -846,7 +838,6 @@ def test_a_run_file_has_memory_as_one_writes_it(size: str | int, text: str | int
 
 # -- the command -----------------------------------------------------------------------------------
 
-Command = Callable[..., tuple[int, str, str]]
 WORDS = (
     "--bandwidths", "0.7,1.4", "--ridges", "0", "--epochs", 2, "--refine", 1, "--metric", "mse",
 )  # fmt: skip
@@ -869,20 +860,10 @@ def run_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main.run_command(["tune", *map(str, words)])
-        return code, *capsys.readouterr()
-
-    return call
-
-
-def test_the_command(call: Command, run_file: Path) -> None:
+def test_the_command(run: Run, run_file: Path) -> None:
     pytest.importorskip("matplotlib")
     best = run_file.with_name("best.toml")
-    code, out, err = call(run_file, *WORDS, *POOR, "--write", best)
+    code, out, err = run("tune", run_file, *WORDS, *POOR, "--write", best)
     assert code == DONE, err
     lines = err.splitlines()
     assert lines[0] == (
@@ -907,72 +888,58 @@ def test_the_command(call: Command, run_file: Path) -> None:
     found = {"model.bandwidth": written.model.bandwidth, "solver.ridge": result["best"]["ridge"]}
     assert written == plain.with_overrides({**found, "model.metric": "none"})
     # Again: nothing is trained, and a file that was edited is not replaced.
-    code, out, err = call(run_file, *WORDS, *POOR, "--json")
+    code, out, err = run("tune", run_file, *WORDS, *POOR, "--json")
     assert (code, json.loads(out)["table"]) == (DONE, result["table"])
     assert "5 recorded already" in err
     assert "bandwidth" not in err.replace("best bandwidth", "")
     text = best.read_text()
-    code, _, err = call(run_file, *WORDS, *POOR, "--write", best)
+    code, _, err = run("tune", run_file, *WORDS, *POOR, "--write", best)
     assert (code, best.read_text()) == (DONE, text), err
     best.write_text(text + "# mine\n")
-    code, _, err = call(run_file, *WORDS, *POOR, "--write", best)
+    code, _, err = run("tune", run_file, *WORDS, *POOR, "--write", best)
     assert best.read_text() == text + "# mine\n"
     assert (code, err) == (
         USAGE,
         f"streamkern: --write '{best}' exists and was not written by this search, or "
         "was edited; name another file\n",
     )
-    code, _, err = call(run_file, *WORDS, *POOR, "--set", "solver.damping=0.1")
+    code, _, err = run("tune", run_file, *WORDS, *POOR, "--set", "solver.damping=0.1")
     assert code == USAGE
     assert "solver.damping: was 'auto', now 0.1" in err
 
 
-def test_the_written_file_is_of_a_run_beside_the_old(
-    call: Command, run_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_written_file_is_of_a_run_beside_the_old(run: Run, run_file: Path) -> None:
     """After which both can be trained."""
     old, best = run_file.with_name("run"), run_file.with_name("best.toml")
     with run_file.open("a") as file:
         file.write(f"run_dir = {json.dumps(str(old))}\n")
-    assert main.run_command(["train", str(run_file)]) == DONE
-    code, _, err = call(run_file, *WORDS, "--write", best)
+    assert run("train", run_file)[0] == DONE
+    code, _, err = run("tune", run_file, *WORDS, "--write", best)
     assert code == DONE
     assert f"wrote {best}, for a run in {old}-best" in err
     assert load_run_file(best).run.run_dir == f"{old}-best"
-    assert main.run_command(["train", str(best)]) == DONE, capsys.readouterr().err
+    code, _, err = run("train", best)
+    assert code == DONE, err
     assert (old / "run.json").exists()
 
 
-def test_the_bandwidth_is_written_with_six_digits(call: Command, run_file: Path) -> None:
+def test_the_bandwidth_is_written_with_six_digits(run: Run, run_file: Path) -> None:
     """Of a median distance, or what was given: more of them decide nothing."""
     best = run_file.with_name("best.toml")
     words = ("--bandwidths", "1.23456789", "--ridges", "0", "--epochs", 1, "--write", best)
-    code, out, _ = call(run_file, *words, *POOR, "--refine", 0)
+    code, out, _ = run("tune", run_file, *words, *POOR, "--refine", 0)
     assert code == DONE
     assert load_run_file(best).model.bandwidth == 1.23457
     assert "bandwidth = 1.23457\n" in out
 
 
-@pytest.mark.slow
-def test_the_plan_explains_the_automatic_bandwidth(
-    run_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run_command(["plan", str(run_file)]) == DONE
-    out = capsys.readouterr().out
-    assert "laplace kernel, bandwidth auto: of 0.015625 to 16 times the median distance" in out
-    assert main.run_command(["plan", str(run_file), "--set", "model.bandwidth=median"]) == DONE
-    out = capsys.readouterr().out
-    assert "laplace kernel, bandwidth median: the median distance between 1,000 centers" in out
-    assert main.run_command(["plan", str(run_file), "--set", "model.bandwidth=2.5"]) == DONE
-    assert "laplace kernel, bandwidth 2.5\n" in capsys.readouterr().out
-    assert main.run_command(["plan", str(run_file), "--json"]) == DONE
-    kernel = json.loads(capsys.readouterr().out)["kernel"]
-    assert kernel == {"kernel": "laplace", "bandwidth": "auto"}
-
-
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
+        ([], "laplace kernel, bandwidth auto: of 0.015625 to 16 times the median distance"),
+        (["model.bandwidth=median"],
+         "laplace kernel, bandwidth median: the median distance between 1,000 centers"),
+        (["model.bandwidth=2.5"], "laplace kernel, bandwidth 2.5\n"),
         (["model.kernel=linear"], "linear kernel\n"),
         (["model.kernel={kind='polynomial', degree=2, c0=0.5}"],
          "polynomial(degree 2, c0 0.5) kernel\n"),
@@ -988,69 +955,35 @@ def test_the_plan_explains_the_automatic_bandwidth(
     ],
 )  # fmt: skip
 def test_the_plan_has_a_kernel_in_words(
-    settings: list[str], line: str, run_file: Path, capsys: pytest.CaptureFixture[str]
+    settings: list[str], line: str, run: Run, run_file: Path
 ) -> None:
-    words = [word for setting in settings for word in ("--set", setting)]
-    assert main.run_command(["plan", str(run_file), *words]) == DONE
-    assert f"\n{line}" in capsys.readouterr().out
+    code, out, _ = run("plan", run_file, *(w for text in settings for w in ("--set", text)))
+    assert code == DONE
+    assert f"\n{line}" in out
 
 
-def test_a_run_shows_its_kernel_in_words(
-    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_shows_its_kernel_in_words(run: Run, run_file: Path, tmp_path: Path) -> None:
     kernel = "model.kernel={kind='sum', parts=['laplace', 'gaussian'], weights=[0.7, 0.3]}"
-    words = ("--set", kernel, "--set", "model.bandwidth=2", "--run-dir", str(tmp_path / "run"))
-    assert main.run_command(["train", str(run_file), *words]) == DONE
-    capsys.readouterr()
-    assert main.run_command(["info", str(tmp_path / "run")]) == DONE
-    out = " ".join(capsys.readouterr().out.split())
+    words = ("--set", kernel, "--set", "model.bandwidth=2", "--run-dir", tmp_path / "run")
+    assert run("train", run_file, *words)[0] == DONE
+    out = " ".join(run("info", tmp_path / "run")[1].split())
     assert " kernel 0.7 laplace(bandwidth 2) + 0.3 gaussian(bandwidth 2) " in out
     assert " model.kernel 0.7 laplace + 0.3 gaussian " in out
     assert "parts" not in out
 
 
-def test_another_metric_decides_from_what_is_recorded(call: Command, run_file: Path) -> None:
-    code, out, err = call(run_file, *WORDS, "--refine", 0)
-    assert (code, err.count("laplace, bandwidth")) == (DONE, 3), err
-    found = {}
-    for metric in ("auto", "log_loss", "balanced_accuracy"):
-        code, out, err = call(run_file, *WORDS, "--refine", 0, "--metric", metric, "--json")
-        assert code == DONE, err
-        assert "3 recorded already" in err
-        found[metric] = json.loads(out)
-    assert found["auto"]["metric"] == "accuracy"
-    for metric, result in found.items():
-        name = f"held_out_{result['metric']}"
-        figures = [row[name] for row in result["table"] if not row["as_given"]]
-        assert figures == sorted(figures, reverse=metric != "log_loss")
-    code, out, err = call(run_file, *WORDS, "--refine", 0, "--metric", "log_loss")
-    assert "held_out_log_loss" in out.splitlines()[0].split()
-    code, _, err = call(run_file, *WORDS, "--metric", "r2")
-    assert (code, len(err.splitlines())) == (USAGE, 1)
-    assert "--metric r2 is not defined for classes; take" in err
-
-
-def test_the_help(call: Command) -> None:
-    code, out, _ = call("--help")
-    assert code == DONE
-    for words in ("median distance between centers", "a fifth of the rows", "RUN-tune beside"):
-        assert words in " ".join(out.split())
-
-
-def test_several_splits_have_standard_errors(call: Command, run_file: Path) -> None:
-    code, out, _ = call(run_file, *WORDS, "--folds", 2, "--kernels", "laplace, gaussian")
+def test_several_splits_have_standard_errors(run: Run, run_file: Path) -> None:
+    code, out, _ = run("tune", run_file, *WORDS, "--folds", 2, "--kernels", "laplace, gaussian")
     assert code == DONE
     assert "within 2 se" in out
     assert " yes " in out
 
 
 def test_without_matplotlib_there_is_no_plot(
-    call: Command, run_file: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, out, err = call(run_file, *WORDS)
+    hide_package("matplotlib", monkeypatch)
+    code, out, err = run("tune", run_file, *WORDS)
     assert code == DONE
     assert f"note: the plot needs matplotlib: {install('report')}" in err
     assert "[model]" in out
@@ -1070,23 +1003,24 @@ def test_the_plot_of_odd_tables() -> None:
     ]
     for row in rows:
         row |= {"held_out_r2": row["held_out_mse"], "se": None}
-    assert plot.scores_png(rows, rows[0], "r2").startswith(b"\x89PNG")
+    assert png(plot.scores_figure(rows, rows[0], "r2")).startswith(b"\x89PNG")
     for table in (rows, rows[:1], rows[1:2], rows[1:]):
-        assert plot.scores_png(table, table[0]).startswith(b"\x89PNG")
+        assert png(plot.scores_figure(table, table[0])).startswith(b"\x89PNG")
 
 
-def test_bad_words_are_one_sentence(call: Command, run_file: Path) -> None:
+def test_bad_words_are_one_sentence(run: Run, run_file: Path) -> None:
     for words, sentence in (
         (("--bandwidths", "wide"), "--bandwidths 'wide' must be numbers with commas"),
         (("--kernels", "triangle"), 'model.kernel="triangle" must be "auto", one of'),
         (("--folds", 0), "--folds 0 must be a whole number"),
+        (("--metric", "r2"), "--metric r2 is not defined for classes; take"),
         (("--write", run_file.parent / "no" / "x.toml"), "is in a folder that does not exist"),
     ):
-        code, out, err = call(run_file, *words)
+        code, out, err = run("tune", run_file, *words)
         assert (code, out, len(err.splitlines())) == (USAGE, "", 1)
         assert sentence in err
     assert not run_file.with_name("run-tune").exists()
-    assert call()[0] == USAGE
+    assert run("tune")[0] == USAGE
 
 
 LONG = ("--ridges", "0", "--epochs", "40")
@@ -1124,7 +1058,7 @@ def signalled(
 
 
 @pytest.mark.slow
-def test_killed_stopped_and_gone_on_with(call: Command, run_file: Path, tmp_path: Path) -> None:
+def test_killed_stopped_and_gone_on_with(run: Run, run_file: Path, tmp_path: Path) -> None:
     """Of 6 trainings and then 4, the third is killed, and the fifth is stopped."""
     folder, whole = tmp_path / "t", tmp_path / "whole"
     killed = signalled(run_file, folder, 2, signal.SIGKILL)
@@ -1139,7 +1073,7 @@ def test_killed_stopped_and_gone_on_with(call: Command, run_file: Path, tmp_path
     assert "stopped by SIGTERM with" in stopped.stderr.splitlines()[-1]
     trained = killed.stderr + stopped.stderr
 
-    code, _, err = call(run_file, *LONG, "--out", folder)
+    code, _, err = run("tune", run_file, *LONG, "--out", folder)
     assert code == DONE, err
     trained += err
     # Nothing twice: a training is reported once it is recorded.
@@ -1147,7 +1081,7 @@ def test_killed_stopped_and_gone_on_with(call: Command, run_file: Path, tmp_path
     assert sum(" laplace, bandwidth" in line for line in trained.splitlines()) == 10
     assert journal.read_bytes().startswith(bits)
 
-    assert call(run_file, *LONG, "--out", whole)[0] == DONE
+    assert run("tune", run_file, *LONG, "--out", whole)[0] == DONE
     tables = [json.loads((place / "result.json").read_text())["table"] for place in (folder, whole)]
     for table in tables:
         for row in table:

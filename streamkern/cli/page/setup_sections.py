@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from streamkern.basics.text import size_text
@@ -189,10 +189,19 @@ def _setup_numbers(run: Facts) -> Html:
 
 def data_section(runs: Sequence[Facts]) -> Html:
     """Return the section on the training data of each run."""
-    columns = [_data(run) for run in runs]
+    return _compared("Data", runs, _data)
+
+
+def _compared(
+    title: str, runs: Sequence[Facts], describe: Callable[[Facts], Mapping[str, Cell]]
+) -> Html:
+    """Return a section with a column for each run; cells that differ from the first are marked.
+
+    describe : returns the cells of a run, by the labels of the rows
+    """
+    columns = [describe(run) for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    rows: list[list[Cell]] = [[name, *(c.get(name) for c in columns)] for name in names]
-    if not rows:
+    if not names:
         return NO_HTML
     differing = [
         (i, j)
@@ -200,9 +209,10 @@ def data_section(runs: Sequence[Facts]) -> Html:
         for j, column in enumerate(columns, 1)
         if column.get(name) != columns[0].get(name)
     ]
-    heads = [run_label(run, k) for k, run in enumerate(runs)]
+    head = ["", *(run_label(run, k) for k, run in enumerate(runs))]
+    rows: list[list[Cell]] = [[name, *(c.get(name) for c in columns)] for name in names]
     left = range(1, len(runs) + 1)
-    return section("Data", html_table(["", *heads], rows, left=left, marked=differing))
+    return section(title, html_table(head, rows, left=left, marked=differing))
 
 
 def _data(run: Facts) -> dict[str, Cell]:
@@ -310,31 +320,17 @@ def _span(run: Facts, number: int, previous: ProcessLog | None, process: Process
 
 def machine_section(runs: Sequence[Facts]) -> Html:
     """Return the section on hardware and versions of the runs."""
-    columns = [_machine(run) for run in runs]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    rows: list[list[Cell]] = [[name, *(c.get(name) for c in columns)] for name in names]
-    if not rows:
-        return NO_HTML
-    heads = [run_label(run, k) for k, run in enumerate(runs)]
-    differing = [
-        (i, j)
-        for i, name in enumerate(names)
-        for j, column in enumerate(columns, 1)
-        if column.get(name) != columns[0].get(name)
-    ]
-    table = html_table(["", *heads], rows, left=range(1, len(runs) + 1), marked=differing)
-    return section("Machine and versions", table)
+    return _compared("Machine and versions", runs, _machine)
 
 
 def _machine(run: Facts) -> dict[str, Cell]:
     """Return backend, threads, precision and versions of a run, by label."""
     backend = run.setup.get("backend", {})
-    listed = {
+    facts: dict[str, Cell] = {
         name: ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         for name, value in backend.items()
         if value and name != "numpy"
     }
-    facts: dict[str, Cell] = dict(listed)
     if "threads" in run.history.plan:
         facts["threads"] = count_cell(run.history.plan["threads"])
     if "precision" in run.setup:

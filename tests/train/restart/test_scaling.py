@@ -29,7 +29,7 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import open_data
 from streamkern.train.restart.scaling import find_scale
 from streamkern.train.saved_model import load_model
-from streamkern.tuning.candidates import Candidates, FixedSizes
+from streamkern.tuning.candidates import Candidates
 from streamkern.tuning.holdout import draw_sample
 from tests.runs import finished, settings
 
@@ -293,7 +293,7 @@ def test_a_search_scales_as_the_run_does() -> None:
     """All splits by the numbers of the whole data."""
     config = settings(**AUTO, **{"model.n_centers": "auto", "run.memory": "1 GiB"})
     data = open_data(config, ArraySource(X, Y))
-    fit, _ = Candidates(config, data, FixedSizes(rows=100), 1).split(0)
+    fit, _ = Candidates(config, data, 1, rows=100).split(0)
     (scale,) = fit.feed_transforms
     np.testing.assert_allclose(scale.scale, X.std(axis=0), rtol=1e-10)  # type: ignore[attr-defined]
     assert find_scale(fit, "auto", 0)[0] is None
