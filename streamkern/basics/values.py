@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
-from numbers import Real
+from numbers import Integral, Real
 from operator import index
 from typing import Any, Final, NoReturn
 
@@ -28,13 +29,23 @@ def to_builtin(value: Any) -> Any:
     return value
 
 
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite real number of Python or NumPy, but not a boolean."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole_number(value: object) -> bool:
+    """Return whether a value is an integer of Python or NumPy, but not a boolean."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def checked_int(name: str, value: Any, least: int = 1) -> int:
     """Return `value` as an int. Raises ConfigError unless it is a whole number of at least `least`.
 
-    Accepts the integers of Python and NumPy.
+    Accepts the integers of Python and NumPy, but no booleans, which Python counts as 0 and 1.
     """
     try:
-        number = index(value)
+        number = None if isinstance(value, bool) else index(value)
     except TypeError:
         number = None
     if number is None or number < least:
@@ -42,6 +53,14 @@ def checked_int(name: str, value: Any, least: int = 1) -> int:
         setting = mention(f"{name}={value!r}") if isinstance(value, float) else mention(name, value)
         raise ConfigError(f"{setting} must be a whole number, at least {least}")
     return number
+
+
+def checked_number(name: str, value: Any) -> float:
+    """Return a number, 0 or above, perhaps infinity, as a float; otherwise raise ConfigError."""
+    value = to_builtin(value)
+    if not (is_number(value) or value == math.inf) or value < 0:
+        raise ConfigError(f"{mention(name, value)} must be a number, 0 or above")
+    return float(value)
 
 
 def checked_list(name: str, value: Any) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
-from streamkern.basics.values import to_builtin
+from streamkern.basics.values import checked_number, is_whole_number, to_builtin
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import is_temporary, write_all, write_durably
 from streamkern.filesystem.objects import Bytes
@@ -121,11 +121,15 @@ class Cache:
                 f"{mention('cache', redact(folder))} must be a local folder", "give a path"
             )
         size = to_builtin(size)
-        if size != "auto" and (not isinstance(size, int) or size < 1):
+        if size != "auto" and (not is_whole_number(size) or size < 1):
             raise ConfigError(
                 f'{mention("cache_size", size)} must be "auto" or a number of bytes, 1 or more'
             )
-        self.folder, self.size, self.idle_s = path.absolute(), size, idle_s
+        self.folder, self.size, self.idle_s = (
+            path.absolute(),
+            size,
+            checked_number("idle_s", idle_s),
+        )
         self.counts = CacheCounts()
         self._lock = filelock.FileLock(self.folder / _LOCK_FILE)
         # Taken before the file lock, because waiting for a file lock is polling.

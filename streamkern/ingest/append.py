@@ -23,7 +23,7 @@ from streamkern.basics.errors import ConfigError, DataError, StorageError, Strea
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact, some
-from streamkern.basics.values import json_digest, parse_bytes
+from streamkern.basics.values import checked_int, json_digest, parse_bytes
 from streamkern.basics.warning import warned_once
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
@@ -41,7 +41,6 @@ from streamkern.store import layout
 from streamkern.store.appender import StoreAppender, complete_append
 from streamkern.store.chunk_output import (
     DEFAULT_MEMORY,
-    check_seed,
     fill_store,
     n_writers,
     refuse_same_place,
@@ -103,7 +102,7 @@ def append(
     OSError
         Also when the disk is full: run the same command again to resume.
     """
-    check_seed(seed)
+    checked_int("seed", seed, 0)
     check_missing(missing)
     memory = parse_bytes(memory, "memory")
     form = FileForm(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
+from streamkern.basics.values import to_builtin
 from streamkern.ingest.tables.missing import MissingMarkers
 
 FileRowCounts = tuple[tuple[str, int | None], ...]
@@ -214,7 +215,7 @@ def _name_of(names: Sequence[str], column: Any, where: str, named: bool = True) 
     """
     if isinstance(column, str | int) and str(column) in names:
         return str(column)
-    position = column
+    position = None if isinstance(column, bool) else column  # True would be column 1
     if isinstance(column, str):
         digits = column.removeprefix("-")
         position = int(column) if digits.isdecimal() and len(digits) < 10 else None
@@ -239,15 +240,18 @@ def _first_repeated(names: Sequence[str]) -> str | None:
 
 def as_list(columns: Any) -> list[Any]:
     """Return one column, several or None as a list."""
+    columns = to_builtin(columns)
     if columns is None:
         return []
-    return [columns] if isinstance(columns, str | int) else list(columns)
+    is_list = isinstance(columns, Iterable) and not isinstance(columns, str | bytes)
+    return list(columns) if is_list else [columns]
 
 
 def _json(columns: Any) -> Any:
+    columns = to_builtin(columns)
     if columns is None or isinstance(columns, str | int):
         return columns
-    return [str(k) if not isinstance(k, int) else k for k in columns]
+    return [str(k) if not isinstance(k, int) else k for k in as_list(columns)]
 
 
 class RecordedArrays(NamedTuple):

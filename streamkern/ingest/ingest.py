@@ -28,7 +28,7 @@ from streamkern.basics.errors import (
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
-from streamkern.basics.values import json_digest, parse_bytes
+from streamkern.basics.values import checked_int, json_digest, parse_bytes
 from streamkern.basics.warning import warned_once
 from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.path_kinds import check_output
@@ -46,7 +46,6 @@ from streamkern.ingest.targets import TargetConverter
 from streamkern.store import layout
 from streamkern.store.chunk_output import (
     DEFAULT_MEMORY,
-    check_seed,
     checked_chunk_bytes,
     fill_store,
     n_writers,
@@ -244,7 +243,7 @@ def ingest(
 
 
 def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | None) -> None:
-    check_seed(seed)
+    checked_int("seed", seed, 0)
     check_missing(missing)
     if scratch is not None:
         check_parent(scratch)

@@ -168,6 +168,10 @@ def received_for_store(
     # name_types : types of y and sample_weight that are names or files, not values
     if are_paths(X):
         name_types: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
+        y, sample_weight = (
+            int(k) if isinstance(k, np.integer) else k
+            for k in (y, sample_weight)  # a position
+        )
     elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
         return X, x, y, sample_weight, form  # blocks
     elif is_hub_dataset(X):
@@ -334,7 +338,7 @@ def _dataset_arrays(data: Any, request: ReadRequest) -> tuple[Any, Any, Any]:
 def _is_scalar(value: Any) -> bool:
     """Return whether a value is one number."""
     is_array = isinstance(value, np.ndarray) and value.ndim == 0
-    return is_array or isinstance(value, int | float | np.number)
+    return is_array or isinstance(value, int | float | np.generic)
 
 
 def names_of_targets(y: Any) -> tuple[Any, ...] | None:

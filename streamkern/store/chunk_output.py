@@ -6,7 +6,6 @@ only the others are made again.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -23,6 +22,7 @@ from streamkern.basics.machine import available_cpus, ordered_map
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact, size_text
+from streamkern.basics.values import is_number
 from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import local_path
@@ -202,16 +202,10 @@ _REMOTE_WRITERS = 16
 COPIES_PER_CHUNK = 8
 
 
-def check_seed(seed: int) -> None:
-    """Raise ConfigError for a negative seed."""
-    if seed < 0:
-        raise ConfigError(f"{mention('seed', seed)} must be 0 or more")
-
-
 def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
     """Return the bytes of a chunk of `chunk_mb` MiB; ConfigError if `n_chunks` exceed `memory`."""
-    size = chunk_mb * 2**20
-    if not 1 <= size < math.inf:
+    size = chunk_mb * 2**20 if is_number(chunk_mb) else 0
+    if size < 1:
         raise ConfigError(f"{mention('chunk_mb', chunk_mb)} must be a number of MiB above 0")
     chunk_bytes = int(size)
     if memory < n_chunks * chunk_bytes:

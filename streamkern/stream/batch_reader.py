@@ -24,7 +24,7 @@ from typing import Any
 from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.message import mention
-from streamkern.basics.values import to_builtin
+from streamkern.basics.values import is_whole_number, to_builtin
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.buffers import WHOLE_SHARE, Buffer, OpenBlock, Share
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
@@ -358,7 +358,7 @@ def _n_threads(threads: int | str, max_allowed: int, reads_wait: bool) -> int:
     threads, max_allowed = to_builtin(threads), max(1, min(max_allowed, MAX_THREADS))
     if threads == "auto":
         return max_allowed if reads_wait else min(max_allowed, max(2, available_cpus()))
-    if not isinstance(threads, int) or threads < 1:
+    if not is_whole_number(threads) or threads < 1:
         raise ConfigError(
             f'{mention("threads", threads)} must be "auto" or a whole number, at least 1'
         )

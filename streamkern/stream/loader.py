@@ -26,7 +26,7 @@ from streamkern.basics.errors import (
     RunError,
 )
 from streamkern.basics.message import mention
-from streamkern.basics.values import checked_int
+from streamkern.basics.values import checked_int, checked_number
 from streamkern.store.layout import wanted_dtype
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sparse_rows import as_csr, sparse_features
@@ -162,7 +162,8 @@ class Loader:
             "block_bytes": checked_int("block_bytes", block_bytes),
             "in_flight_bytes": checked_int("in_flight_bytes", in_flight_bytes),
             "keep_bytes": checked_int("keep_bytes", keep_bytes, 0),
-            "threads": threads, "retry_s": retry_s, "share": Share(rank, n_ranks),
+            "threads": threads, "retry_s": checked_number("retry_s", retry_s),
+            "share": Share(rank, n_ranks),
         }  # fmt: skip
         self.position, self._state_loaded, self._iteration = (0, 0), False, 0
         self._active: _ActiveReader | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import streamkern
 from streamkern import (
@@ -14,8 +16,12 @@ from streamkern import (
     Cache,
     GaussianNoise,
     GeneratorSource,
+    KernelRegressor,
+    Laplace,
+    Loader,
     MixtureSource,
     MixUp,
+    Prometheus,
     RandomCrop,
     RunConfig,
     Scale,
@@ -99,3 +105,82 @@ def test_models(tmp_path: Path) -> None:
     model.save(tmp_path / "saved")
     model.predict(X, out=tmp_path / "p.zarr", overwrite=np.bool_(True))
     assert streamkern.load(str(tmp_path / "saved")).predict(X).shape == (200,)
+
+
+def generator(n_rows: Any) -> GeneratorSource:
+    """Return a source of a function that is never called."""
+    return GeneratorSource(lambda *_: (X, LABELS), n_rows, (4,), "f4", 1)
+
+
+def importances(**given: Any) -> Any:
+    """Measure permutation importances of a small model."""
+    model = KernelRegressor(n_centers=9, metric="none", bandwidth=2.0).fit(X, X[:, 0])
+    return model.permutation_importances(X, X[:, 0], **given)
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "batch_size of a loader": lambda flag: Loader(ArraySource(X, LABELS), flag),
+    "threads": lambda flag: list(Loader(ArraySource(X, LABELS), 50, threads=flag)),
+    "retry_s": lambda flag: Loader(ArraySource(X, LABELS), 50, retry_s=flag),
+    "keep_bytes": lambda flag: Loader(ArraySource(X, LABELS), 50, keep_bytes=flag),
+    "unit_rows": lambda flag: ArraySource(X, LABELS, unit_rows=flag),
+    "copies": lambda flag: AugmentedSource(ArraySource(X, LABELS), flag),
+    "weights": lambda flag: MixtureSource([ArraySource(X, LABELS)] * 2, [flag, 2.0]),
+    "n_rows of a mixture": lambda flag: MixtureSource(
+        [ArraySource(X, LABELS)] * 2, [1.0, 2.0], n_rows=flag
+    ),
+    "n_rows of a generator": generator,
+    "sigma": GaussianNoise,
+    "padding": RandomCrop,
+    "alpha": MixUp,
+    "port": Prometheus,
+    "cache_size": lambda flag: Cache("cache", flag),
+    "idle_s": lambda flag: Cache("cache", idle_s=flag),
+    "chunk_mb": lambda flag: ingest_store(X, "a.zarr", y=LABELS, chunk_mb=flag),
+    "seed": lambda flag: ingest_store(X, "a.zarr", y=LABELS, seed=flag),
+    "a column by position": lambda flag: ingest_store("a.csv", "a.zarr", y=flag),
+    "batch_size": lambda flag: KernelRegressor(batch_size=flag).fit(X, X[:, 0]),
+    "random_state": lambda flag: KernelRegressor(random_state=flag).fit(X, X[:, 0]),
+    "epochs of a run": lambda flag: RunConfig.from_tables({"data": {"epochs": flag}}),
+    "n_rows of importances": lambda flag: importances(n_rows=flag),
+    "n_repeats": lambda flag: importances(n_repeats=flag),
+    "seed of importances": lambda flag: importances(random_state=flag),
+    "factor of a kernel": lambda flag: Laplace(1.0) * flag,
+}
+
+
+@pytest.mark.parametrize("flag", [True, np.bool_(True)], ids=["bool", "np.bool_"])
+@pytest.mark.parametrize("argument", REFUSED)
+def test_a_boolean_is_not_a_number(
+    argument: str, flag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python counts True as 1; given for a number, it is a mistake."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("a,b\n1,2\n3,4\n5,6\n")
+    with pytest.raises(
+        (streamkern.ConfigError, streamkern.DataError, TypeError, ValueError)
+    ) as error:
+        REFUSED[argument](flag)
+    assert "True" in str(error.value) or argument == "factor of a kernel"
+    assert not Path("a.zarr").exists()
+
+
+@pytest.mark.parametrize("wrong", [-1, "a", None, float("nan")])
+def test_numbers_of_seconds_and_mebibytes(wrong: Any) -> None:
+    for call in (
+        lambda: Loader(ArraySource(X, LABELS), 50, retry_s=wrong),
+        lambda: Cache("cache", idle_s=wrong),
+        lambda: ingest_store(X, "a.zarr", y=LABELS, chunk_mb=wrong),
+    ):
+        with pytest.raises(streamkern.ConfigError, match=r"=.* must be a number"):
+            call()
+
+
+def test_a_column_is_named_by_a_position_of_numpy(tmp_path: Path) -> None:
+    """Positions often come from `np.flatnonzero`, for instance."""
+    table = tmp_path / "a.csv"
+    table.write_text("a,b,c\n1,2,0.5\n3,4,1.5\n5,7,2.5\n")
+    ingest_store(table, tmp_path / "a.zarr", x=np.int64(0), y=np.int64(1), shuffle=False,
+                 targets="values", sample_weight=np.int8(2))  # fmt: skip
+    X, y, w = open_store(tmp_path / "a.zarr").read_weighted_chunk(0)[:3]
+    assert np.column_stack([X, y, w]).tolist() == [[1, 2, 0.5], [3, 4, 1.5], [5, 7, 2.5]]

@@ -6,14 +6,13 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.basics.values import json_digest
+from streamkern.basics.values import is_number, is_whole_number, json_digest
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
 from streamkern.store.row_block import concatenated
@@ -274,16 +273,15 @@ def _check_counts(
             f"a mixture cannot have {len(sources)} sources", "give from 1 to 65535 sources"
         )
     if weights is not None and (
-        len(weights) != len(sources)
-        or not all(isinstance(w, Real) and 0 < float(w) < math.inf for w in weights)
+        len(weights) != len(sources) or not all(is_number(w) and float(w) > 0 for w in weights)
     ):
         raise ConfigError(
             f"{mention(f'weights={list(weights)}')} do not fit {len(sources)} sources",
             "give one finite number above 0 for each",
         )
-    if n_rows is not None and (weights is None or n_rows < 1):
+    if n_rows is not None and (weights is None or not is_whole_number(n_rows) or n_rows < 1):
         raise ConfigError(
-            f"n_rows={n_rows} of a mixture must be at least 1 and needs weights",
+            f"n_rows={n_rows!r} of a mixture must be a whole number, at least 1, and needs weights",
             "give weights, or leave n_rows out: then an epoch has every row once",
         )
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import AnyArray, RowRandom
+from streamkern.basics.values import is_number, is_whole_number
 
 
 class RowLayout(Protocol):
@@ -41,8 +42,8 @@ class GaussianNoise:
     most: int | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.sigma) and self.sigma >= 0):
-            raise ConfigError(f"noise sigma={self.sigma} must be finite and at least 0")
+        if not (is_number(self.sigma) and self.sigma >= 0):
+            raise ConfigError(f"noise sigma={self.sigma!r} must be a finite number, 0 or above")
         if not isinstance(self.round, bool):
             raise ConfigError(f"noise round={self.round!r} must be True or False")
 
@@ -93,8 +94,8 @@ class RandomCrop:
     keeps_dtype = keeps_integers = True
 
     def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise ConfigError(f"crop padding={self.padding} must be at least 0")
+        if not is_whole_number(self.padding) or self.padding < 0:
+            raise ConfigError(f"crop padding={self.padding!r} must be a whole number, 0 or above")
 
     def bind(self, data: RowLayout) -> RandomCrop:
         _check_images("crop", data.row_shape)

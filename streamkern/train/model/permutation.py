@@ -15,6 +15,7 @@ import numpy.typing as npt
 from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.optional import on_demand
+from streamkern.basics.values import checked_int
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.predict.input_rows import FileRows
 from streamkern.store.row_block import RowBlock, concatenated
@@ -86,7 +87,7 @@ def permutation_importances(
     Raises
     ------
     ConfigError
-        The model was trained on sparse rows.
+        The model was trained on sparse rows, or one of the numbers is wrong.
     DataError
         There are no rows, or they do not match the training rows.
     """
@@ -96,6 +97,9 @@ def permutation_importances(
             "every feature would be shuffled",
             "leave them out, or train on a few features as dense rows",
         )
+    n_rows, n_repeats = checked_int("n_rows", n_rows), checked_int("n_repeats", n_repeats)
+    if seed is not None and not isinstance(seed, np.random.RandomState):
+        seed = checked_int("random_state", seed, 0)
     rows = _random_rows(model, source, n_rows, seed)
     X = np.asarray(rows.X).reshape(len(rows.X), -1)
     groups = column_groups(model.encoder, model.columns, X.shape[1])
