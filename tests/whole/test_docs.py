@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import json
 import os
 import re
 import shlex
@@ -279,3 +280,30 @@ def test_the_callback_for_opentelemetry_sends_the_figures(monkeypatch: pytest.Mo
     }
     assert shown["streamkern.epoch"] == 2
     assert shown["streamkern.test_mse"] == pytest.approx(model.report_["test_mse"])
+
+
+def numbers_of_record(name: str) -> set[int]:
+    """Return the figures of a record of `benchmarks/results`, rounded to whole numbers."""
+    record = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    names = ("median", "low", "high", "min", "max")
+    return {round(figure[name]) for figure in record["figures"] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("section", "record"),
+    [("### Products and steps", "cpu"), ("## Storage", "object_storage")],
+)
+def test_samples_a_second_are_in_the_record(section: str, record: str) -> None:
+    """The page quotes no speed of a training that the record of its section does not hold."""
+    page = (DOCS / "explanation" / "measured.md").read_text(encoding="utf-8")
+    text = page.partition(f"\n{section}\n")[2].partition("\n##")[0]
+    items = [item for item in re.split(r"\n(?=[-|]|\n)", text) if "samples/s" in item]
+    # A size, such as "p = 2000" or "10 000 centers", is not a speed.
+    speeds = [
+        int(number.replace(" ", ""))
+        for item in items
+        for number in re.findall(r"(?<!\d)(?<!p = )\d{1,3} ?\d{3}\b(?! centers)",
+                                 item.replace("\n ", ""))
+    ]  # fmt: skip
+    assert len(speeds) >= 2
+    assert not set(speeds) - numbers_of_record(record)
