@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
@@ -13,6 +14,8 @@ from streamkern.basics.optional import import_optional
 from streamkern.basics.stop import Stopped
 from streamkern.basics.text import redact
 from streamkern.config.run_config import ExecutionConfig
+from streamkern.filesystem.durable import check_writable
+from streamkern.filesystem.urls import local_path
 from streamkern.train.loop.callbacks import Callback, TrainStart
 from streamkern.train.loop.guard import WINDOW
 
@@ -30,6 +33,7 @@ def sinks_of(settings: ExecutionConfig) -> list[Callback]:
     """Return the callbacks that the settings name."""
     callbacks: list[Callback] = []
     if settings.tensorboard is not None:
+        _check_folder(settings.tensorboard, "run.tensorboard")
         callbacks.append(TensorBoard(settings.tensorboard))
     if settings.mlflow is not None:
         callbacks.append(MLflow(settings.mlflow))
@@ -54,16 +58,27 @@ def numbers_in(record: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
             yield name, float(value), int(record["step"])
 
 
+def _check_folder(folder: str, name: str) -> None:
+    """Raise ConfigError unless files can be written to a local folder, which need not exist yet.
+
+    name : of the setting or argument that gives the folder, for the message
+    """
+    if local_path(folder) is not None:  # tensorboardX writes to some URLs
+        check_writable(Path(folder, "events"), mention(name, folder))
+
+
 class TensorBoard(Callback):
     """Writes losses and figures to a folder that TensorBoard shows.
 
     folder : a local folder. A resumed run continues in it.
 
-    Raises `MissingDependencyError` without tensorboardX.
+    Raises `MissingDependencyError` without tensorboardX, and `ConfigError` if the folder cannot be
+    written to.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = os.fspath(folder)
+        _check_folder(self.folder, "folder")
         import_optional("tensorboardX", "TensorBoard", "tensorboard")
         self._writer: Any = None
 

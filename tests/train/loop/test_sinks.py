@@ -101,6 +101,18 @@ def test_a_folder_for_tensorboard(tmp_path: Path) -> None:
     assert losses == pytest.approx(logged, rel=1e-6)
 
 
+def test_a_file_in_place_of_a_folder_is_refused_before_the_run(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "file").write_text("x")
+    for folder in (tmp_path / "file", tmp_path / "file" / "tb"):
+        with pytest.raises(ConfigError, match=r"^folder='.*file.*' cannot be written to .*is a fi"):
+            TensorBoard(folder)
+        config = settings(tmp_path / "run", **EPOCHS, **{"run.tensorboard": str(folder)})
+        with pytest.raises(ConfigError, match=r"^run\.tensorboard='.*' cannot be written to"):
+            finished(config, source=stream())
+        assert not (tmp_path / "run").exists()
+
+
 def test_a_run_that_goes_on_stays_in_the_folder(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     config = settings(tmp_path / "run", **EPOCHS, **{"run.tensorboard": str(tmp_path / "tb")})
