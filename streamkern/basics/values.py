@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from operator import index
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeGuard
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
@@ -29,14 +29,14 @@ def to_builtin(value: Any) -> Any:
     return value
 
 
-def is_number(value: object) -> bool:
+def is_finite_number(value: object) -> TypeGuard[float]:
     """Return whether a value is a finite real number of Python or NumPy, but not a boolean."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
 
 
-def is_whole_number(value: object) -> bool:
+def is_whole_number(value: object) -> TypeGuard[int]:
     """Return whether a value is an integer of Python or NumPy, but not a boolean."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, Integral)
 
 
 def checked_int(name: str, value: Any, least: int = 1) -> int:
@@ -58,7 +58,7 @@ def checked_int(name: str, value: Any, least: int = 1) -> int:
 def checked_number(name: str, value: Any) -> float:
     """Return a number, 0 or above, perhaps infinity, as a float; otherwise raise ConfigError."""
     value = to_builtin(value)
-    if not (is_number(value) or value == math.inf) or value < 0:
+    if not (is_finite_number(value) or value == math.inf) or value < 0:
         raise ConfigError(f"{mention(name, value)} must be a number, 0 or above")
     return float(value)
 

@@ -42,18 +42,18 @@ def _size_value(size: int) -> int | str:
 def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     """Return tables of JSON values, without None, as TOML text with a section for each table."""
     sections = (
-        "\n".join([f"[{name}]", *(f"{_key(k)} = {_value(v)}" for k, v in table.items())])
+        "\n".join([f"[{name}]", *(f"{_key(k)} = {toml_value(v)}" for k, v in table.items())])
         for name, table in tables.items()
     )
     return "\n\n".join(sections) + "\n"
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """Return a JSON value as TOML text."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, str):
         # A JSON string is a TOML string, but TOML requires DEL to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -63,7 +63,7 @@ def _value(value: Any) -> str:
 def _key(name: str) -> str:
     """Return a key as TOML text, in quotes unless it is a bare key."""
     bare = name.isascii() and name.replace("_", "a").replace("-", "a").isalnum()
-    return name if bare else _value(name)
+    return name if bare else toml_value(name)
 
 
 _TOML_CHARACTERS = 1 << 24  # allowed; the matrix of a metric takes some millions

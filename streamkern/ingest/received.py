@@ -168,16 +168,11 @@ def received_for_store(
     # name_types : types of y and sample_weight that are names or files, not values
     if are_paths(X):
         name_types: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
-        y, sample_weight = (
-            int(k) if isinstance(k, np.integer) else k
-            for k in (y, sample_weight)  # a position
-        )
+        y, sample_weight = (int(k) if isinstance(k, np.integer) else k for k in (y, sample_weight))
     elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
         return X, x, y, sample_weight, form  # blocks
-    elif is_hub_dataset(X):
-        name_types = (str, int)
     else:
-        X, name_types = received(X, "X"), (str, int)
+        X, name_types = X if is_hub_dataset(X) else received(X, "X"), (str, int)
     tables = is_frame(X) or is_hub_dataset(X)
     if not (y is None or isinstance(y, name_types) or (tables and are_names(y, X))):
         y = received_targets(y, "y", keep_missing=True)

@@ -181,7 +181,7 @@ class Kernel:
         """Return the product of two kernels, or of this one and a number of at least 0."""
         if isinstance(other, Kernel):
             return Product([*_factors(self), *_factors(other)])
-        if not isinstance(other, int | float | np.number) or isinstance(other, bool):
+        if isinstance(other, bool) or not isinstance(other, int | float | np.number):
             return NotImplemented
         return Sum([part for _, part in _terms(self)], [w * other for w, _ in _terms(self)])
 

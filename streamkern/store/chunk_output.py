@@ -22,7 +22,7 @@ from streamkern.basics.machine import available_cpus, ordered_map
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact, size_text
-from streamkern.basics.values import is_number
+from streamkern.basics.values import is_finite_number
 from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import local_path
@@ -204,7 +204,7 @@ COPIES_PER_CHUNK = 8
 
 def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
     """Return the bytes of a chunk of `chunk_mb` MiB; ConfigError if `n_chunks` exceed `memory`."""
-    size = chunk_mb * 2**20 if is_number(chunk_mb) else 0
+    size = chunk_mb * 2**20 if is_finite_number(chunk_mb) else 0
     if size < 1:
         raise ConfigError(f"{mention('chunk_mb', chunk_mb)} must be a number of MiB above 0")
     chunk_bytes = int(size)

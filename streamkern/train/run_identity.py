@@ -12,10 +12,13 @@ import numpy.typing as npt
 import zarr
 
 from streamkern.backend.numba_backend import numba_problem
-from streamkern.basics.errors import ResumeMismatchError
+from streamkern.basics.errors import ConfigError, ResumeMismatchError
+from streamkern.basics.message import mention
 from streamkern.basics.version import __version__
 from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
+from streamkern.config.toml import toml_value
+from streamkern.kernels.builtin import get_kernel, is_built_in
 from streamkern.rundir.checkpoint_format import checked_meta, checkpoint_errors
 from streamkern.rundir.chunked_array import ChunkedArray, on_host
 from streamkern.rundir.run_directory import RunDirectory
@@ -178,15 +181,18 @@ def _check_same(
     directory: RunDirectory, recorded: Mapping[str, Any], current: Mapping[str, Any]
 ) -> None:  # fmt: skip
     """Raise ResumeMismatchError with all differences of two identities, and a remedy."""
-    changes = record_differences(recorded, current)
+    changes = record_differences(*_with_like_kernels(recorded, current))
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         remedy = "restore these, or give another run_dir"
         if _has_kernel_object(recorded) and not _has_kernel_object(current):
-            remedy = (
-                "resume it in Python by the call that began it, whose kernel is an object, or "
-                "continue this run in another run_dir (streamkern train --continue)"
+            table = _kernel_table(recorded["settings"]["model"]["kernel"])
+            way = (
+                "resume it in Python by the call that began it, whose kernel is an object"
+                if table is None
+                else f"give its kernel, {mention('model.kernel')} = {toml_value(table)}"
             )
+            remedy = f"{way}, or continue this run in another run_dir (streamkern train --continue)"
         elif all(change.startswith("data") for change in changes):  # more epochs, or other rows
             remedy = (
                 "restore these, give another run_dir, or continue this run in another one "
@@ -201,6 +207,49 @@ def _has_kernel_object(identity: Mapping[str, Any]) -> bool:
     """Return whether the kernel was given as an object: its description has no "kind"."""
     kernel = identity.get("settings", {}).get("model", {}).get("kernel")
     return isinstance(kernel, Mapping) and "kind" not in kernel
+
+
+def _with_like_kernels(
+    recorded: Mapping[str, Any], current: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return both identities; if a table or name has the kernel of an object, with equal kernels.
+
+    A run that was begun with `Laplace(2)` in Python is so resumed with {kind = "laplace",
+    bandwidth = 2.0}, for example on the command line.
+    """
+    if _has_kernel_object(recorded) == _has_kernel_object(current):
+        return recorded, current
+    tables = [
+        _kernel_table(each.get("settings", {}).get("model", {}).get("kernel"))
+        for each in (recorded, current)
+    ]
+    if tables[0] is None or tables[0] != tables[1]:
+        return recorded, current
+    model = {**current["settings"]["model"], "kernel": recorded["settings"]["model"]["kernel"]}
+    return recorded, {**current, "settings": {**current["settings"], "model": model}}
+
+
+def _kernel_table(kernel: Any) -> dict[str, Any] | None:
+    """Return a built-in kernel, as a record describes it, as a table with all of its parameters.
+
+    None if a parameter is open, or if a table cannot hold the kernel, as with a metric.
+    """
+    try:
+        built = get_kernel(kernel, "auto")
+    except ConfigError:
+        return None
+    if built.is_open or built.sparse or built.categorical or not is_built_in(built):
+        return None
+    return _with_kinds(built.describe())
+
+
+def _with_kinds(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a built-in kernel as a table of a run file."""
+    table = {"kind": described["kernel"], **described}
+    del table["kernel"]
+    if "parts" in table:
+        table["parts"] = [_with_kinds(part) for part in table["parts"]]
+    return table
 
 
 def check_order(saved: Mapping[str, Any] | None, current: Mapping[str, Any]) -> None:

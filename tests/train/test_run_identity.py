@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern import KernelRegressor, Laplace
+from streamkern import Gaussian, KernelRegressor, Laplace, Polynomial
 from streamkern.backend import devices
 from streamkern.basics.errors import (
     CheckpointError,
@@ -287,11 +287,51 @@ def test_another_grid_is_said_and_recorded(tmp_path: Path, monkeypatch: pytest.M
     assert f"at step {step} {said}" in run_text(found)
 
 
-def test_a_kernel_object_is_given_again_in_python(tmp_path: Path) -> None:
+KERNEL_TABLES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "laplace": (Laplace(2), {"kind": "laplace", "bandwidth": 2.0}),
+    "polynomial": (Polynomial(2), {"kind": "polynomial", "degree": 2}),
+    "sum": (
+        0.5 * Laplace(3) + Gaussian(1.0) * Laplace(2),
+        {
+            "kind": "sum", "weights": [0.5, 1.0], "parts": [
+                {"kind": "laplace", "bandwidth": 3.0},
+                {"kind": "product", "parts": [
+                    {"kind": "gaussian", "bandwidth": 1.0}, {"kind": "laplace", "bandwidth": 2}]},
+            ],
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNEL_TABLES)
+def test_a_kernel_object_is_resumed_as_a_table(name: str, tmp_path: Path) -> None:
+    """A run that was begun in Python is resumed by the command line, with the same weights."""
+    kernel, table = KERNEL_TABLES[name]
+    X = np.random.default_rng(0).normal(size=(200, 2))
+    store = str(tmp_path / "data.zarr")
+    ingest(X, store, y=np.sin(X[:, 0]))
+    asked = {
+        "data.train": store, "data.epochs": 6, "data.batch_size": 50, "run.threads": 1,
+        "run.accelerator": "none", "model.n_centers": 40, "solver.name": "block",
+        "run.checkpoint_every": 1,
+    }  # fmt: skip
+    begun = RunConfig().with_overrides(asked | {"run.run_dir": str(tmp_path / "run")})
+    test = ArraySource(X[:10], np.sin(X[:10, 0]))
+    stopped(begun.with_overrides({"model.kernel": kernel}), 10, test=test)
+    other = {"kind": "laplace", "bandwidth": 99.0}
+    remedy = rf'give its kernel, model\.kernel = {{kind = "{name}", '
+    with pytest.raises(ResumeMismatchError, match=remedy):
+        finished(begun.with_overrides({"model.kernel": other}))
+    resumed = finished(begun.with_overrides({"model.kernel": table}))
+    undisturbed = finished(RunConfig().with_overrides(asked | {"model.kernel": kernel}))
+    np.testing.assert_array_equal(resumed.model.weights, undisturbed.model.weights)
+
+
+def test_a_kernel_object_with_a_metric_is_given_again_in_python(tmp_path: Path) -> None:
     """No text in a run file describes such a run, so the remedy is not to restore a setting."""
     X = np.random.default_rng(0).normal(size=(60, 2))
     kept = {"n_centers": 20, "solver": "block", "epochs": 1, "run_dir": tmp_path / "run"}
-    KernelRegressor(Laplace(2.0), **kept).fit(X, X[:, 0])
+    KernelRegressor(Laplace(2.0, metric=np.eye(2)), **kept).fit(X, X[:, 0])
     for kernel, words in (
         ("laplace", "in Python by the call that began"),
         (Laplace(3.0), "restore"),

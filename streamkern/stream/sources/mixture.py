@@ -12,7 +12,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.basics.values import is_number, is_whole_number, json_digest
+from streamkern.basics.values import is_finite_number, is_whole_number, json_digest
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
 from streamkern.store.row_block import concatenated
@@ -273,7 +273,7 @@ def _check_counts(
             f"a mixture cannot have {len(sources)} sources", "give from 1 to 65535 sources"
         )
     if weights is not None and (
-        len(weights) != len(sources) or not all(is_number(w) and float(w) > 0 for w in weights)
+        len(weights) != len(sources) or not all(is_finite_number(w) and w > 0 for w in weights)
     ):
         raise ConfigError(
             f"{mention(f'weights={list(weights)}')} do not fit {len(sources)} sources",

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import AnyArray, RowRandom
-from streamkern.basics.values import is_number, is_whole_number
+from streamkern.basics.values import is_finite_number, is_whole_number
 
 
 class RowLayout(Protocol):
@@ -42,7 +42,7 @@ class GaussianNoise:
     most: int | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not (is_number(self.sigma) and self.sigma >= 0):
+        if not (is_finite_number(self.sigma) and self.sigma >= 0):
             raise ConfigError(f"noise sigma={self.sigma!r} must be a finite number, 0 or above")
         if not isinstance(self.round, bool):
             raise ConfigError(f"noise round={self.round!r} must be True or False")

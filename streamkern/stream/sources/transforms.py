@@ -32,7 +32,7 @@ from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
-from streamkern.basics.values import checked_list, is_number, to_builtin
+from streamkern.basics.values import checked_list, is_finite_number, to_builtin
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.quantile_scores import QuantileScores, brief_numbers, shape_after
 from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
@@ -201,7 +201,7 @@ class MixUp:
     keeps_integers = False
 
     def __init__(self, alpha: float = 1.0) -> None:
-        if not (is_number(alpha) and alpha > 0):
+        if not (is_finite_number(alpha) and alpha > 0):
             raise ConfigError(f"mixup alpha={alpha!r} must be a finite number above 0")
         self.alpha = alpha
         self._levels = np.linspace(0, 1, 4097)

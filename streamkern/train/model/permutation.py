@@ -75,7 +75,7 @@ def permutation_importances(
     *,
     n_rows: int = MAX_PERMUTED_ROWS,
     n_repeats: int = SHUFFLES_PER_COLUMN,
-    seed: int = 0,
+    seed: Any = 0,
 ) -> PermutationImportances:
     """Return the importance of each column for the accuracy, or R2, on rows with targets.
 
@@ -146,7 +146,7 @@ class _Shuffled:
         return X
 
 
-def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: int) -> RowBlock:
+def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: Any) -> RowBlock:
     """Return at most `n_rows` random rows, drawn in one pass over all rows."""
     rng, keys = np.random.default_rng(seed), np.empty(0)
     sample: RowBlock | None = None
