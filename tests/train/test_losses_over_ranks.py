@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import streamkern as sk
 from streamkern.basics.errors import TrainingInterrupted
 from streamkern.ingest.ingest import ingest
+from streamkern.losses.scaled import ScaledLoss
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.setup import assemble
 from streamkern.train.setup.choose_centers import choose_centers
@@ -30,6 +32,7 @@ SMALL = {
     "solver.ridge": "auto",
 }  # fmt: skip
 SQUARES = {"model.loss": "squared_error", "model.quantile": None}
+LIMIT = ScaledLoss.limit
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +92,45 @@ def test_a_log_link_whose_centers_are_partitioned_is_that_of_one_rank(
     runs.on_ranks(2 * rows, settings(stores[name], tmp_path / "many", name, rows, 2))
     weights, expected = (runs.alpha(tmp_path / place) for place in ("many", "one"))
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rows", "columns"), [
+    ("gamma", 2, 1), ("gamma", 2, 2), ("poisson", 3, 1)
+])  # fmt: skip
+def test_the_limit_of_a_step_is_that_of_all_ranks(
+    stores: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str, rows: int, columns: int,
+) -> None:  # fmt: skip
+    """A run continues one whose targets were a thousandth, so its first steps would go too far.
+
+    Each rank has other rows or centers, but all shorten a step by what the farthest row needs.
+    """
+    store, factors = sk.open_store(stores[name]), list[float]()
+    chunks = [store.read_chunk(i) for i in range(store.n_chunks)]
+    X, y = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+    large = str(tmp_path / "large")
+    ingest(X, large, y=1000 * y.ravel(), targets="values", chunk_mb=10 * 16 / 2**20)
+
+    def limit(self: ScaledLoss, largest: Any) -> Any:
+        factor = LIMIT(self, largest)
+        factors.append(float(factor))
+        return factor
+
+    train(settings(stores[name], tmp_path / "old", name, 1, 1))
+    monkeypatch.setattr(ScaledLoss, "limit", limit)
+    if name == "poisson":  # its curvature already shortens these steps to a move of 1.5
+        monkeypatch.setattr("streamkern.losses.scaled.LARGEST_STEP", 0.5)
+    train(settings(large, tmp_path / "one", name, 1, 1), continues=tmp_path / "old")
+    n_steps, n_limited = len(factors), sum(factor < 1 for factor in factors)
+    assert n_limited >= 3
+    factors.clear()
+    many = settings(large, tmp_path / "many", name, rows, columns)
+    runs.on_ranks(rows * columns, many, str(tmp_path / "old"))
+    assert len(factors) == rows * columns * n_steps
+    assert sum(factor < 1 for factor in factors) == rows * columns * n_limited
+    weights, expected = (runs.alpha(tmp_path / place) for place in ("many", "one"))
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
 
 
 @pytest.mark.slow
