@@ -374,10 +374,10 @@ def encoded_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
         )
     names = tuple(name for name in X.columns if name not in encoder.dropped)
     table = _cells(X.select(columns_in_order(names, encoder.columns)))
+    parts = [encoder.encode(part, "X", row) for row, part in _parts(table)]  # refuses wrong cells
     unknown = UnknownWords(encoder)
     unknown.add(table)
     unknown.warn_if_many("X")
-    parts = [encoder.encode(part, "X", row) for row, part in _parts(table)]
     return np.concatenate(parts) if parts else np.empty((0, len(encoder.features)), np.float32)
 
 
