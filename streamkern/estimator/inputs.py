@@ -272,6 +272,9 @@ def one_sentence(values: Any, name: str) -> Iterator[None]:
         if "contains NaN" in first or "contains infinity" in first:
             first = f"{first.rstrip('.')}{_nonfinite_row(values)}"
             advice = ["correct such rows, or leave them out"]
+        if first.startswith("could not convert string to float: "):
+            text = first.partition(": ")[2].removeprefix("np.str_(").removesuffix(")")
+            first, advice = f"{name} holds {text}, which is not a number", ["give numbers"]
         if "feature names" in first:
             listed = " ".join(others).replace(": - ", ": ").replace(" - ", ", ")
             advice = [listed.replace(" Feature names", "; Feature names")]

@@ -147,3 +147,10 @@ def test_targets_that_are_neither_numbers_nor_text_are_named() -> None:
                 DataError, match=r"^y holds .* in row \d+, of type \w+, which is no"
             ):
                 getattr(sk.KernelRegressor(**FAST), call)(X, y)
+
+
+def test_words_as_sample_weights_are_refused_by_name() -> None:
+    X = np.random.default_rng(0).normal(size=(20, 2))
+    words = ["1", "two"] * 10
+    with pytest.raises(DataError, match=r"^sample_weight holds 'two', which is not a number; give"):
+        sk.KernelRegressor(n_centers=5).fit(X, X[:, 0], sample_weight=words)
