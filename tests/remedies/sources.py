@@ -181,7 +181,7 @@ def of_mixtures() -> list[Case]:
         ("give from 1 to 65535 sources", lambda: mixed([]), lambda: mixed([values])),
         ("give one finite number above 0 for each", lambda: mixed([values], [0]),
          lambda: mixed([values], [1])),
-        ("must be at least 1 and needs weights", lambda: mixed([values], n_rows=9),
+        ("must be a whole number, at least 1, and needs weights", lambda: mixed([values], n_rows=9),
          lambda: mixed([values], [1], n_rows=9)),
         ("mix only sources that agree", lambda: mixed([values, narrow]),
          lambda: mixed([values] * 2)),
