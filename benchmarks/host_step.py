@@ -26,7 +26,7 @@ from streamkern.backend.dense import SharedWorkspaces
 from streamkern.backend.row_major import RowMajor
 from streamkern.basics.optional import on_demand
 from streamkern.kernels.builtin import Laplace
-from streamkern.kernels.points import Points
+from streamkern.kernels.points import Points, point_width
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.block_step import BlockSolver
@@ -96,7 +96,7 @@ def a_step(library: Idle, p: int, n_blocks: int) -> Callable[[], object]:
     """Return a step of p centers in so many blocks, with a ridge that is never evaluated anew."""
     backend, empty, f4 = idle_backend(library), library.empty, np.float32
     op = KernelOperator(Laplace(20.0), backend, "high", np.zeros(FEATURES, f4))
-    width = op.width(FEATURES)
+    width = point_width(FEATURES, op.precision, backend, op.kernel)
     Z = Points(None, empty((p, width), np.float16), empty(p, f4), FEATURES)
     blocks = block_slices(p, -(-p // n_blocks))
     sizes = [block.stop - block.start for block in blocks]

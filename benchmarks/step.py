@@ -28,6 +28,8 @@ from benchmarks.harness import (
 from benchmarks.plain import TorchBlockStep
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
+from streamkern.backend.rank_grid import RankGrid
+from streamkern.backend.ranks import SINGLE
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
@@ -219,7 +221,7 @@ def _eigenpro_solver(backend: Backend, Z: np.ndarray, sizes: ProjectedSizes) -> 
     L += np.tril(np.full((p, p), 1e-3 / p, np.float32), -1)
     return DelayedProjectionSolver(
         op, op.points(Z, right=True), pre,
-        ExactProjection(L, Partition.trivial(p, backend)),
+        ExactProjection(L, Partition([slice(0, p)], RankGrid(), SINGLE, backend)),
         columns=op.columns(Z.shape[1]), period=sizes.period, n_outputs=C,
         max_batch=sizes.batch_size,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
 from streamkern.basics.randomness import RowRandom
 from streamkern.config.solver import SolverConfig
-from streamkern.kernels.points import Points
+from streamkern.kernels.points import Points, point_width
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver
 from streamkern.solver.block_step import BlockSolver
@@ -172,7 +172,8 @@ def million(
     p is halved until the points, K and the factors fit into `room` of the memory.
     """
     backend, op = bench.backend, distances(bench.backend, "high", d)
-    row = op.width(d) * op.operand_dtype.itemsize + 4 * (m + 1)
+    width = point_width(d, op.precision, backend, op.kernel)
+    row = width * op.operand_dtype.itemsize + 4 * (m + 1)
     free = room * backend.memory_available() - 8 * made_blocks * b**2
     while p > 2 * made_blocks * b and p * row > free:
         p //= 2
