@@ -16,8 +16,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import Any
-from unittest.mock import patch
 from unittest import mock
+from unittest.mock import patch
 
 import numpy as np
 

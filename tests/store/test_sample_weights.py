@@ -261,7 +261,7 @@ def test_the_eigensystem_is_that_of_repeated_rows() -> None:
     op = maths.operator()
     root, R = np.sqrt(COUNTS / COUNTS.mean()), np.repeat(KERNEL_ROWS, COUNTS, axis=0)
     P = maths.both(op, KERNEL_ROWS)
-    low = build_low_rank(op, P, P, level=20, roots=(root, root))
+    low = build_low_rank(op, P, P, level=20, sample_root=root, root=root)
     lam, E = (a[..., ::-1] for a in np.linalg.eigh(ref.laplace(R, R, 2.0) / len(R)))
     D = (1 - lam[20] / lam[:20]) / lam[:20] / len(R)
     E = ref.laplace(CENTERS, R, 2.0) @ E[:, :20]
