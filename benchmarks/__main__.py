@@ -48,7 +48,8 @@ IN_JSON_ONLY = ("min", "max", "repeats")
 
 
 def run(subjects: Sequence[str], repeats: int | None = None, small: bool = False) -> dict[str, Any]:
-    """Every figure of `subjects`, what was wrong, and the circumstances, before and after."""
+    """Measure `subjects`, and return their figures, the wrong results, and the state of the machine
+    before and after."""
     began, before = time.perf_counter(), environment()
     figures: list[dict[str, Any]] = []
     wrong: list[str] = []
@@ -76,7 +77,8 @@ def run(subjects: Sequence[str], repeats: int | None = None, small: bool = False
 
 
 def _table(figures: Sequence[dict[str, Any]]) -> str:
-    """The subject's own columns come last; what is above 1000 is shown as a whole number."""
+    """Return figures as a table. Columns of the subject come last; numbers above 1000 are rounded
+    to integers."""
     own = {key for f in figures for key in f if key not in (*COLUMNS, *IN_JSON_ONLY)}
     rows = [
         {k: round(v) if isinstance(v, float) and v >= 1000 else v for k, v in f.items()}
@@ -86,7 +88,7 @@ def _table(figures: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if every result was right."""
+    """Run the benchmarks; return 0 if every result was right."""
     parser = json_parser(__doc__, "python -m benchmarks")
     parser.add_argument("subjects", nargs="+", choices=[*SUBJECTS, "smoke"], metavar="SUBJECT")
     parser.add_argument("--repeats", type=int, help="of each measurement; default: the subject's")

@@ -74,7 +74,7 @@ LIMIT_S = 300.0
 
 @dataclass
 class Tally:
-    """What happened so far."""
+    """Counts of the rounds so far."""
 
     faults: Counter[str] = field(default_factory=Counter)
     by_method: Counter[str] = field(default_factory=Counter)
@@ -138,7 +138,7 @@ def _order(engines: Sequence[str], only: Sequence[str]) -> Iterator[tuple[int, s
 
 
 def _one(place: Place, name: str, tally: Tally) -> None:
-    """A workload within its limit, and nothing left of it."""
+    """Run a workload within its time limit, and check that it leaves no threads or files."""
     began, threads = time.monotonic(), set(threading.enumerate())
     with watchdog(place.limit_s):
         try:
@@ -159,7 +159,7 @@ def _one(place: Place, name: str, tally: Tally) -> None:
 
 
 def is_ours(thread: threading.Thread) -> bool:
-    """Whether streamkern started the thread; libraries keep theirs."""
+    """Return whether streamkern started the thread; threads of libraries stay alive."""
     return thread.name.startswith("streamkern")
 
 
@@ -191,7 +191,7 @@ def connections_to(port: int, patience_s: float = 10.0) -> int:
 
 
 def plain_peak_mib(engines: Sequence[str], only: Sequence[str], limit_s: float) -> float:
-    """The peak of one round without faults, in a process of its own."""
+    """Return the peak memory of one round without faults, in a process of its own."""
     command = [sys.executable, "-m", MODULE, "--plain", "--limit", str(limit_s), "--engine"]
     command += ["both" if len(engines) > 1 else engines[0], "--only", *only]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
@@ -201,7 +201,7 @@ def plain_peak_mib(engines: Sequence[str], only: Sequence[str], limit_s: float) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if nothing was wrong."""
+    """Run the rounds; return 0 if there was no failure."""
     parser = json_parser(__doc__, f"python -m {MODULE}")
     parser.add_argument("--faults", type=int, default=10_000)
     parser.add_argument("--engine", choices=(*ENGINES, "both"), default="both")

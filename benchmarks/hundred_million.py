@@ -55,7 +55,7 @@ COLUMNS = (
 
 
 def generated(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """16 random bytes a row; the label is the row number's last digit."""
+    """Return rows of 16 random bytes; the label is the last digit of the row number."""
     from streamkern.basics.randomness import words
 
     rows = np.arange(start, stop)
@@ -87,7 +87,7 @@ def make_source(kind: str, rows: int) -> Any:
 
 
 def child(kind: str, rows: int) -> dict[str, Any]:
-    """One size in this process."""
+    """Measure one size in this process."""
     import dask.local  # noqa: F401 - imported before the baseline is taken, as all imports are
 
     from streamkern.backend.devices import get_backend
@@ -156,7 +156,8 @@ def _digest(batch: Any) -> bytes:
 
 
 def _epoch(source: Any, backend: Backend, resumed: dict[int, bytes]) -> dict[str, float]:
-    """Every row once, added up; `resumed` are digests of batches that have to come out again.
+    """Consume every row of an epoch once, and sum the rows; `resumed` are digests of batches that a
+    resumed epoch must return.
 
     A few units are read for several epochs, as long as it takes the memory to be in its steady
     state.
@@ -181,7 +182,8 @@ def _epoch(source: Any, backend: Backend, resumed: dict[int, bytes]) -> dict[str
 
 
 def _floor(backend: Backend, kind: str, repeats: int = 50) -> float:
-    """Seconds per row of the draws alone, and of copying as many bytes as go through memory.
+    """Return the seconds per row of the random draws alone, and of copying as many bytes as pass
+    through memory.
 
     Draws: 16 normals, and a block of words for the flip or the bytes. Bytes: the row (X, label,
     number: 32) is made and scattered, of the images also flipped; then 16 float32 are cast,
@@ -219,7 +221,7 @@ def _median(call: Callable[[], None], repeats: int) -> float:
 
 
 def run(kinds: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:
-    """All sizes of all kinds, and how far the peaks of one kind are apart."""
+    """Measure all sizes of all kinds, and the differences between the peaks of one kind."""
     results: dict[str, Any] = {"schema": SCHEMA, **environment(), "figures": [], "wrong": []}
     for kind in kinds:
         for rows in sizes:
@@ -240,7 +242,7 @@ def run(kinds: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def show(figures: Sequence[dict[str, Any]]) -> str:
-    """A table for people."""
+    """Return the figures as a table."""
     rows = [
         {k: round(v) if isinstance(v, float) and v >= 1000 else v for k, v in f.items()}
         for f in figures
@@ -249,7 +251,7 @@ def show(figures: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if every result was right."""
+    """Run the benchmark; return 0 if every result was right."""
     parser = json_parser(__doc__, f"python -m {MODULE}")
     parser.add_argument("--rows", type=int, nargs="+", default=[10**6, 10**7, 120_000_000])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)

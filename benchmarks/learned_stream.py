@@ -40,7 +40,8 @@ BEFORE = "imports"  # a file with what a process had before it began
 
 
 def write_store(path: Path, n: int, part: int) -> None:
-    """Bytes X (n, 784), and of 12 of them, and of three sums of these, a smooth function."""
+    """Write a store of bytes X (n, 784), and of a smooth function of 12 of them and of three sums
+    of these."""
     rng = np.random.default_rng([17, part])
     X = rng.integers(0, 256, (n, D), dtype=np.uint8)
     u = X[:, ::64][:, :TELLING].astype(np.float64) / 64 - 2
@@ -49,7 +50,7 @@ def write_store(path: Path, n: int, part: int) -> None:
 
 
 def make_config(given: argparse.Namespace, folder: Path, metric: str, name: str) -> RunConfig:
-    """The run `name`."""
+    """Return the settings of the run `name`."""
     return RunConfig.from_tables({
         "data": {
             "train": str(folder / "train.zarr"),
@@ -78,7 +79,7 @@ def _life(given: argparse.Namespace, folder: Path, metric: str, name: str) -> No
 def live(
     given: argparse.Namespace, folder: Path, metric: str, name: str, seconds: float | None = None
 ) -> tuple[bool, float]:
-    """Whether a process came to the end, within these seconds; and its peak of memory in MiB."""
+    """Return whether a process ended within these seconds, and its peak memory in MiB."""
     life = multiprocessing.get_context("spawn").Process(
         target=_life, args=(given, folder, metric, name)
     )
@@ -96,7 +97,7 @@ def live(
 
 
 def result(folder: Path, name: str) -> tuple[dict[str, Any], bytes]:
-    """What the last line of the log says of the test rows, and all bits of the weights."""
+    """Return the last evaluation in the log, and all bits of the weights."""
     records = [json.loads(line) for line in (folder / name / "log.jsonl").read_text().splitlines()]
     figures = [r for r in records if r.get("event") == "evaluation"][-1]
     chosen = [r["chosen"] for r in records if r.get("event") == "metric" and "chosen" in r]
@@ -111,7 +112,7 @@ def result(folder: Path, name: str) -> tuple[dict[str, Any], bytes]:
 
 
 def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """A record for each of the three runs."""
+    """Return a record for each of the three runs."""
     write_store(folder / "train.zarr", ROWS, 0)
     write_store(folder / "test.zarr", TEST, 1)
     records, bits, draw = [], {}, random.Random(given.seed)

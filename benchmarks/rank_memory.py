@@ -40,7 +40,7 @@ SOLVERS = {
 def settings(
     store: str, run_dir: str, ranks: int, center_ranks: int, solver: str
 ) -> dict[str, Any]:
-    """Of the run."""
+    """Return the settings of the run."""
     return {
         "data": {"train": store, "epochs": 2 if solver == "falkon" else 1, "batch_size": 500},
         "model": {"n_centers": 8000, "kernel": "laplace", "bandwidth": 50.0},

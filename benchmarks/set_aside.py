@@ -1,4 +1,4 @@
-"""What it costs that `calibrate = "auto"` sets rows aside by itself, and what is gained by them.
+"""Measure the cost and the gain of the rows that `calibrate = "auto"` sets aside.
 
     python -m benchmarks.set_aside FOLDER ... --json benchmarks/results/set_aside.json
 
@@ -43,7 +43,7 @@ MADE: dict[str, dict[str, Any]] = {
 
 
 def table(path: Path, seed: int) -> Rows | None:
-    """Rows to fit and to test; None where they are too few."""
+    """Return training and test rows; None if there are too few rows."""
     held = np.load(path)
     n = len(held["X"])
     if n < FIT:
@@ -55,13 +55,13 @@ def table(path: Path, seed: int) -> Rows | None:
 
 
 def made(name: str, seed: int) -> Rows:
-    """Rows to fit and to test."""
+    """Return training and test rows of a synthetic problem."""
     X, y = make_classification(FIT + TEST, random_state=100 + seed, **MADE[name])
     return X[:FIT], y[:FIT], X[FIT:], y[FIT:]
 
 
 def problems(folders: list[Path]) -> Iterator[tuple[str, Callable[[int], Rows | None]]]:
-    """Names, and what makes the rows of a seed."""
+    """Yield the name of each problem, and a function that returns its rows for a seed."""
     for path in tables_in(folders, "classification"):
         yield path.stem, lambda seed, path=path: table(path, seed)
     for name in MADE:
@@ -69,7 +69,7 @@ def problems(folders: list[Path]) -> Iterator[tuple[str, Callable[[int], Rows | 
 
 
 def row(name: str, seed: int, rows: Rows) -> dict[str, Any] | None:
-    """What one set comes to; None where "auto" sets no rows aside."""
+    """Return the results of one problem; None if "auto" sets no rows aside."""
     X, y, X_test, y_test = rows
     alike, names = {"random_state": seed}, tuple(map(str, np.unique(y)))
     config = RunConfig().with_overrides({"run.random_state": seed})
@@ -98,7 +98,7 @@ def row(name: str, seed: int, rows: Rows) -> dict[str, Any] | None:
 
 
 def rows_of(folders: list[Path]) -> Iterator[dict[str, Any]]:
-    """Of all sets and seeds where rows are set aside."""
+    """Yield the results of all problems and seeds for which rows are set aside."""
     for name, make in problems(folders):
         for seed in range(SEEDS):
             rows = make(seed)

@@ -27,7 +27,7 @@ def measure(
     exact_samples: int = 200_000,
     targets: tuple[float, ...] = (1.05, 1.02, 1.01),
 ) -> list[Figure]:
-    """The task of `benchmarks.digits_noise`, the default solver, a run of `samples`.
+    """Measure the task of `benchmarks.digits_noise` with the default solver and a run of `samples`.
 
     Samples are those at the first evaluation, one in 4 steps, at which the test error is at most
     the target times that of the exact model; seconds are setup and as large a part of the loop of

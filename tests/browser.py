@@ -19,7 +19,7 @@ _CONSOLE = re.compile(r"CONSOLE[:(].*")
 def open_page(
     page: Path, picture: Path, *, dark: bool = False, width: int = 1280, flags: Sequence[str] = ()
 ) -> list[str]:
-    """The lines that the page writes to the console; its picture is a PNG.
+    """Return the lines that the page writes to the console. picture : path of a PNG of the page.
 
     There is no network: no name resolves.
     """
@@ -39,7 +39,8 @@ def open_page(
 
 
 def ask_pages(folder: Path, pages: Sequence[tuple[Path, int]], script: str) -> list[Any]:
-    """What `script`, a JavaScript function of a window, returns in each page of a given width.
+    """Return the results of `script`, a JavaScript function of a window, in each page of a given
+    width.
 
     The pages are frames of one page, so that a single browser opens them. Lines that they write to
     the console are a failure.
@@ -64,7 +65,8 @@ def ask_pages(folder: Path, pages: Sequence[tuple[Path, int]], script: str) -> l
 
 
 def needed_widths(folder: Path, pages: Sequence[tuple[Path, int]]) -> list[int]:
-    """The width that each page needs in a window of a given width; it is more if it overflows."""
+    """Return the width that each page needs in a window of a given width; it is larger if the page
+    overflows."""
     script = "(page) => [page.innerWidth, page.document.documentElement.scrollWidth]"
     found = ask_pages(folder, pages, script)
     assert [inside for inside, _ in found] == [width for _, width in pages]

@@ -1,4 +1,4 @@
-"""What tests of run directories save: small states, each a pure function of its step."""
+"""Small states for the tests of run directories; each is a function of its step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.runs import assert_same_bits
 
 
 def state(step: int) -> dict[str, np.ndarray]:
-    """What step `step` saves: any process can check any other."""
+    """Return the state that is saved at `step`, so that any process can check the state of
+    another."""
     rng = np.random.default_rng([step, 7])
     return {
         "alpha": rng.standard_normal((500, 4)).astype(np.float32),

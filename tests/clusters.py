@@ -42,19 +42,19 @@ class Cluster:
             raise
 
     def worker(self, path: Path = ROOT) -> subprocess.Popen[bytes]:
-        """A worker process of one thread that imports from `path`, and is not restarted."""
+        """Start a worker process of one thread that imports from `path` and is not restarted."""
         return self._start(
             "worker", self.address, "--nthreads=1", "--no-nanny", "--no-dashboard", path=path
         )
 
     def nanny(self) -> subprocess.Popen[bytes]:
-        """A nanny with a worker process, which may be of a run's ranks."""
+        """Start a nanny with a worker process, which may hold ranks of a run."""
         return self._start(
             "worker", self.address, "--nthreads=1", "--memory-limit=0", "--no-dashboard"
         )
 
     def log(self) -> str:
-        """What all processes wrote."""
+        """Return the output of all processes."""
         return "".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
 
     def _start(self, name: str, *options: str, path: Path = ROOT) -> subprocess.Popen[bytes]:
@@ -77,7 +77,7 @@ class Cluster:
 
 
 def rows(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that say which ones they are."""
+    """Return rows that contain their own numbers."""
     ids = np.arange(start, stop)
     return (ids[:, None] * (epoch + 1) + np.arange(4)).astype(np.float32), ids % 3
 
@@ -111,14 +111,14 @@ class Misbehaving:
 
 
 def source(fn: Any = rows, n_rows: int = 240, **options: Any) -> GeneratorSource:
-    """`fn` in units of 10 rows."""
+    """Return the source of `fn` in units of 10 rows."""
     classes = ("a", "b", "c")
     return GeneratorSource(fn, n_rows, (4,), np.float32, 3, classes, 10, name="rows", **options)
 
 
 @host_transform
 def noisy(X: np.ndarray, y: np.ndarray, rng: RowRandom) -> tuple[np.ndarray, np.ndarray]:
-    """A host transform whose draws belong to the rows, and another target."""
+    """Add noise that depends on the row, and replace the target; a host transform."""
     return X + rng.integers(0, 100, X.shape[1:]).astype(X.dtype), (y + 1) % 3
 
 

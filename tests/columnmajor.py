@@ -59,7 +59,7 @@ def gemmEx(
     alpha: int, A: int, Atype: int, lda: int, B: int, Btype: int, ldb: int,
     beta: int, C: int, Ctype: int, ldc: int, computeType: int, algo: int,
 ) -> None:  # fmt: skip
-    """C (m, n) <- alpha op(A) op(B) + beta C; C is not read where beta is zero."""
+    """Compute C (m, n) <- alpha op(A) op(B) + beta C; C is not read if beta is 0."""
     dtypes = {number: dtype for dtype, number in TYPES.items()}
     compute = {CUBLAS_COMPUTE_32F: np.float32, CUBLAS_COMPUTE_64F: np.float64}[computeType]
     assert (handle, algo) == (HANDLE, CUBLAS_GEMM_DEFAULT)
@@ -82,7 +82,8 @@ def gemmStridedBatchedEx(
     beta: int, C: int, Ctype: int, ldc: int, strideC: int, batchCount: int, computeType: int,
     algo: int,
 ) -> None:  # fmt: skip
-    """`gemmEx` for each of a batch, whose matrices are that many elements apart."""
+    """Compute `gemmEx` for each product of a batch. strideA, strideB, strideC : elements from one
+    matrix to the next."""
     size = {number: dtype.itemsize for dtype, number in TYPES.items()}
     for i in range(batchCount):
         _gemm(
@@ -97,7 +98,7 @@ def _trsm(dtype: Any) -> Any:
         handle: int, side: int, uplo: int, trans: int, diag: int, m: int, n: int,
         alpha: int, A: int, lda: int, B: int, ldb: int,
     ) -> None:  # fmt: skip
-        """B (m, n) <- alpha op(A)^-1 B, or alpha B op(A)^-1 from the right."""
+        """Compute B (m, n) <- alpha op(A)^-1 B, or alpha B op(A)^-1."""
         assert (handle, diag) == (HANDLE, CUBLAS_DIAG_NON_UNIT)
         right = side == CUBLAS_SIDE_RIGHT
         a, b = _matrix(A, dtype, *[n if right else m] * 2, lda), _matrix(B, dtype, m, n, ldb)
@@ -116,7 +117,7 @@ def _syrk(dtype: Any) -> Any:
         handle: int, uplo: int, trans: int, n: int, k: int,
         alpha: int, A: int, lda: int, beta: int, C: int, ldc: int,
     ) -> None:  # fmt: skip
-        """One triangle of C (n, n) <- alpha op(A) op(A)^T + beta C."""
+        """Compute one triangle of C (n, n) <- alpha op(A) op(A)^T + beta C."""
         assert handle == HANDLE
         a = _matrix(A, dtype, *((k, n) if trans else (n, k)), lda)
         a = a.T if trans else a

@@ -1,4 +1,5 @@
-"""What all tests share: options, profiles, the thread leak check; a small store, run, cluster."""
+"""Parts that all tests share: options, profiles, the check for leaked threads, a small store, a run
+and a cluster."""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ def _pairwise(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def _must_run(report: Any) -> Any:
-    """In CI a skip is a failure, unless it says what of the machine it "needs"."""
+    """Turn a skip into a failure in CI, unless its reason begins with "needs"."""
     if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail"):
         reason = str(report.longrepr[2]).removeprefix("Skipped: ")
         if not reason.startswith("needs "):
@@ -185,14 +186,14 @@ def no_real_aws() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def s3(no_real_aws: None) -> Iterator[S3Server]:
-    """A real S3 server in a process of its own; started by the first test that asks for it."""
+    """Start a real S3 server in a process of its own, when the first test requests it."""
     with S3Server() as server:
         yield server
 
 
 @pytest.fixture
 def bucket(s3: S3Server) -> str:
-    """The name of a bucket that no other test has seen."""
+    """Return the name of a new bucket."""
     return s3.make_bucket()
 
 
@@ -246,19 +247,19 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(run_dir: Path) -> Result:
-    """Of a small run, trained to its end in `run_dir` once for a file of tests."""
+    """Train a small run to its end in `run_dir`, once for each test file, and return its result."""
     return finished(run_settings(run_dir), source=stream())
 
 
 @pytest.fixture
 def truth(result: Result) -> Array:
-    """f(X) of the test rows in float64, from centers and weights."""
+    """Return f(X) of the test rows in float64, from centers and weights."""
     return brute_force(result, arrays(N_TEST, 5)[0])
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two workers; a test that kills one starts another."""
+    """Start two workers; a test that kills one starts another."""
     pytest.importorskip("distributed")
     with Cluster(tmp_path_factory.mktemp("cluster")) as started:
         started.worker()

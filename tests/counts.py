@@ -22,7 +22,7 @@ LOSSES = sorted(TARGETS)
 
 
 def of_loss(name: str, **overrides: Any) -> dict[str, Any]:
-    """Settings of a run of the loss."""
+    """Return the settings of a run with the loss."""
     return {
         "solver.name": "block", "model.loss": name, "model.n_centers": P, "model.metric": "none",
         "solver.ridge": "auto",
@@ -30,7 +30,7 @@ def of_loss(name: str, **overrides: Any) -> dict[str, Any]:
 
 
 def penalised(model: Any, Z: np.ndarray, Y: np.ndarray, ridge: float) -> Any:
-    """The objective of the weights, with its gradient, in float64."""
+    """Return the objective of the weights and its gradient, in float64."""
     loss, targets, c = model.loss, model.targets, Y.shape[1]
     K, of_centers = (np.exp(-cdist(a, Z) / 3.0) for a in (np.float64(X), Z))
     Y, mean = Y / loss.unit, targets.mean - np.log(loss.unit)
@@ -52,7 +52,8 @@ def penalised(model: Any, Z: np.ndarray, Y: np.ndarray, ridge: float) -> Any:
 def excess_over_minimum(
     model: Any, Z: np.ndarray, alpha: np.ndarray, Y: np.ndarray, ridge: float = 1e-2
 ) -> float:
-    """The objective of the weights above SciPy's minimum in float64, over that of the mean."""
+    """Return the objective of the weights minus SciPy's minimum in float64, divided by the same
+    difference for the mean."""
     objective, zero = penalised(model, Z, Y, ridge), np.zeros(alpha.size)
     options = {"maxiter": 5000, "maxfun": 10**6, "ftol": 1e-15, "gtol": 1e-9}
     best = minimize(objective, zero, jac=True, method="L-BFGS-B", options=options).fun

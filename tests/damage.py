@@ -33,7 +33,8 @@ class Flip(NamedTuple):
 
 
 def flips(root: Path, n: int, seed: int) -> list[Flip]:
-    """n cases over the files below `root`: half of them by file, half by byte.
+    """Yield n bit flips in the files below `root`: half of them with equal chances for each file,
+    half for each byte.
 
     Small files of metadata are where damage is subtle, and most bytes are in chunks.
     """
@@ -50,7 +51,7 @@ def flips(root: Path, n: int, seed: int) -> list[Flip]:
 
 @contextmanager
 def flipped(flip: Flip) -> Iterator[None]:
-    """The folder with this one bit flipped."""
+    """Flip one bit of a file in the folder for a `with` block."""
     whole = flip.path.read_bytes()
     damaged = bytearray(whole)
     damaged[flip.byte] ^= 1 << flip.bit
@@ -60,7 +61,7 @@ def flipped(flip: Flip) -> Iterator[None]:
 
 @contextmanager
 def replaced(path: Path, data: bytes) -> Iterator[None]:
-    """A file with other content."""
+    """Replace the content of a file for a `with` block."""
     whole = path.read_bytes()
     path.write_bytes(data)
     try:
@@ -78,14 +79,14 @@ _VALUES: list[Any] = [
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all that is in a JSON value."""
+    """Yield the paths of all entries of a JSON value."""
     items = value.items() if isinstance(value, dict) else ()
     items = enumerate(value) if isinstance(value, list) else items
     return [path, *(p for key, item in items for p in places(item, (*path, key)))]
 
 
 def edited(document: Any, rng: np.random.Generator) -> Any:
-    """A JSON document with one to three values replaced, left out, doubled or nested."""
+    """Return a JSON document with one to three values replaced, removed, doubled or nested."""
     document = json.loads(json.dumps(document))
     known = places(document)[1:]
     for _ in range(int(rng.integers(1, 4))):
@@ -116,7 +117,8 @@ class Silent(AssertionError):
 
 
 def outcome(use: Callable[[], Any], truth: Any, what: object) -> str:
-    """'same', or the name of the error of `use`; Silent for another answer than `truth`.
+    """Return "same", or the name of the error that `use` raises. Raises Silent if the result
+    differs from `truth`.
 
     Anything outside of the tree of errors.py goes through, which fails the test.
     """
@@ -134,7 +136,8 @@ def outcome(use: Callable[[], Any], truth: Any, what: object) -> str:
 def survey(
     root: Path, n: int, seed: int, use: Callable[[], Any], *, peak_bytes: int
 ) -> Counter[str]:
-    """How often each `outcome` comes of n flips; `use` takes at most `peak_bytes` in each."""
+    """Return how often each `outcome` occurs in n flips; `use` allocates at most `peak_bytes` in
+    each."""
     truth, counts = use(), Counter[str]()
     for flip in flips(root, n, seed):
         name = flip.path.relative_to(root).as_posix()

@@ -53,7 +53,8 @@ class Array(Addressed):
         self.made_on = getattr(base, "made_on", None) or current.stream
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kw: Any) -> Any:
-        """NumPy's result, if this is the stream of all arrays, and none is of the host."""
+        """Return NumPy's result, if all arrays are of the current stream and none is of the
+        host."""
         out = kw.pop("out", ())
         refuse_host((*inputs, *out))
         plain = [here(a) for a in inputs]
@@ -63,7 +64,7 @@ class Array(Addressed):
         return out[0] if out else on_device(result)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """The function of CuPy with the same name."""
+        """Call the function of CuPy with the same name."""
         return called(func, args, kwargs)
 
     def __getitem__(self, key: Any) -> Any:

@@ -70,7 +70,7 @@ FAULTS = ("refuse", "slowdns", *ANSWERS, *ON_ANSWERS)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the proxy does; `faults` maps a fault to its probability per request."""
+    """Settings of the proxy; `faults` maps a fault to its probability for a request."""
 
     seed: int = 0
     faults: Mapping[str, float] = dataclasses.field(default_factory=dict)

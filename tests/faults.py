@@ -28,8 +28,8 @@ def remove(root: Path, key: str) -> None:
 
 
 def content(root: Path) -> dict[str, Any]:
-    """The `tree` of a store but for where its rows came from: names of files and of columns, and
-    how the files are written."""
+    """Return the `tree` of a store without the description of its input: names of files and
+    columns, and the format of the files."""
     files: dict[str, Any] = dict(tree(root))
     group = json.loads(files["zarr.json"])
     for name in ("files", "columns", "target_columns", "made_from", "metadata_digest"):
@@ -40,7 +40,7 @@ def content(root: Path) -> dict[str, Any]:
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file below `root` with its content, to compare two stores bit by bit."""
+    """Return every file below `root` with its content, to compare two stores bit by bit."""
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in sorted(root.rglob("*"))

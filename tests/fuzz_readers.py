@@ -107,7 +107,7 @@ SEEDS: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 
 def mutated(data: bytes, number: int) -> bytes:
-    """The input of this number: one to four changes of the seed."""
+    """Return the input with this number: the seed after one to four changes."""
     rng = random.Random(number)
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
@@ -138,7 +138,7 @@ def mutated(data: bytes, number: int) -> bytes:
 
 
 def rows_of(kind: str, data: bytes, path: Path) -> Any:
-    """(X, labels or None) by the format's usual reader, all at once."""
+    """Return X and the labels, or None, as the usual reader of the format reads them."""
     name, _, packed = kind.partition(".")
     if packed:
         data = gzip.decompress(data) if packed == "gz" else lzma.decompress(data)
@@ -172,7 +172,7 @@ def rows_of(kind: str, data: bytes, path: Path) -> Any:
 
 
 def read(path: Path, kind: str) -> tuple[Any, Any]:
-    """(X, labels) of the file as streamkern reads it, converted as for a store."""
+    """Return X and the labels of the file as streamkern reads it, converted as for a store."""
     y = Y if kind.partition(".")[0] in ("npy", "idx") else "y"
     with ExitStack() as files:
         reader = open_reader(path, y, files)
@@ -186,7 +186,7 @@ def read(path: Path, kind: str) -> tuple[Any, Any]:
 
 
 def outcome(kind: str, path: Path, data: bytes) -> str:
-    """ "read", "refused", or what is wrong."""
+    """Return "read", "refused", or a description of the fault."""
     path.write_bytes(data)
     try:
         if kind == "toml":

@@ -19,7 +19,7 @@ NOISY = (RandomFlip(), Scale("global"), GaussianNoise(0.3))
 
 
 def base(**options: Any) -> ArraySource:
-    """The images with their classes, in units of 20."""
+    """Return the images with their classes, in units of 20."""
     return ArraySource(IMAGES, LABELS, classes=("a", "b", "c"), unit_rows=20, **options)
 
 

@@ -14,7 +14,7 @@ OPEN: Final[dict[str, Any]] = {
 
 
 def made(kind: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """X (n, 3) float32 and skew targets y (n,) above 0."""
+    """Return X (n, 3) float32 and skewed targets y (n,) above 0."""
     rng = np.random.default_rng([seed, 5])
     X = rng.uniform(-1.5, 1.5, (n, 3)).astype(np.float32)
     f, e = X[:, 0] + np.sin(2 * X[:, 1]), rng.standard_normal(n)

@@ -1,4 +1,4 @@
-"""What the tests of the maths lane share: small problems, and every solver ready to run."""
+"""Shared parts of the numerical tests: small problems, and every solver ready to run."""
 
 from __future__ import annotations
 

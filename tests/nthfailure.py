@@ -88,7 +88,8 @@ def _life(words: Sequence[str], kind: str, n: int, folder: str, answer: Any) -> 
 def life(
     words: Sequence[object], folder: Path, kind: str = "io", n: int = 0
 ) -> tuple[int, str, str, int]:
-    """(exit code, stdout, stderr, calls of that kind) of the command; none fails with n = 0."""
+    """Run the command, and return its exit code, stdout, stderr and number of calls of that kind. n
+    : number of the call that fails; 0 for none."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.nthfailure", "streamkern.cli.runs", "scipy.linalg"])
     receiver, sender = context.Pipe(duplex=False)

@@ -84,7 +84,8 @@ class Remote(Nanny):
 
 
 def _low() -> socket.socket:
-    """On a port below those that the system gives: its address comes first."""
+    """Return an unused port below those that the system assigns, so that its address is sorted
+    first."""
     for port in range(10_000, 20_000):
         with contextlib.suppress(OSError):
             return socket.create_server(("127.0.0.1", port))
@@ -92,6 +93,6 @@ def _low() -> socket.socket:
 
 
 def free_port() -> int:
-    """One that nobody listens at just now."""
+    """Return a port on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What a power cut may leave of the files that a command writes, at every instant of it.
+"""Replay the states of the files of a command that a power failure may leave, at every instant.
 
     python -m tests.powerloss [--full] [command ...]
 
@@ -57,7 +57,7 @@ ROOT = -1
 
 @dataclass
 class Instant:
-    """What is in a folder, and what of it is durable.
+    """The content of a folder at an instant, and the part of it that is durable.
 
     Files are known by their inodes, each of which may have several names, and folders by numbers
     below 0 that are never used again; that of the folder itself is `ROOT`. names, synced_names : by
@@ -81,7 +81,7 @@ class Instant:
     def _fill(
         self, place: Path, folder: int, cut: str, rng: random.Random, made: dict[int, Path]
     ) -> None:
-        """made : a name of each file so far."""
+        """Write a possible state of the folder. made : a name of each file so far."""
         now, synced = self.names.get(folder, {}), self.synced_names.get(folder, {})
         for name in sorted({*now, *synced}):
             durable = cut in ("lost", "contents") or (cut.startswith("torn") and rng.random() < 0.5)
@@ -122,7 +122,8 @@ class Recorder:
 
     @contextmanager
     def watching(self, root: Path, keep: Path) -> Iterator[list[Instant]]:
-        """keep : a folder beside it, on the same disk; what is in `root` before is durable."""
+        """Record the changes below `root` for a `with` block. keep : a folder on the same disk; the
+        files that are in `root` before are durable."""
         if not self._hooked:
             self._hooked = True
             sys.addaudithook(self._event)
@@ -223,8 +224,8 @@ RECORDER = Recorder()
 
 @dataclass
 class Command:
-    """What is run in a folder: `start` makes it as it is before, `run` is the command, `result` is
-    what it made, a StreamkernError where that is refused."""
+    """A command in a folder: `start` prepares the folder, `run` runs the command, and `result`
+    returns its output, or raises a StreamkernError if the output is refused."""
 
     start: Callable[[Path], None]
     run: Callable[[Path], None]
@@ -234,7 +235,8 @@ class Command:
 def replay(
     command: Command, folder: Path, *, sample: int | None = None, seed: int = 0
 ) -> tuple[int, Counter[str]]:
-    """The number of instants, and how many of the states were what; AssertionError otherwise."""
+    """Return the number of instants, and the number of states with each outcome. Raises
+    AssertionError for a wrong state."""
     root = folder / "disk"
     root.mkdir(parents=True)
     command.start(root)
@@ -266,7 +268,7 @@ def replay(
 
 
 def attempt(command: Command, root: Path) -> Any:
-    """The result, or None where it is refused."""
+    """Return the result, or None if it is refused."""
     try:
         return command.result(root)
     except StreamkernError:
@@ -279,7 +281,7 @@ ROWS, SMALL = 600, {"chunk_mb": 2**-8, "memory": 1 << 16}  # 10 chunks, by way o
 
 
 def data(folder: Path, seed: int) -> Path:
-    """A file of rows beside the folder that is watched."""
+    """Write a file of rows next to the folder that is watched."""
     path = folder.parent / f"data-{seed}.npz"
     if not path.exists():
         rng = np.random.default_rng(seed)
@@ -289,7 +291,7 @@ def data(folder: Path, seed: int) -> Path:
 
 
 def stored(path: Path) -> Any:
-    """All that a reader sees of a store; every chunk is read and checked."""
+    """Return everything that a reader sees of a store; every chunk is read and verified."""
     store = open_store(path)
     store.verify()
     spec = store.spec
@@ -304,7 +306,7 @@ def store_of(folder: Path, seed: int) -> Path:
 
 
 def trained(folder: Path) -> Path:
-    """A run directory whose model answers for the rows of `data`."""
+    """Return the predictions of the run's model for the rows of `data`."""
     path = folder.parent / "model"
     if not path.exists():
         train_in(path, store_of(folder, 0))
@@ -336,11 +338,11 @@ def weights(run_dir: Path) -> Any:
 
 
 def nothing(root: Path) -> None:
-    """The folder is empty before."""
+    """Leave the folder empty."""
 
 
 def predict(out: Path) -> None:
-    """By way of several files of answers, which are saved often."""
+    """Predict into several files, which are saved often."""
     model = load_model(trained(out.parent), device="cpu", threads=1)
     often = patch.multiple(
         "streamkern.predict.prediction_buffer", BUFFER_SLAB_BYTES=1 << 14, SAVE_EVERY_S=-1.0
@@ -351,7 +353,7 @@ def predict(out: Path) -> None:
 
 
 def content(path: Path) -> Any:
-    """Of a file that is complete when it is there."""
+    """Return the content of a file that is complete as soon as it exists."""
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
@@ -367,7 +369,7 @@ def search(root: Path) -> None:
 
 
 def found(out: Path) -> Any:
-    """The table of a search, without the times."""
+    """Return the table of a search, without the times."""
     try:
         result = unseal("result", (out / "result.json").read_bytes())
     except (FileNotFoundError, ValueError) as error:
@@ -420,7 +422,7 @@ COMMANDS = {
 
 
 def void(_: object) -> None:
-    """Nothing, of a call that gives something."""
+    """Ignore the result of a call."""
 
 
 def main() -> None:

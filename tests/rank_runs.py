@@ -43,7 +43,7 @@ SYNC_IF_DUE = RankCoordinator.sync_if_due
 
 
 def write_store(folder: Path) -> str:
-    """A store of `ROWS` rows in 60 chunks."""
+    """Write a store of `ROWS` rows in 60 chunks."""
     X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
     path = str(folder / "train.zarr")
     ingest(X, path, y=np.sin(2 * X[:, 0]) + X[:, 1], chunk_mb=10 * 16 / 2**20)
@@ -51,7 +51,8 @@ def write_store(folder: Path) -> str:
 
 
 def settings(store: str, run_dir: Path | str, **changes: Any) -> RunConfig:
-    """A run of `STEPS` steps in three blocks, that is saved every four."""
+    """Return the settings of a run of `STEPS` steps in three blocks, with a checkpoint every four
+    steps."""
     asked = {
         "data.train": store, "data.epochs": EPOCHS, "data.batch_size": BATCH,
         "run.run_dir": str(run_dir), "run.threads": 1, "run.accelerator": "none",
@@ -64,7 +65,8 @@ def settings(store: str, run_dir: Path | str, **changes: Any) -> RunConfig:
 
 
 def on_ranks(size: int, config: RunConfig, continues: str | None = None) -> list[Any]:
-    """The run by threads of this process, with the bits of processes of a thread."""
+    """Train with threads of this process as ranks; the bits are those of processes with one thread
+    each."""
     quiet, inputs = partial(StopRequest, install=False), RunInputs(continues=continues)
 
     def one(ranks: Communicator) -> dict[str, Any]:
@@ -76,14 +78,14 @@ def on_ranks(size: int, config: RunConfig, continues: str | None = None) -> list
 
 
 def alpha(run_dir: Path | str, **options: Any) -> np.ndarray[Any, Any]:
-    """The weights at the end of a run."""
+    """Return the final weights of a run."""
     saved = newest(RunDirectory(run_dir, writable=False, **options))
     assert saved.meta["position"]["done"]
     return np.asarray(saved.arrays["alpha"])
 
 
 def grid(rows: int, columns: int) -> dict[str, int]:
-    """Settings of ranks that partition rows and centers."""
+    """Return the settings of ranks that partition rows and centers."""
     return {"run.ranks": rows * columns, "run.center_ranks": columns}
 
 
@@ -105,8 +107,8 @@ def trained(
     told: Callable[[dict[str, Any]], None] = lambda event: None, stop: StopRequest | None = None,
     continues: str | None = None, **limits: float,
 ) -> Any:  # fmt: skip
-    """The run on a cluster's workers. acts : {"rank step": what}, once each, of `act`; and
-    {"rank slow": seconds}, of each step."""
+    """Train on the workers of a cluster. acts : {"rank step": name} for `act`, each done once, and
+    {"rank slow": seconds} for each step."""
 
     def briefly(workers: Any, work: Any, told: dict[str, Any], **more: Any) -> Any:
         toy = told | {"work": work, "acts": acts or {}, "folder": str(folder)}
@@ -122,7 +124,7 @@ def trained(
 def acting(
     ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> dict[str, Any]:
-    """The work of a rank, which something befalls."""
+    """Do the work of a rank, with the fault that its settings name."""
     folder, take, total = Path(settings["folder"]), StepLoop.take, Collective._total
     cut = folder / f"cut-{spec.generation}"
 

@@ -23,12 +23,13 @@ NUMBERS = np.arange(12.0)
 
 
 def expected(steps: int) -> float:
-    """What `totals` comes to."""
+    """Return the result of `totals`."""
     return float(sum((NUMBERS * (step + 1)).sum() for step in range(steps)))
 
 
 def totals(ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest) -> Any:
-    """A sum over steps, shared out, saved after each; the notes say who did what.
+    """Sum over steps, divided among the ranks and saved after each step; the notes record each
+    rank's work.
 
     settings : folder; steps; at a step a rank may do something: acts = {"rank step": what}, the
     first time that it gets there.
@@ -65,13 +66,13 @@ def takes_long(
 
 
 def saved(folder: Path) -> list[float]:
-    """Steps done, and their total."""
+    """Return the number of finished steps, and their total."""
     path = folder / "saved"
     return list(json.loads(path.read_text())) if path.exists() else [0, 0.0]
 
 
 def reached(settings: dict[str, Any]) -> int:
-    """The steps that are done."""
+    """Return the number of finished steps."""
     return int(saved(Path(settings["folder"]))[0])
 
 
@@ -82,20 +83,20 @@ def note(folder: Path, line: str) -> None:
 
 
 def notes(folder: Path) -> list[str]:
-    """The lines that were written down."""
+    """Return the lines of the notes."""
     path = folder / "notes"
     return path.read_text().splitlines() if path.exists() else []
 
 
 def begun(folder: Path) -> list[list[int]]:
-    """[generation, rank, size, process, steps done] of all ranks that began."""
+    """Return [generation, rank, size, process, finished steps] of all ranks that began."""
     return sorted([int(n) for n in line.split()] for line in notes(folder) if line[0].isdigit())
 
 
 def prepare(
     ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> None:
-    """What is done before, alone."""
+    """Do the work that precedes the ranks, in one process."""
     note(Path(settings["folder"]), "prepared")
     _act(settings.get("first"), Path(settings["folder"]) / "first")
 

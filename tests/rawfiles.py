@@ -23,7 +23,7 @@ def write_idx(path: Path, array: NDArray[Any]) -> None:
 
 
 def memory_url() -> str:
-    """A place in memory that no other test has seen."""
+    """Return a URL in memory that no other test uses."""
     return f"memory://tests/{uuid.uuid4().hex}"
 
 

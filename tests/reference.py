@@ -350,7 +350,7 @@ def projected_fixed_point(K_xz: Array, Y: Array, K_xs: Array, K_zs: Array, Q: Ar
 
 
 class Spectrum(NamedTuple):
-    """What the step rule needs, measured on rows the preconditioner was not built from."""
+    """Quantities of the step rule, measured on rows from which the preconditioner was not built."""
 
     leverage: float  # largest preconditioned leverage l
     lambda_1: float  # top eigenvalue of the preconditioned Hessian

@@ -85,25 +85,25 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def arrays(n: int = N, seed: int = 0) -> tuple[Array, Array]:
-    """X (n, D) float32 and class ids y (n,)."""
+    """Return X (n, D) float32 and class ids y (n,)."""
     X = np.random.default_rng([seed, 9]).standard_normal((n, D)).astype(np.float32)
     return X, np.abs(X[:, :C]).argmax(axis=1)
 
 
 def array_source(n: int = N, seed: int = 0, unit_rows: int = 16, **options: Any) -> ArraySource:
-    """The rows of `arrays`."""
+    """Return the source of the rows of `arrays`."""
     return ArraySource(*arrays(n, seed), classes=CLASSES, unit_rows=unit_rows, **options)
 
 
 def stream(method: str = "block") -> Source:
-    """The training rows, with noise where the method allows it."""
+    """Return the training rows, with noise if the method allows it."""
     if method in ("sgd", "sgd, log loss", "eigenpro1", "eigenpro2"):
         return array_source()
     return AugmentedSource(array_source(), 1, [GaussianNoise(0.1)])
 
 
 def settings(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
-    """Settings of a run; overrides are dotted: ``**{"solver.name": "block"}``."""
+    """Return the settings of a run; overrides are dotted: ``**{"solver.name": "block"}``."""
     tables: dict[str, dict[str, Any]] = {
         "data": {"batch_size": M, "epochs": 2, "scale": "none"},
         "model": {"kernel": "laplace", "bandwidth": 3.0, "n_centers": P},
@@ -125,7 +125,8 @@ def settings(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
 
 
 def open_settings(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
-    """A run that leaves kernel, bandwidth, metric and the scale of the targets open."""
+    """Return the settings of a run with kernel, bandwidth, metric and scale of the targets
+    "auto"."""
     asked: dict[str, Any] = {
         "data.batch_size": 50, "data.epochs": 2, "run.device": "cpu", "run.threads": 1,
         "run.checkpoint_every": 1000, "solver.name": "block",
@@ -156,7 +157,7 @@ def stopped(config: RunConfig, step: int, **options: Any) -> None:
 
 
 def newest(run: RunDirectory | Path | str) -> Saved:
-    """The newest checkpoint of a run that has one."""
+    """Return the newest checkpoint of a run."""
     directory = run if isinstance(run, RunDirectory) else RunDirectory(run, writable=False)
     saved = directory.load_latest()
     assert saved is not None
@@ -164,7 +165,7 @@ def newest(run: RunDirectory | Path | str) -> Saved:
 
 
 def final(run_dir: Path) -> dict[str, Array]:
-    """Every array of the last checkpoint of a run that is done."""
+    """Return every array of the last checkpoint of a finished run."""
     saved = newest(run_dir)
     assert saved.skipped == ()
     assert saved.meta["position"]["done"]
@@ -204,13 +205,13 @@ def assert_a_stop_leaves_no_trace(
 
 
 def latest_step(run_dir: Path) -> int:
-    """The step of the last checkpoint, 0 without any."""
+    """Return the step of the last checkpoint; 0 if there is none."""
     with RunDirectory(run_dir, writable=False) as run:
         return max(run.steps(), default=0)
 
 
 def brute_force(result: Result, X: Array, bandwidth: float = 3.0) -> Array:
-    """f(X) in float64 from weights, mean, and centers (Laplace kernel) or frequencies."""
+    """Return f(X) in float64 from weights, mean, and centers (Laplace kernel) or frequencies."""
     weights, d = np.asarray(result.model.weights, np.float64), X.shape[1]
     mean, weights = result.model.targets.mean, weights * result.model.targets.scale
     if result.Z.shape[1] > d:  # random Fourier features: the last column are the phases
@@ -250,7 +251,7 @@ def shorten_windows(setattr_: Callable[..., None] = setattr) -> None:
 
 
 def whole_life(config: RunConfig, method: str = "block") -> None:
-    """All of a run, for a process of its own."""
+    """Train a run to its end, in a process of its own."""
     shorten_windows()
     train(config, source=stream(method), test=array_source(10, 5))
 
@@ -258,7 +259,7 @@ def whole_life(config: RunConfig, method: str = "block") -> None:
 def opened(
     source: Source | None = None, centers: Array | None = None, **overrides: Any
 ) -> ResolvedRun:
-    """A run that is opened and not begun."""
+    """Return a run that is resolved and has not started."""
     given = RunInputs(stream() if source is None else source, centers=centers)
     if centers is not None:
         overrides["model.n_centers"] = len(centers)
@@ -268,7 +269,7 @@ def opened(
 
 
 def lost(*args: Any) -> None:
-    """In the place of `StepLoop.take`."""
+    """Raise an error in place of `StepLoop.take`."""
     raise ValueError("the process is gone")
 
 

@@ -55,7 +55,7 @@ class Device:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Nothing to go back to."""
+        """Do nothing: there is one device."""
 
     def use(self) -> None:
         """There is no other."""
@@ -106,7 +106,7 @@ class ElementwiseKernel:
         self.operation, self.preamble, self.name = operation, preamble, name
 
     def _walk(self, args: tuple[Any, ...], size: int) -> None:
-        """Of raw arrays in C order, indexed as they are, by what the loop counts."""
+        """Run the loop over raw arrays in C order, which the kernel indexes itself."""
         names, given = [], []
         for (*raw, kind, name), a in zip(self.parameters, args, strict=True):
             memory = here(a) if raw else np.array([a], kind)

@@ -1,4 +1,4 @@
-"""What a source and a plan give, read the obvious way."""
+"""Read a source and an epoch plan by simple reference code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Plain:
 
 
 def everything(source: Source, seed: int = 0, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """All rows in order; checks on the way what every unit must keep."""
+    """Return all rows in order, after checking the invariants of each unit."""
     X, y = [], []
     for u in range(source.n_units):
         block = source.read_unit(u, seed, epoch)
@@ -42,7 +42,7 @@ def everything(source: Source, seed: int = 0, epoch: int = 0) -> tuple[np.ndarra
 
 
 def numbered_rows(n: int, first: int = 0, **options: Any) -> ArraySource:
-    """Rows (first + k, 0) with the target first + k, in units of 7."""
+    """Return the rows (first + k, 0) with the target first + k, in units of 7."""
     X = np.zeros((n, 2), np.float32)
     X[:, 0] = np.arange(first, first + n)
     return ArraySource(X, X[:, 0].astype(np.float64), **{"unit_rows": 7} | options)
@@ -68,12 +68,12 @@ def epoch_rows(plan: EpochPlan, sizes: np.ndarray) -> list[np.ndarray]:
 
 
 def kept(batches: Iterable[RowBlock]) -> list[RowBlock]:
-    """The batches copied, since their memory is reused."""
+    """Return copies of the batches, because their memory is reused."""
     return [batch.copy() for batch in batches]
 
 
 def assert_same_rows(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> None:
-    """Of a block, or of a batch: the same arrays, or none in the same places."""
+    """Check that two blocks, or two batches, have the same arrays, or None in the same places."""
     for left, right in zip(ours, theirs, strict=True):
         if left is None or right is None:
             assert left is right

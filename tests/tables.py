@@ -14,7 +14,7 @@ MISSING = ["", "NA", "null", " ", "?"]  # "?" is none unless that is said
 
 
 def troubled(n: int, seed: int = 0) -> pd.DataFrame:
-    """Rows whose target follows from words, numbers, dates and what is missing."""
+    """Return rows whose target depends on text, numbers, dates and missing values."""
     rng = np.random.default_rng(seed)
     city, shop = rng.integers(0, len(CITIES), n), rng.integers(0, 80, n)
     age, day = rng.integers(18, 90, n).astype(float), rng.integers(0, 1000, n)
@@ -40,8 +40,8 @@ def troubled(n: int, seed: int = 0) -> pd.DataFrame:
 
 
 def write_csv(frame: pd.DataFrame, path: Path, seed: int = 0) -> None:
-    """As programs write tables: a byte order mark, CR LF, blank lines, blanks around cells, quotes,
-    several ways to say that nothing is there."""
+    """Write a CSV as other programs do: a byte order mark, CR LF, blank lines, blanks around cells,
+    quotes, and several markers of missing values."""
     rng = np.random.default_rng(seed)
     with path.open("w", newline="", encoding="utf-8-sig") as file:
         writer = csv.writer(file, lineterminator="\r\n")

@@ -1,4 +1,4 @@
-"""What is imported is declared: no package is here only because another one has it."""
+"""Every imported package is declared as a dependency, and not only installed by another package."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BROUGHT = {"google-crc32c": "zarr", "numcodecs": "zarr", "pyyaml": "dask"}
 
 
 def packages(requirements: Iterable[object]) -> set[str]:
-    """The names in a list of requirements, in lower case with dashes."""
+    """Return the names in a list of requirements, in lower case with dashes."""
     found = (re.match(r"[\w.-]+", text) for text in requirements if isinstance(text, str))
     return {re.sub(r"[-_.]+", "-", match.group()).lower() for match in found if match}
 

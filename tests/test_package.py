@@ -132,7 +132,7 @@ def test_the_public_list_is_complete_and_sorted() -> None:
 
 @pytest.mark.slow
 def test_type_checkers_see_the_same_names() -> None:
-    """What is imported `as` itself is exported, and what is assigned."""
+    """Check that names that are imported `as` themselves, or assigned, are exported."""
     block = next(node for node in LAYOUT.trees[""].body if isinstance(node, ast.If))
     exported = {
         alias.asname
@@ -237,7 +237,8 @@ def parts_of(tree: ast.AST) -> tuple[list[str], set[str]]:
 
 
 def test_docstrings_name_what_there_is() -> None:
-    """`A_CONSTANT`, `function` and `a.dotted.name` are in the code, or `ELSEWHERE`."""
+    """Check that `A_CONSTANT`, `function` and `a.dotted.name` are in the code, or in
+    `ELSEWHERE`."""
     parts = {name: parts_of(tree) for name, tree in LAYOUT.trees.items()}
     known = {*dir(builtins), *ELSEWHERE, "py"}.union(*(names for _, names in parts.values()))
     known.update(*(name.split(".") for name in parts))
@@ -260,7 +261,7 @@ def test_every_module_is_in_a_room() -> None:
 
 @functools.cache
 def arrows() -> list[tuple[str, str]]:
-    """(module, a module of another room that it imports)."""
+    """Return pairs of a module and a module of another room that it imports."""
     needs = LAYOUT.needs
     return [(a, b) for a in MODULES for b in needs[a] if room(a) != room(b)]
 
@@ -316,7 +317,7 @@ APART = ("experiments", "tools")
 
 
 def test_tests_mirror_the_rooms() -> None:
-    """A file is of a module of its room, or of several of them.
+    """Check that each test file is about a module of its room, or about several of them.
 
     `ALL` are of all rooms at once, and `APART` of programs beside the package.
     """

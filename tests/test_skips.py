@@ -1,4 +1,4 @@
-"""In CI nothing is left out unseen: what is skipped there for want of a package fails."""
+"""No test is skipped unnoticed in CI: a skip because of a missing package fails."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_cases_at_night(a):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of tests: of what the machine may lack, and of all tiers."""
+    """Return a folder of tests that need parts which a machine may lack, in all tiers."""
     for name, text in (("file", FILE), ("module", MODULE), ("tiers", TIERS)):
         (tmp_path / f"test_{name}.py").write_text(text)
     return tmp_path
@@ -89,7 +89,7 @@ def test_elsewhere_they_are_skipped_and_at_night_all_run(folder: Path) -> None:
 
 
 def assert_ends(folder: Path, ci: str, code: int, *options: str) -> str:
-    """Return what pytest says of the tests in a folder under our conftest."""
+    """Run the tests in a folder with our conftest, and check their outcome."""
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
     options = (*options, "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder))
     done = subprocess.run(

@@ -26,7 +26,7 @@ from streamkern.backend.staging_ring import Ring, Transfers
 
 @dataclass
 class Counts:
-    """What a step should not do."""
+    """Operations that a step should not need."""
 
     allocations: int = 0
     host_reads: int = 0
@@ -46,7 +46,8 @@ class Mark:
 
 
 class Event:
-    """As CUDA's: may be recorded again, and does not hold anyone up before it is recorded."""
+    """An event as CUDA's: it may be recorded again, and nothing waits for it before it is
+    recorded."""
 
     def __init__(self, device: Device) -> None:
         self.device, self.mark = device, Mark()
@@ -83,7 +84,7 @@ class Stream:
 
     @property
     def ready(self) -> bool:
-        """Whether the head can run."""
+        """Return whether the first operation in the queue can run."""
         return bool(self.queue) and getattr(self.queue[0], "reached", True)
 
     def run_head(self) -> None:
@@ -119,11 +120,12 @@ class Device:
 
     @property
     def live_bytes(self) -> int:
-        """Of all arrays that someone still holds."""
+        """Return the bytes of all arrays that are still referenced."""
         return sum(self.memory.values())
 
     def wrap(self, fresh: np.ndarray) -> DeviceArray:
-        """A NumPy array as device memory; freed, and poisoned, when the last view of it is gone."""
+        """Return a NumPy array as device memory, which is freed and poisoned when its last view is
+        gone."""
         self.counts.allocations += 1
         owner = DeviceArray(self, fresh, None)
         self.memory[id(owner)] = fresh.nbytes

@@ -36,7 +36,7 @@ def values(assignments: Assignments, dtype: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(USED))
 def test_memory_is_reused_without_an_effect(name: str) -> None:
-    """In float64 the result is that of the formulas one after another, to the last bit."""
+    """Check in float64 that the result equals that of the separate formulas, to the last bit."""
     assignments = USED[name]
     given = values(assignments, np.float64)
     truth = dict(given)
@@ -64,7 +64,7 @@ def test_cuda_computes_the_same(name: str) -> None:
 
 
 def test_a_target_within_a_later_operand_is_read_first() -> None:
-    """Its memory may not hold a part of the result before."""
+    """Check that a target whose memory is part of a later operand is read before it is written."""
     x, y = np.array([3.0]), np.array([5.0])
     Backend(1).assign(Assignments("t", "x = (y + 1) * (x + y)"), x=x, y=y)
     assert x == 6 * 8

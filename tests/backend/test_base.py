@@ -70,7 +70,7 @@ def test_cholesky_leaves_the_lower_factor(b: int, dtype: npt.DTypeLike) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cholesky_of_a_part_of_an_array(dtype: npt.DTypeLike) -> None:
-    """Rows of a wider array, the rest of which is left as it was."""
+    """Check rows of a wider array, whose other columns stay unchanged."""
     whole = np.zeros((40, 50), dtype)
     A = positive(0, 30, dtype)
     whole[:30, :30] = A
@@ -200,7 +200,8 @@ def test_a_row_times_weights_is_the_same_alone_and_among_others(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dense_algebra_allocates_nothing_of_size(dtype: npt.DTypeLike) -> None:
-    """A tenth of the matrix is far below the copy that a wrong memory order would make."""
+    """Check that less than a tenth of the matrix is allocated; a wrong memory order would copy all
+    of it."""
     b, c = 400, 3
     backend = Backend(1)
     A, L = positive(0, b, dtype), positive(0, b, dtype)
@@ -288,7 +289,8 @@ def test_run_raises_the_error_and_begins_nothing_more(threads: int) -> None:
 
 
 def test_threads_of_a_run_ignore_how_the_caller_handles_underflow() -> None:
-    """The thread that calls is one of them: no tile depends on which of them computes it."""
+    """Check that a tile does not depend on the thread that computes it, which may be the
+    caller's."""
     backend, out, both = Backend(threads=2), np.full(2, 1e-300), threading.Barrier(2)
 
     def underflow(k: int) -> None:
@@ -304,7 +306,7 @@ def test_threads_of_a_run_ignore_how_the_caller_handles_underflow() -> None:
 
 
 def test_run_raises_only_when_no_thread_is_at_work() -> None:
-    """The caller may free the output at once."""
+    """Check that the caller may free the output as soon as `run` has raised."""
     begun, failing, finished = threading.Event(), threading.Event(), threading.Event()
 
     def work(i: int) -> None:

@@ -84,7 +84,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def test_pivots_agree(gpu: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float64, where no draw is near enough to an edge for rounding to decide it."""
+    """Compare pivots in float64, in which no draw is so near a boundary that rounding decides."""
     monkeypatch.setattr("streamkern.centers.rpcholesky.PIVOT_BLOCK", 16)
     X, results = rows(0, 130, 9), []
     for backend in (Backend(1), gpu):
@@ -214,7 +214,8 @@ def test_dense_algebra_agrees(dtype: Any, gpu: Backend) -> None:
 def test_a_factor_is_taken_in_blocks(
     dtype: Any, gpu: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks that do not divide the size, and a matrix whose upper part is rubbish."""
+    """Check blocks that do not divide the size, and a matrix with arbitrary values above its
+    diagonal."""
     monkeypatch.setattr("streamkern.backend.device_algebra.CHOLESKY_BLOCK", 16)
     R = rows(0, 60, 120)
     A = (R @ R.T / 60 + np.eye(60)).astype(dtype)
@@ -254,7 +255,8 @@ def test_uploads_arrive_in_order(gpu: Backend) -> None:
 
 @pytest.mark.parametrize("n", [1, 4, 30])
 def test_draws_are_those_of_a_processor(n: int, gpu: Backend) -> None:
-    """Words bit for bit, also of rows above 2^32 and in the next call; normals to rounding."""
+    """Compare words bit by bit, also for row numbers above 2^32 and in a second call; compare
+    normals up to rounding."""
     ids = np.array([0, 7, 7, 2**33 + 5, 2**45 - 1, 3], np.int64)
     drawn = []
     for xp, fills in ((np, None), (gpu.xp, gpu.fills)):
@@ -268,7 +270,7 @@ def test_draws_are_those_of_a_processor(n: int, gpu: Backend) -> None:
 @pytest.mark.parametrize("precision", ["float64", "exact"])
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_solvers_agree(name: str, precision: str, gpu: Backend) -> None:
-    """From one setup, so that only the steps differ."""
+    """Compare the steps from one setup, so that only the steps can differ."""
     options = solver_settings(damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
     on_cpu = make_case(operator(precision=precision), name, options=options)
     op = operator(precision=precision, backend=gpu)
@@ -289,7 +291,7 @@ def test_solvers_agree(name: str, precision: str, gpu: Backend) -> None:
 
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_setups_agree(name: str, gpu: Backend) -> None:
-    """In what they measure; factors and eigenvectors are not unique."""
+    """Compare the measured quantities of two setups; factors and eigenvectors are not unique."""
     metas = [make_case(operator(backend=backend), name).setup.meta for backend in (Backend(1), gpu)]
     assert metas[0].keys() == metas[1].keys()
     for cpu, device in zip(*(meta["rules"] for meta in metas), strict=True):
@@ -324,7 +326,8 @@ def test_a_device_takes_larger_batches_and_keeps_them(
 
 
 def test_rounded_noise_lets_tensor_cores_take_integers(gpu: Backend) -> None:
-    """As "auto" does there; the CPU is asked for the same. The draws of both are one code."""
+    """Check that "auto" chooses "integer" on a GPU, and that its draws equal those of a CPU with
+    the same precision."""
     source = augmented(RandomFlip(), GaussianNoise(9.0, round=True))
     values = []
     for device, precision in (("cpu", "integer"), ("gpu", "auto")):
@@ -345,7 +348,7 @@ def test_rounded_noise_lets_tensor_cores_take_integers(gpu: Backend) -> None:
 
 @pytest.mark.parametrize("method", ["block", "eigenpro4", "falkon", "direct"])
 def test_a_model_used_during_a_run_does_not_move_its_work(method: str, gpu: Backend) -> None:
-    """1.1: the run goes on on its own stream when another backend was opened, used and closed."""
+    """Check that a run stays on its own stream when another backend was opened, used and closed."""
     held_out = array_source()
     config = settings(**METHODS[method] | {"run.device": "gpu", "data.epochs": 3})
     plain = finished(config, source=stream(), test=held_out)
@@ -365,7 +368,7 @@ def test_a_model_used_during_a_run_does_not_move_its_work(method: str, gpu: Back
 
 
 def test_a_model_answers_on_any_thread(gpu: Backend) -> None:
-    """1.1: the current stream belongs to a thread, and another one begins with the default."""
+    """Check predictions on another thread, whose current stream is the default stream."""
     model = finished(settings(**{"run.device": "gpu"}), source=stream()).model
     X = arrays()[0][:7]
     here, there = model.values(X), list[Array]()
@@ -395,7 +398,8 @@ def _fails(*args: Any) -> Any:
 def test_a_missing_library_is_found_before_the_run(
     library: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1.2: the probe exercises what a run will call, and "auto" falls back, and says so."""
+    """Check that the probe calls what a run calls, and that "auto" falls back to the CPU with a
+    message."""
     if library == "cublas":
         monkeypatch.setattr(columnmajor, "gemmEx", _fails)
     elif library == "cusolver":
@@ -491,7 +495,8 @@ def test_right_sides_serve_as_left_ones(gpu: Backend, precision: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("precision", ["high", "fast", "integer"])
 def test_gradients_of_padded_points(gpu: Backend, precision: str) -> None:
-    """The average gradient outer product is the CPU's; 9 coordinates have 16 or 32 columns."""
+    """Compare the average gradient outer product with the CPU's; 9 coordinates have 16 or 32
+    columns."""
     X, Z, w = rows(0, 40, 9), rows(1, 30, 9), rows(2, 30, 2)
     found = []
     for backend, mode in ((gpu, precision), (Backend(1), "float64")):
@@ -506,7 +511,8 @@ def test_gradients_of_padded_points(gpu: Backend, precision: str) -> None:
 
 
 def test_a_broken_cupy_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1.2: `import cupy` fails in many ways; one of them alone means that it is not there."""
+    """Check that CuPy counts as missing only if its module does not exist, and not if its import
+    fails."""
 
     class Broken:
         def find_spec(self, name: str, *args: Any) -> None:
@@ -521,7 +527,8 @@ def test_a_broken_cupy_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) ->
 
 @needs_compiler
 def test_full_memory_of_a_device_is_said_in_words(cupy: Any) -> None:
-    """With what to lower, by whatever allocates; other errors pass."""
+    """Check that the error names the settings to lower, for any allocation, and that other errors
+    pass unchanged."""
     with get_backend("gpu") as backend:
         with (
             pytest.raises(
@@ -536,7 +543,7 @@ def test_full_memory_of_a_device_is_said_in_words(cupy: Any) -> None:
 
 @needs_compiler
 def test_tf32_is_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1.6: CuPy's own products obey CUPY_TF32, and setup uses some of them."""
+    """Check that CUPY_TF32 is refused, because CuPy's own products in the setup obey it."""
     monkeypatch.setenv("CUPY_TF32", "1")
     with pytest.raises(BackendError, match=r"CUPY_TF32=1 rounds .* to 10 bits; unset it"):
         get_backend("gpu")
@@ -550,7 +557,8 @@ def test_tf32_is_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_resume_under_other_libraries_is_told(
     what: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The libraries that compute, as they are loaded and set, are a part of "same bits"."""
+    """Check that the libraries that compute, and their settings, are recorded, because bits depend
+    on them."""
     for name in CUBLAS_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with get_backend("gpu") as backend:
@@ -586,7 +594,8 @@ def test_memory_that_a_pool_keeps_is_given_back_before_it_is_counted(
 
 @needs_compiler
 def test_a_mirror_takes_few_launches(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for each pair of large blocks, where the CPU copies blocks that fit its cache."""
+    """Check that there is one launch for each pair of large blocks, where the CPU copies blocks
+    that fit its cache."""
     launches, assign = [0], standin.Array.__setitem__
 
     def counted(self: Any, key: Any, value: Any) -> None:
@@ -607,7 +616,8 @@ def test_a_mirror_takes_few_launches(cupy: Any, monkeypatch: pytest.MonkeyPatch)
 def test_a_device_that_reads_host_memory_is_waited_for(
     own: int, waits: int, cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The array may be gone when the caller goes on; a driver that stages has read it by then."""
+    """Check that the copy has ended before the caller may free the array; a driver that stages has
+    read it already."""
     monkeypatch.setitem(standin.Device.attributes, "PageableMemoryAccess", own)
     with get_backend("gpu") as backend:
         waited: list[int] = []
@@ -684,7 +694,8 @@ PART = 4096  # bytes, where a p x p array has 14 400
 def test_setup_and_checkpoints_travel_by_parts(
     method: str, most: int, cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1.3: no p x p array is on the host, at the first start, at a resume, and to predict."""
+    """Check that no p x p array is on the host, at the first start, at a resume, and for
+    predictions."""
     largest = 0
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (1024, PART))
     asnumpy, put = cupy.asnumpy, standin.Array.set

@@ -29,7 +29,7 @@ def test_no_two_arrays_in_use_share_memory() -> None:
 
 
 def counting() -> tuple[Any, list[int]]:
-    """NumPy that notes what is allocated."""
+    """Return NumPy with functions that record their allocations."""
     taken: list[int] = []
 
     def empty(n_bytes: int, dtype: Any) -> np.ndarray:
@@ -87,7 +87,7 @@ def test_a_thread_has_its_own_and_an_error_gives_back() -> None:
 
 
 def test_threads_of_one_stream_share_memory() -> None:
-    """As many pieces as were in use at once, however many threads there were."""
+    """Check that there are as many buffers as were in use at once, for any number of threads."""
     xp, taken = counting()
     workspaces = SharedWorkspaces()
 

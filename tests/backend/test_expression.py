@@ -50,7 +50,7 @@ def collecting_at_every_step() -> Iterator[None]:
 
 
 def beside(work: Callable[[], Any], other: Callable[[], Any]) -> list[BaseException]:
-    """Errors of `work` here while a thread does `other` whenever a collection lets it."""
+    """Return the errors of `work`, while a thread runs `other` in every garbage collection."""
     failed: list[BaseException] = []
     over = threading.Event()
 
@@ -77,7 +77,8 @@ def beside(work: Callable[[], Any], other: Callable[[], Any]) -> list[BaseExcept
 
 
 def test_two_threads_may_read_expressions_at_once(collecting_at_every_step: None) -> None:
-    """CPython counts the depth of the trees of all threads together."""
+    """Check that two threads can parse at once, although CPython counts the depth of the syntax
+    trees of all threads together."""
     fresh = iter(range(10**6))
 
     def deep(levels: int) -> None:
@@ -254,7 +255,7 @@ def test_draws_compile_and_compute_in_float(what: str, architecture: str) -> Non
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_epilogue_of_floats_computes_in_float(architecture: str) -> None:
-    """A number left in double precision would cost many times the rest."""
+    """Check that no constant is left in double precision, which would take many times as long."""
     for expression in EXPRESSIONS.values():
         text = EPILOGUE.format(text=kernel_value(expression), T="float")
         assert ".f64" not in hostcuda.ptx_for(architecture, text)

@@ -25,7 +25,8 @@ def positive(n: int, dtype: npt.DTypeLike) -> Array:
 
 @pytest.mark.parametrize("work", ["potrf", "trsm", "syevr"])
 def test_other_threads_go_on(work: str) -> None:
-    """A routine that keeps the interpreter would be over before the other thread says a word."""
+    """Check that another thread works during a routine; if the routine held the interpreter, it
+    would end first."""
     A = positive(1500, np.float64)
     L = np.linalg.cholesky(A)
     calls: dict[str, Callable[[], Any]] = {
@@ -57,7 +58,7 @@ def blas_threads() -> set[int]:
 
 
 def test_the_last_thread_out_restores_the_limit_that_the_first_one_found() -> None:
-    """No thread keeps the hold on limits that threadpoolctl gives it while it is alive."""
+    """Check that no thread keeps the limit that threadpoolctl gives it."""
     blas, seen = lapack.blas_libraries(), list[set[int]]()
     turns = threading.Barrier(2, timeout=60)
 

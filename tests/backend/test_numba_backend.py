@@ -75,7 +75,7 @@ def test_an_expression_that_is_none_is_refused() -> None:
 @needs_numba
 @pytest.mark.parametrize("name", [*RADIAL, "inverse"])
 def test_a_compiled_profile_is_numpys(name: str) -> None:
-    """In absolute terms: values are at most 1, and that is what sums of them see."""
+    """Check the absolute difference of the values, which are at most 1."""
     kernel = Inverse(1.0) if name == "inverse" else get_kernel(name, 1.0)
     sq = np.concatenate([[0.0, -1e-3, 1e30], np.logspace(-12, 5, 997)]).astype(np.float32)
     # Points at the origin on one side, and no rounding in the distances.

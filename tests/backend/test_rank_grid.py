@@ -1,4 +1,5 @@
-"""Where ranks are in a grid, and what each has of the rows of a batch and of blocks of centers."""
+"""Check the position of ranks in a grid, and the part of each rank in the rows of a batch and in
+the blocks of centers."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def blocks_of(widths: list[int]) -> list[slice]:
 
 @given(SHAPES, st.integers(0, 50))
 def test_parts_are_the_whole(shape: tuple[int, int], n: int) -> None:
-    """Those of the rows, those of the columns, and those of all ranks; sizes differ by one."""
+    """Check the parts of the grid's rows, of its columns and of all ranks; their sizes differ by at
+    most one."""
     ranks = grids(*shape)
     assert [(r.row, r.column) for r in ranks] == [
         (i, j) for i in range(shape[0]) for j in range(shape[1])
@@ -48,7 +50,8 @@ def test_parts_are_the_whole(shape: tuple[int, int], n: int) -> None:
 
 @given(SHAPES, WIDTHS)
 def test_every_center_is_one_columns(shape: tuple[int, int], widths: list[int]) -> None:
-    """In all of its rows; its own numbers are in the order of all."""
+    """Check that every center belongs to one column of the grid, in all its rows and in the global
+    order."""
     blocks, shares = blocks_of(widths), []
     for grid in grids(*shape):
         share = CenterPartition(blocks, grid)
@@ -85,7 +88,8 @@ def test_the_centers_within_a_part(shape: tuple[int, int], widths: list[int], st
 
 @given(SHAPES, WIDTHS, st.integers(0, 35))
 def test_parts_of_arrays(shape: tuple[int, int], widths: list[int], k: int) -> None:
-    """Of all centers, and of one block; what is a part is left as it is."""
+    """Check the parts of arrays of all centers and of one block; an array that is a part already
+    stays unchanged."""
     ranks, blocks = grids(*shape), blocks_of(widths)
     share = CenterPartition(blocks, ranks[k % len(ranks)])
     Z = np.random.default_rng(0).normal(size=(share.p, 3))

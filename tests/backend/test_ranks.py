@@ -93,7 +93,7 @@ def summed_elsewhere(ranks: Communicator) -> str:
 
 
 def one_rank(rank: int, tracker: dict[str, Any], work: Callable[..., Any], answers: Any) -> None:
-    """What a process of a test does."""
+    """Run the work of one rank in a process of its own."""
     try:
         with process_group(rank, tracker) as ranks:
             answers.put((ranks.rank, work(ranks)))
@@ -140,7 +140,8 @@ def test_processes_add_up(size: int) -> None:
 
 
 def test_only_the_thread_that_has_joined_sums() -> None:
-    """Processes' own library takes any other one for a rank that is alone."""
+    """Check that a thread that has not joined is refused; the library would treat it as a rank that
+    is alone."""
     said = in_processes(2, summed_elsewhere)
     assert all(text.startswith("RuntimeError: only the thread that joined") for text in said)
 
@@ -160,15 +161,17 @@ def killed_midway(ranks: Communicator) -> None:
 
 
 def test_a_peer_that_is_gone_is_seen() -> None:
-    """By all others, at once; but in one of some thirty tries XGBoost 3.2 leaves one waiting: its
-    loop has ended, and the sum hands it work. That is why drivers end all ranks then."""
+    """Check that all other ranks see at once that a rank has ended. In one of about thirty tries
+    XGBoost 3.2 leaves one rank waiting, because its loop has ended when the sum gives it work.
+    Drivers therefore end all ranks."""
     tries = (in_processes(3, killed_midway) for _ in range(3))
     assert ["seen", None, "seen"] in tries
 
 
 @given(st.integers(0, 1000), st.integers(1, 40))
 def test_stripes_are_the_whole(n: int, size: int) -> None:
-    """In order; those of a triangle have equal areas, as far as rows go."""
+    """Check that stripes cover all rows in order; those of a triangle have equal areas, up to whole
+    rows."""
     for way in ("stripe", "triangle"):
         rows: list[slice] = []
         for rank in range(size):
@@ -240,7 +243,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_rows_in_half_precision_stay_on_the_devices(
     devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ranks get them without a sum over the host."""
+    """Check that all ranks get the rows without a sum over the host."""
     rows = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float16)
 
     def work(ranks: Communicator) -> Any:
@@ -290,7 +293,7 @@ def test_sums_are_those_of_the_host(devices: Any, dtype: Any) -> None:
 def test_where_it_can_not_be_used_sums_go_through_the_host(
     devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two ranks on a device; one on the CPU; no NCCL; no other rank."""
+    """Check two ranks on one device, a rank on the CPU, a missing NCCL, and a single rank."""
     made = [lambda rank: devices(0), lambda rank: devices(rank) if rank else Backend(1)]
     for make in made:
         found = on_threads(2, lambda ranks, make=make: on_devices(ranks, make(ranks.rank)))
@@ -316,7 +319,7 @@ def test_gpus_of_two_machines_with_equal_names_are_two(
 
 
 def test_extras_for_gpus_install_nccl() -> None:
-    """CuPy's own extra leaves it out."""
+    """Check that the extras for GPUs install NCCL, which CuPy's own extra omits."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
@@ -325,7 +328,7 @@ def test_extras_for_gpus_install_nccl() -> None:
 
 
 def test_nccl_that_does_not_begin_is_told(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the rank and what it said."""
+    """Check that the warning names the rank and NCCL's message."""
 
     def fails(size: int, identity: bytes, rank: int) -> None:
         raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR")
@@ -348,7 +351,7 @@ class OneOfMany(Communicator):
 
 @pytest.mark.gpu
 def test_a_device_sums_with_itself() -> None:
-    """NCCL over one: the calls are those that it takes."""
+    """Check NCCL with one device, so that its calls have the arguments that it accepts."""
     nccl = pytest.importorskip("cupy.cuda.nccl")
     if not nccl.available:
         pytest.skip("needs NCCL")

@@ -1,4 +1,5 @@
-"""What cuBLAS is told, against what is meant: on a column-major library made of NumPy."""
+"""Compare the arguments for cuBLAS with the intended products, by a column-major library made of
+NumPy."""
 
 from __future__ import annotations
 

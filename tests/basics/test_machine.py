@@ -1,4 +1,4 @@
-"""What a process takes of the machine."""
+"""Check the measured resources of a process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ print(taken.peak(), after.peak())
 
 
 def peaks(before: int, after: int) -> list[str]:
-    """As two watches see them that were begun before the first and the second MiB were taken."""
+    """Return the peaks of two monitors, which start before the first and before the second MiB is
+    allocated."""
     code = CHILD.format(before=before, after=after)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.split()

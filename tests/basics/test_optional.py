@@ -26,7 +26,7 @@ def anew() -> Iterator[None]:
 
 
 def test_a_checkout_is_installed_from_itself() -> None:
-    """Which is on no index, and stays editable."""
+    """Check that the remedy installs the checkout, which is on no index, and keeps it editable."""
     *command, place = shlex.split(install("files"))
     assert command == ["pip", "install", "-e"]
     folder, extra = place.removesuffix("]").split("[")

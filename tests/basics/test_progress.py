@@ -1,4 +1,4 @@
-"""What is written where: on a real terminal, into a real pipe, and as a notebook takes it."""
+"""Check the destination of progress output: a real terminal, a real pipe, and a notebook."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """As within a kernel of Jupyter, whose streams are not terminals: what its output shows, a line
-    for each change of it."""
+    """Return the output of a Jupyter kernel, whose streams are no terminals: one line for each
+    change."""
     shown = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
 
     def show(data: dict[str, str], **how: object) -> SimpleNamespace:
@@ -153,7 +153,7 @@ def test_the_width_is_that_of_the_terminal_that_is_written_to(
 
 
 def test_where_the_stream_is_no_kernel_s_there_is_no_notebook(notebook: io.StringIO) -> None:
-    """As in IPython on a terminal, or where a cell redirects standard error."""
+    """Check IPython on a terminal, and a cell that redirects standard error."""
     pipe = io.StringIO()
     Line(pipe).draw("half")
     assert pipe.getvalue() == "streamkern: half\n"
@@ -240,7 +240,8 @@ def test_without_another_thread_the_work_goes_on(monkeypatch: pytest.MonkeyPatch
 
 
 def what_is_seen(ends: tuple[int, int], patch: pytest.MonkeyPatch, verbose: Any) -> str:
-    """By who holds the first of two ends, of a fit whose standard error is the other one."""
+    """Return the text at the first of two ends of a terminal or pipe; the other end is the standard
+    error of a fit."""
     ours, theirs = ends
     parts: list[bytes] = []
 

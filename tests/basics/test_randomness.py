@@ -31,7 +31,7 @@ FLOATS = (np.float32, np.float64)
 
 
 def philox_plain(counter: list[int], key: list[int]) -> list[int]:
-    """The paper's Philox4x32-10 on Python integers, one counter at a time."""
+    """Return Philox4x32-10 as in the paper, on Python integers, one counter at a time."""
     c, k = list(counter), list(key)
     for _ in range(10):
         p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
@@ -91,7 +91,7 @@ def draw_all(rng: RowRandom) -> list[np.ndarray]:
 @pytest.mark.parametrize("dtype", FLOATS)
 @given(data=st.data(), seed=seeds, tile=st.integers(1, 30))
 def test_rows_do_not_feel_their_neighbours(dtype: Any, data: Any, seed: int, tile: int) -> None:
-    """Any order, any grouping and any tile size give the same bits."""
+    """Check that any order, any grouping and any tile size give the same bits."""
     n = data.draw(st.integers(1, 60))
     rows = data.draw(st.permutations(range(n)).map(lambda p: np.array(p) * 2**30))
     whole = draw_all(RowRandom(np, seed, 4, 1, rows, dtype))
@@ -128,7 +128,7 @@ def test_calls_move_on_to_fresh_words() -> None:
 
 
 def test_no_two_samples_of_a_run_are_the_same_draw() -> None:
-    """The sources of a search add hundreds to theirs."""
+    """Check the numbers of random streams, to which the sources of a search add hundreds."""
     stages = [
         setup_rows.SAMPLE_STAGE, balanced.BALANCED_STAGE, random_rows.CENTERS_STAGE,
         holdout.TUNING_SAMPLE_STAGE, holdout.SPLIT_STAGE, scaling.INTERCEPT_SAMPLE_STAGE,
@@ -208,7 +208,7 @@ def test_no_rows_and_no_words() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_drawing_holds_no_more_than_is_counted(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a device draws: all counters in one tile."""
+    """Check the memory of draws as on a device, with all counters in one tile."""
     monkeypatch.setattr("streamkern.basics.randomness._HOST_TILE", DEVICE_TILE)
     rows, out = np.arange(2000), np.empty((2000, 400), dtype)
     rng = RowRandom(np, 0, 0, 0, rows, dtype, empty=lambda shape, _: out)

@@ -46,7 +46,7 @@ def test_a_name_that_is_none_names_the_one_that_is() -> None:
 
 
 def test_a_copy_without_sources_can_be_imported(tmp_path: Path) -> None:
-    """As PyInstaller and the like ship it: `.pyc` files in the places of the sources."""
+    """Check a package as PyInstaller ships it, with `.pyc` files in place of the sources."""
     copy = tmp_path / "streamkern"
     shutil.copytree(Path(streamkern.__file__).parent, copy, ignore=shutil.ignore_patterns("*.pyc"))
     assert compileall.compile_dir(copy, quiet=1, legacy=True)

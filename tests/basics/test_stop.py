@@ -128,7 +128,7 @@ def test_handlers_of_others_are_put_back() -> None:
 
 
 def test_signals_that_are_ignored_stay_so() -> None:
-    """Of `nohup`, and of jobs that a shell without job control starts in the background."""
+    """Check signals that nohup ignores, or a shell without job control in its background jobs."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopRequest(install=True) as stop:
@@ -169,7 +169,7 @@ def test_only_work_that_is_kept_can_be_gone_on_with() -> None:
 def test_setup_is_ended_at_once_and_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H2: every product of setup is a place to stop at, and leaves nothing that is in the way."""
+    """Check that a stop at any product of the setup leaves nothing that hinders the next start."""
     real, left = Backend.run, 0
 
     def signalled(self: Backend, fn: Any, items: Any) -> None:
@@ -233,7 +233,7 @@ def command(*words: object, **options: Any) -> subprocess.Popen[str]:
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Which has to live until then."""
+    """Wait for a condition, while the process must stay alive."""
 
     def true() -> bool:
         alive = process.poll() is None
@@ -256,7 +256,7 @@ def wait_for_writer(run_dir: Path, process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows enough that setup with 2500 centers takes seconds."""
+    """Return a store with so many rows that the setup with 2500 centers takes seconds."""
     place = tmp_path_factory.mktemp("stores") / "s.zarr"
     X = rng.standard_normal((5000, 8)).astype(np.float32)
     ingest(X, place, y=(X[:, 0] > 0).astype(int))
@@ -271,7 +271,7 @@ LONG = ("--set", "model.n_centers=2500", "--set", "run.device=cpu")
 def test_a_signal_in_setup_ends_the_run_with_75_and_the_same_command_goes_on(
     store: Path, tmp_path: Path
 ) -> None:
-    """H2: SIGTERM, SIGINT and a closed terminal (SIGHUP), one after the other."""
+    """Check SIGTERM, SIGINT and a closed terminal (SIGHUP), one after the other."""
     words = ("train", "--train", store, "--run-dir", tmp_path / "run", *LONG)
     for number, delay in zip(SIGNALS, (0, 0.3, 0.8), strict=True):
         process = command(*words)
@@ -369,7 +369,7 @@ with stop.watched(request, explain), request, {inside}:
 
 
 def stuck(inside: str) -> subprocess.Popen[str]:
-    """A process whose main thread does not come back from a library, with whose `inside`."""
+    """Start a process whose main thread does not return from a library; it is inside `inside`."""
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK.format(inside=inside)], env=buffered,
@@ -434,7 +434,8 @@ except stop.Stopped:
 @posix
 @pytest.mark.parametrize("inside", ["request.later()", "request.at_once(saves=True)"])
 def test_what_is_to_be_saved_is_ended_in_a_library_by_a_second_signal_only(inside: str) -> None:
-    """H2: a library that never returns keeps the main thread from any handler of Python."""
+    """Check that only a second signal ends a process that should save, while a library keeps its
+    main thread from Python's handlers."""
     process = stuck(inside)
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -452,7 +453,7 @@ def blas_threads() -> set[int]:
 
 
 def test_fits_in_several_threads_leave_the_limits_of_the_blas_as_they_were() -> None:
-    """R1: it is the process's, so that the first in saves it and the last out restores it."""
+    """Check that the first thread saves the limit of the process, and the last one restores it."""
     many, together = 6, threading.Barrier(6)
 
     def work() -> None:
@@ -477,7 +478,7 @@ def test_fits_in_several_threads_leave_the_limits_of_the_blas_as_they_were() -> 
 def test_memory_is_planned_within_the_limit_of_address_space(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """H2: ulimit -v, past which OpenBLAS asks forever."""
+    """Check `ulimit -v`, beyond which OpenBLAS requests memory for ever."""
     import resource
 
     free = machine.available_memory()
@@ -489,7 +490,8 @@ def test_memory_is_planned_within_the_limit_of_address_space(
 
 
 def fitted_at(solver: str, scale: float) -> np.ndarray:
-    """f(X) of features of that size, by a kernel for which it makes no difference."""
+    """Return f(X) for features of this scale, with a kernel for which the scale makes no
+    difference."""
     own = np.random.default_rng(0)
     X = (own.standard_normal((200, 4)) * scale).astype(np.float32)
     centers = {} if solver in ("eigenpro1", "eigenpro2") else {"n_centers": 40}
@@ -510,7 +512,7 @@ def fitted_at(solver: str, scale: float) -> np.ndarray:
     ],
 )  # fmt: skip
 def test_features_too_large_for_float32_end_in_a_sentence(solver: str, scale: float) -> None:
-    """H1: products overflow, and no damping makes them positive definite."""
+    """Check products that overflow, which no damping makes positive definite."""
     with pytest.raises(
         (ConfigError, streamkern.DivergenceError),
         match=r"not finite|training diverged within its|cannot be factored even with a jitter",
@@ -526,7 +528,8 @@ def test_features_that_float64_can_hold_are_like_others(solver: str, scale: floa
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_covariance_that_is_not_finite_names_the_scale_of_the_features() -> None:
-    """H1: the block solver, where the loop had no end."""
+    """Check that the loop of the block solver ends with an error that names the scale of the
+    features."""
     X = (rng.standard_normal((300, 4)) * 1e12).astype(np.float32)
     with pytest.raises(ConfigError, match=r"not finite .*; scale the features"):
         streamkern.KernelClassifier(

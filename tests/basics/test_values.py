@@ -23,7 +23,7 @@ TABLES = st.recursive(
 
 
 def in_numpy(value: Any) -> Any:
-    """The same with every number as NumPy has it."""
+    """Return the value with every number as a scalar of NumPy."""
     if isinstance(value, list):
         return [in_numpy(item) for item in value]
     if isinstance(value, dict):

@@ -16,7 +16,7 @@ from streamkern.rundir.run_log import read_log
 
 
 def ours(function: Callable[..., Any]) -> FunctionType:
-    """The function as if it stood in a module of the package."""
+    """Return the function as if it were defined in a module of the package."""
     return FunctionType(function.__code__, globals() | {"__name__": "streamkern.some.module"})
 
 

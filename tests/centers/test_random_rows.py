@@ -1,4 +1,4 @@
-"""Which rows become centers, in what order, and the bandwidth that goes with them."""
+"""Check which rows become centers, their order, and the bandwidth that belongs to them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_random_centers_are_different_rows(p: int, seed: int) -> None:
 
 
 def test_random_centers_come_from_all_over_a_sorted_store() -> None:
-    """300 units with a class each: at most 256 are read, and each brings its share."""
+    """Check 300 units with one class each: at most 256 are read, and each provides its share."""
     X = np.arange(3000, dtype=np.float32).reshape(-1, 1)
     source = ArraySource(X, np.zeros((3000, 1)), unit_rows=10)
     block = random_rows.random_centers(source, 600, 0)
@@ -115,7 +115,7 @@ def test_a_number_of_centers_beside_centers_is_refused_if_it_is_another() -> Non
 
 
 def test_centers_are_rows_without_augmentation() -> None:
-    """As stored, with the scaling and without the noise, whichever replica they are drawn from."""
+    """Check that centers are stored rows, scaled and without noise, for any replica."""
     source = AugmentedSource(array_source(), 3, [GaussianNoise(5.0)])
     result = finished(runs.settings(), source=source)
     rows = {row.tobytes() for row in arrays()[0]}
@@ -170,7 +170,8 @@ def test_centers_that_coincide_have_any_bandwidth() -> None:
 @pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["block", "eigenpro2"])
 def test_a_sorted_store_has_the_bandwidth_of_a_mixed_one(solver: str, tmp_path: Path) -> None:
-    """EigenPro 2 keeps the rows in store order, where the first 1 000 may be of one class."""
+    """Check EigenPro 2, which keeps the order of the store: its first 1000 rows may be of one
+    class."""
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1], 1500)
     X = (rng.standard_normal((3000, 3)) + 40 * y[:, None]).astype(np.float32)

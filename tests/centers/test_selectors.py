@@ -99,7 +99,7 @@ def test_balanced_counts_are_exact(
 
 @pytest.mark.slow
 def test_every_row_of_a_class_is_as_likely() -> None:
-    """Chi-square of 400 choices of 5 of 25 rows; 24 degrees of freedom."""
+    """Check the chi-square of 400 choices of 5 of 25 rows, with 24 degrees of freedom."""
     source = labelled(np.repeat([0, 1], 25), 16, 2)
     hits = np.zeros(50)
     for seed in range(400):
@@ -112,7 +112,7 @@ def test_every_row_of_a_class_is_as_likely() -> None:
 
 
 def test_units_are_read_until_every_class_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 1 000 units in random order: 256, and more only for the class that is rare."""
+    """Check that 256 of 1000 units are read in random order, and more only for the rare class."""
     y = np.arange(20_000) % 2
     y[10_000:10_003] = 2
     source = labelled(y, 20, 3)
@@ -204,7 +204,7 @@ def chosen(run: ResolvedRun) -> tuple[choose_centers.ChosenCenters, dict[str, An
 
 
 def test_kmeans_sees_scaled_rows_once_scaled_and_none_augmented() -> None:
-    """Means of scaled bytes: the means of the bytes, scaled."""
+    """Check that means of scaled bytes are the scaled means of the bytes."""
     X = np.random.default_rng(0).integers(0, 255, (200, 2, 3, 1), np.uint8)
     X[::2] //= 16
     base = ArraySource(X, np.arange(200) % 2, unit_rows=50)
@@ -221,7 +221,8 @@ def test_kmeans_sees_scaled_rows_once_scaled_and_none_augmented() -> None:
 
 @pytest.mark.parametrize("method", ["kmeans", "rpcholesky"])
 def test_bandwidth_is_that_of_rows(method: str) -> None:
-    """Means are nearer to each other than rows are, and pivots further apart."""
+    """Check that the bandwidth comes from rows: means are nearer to each other than rows are, and
+    pivots farther apart."""
     source = ArraySource(*arrays(4000), classes=runs.CLASSES)
     overrides = {"model.centers": method, "model.bandwidth": "auto", "model.n_centers": 100}
     width = chosen(opened(source, **overrides))[0].kernel.bandwidth
@@ -275,8 +276,8 @@ def test_one_proposal_a_round_is_the_plain_algorithm(
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 def test_rounds_leave_as_little_as_single_pivots(precision: str, backend: Backend) -> None:
-    """In the mean over seeds: what single pivots leave, what Theorem 3.1 of Chen et al. allows, and
-    less than random rows."""
+    """Compare the mean remaining trace over seeds with that of single pivots, with the bound of
+    Theorem 3.1 of Chen et al., and with random rows."""
     X = clusters(400, 10, seed=3).astype(np.float32 if precision == "exact" else np.float64)
     op = KernelOperator(Laplace(8.0), backend, precision)
     K, p = ref.laplace(np.float64(X), np.float64(X), 8.0), 40
@@ -296,7 +297,8 @@ def test_rounds_leave_as_little_as_single_pivots(precision: str, backend: Backen
 
 
 def test_a_kernel_without_rank_is_filled_up(backend: Backend) -> None:
-    """All rows nearly the same for the kernel: rounding ends the drawing, not the choice."""
+    """Check rows that are nearly equal for the kernel: rounding ends the draws, and other rows
+    complete the choice."""
     X = clusters(300, 3).astype(np.float32)
     found = rpcholesky(KernelOperator(Laplace(1e7), backend), X, 100, 0)
     assert found.n_drawn < 100

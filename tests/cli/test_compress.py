@@ -19,7 +19,7 @@ NEW = ["run", "new.csv", "--y", "y"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run and a file of new rows."""
+    """Return a folder with a run and a file of new rows."""
     folder = tmp_path_factory.mktemp("compress")
     usual = {"kernel": "gaussian", "bandwidth": 2.0, "metric": "none", "random_state": 0}
     sk.KernelRegressor(run_dir=folder / "run", **usual).fit(X[:300], Y[:300])

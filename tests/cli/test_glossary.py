@@ -31,7 +31,7 @@ SHOWN = (
 
 
 def unexplained(plain: str, with_meanings: str) -> list[str]:
-    """The lines of facts that nothing is said about."""
+    """Return the lines of facts that have no meaning in the glossary."""
     said = with_meanings.splitlines()
     below = dict(zip(said, [*said[1:], ""], strict=True))
     assert [line for line in said if not line.startswith("      ")] == plain.splitlines()

@@ -49,7 +49,7 @@ Y = np.array(["a", "b", "c"])[np.digitize(X[:, 0] + X[:, 1], [-0.6, 0.6])]
 
 @pytest.fixture(scope="session")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train.zarr, 5 chunks of 100 rows, and test.zarr."""
+    """Return a folder with train.zarr, which has 5 chunks of 100 rows, and test.zarr."""
     folder = tmp_path_factory.mktemp("stores")
     ingest(X[:500], folder / "train.zarr", y=Y[:500], chunk_mb=2000 / 2**20)
     ingest(X[500:], folder / "test.zarr", y=Y[500:])
@@ -58,7 +58,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(stores: Path, tmp_path: Path) -> Path:
-    """A copy of train.zarr that may be damaged."""
+    """Return a copy of train.zarr that a test may damage."""
     for key, data in tree(stores / "train.zarr").items():
         path = tmp_path / "train.zarr" / key
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ _BEFORE = re.compile(r"^streamkern: note: \S| samples  ")
 
 
 def sentence(answer: tuple[int, str, str], code: int) -> str:
-    """The one line on stderr of a command that ended with `code`."""
+    """Return the single line on stderr of a command that ended with `code`."""
     assert answer[0] == code, answer
     *notes, last = answer[2].splitlines()
     assert [line for line in notes if not _BEFORE.search(line)] == []
@@ -128,7 +128,8 @@ def test_the_list_of_commands_is_told_without_loading_them() -> None:
 
 
 def test_commands_begin_without_what_takes_seconds_to_load() -> None:
-    """As every rank and every worker does."""
+    """Check that commands do not load slow modules, because every rank and worker starts this
+    way."""
     code = (
         "import sys; from streamkern.cli import main as m; "
         "[m._load_command(name) for name in m._LOADED_NAMES]; print(*sys.modules)"
@@ -399,7 +400,7 @@ def test_other_libraries_are_one_line(run: Run, stores: Path, tmp_path: Path) ->
 def test_an_older_checkpoint_is_never_used_without_a_word(
     run: Run, stores: Path, tmp_path: Path
 ) -> None:
-    """W3, of the commands."""
+    """Check that the commands say if they use an older checkpoint."""
     place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
     newest = max(place.glob("checkpoints/*.json"))
     data = bytearray(newest.read_bytes())
@@ -426,7 +427,7 @@ def test_an_older_checkpoint_is_never_used_without_a_word(
 
 
 def test_a_lost_run_json_is_no_lost_run(run: Run, stores: Path, tmp_path: Path) -> None:
-    """W7: other data is refused all the same, and `info` still knows a run."""
+    """Check that other data is still refused, and that `info` still recognises the run."""
     place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
     (place / "run.json").unlink()
     words = ("--run-dir", place, "--epochs", 3, *BY_STEPS)
@@ -709,7 +710,7 @@ def test_info_of_an_unfinished_store_and_of_a_verified_one(
 
 
 def test_info_verifies_every_checkpoint_of_a_run(run: Run, stores: Path, tmp_path: Path) -> None:
-    """The newest alone is what it reads without being asked."""
+    """Check that `--verify` reads all checkpoints, where `info` alone reads the newest."""
     words = ("--run-dir", tmp_path / "run", *FAST, "--set", "run.checkpoint_every=1")
     assert run("train", "--train", stores / "train.zarr", *words)[0] == DONE
     code, out, _ = run("info", tmp_path / "run", "--verify", "--json")
@@ -842,7 +843,7 @@ STEPS = 40 * 50
 
 
 def start(store: Path, place: Path, *more: str) -> subprocess.Popen[str]:
-    """A life of the run, as a process of its own."""
+    """Start the run in a process of its own."""
     words = [sys.executable, "-m", "streamkern", "train", "--train", str(store)]
     return subprocess.Popen(
         [*words, "--run-dir", str(place), *LONG, *more],
@@ -879,7 +880,7 @@ def assert_same_weights(a: Path, b: Path) -> None:
 
 
 def end(process: subprocess.Popen[str], code: int) -> str:
-    """What a process that ends with `code` leaves on stderr."""
+    """Return the stderr of a process that ends with `code`."""
     _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
     return err

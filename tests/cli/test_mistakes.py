@@ -158,7 +158,7 @@ def test_what_is_suggested_is_there() -> None:
 
 @pytest.fixture
 def refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port that refuses is left at once, and not after a few seconds."""
+    """Make a port that refuses connections fail at once, without several seconds of retries."""
     assert objects._REFUSED_RETRY_S < 10 < objects.DEADLINE_S
     monkeypatch.setattr(objects, "_REFUSED_RETRY_S", 0.0)
 

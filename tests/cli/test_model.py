@@ -1,4 +1,4 @@
-"""What `evaluate` and `predict` say of the rows they are given."""
+"""Check the messages of `evaluate` and `predict` about the given rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamkern.cli.main import run_command
 def test_the_store_trained_on_is_said_to_have_other_target_means_than_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By predict and by evaluate, once, and for nothing but that store."""
+    """Check that predict and evaluate say so once, and only for this store."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     words, a = rng.integers(0, 80, 400), rng.normal(size=400)

@@ -1,4 +1,5 @@
-"""What leaves the command: no secret in any text, and no reader that could change the outcome."""
+"""Check the output of the command: it contains no secret, and a closed reader does not change the
+outcome."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ ENDS = (":", "@")  # after which the rest of it may be a host, or a path
 
 
 def secrets(signs: tuple[str, ...]) -> st.SearchStrategy[str]:
-    """As keys look, with signs that are special to somebody. No other text is like them."""
+    """Return strategies for keys with special characters, which are like no other text."""
     return st.builds(
         lambda a, sign, b: f"Zq{a}{sign}{b}7Xk",
         st.text(LETTERS, min_size=3, max_size=8),
@@ -75,7 +76,7 @@ SHAPES = (
 
 
 def urls_with(signs: tuple[str, ...]) -> st.SearchStrategy[tuple[str, str]]:
-    """A URL, and the secret in it."""
+    """Return strategies for a URL and the secret in it."""
     return st.builds(
         lambda shape, scheme, query, secret: (
             shape.format(scheme=scheme, query=query, secret=secret, encoded=quote(secret, safe="")),
@@ -95,7 +96,7 @@ KNOWN = (
 
 
 def leaks(text: str, secret: str) -> bool:
-    """Whether eight characters of a secret in a row can be read."""
+    """Return whether eight consecutive characters of a secret can be read."""
     return any(secret[i : i + 8] in text for i in range(max(1, len(secret) - 7)))
 
 
@@ -113,7 +114,7 @@ def said(call: Any) -> str:
 @example(KNOWN[3])
 @given(URLS)
 def test_no_setting_that_is_refused_shows_a_secret(case: tuple[str, str]) -> None:
-    """S1: the text is cut short after the secrets are taken out of it."""
+    """Check that secrets are removed before a text is shortened."""
     url, secret = case
     for key in ("train", "test", "cache", "dask"):
         tables = {"data": {"train": "x.zarr", key: url}}
@@ -126,13 +127,13 @@ def test_no_setting_that_is_refused_shows_a_secret(case: tuple[str, str]) -> Non
 @example(KNOWN[3])
 @given(URLS)
 def test_no_place_that_is_refused_shows_a_secret(case: tuple[str, str]) -> None:
-    """S2, S3: chained URLs, and those of one slash."""
+    """Check chained URLs, and URLs with one slash."""
     url, secret = case
     assert not leaks(said(lambda: zarr_store(url)), secret)
 
 
 def shown(url: str, secret: str) -> str:
-    """What commands with them say."""
+    """Return the output of the commands for this URL."""
     out, err = io.StringIO(), io.StringIO()
     words = ["train", "--train", "nothing.zarr", "--set", f"solver.name={url}", "--debug"]
     before = sys.stdout, sys.stderr
@@ -155,7 +156,7 @@ def shown(url: str, secret: str) -> str:
 @given(urls_with(SIGNS))
 @settings(max_examples=50)
 def test_no_command_shows_a_secret_of_its_words(case: tuple[str, str]) -> None:
-    """S1 to S3, whatever is said of them: also by libraries, and in a traceback."""
+    """Check all output about the arguments, also that of libraries and tracebacks."""
     assert not leaks(shown(*case), case[1])
 
 
@@ -207,7 +208,7 @@ SLASHED = "wJalr/Xut+nFEMI"
 
 @pytest.fixture(scope="module")
 def furnished(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Path:
-    """A folder with all that the commands of `DOORS` find but for the URL."""
+    """Return a folder with everything that the commands of `DOORS` need besides the URL."""
     place = tmp_path_factory.mktemp("doors")
     X = rng.standard_normal((60, 4)).astype(np.float32)
     np.savez(place / "raw.npz", X=X, y=np.arange(60) % 2)
@@ -231,7 +232,7 @@ def test_the_doors_are_those_of_every_command() -> None:
 def test_no_command_lets_a_url_with_a_secret_in(
     door: str, furnished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing but a refusal comes of it: no request, no file, and no part of the secret."""
+    """Check that the URL is refused, with no request, no file, and no part of the secret."""
     monkeypatch.chdir(furnished)
     monkeypatch.setattr(urls, "DEADLINE_S", 0)  # of a request that there should not be
 
@@ -280,7 +281,7 @@ def open_rows_of(url: str) -> None:
     ],
 )  # fmt: skip
 def test_a_url_without_a_secret_may_hold_an_at(url: str) -> None:
-    """With a secret, the same one is refused."""
+    """Check that a URL with an @ is accepted, and refused if it contains a secret."""
     check_open(url)
     with pytest.raises(StreamkernError, match="holds credentials"):
         check_open("://user:secret@".join(url.rsplit("://", 1)))
@@ -398,7 +399,8 @@ def test_a_command_that_only_answers_fails_when_its_answer_is_lost(
 
 
 def test_closed_streams_are_no_file_of_the_run(store: Path, tmp_path: Path) -> None:
-    """A file opened as the second of the process would take what libraries write to stderr."""
+    """Check that no file of the run takes the number of a closed stream, to which libraries write
+    errors."""
     code = (
         "import os\n"
         "from streamkern import __main__\n"

@@ -52,7 +52,7 @@ def words(folder: Path, run_dir: object, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two stores and the runs `one` and `two`."""
+    """Return a folder with two stores and the runs `one` and `two`."""
     folder = tmp_path_factory.mktemp("reports")
     ingest(X[:500], folder / "train.zarr", y=Y[:500])
     ingest(X[500:], folder / "test.zarr", y=Y[500:])
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page_of_one(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page on the run `one`, which tests only read."""
+    """Return the page on the run `one`, which tests only read."""
     out = tmp_path_factory.mktemp("page") / "page.html"
     assert main.run_command(["report", str(folder / "one"), "--out", str(out)]) == DONE
     return out.read_text()
@@ -75,7 +75,7 @@ def page_of_one(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def page_of_both(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page on both runs."""
+    """Return a page on both runs."""
     out = tmp_path_factory.mktemp("page") / "page.html"
     places = [str(folder / "one"), str(folder / "two")]
     assert main.run_command(["report", *places, "--out", str(out)]) == DONE
@@ -83,7 +83,7 @@ def page_of_both(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def page_of(text: str) -> Any:
-    """The tree of a page. ParseError where it is not valid HTML, or an SVG is not valid XML."""
+    """Return the tree of a page. Raises ParseError if the HTML or an SVG is not valid."""
     assert text.startswith(MARK)
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ET.fromstring(svg)
@@ -91,7 +91,7 @@ def page_of(text: str) -> Any:
 
 
 def rows_of(page: Any, title: str) -> dict[str, list[str]]:
-    """The rows of the first table in a section, by what they begin with."""
+    """Return the rows of the first table in a section, by their first cells."""
     for section in page.iter("section"):
         if "".join(section.find("h2").itertext()) == title:
             rows = next(section.iter("tbody"))
@@ -165,7 +165,7 @@ def test_the_page_needs_nothing_else(page_of_one: str) -> None:
 
 
 def test_names_of_others_are_text(run: Run, tmp_path: Path) -> None:
-    """Of columns, classes and folders."""
+    """Check that names of columns, classes and folders are escaped."""
     table = "\n".join(
         [",".join('"' + name.replace('"', '""') + '"' for name in [*COLUMNS, "y"])]
         + [",".join(map(str, row)) + f",{label}" for row, label in zip(X, Y, strict=True)]
@@ -351,7 +351,7 @@ def test_a_browser_would_say_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_the_ridge_of_the_page_is_the_one_that_is_used() -> None:
-    """That of the fresh rows, where they tell more noise than a thousand do."""
+    """Check that the page shows the ridge of the fresh rows, if they show more noise."""
     tried = [(1e-4, 0.3), (1e-2, 0.2), (1.0, 0.4)]
     first = {"event": "noise", "tried": tried, "ridge": 4e-8}
     second = {"event": "fresh noise", "tried": tried, "ridge": 7e-6}
@@ -371,7 +371,7 @@ def section_text(page: Any, title: str) -> str:
 def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
     run: Run, folder: Path, page_of_one: str, tmp_path: Path
 ) -> None:
-    """Where the test data is still there; else the section is left out."""
+    """Check that the section exists if the test data does, and is left out otherwise."""
     out, page = tmp_path / "page.html", page_of(page_of_one)
     lines = rows_of(page, "Answers on held-out rows")
     counts = np.array([[int(cell) for cell in cells] for cells in lines.values()])
@@ -423,7 +423,8 @@ def test_a_page_says_which_of_several_outputs_is_drawn(run: Run, tmp_path: Path)
 def test_held_out_rows_are_read_as_the_run_read_them_and_on_the_cpu(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the arrays that the settings name; without memory for them the page has the rest."""
+    """Check that the rows come from the arrays that the settings name; without memory for them, the
+    page has the other sections."""
     for name, rows in (("train", slice(0, 200)), ("test", slice(200, 260))):
         group = zarr.open_group(tmp_path / f"{name}.zarr", mode="w")
         t = X[rows, 0].astype(np.float64)

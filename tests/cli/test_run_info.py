@@ -101,7 +101,7 @@ def test_steps_that_were_not_saved_are_not_those_of_a_stopped_run(
 
 
 def _only_when_due(trainer: Any) -> None:
-    """As after a kill: nothing is saved on the way out."""
+    """Save nothing at the end of a process, as after a kill."""
     if trainer.position.step % 4 == 0:
         order, metrics = trainer.feed.loader.order_key(), trainer.evaluations.metrics_as_json()
         trainer.checkpoints.save(trainer.steps, {"order": order, "metrics": metrics}, lambda: None)
@@ -109,7 +109,7 @@ def _only_when_due(trainer: Any) -> None:
 
 @pytest.mark.slow
 def test_a_run_at_rest_says_which_ranks_trained_it(tmp_path: Path) -> None:
-    """As long as others do not go on with it."""
+    """Check that the ranks are shown until others continue the run."""
     (tmp_path / "run").mkdir()
     store = rank_runs.write_store(tmp_path)
     shown, said = list[str | None](), list[tuple[int, int]]()

@@ -26,7 +26,7 @@ Y = X[:, :1] ** 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three runs, a store, a file, and an empty folder."""
+    """Return a folder with three runs, a store, a file, and an empty folder."""
     folder = tmp_path_factory.mktemp("runs")
     tables = {
         "data": {"epochs": 2, "batch_size": 50},

@@ -1,4 +1,4 @@
-"""What `train` keeps and says of a run, and what `info`, `runs` and `report` show of it later."""
+"""Check the records and messages of `train`, and their display by `info`, `runs` and `report`."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_all_settings_in_a_run_file(solver: dict[str, Any], tmp_path: Path) -> N
 
 
 def in_numpy(value: Any, key: Any = None) -> Any:
-    """The same numbers of NumPy's, and paths."""
+    """Return the same numbers as scalars of NumPy, and paths as Path."""
     if isinstance(value, dict):
         return {k: in_numpy(item, k) for k, item in value.items()}
     if isinstance(value, list):
@@ -232,7 +232,7 @@ def test_tables_in_the_place_of_names_are_told_where_to_go() -> None:
 
 
 def test_no_sentence_suggests_the_very_word_that_was_given() -> None:
-    """Of settings and their values, parameters, commands, options and options of s3fs."""
+    """Check settings and their values, parameters, commands, options, and options of s3fs."""
     sentences: list[tuple[str, str]] = []
 
     def say(word: str, ask: Callable[[], Any]) -> None:
@@ -568,7 +568,7 @@ def test_a_setting_of_another_version_is_a_difference() -> None:
 
 
 def test_a_setting_that_is_added_does_not_stop_runs_of_older_versions() -> None:
-    """A new setting belongs in NEUTRAL_VALUES, so that its neutral value is not recorded."""
+    """Check that a new setting is in NEUTRAL_VALUES, so that its neutral value is not recorded."""
     solver = "average block_size damping level n_nystrom name period projection ridge step_scale"
     assert {name: " ".join(sorted(table)) for name, table in config().identity().items()} == {
         "data": "batch_size copies epochs foreign scale train transforms x y",

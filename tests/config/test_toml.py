@@ -61,7 +61,7 @@ def test_long_words_are_searched_once() -> None:
 
 
 def test_copies_without_end_are_refused() -> None:
-    """R5: planning 10^18 copies took 20 s and 3.5 GB."""
+    """Check that 10^18 copies are refused at once; planning them took 20 s and 3.5 GB."""
     source = ArraySource(np.ones((400, 4), np.float32), np.ones((400, 1)))
     with pytest.raises(ConfigError, match=r"copies=1000000000000000000 gives \d+ units"):
         AugmentedSource(source, 10**18)

@@ -73,7 +73,7 @@ def test_partial_fit_says_that_it_discards_a_fit() -> None:
 
 
 def test_partial_fit_does_not_replace_a_compressed_model() -> None:
-    """Whether it was fitted, or begun by partial_fit, whose solver state is lost."""
+    """Check models that were fitted, and models of partial_fit, whose solver state is lost."""
     X, y = load_diabetes(return_X_y=True)
     model = KernelRegressor(threads=1, kernel="gaussian", metric="none", random_state=0)
     for begun in (clone(model).fit(X[:300], y[:300]), clone(model).partial_fit(X[:300], y[:300])):
@@ -112,7 +112,7 @@ def test_what_it_refuses() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Dask's cluster
 def test_ranks_of_fit_are_placed_on_the_callers_cluster(tmp_path: Path) -> None:
-    """Which stays open, and no part of the model."""
+    """Check that the client stays open and is not a part of the model."""
     pytest.importorskip("xgboost")
     X, y = load_diabetes(return_X_y=True)
     held_out = X[:50], y[:50]

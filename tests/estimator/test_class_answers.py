@@ -43,7 +43,8 @@ def regressor() -> KernelRegressor:
 
 
 def test_small_tables_have_probabilities_by_default(tmp_path: Path) -> None:
-    """By each row left out: near the truth, and what a scorer of scikit-learn asks for."""
+    """Check that leave-one-out probabilities are near the truth, and that scorers of scikit-learn
+    accept them."""
     quick: dict[str, Any] = {
         "threads": 1, "accelerator": "none", "kernel": "laplace", "metric": "none",
     }  # fmt: skip
@@ -76,7 +77,8 @@ def test_small_tables_have_probabilities_by_default(tmp_path: Path) -> None:
 
 
 def test_a_search_over_the_centers_of_a_small_table_scores_probabilities() -> None:
-    """By default: few of the rows are centers, and all of them are trained on."""
+    """Check the default of small tables, in which few rows are centers and all rows are for
+    training."""
     quick: dict[str, Any] = {
         "threads": 1, "accelerator": "none", "kernel": "laplace", "metric": "none",
         "bandwidth": 2.0, "ridge": 1e-3,
@@ -133,7 +135,7 @@ def test_sets_and_intervals(classifier: KernelClassifier, regressor: KernelRegre
 
 
 def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
-    """In memory, from a model that was saved, streamed into files, and by the command."""
+    """Check normalised intervals in memory, from a saved model, in files, and by the command."""
     hard = np.sin(X[:, 0]) + 0.3 * np.exp(1.5 * X[:, 1]) * rng.normal(size=1500)
     model = KernelRegressor(**QUICK).fit(X[FIT], hard[FIT], test=(X[NEW], hard[NEW]))
     values, ends = model.predict(X[NEW], interval=0.8, normalised=True)

@@ -22,7 +22,7 @@ from tests.hostcuda import COMPILER
 def test_every_fit_launches_kernels(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """CuPy would write a file for each; the stand-in does it in its place."""
+    """Check that each fit compiles kernels; the stand-in writes a file for each, as CuPy does."""
     standin.install(monkeypatch)
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "GENERATED_ROWS", 150)

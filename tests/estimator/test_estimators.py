@@ -96,8 +96,8 @@ def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
 
 @cache
 def checks_of_array_libraries() -> str:
-    """What pytest says of them in a process of its own: SciPy reads the variable on import, and
-    would be another one for all tests."""
+    """Return pytest's output about them in a process of its own, because SciPy reads the
+    environment variable on import."""
     options = ["-q", "-p", "no:xdist", "--full", "-k", "array_api"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, __file__],
@@ -241,7 +241,8 @@ def test_falkon_stops_at_the_tolerance() -> None:
 
 @pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4", "falkon"])
 def test_a_warm_start_goes_on_from_the_fit_before(solver: str) -> None:
-    """Its first evaluation is that of a trained model; without, fits are the same again.
+    """Check that its first evaluation is that of a trained model, and that fits without it are
+    equal.
 
     The block solver's always is: it starts from what its sample teaches.
     """
@@ -418,7 +419,7 @@ def test_held_out_data_is_evaluated_every_epoch() -> None:
 
 
 def test_partial_fit_of_one_block_is_fit() -> None:
-    """Where no row is a center: of these `fit` knows the share in all rows."""
+    """Check solvers without rows as centers, because `fit` knows the share of these in all rows."""
     # 90 steps: enough for the guard to look at them twice.
     # With rows that are others in every epoch, as those of later blocks are.
     noise = (GaussianNoise(1e-3),)
@@ -624,13 +625,14 @@ def test_r2_of_a_stream_with_a_constant_output() -> None:
 
 
 def curved(solver: str, **more: Any) -> KernelRegressor:
-    """A model whose loss curve is looked at."""
+    """Return a model with a loss curve."""
     settings = {"n_centers": 40, "batch_size": 10, "epochs": 3, **SMALL, **more}
     return KernelRegressor("laplace", bandwidth=3.0, solver=solver, **settings)
 
 
 def test_the_loss_curve_is_in_squares_of_the_units_of_y() -> None:
-    """Of steps that move next to nothing it is the variance; of a solution, the error it leaves."""
+    """Check that the curve is the variance for tiny steps, and the remaining error for a
+    solution."""
     y, options = 1e3 * Y[:256] + 7e5, {"batch_size": 8, "epochs": 1, "n_centers": "auto"}
     still = curved("sgd", step_scale=1e-12, ridge=0, **options).fit(X[:256], y)
     model = curved("direct", **options).fit(X[:256], y)
@@ -661,7 +663,7 @@ def test_partial_fit_adds_to_the_loss_curve() -> None:
 def test_the_loss_curve_has_the_loss_of_the_model_after_every_epoch(
     solver: str, tmp_path: Path
 ) -> None:
-    """What a scikit-learn user reads off it, also after save and load, and in the run's log."""
+    """Check the curve after a fit, after save and load, and in the log of the run."""
     y, ridge = Y[:, 0], 1e-4 if solver in ("direct", "falkon") else "auto"
     model = curved(solver, batch_size=32, epochs=7, ridge=ridge).fit(X, y)
     curve, error = model.loss_curve_, np.mean((model.predict(X) - y) ** 2)
@@ -713,7 +715,7 @@ def test_verbose_fits_say_where_they_are(
 
 
 def test_folds_with_fewer_rows_than_centers_are_scored() -> None:
-    """As scikit-learn's Nystroem: a learning curve has points, not NaN."""
+    """Check that a learning curve has no NaN for small folds, as with scikit-learn's Nystroem."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(90, 3))
     model = KernelRegressor(n_centers=70, kernel="gaussian", bandwidth=2.0, ridge=1e-3)

@@ -68,7 +68,7 @@ ENDED = (StreamkernError, KeyboardInterrupt, MemoryError)
 
 
 def answers(model: Any) -> tuple[bytes, bytes]:
-    """Of PROBE: values and labels, to compare by bits."""
+    """Return values and labels of PROBE, to compare their bits."""
     return np.asarray(model.predict_values(PROBE)).tobytes(), labels(model)
 
 
@@ -221,7 +221,7 @@ class Fits(RuleBasedStateMachine):
         return SETTINGS | {"bandwidth": self.bandwidth}
 
     def has(self, truth: Any) -> None:
-        """The model is now like `truth`, which was trained apart."""
+        """Check that the model equals `truth`, which was trained separately."""
         self.now = answers(truth)
         self.states.add(self.now)
         assert answers(self.model) == self.now
@@ -269,7 +269,7 @@ class Fits(RuleBasedStateMachine):
         self.has(truth)
 
     def first_bandwidth(self) -> float:
-        """Of the block that decided it."""
+        """Return the bandwidth that the first block of rows determined."""
         if len(self.blocks) == 1:
             self.decided = self.bandwidth
         return self.decided

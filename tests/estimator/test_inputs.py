@@ -97,7 +97,7 @@ def test_categories_of_numbers_are_categories() -> None:
 
 
 def test_dates_and_numbers_are_a_table() -> None:
-    """Of every unit and with zones; durations are numbers."""
+    """Check dates of every unit and with time zones; durations are numbers."""
     days = pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(300), "h")
     y = np.asarray(days.hour, float)
     X = pd.DataFrame({"a": days.as_unit("s"), "b": days.tz_localize("UTC"), "c": y})
@@ -108,7 +108,7 @@ def test_dates_and_numbers_are_a_table() -> None:
 
 
 def test_text_of_numbers_says_what_it_is() -> None:
-    """01 and 1 are two houses, and one number."""
+    """Check that text of numbers is refused, because 01 and 1 may be two houses or one number."""
     houses = np.array(["01", "1", "10115"])
     said = r"'house' is text in which all is written as numbers: .*float}\), .*\"category"
     which = np.arange(120) % 3
@@ -134,7 +134,7 @@ def test_names_insisted_on() -> None:
 
 
 def test_columns_that_are_encoded_have_names() -> None:
-    """Of text, and one each, in `predict` too."""
+    """Check that encoded columns have distinct names of type str, in `predict` too."""
     X, y = pd.DataFrame({0: pd.Categorical([3, 1, 2] * 40), 1: np.arange(120.0)}), np.arange(120.0)
     with pytest.raises(DataError, match=r"not numbers, '0', .*'0', '1' are not; convert"):
         sk.KernelRegressor(**FAST).fit(X, y)

@@ -136,7 +136,7 @@ MISSING: dict[str, Any] = {
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("part", range(3))
 def test_labels_of_every_dtype_are_what_they_were(part: int, tmp_path: Path) -> None:
-    """In three parts, each with dtypes of every kind."""
+    """Check dtypes of every kind, in three parts."""
     for number, (name, y) in enumerate(list(KEPT.items())[part::3]):
         given = np.asarray(y)
         wanted = given.astype(object) if given.dtype.kind == "T" else given

@@ -1,4 +1,5 @@
-"""What is predicted for Dask's arrays and data frames stays lazy, and comes to the same."""
+"""Check that predictions for Dask arrays and data frames are lazy, and equal those for arrays in
+memory."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ def assert_answers(lazy: Any, wanted: np.ndarray, reads: Reads) -> None:
 
 
 def assert_rounded(answer: np.ndarray, wanted: np.ndarray) -> None:
-    """The same labels; values to the rounding of float32, in which a product of few rows may add
-    up in another order."""
+    """Check that labels are equal, and values up to the rounding of float32: a product of few rows
+    may sum in another order."""
     if wanted.dtype.kind == "f":
         np.testing.assert_allclose(answer, wanted, atol=1e-4)
     else:

@@ -230,7 +230,7 @@ def test_partial_fit_goes_on_as_without_a_disk_between(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4"])
 def test_partial_fit_goes_on_from_a_run(solver: str, tmp_path: Path) -> None:
-    """On the same rows, from where they were fitted to: the loss there does not get worse."""
+    """Check that the loss on the same rows does not rise."""
     settings = SMALL | {"solver": solver, "ridge": "auto", "run_dir": tmp_path / "run"}
     fitted = KernelRegressor(**settings).fit(X, Y)
     before = ((fitted.predict(X) - Y) ** 2).mean()
@@ -505,7 +505,7 @@ def test_a_zip_that_is_none_is_told(tmp_path: Path) -> None:
 
 
 def test_targets_are_found_in_a_table_by_the_column_they_had(tmp_path: Path) -> None:
-    """In frames as in files, whatever the model was trained on."""
+    """Check data frames and files, for models that were trained on either."""
     rows = np.random.default_rng(0).normal(size=(60, 3))
     frame = pd.DataFrame(rows, columns=list("abt"))
     frame.to_csv(tmp_path / "t.csv", index=False)

@@ -66,7 +66,7 @@ def test_a_snapshot_of_the_cache_is_a_model(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def oddly_named() -> tuple[pd.DataFrame, Any, KernelClassifier]:
-    """Rows and labels with odd names, and a model of the first 150."""
+    """Return rows and labels with unusual names, and a model of the first 150 rows."""
     frame = pd.DataFrame(X, columns=ODD)
     labels = np.array(ODD)[np.digitize(Y, [-0.5, 0.5])]
     model = KernelClassifier(**SMALL, calibrate=False).fit(
@@ -118,7 +118,8 @@ def test_a_card_claims_no_figures_of_training_rows(tmp_path: Path) -> None:
 
 
 def test_a_card_of_quantiles_has_their_own_figure(tmp_path: Path) -> None:
-    """The squared errors of quantiles near 0 and 1 are large by design."""
+    """Check that the card has the pinball loss, because squared errors of quantiles near 0 and 1
+    are large by design."""
     model = KernelRegressor(**SMALL, loss="quantile", quantile=[0.1, 0.9])
     model.fit(X[:150], Y[:150], test=(X[150:], Y[150:])).save(tmp_path / "a", card=True)
     front, text = front_matter(tmp_path / "a")

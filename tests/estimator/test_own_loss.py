@@ -68,8 +68,8 @@ def test_a_saved_model_is_loaded_where_its_class_is(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_predicts_where_the_class_is_not(tmp_path: Path) -> None:
-    """Its predictions do not depend on it; its figure and another fit do, and code of a run
-    directory is never imported."""
+    """Check that predictions do not need the class, but its metric and another fit do, and that no
+    code of a run directory is imported."""
     model = sk.KernelRegressor(loss=LogCosh(0.5), **SMALL).fit(X, Y)
     model.save(tmp_path / "saved")
     np.savez(tmp_path / "rows.npz", X=X, Y=Y)

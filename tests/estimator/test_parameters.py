@@ -55,7 +55,8 @@ PATHS = {"metric", "centers", "warm_start", "run_dir"}
 
 
 def twins(name: str, value: Any) -> list[Any]:
-    """The same value as NumPy, or a path, has it; float32 and int16 hold those above."""
+    """Return the same value as a scalar of NumPy, or as a path; float32 and int16 hold the values
+    above."""
     if isinstance(value, dict):
         return [{k: twins(name, v)[0] for k, v in value.items()}]
     if isinstance(value, tuple):
@@ -85,7 +86,7 @@ def test_numbers_of_numpy_and_paths_are_the_same_settings() -> None:
 
 @pytest.mark.parametrize("twin", [np.float32, np.float64])
 def test_a_run_goes_on_with_the_same_numbers(twin: Any, tmp_path: Path) -> None:
-    """What identifies a run is the numbers, and not of which library they are."""
+    """Check that the identity of a run depends on the numbers, and not on their types."""
     X = np.random.default_rng(0).normal(size=(100, 3))
     kernels = [
         (0.5 * Laplace(2.5), twin(0.5) * Laplace(twin(2.5))),
@@ -212,7 +213,8 @@ def test_partial_fit_takes_the_passes_and_the_machine_of_each_call() -> None:
 
 
 def test_the_bandwidth_of_an_own_kernel_is_found_or_given(tmp_path: Path) -> None:
-    """As that of a built-in one; and the model is resumed and loaded where the class is known."""
+    """Check "auto" and a given bandwidth; the model is resumed and loaded if the class is
+    imported."""
     X = np.random.default_rng(0).normal(size=(80, 3))
     kernel, y = Own("auto"), np.sin(X).sum(axis=1)
     place: dict[str, Any] = {"run_dir": tmp_path / "run", "threads": 1}

@@ -68,7 +68,8 @@ def test_so_do_intervals_deviations_and_sets() -> None:
 
 
 def test_the_same_numbers_in_float32_and_float64_have_the_same_answers() -> None:
-    """Rows that float32 holds; other ones are rounded, which large weights make larger."""
+    """Check rows that float32 represents exactly; others are rounded, and large weights magnify the
+    difference."""
     X = FRAME.to_numpy().astype(np.float32)
     model = KernelRegressor(threads=1, epochs=2, ridge=1e-8).fit(X, VALUES["u"])
     np.testing.assert_array_equal(model.predict(X), model.predict(X.astype(np.float64)))
@@ -122,7 +123,8 @@ def test_names_are_kept_on_disk(tmp_path: Path) -> None:
 
 
 def test_in_a_pipeline() -> None:
-    """`set_output` of a pipeline is for its transformers, as with other predictors."""
+    """Check that `set_output` of a pipeline applies to its transformers only, as with other
+    predictors."""
     last = KernelRegressor(**SMALL).set_output(predict="pandas")
     pipeline = make_pipeline(StandardScaler(), last).set_output(transform="pandas")
     answer = pipeline.fit(FRAME, VALUES["u"]).predict(FRAME)

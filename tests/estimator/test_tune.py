@@ -57,7 +57,7 @@ def held_out(config: Any, source: Any) -> tuple[Any, Any]:
     ],
 )
 def test_figures_are_those_of_predictions_of_the_rows_held_out(kind: Any, metric: str) -> None:
-    """By scikit-learn, from an estimator that is fitted to the other rows."""
+    """Compare with scikit-learn's metric for an estimator that is fitted to the other rows."""
     X = some_rows()
     model = kind("laplace", bandwidth=4.0, ridge=1e-4, scale="none", solver="block", **PLAIN)
     classes = kind is sk.KernelClassifier
@@ -250,7 +250,7 @@ def test_centers_and_a_metric_of_ones_own() -> None:
 
 
 def test_kernels_that_are_objects() -> None:
-    """Their bandwidths change by one factor."""
+    """Check that their bandwidths change by one factor."""
     X = some_rows()
     kernel = 0.5 * sk.Laplace(0.01) + sk.Gaussian(0.02)
     given = sk.KernelRegressor(kernel, ridge=1e-4, **PLAIN)
@@ -324,7 +324,7 @@ def test_calls_that_mean_nothing_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scales", [(1.0, 0.0), ((1.0, 0.5), (0.0, 0.2))])
 def test_a_kernel_that_carries_a_metric_is_searched_in_it(scales: Any) -> None:
-    """As with the metric beside the kernel."""
+    """Check that the results equal those with the metric as a separate setting."""
     rows = np.random.default_rng(0).random((300, 2))
     asked: dict[str, Any] = {"bandwidths": [0.3, 1.0], "ridges": [1e-4], "refine": 0}
     found = [

@@ -104,7 +104,8 @@ def test_the_iterations_are_those_at_which_the_error_is_reached() -> None:
 
 
 def test_a_step_needs_what_the_harmonics_that_are_left_say() -> None:
-    """ln t = s (4 / pi^2)^2 / eps^4 as eps falls; sum over odd j > J of 1 / j^2 is 1 / (2 J)."""
+    """Check ln t = s (4 / pi^2)^2 / eps^4 for small eps, where the sum over odd j > J of 1 / j^2 is
+    1 / (2 J)."""
     a, rates = ep1_reach.cases()[ep1_reach.STEP_HEAT]
     ratios = [ep1_reach.log_iterations(e, a, rates) / ep1_reach.law(e) for e in (0.1, 0.03, 0.01)]
     assert abs(ratios[-1] - 1) < 0.05
@@ -154,7 +155,7 @@ def test_the_features_have_k_ep_as_their_inner_products() -> None:
 
 
 def test_eigenpro_on_k_is_richardson_on_k_ep() -> None:
-    """On the whole function, not only on the rows: alpha_t = P beta_t."""
+    """Check alpha_t = P beta_t for the whole function, and not only for the rows."""
     learned = ep1_kep.PreconditionedKernel(gaussian, X, 9)
     K, K_ep, eta = gaussian(X, X), learned(X, X), 1 / learned.values[9]
     alpha, beta = np.zeros((2, 60, 2))

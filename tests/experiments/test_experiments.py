@@ -161,7 +161,8 @@ def test_other_settings_are_measured_anew_and_keep_what_was_measured(tmp_path: P
 def test_numbers_are_of_the_code_that_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An experiment that uses parts of another one is measured anew when that one changes."""
+    """Check that an experiment is measured again if another experiment, whose parts it uses, has
+    changed."""
     place = tmp_path / "experiments"
     shutil.copytree(Path(run.__file__).parent, place)
     monkeypatch.setattr(run, "__file__", str(place / "run.py"))

@@ -42,7 +42,7 @@ def split_of(data: Data, **more: object) -> Split:
 
 
 def test_the_error_of_the_slides_is_the_difference_of_covariances() -> None:
-    """B^T H B = I + A^-T T^-T (K_nM^T K_nM / n - K_MM^2 / M) T^-1 A^-1."""
+    """Check B^T H B = I + A^-T T^-T (K_nM^T K_nM / n - K_MM^2 / M) T^-1 A^-1."""
     n, M, ridge = 80, 20, 1e-2
     K_nm, K_mm = gaussian(X, X[:M]), gaussian(X[:M], X[:M])
     B = falkon_steps.preconditioner(K_mm, n, ridge)(np.eye(M))
@@ -62,7 +62,8 @@ def test_the_condition_number_is_that_of_the_eigenvalues() -> None:
 
 @pytest.mark.parametrize(("s", "r"), falkon_rates.CASES)
 def test_targets_are_in_the_range_of_the_power(s: int, r: float) -> None:
-    """f = L^r g, where g has the coefficients of f over eigenvalues^r: square-summable ones."""
+    """Check f = L^r g, where the coefficients of g are those of f divided by eigenvalues^r and
+    square-summable."""
     x = (np.arange(4000) + 0.5) / 4000
     f, i = falkon_rates.target(x, s, r), falkon_rates.FREQUENCIES
     found = 2 * np.cos(2 * np.pi * i[:, None] * x) @ f / len(x)
@@ -74,7 +75,7 @@ def test_targets_are_in_the_range_of_the_power(s: int, r: float) -> None:
 
 @pytest.mark.parametrize("s", [1, 2])
 def test_the_capacity_condition_has_the_exponent_of_the_order(s: int) -> None:
-    """N(lambda) = sum_i mu_i / (mu_i + lambda) = O(lambda^(-1 / 2s))."""
+    """Check N(lambda) = sum_i mu_i / (mu_i + lambda) = O(lambda^(-1 / 2s))."""
     mu = np.repeat(np.arange(1.0, 2e5) ** (-2 * s), 2)
     ridges = np.array([1e-4, 1e-6])
     sizes = [(mu / (mu + ridge)).sum() for ridge in ridges]
@@ -86,7 +87,7 @@ def test_the_capacity_condition_has_the_exponent_of_the_order(s: int) -> None:
 
 
 def test_the_path_of_nytro_is_gradient_descent_without_penalty() -> None:
-    """The closed form against steps that are run, in Nystrom features."""
+    """Compare the closed form with gradient steps in Nystrom features."""
     split = split_of(digits())
     (point,) = falkon_nytro.points(digits(), options())
     found = Results()
@@ -187,7 +188,8 @@ def test_leverage_scores_of_two_passes_are_near_the_exact_ones() -> None:
 
 
 def test_the_theory_asks_for_the_centers_that_the_experiment_says() -> None:
-    """Its docstring: 190 by the sum of the scores, 1650 by n times the largest."""
+    """Check the numbers in its docstring: 190 by the sum of the scores, 1650 by n times the
+    largest."""
     n, ridge = falkon_leverage.ROWS, falkon_leverage.RIDGE
     rows = falkon_leverage.problem(np.random.default_rng(0), 2 * n)[0][:n]
     K = gaussian(rows, rows)
@@ -205,7 +207,7 @@ def test_the_error_of_clusters_counts_each_alike() -> None:
 
 @pytest.mark.slow
 def test_the_ridge_of_the_leverage_experiment_is_the_best_of_all_rows() -> None:
-    """As its docstring says: it is not chosen in favour of either way to draw centers."""
+    """Check that the ridge favours neither way of drawing centers, as its docstring says."""
     errors = []
     ridges = [falkon_leverage.RIDGE * factor for factor in (0.1, 1, 10)]
     for seed in range(3):

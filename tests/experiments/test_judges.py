@@ -91,7 +91,7 @@ def test_the_verdict_of_colour_images_goes_by_mix_up_and_crops() -> None:
 
 
 def test_epochs_that_are_not_reached_count_as_more_than_all() -> None:
-    """EigenPro needs 6 times fewer; a run that has not arrived may need one epoch more only."""
+    """Check a ratio of 6 with EigenPro; a run that has not arrived may need only one more epoch."""
     from experiments.ep1_acceleration import EPOCHS_NEEDED
 
     def judged(fast: float, slow: float, epochs: int = 64) -> Any:

@@ -29,7 +29,7 @@ X, Y = RNG.standard_normal((60, 5)), RNG.standard_normal((60, 2))
 
 
 def test_fastfood_is_the_product_of_its_matrices() -> None:
-    """S H G P H B, written out with the same draws."""
+    """Compare with S H G P H B, multiplied out with the same draws."""
     d, m, size = 5, 20, 8
     found = random_features.fastfood(X, m, np.random.default_rng(3))
     rng, groups = np.random.default_rng(3), []
@@ -97,7 +97,8 @@ def test_the_verdict_of_random_features_is_by_all_of_its_parts() -> None:
 
 
 def test_the_error_at_fixed_rank_is_that_of_the_written_matrix() -> None:
-    """G_nys = C W_k^+ C^T, with the pseudo-inverse of the best approximation of rank k."""
+    """Compare with G_nys = C W_k^+ C^T, by the pseudo-inverse of the best approximation of rank
+    k."""
     G, chosen, k = gaussian(X, X), np.arange(25), nystrom.RANK
     values, U = np.linalg.eigh(G[:25, :25])
     W_k = (U[:, -k:] * values[-k:]) @ U[:, -k:].T

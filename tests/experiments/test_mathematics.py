@@ -50,7 +50,7 @@ def test_with_all_centers_nystrom_is_kernel_ridge_regression() -> None:
 
 
 def test_falkons_preconditioner_is_its_definition() -> None:
-    """B B^T = (n / M K_MM^2 + lambda n K_MM)^-1, the slides' proposal."""
+    """Check B B^T = (n / M K_MM^2 + lambda n K_MM)^-1, the proposal of the slides."""
     K_mm, n, ridge = exact.gaussian(Z, Z), 60, 0.01
     B = falkon_steps.preconditioner(K_mm, n, ridge)(np.eye(12))
     expected = np.linalg.inv(n / 12 * K_mm @ K_mm + ridge * n * K_mm)
@@ -68,7 +68,7 @@ def test_conjugate_gradient_ends_after_as_many_steps_as_unknowns() -> None:
 
 @pytest.mark.parametrize("s", [1, 2])
 def test_spline_kernels_have_the_eigenvalues_of_theory(s: int) -> None:
-    """k(x, z) = 1 + 2 sum_i i^(-2 s) cos(2 pi i (x - z)), by its sum."""
+    """Compare with the sum k(x, z) = 1 + 2 sum_i i^(-2 s) cos(2 pi i (x - z))."""
     x, z = rng.uniform(size=20), rng.uniform(size=8)
     i = np.arange(1, 20_001)
     angles = 2 * np.pi * (x[:, None] - z)[..., None] * i
@@ -88,7 +88,7 @@ def test_leverage_scores_by_all_rows_are_exact() -> None:
 
 @pytest.mark.parametrize("label", list(random_features.WAYS))
 def test_random_features_are_unbiased(label: str) -> None:
-    """The mean of many draws is the kernel."""
+    """Check that the mean of many draws is the kernel."""
     A = X[:10]
     total = np.zeros((10, 10))
     for seed in range(40):

@@ -85,7 +85,8 @@ def entries(folder: Path) -> list[Path]:
 
 
 def held(folder: Path) -> int:
-    """Bytes in the folder, finished entries and others, as a disk counts them."""
+    """Return the bytes in the folder, of finished entries and of others, as the disk counts
+    them."""
     total = 0
     for path in folder.glob("*/*"):
         with contextlib.suppress(FileNotFoundError):
@@ -193,7 +194,7 @@ def test_bad_settings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["notes.txt", "total", "lock", "CACHEDIR.TAG", "new/0a1b"])
 def test_a_folder_of_something_else_is_refused(name: str, tmp_path: Path) -> None:
-    """D1: no name makes a folder a cache."""
+    """Check that no name alone makes a folder a cache."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("Signature: 8a477f597d28d172789f06886806bc55\n# of mine\n")
     before = tree(tmp_path)
@@ -204,7 +205,7 @@ def test_a_folder_of_something_else_is_refused(name: str, tmp_path: Path) -> Non
 
 
 def test_strangers_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
-    """D1: only what has the name of an entry goes, however full the cache is."""
+    """Check that only files with the name of an entry are evicted, however full the cache is."""
     library = Library()
     read(opened(Cache(tmp_path, 1 << 30), library), library, keys(5))
     store = entries(tmp_path)[0].parent
@@ -221,7 +222,7 @@ def test_strangers_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_took_its_place_is_left_alone(tmp_path: Path) -> None:
-    """D1."""
+    """Check that a foreign folder at the path of the cache stays unchanged."""
     library, folder = Library(), tmp_path / "cache"
     objects = opened(Cache(folder, 1 << 30), library)
     folder.rename(tmp_path / "moved")
@@ -355,7 +356,7 @@ def test_reading_goes_on_without_the_folder(tmp_path: Path, when: str) -> None:
 
 
 def full_disk(folder: str) -> None:
-    """A process whose files may have 20 000 bytes at most: then the disk is full."""
+    """Start a process that may write files of at most 20 000 bytes, as on a full disk."""
     library, cache = Library(n_bytes=19_000), Cache(folder, 1 << 30)
     objects = opened(cache, library)
     read(objects, library, keys(2))

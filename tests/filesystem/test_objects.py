@@ -387,7 +387,7 @@ def test_settings_only_s3fs_knows_choose_it(s3: S3Server, bucket: str) -> None:
 
 @pytest.mark.slow
 def test_a_store_is_read_from_other_clouds_by_obstore(s3: S3Server) -> None:
-    """Google's objects speak S3's language when they are read without credentials."""
+    """Check Google's storage, which answers requests of S3 if they have no credentials."""
     s3.client().create_bucket(Bucket="plain")
     expected = open_store(make_store(s3, "plain"), storage_options=s3.options())
     for key, _ in open_objects("s3://plain", storage_options=s3.options()).list():

@@ -1,4 +1,4 @@
-"""What may be deleted: only what streamkern made, whatever lies beside it."""
+"""Check that only files of streamkern are deleted, whatever else is in the folder."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_one_kind_does_not_replace_another(tmp_path: Path) -> None:
 
 
 def test_a_place_where_the_first_file_was_not_finished_is_free(tmp_path: Path) -> None:
-    """P2."""
+    """Check that an unfinished first file does not occupy the folder."""
     left = tmp_path / "p" / f".zarr.json.{7:032x}.streamkern"
     left.parent.mkdir()
     left.write_text("{")

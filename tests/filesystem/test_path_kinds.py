@@ -1,4 +1,4 @@
-"""What a path holds, and what is said about the wrong content."""
+"""Check the kind of a path's content, and the error for wrong content."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def strangers(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("spilled", [True, False])
 def test_scratch_folder_keeps_strangers_files(tmp_path: Path, spilled: bool) -> None:
-    """D1."""
+    """Check that foreign files in the scratch folder stay."""
     data, precious = table(tmp_path), tmp_path / "precious"
     before = strangers(precious)
     settings = SMALL if spilled else {}
@@ -66,7 +66,7 @@ def test_scratch_folder_keeps_strangers_files(tmp_path: Path, spilled: bool) -> 
 
 
 def test_a_scratch_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    """D1: also where it has the very name, beside the output or in the folder given."""
+    """Check a foreign folder with the same name, next to the output or in the given folder."""
     data = table(tmp_path)
     for parent in (None, tmp_path / "p"):
         before = strangers(scratch_folder(tmp_path / "a.zarr", parent))
@@ -89,7 +89,7 @@ def test_strangers_files_in_a_scratch_folder_of_ours_stay(tmp_path: Path) -> Non
 
 
 def test_two_ingests_with_one_scratch_do_not_touch_each_other(tmp_path: Path) -> None:
-    """D1: another output has another folder, and the same output has a lock."""
+    """Check that another output has another folder, and that the same output is locked."""
     data, shared = table(tmp_path), tmp_path / "shared"
     ingest(data, tmp_path / "whole.zarr", **SMALL)
 
@@ -108,7 +108,8 @@ def test_two_ingests_with_one_scratch_do_not_touch_each_other(tmp_path: Path) ->
 def test_the_same_command_again_clears_what_a_kill_after_publishing_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P3."""
+    """Check that a second call removes the scratch files of a call that was killed after
+    publishing."""
     data, out = table(tmp_path), tmp_path / "a.zarr"
     with monkeypatch.context() as patch:
         patch.setattr(Scratch, "discard", lambda self: None)  # as if killed before it
@@ -141,7 +142,7 @@ def test_a_call_that_is_done_clears_an_empty_folder_unless_another_one_does(
 
 
 def test_a_call_that_is_done_keeps_the_scratch_of_another_one(tmp_path: Path) -> None:
-    """An interrupted overwrite with other settings goes on from it."""
+    """Check that an interrupted overwrite with other settings can resume from its scratch files."""
 
     def stop(what: str, done: int, total: int | None) -> None:
         if what == "write":
@@ -227,7 +228,7 @@ def without(document: Any, path: tuple[str, ...]) -> Any:
 
 @pytest.mark.parametrize("how", ["schema", "altered"])
 def test_a_state_that_is_not_what_was_written_begins_anew(how: str, tmp_path: Path) -> None:
-    """Of another revision, with any of its entries gone; or damaged."""
+    """Check a state of another revision, one with a missing entry, and a damaged one."""
     data, out = stopped_ingest(tmp_path)
     expected = ingest(data, tmp_path / "whole.zarr", **SMALL).fingerprint
     name = scratch_folder(out) / "scratch.json"
@@ -281,7 +282,8 @@ def test_only_folders_that_nobody_holds_are_removed(
 def test_the_folder_of_a_killed_process_is_removed_without_another_command(
     tmp_path: Path,
 ) -> None:
-    """By a shell that outlives it; one of a process that lives stays."""
+    """Check that a shell that outlives the process removes its folder, and keeps those of running
+    processes."""
     text = (
         "import sys; "
         "from streamkern.filesystem.abandoned import RANKS_PREFIX, create_locked_folder; "

@@ -38,7 +38,7 @@ NAMES = np.array(["Lima", "Oslo", "Rome"])
 
 
 def rows(n: int, seed: int, *, classes: bool = True, weighted: bool = False) -> dict[str, Any]:
-    """X, y and perhaps sample weights of n rows, as `ingest` takes them."""
+    """Return X, y and perhaps sample weights of n rows, as `ingest` takes them."""
     rng = np.random.default_rng(seed)
     found: dict[str, Any] = {"inputs": rng.standard_normal((n, D)).astype(np.float32)}
     found["y"] = NAMES[rng.integers(0, 3, n)] if classes else rng.standard_normal((n, 2))
@@ -48,7 +48,7 @@ def rows(n: int, seed: int, *, classes: bool = True, weighted: bool = False) -> 
 
 
 def stored(place: Path, parts: dict[str, Any], chunk_rows: int = 8) -> Path:
-    """A store of these rows, with all three classes."""
+    """Write a store of these rows, with all three classes."""
     if parts["y"].dtype.kind == "U":
         parts["y"][:3] = NAMES[: len(parts["y"])]
     ingest(parts["inputs"], place, **without_x(parts), chunk_mb=chunk_rows * D * 4 / 2**20)
@@ -70,7 +70,7 @@ def added(place: Path, parts: dict[str, Any], **options: Any) -> StoreSpec:
 
 
 def check_rows(store: Store, *parts: dict[str, Any]) -> None:
-    """Every row is there once, and says which one of all rows in their order it is."""
+    """Check that every row occurs once, and that its recorded number is that of its origin."""
     X = np.concatenate([part["inputs"] for part in parts])
     y = np.concatenate([part["y"] for part in parts])
     seen: list[int] = []
@@ -115,7 +115,7 @@ def check_statistics(spec: StoreSpec, *parts: dict[str, Any]) -> None:
 
 
 def files_of(root: Path) -> dict[str, str]:
-    """What is in all files of a folder, and of what lies beside it by name."""
+    """Return the content of all files of a folder, and the names of its neighbours."""
     found = {p.name: "" for p in root.parent.iterdir()}
     files = (p for p in root.rglob("*") if p.is_file())
     return found | {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
@@ -133,7 +133,8 @@ def files_of(root: Path) -> dict[str, str]:
 def test_all_rows_are_there_and_can_be_traced(
     n: int, more: list[int], chunk_rows: int, classes: bool, weighted: bool, memory: int
 ) -> None:
-    """Chunks that end where the old rows do, before, and after; by way of scratch files or not."""
+    """Check chunks that end at the old rows, before and after them, with and without scratch
+    files."""
     parts = [rows(k, i, classes=classes, weighted=weighted) for i, k in enumerate([n, *more])]
     with tempfile.TemporaryDirectory() as folder:
         place = stored(Path(folder) / "s", parts[0], chunk_rows)
@@ -223,7 +224,7 @@ def test_who_opened_the_old_store_goes_on_with_its_rows(tmp_path: Path) -> None:
 def test_who_opens_the_store_in_that_very_moment_gets_one_of_the_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old attribute was read, and then the new metadata of the arrays."""
+    """Check a reader that read the old attribute and then the new metadata of the arrays."""
     parts, place = old_and_new(tmp_path)
     read, done = zarr_json._array_documents, list[None]()
 
@@ -259,7 +260,7 @@ def test_a_store_that_travels_arrives_as_it_was_or_not_at_all(tmp_path: Path) ->
 
 
 def test_a_store_that_was_opened_and_not_read_before_two_appends_says_so(tmp_path: Path) -> None:
-    """Its tables are gone by then."""
+    """Check a reader whose tables no longer exist."""
     place = stored(tmp_path / "s", rows(21, 0))
     old, other = open_store(place), open_store(place)
     for k in range(1, 3):
@@ -272,7 +273,8 @@ def test_a_store_that_was_opened_and_not_read_before_two_appends_says_so(tmp_pat
 
 
 def test_a_training_goes_on_with_the_rows_that_it_began_with(tmp_path: Path) -> None:
-    """The same bits as undisturbed; a resume is refused, with the remedy."""
+    """Check that its bits equal those of an undisturbed run, and that a resume is refused with the
+    remedy."""
     parts, answers = (rows(60, 0), rows(30, 1)), []
     for name in ("s", "t"):
         place = stored(tmp_path / name, parts[0])
@@ -306,7 +308,7 @@ def test_a_training_goes_on_with_the_rows_that_it_began_with(tmp_path: Path) -> 
 
 
 def appended(root: Path) -> Any:
-    """All that any reader sees: ours, zarr, and zarr of one array alone."""
+    """Return what each reader sees: ours, zarr, and zarr of a single array."""
     store = open_store(root / "o.zarr")
     group: Any = zarr.open_group(root / "o.zarr", mode="r")
     store.verify()
@@ -328,7 +330,8 @@ GROWN = Command(
 
 @pytest.mark.slow
 def test_whatever_a_kill_leaves_is_the_old_store_or_the_new_one(tmp_path: Path) -> None:
-    """As after a kill -9, and as after a power cut; the same command ends with the new one."""
+    """Check states after SIGKILL and after a power failure; the same command then completes the new
+    store."""
     instants, counts = replay(GROWN, tmp_path / "d", sample=12)
     assert instants > 50
     assert counts["refused"] == 0
@@ -342,7 +345,7 @@ def test_every_instant_leaves_the_old_store_or_the_new_one(tmp_path: Path) -> No
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[], object]) -> None:
-    """The call, which ends where the appender comes to a method."""
+    """Make the call, which ends as soon as the appender reaches a method."""
 
     def end(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -357,7 +360,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[], object
 def test_other_rows_may_be_appended_after_a_kill(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is left of those that were not appended; then they are, once."""
+    """Check that nothing of the interrupted rows remains, and that the other rows occur once."""
     parts = rows(21, 0), rows(30, 1), rows(17, 2)
     place = stored(tmp_path / "s", parts[0])
     killed(monkeypatch, name, lambda: added(place, parts[1]))
@@ -401,7 +404,7 @@ def test_the_same_rows_twice_in_a_row_need_another_seed(tmp_path: Path) -> None:
 
 
 def test_rows_that_only_look_the_same_are_not_taken_for_it(tmp_path: Path) -> None:
-    """Of an iterator nothing is known but how it begins."""
+    """Check an iterator, of which only the beginning is known."""
     parts, place = old_and_new(tmp_path)
     blocks = [(parts[1]["inputs"], parts[1]["y"])]
     append(iter(blocks), place)
@@ -471,7 +474,7 @@ def test_attributes_of_others_stay(tmp_path: Path) -> None:
 
 
 def open_labels(place: Path, n: int) -> Any:
-    """The labels of the first n rows, of which `stored` has set some."""
+    """Return the labels of the first n rows, some of which `stored` has set."""
     store = open_store(place)
     numbers = np.concatenate([store.source_rows(i) for i in range(store.n_chunks)])
     ids = np.concatenate([store.read_targets(i) for i in range(store.n_chunks)])

@@ -41,7 +41,7 @@ LABELS = np.arange(N) % 3
 
 
 class Rows(NamedTuple):
-    """What is read: X as stored, y as labels (text) or values, and weights."""
+    """The rows that are read: X as stored, y as labels (text) or values, and weights."""
 
     X: Any
     y: Any
@@ -303,7 +303,7 @@ def refused(stored: Any) -> Any:
 
 
 def of_double(number: float) -> str:
-    """As xarray writes a float to Zarr v3."""
+    """Return a float as xarray writes it to Zarr v3."""
     return base64.b64encode(struct.pack("<d", number)).decode()
 
 
@@ -417,7 +417,7 @@ class Attributed:
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("part", range(3))
 def test_attributes_that_say_how_numbers_are_packed_are_heeded(part: int, tmp_path: Path) -> None:
-    """In three parts, drawn at random."""
+    """Check the attributes for packed numbers in random cases, in three parts."""
     draw = random.Random(0)
     assert check(c for c in attribute_cases(tmp_path) if draw.randrange(3) == part) > 330
 
@@ -487,7 +487,7 @@ def write_dataset(data: xr.Dataset, place: Path, encoding: dict[str, Any]) -> No
 
 
 def xarray_cases(path: Path) -> Iterator[Case]:
-    """As xarray writes them, and as it reads them."""
+    """Yield files that xarray writes, and the values that it reads from them."""
     data = xr.Dataset(
         {"X": (("row", "column"), RNG.normal(size=(N, D))), "y": ("row", LABELS), "w": ("row", W)},
         coords={"row": np.arange(N), "column": list("abc")},

@@ -33,7 +33,8 @@ VALUES = {"a": [1.0, 2.0], "b": [3.0, 4.0], "c": [5.0, 6.0], "label": ["x", "y"]
 
 
 def write(path: Path, order: str) -> Path:
-    """A table with the columns of `order`, "l" for the label; the format by the ending."""
+    """Write a table with the columns of `order`, "l" for the label; the ending determines the
+    format."""
     names = ["label" if k == "l" else k for k in order]
     columns = [VALUES.get(name, [7.0, 8.0]) for name in names]
     if path.suffix == ".parquet":
@@ -45,7 +46,7 @@ def write(path: Path, order: str) -> Path:
 
 
 def read(inputs: Any, y: Any = "label", **wish: Any) -> tuple[Any, Any, Any]:
-    """(X, y, reader) of all rows."""
+    """Return X, y and the reader of all rows."""
     with ExitStack() as files:
         reader = open_reader(received_for_store(inputs, None, y, None)[0], y, files, **wish)
         blocks = list(reader.blocks(0, 1 << 20))
@@ -178,7 +179,7 @@ def test_the_command_line_takes_a_number_for_a_name_first(tmp_path: Path) -> Non
 
 
 def indexed(names: list[Any]) -> Any:
-    """A table as pandas hands it on, whose index is the columns of these names."""
+    """Return a table as pandas converts it, with these columns as its index."""
     columns = {"a": [1.0, 2.0], "id": [70, 71], "y": [0.5, 1.5], "__index_level_0__": [8, 9]}
     table = pa.table({k: v for k, v in columns.items() if k in names or len(k) < 3})
     return table.replace_schema_metadata({"pandas": json.dumps({"index_columns": names})})
@@ -258,7 +259,7 @@ def train(folder: Path, name: str, *more: str) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two groups and a run on the arrays `NAMES` of the first."""
+    """Return a folder with two groups, and a run on the arrays `NAMES` of the first."""
     folder = tmp_path_factory.mktemp("arrays")
     for name, rows in (("train", slice(0, 100)), ("test", slice(100, 160))):
         group(folder / f"{name}.zarr", **{k: a[rows] for k, a in ARRAYS.items()})

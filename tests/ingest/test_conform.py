@@ -76,7 +76,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 def csv_file(path: Path, X: Any) -> Path:
-    """Columns a, b, ... and the values y."""
+    """Write the columns a, b, ... and the values y."""
     names = [chr(ord("a") + k) for k in range(len(X[0]))]
     lines = [",".join([*names, "y"]), *(",".join([*map(str, row), f"{row[0]}.5"]) for row in X)]
     path.write_text("\n".join(lines) + "\n")
@@ -89,7 +89,8 @@ def seconds(n: int = 400) -> list[tuple[int, int]]:
 
 
 def loses(X: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether a column loses more than a thousandth of its deviation, from all rows at once."""
+    """Return whether rounding changes a column by more than 0.001 of its standard deviation, from
+    all rows at once."""
     error = np.abs(X - X.astype(dtype)).max(axis=0)
     return bool(((error > 1e-3 * X.std(axis=0)) & (np.ptp(X, axis=0) > 0)).any())
 
@@ -117,7 +118,8 @@ def test_what_is_lost_is_what_all_rows_at_once_say(
 
 
 def test_constant_columns_lose_nothing() -> None:
-    """Their values are rounded all the same; with one other value in a column it is refused."""
+    """Check that a rounded constant column is accepted, and refused if the column has one other
+    value."""
     X = np.full((1000, 2), [0.1, 1_700_000_001.0])
     rounding = RoundingTracker(2, FLOAT32)
     rounding.add(X, X.astype(FLOAT32))

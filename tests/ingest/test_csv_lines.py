@@ -93,7 +93,7 @@ def test_line_breaks_are_read_where_all_columns_are_words(tmp_path: Path) -> Non
 
 
 def test_an_open_quote_costs_no_memory_and_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte is looked at no more often the longer the file is."""
+    """Check that the number of reads of a byte does not grow with the length of the file."""
     looked: list[int] = []
     real = csv_lines.is_well_quoted
 

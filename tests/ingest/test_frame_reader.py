@@ -165,7 +165,7 @@ def test_an_unfinished_store_resumes_with_the_same_rows_only(
 
 @pytest.mark.slow
 def test_images_are_decoded_a_batch_at_a_time(tmp_path: Path) -> None:
-    """600 images take 23 MB as rows, and no more memory than those of a file of an array."""
+    """Check that 600 images, 23 MB as rows, take no more memory than the rows of an array file."""
     rows = np.zeros((600, 112, 112, 3), np.uint8)
     codes = np.arange(600) % 3
     data = hub.pictures(rows, codes)

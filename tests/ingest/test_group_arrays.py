@@ -132,7 +132,7 @@ def test_a_name_that_leads_nowhere_is_answered_with_those_that_there_are(
 
 
 def test_damaged_matrices_are_refused(tmp_path: Path) -> None:
-    """The indices of a damaged matrix must not write outside of the rows."""
+    """Check that the indices of a damaged matrix cannot write outside of the rows."""
     parts = {k: getattr(MATRIX, k) for k in ("data", "indices", "indptr")}
     broken = {
         "far": {"indices": np.where(np.arange(MATRIX.nnz) == 5, D, MATRIX.indices)},

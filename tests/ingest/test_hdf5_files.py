@@ -75,7 +75,7 @@ def test_missing_integers_of_r_are_refused(tmp_path: Path) -> None:
 
 
 def test_truth_values_are_labels_that_are_true_or_false(tmp_path: Path) -> None:
-    """xarray writes them as bytes with an attribute."""
+    """Check booleans, which xarray writes as bytes with an attribute."""
     truth = np.arange(20) % 3 == 0
     data = xr.Dataset({"X": (("s", "f"), np.arange(40.0).reshape(20, 2)), "y": ("s", truth)})
     for engine, form in (("h5netcdf", "NETCDF4"), ("scipy", "NETCDF3_CLASSIC")):

@@ -237,7 +237,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def table() -> tuple[NDArray[np.float32], NDArray[np.int64], str]:
-    """Rows any format can hold exactly, and the fingerprint of the store they must give."""
+    """Return rows that every format represents exactly, and the fingerprint of their store."""
     rng = np.random.default_rng(3)
     X = rng.integers(-64, 64, (200, 5)).astype(np.float32) / 8
     y = rng.integers(8, 12, 200)
@@ -442,9 +442,8 @@ def test_nonfinite_names_file_row_and_column(tmp_path: Path) -> None:
 def test_a_remote_file_replaced_while_it_is_read_makes_no_store(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parquet's reader seeks: the end of the file is the first thing it reads, not the last. An
-    HDF5 file is fetched before a row is read.
-    """
+    """Check Parquet, whose reader begins with the end of the file, and HDF5, which is downloaded
+    before a row is read."""
     monkeypatch.setattr(remote_file, "_RANGE_BYTES", 4096)
     monkeypatch.setattr(input_files, "_COPY_BYTES", 4096)
     url, rows = f"{memory_url()}/t.{kind}", 40_000
@@ -483,9 +482,8 @@ def test_a_remote_file_replaced_while_it_is_read_makes_no_store(
 def test_h5py_garbage_does_not_wait_for_a_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its finalisers, which may run on the thread that answers, want the lock that it reads with:
-    nobody may hold that while something is asked of the storage.
-    """
+    """Check that h5py's lock is free during requests to the storage: its finalisers, which may run
+    on the thread that answers, need it."""
     url = f"{memory_url()}/t.h5"
     fsspec.filesystem("memory").pipe_file(url, as_file("h5", 1, 400, tmp_path))
     get, free = FsspecEngine.get, []
@@ -503,7 +501,7 @@ def test_h5py_garbage_does_not_wait_for_a_reader(
 
 
 def as_file(kind: str, value: float, rows: int, folder: Path) -> bytes:
-    """A file of `rows` rows of `value`, nothing of it compressed, with much after the rows."""
+    """Write an uncompressed file of `rows` rows of `value`, with much data after the rows."""
     X, y, path = np.full((rows, 4), value), np.zeros(rows, np.int64), folder / "made"
     if kind == "h5":
         with h5py.File(path, "w") as file:
@@ -753,7 +751,7 @@ def test_a_remote_store_is_resumed_too(tmp_path: Path) -> None:
 def test_a_store_keeps_the_number_of_each_row_in_its_source(
     tmp_path: Path, shuffle: bool, memory: int
 ) -> None:
-    """Two files, in one order; also where the rows went through scratch files."""
+    """Check two files in one order, also if the rows pass through scratch files."""
     X, y = digits(3000)
     for name, rows in (("a", slice(0, 1100)), ("b", slice(1100, 3000))):
         np.savez(tmp_path / f"{name}.npz", X=X[rows], y=y[rows])
@@ -773,7 +771,7 @@ def test_a_store_keeps_the_number_of_each_row_in_its_source(
 
 
 def test_row_numbers_and_files_survive_a_kill(tmp_path: Path) -> None:
-    """An ingest that goes on has counted the rows of every file, also of those read before."""
+    """Check that a resumed ingest has counted the rows of every file, also of those read before."""
     X, y = digits(3000)
     files = []
     for k in range(3):
@@ -802,7 +800,7 @@ def test_the_rows_of_foreign_stores_are_their_positions(tmp_path: Path) -> None:
 
 
 def test_statistics_of_targets_far_from_zero_lose_no_digits(tmp_path: Path) -> None:
-    """A mean of 10^6 beside deviations of 1, in many chunks, by the sample weights."""
+    """Check a mean of 10^6 with deviations of 1, in many chunks, with sample weights."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(5000, 2)).astype(np.float32)
     Y = rng.normal(size=(5000, 2)) * [1, 1e-3] + [1e6, -1e6]
@@ -820,7 +818,7 @@ def test_statistics_of_targets_far_from_zero_lose_no_digits(tmp_path: Path) -> N
 
 
 def test_names_of_columns_are_kept_and_go_along(tmp_path: Path) -> None:
-    """Of a table into its store, and from a store of ours into the next."""
+    """Check names from a table to its store, and from a store to the next store."""
     (tmp_path / "t.csv").write_text("b,label,a\n1,u,2\n3,v,4\n5,u,6\n")
     spec = ingest(tmp_path / "t.csv", tmp_path / "s", y="label")
     assert (spec.columns, spec.target_columns) == (("b", "a"), ("label",))
@@ -831,7 +829,7 @@ def test_names_of_columns_are_kept_and_go_along(tmp_path: Path) -> None:
 
 
 def frame(changed: bool = False) -> Any:
-    """2000 rows, of which one in the middle may be another."""
+    """Return 2000 rows; with `changed`, one in the middle differs."""
     x = np.arange(2000.0)
     x[1000] += changed
     return pa.table({"x": x, "y": np.arange(2000) % 3})

@@ -27,7 +27,7 @@ ROWS = st.lists(st.tuples(CELL, st.integers(-9, 9), CELL), min_size=1, max_size=
 
 
 def read(path: Path, block_bytes: int = 1 << 20) -> list[list[Any]]:
-    """The columns, of all blocks."""
+    """Return the columns of all blocks."""
     with ExitStack() as files:
         blocks = OriginalColumns([path], FileOpener({}, files)).blocks(block_bytes)
         return [list(chain(*column)) for column in zip(*blocks, strict=True)]
@@ -38,7 +38,8 @@ def read(path: Path, block_bytes: int = 1 << 20) -> list[list[Any]]:
 def test_cells_are_those_that_were_written(
     tmp_path: Path, rows: list[tuple[str, int, str]], quoting: Any, returns: bool, blank: int
 ) -> None:
-    """In rows that are those of the features, with blank lines between them, in small pieces."""
+    """Check that rows match those of the features, with blank lines between them and small
+    pieces."""
     end = "\r\n" if returns else "\n"
     text = io.StringIO()
     writer = csv.writer(text, quoting=quoting, lineterminator=end)
@@ -58,7 +59,8 @@ def test_cells_are_those_that_were_written(
 
 
 def test_a_long_field_without_quotes_is_a_cell(tmp_path: Path) -> None:
-    """The features beside it are read, so it is too: the csv module has a limit."""
+    """Check that a field beyond the limit of the csv module is read, because the features of its
+    row are."""
     long = "x" * (csv.field_size_limit() + 1)
     (tmp_path / "t.csv").write_text(f"a,b\n1,{long}\n")
     assert read(tmp_path / "t.csv", 1 << 22) == [["1"], [long]]

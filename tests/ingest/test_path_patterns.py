@@ -39,7 +39,7 @@ def write(folder: Path, *names: str, content: str = "a,y\n1,2\n") -> None:
 
 
 def rows_of(store: Path) -> np.ndarray:
-    """(n, 4): X and y of all rows in the order of their numbers."""
+    """Return X and y (n, 4) of all rows in the order of their numbers."""
     opened = open_store(store)
     numbers = np.concatenate([opened.source_rows(i) for i in range(opened.n_chunks)])
     X, y = opened.read_rows(np.argsort(numbers))
@@ -257,7 +257,8 @@ def test_an_output_is_not_among_the_files_that_are_read(
 
 
 def test_folders_and_patterns_of_s3(s3: S3Server, bucket: str, tmp_path: Path) -> None:
-    """As on a disk: an object may also look like a folder, and hold a marker of one."""
+    """Check that S3 behaves as a disk, also if an object looks like a folder, or a folder has a
+    marker object."""
     names = ["table/part-2.csv", "table/part-10.csv", "table/_SUCCESS", "table/.crc", "x[1].csv"]
     names += ["d.parquet/part.0.parquet", "d.parquet/part.1.parquet", "g/zarr.json", "g/X/c/0"]
     names += ["deep/er/a.csv", "deep/er/b.csv", "mixed/a.csv", "mixed/b.parquet", "y/k=1/a.csv"]

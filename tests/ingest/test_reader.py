@@ -29,7 +29,7 @@ X = np.arange(12.0).reshape(6, 2)
 
 
 def given(tmp_path: Path, kind: str) -> Any:
-    """Rows as a table in some format; row 3 has no target."""
+    """Return rows as a table in some format; row 3 has no target."""
     table = pa.table({"a": X[:, 0], "b": X[:, 1], "y": pa.array(Y, from_pandas=True)})
     if kind == "csv":
         lines = [f"{a},{b},{'' if np.isnan(y) else y}\n" for (a, b), y in zip(X, Y, strict=True)]
@@ -156,7 +156,7 @@ def csv_of(folder: Path, n: int = 900, seed: int = 0) -> Path:
 
 
 def rows_of(place: Path) -> tuple[np.ndarray, np.ndarray]:
-    """X and y in the order of the files."""
+    """Return X and y in the order of the files."""
     group = zarr.open_group(place, mode="r")
     order = np.argsort(np.asarray(group["row"]))
     X, y = (np.asarray(group[name])[order] for name in ("X", "y"))
@@ -314,7 +314,7 @@ def test_words_that_are_hashed_stay_words(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class Killed(BaseException):
-    """Where a process would be gone."""
+    """Raised where a process would be killed."""
 
 
 @pytest.mark.slow

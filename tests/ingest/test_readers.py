@@ -49,7 +49,7 @@ LABELS = np.arange(300) % 3
 
 
 def read(inputs: Any, y: Any = None, block_bytes: int = 1 << 20, **wish: Any) -> Any:
-    """All rows of X."""
+    """Return X of all rows."""
     with ExitStack() as files:
         reader = open_reader(inputs, y, files, **wish)
         return np.concatenate([block.X for block in reader.blocks(0, block_bytes)])
@@ -85,7 +85,8 @@ def test_every_flipped_bit_of_a_compressed_array_is_refused_or_harmless(
 @ENDINGS
 @pytest.mark.parametrize("kind", ["npy", "idx", "csv"])
 def test_a_compressed_file_is_read_to_its_end(tmp_path: Path, kind: str, ending: str) -> None:
-    """Cut anywhere, followed by anything, of a second stream that is damaged."""
+    """Check files that are cut anywhere, followed by other bytes, or have a damaged second
+    stream."""
     X = np.ones((60, 4), np.float32)
     write_idx(tmp_path / "X.idx", X)
     text = "a,b,c,d,y\n" + "1,1,1,1,0\n" * 60
@@ -149,7 +150,7 @@ def test_decompressed_files_can_be_rewound(ending: str) -> None:
 
 @pytest.mark.parametrize("name", ["X.npy", "X.idx", "y.npy"])
 def test_what_follows_an_array_is_refused(tmp_path: Path, name: str) -> None:
-    """Also without compression."""
+    """Check that additional bytes after an array are refused, also without compression."""
     write_idx(tmp_path / "X.idx", ROWS)
     (tmp_path / "X.npy").write_bytes(npy(ROWS))
     (tmp_path / "y.npy").write_bytes(npy(LABELS))
@@ -197,7 +198,7 @@ def test_odd_npy_headers_get_a_sentence(tmp_path: Path, head: bytes) -> None:
 
 
 def truth(text: str, delimiter: str = ",") -> tuple[list[list[float]], list[str]]:
-    """Rows and labels of the last column by Python's csv module, line by line."""
+    """Return rows, and labels of the last column, by Python's csv module, line by line."""
     lines = [line for line in text.split("\n")[1:] if line.strip(" ")]
     rows = [next(csv.reader([line], delimiter=delimiter, strict=True)) for line in lines]
     return [[float(k) for k in row[:-1]] for row in rows], [row[-1].strip() for row in rows]
@@ -237,7 +238,7 @@ WORDS = st.text(
 def test_both_parsers_read_csv_as_the_csv_module_does(
     tmp_path_factory: Any, rows: Any, block_bytes: int, end: str, start: int, blank: bool, data: Any
 ) -> None:
-    """Whatever the parser, the size of pieces and the row to begin with."""
+    """Check both parsers with any size of pieces and any first row."""
     path = tmp_path_factory.mktemp("csv") / "t.csv"
     lines = [
         f'"{a}",{b},"{word}x"' if quoted else f"{a},{b},{word}x" for a, b, word, quoted in rows
@@ -379,7 +380,7 @@ def write_parquet(path: Path, **columns: Any) -> Path:
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_lists_are_read_by_their_offsets(tmp_path: Path, fixed: bool) -> None:
-    """Also from a row in the middle, of row groups that a batch does not divide."""
+    """Check lists from a row in the middle, with row groups that a batch does not divide."""
     X = np.arange(300.0).reshape(100, 3)
     kind = pa.list_(pa.float64(), 3) if fixed else pa.list_(pa.float64())
     table = pa.table({"X": pa.array(X.tolist(), kind), "y": np.arange(100) % 2})
@@ -392,7 +393,7 @@ def test_lists_are_read_by_their_offsets(tmp_path: Path, fixed: bool) -> None:
 
 
 def test_row_groups_that_say_other_counts_are_refused(tmp_path: Path) -> None:
-    """One byte of the footer said 8 rows for 10: lists and labels came out of step."""
+    """Check a damaged footer with 8 rows in place of 10, which misaligned lists and labels."""
     path, X = tmp_path / "t.parquet", [[1.0, 2], [3.0, 4]] * 12
     pq.write_table(pa.table({"X": X, "y": list("ab") * 12}), path, row_group_size=10)
     data, ten, refused = path.read_bytes(), b"\x16\x14", 0  # a 64-bit field of Thrift's
@@ -460,7 +461,8 @@ def test_parts_of_hdf5_never_written_are_refused(tmp_path: Path) -> None:
 def test_hdf5_chunks_shorter_than_their_rows_are_refused(
     skipped: int, size: int, right: bool, tmp_path: Path
 ) -> None:
-    """HDF5 hands on whatever is in memory. Filters that a chunk went without: 1 gzip, 2 sums."""
+    """Check that short chunks are refused, because HDF5 returns arbitrary memory. Skipped filters
+    of a chunk: 1 is gzip, 2 are checksums."""
     rows = np.arange(10, dtype="<f4")
     with h5py.File(tmp_path / "t.h5", "w") as file:
         X = file.create_dataset(
@@ -479,7 +481,7 @@ def test_hdf5_chunks_shorter_than_their_rows_are_refused(
 
 
 def fletcher32(data: bytes) -> int:
-    """As HDF5 computes it, of an even number of bytes."""
+    """Return the checksum as HDF5 computes it, for an even number of bytes."""
     one = other = 0
     for word in np.frombuffer(data, ">u2").tolist():
         one = (one + word) % 65535
@@ -509,7 +511,7 @@ def test_virtual_hdf5_without_its_source_is_refused(tmp_path: Path) -> None:
 
 
 def test_hdf5_does_not_lead_to_other_files_unasked(tmp_path: Path) -> None:
-    """By links, softly by way of links, and by external storage."""
+    """Check links, soft links that lead to links, and external storage."""
     make_h5(tmp_path / "other.h5", secret=np.ones((40, 3)))
     path = make_h5(tmp_path / "l.h5", y=np.arange(40) % 2)
     (tmp_path / "raw").write_bytes(np.ones((40, 3)).tobytes())
@@ -545,7 +547,7 @@ def test_the_columns_of_an_hdf5_table_have_names(tmp_path: Path) -> None:
 def test_names_of_an_archive_that_are_no_text_get_a_sentence(
     tmp_path: Path, directory: bool
 ) -> None:
-    """Where its flags say that they are UTF-8: before an entry, and in the list of all."""
+    """Check names that are flagged as UTF-8 and are not, before an entry and in the directory."""
     np.savez(tmp_path / "w.npz", X=ROWS, y=LABELS)
     with zipfile.ZipFile(tmp_path / "w.npz") as archive:
         at = {k.filename: k.header_offset for k in archive.infolist()}["X.npy"]

@@ -31,7 +31,8 @@ SMALL: dict[str, Any] = {
 
 
 def regressor(**more: Any) -> KernelRegressor:
-    """In float32, where the order in which moments are summed up changes no scaled feature."""
+    """Return a regressor in float32, in which the order of sums of moments changes no scaled
+    feature."""
     return KernelRegressor(**SMALL | {"precision": "exact"} | more)
 
 
@@ -172,7 +173,7 @@ def test_columns_of_a_dask_data_frame_may_be_of_any_numbers() -> None:
 
 
 class Tensor:
-    """What other libraries hand out: memory by DLPack, and nothing that NumPy takes by itself."""
+    """A tensor of another library: it supports DLPack, and NumPy cannot read it by itself."""
 
     def __init__(self, held: np.ndarray, error: Exception | None = None) -> None:
         self._held, self._error = held, error

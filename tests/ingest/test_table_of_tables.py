@@ -196,7 +196,7 @@ def cases() -> Iterator[tuple[str, Any, list[Any], str, str]]:
 @pytest.mark.full(all_but_every=6)
 @pytest.mark.parametrize("part", range(6))
 def test_every_cell_is_read_as_it_was_meant_or_refused(part: int, tmp_path: Path) -> None:
-    """In six parts of the table, drawn at random."""
+    """Check random cells of the table, in six parts."""
     counts: Counter[str] = Counter()
     wrong, draw = [], random.Random(0)
     for label, arrow, values, role, targets in cases():

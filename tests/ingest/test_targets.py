@@ -28,7 +28,8 @@ def csv_file(path: Path, targets: Any) -> Path:
 
 
 def taken(targets: list[str], cuts: list[int]) -> Any:
-    """What "auto" makes of targets that come in such blocks: labels or values; None if refused."""
+    """Return the kind that "auto" finds for targets in these blocks: labels or values; None if they
+    are refused."""
     whole = RawBlock(np.zeros((len(targets), 1)), np.array(targets), "t.csv", 0)
     edges = sorted({0, *(cut for cut in cuts if cut < len(targets)), len(targets)})
     blocks = [whole.part(a, b) for a, b in pairwise(edges)]

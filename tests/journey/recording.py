@@ -1,4 +1,4 @@
-"""What a program shows while it works: recorded, and told apart from what changes with each run."""
+"""Record the output of a program, and compare it without the parts that change from run to run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDINGS = Path(__file__).parent / "recordings"
 
 
 def on_a_terminal(command: list[str], *, columns: int = 160) -> str:
-    """All that it writes to a terminal of its own."""
+    """Return everything that a command writes to a terminal of its own."""
     ours, its = pty.openpty()
     env = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
     process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=env)
@@ -36,15 +36,15 @@ def on_a_terminal(command: list[str], *, columns: int = 160) -> str:
 
 
 def shapes(written: str) -> list[str]:
-    """The different lines of it, in order, each number a #."""
+    """Return the distinct lines in order, with # for each number."""
     lines = (" ".join(NUMBER.sub("#", line).split()) for line in CONTROLS.split(written))
     lines = (RULE.sub("---", line) for line in lines)
     return list(dict.fromkeys(line for line in lines if line))
 
 
 def check_recording(name: str, written: str) -> None:
-    """Every line is one of the recording, and all are there that are not marked with "?": which
-    of the work is drawn depends on how long it takes.
+    """Check that every line is in the recording, and that all lines occur that are not marked with
+    "?". Timing decides whether marked lines occur.
 
     With the environment variable STREAMKERN_RECORD what is new is added to the file.
     """

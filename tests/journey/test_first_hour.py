@@ -124,7 +124,7 @@ def a_csv_file_of_ones_own(newcomer: Newcomer) -> None:
 
 @contextlib.contextmanager
 def on_s3(newcomer: Newcomer, s3: S3Server) -> Iterator[str]:
-    """A folder of a server; the credentials are in the environment."""
+    """Return a folder of an S3 server; the credentials are in the environment."""
     before = newcomer.env
     newcomer.env = before | AWS_ENVIRONMENT | {
         "AWS_ENDPOINT_URL": s3.endpoint, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -190,7 +190,7 @@ print("right:", model.score(rows, kinds))
 
 @pytest.mark.full
 def test_the_first_hour(newcomer: Newcomer, s3: S3Server) -> None:
-    """One after the other, as each takes what those before it have made."""
+    """Run the commands of the documentation in order; each uses the results of earlier ones."""
     what_is_released_is_described(newcomer)
     installed_from_a_wheel(newcomer)
     the_tutorial(newcomer)

@@ -1,4 +1,4 @@
-"""What a terminal, a pipe and a notebook show of a training, beside what was recorded."""
+"""Compare the output of a training on a terminal, in a pipe and in a notebook with recordings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sys.exit(run_command(sys.argv[1:]))
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Of a command that trains, without the name of its program."""
+    """Return the arguments of a command that trains, without the name of the program."""
     folder = tmp_path_factory.mktemp("recorded")
     rng = np.random.default_rng(0)
     X = rng.standard_normal((20_000, 8), dtype=np.float32)

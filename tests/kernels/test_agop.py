@@ -41,7 +41,7 @@ def found(
     kernel: Kernel, precision: str = "float64", backend: Backend | None = None,
     X: Array = X, w: Array | None = W, grid: Grid | None = None,
 ) -> Array:  # fmt: skip
-    """In two parts."""
+    """Return the average gradient outer product, summed in two parts."""
     op = KernelOperator(kernel, backend or Backend(1), precision, SHIFT, grid)
     backend = op.backend
     X, z, alpha = (backend.asarray(a, op.dtype) for a in (X, Z, ALPHA))
@@ -72,7 +72,7 @@ def test_it_is_the_mean_of_outer_products(name: str) -> None:
 @pytest.mark.parametrize("precision", ["exact", "high"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_float32_is_healthy_where_rows_meet_centers(name: str, precision: str) -> None:
-    """The pole of a kernel with a kink costs it three digits, in one row of six."""
+    """Check that the kink of a kernel at a center loses at most three digits, in one row of six."""
     kinks = name in ("laplace", "dispersal", "sum", "matrix")
     truth = found(KERNELS[name])
     for backend in (Backend(1), get_backend("cpu")):

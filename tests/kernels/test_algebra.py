@@ -121,7 +121,8 @@ def metrics(d: int) -> st.SearchStrategy[Array | None]:
 def test_any_kernel_is_that_of_its_parts(
     kind: type[Backend], precision: str, examples: int
 ) -> None:
-    """On tiles smaller than the matrix, with a shift, from points not scaled before."""
+    """Compare with the parts on tiles smaller than the matrix, with a shift, for points that are
+    not scaled."""
     if kind is CompiledBackend and numba_problem() is not None:
         pytest.skip("Numba is not installed")
 
@@ -242,7 +243,8 @@ def test_own_kernels_take_part() -> None:
 
 
 def test_an_own_kernel_is_made_again_if_it_is_the_same_function() -> None:
-    """By its class, which this process has; of another function, or without it, it is refused."""
+    """Check that a kernel is rebuilt from its class, and refused without the class or for another
+    function."""
     told = json.loads(json.dumps(Quartic(2.0).describe()))
     assert repr(get_kernel(told)) == "Quartic(bandwidth=2)"
     with pytest.raises(ConfigError, match=r"has changed since.* define the class as it was"):
@@ -261,7 +263,8 @@ def test_an_open_bandwidth_is_filled_in_where_a_kernel_is_made() -> None:
 
 
 def test_names_from_elsewhere() -> None:
-    """Of kernels where they are the same here, of parameters as the sentence says."""
+    """Check that names of kernels in other libraries are accepted if they mean the same, and that
+    names of parameters are explained."""
     for name in ("rbf", "RBF", "Gaussian", "GAUSSIAN", "squared_exponential"):
         assert repr(get_kernel(name, 2.0)) == repr(Gaussian(2.0))
     for kind, name, remedy in (

@@ -103,7 +103,7 @@ def test_any_number_of_categorical(n: int, backends: list[Backend]) -> None:
 
 
 def test_categorical_are_told_apart_however_near(backends: list[Backend]) -> None:
-    """A difference of one unit in the last place, far from the shift, is a difference."""
+    """Check values that differ in the last bit, far from the shift."""
     far = np.float32(1e6)
     X = np.array([[far], [np.nextafter(far, np.float32(2e6))], [far]], np.float32)
     for backend in backends:
@@ -130,7 +130,7 @@ def test_categorical_are_a_one_hot_code() -> None:
 def test_gradients_are_those_of_the_function(
     name: str, metric: str, backends: list[Backend]
 ) -> None:
-    """By differences, along features that are not categorical."""
+    """Compare with finite differences along the features that are not categorical."""
     kernel = KERNELS[name].with_metric(METRICS[metric]).with_categorical(LEVELS)
     X, Z, alpha, h = table(N, 0), table(M, 1).astype(np.float64), rows(2, M, 2), 1e-5
     X, w = X.astype(np.float64), np.random.default_rng(3).uniform(0.2, 2, N)
@@ -203,7 +203,8 @@ def test_categorical_belong_to_a_distance(kernel: Kernel) -> None:
 
 
 def test_a_sum_has_levels_as_a_whole() -> None:
-    """Parts share a tile; no operator drops the categorical of its operands."""
+    """Check that the parts share a tile, and that no operator drops the categorical features of its
+    operands."""
     laplace, gauss = (k(1.0).with_categorical([(0, 1.0)]) for k in (sk.Laplace, sk.Gaussian))
     plain = sk.Gaussian(2.0)
     sums, products = (
@@ -260,7 +261,8 @@ def test_no_frequencies_of_categorical() -> None:
 
 
 def test_shares_of_a_metric_and_of_categorical() -> None:
-    """A level counts as its part of the squared distance of two rows of standardised features."""
+    """Check that a categorical feature counts as its part of the squared distance of two rows of
+    standardised features."""
     categorical = ((0, 4.0), (2, 2.0))
     wanted = np.array([1.0 + 2.0, 4.0, 0.0 + 1.0]) / 8
     np.testing.assert_allclose(importances(np.array([1.0, 2.0, 0.0]), categorical), wanted)

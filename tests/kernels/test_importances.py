@@ -1,4 +1,4 @@
-"""What is said of a metric, against its matrix written out."""
+"""Compare the facts about a metric with its explicit matrix."""
 
 from __future__ import annotations
 

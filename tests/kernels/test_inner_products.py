@@ -109,7 +109,7 @@ def test_gram_is_positive_and_its_diagonal_is_that_of_known_points(
 
 
 def test_jitter_goes_with_the_size_of_the_kernel() -> None:
-    """The same factor for the same kernel in other units."""
+    """Check that a scaled kernel has the same scaled factor."""
     X = rows(0, 40, 3)
     small, large = (
         jittered_cholesky(op, both(op, X))

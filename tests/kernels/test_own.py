@@ -77,7 +77,7 @@ def test_names_of_no_kernel_are_refused(value: Any, says: str) -> None:
 def test_a_run_by_name_is_that_of_the_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a command, also with two ranks, whose processes import the module."""
+    """Check the command, also with two ranks, whose processes import the module."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 2)).astype(np.float32)
     y = np.sin(X[:, 0])
@@ -170,7 +170,7 @@ np.save("expected.npy", sk.load("run").predict(X))
 def test_commands_import_the_module_of_a_kernel_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --import, also of ranks; a continued run also by naming the class."""
+    """Check --import, also for ranks; a continued run may also name the class."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rational_kernels.py").write_text(OWN_MODULE)
     (tmp_path / "training.py").write_text(TRAINING)

@@ -103,7 +103,8 @@ def test_tiled_product_equals_dense(
 
 @pytest.mark.parametrize("name", RADIAL)
 def test_near_duplicate_rows_in_float32(name: str) -> None:
-    """As near as 1e-4 of the norms, where the distance is less than its own rounding error."""
+    """Check rows at a distance of 1e-4 of their norms, less than the rounding error of the
+    distance."""
     op = operator(name, 3.0, "exact")
     A = rows(0, 30, 20).astype(np.float32)
     steps = 10.0 ** -np.arange(1, 6)

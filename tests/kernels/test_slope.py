@@ -65,7 +65,8 @@ def expressions(draw: Any, depth: int = 3) -> str:
 
 @given(expression=expressions(), s=st.floats(0.2, 3))
 def test_any_expression(expression: str, s: float) -> None:
-    """By complex steps there would be no `cos` of cmath in it: by differences of two widths."""
+    """Compare with differences of two widths, because complex steps would hide a missing `cos` of
+    cmath."""
 
     def value(at: float) -> float:
         return float(

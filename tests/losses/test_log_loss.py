@@ -18,7 +18,7 @@ def drawn(seed: int, m: int, c: int, size: float) -> tuple[np.ndarray, np.ndarra
 
 
 def gradient_at(z: np.ndarray, Y: np.ndarray) -> np.ndarray:
-    """The gradient at outputs z."""
+    """Return the gradient at outputs z."""
     return LOSS.gradient(np, LOSS.predict(np, z.copy()) - Y, Y)
 
 

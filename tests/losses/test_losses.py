@@ -20,7 +20,7 @@ OF_OUTPUTS = sorted(set(LOSS_CLASSES) - {"log_loss", "poisson", "gamma"})
 
 
 def drawn(name: str, seed: int, m: int, c: int, size: float) -> tuple[Loss, np.ndarray, np.ndarray]:
-    """A loss with its parameters, outputs (m, c) of this size, and targets."""
+    """Return a loss with its parameters, outputs (m, c) of this size, and targets."""
     rng = np.random.default_rng(seed)
     kind: Any = LOSS_CLASSES[name]
     several = tuple(np.linspace(0.1, 0.8, c).tolist()) if seed % 2 and c > 1 else 0.8

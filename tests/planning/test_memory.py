@@ -21,7 +21,8 @@ def test_loader_never_holds_more_than_the_data_twice(problem: ProblemShape, bloc
 
 
 def test_a_million_centers_fit_on_one_card() -> None:
-    """1.024 10^6 centers of 1280 features in "high": H, K and the centers, once; 71 GiB."""
+    """Check that 1.024 10^6 centers of 1280 features in "high" take 71 GiB: H, K and the centers,
+    once."""
     p, d, b, m = 1_024_000, 1280, 8000, 8192
     problem = replace(
         PLAIN, n_rows=5_000_000, d=d, c=10, p=p, batch_size=m, threads=1, staging=4, itemsize=4,
@@ -56,8 +57,8 @@ def test_draws_on_a_device_are_counted() -> None:
 
 
 def test_the_temporary_centers_of_a_checkpoint_are_counted() -> None:
-    """Of one rank as of several, on the host where there is one beside the device; none without a
-    checkpoint, or without temporary centers."""
+    """Check one rank and several, on the host and on a device; without checkpoints or temporary
+    centers nothing is counted."""
     wish = solver_settings("eigenpro4", period=20, projection="inexact")
     whole = 2000 * (PLAIN.prepared_row_bytes + 10 * 4)
     for changes, phase in (

@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model_values(place: Path) -> dict[str, Array]:
-    """f(X) in float64 from the centers and weights of each run, by its own scaling."""
+    """Return f(X) in float64 from the centers and weights of each run, with its own scaling."""
     values = {}
     for name in ("city", "price", "digit"):
         model = load_model(place / name, device="cpu", threads=1)

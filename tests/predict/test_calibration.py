@@ -16,7 +16,8 @@ SCORES = arrays.arrays(np.float64, st.integers(3, 30), elements=st.floats(0, 10)
 
 @given(SCORES, st.floats(0.05, 0.95))
 def test_of_any_rows_each_by_the_others(scores: np.ndarray, level: float) -> None:
-    """The average over which row is the new one is the probability, where all are as likely."""
+    """Check that the average over the choice of the new row is the probability, if all choices are
+    equally likely."""
     n = len(scores)
     if n / 1.0 * (1 - level) < 1:  # n - 1 rows cannot tell
         with pytest.raises(ConfigError, match="calibration rows, which allow"):
@@ -33,8 +34,8 @@ def test_of_any_rows_each_by_the_others(scores: np.ndarray, level: float) -> Non
 
 @given(SCORES)
 def test_weights_are_counts(scores: np.ndarray) -> None:
-    """Of rows that are there twice, and half as many of weight two: the same but for the place of
-    the one row more."""
+    """Compare rows that occur twice with half as many rows of weight 2; the new row counts once in
+    both."""
     w = np.where(np.arange(len(scores)) % 2, 0.0, 1.0)
     odd = Intervals.of(scores[:, None], w)
     np.testing.assert_array_equal(odd.scores, Intervals.of(scores[::2, None], None).scores)
@@ -54,7 +55,8 @@ def test_weights_are_counts(scores: np.ndarray) -> None:
 def test_a_row_of_any_weight_up_to_the_heaviest(
     scores: np.ndarray, seed: int, level: float
 ) -> None:
-    """The reach is the weighted quantile beside such a row at infinity, or there is none."""
+    """Check that the radius is the weighted quantile with such a row at infinity, or does not
+    exist."""
     w = np.random.default_rng(seed).pareto(0.7, len(scores)) + 0.1
     order = np.argsort(scores, kind="stable")
     share = np.append(w[order], w.max()).cumsum() / (w.sum() + w.max())
@@ -116,7 +118,7 @@ def test_values_of_one_origin_count_as_one_in_intervals() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rows_of_one_origin_count_as_one(weighted: bool) -> None:
-    """The first stands for all of its label, with their weight."""
+    """Check that the first row of a label represents all rows of its origin, with their weight."""
     rng = np.random.default_rng(0)
     F, labels = rng.normal(size=(120, 3)), rng.integers(0, 3, 120)
     times = rng.integers(1, 12, 120)

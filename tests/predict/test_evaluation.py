@@ -37,7 +37,7 @@ def figures(F: Any, Y: Any, w: Any = None, *, classes: bool = False, parts: int 
 @pytest.mark.parametrize("offset", [0.0, 1e6, -1e9])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_r2_and_mse_are_those_of_scikit_learn(offset: float, weighted: bool) -> None:
-    """The plain mean over the outputs, with weights, and far from 0."""
+    """Check the mean over the outputs, with weights, and for targets far from 0."""
     Y = rng.standard_normal((200, 3)) * [1, 10, 0.1] + offset
     F = Y + rng.standard_normal(Y.shape) * [0.3, 5, 0.02]
     w = rng.uniform(0, 2, 200).astype(np.float32) if weighted else None
@@ -69,7 +69,7 @@ def test_figures_in_words_say_the_data_once() -> None:
 
 
 def test_every_place_says_the_same_of_the_test_data(tmp_path: Path) -> None:
-    """U5: history, report, log, info and evaluate, of values and of classes."""
+    """Compare history, report, log, info and evaluate, for values and for classes."""
     X = rng.standard_normal((120, 3))
     Y = np.column_stack([X[:, 0] ** 2, 100 * X[:, 1]])
     test = (X[80:], Y[80:])

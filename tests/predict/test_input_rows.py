@@ -56,7 +56,7 @@ def answers(path: Path) -> dict[str, list[str]]:
 def test_missing_folders_of_an_output_are_made_as_they_say(
     place: Path, run: Run, tmp_path: Path
 ) -> None:
-    """By ingest and predict alike."""
+    """Check ingest and predict."""
     for words, out in (
         (["ingest", place / "city.csv", "--y", "city"], tmp_path / "a" / "b" / "c.zarr"),
         (["predict", place / "city", place / "city.csv"], tmp_path / "c" / "d" / "p.csv"),
@@ -78,7 +78,7 @@ def _idx(path: Path, a: Array, code: int) -> Path:
 
 
 def raw_inputs(folder: Path) -> dict[str, tuple[list[Path], list[Any]]]:
-    """The rows in every format: files, and what evaluation needs besides."""
+    """Return the rows in every format: files, and the other arguments of an evaluation."""
     y = folder / "digits.npy"
     np.save(y, DIGITS)
     np.save(folder / "x.npy", X)
@@ -112,7 +112,8 @@ def raw_inputs(folder: Path) -> dict[str, tuple[list[Path], list[Any]]]:
 def test_raw_files_are_predicted_in_their_order(
     kind: str, place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
-    """U1: as the store that was ingested from them, and with the same labels."""
+    """Compare with the store that was ingested from the files, and check that labels are the
+    same."""
     files, more = raw_inputs(tmp_path)[kind]
     given = more if kind in ("csv", "parquet", "several csv") else []
     code, out, err = run("predict", place / "digit", *files, tmp_path / "p.csv", *given)
@@ -136,7 +137,7 @@ def test_raw_files_are_predicted_in_their_order(
 def test_predictions_of_a_store_are_in_the_order_of_its_files(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
-    """U1: of a shuffled store, of several stores, and of a store of several files."""
+    """Check a shuffled store, several stores, and a store of several files."""
     parts = [np.arange(0, 100), np.arange(100, N)]
     for k, rows in enumerate(parts):
         np.save(tmp_path / f"x{k}.npy", X[rows])
@@ -169,7 +170,7 @@ def streamed_labels(url: Path) -> Array:
 
 
 def test_the_truth_is_the_formula(place: Path, model_values: dict[str, Array]) -> None:
-    """In float64, by brute force, from what the run directory holds."""
+    """Compare with brute force in float64, from the content of the run directory."""
     model = load_model(place / "digit", device="cpu", threads=1)
     with model.backend:
         with RunDirectory(place / "digit", writable=False) as directory:
@@ -193,7 +194,7 @@ def test_the_truth_is_the_formula(place: Path, model_values: dict[str, Array]) -
 def test_columns_in_another_order_are_put_right(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
-    """U3: in files and in stores, for predict and evaluate, with and without the target."""
+    """Check files and stores, predict and evaluate, with and without the target."""
     names = ("weight", "age", "speed", "height")
     moved = write_csv(tmp_path / "moved.csv", {"city": CITY} | features(names=names))
     bare = write_csv(tmp_path / "bare.csv", features(names=names))
@@ -214,7 +215,7 @@ def test_columns_in_another_order_are_put_right(
 def test_missing_and_extra_columns_are_refused_by_name(
     place: Path, run: Run, tmp_path: Path
 ) -> None:
-    """U3."""
+    """Check that the error names the missing and the additional columns."""
     extra = write_csv(tmp_path / "extra.csv", features() | {"shoe": X[:, 0], "city": CITY})
     lacking = write_csv(tmp_path / "lacking.csv", features(names=("age", "height", "weight")))
     ingest(extra, tmp_path / "extra.zarr", y="city")
@@ -234,7 +235,8 @@ def test_missing_and_extra_columns_are_refused_by_name(
 def test_stores_of_ours_go_by_the_names_of_their_columns(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
-    """U3: columns are chosen as of the table that the store was made from, and targets named."""
+    """Check that columns and targets are matched by the names in the table from which the store was
+    made."""
     extra = write_csv(tmp_path / "extra.csv", {"shoe": X[:, 0]} | features() | {"price": PRICE})
     ingest(extra, tmp_path / "extra.zarr", y="price", chunk_mb=500 / 2**20)
     accepted: list[tuple[Path, list[object]]] = [
@@ -266,7 +268,8 @@ def test_stores_of_ours_go_by_the_names_of_their_columns(
 
 
 def test_another_choice_of_columns_is_other_data(place: Path) -> None:
-    """A model without names takes them by position: unfinished answers to others do not count."""
+    """Check a model without names, for which columns count by position: unfinished predictions of
+    others are not used."""
     model, choices = (
         model_of(place / "digit"),
         (["age", "height"], ["height", "age"], ["age", "speed"]),
@@ -349,7 +352,7 @@ def test_what_a_file_never_wrote_or_has_elsewhere_is_read_where_that_is_said(
 
 
 def test_several_targets_go_by_name(run: Run, tmp_path: Path) -> None:
-    """U3: of tables in another order, however they are asked for."""
+    """Check tables in another order, for any way of naming the targets."""
     both = {"u": PRICE, "v": 10 - 3 * PRICE}
     table = write_csv(tmp_path / "t.csv", features() | both)
     moved = write_csv(tmp_path / "m.csv", {"v": both["v"]} | features() | {"u": PRICE})
@@ -394,7 +397,7 @@ def test_values_are_written_by_the_names_of_the_targets(
 
 
 def test_raw_rows_are_those_of_the_store_before_it_rounded_them(place: Path) -> None:
-    """Of a CSV in float64; in the dtype of the store that was made of it, bit for bit its rows."""
+    """Check rows of a CSV in float64; in the dtype of the store they are its rows, bit by bit."""
     with ExitStack() as files:
         rows = open_rows([str(place / "city.csv")], files, model_of(place / "city"), targets=True)
         assert isinstance(rows, FileRows)
@@ -462,7 +465,7 @@ def test_stores_and_files_are_not_read_together(place: Path, run: Run, tmp_path:
 
 @pytest.fixture(scope="module")
 def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on a table with words, dates and gaps, and new rows of that kind."""
+    """Return a run on a table with text, dates and missing values, and new rows of this kind."""
     place = tmp_path_factory.mktemp("encoded")
     tables.write_csv(tables.troubled(600), place / "train.csv")
     wish = ["--y", tables.TARGET, "--drop", tables.ID]

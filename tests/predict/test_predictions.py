@@ -89,14 +89,14 @@ def _small_slabs(set_attribute: Any) -> None:
 
 
 def shuffled(seed: int = 3) -> tuple[Shuffled, Array]:
-    """The test rows in another order, and their numbers."""
+    """Return the test rows in another order, and their numbers."""
     X, _ = arrays(N_TEST, 5)
     numbers = np.random.default_rng(seed).permutation(N_TEST)
     return Shuffled(X[numbers], numbers), numbers
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Columns of a table by name, values (n, c) under "values"."""
+    """Return the columns of a table by name, with values (n, c) under "values"."""
     if path.suffix == ".csv":
         with path.open(newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file)
@@ -119,7 +119,7 @@ def read(path: Path) -> dict[str, Any]:
 def test_predictions_of_shuffled_rows_are_in_the_order_of_their_source_or_numbered(
     model: KernelModel, truth: Array, ending: str, tmp_path: Path
 ) -> None:
-    """U1."""
+    """Check that predictions are in the order of the source, or have row numbers."""
     source, numbers = shuffled()
     for order in ("source", "store") if ending != ".npy" else ("source",):
         wanted, rows = (
@@ -162,7 +162,7 @@ def test_damaged_row_numbers_are_refused(model: KernelModel, tmp_path: Path) -> 
 def test_predictions_are_put_in_order_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 MB of answers in random order through slabs of 1 MB."""
+    """Check 40 MB of predictions in random order with slabs of 1 MB."""
     monkeypatch.setattr(prediction_buffer, "BUFFER_SLAB_BYTES", 1 << 20)
     monkeypatch.setattr(prediction_buffer, "PENDING_BYTES", 1 << 20)
     n, step = 1_000_000, 20_000
@@ -314,7 +314,7 @@ def test_a_file_that_was_changed_or_copied_is_not_overwritten(
 
 
 def test_only_predictions_of_ours_are_overwritten(model: KernelModel, tmp_path: Path) -> None:
-    """D2."""
+    """Check that a file that is no output of `predict` is not overwritten."""
     photos = tmp_path / "photos"
     photos.mkdir()
     (photos / "cat.jpg").write_bytes(b"meow")
@@ -410,7 +410,8 @@ def _killed(path: Path, missing_ok: bool = False) -> None:
 def test_answers_stay_where_they_can_not_be_written(
     model: KernelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A package that is missing is told before the computing; other errors cost no answers."""
+    """Check that a missing package is reported before the computation, and that other errors lose
+    no predictions."""
     url = tmp_path / "p.parquet"
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pyarrow.parquet", None)
@@ -445,7 +446,7 @@ def test_what_is_lost_of_predictions_reads_as_no_answer(classes: list[str], dtyp
 
 
 def test_what_lies_beside_predictions_stays(model: KernelModel, tmp_path: Path) -> None:
-    """D2."""
+    """Check that other files in the folder stay."""
     url = tmp_path / "p.zarr"
     model.predict_to(array_source(20, 5), url)
     (url / "notes.txt").write_text("keep")
@@ -525,7 +526,7 @@ def _predict_and_die(run_dir: Path, url: Path, event: int) -> None:
 def test_killed_predictions_go_on_to_the_same_bytes(
     run_dir: Path, result: Result, ending: str, tmp_path: Path
 ) -> None:
-    """P1, P2: killed again and again by SIGKILL, each time a little further on."""
+    """Kill the command by SIGKILL again and again, each time a little later."""
     once = tmp_path / "once" / f"p{ending}"
     life = process(_predict_and_die, run_dir, once, 0)
     life.join(60)
@@ -555,7 +556,7 @@ def test_killed_predictions_go_on_to_the_same_bytes(
 def test_a_call_killed_at_its_very_end_is_done(
     run_dir: Path, result: Result, ending: str, tmp_path: Path
 ) -> None:
-    """P3: while it removed its scratch; found out by letting it remove nothing."""
+    """Check a kill during the removal of scratch files, by a call that removes nothing."""
     place = tmp_path / f"p{ending}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scratch, "discard", lambda self: None)
@@ -623,7 +624,7 @@ def test_altered_scratch_is_noticed(tmp_path: Path) -> None:
 
 
 def test_predictions_begun_anew_are_none_after_a_kill(tmp_path: Path) -> None:
-    """P3: a call that finds its output gone begins anew, and may be killed right then."""
+    """Check a call that starts again because its output is gone, and is then killed."""
     with Scratch(tmp_path / "s") as scratch:
         buffer = buffer_of(scratch)
         buffer.add(np.arange(9), np.arange(9), np.ones((9, 1), np.float32))

@@ -24,7 +24,7 @@ rng = np.random.default_rng(0)
 def drawn(
     m: int, c: int, slope: float = 6.0, shift: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Values of which the classes are drawn with softmax(slope f + shift k), and weights."""
+    """Return values with classes drawn from softmax(slope f + shift k), and weights."""
     F = rng.normal(0.3, 0.4, (m, c))
     p = Softmax(np.full(c, slope), shift * np.arange(c))(F)
     labels = (p.cumsum(axis=1) < rng.random((m, 1))).sum(axis=1)
@@ -32,7 +32,7 @@ def drawn(
 
 
 def loss(F: np.ndarray, labels: np.ndarray, w: np.ndarray, slope: object, shift: object) -> float:
-    """Of the rows and of one more of all classes alike, by the textbook."""
+    """Return the log loss of the rows and of one additional uniform row, by its definition."""
     m = len(F)
     z = F * slope + shift
     log_p = z - np.log(np.exp(z).sum(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""How hard rows are by others: against refits without each row, and against noise that is known."""
+"""Compare residual scales with refits without each row, and with known noise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def laplace(A: Floats, B: Floats, width: float = 2.0) -> Floats:
 
 
 def by_refits(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, float]:
-    """The values of rows (q,) by the others, and the ridge: the best of refits without each."""
+    """Return the leave-one-out values of rows (q,), and the ridge with the lowest error, by
+    refits."""
     found = {}
     for ridge in SCALE_RIDGES:
         told = np.empty(len(logs))

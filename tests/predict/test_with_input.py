@@ -41,7 +41,8 @@ NOTES = ["007", "", " NA ", "1.50", 'says "no"', "a,b", "ü€", "'", "None", "1
 
 
 def frame(rows: slice = slice(None)) -> pd.DataFrame:
-    """Rows with an id before the features, a note between them and the targets behind."""
+    """Return rows with an id before the features, a note between them and the targets at the
+    end."""
     table = pd.DataFrame(X, columns=list(NAMES)).assign(city=CITY, price=PRICE)
     table.insert(0, "id", [f"{k:05}" for k in range(N)])
     table.insert(2, "note", [NOTES[k % len(NOTES)] for k in range(N)])
@@ -49,7 +50,7 @@ def frame(rows: slice = slice(None)) -> pd.DataFrame:
 
 
 def texts(path: Path) -> pd.DataFrame:
-    """A CSV as pandas reads it, every cell as it stands there."""
+    """Return the cells of a CSV as text, by pandas."""
     return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
@@ -64,7 +65,7 @@ def call(run: Run) -> Any:
 
 
 def _small(set_attribute: Any) -> None:
-    """Units, slabs, cells and groups whose borders fall inside the rows, and not together."""
+    """Set small units, slabs, cells and groups, whose borders fall on different rows."""
     set_attribute(input_rows, "UNIT_BYTES", 4 * 700)
     set_attribute(predictions, "UNIT_BYTES", 4 * 700)
     set_attribute(prediction_table, "CHUNK_BYTES", 17 * 4)
@@ -87,7 +88,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_csv_keeps_its_columns_and_gets_the_answers(
     place: Path, run: Run, tmp_path: Path
 ) -> None:
-    """With ids, notes and targets that are not features, quotes, blank lines, CR LF and a BOM."""
+    """Check ids, notes, targets that are not features, quotes, blank lines, CR LF and a byte order
+    mark."""
     plain = frame().to_csv(index=False)
     odd = plain.replace("\n0001", "\n\n  \n0001").replace("\n", "\r\n")
     (tmp_path / "new.csv").write_bytes(b"\xef\xbb\xbf" + odd.encode())
@@ -165,7 +167,7 @@ def test_probabilities_and_intervals_go_beside_too(place: Path, run: Run, tmp_pa
 def test_rows_of_an_encoded_table_keep_their_words_and_gaps(
     run: Run, tmp_path: Path, ending: str
 ) -> None:
-    """Of which the features are made: the columns are those of the file, not these."""
+    """Check that the columns are those of the file, and not the encoded features."""
 
     def write(table: pd.DataFrame, name: str) -> Path:
         path = tmp_path / f"{name}{ending}"
@@ -193,7 +195,8 @@ def test_rows_of_an_encoded_table_keep_their_words_and_gaps(
 
 
 def rich(rows: slice = slice(None)) -> pa.Table:
-    """Every kind of column, with nulls, an index of pandas, and notes of the user's."""
+    """Return every kind of column, with missing values, an index of pandas, and metadata of the
+    user."""
     n = len(range(*rows.indices(N)))
     table = frame(rows).assign(
         when=pd.date_range("2024-03-30", periods=n, freq="h", tz="Europe/Paris"),

@@ -76,7 +76,7 @@ def cases_of(make: Callable[[Any], Do], rows: Iterable[tuple[Any, ...]]) -> list
 
 
 def settings(**given: Any) -> RunConfig:
-    """`model__kernel="laplace"` for model.kernel."""
+    """Return a setting in the form of an estimator, such as `model__kernel="laplace"`."""
     return RunConfig().with_overrides({k.replace("__", "."): v for k, v in given.items()})
 
 

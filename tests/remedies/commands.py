@@ -12,7 +12,8 @@ RUN = f"{TRAIN} --solver block --set data.batch_size=20 --set run.checkpoint_eve
 
 
 def damaged(name: str, *parts: str) -> Case:
-    """A run of which the newest of these parts are damaged, and what `info --verify` says to do."""
+    """Return a run whose newest parts with these names are damaged, and the remedy that `info
+    --verify` prints."""
     command(f"{RUN} --run-dir {name}")
 
     def wrong() -> None:

@@ -37,7 +37,7 @@ def rows_of(X: Any, y: Any, **given: Any) -> Callable[[], None]:
 
 
 def of_sparse() -> list[Case]:
-    """Rows given to a model of others."""
+    """Return rows for a model that was trained on others."""
 
     def predicted(rows: Any) -> Callable[[], Any]:
         model = regressor()
@@ -100,7 +100,7 @@ def generated(made: Callable[..., Any], **given: Any) -> Callable[[], None]:
 
 
 def drawn(repeatable: bool) -> sk.GeneratorSource:
-    """Rows of a function, which makes the same ones in each call, or does not."""
+    """Return rows of a function, which are the same in each call if `repeatable`."""
 
     def rows(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
         drawn = np.random.default_rng().random((stop - start, 3))

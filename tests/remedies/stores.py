@@ -51,7 +51,7 @@ def ingested(X: Any = X, y: Any = Y, out: str = "made.zarr", **given: Any) -> Ca
 
 
 def writer(**given: Any) -> StoreWriter:
-    """A writer of 60 rows of 3 features in chunks of 30, at a place of its own."""
+    """Return a writer of 60 rows of 3 features in chunks of 30, at a new path."""
     options = {"row_shape": (3,), "x_dtype": "f8", "n_outputs": 1, "classes": None,
                "chunk_rows": 30, "n_rows": N, "overwrite": True} | given  # fmt: skip
     return StoreWriter("written.zarr", **options)
@@ -282,7 +282,7 @@ def of_statistics() -> list[Case]:
 
 
 def of_sparse_rows() -> list[Case]:
-    """Rows with more entries than those before, or too many features."""
+    """Return rows with more entries than those before, or too many features."""
 
     def hashed(n: int) -> Any:
         words = [{f"w{k}": 1} for k in range(len(Y))]

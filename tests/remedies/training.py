@@ -317,7 +317,7 @@ def of_sources() -> list[Case]:
 
 
 def of_sparse() -> list[Case]:
-    """Settings that compute with the features of sparse rows."""
+    """Return settings that compute with the features of sparse rows."""
 
     def fit(rows: Any = None, **given: Any) -> Do:
         return fit_values(long_rows() if rows is None else rows, Y, **given)

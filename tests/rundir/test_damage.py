@@ -37,7 +37,7 @@ from tests.runs import array_source, finished, settings, stopped, stream
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped after 8 of 14 steps, with checkpoints of 4, 6 and 8."""
+    """Return a run that was stopped after 8 of 14 steps, with checkpoints of steps 4, 6 and 8."""
     path = tmp_path_factory.mktemp("damage") / "run"
     stopped(config(path), 8, source=stream())
     assert RunDirectory(path, writable=False).steps() == [4, 6, 8]
@@ -50,7 +50,7 @@ def config(path: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def in_one_place(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every copy is looked at in the same place, which results and messages name."""
+    """Put every copy at the same path, because results and messages contain it."""
     with tempfile.TemporaryDirectory(dir=run.parent) as folder:
         monkeypatch.chdir(folder)
         yield
@@ -79,7 +79,7 @@ def resumed(path: Path) -> Any:
 
 
 def says(found: Any) -> bool:
-    """Whether an overview tells of damage itself."""
+    """Return whether an overview reports the damage itself."""
     return isinstance(found, dict) and bool(found["warnings"] or "damaged" in found["state"])
 
 
@@ -122,7 +122,7 @@ def survey(run: Path, look: Look, n: int, seed: int) -> None:
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(("look", "n"), [(loaded, 25), (shown, 50), (resumed, 5)])
 def test_no_flipped_bit_changes_a_result_in_silence(look: Look, n: int, run: Path) -> None:
-    """W3, W7, and the table of bit flips."""
+    """Flip bits of every kind of file; each result is unchanged, or an error."""
     survey(run, look, n, 1)
 
 
@@ -177,7 +177,8 @@ KINDS = {
 
 
 def altered(whole: bytes, kind: str, rng: np.random.Generator) -> bytes:
-    """Bytes that are not JSON, or a document edited by hand, which most often is sealed again."""
+    """Return bytes that are not JSON, or a document edited by hand, which in most cases is sealed
+    again."""
     how = rng.integers(6)
     if how == 0:
         at = int(rng.integers(len(whole) + 1))
@@ -198,14 +199,14 @@ def sealed_line(record: dict[str, Any]) -> bytes:
 
 
 def read(path: Path) -> None:
-    """All that a run directory holds."""
+    """Read everything in a run directory."""
     with RunDirectory(path, writable=False) as run:
         run.load_setup()
         run.load_latest()
 
 
 def taken(path: Path) -> None:
-    """By a writer, which mends what it can."""
+    """Open the run as a writer, which repairs what it can."""
     with RunDirectory(path) as run, run.open_log() as log:
         recorded_run(run)
         log.write(step=9, epoch=0, samples=9)
@@ -273,7 +274,7 @@ def test_figures_that_were_edited_are_a_sentence_or_a_run(value: float, run: Pat
 
 @given(data=st.data(), counter=st.integers(0, 10**9))
 def test_any_lease_is_waited_for_or_understood(data: st.DataObject, counter: int) -> None:
-    """Nobody's note makes a second writer, or an exception."""
+    """Check that no content of a lease admits a second writer, or raises an unexpected error."""
     objects = open_objects(f"memory://damage/{counter}")
     objects.delete([key for key, _ in objects.list()])
     held = Lease(objects)

@@ -201,7 +201,8 @@ NUMBER_OF_THE_PAST = [
 @example(moves=STOPPED_AND_WOKEN)
 @example(moves=NUMBER_OF_THE_PAST)
 def test_any_interleaving(moves: list[tuple[str, Any, int]]) -> None:
-    """No beating holder is taken over, and who was taken over publishes nothing."""
+    """Check that no holder that renews its lease is replaced, and that a replaced one publishes
+    nothing."""
     world = World()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of those who wait
@@ -231,7 +232,8 @@ def play(world: World, moves: list[tuple[str, Any, int]]) -> None:
 
 
 def settle(world: World) -> list[str]:
-    """With everybody dead, the next one holds the run after one ttl, numbered above all."""
+    """Check that after the death of all processes the next one holds the run after one ttl, with
+    the highest number."""
     last = Writer(world)
     world.writers.append(last)
     began = world.now
@@ -270,7 +272,7 @@ def test_a_closed_holder_is_not_waited_for(objects: Objects) -> None:
 
 
 def test_numbers_begin_above_those_in_use(objects: Objects) -> None:
-    """As in a run that was copied here without its leases."""
+    """Check a run that was copied without its leases."""
     held = Lease(objects)
     held.acquire(beyond=7)
     assert held.number == 8
@@ -575,7 +577,7 @@ def test_what_a_delayed_writer_still_publishes_is_not_the_newest(
 def test_a_delayed_writer_does_not_retire_what_its_successor_resumed_from(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The successor has deleted, as a leftover, what the delayed manifest names."""
+    """Check a delayed manifest whose files the successor has deleted as unused."""
     first, second, third = (RunDirectory(objects.url, keep=1) for _ in range(3))
     first.acquire()
     first.save(1, {"a": np.arange(5.0)}, {})

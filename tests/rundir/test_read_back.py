@@ -1,4 +1,4 @@
-"""What is read back from a run directory is what was written, or it is said that it is not."""
+"""Check that a run directory returns what was written, or reports the difference."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_why_a_document_is_refused_is_said(data: bytes, why: str) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that is done, with checkpoints of steps 10 and 14."""
+    """Return a finished run with checkpoints of steps 10 and 14."""
     path = tmp_path_factory.mktemp("rundir") / "run"
     finished(settings(path, **{"run.checkpoint_every": 5}), source=stream())
     assert RunDirectory(path, writable=False).steps() == [5, 10, STEPS]
@@ -130,7 +130,7 @@ def again(path: Path, **more: Any) -> Any:
 
 
 def test_an_older_checkpoint_is_never_used_without_a_word(run: Path) -> None:
-    """W3, of everything in Python that loads one."""
+    """Check every function of Python that loads a checkpoint."""
     flip_bit(run, NEWEST)
     text = f"checkpoint of step {STEPS} .* was skipped, and that of step 10 is used"
     with pytest.warns(UserWarning, match=text) as caught:
@@ -148,7 +148,7 @@ def test_an_older_checkpoint_is_never_used_without_a_word(run: Path) -> None:
 
 
 def test_a_resumed_run_says_that_it_took_an_older_checkpoint(run: Path, trained: Path) -> None:
-    """W3."""
+    """Check that a resume from an older checkpoint is reported."""
     flip_bit(run, NEWEST)
     with pytest.warns(UserWarning, match="that of step 10 is used"):
         result = again(run)
@@ -166,7 +166,7 @@ def test_a_resumed_run_says_that_it_took_an_older_checkpoint(run: Path, trained:
 def test_run_json_is_written_again_from_what_the_setup_carries(
     what: str, run: Path, trained: Path
 ) -> None:
-    """W7."""
+    """Check that a lost or damaged run.json is restored from the setup."""
     path = run / "run.json"
     before = path.read_bytes()
     if what == "lost":
@@ -191,7 +191,7 @@ def test_run_json_is_written_again_from_what_the_setup_carries(
 
 @pytest.mark.parametrize("lost", ["run.json", "setup.json"])
 def test_other_data_is_refused_whatever_was_lost(lost: str, tmp_path: Path) -> None:
-    """W7: with run.json, or the setup, gone the others still say whose run it is."""
+    """Check that the remaining files identify the run if run.json or the setup is lost."""
     config = settings(tmp_path / "run", **{"run.checkpoint_every": 3})
     stopped(config, 6, source=stream())
     (tmp_path / "run" / lost).unlink()
@@ -202,7 +202,7 @@ def test_other_data_is_refused_whatever_was_lost(lost: str, tmp_path: Path) -> N
 
 
 def test_a_setup_that_was_deleted_is_computed_again(tmp_path: Path) -> None:
-    """The remedy that the error of a damaged one names, with run.json lost as well."""
+    """Check the remedy in the error of a damaged setup, also if run.json is lost."""
     config = settings(tmp_path / "run", **{"run.checkpoint_every": 3})
     stopped(config, 6, source=stream())
     flip_bit(tmp_path / "run", "setup/Z/c/0/0")
@@ -217,7 +217,7 @@ def test_a_setup_that_was_deleted_is_computed_again(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_another_run_are_not_mixed_in(run: Path, tmp_path: Path) -> None:
-    """W7: neither trained on nor evaluated."""
+    """Check that they are neither resumed nor evaluated."""
     other = tmp_path / "other"
     finished(settings(other, **{"run.random_state": 1}), source=stream())
     shutil.rmtree(run / "checkpoints")
@@ -228,7 +228,7 @@ def test_checkpoints_of_another_run_are_not_mixed_in(run: Path, tmp_path: Path) 
 
 
 def test_sizes_of_another_version_are_a_sentence(run: Path) -> None:
-    """W7: whole by its checksum, and still not what is known here."""
+    """Check a record with a right checksum and unknown content."""
     for manifest in (run / "setup.json", *run.glob("checkpoints/*.json")):
         body = checksums.unseal("checkpoint", manifest.read_bytes())
         body["run"]["sizes"]["unknown"] = 1
@@ -245,7 +245,8 @@ def test_sizes_of_another_version_are_a_sentence(run: Path) -> None:
     ],
 )
 def test_no_name_of_a_file_makes_a_folder_a_run(name: str, tmp_path: Path) -> None:
-    """D1: of writer.json and 000000000001.json neither; what is there stays as it is."""
+    """Check that no file name alone, such as writer.json, marks a run directory, and that the
+    folder stays unchanged."""
     for mine in (name, "000000000001.json", "notes.txt"):
         (tmp_path / mine).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / mine).write_text('{"project": "streamkern-tests"}')
@@ -276,7 +277,7 @@ def test_a_run_is_known_by_any_document_of_it(damaged: str, run: Path) -> None:
 
 
 def test_a_run_directory_that_was_moved_ends_the_run(tmp_path: Path) -> None:
-    """W10: with exit code 3, and nothing is made where it was."""
+    """Check that the run ends with exit code 3, and that nothing is created at the old path."""
     path = tmp_path / "run"
 
     def move(record: dict[str, Any]) -> None:
@@ -296,7 +297,7 @@ def test_a_run_directory_that_was_moved_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("act", ["save", "save_setup", "write_config", "open_log", "log"])
 def test_nothing_is_written_where_a_run_directory_was(act: str, tmp_path: Path) -> None:
-    """W10."""
+    """Check that no operation writes to the old path."""
     path, a = tmp_path / "run", {"a": np.zeros(3)}
     directory = RunDirectory(path)
     with directory, directory.open_log() as log:
@@ -315,7 +316,7 @@ def test_nothing_is_written_where_a_run_directory_was(act: str, tmp_path: Path) 
 
 
 def test_a_run_that_a_second_writer_took_ends(tmp_path: Path) -> None:
-    """W10: run.lock deleted, another process at it; only one of them ends well."""
+    """Delete run.lock and start another process: only one of the two ends with success."""
     path, second = tmp_path / "run", RunDirectory(tmp_path / "run")
 
     def take(record: dict[str, Any]) -> None:
@@ -348,7 +349,7 @@ def write_alone(path: str, go: str) -> None:
 
 
 def test_two_writers_never_both_end_well(tmp_path: Path) -> None:
-    """W10, with real processes: run.lock is deleted under the first."""
+    """Delete run.lock of the first of two real processes."""
     path, go = str(tmp_path / "run"), tmp_path / "go"
     first = process(write_alone, path, str(go))
     while not go.exists():
@@ -387,7 +388,7 @@ def test_a_damaged_note_of_the_writer_ends_the_run_and_is_shown(tmp_path: Path) 
 def test_a_new_run_directory_is_durable_with_all_above_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D3: the entry of each folder that was made is synced."""
+    """Check that the entry of each new folder is synced."""
     synced: set[int] = set()
     fsync = os.fsync
 
@@ -422,7 +423,7 @@ def test_a_log_line_that_is_no_record_is_left_out_after_training(
 
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_a_log_that_lost_its_end_is_said_with_the_history(left: int, run: Path) -> None:
-    """On stderr, in the result and by `info`: each evaluation is a line."""
+    """Check the warning on stderr, in the result and by `info`; each evaluation is a line."""
     config = settings(run, **{"run.checkpoint_every": 5, "run.evaluate_every": 5})
     whole = finished(config, source=stream(), test=array_source(10, 5))
     assert (whole.skipped, run_overview(run)["warnings"]) == ((), [])
@@ -465,7 +466,7 @@ def test_any_bytes_are_a_log(
 def test_without_a_thread_a_checkpoint_is_saved_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H2: it said "cannot join thread before it is started" instead."""
+    """Check a system that starts no more threads."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -495,7 +496,7 @@ def raising(error: Exception) -> Any:
 
 
 def keys(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
-    """The ways to all entries of JSON objects, at any depth."""
+    """Yield the paths to all entries of JSON objects, at any depth."""
     if isinstance(value, dict | list):
         for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
             if isinstance(value, dict):

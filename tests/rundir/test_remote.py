@@ -87,7 +87,7 @@ class Place:
         return self.run(writable=False).load_latest()
 
     def files(self, of: str = "") -> list[str]:
-        """Names of files, those of arrays too, that contain `of`."""
+        """Return the names of files, including those of arrays, that contain `of`."""
         folder = self.folder
         if isinstance(folder, ObjectFolder):
             names = [key for key, _ in folder.objects.list()]
@@ -97,7 +97,7 @@ class Place:
         return sorted(name for name in names if of in name)
 
     def published(self) -> list[int]:
-        """Steps whose manifest and files agree, and are all there is."""
+        """Return the steps whose manifest and files agree, and check that there are no others."""
         folder, steps, known = self.folder, [], set()
         for name in self.files("checkpoints/"):
             if name.endswith(".json") and name.count("/") == 1:
@@ -345,7 +345,7 @@ def test_plain_zarr_opens_a_checkpoint(place: Place) -> None:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 def test_what_comes_before_the_manifest_can_stop_it(place: Place) -> None:
-    """Its own error comes out, and nothing is left behind."""
+    """Check that the error of an earlier upload is raised, and that nothing is left behind."""
 
     def changed() -> None:
         assert len(place.files("/c/")) > len(before)  # the data is there
@@ -378,7 +378,7 @@ def two_steps() -> Place:
 @examples(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_never_loaded(two_steps: Place, data: st.DataObject) -> None:
-    """Every object of the newest, changed in every way."""
+    """Change every object of the newest checkpoint in every way."""
     whole = {name: two_steps.folder.read(name) for name in two_steps.files()}
     names = [name for name in whole if re.search(r"checkpoints/\d+-0*2[./]", name)]
     assert len(names) == 9
@@ -554,7 +554,8 @@ def test_old_objects_that_can_not_be_deleted_are_said(
 
 
 def test_what_a_later_writer_is_writing_is_not_swept(tmp_path: Path) -> None:
-    """By one that was stopped after it had become the writer, and does not know yet."""
+    """Check a writer that was suspended after it took the run, and does not know of its
+    successor."""
     place = Place(f"memory://{tmp_path.name}/run", {})
     place.folder.write("checkpoints/000000000009-000000000001/zarr.json", b"{}")
     place.folder.write("writer.json", checksums.seal("writer", {}))
@@ -574,7 +575,7 @@ def test_a_log_that_fails_does_not_fail_the_save(spied: tuple[RunDirectory, Spie
 
 
 def test_a_run_may_move_between_places(bucket_place: Place, tmp_path: Path) -> None:
-    """Names differ, and both read and go on with either."""
+    """Check that disks and object stores continue each other's runs, although file names differ."""
     local = Place(str(tmp_path / "run"), {}).with_steps(1, 2)
     copy(local, bucket_place)
     assert_is_state(bucket_place.latest(), 2)
@@ -661,7 +662,7 @@ def test_training_is_the_same_everywhere(place: Place) -> None:
 
 
 def _die_when(place: Place, what: str, moment: str) -> None:
-    """A life that kills itself when it publishes what ends in `what`."""
+    """Run a process that kills itself when it publishes a name that ends in `what`."""
     guard.WINDOW = 4
     write = ObjectFolder.write
 
@@ -732,7 +733,7 @@ def test_a_run_that_was_taken_over_stops(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_command_line(
     s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """With the credentials of the environment, which is where they belong."""
+    """Check the commands with credentials from the environment."""
     for name, value in zip(("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"), (KEY, SECRET), strict=True):
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)

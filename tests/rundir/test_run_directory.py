@@ -49,7 +49,8 @@ THREAD = "streamkern-checkpoint"
 
 
 def published(path: Path) -> list[int]:
-    """Steps whose manifest and files agree, checked without streamkern; fails if one does not."""
+    """Return the steps whose manifest and files agree, without streamkern; fail if one does not
+    agree."""
     steps = []
     for manifest in sorted((path / "checkpoints").glob("*.json")):
         body = json.loads(manifest.read_bytes())
@@ -64,7 +65,7 @@ def published(path: Path) -> list[int]:
 
 
 def leftovers(path: Path) -> set[str]:
-    """Names in checkpoints/ that no manifest accounts for."""
+    """Return the names in checkpoints/ that no manifest contains."""
     names = {p.name for p in (path / "checkpoints").iterdir()}
     for manifest in (path / "checkpoints").glob("*.json"):
         names -= {manifest.name, json.loads(manifest.read_bytes())["group"]}
@@ -422,7 +423,7 @@ def test_killed_at_random_instants(children: Children, tmp_path: Path) -> None:
 @posix
 @pytest.mark.parametrize("step", [4, 3], ids=["next step", "same step again"])
 def test_killed_before_a_file_system_call(step: int, children: Children, tmp_path: Path) -> None:
-    """With keep=1, so that publishing, retiring and sweeping all happen in the one save."""
+    """Use keep=1, so that publishing, pruning and cleaning happen in one save."""
     base = with_steps(tmp_path / "base", 3, keep=1)
     (base / "checkpoints" / "000000000001").mkdir()  # an orphan, so that acquiring sweeps too
     seen = set()

@@ -325,7 +325,7 @@ def test_a_log_lost_at_the_end_is_a_warning(objects: Objects) -> None:
 
 
 def test_a_run_that_is_copied_brings_its_log_along(tmp_path: Path) -> None:
-    """From a disk to an object store, and from there to a disk; it goes on on both."""
+    """Copy a run from a disk to an object store and back; both continue."""
     objects = open_objects(f"memory://copied/{tmp_path.name}")
 
     def logged(place: str | Path, step: int) -> None:

@@ -20,7 +20,7 @@ BOUND = {"identity": {"settings": {"n": 3}}, "sizes": {"m": 2}}
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A run of two checkpoints and three lines of log."""
+    """Return a run with two checkpoints and three lines in its log."""
     with RunDirectory(tmp_path / "run") as run:
         run.write_config(BOUND)
         with run.open_log() as log:
@@ -89,7 +89,8 @@ def test_a_run_that_has_begun_and_what_is_none(place: Path, tmp_path: Path) -> N
 
 
 def run_in(place: str) -> list[str]:
-    """A run with a setup and checkpoints of 1, 2 and 3; the names of what is verified."""
+    """Write a run with a setup and checkpoints of steps 1, 2 and 3; return the names of the
+    verified files."""
     with RunDirectory(place) as run:
         run.save_setup({"Z": np.ones((5, 2))}, {})
         for step in (1, 2, 3):

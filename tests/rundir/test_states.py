@@ -67,7 +67,8 @@ def happened(what: str) -> None:
 
 
 def state(step: int) -> dict[str, np.ndarray]:
-    """What step `step` saves, whoever does it: a resumed run repeats what was lost."""
+    """Return the state that is saved at `step`, which is the same for every process: a resumed run
+    repeats what was lost."""
     return {"alpha": np.random.default_rng([step, 3]).standard_normal((3, 2)), "t": np.array(step)}
 
 
@@ -142,11 +143,11 @@ class Disk:
             path.write_bytes(data)
 
     def note(self) -> object:
-        """What the newest writer left, who had the right to."""
+        """Record the files of the newest writer."""
         return self.files().get("writer.json")
 
     def bury(self, writer: Writer) -> None:
-        """Its lock ends with a process."""
+        """Release the lock of a process that has ended."""
         hold: Any = writer.run._lock or writer.held
         if hold is not None:
             hold._lock.release(force=True)
@@ -192,7 +193,7 @@ class Engine:
 
 
 async def in_turn(do: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """In place of `asyncio.to_thread`: no request is under way when another one is killed.
+    """Replace `asyncio.to_thread`, so that no request is under way when another one is killed.
 
     What is left would differ each time, and Hypothesis could not play it again.
     """
@@ -283,7 +284,7 @@ class Writer:
 
 
 def whole_steps(files: dict[str, bytes]) -> tuple[list[int], list[int]]:
-    """Steps of the manifests, oldest first, and those of them that are whole."""
+    """Return the steps of the manifests, oldest first, and those that are complete."""
     found, whole = [], []
     for name, data in sorted(files.items()):
         match = re.fullmatch(r"checkpoints/(?:\d{12}-)?(\d{12})\.json", name)
@@ -363,7 +364,7 @@ class Machine(RuleBasedStateMachine):
 
     @staticmethod
     def end_log(log: RunLog) -> None:
-        """Of a killed process: its thread ends, and what it would still write is not."""
+        """End the log of a killed process, and discard its unwritten lines."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             with contextlib.suppress(Killed):
@@ -429,7 +430,7 @@ class Machine(RuleBasedStateMachine):
         kill=KILLS, rate=st.sampled_from([0.8, 1.0, 1.25]), offset=st.sampled_from([-1e6, 0.0, 1e9])
     )
     def start(self, kill: int | None, rate: float, offset: float) -> None:
-        """A process starts, also where another one is."""
+        """Start a process, also while another one runs."""
         self.start_one(kill, rate, offset)
 
     def start_one(self, kill: int | None, rate: float, offset: float) -> None:
@@ -471,7 +472,7 @@ class Machine(RuleBasedStateMachine):
         self.resume(writer)
 
     def may_take(self, before: Writer) -> bool:
-        """Whether a new writer may come while this one is not closed."""
+        """Return whether a new writer may start while this one is open."""
         if isinstance(self.place, Disk):
             return self.stolen
         # Its note may be damaged, or have stopped changing for a while; or that of a later writer
@@ -479,7 +480,7 @@ class Machine(RuleBasedStateMachine):
         return before.silent or before.lost or bool(self.hurt & {"lease", "writer"})
 
     def resume(self, writer: Writer) -> None:
-        """As `train` does: setup, then the newest checkpoint."""
+        """Load the setup and then the newest checkpoint, as `train` does."""
         found, whole = whole_steps(self.place.files())
         ended = self.act(writer, lambda: self.load(writer))
         if ended == "done":
@@ -509,7 +510,7 @@ class Machine(RuleBasedStateMachine):
             writer.step = saved.step
 
     def start_again(self) -> None:
-        """The remedy of last resort: the user gives a new run directory."""
+        """Begin again in a new run directory, the last remedy."""
         for writer in list(self.writers):
             self.end(writer)
         self.place.close()
@@ -543,7 +544,7 @@ class Machine(RuleBasedStateMachine):
     work_3 = often(work)
 
     def save(self, writer: Writer, kill: int | None, lost: str | None) -> bool:
-        """The next step; whether it was saved."""
+        """Save the next step; return whether it was saved."""
         engine = getattr(getattr(writer.run._folder, "objects", None), "_engine", None)
         if isinstance(engine, Engine):
             engine.lost = lost
@@ -614,7 +615,7 @@ class Machine(RuleBasedStateMachine):
     )
     @rule(back=st.just(0) | st.integers(0, 60), cut=st.sampled_from(CUTS))
     def power_cut(self, back: int, cut: str) -> None:
-        """In a save or right after it: all processes end, and what was not synced may be lost.
+        """End all processes during a save or after it, and discard files that were not synced.
 
         A manifest that is left has its group.
         """
@@ -639,7 +640,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: isinstance(self.place, Bucket) and bool(self.writers))
     @rule(which=WHICH, silent=st.booleans())
     def stop_or_wake(self, which: int, silent: bool) -> None:
-        """SIGSTOP, or the end of it."""
+        """Suspend a process by SIGSTOP, or continue it."""
         self.of(which).silent = silent
         happened("stopped" if silent else "woken")
 
@@ -680,11 +681,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(flip=st.booleans(), where=WHERE)
     def read_through_cache(self, flip: bool, where: int) -> None:
-        """Chunks, whose entries are lost and damaged."""
+        """Read chunks through a cache with lost and damaged entries."""
         happened(f"cache: {self.cache.turn(flip, where)}")
 
     def damage(self, kind: str, what: str, where: int) -> None:
-        """One file, as a disk or an operator does it."""
+        """Damage one file, as a disk or an operator may."""
         files = self.place.files()
         pattern = {
             "newest": r"checkpoints/.*", "any": r"checkpoints/.*",
@@ -728,7 +729,8 @@ class Machine(RuleBasedStateMachine):
         self.look()
 
     def look(self, files: dict[str, bytes] | None = None) -> None:
-        """A reader beside them gets the newest whole checkpoint, and is told of damaged ones."""
+        """Check that a concurrent reader gets the newest complete checkpoint, and a report of
+        damaged ones."""
         found, whole = whole_steps(self.place.files() if files is None else files)
         reader = self.place.reader()
         try:
@@ -846,7 +848,8 @@ def coverage(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_what_is_loaded_is_what_was_saved_whatever_happens(
     machine: type[Machine], coverage: None
 ) -> None:
-    """W3, W7, W10: no torn state is loaded, nothing acknowledged is lost, one writer at a time."""
+    """Check that no incomplete state is loaded, that no acknowledged state is lost, and that there
+    is one writer at a time."""
     run_machine(machine, 12, 50)
     assert all(reached[what] for what in ("saved", "resumed", "loaded the newest"))
 

@@ -1,4 +1,4 @@
-"""What the tests of solvers share: a limit of BLAS threads that is set once."""
+"""A limit of BLAS threads that the tests of solvers set once."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_what_is_returned_fits(case: tuple[ProblemShape, SolverConfig], share: f
 def test_more_memory_never_buys_less(
     case: tuple[ProblemShape, SolverConfig], one: float, two: float
 ) -> None:
-    """Blocks first, then the batch: the batch is compared at the same block."""
+    """Check that more memory gives larger blocks, and for equal blocks larger batches."""
     problem, wish = case
     best = planned(problem, wish, 10**16)[1].peak
     small, large = (attempt(problem, wish, int(s * best)) for s in sorted((one, two)))
@@ -163,13 +163,14 @@ def test_fixed_sizes_are_kept(solver: str) -> None:
 
 
 def reason(problem: ProblemShape, options: SolverConfig, budget: int) -> str | None:
-    """What `plan` says of the sizes."""
+    """Return the reason that `plan` prints for the sizes."""
     method, sizes, _, _ = resolve(problem, options, budget)
     return method.reason(problem, options, sizes)
 
 
 def time_to_learn(problem: ProblemShape, b: int) -> tuple[float, float, float]:
-    """What `block_sizes` says of a block: its setup, that and its 5 p (p / b) rows, and all rows.
+    """Return the times that `block_sizes` predicts for a block: its setup, the setup and 5 p (p /
+    b) rows, and all rows.
 
     In FLOPs, a kernel entry at 400 and an entry of the preconditioner at 80 a step.
     """
@@ -255,8 +256,8 @@ def test_a_device_takes_no_smaller_batch_and_no_more_than_critical(
 
 
 def test_the_batch_of_a_device_for_sixty_thousand_centers() -> None:
-    """By hand: H takes 124 b, a row 428 + 2 d + 6 c = 2056, of it for "high" 0.24 * 2 d: h is 3618
-    and 8611, and sqrt(p h) 14 700 and 22 700."""
+    """Check by hand: H takes 124 b, and a row 428 + 2 d + 6 c = 2056, of which "high" takes 0.24 *
+    2 d. So h is 3618 and 8611, and sqrt(p h) is 14 700 and 22 700."""
     for precision, m, b in (("exact", 16_384, 60_000), ("high", 16_384, 60_000)):
         sizes = planned(on_device(LARGE, precision), solver_settings("block"), 70 * GiB)[0]
         assert (sizes.batch_size, sizes.block_size) == (m, b)
@@ -279,7 +280,8 @@ def test_setup_lowers_the_batch_of_a_device_to_what_is_worthwhile() -> None:
 
 
 def test_a_block_is_worth_more_than_the_batch_of_a_device() -> None:
-    """With less memory the batch comes down to a CPU's before the block gets smaller."""
+    """Check that with less memory the batch falls to that of a CPU before the block becomes
+    smaller."""
     device, wish = on_device(LARGE, "high"), solver_settings("block")
     small = replace(device, costs=replace(device.costs, most_rows=4096))
     budgets = [k * GiB for k in (20, 8, 7, 5, 4)]

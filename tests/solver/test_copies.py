@@ -1,4 +1,4 @@
-"""What copies of a row have in common, against data whose noise is known."""
+"""Compare the correlation of copies of a row with data whose noise is known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from streamkern.stream.sources.transforms import GaussianNoise
 
 
 def share(own: float, common: float, n: int = 600, weights: bool = False) -> float:
-    """Of copies whose targets have this much noise of their own and in common."""
+    """Return the correlation of copies whose targets have these variances of separate and common
+    noise."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n, 4)).astype(np.float32)
     y = np.sin(2 * X[:, :1]) + common * rng.normal(size=(n, 1))
@@ -68,7 +69,7 @@ def test_worth_is_that_of_the_variance_of_the_mean(m: int, copies: int, rho: flo
 
 @pytest.mark.parametrize("kind", ["copies", "epochs", "store"])
 def test_copies_of_noisy_targets_keep_the_ridge_of_the_rows(kind: str, tmp_path: Path) -> None:
-    """As many new rows would need a ridge as small as their number is large."""
+    """Check that copies need the ridge of the rows; as many new rows would need a smaller one."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 4)).astype(np.float32)
     y = np.sin(2 * X[:, 0]) + 0.5 * rng.normal(size=600)
@@ -93,5 +94,5 @@ def test_copies_of_noisy_targets_keep_the_ridge_of_the_rows(kind: str, tmp_path:
 
 
 def test_no_more_rows_are_worth_anything_than_come() -> None:
-    """Of a mixture whose epochs are shorter than its sources."""
+    """Check a mixture whose epochs are shorter than its sources."""
     assert effective_sample_size(60_000, 1000, 1.0) == pytest.approx(1000)

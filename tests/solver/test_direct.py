@@ -49,7 +49,7 @@ DIRECT = {"solver.name": "direct"}
 
 
 def case_of(case: Case, Z: Array) -> Case:
-    """The same problem with other centers."""
+    """Return the same problem with other centers."""
     setup = computed(case.op, Z, case.X_s, case.probe, case.sizes, case.options)
     return replace(case, Z=Z, setup=setup)
 
@@ -65,7 +65,8 @@ def case_with(Z: Array, precision: str = "float64", bandwidth: float = 2.0) -> C
      ("exact", 1e-3)],
 )  # fmt: skip
 def test_it_is_least_squares(precision: str, ridge: float) -> None:
-    """In its predictions to the digits of the kernel values; sums in float32 would halve them."""
+    """Compare predictions up to the digits of the kernel values; sums in float32 would keep half of
+    them."""
     case = make_case(operator(precision=precision), "direct", options=solver_settings(ridge=ridge))
     solver = case.solver()
     state = solver.init()
@@ -115,7 +116,7 @@ def test_in_the_middle_of_a_pass_the_weights_are_those_of_the_rows_so_far() -> N
 
 
 def folds(case: Case) -> list[npt.NDArray[np.int64]]:
-    """Rows held out in turn: the parts that `part_of` names, without rows that are centers."""
+    """Return the rows held out in turn: the parts of `part_of`, without rows that are centers."""
     part = part_of(np.arange(len(case.X)), FOLDS)
     part[(case.X[:, None] == case.Z).all(axis=2).any(axis=1)] = 0
     return [np.flatnonzero(part == k) for k in range(1, FOLDS + 1)]
@@ -123,8 +124,8 @@ def folds(case: Case) -> list[npt.NDArray[np.int64]]:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_ridge_is_measured_on_rows_that_did_not_train(weighted: bool) -> None:
-    """What is reported is what least squares on the other rows leaves, in float64; the weights are
-    those of all rows with the ridge found. Half of the centers are rows."""
+    """Compare the reported error with least squares on the other rows in float64, and the weights
+    with those of all rows for this ridge. Half of the centers are rows."""
     case = make_case(operator(), "direct", options=solver_settings(), n_sums=1 + FOLDS)
     case = case_of(case, np.concatenate([case.Z[:12], case.X[:12]]))
     w = np.random.default_rng(5).uniform(0.2, 1.8, len(case.X)) if weighted else np.ones(240)
@@ -169,7 +170,8 @@ def test_a_killed_run_finds_the_same_ridge(tmp_path: Path) -> None:
 
 
 def test_copies_of_a_row_train_and_measure_on_one_side() -> None:
-    """With copies on both sides the noise itself would be learned by heart, and no ridge found."""
+    """Check copies of noisy rows: with copies on both sides, the model would learn the noise, and
+    no ridge would be found."""
     X, y = arrays(150)
     config = settings(**DIRECT, **{"solver.ridge": "auto", "model.n_centers": 40})
     once = finished(config, source=ArraySource(X, y, classes=CLASSES))
@@ -197,7 +199,7 @@ def test_rows_that_are_all_centers_say_nothing_of_a_ridge(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("solver", ["block", "falkon"])
 def test_other_solvers_have_the_ridge_of_the_noise(solver: str, tmp_path: Path) -> None:
-    """kappa sqrt(n / 135) / n for n rows, of which none is like another."""
+    """Check the ridge kappa sqrt(n / 135) / n for n different rows."""
     found = finished(
         settings(tmp_path, **{"solver.name": solver, "solver.ridge": "auto"}), source=array_source()
     )
@@ -221,7 +223,8 @@ def test_solvers_without_a_ridge_take_none(solver: str, tmp_path: Path) -> None:
     ("precision", "offset"), [("float64", 0.0), ("float64", 1e-12), ("exact", 0.0), ("exact", 1e-6)]
 )
 def test_equal_and_nearly_equal_centers(precision: str, offset: float) -> None:
-    """As good as without them, on the rows and on others, in the precision of the run."""
+    """Check that predictions of these and other rows are as good as without them, in the precision
+    of the run."""
     Z = rows(1, 24, 3)
     doubled = np.concatenate([Z, Z[:16] + offset * rows(8, 16, 3)])
     case = case_with(doubled, precision)
@@ -272,7 +275,7 @@ SINGULAR = "of solver 'direct' for 16 {} are singular .* give solver.ridge"
 
 
 def doubled(**overrides: Any) -> tuple[RunConfig, Array]:
-    """A run of two passes that differ, and 8 centers, each twice."""
+    """Return a run of two different passes, with 8 centers that occur twice."""
     config = settings(**DIRECT, **{"model.n_centers": "auto", "solver.ridge": 0.0} | overrides)
     return config, np.repeat(arrays(8, 1)[0], 2, axis=0)
 
@@ -368,7 +371,7 @@ def test_what_does_not_fit_names_the_alternative() -> None:
 
 
 def test_a_checkpoint_in_mid_pass_holds_a_model(tmp_path: Path) -> None:
-    """The one that an evaluation at that step has seen."""
+    """Check that it holds the model of the evaluation at this step."""
     test = array_source(40, 5)
     stopped(settings(tmp_path, **DIRECT), 5, source=stream(), test=test)
     last = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "evaluation"][-1]
@@ -380,7 +383,8 @@ def test_a_checkpoint_in_mid_pass_holds_a_model(tmp_path: Path) -> None:
 
 
 def test_rows_that_come_again_are_read_once(tmp_path: Path) -> None:
-    """With scaling and several sources too; a generator may bring others, and is read on."""
+    """Check scaled rows and several sources; the rows of a generator may change, so they are read
+    again."""
     X, y = arrays()
     source = array_source()
     once = finished(settings(**DIRECT, **{"data.epochs": 1}), source=source)

@@ -40,7 +40,7 @@ def eigenpro_reference(case: Case, **options: Any) -> ref.EigenProReference:
 @pytest.mark.parametrize("tile", [(512, 1024), (7, 5)])
 @pytest.mark.parametrize("period", [1, 2, 5])
 def test_steps_follow_the_reference(period: int, tile: tuple[int, int]) -> None:
-    """Batches of two sizes, each with its own step; the last period is cut short."""
+    """Check batches of two sizes, each with its own step; the last period is shorter."""
     options = solver_settings(step_scale=0.9)
     case = make_case(operator(tile=tile), "eigenpro3", options=options)
     case.setup.meta["period"] = period
@@ -190,7 +190,7 @@ def same_bits(a: State, b: State) -> None:
 def test_restored_at_any_step_the_run_goes_on_with_the_same_bits(
     name: str, ridge: float, precision: str
 ) -> None:
-    """In a solver made of host copies of the setup, on a new backend, as after a kill.
+    """Restore a solver from host copies of the setup on a new backend, as after a kill.
 
     Begins behind a back-off, which is part of the state too.
     """

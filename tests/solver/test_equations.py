@@ -32,8 +32,8 @@ PLAIN: dict[str, Any] = {
 
 @pytest.mark.parametrize("p", [40, 300])
 def test_each_output_has_the_model_of_itself_alone(p: int) -> None:
-    """Its own search, with the ridge moved to a quarter of a power of ten; and the weights are
-    those of least squares with that ridge, to rounding."""
+    """Check that each output has its own search, with ridges rounded to quarter powers of ten, and
+    the least-squares weights of this ridge up to rounding."""
     options: dict[str, Any] = PLAIN | {"n_centers": p}
     found = KernelRegressor(**options).fit(X, Y)
     ridges = np.array(found.report_["ridges"])
@@ -52,7 +52,8 @@ def test_each_output_has_the_model_of_itself_alone(p: int) -> None:
 
 
 def test_labels_and_classes_share_one() -> None:
-    """Their values are compared with each other, and sum to 1."""
+    """Check that classes share a ridge, because their values are compared with each other and sum
+    to 1."""
     y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 1)
     model = KernelClassifier(**PLAIN | {"n_centers": 40}).fit(X, y)
     assert "ridges" not in model.report_
@@ -62,7 +63,8 @@ def test_labels_and_classes_share_one() -> None:
 
 
 def test_standard_deviations_are_those_of_each_ridge() -> None:
-    """All have the jitter that the smallest bears, 2e-4 of k(x, x) where alone it is 1e-10."""
+    """Check that all outputs have the jitter that the smallest ridge needs, 2e-4 of k(x, x), where
+    a single output has 1e-10."""
     both = KernelRegressor(posterior=True, n_centers=60, **PLAIN).fit(X, Y)
     std = both.predict(X, return_std=True)[1]
     for k, ridge in enumerate(both.report_["ridges"]):

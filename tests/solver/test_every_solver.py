@@ -1,5 +1,5 @@
-"""What every solver must show: answers that no thread, tile or chunk decides, and that float32 and
-centers that nearly coincide leave alone; and bad settings refused in one clear sentence.
+"""Check every solver: results do not depend on threads, tiles or chunks, float32 and nearly equal
+centers do little harm, and wrong settings are refused in one sentence.
 
 That each can be killed in the middle of a pass and resumed is in `test_resume`.
 """
@@ -41,7 +41,8 @@ def test_a_run_has_the_same_bits_on_any_number_of_threads(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["direct", "direct, fourier", "direct, nystrom", "falkon"])
 def test_how_the_stream_is_cut_changes_rounding_only(method: str) -> None:
-    """Those that add up a pass; for the others, chunks and batches decide the order of the steps.
+    """Check solvers that sum over a pass; for the others, chunks and batches determine the order of
+    the steps.
 
     The sums of all are in float64; only the kernel values of a row may be rounded in another way
     where it is in another batch.
@@ -170,7 +171,7 @@ PLAIN: dict[str, dict[str, Any]] = {
 
 
 def on_rows(options: dict[str, Any]) -> bool:
-    """Whether the rows are the centers."""
+    """Return whether the rows are the centers."""
     in_place = options["solver.name"] in ("sgd", "eigenpro1", "eigenpro2")
     return in_place and "model.features" not in options
 
@@ -226,7 +227,8 @@ def test_float32_ends_at_the_exact_ridge_solution_on_crowded_centers(name: str) 
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", PLAIN)
 def test_float32_does_no_harm_without_a_ridge_on_crowded_centers(name: str) -> None:
-    """As good as in float64 to a twentieth, and less than twice the exact solution's test error.
+    """Check that the error is within a twentieth of that in float64, and less than twice that of
+    the exact solution.
 
     That solution has the best of four ridges: without one it is 5e4 times worse, as it fits the
     noise with differences of centers that nearly coincide. What stops early does not. Twice,

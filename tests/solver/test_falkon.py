@@ -120,7 +120,7 @@ def test_it_ends_where_least_squares_is(ridge: float) -> None:
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 @pytest.mark.parametrize("bandwidth", [2.0, 0.05])
 def test_near_duplicates_in_float32_do_no_harm(bandwidth: float, ridge: float) -> None:
-    """What is predicted stays of the size of the targets, and gets better all the way."""
+    """Check that predictions stay of the size of the targets, and improve in every pass."""
     X = rows(0, 240, 3)
     Z = np.concatenate([X[:12], X[:12] + 1e-7, X[:12], X[:12] + 1e-4])
     case = falkon(ridge, precision="exact")
@@ -193,7 +193,8 @@ FALKON = {"solver.name": "falkon", "solver.ridge": 1e-3, "data.epochs": 30}
 def test_every_pass_brings_the_same_virtual_samples(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the same batches too: mix-up takes its partners from there. Other solvers see new ones."""
+    """Check that batches are the same too, because mix-up takes its partners from them. Other
+    solvers see new samples."""
     solver = {"falkon": FalkonSolver, "block": BlockSolver}[name]
     seen, step = [], solver.step
 
@@ -230,7 +231,7 @@ def test_it_stops_when_it_has_converged_and_says_so(tmp_path: Path) -> None:
 def test_killed_between_the_last_pass_and_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint after the last pass knows that no other one is needed."""
+    """Check that the checkpoint after the last pass records that no other pass is needed."""
     finished(settings(tmp_path / "plain", **FALKON), source=stream())
     config = settings(tmp_path / "run", **FALKON, **{"run.checkpoint_every": 7})
     finish = trainer.Trainer._finish
@@ -258,7 +259,7 @@ def test_partial_fit_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the direct solver on the rows without noise, its centers given."""
+    """Return a run of the direct solver on the rows without noise, with given centers."""
     run_dir = tmp_path_factory.mktemp("trained") / "run"
     config = settings(run_dir, **{"solver.name": "direct", "solver.ridge": 1e-3})
     finished(config.with_overrides({"model.n_centers": "auto"}), source=stream(), centers=CENTERS)
@@ -271,7 +272,7 @@ GIVEN = {"model.n_centers": "auto"}
 
 
 def test_a_warm_start_saves_iterations_and_ends_in_the_same_place(trained: Path) -> None:
-    """The centers were drawn into another order: they are matched as they were given."""
+    """Check centers in another order, which are matched by their rows."""
     same = GIVEN | {"run.random_state": 5, "solver.tolerance": 1e-6}
     config = settings(**FALKON, **same)
     cold = finished(config, source=array_source(), centers=CENTERS)

@@ -32,7 +32,7 @@ KERNEL = ref.make_kernel("laplace", 2.0)
 
 
 def dispersal(gamma: float, A: Array, B: Array, bandwidth: float) -> Array:
-    """exp(-r^gamma)."""
+    """Return exp(-r^gamma)."""
     return np.asarray(np.exp(-((ref.distances(A, B) / bandwidth) ** gamma)))
 
 
@@ -48,7 +48,7 @@ SAMPLED = {
 
 
 def features(X: Array, Z: Array) -> Array:
-    """phi(X), (n, D), in float64."""
+    """Return phi(X), (n, D), in float64."""
     return np.asarray(np.sqrt(2 / len(Z)) * np.cos(X @ Z[:, :-1].T + Z[:, -1]))
 
 
@@ -57,7 +57,8 @@ def features(X: Array, Z: Array) -> Array:
 
 @pytest.mark.parametrize("name", sorted(SAMPLED))
 def test_the_spectral_measure_of_every_kernel(name: str) -> None:
-    """5 standard errors of 50 000 draws: each cosine is at most 1, so 5 / sqrt(50 000) at most."""
+    """Check 50 000 draws within 5 standard errors; each cosine is at most 1, so one is at most 1 /
+    sqrt(50 000)."""
     A, B = rows(0, 12, 3), rows(1, 12, 3)
     gamma = {"gamma": float(name.split()[1])} if " " in name else {}
     kernel = get_kernel({"kind": name.split()[0], "bandwidth": 1.7, **gamma})
@@ -68,7 +69,7 @@ def test_the_spectral_measure_of_every_kernel(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "laplace_l1"])
 def test_error_falls_as_one_over_the_root_of_their_number(name: str) -> None:
-    """The slope of log error against log D, over 8 seeds: -1/2 within a tenth."""
+    """Check the slope of log error against log D over 8 seeds: -1/2 within 0.1."""
     A, B = rows(0, 20, 4), rows(1, 20, 4)
     kernel, truth = get_kernel(name, 3.0), SAMPLED[name](A, B, 3.0)
     numbers = [2**k for k in range(4, 14)]
@@ -85,7 +86,7 @@ def test_error_falls_as_one_over_the_root_of_their_number(name: str) -> None:
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 1000))
 def test_the_operator_gives_the_columns(half: int, d: int, seed: int) -> None:
-    """Of any number, and every row has norm 1."""
+    """Check any number of columns, and that every row has norm 1."""
     Z = frequencies(get_kernel("laplace", 2.0), d, 2 * half, seed)
     assert Z.shape == (2 * half, d + 1)
     X = rows(seed, 9, d)
@@ -121,7 +122,7 @@ def test_frequencies_depend_on_the_seed_alone() -> None:
 
 
 def explicit(case: Case) -> tuple[Array, Array, Array]:
-    """phi of the rows, of the sample and of the probe, in float64."""
+    """Return phi of the rows, of the sample and of the probe, in float64."""
     if case.features == "fourier":
         phi = [features(X, case.Z) for X in (case.X, case.X_s, case.probe)]
     else:
@@ -138,7 +139,8 @@ def explicit(case: Case) -> tuple[Array, Array, Array]:
 @pytest.mark.parametrize("features", ["fourier", "nystrom"])
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1"])
 def test_steps_are_those_on_explicit_features(solver: str, features: str, ridge: float) -> None:
-    """w <- w - eta P (Phi^T (Phi w - Y) / m + ridge w), EP1 Algorithm, and what it measures."""
+    """Check w <- w - eta P (Phi^T (Phi w - Y) / m + ridge w), the algorithm of EP1, and its
+    measured quantities."""
     options = solver_settings(ridge=ridge)
     case = make_case(operator(), f"{solver}, {features}", options=options)
     phi, sample, probe = explicit(case)
@@ -180,7 +182,7 @@ def test_direct_on_features_is_ridge_regression(ridge: float) -> None:
 
 
 def test_many_features_in_several_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sample's products are added up over columns that are evaluated one part at a time."""
+    """Check that products of the sample are summed over columns that are evaluated in parts."""
     whole = make_case(operator(), "eigenpro1, fourier")
     monkeypatch.setattr("streamkern.solver.linear.FEATURE_COLUMNS", 5)
     parts = make_case(operator(), "eigenpro1, fourier")
@@ -190,7 +192,7 @@ def test_many_features_in_several_slabs(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nystrom_features_and_centers_are_one_model() -> None:
-    """The block preconditioner measures the weights in the same norm."""
+    """Check that the block preconditioner uses the same norm of the weights."""
     case = make_case(operator(), "block")
     other = make_case(operator(), "block, nystrom").setup
     np.testing.assert_array_equal(other.arrays["H.0"], case.setup.arrays["H.0"])
@@ -210,7 +212,7 @@ FOURIER = {"model.features": "fourier", "model.n_centers": "auto", "model.n_feat
 
 @pytest.mark.parametrize("given", [False, True])
 def test_a_run_and_its_model(given: bool, tmp_path: Path) -> None:
-    """Its frequencies are kept with the run, and predict what they were trained for."""
+    """Check that its frequencies are stored with the run, and used for predictions."""
     config = settings(tmp_path, **METHODS["fourier"], **{"model.bandwidth": "auto"})
     if given:
         config = config.with_overrides({"model.kernel": builtin.Gaussian(3.0)})
@@ -278,3 +280,12 @@ def test_the_plan_counts_what_features_need(name: str, method: str) -> None:
     assert (run.sizes.solver, run.method.in_place) == (method, False)
     squares = [what for _, what, size in run.buffers.lines if "L^-1" in what and size]
     assert len(squares) == (name == "nystrom" and method != "block")
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.3, 2.0])
+def test_the_spectral_measure_of_dispersal(gamma: float) -> None:
+    A, B = rows(0, 12, 3), rows(1, 12, 3)
+    kernel = builtin.Dispersal(1.7, gamma)
+    phi = [features(X, frequencies(kernel, 3, 100_000, 1)) for X in (A, B)]
+    truth = np.exp(-((ref.distances(A, B) / 1.7) ** gamma))
+    assert np.abs(phi[0] @ phi[1].T - truth).max() < 5 / math.sqrt(50_000)

@@ -18,7 +18,8 @@ KERNEL = ref.make_kernel("laplace", 2.0)
 
 
 def exact_case(name: str, n: int = 120, bandwidth: float = 2.0, **options: float) -> Case:
-    """Every row in the sample and in the probe: Nystrom's extension is exact, the step safe."""
+    """Return a case with every row in the sample and the probe, so that Nystrom's extension is
+    exact and the step safe."""
     op, X, Y = operator(bandwidth=bandwidth), rows(0, n, 3), rows(3, n, 2)
     sizes = small_sizes(solver=name, level=12, n_sample=n, n_probe=n)
     made = solver_settings(average=False, **options)
@@ -45,7 +46,7 @@ def test_sgd_in_three_lines(ridge: float) -> None:
 
 
 def test_step_of_sgd_is_that_of_the_kernel() -> None:
-    """On all rows the bound is exact; a ridge counts as signal and as noise."""
+    """Check that the bound is exact on all rows; a ridge counts as signal and as noise."""
     case = exact_case("sgd")
     top = np.linalg.eigvalsh(KERNEL(case.X, case.X) / len(case.X))[-1]
     [rule] = case.solver().rules()
@@ -58,7 +59,8 @@ def test_step_of_sgd_is_that_of_the_kernel() -> None:
 
 @pytest.mark.parametrize("tau", [1.0, 0.25])
 def test_eigenpro_1_is_the_iteration_of_the_paper(tau: float) -> None:
-    """alpha -= eta P (K alpha - y) on a batch, P = I - sum (1 - tau lam_q+1 / lam_i) e_i e_i^T.
+    """Check alpha -= eta P (K alpha - y) on a batch, with P = I - sum (1 - tau lam_q+1 / lam_i) e_i
+    e_i^T.
 
     With the exact eigenvectors e_i of K, which the sample of all rows gives.
     """
@@ -134,7 +136,7 @@ def test_step_of_eigenpro_1_is_measured() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_eigenpro_1_leaves_out_functions_at_the_level_of_rounding(seed: int) -> None:
-    """Of a smooth kernel in float32 some diverged, with a step for what only float64 resolves."""
+    """Check a smooth kernel in float32, for which steps chosen by float64 eigenvalues diverged."""
     X = np.random.default_rng(0).standard_normal((60, 3)).astype(np.float32)
     model = sk.KernelRegressor(
         kernel="gaussian", bandwidth=2.0, solver="eigenpro1", epochs=1, random_state=seed,
@@ -143,7 +145,7 @@ def test_eigenpro_1_leaves_out_functions_at_the_level_of_rounding(seed: int) -> 
 
 
 def test_a_run_ends_at_kernel_ridge() -> None:
-    """From the settings to the model, in float32 and with averaging."""
+    """Check the path from settings to the model, in float32 and with averaging."""
     overrides = {"solver.ridge": 0.05, "data.epochs": 300, "data.batch_size": 135}
     result = finished(settings(**METHODS["sgd"], **overrides), source=array_source())
     X, y = arrays()

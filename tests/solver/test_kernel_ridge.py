@@ -82,7 +82,7 @@ def test_rows_so_far_with_weights_that_may_be_zero(seed: int, n: int, ridge: flo
 
 
 def test_a_row_left_out_is_predicted_by_a_fit_to_all_others() -> None:
-    """With weights, some of them 0, and a ridge of its own for an output."""
+    """Check weights, some of them 0, and a separate ridge for an output."""
     case, rng = case_of(), np.random.default_rng(1)
     rows, w = np.arange(240), rng.integers(0, 3, 240) * 0.5
     solver = case.solver()
@@ -146,7 +146,7 @@ def test_the_factor_that_is_kept_leaves_rows_out_to_the_same_bits() -> None:
 @examples(max_examples=30)
 @given(seed=st.integers(0, 1000), ridge=st.floats(1e-6, 1), narrow=st.sampled_from([0.3, 2.0, 20]))
 def test_a_factor_in_float32_is_refined(seed: int, ridge: float, narrow: float) -> None:
-    """With weights that may be zero and a ridge of its own for an output."""
+    """Check weights, some of them 0, and a separate ridge for an output."""
     rng, case = np.random.default_rng(seed), case_of(ridge, precision="exact")
     w, found = rng.integers(0, 3, 240) * 0.5, []
     for dtype in (np.float64, np.float32):
@@ -199,7 +199,7 @@ def polynomial(X: np.ndarray, Z: np.ndarray, _: float) -> np.ndarray:
 def test_rounding_shows_where_it_is_large_beside_the_residuals(
     kernel: Any, n: int, tau: float
 ) -> None:
-    """The bound of the rule against kernel values that are rounded, with weights in float64.
+    """Compare the bound of the rule with rounded kernel values and weights in float64.
 
     Polynomial kernels have values far above 1, and so larger rounding errors.
     """
@@ -294,7 +294,7 @@ def test_it_holds_no_sums_and_takes_one_pass() -> None:
 
 
 def test_blocks_that_arrive_later_are_summed_beside_the_first() -> None:
-    """`partial_fit`: centers are the rows of the first block, and others follow."""
+    """Check `partial_fit`, whose centers are the rows of the first block."""
     config = settings(**{"solver.name": "direct", "solver.ridge": RIDGE, "model.n_centers": 60})
     online = Online(config)
     for k in range(3):
@@ -339,7 +339,8 @@ def test_smooth_targets_without_noise_take_few_products(monkeypatch: pytest.Monk
 
 
 def test_the_precision_of_a_factor_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run keeps it if another version takes another one for so many rows."""
+    """Check that a run keeps its precision if another version would choose another one for this
+    number of rows."""
     config = settings(tmp_path / "a", **(ALL | {"run.checkpoint_every": 1}))
     stopped(config, 1, source=array_source(), test=array_source(10, 5))
     monkeypatch.setattr(direct, "NARROW_ROWS", 1)

@@ -46,7 +46,7 @@ def without(
 def test_a_row_is_predicted_without_it_and_its_center(
     seed: int, ridge: float, weighted: bool
 ) -> None:
-    """Of 20 centers 12 are rows, and weights may be 0."""
+    """Check 20 centers, of which 12 are rows, and weights that may be 0."""
     rng = np.random.default_rng(seed)
     X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 2))
     Z = np.concatenate((X[rng.permutation(N)[:12]], rng.normal(size=(8, 3))))
@@ -96,7 +96,7 @@ def test_fourier_features_have_no_centers_among_the_rows() -> None:
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-12])
 def test_rows_that_nothing_else_determines_are_predicted_by_numbers(ridge: float) -> None:
-    """As many centers as rows, and hardly a ridge: each row is fitted exactly."""
+    """Check as many centers as rows with a tiny ridge, so that each row is fitted exactly."""
     rng = np.random.default_rng(3)
     X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 2))
     F = left_out(X, Y, None, rng.normal(size=(N, 3)), ridge)[0]

@@ -69,7 +69,7 @@ def test_a_solution_holds_a_panel_beside_the_weights(monkeypatch: pytest.MonkeyP
 
 
 def test_rows_with_wide_targets_are_cut_by_these(tmp_path: Path) -> None:
-    """In stores and arrays, and where they are evaluated."""
+    """Check that the size of the targets limits the units, in stores, arrays and evaluations."""
     y = np.zeros((60, 20_000), np.float32)
     ingest_store(X[:60], tmp_path / "a.zarr", y=y, chunk_mb=1)
     store = open_store(tmp_path / "a.zarr")

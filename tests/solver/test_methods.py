@@ -1,4 +1,4 @@
-"""Which solver "auto" is, and that `plan` says why."""
+"""Check which solver "auto" chooses, and the reason that `plan` prints."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ RIDGED = solver_settings(ridge=1e-3)
 def test_with_a_ridge_it_is_the_one_that_is_there_sooner(
     n: int, p: int, c: int, d: int, epochs: int, double: float
 ) -> None:
-    """Kernel entries at 400 FLOPs each, float64 as the device has it, 5 p (p / b) rows for blocks
-    of b."""
+    """Check the choice with 400 FLOPs for a kernel value, the device's speed in float64, and 5 p (p
+    / b) rows for blocks of b."""
     problem = replace(PROBLEM, n_rows=n, p=p, c=c, d=d, width=d + 2, epochs=epochs, float64=double)
     _, sizes, _, reason = choose_method(problem, solver_settings(ridge=1e-3), 64 * GIB)
     block = planned(problem, solver_settings("block"), 64 * GIB)[0]
@@ -77,7 +77,7 @@ def test_the_op_counts_of_direct_are_those_of_one_pass(n: int, p: int) -> None:
 
 @given(n=st.integers(3000, 10**5), p=st.integers(200, 3000), epochs=st.integers(1, 9))
 def test_passes_that_bring_other_rows_are_all_summed(n: int, p: int, epochs: int) -> None:
-    """As one pass over so many rows, in what `plan` says and in the choice."""
+    """Check that they count as one pass over all their rows, in the plan and in the choice."""
     drawn = replace(PROBLEM, n_rows=n, p=p, epochs=epochs, repeats=False)
     once = replace(PROBLEM, n_rows=n * epochs, p=p)
     sizes = planned(once, solver_settings("direct"), 64 * GIB)[0]

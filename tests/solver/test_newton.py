@@ -84,7 +84,7 @@ def test_it_needs_a_ridge_and_a_pass_after_the_first(
 
 
 def test_the_operations_are_those_of_the_steps() -> None:
-    """As `newton_step` has them: a row takes c p^2 + 2 p (d + 3 c), and a pass c p^3 / 3."""
+    """Check the FLOPs of `newton_step`: a row takes c p^2 + 2 p (d + 3 c), and a pass c p^3 / 3."""
     p, c, m, epochs = 60, 7, 100, 5
     shape, sizes = problem(p, c, m, epochs=epochs)
     setup, steps = Newton().op_counts(shape, sizes)

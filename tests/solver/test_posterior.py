@@ -45,9 +45,9 @@ def told(model: KernelRegressor, name: str) -> np.ndarray:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("precision", "rtol"), [("float64", 1e-6), ("exact", 1e-3)])
 def test_scikit_learn_agrees(kernel: str, weighted: bool, precision: str, rtol: float) -> None:
-    """With the noise and the amplitude that were measured; the values with their ridge. Rounding
-    of float32 values is 1e-6 of the prior's variance, and a thousandth of that is the least here.
-    """
+    """Compare with scikit-learn at the measured noise and amplitude; values also depend on the
+    ridge. Rounding of float32 values is 1e-6 of the prior's variance, and the smallest variance
+    here is 0.001."""
     w = WEIGHTS if weighted else np.ones(120)
     model = KernelRegressor(**PLAIN | {"kernel": kernel, "precision": precision})
     model.fit(X, Y, sample_weight=w if weighted else None)
@@ -90,8 +90,8 @@ def dense(Z: np.ndarray, w: np.ndarray, ridge: float) -> tuple[np.ndarray, np.nd
 @pytest.mark.parametrize("p", [30, 120])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_it_is_the_formula_for_any_centers(p: int, weighted: bool) -> None:
-    """Of a tenth of the rows the weights are 0: they are as if they were not there.
-    Float64 has so many digits where K has a condition of 1e10, in the formulas as well."""
+    """Check weights of 0 for a tenth of the rows, which do not count. K has a condition of 1e10, so
+    float64 loses that many digits in the formulas, too."""
     w = np.where(np.arange(120) % 10, WEIGHTS, 0) if weighted else np.ones(120)
     Z = X[w > 0] if p == 120 else X[:p] + 0.1
     given: Any = "all" if p == 120 else Z

@@ -66,7 +66,7 @@ def test_exact_projection_solves(c: int) -> None:
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 def test_exact_projection_with_duplicate_centers_keeps_the_values(precision: str) -> None:
-    """theta is not unique then, its values at the centers are."""
+    """Check the values at the centers, because theta is not unique."""
     Z = np.concatenate([rows(0, 20, 3), rows(0, 20, 3)])
     op = operator(precision=precision)
     projection, (_, jitter) = exact(op, Z), jittered_cholesky(op, both(op, Z))
@@ -251,7 +251,7 @@ def test_a_level_that_is_too_high_is_lowered_and_a_single_center_is_refused() ->
 @pytest.mark.parametrize("p", [3, 50])  # of which some columns have none
 @pytest.mark.parametrize(("rows_of_grid", "columns"), GRIDS)
 def test_exact_projection_over_ranks(rows_of_grid: int, columns: int, p: int) -> None:
-    """By rows of the factor, in place."""
+    """Check the projection by rows of the factor, in place."""
     Z, h = rows(0, p, 3), rows(1, p, 2)
     one = exact(operator(), Z)
     theta = one.solve(h.copy())

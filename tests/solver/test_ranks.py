@@ -80,7 +80,7 @@ def test_any_number_of_ranks_takes_the_steps_of_one(name: str, ridge: float, siz
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 5), st.integers(0, 2**31), st.sampled_from(["block", "blocks"]))
 def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:
-    """All of them one rank's, none of them another's."""
+    """Check that one rank may have all rows, and another none."""
     case = make_case(operator(), name, options=solver_settings(ridge=1e-4))
     owners = np.random.default_rng(seed).integers(0, size, len(case.X))
     owners[: seed % len(owners)] = size - 1
@@ -183,8 +183,8 @@ def test_any_grid_takes_the_steps_of_one(
 def test_what_ranks_round_in_their_own_ways_is_told(
     size: int, columns: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a pass of conjugate gradients no array of a checkpoint is a bit apart in a column, whether
-    weights are taken or not, and no more is sent than has to be."""
+    """Check that checkpoints of conjugate gradient have equal bits in a column of the grid, whether
+    weights are taken or not, and that only the needed arrays are sent."""
     case = make_case(operator(precision=precision), "falkon", options=solver_settings(ridge=0))
     pc, end_pass = 24 * case.Y.shape[1], FalkonSolver.end_pass
     rounded = FalkonSolver._preconditioned, FalkonSolver._dot
@@ -231,7 +231,7 @@ def test_what_ranks_round_in_their_own_ways_is_told(
 
 
 def test_centers_travel_bit_by_bit() -> None:
-    """In half precision as well, which the collective has no sums of."""
+    """Check all precisions, also half, which the collective cannot sum."""
     case = make_case(operator(), "blocks", options=solver_settings(ridge=1e-3))
     Z = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float16)
 
@@ -254,7 +254,7 @@ def test_centers_travel_bit_by_bit() -> None:
 
 
 def test_factors_are_shared_out() -> None:
-    """In stripes of equal work, which together are the whole."""
+    """Check stripes of equal work, which together are the factor."""
     case = make_case(operator(), "block", options=solver_settings(ridge=1e-3))
     whole: Any = trained(case, SINGLE, lambda ids: 0 * ids, steps=0)[0]
     parts: list[Any] = on_threads(3, lambda r: trained(case, r, lambda ids: ids % 3, steps=0)[0])
@@ -268,7 +268,8 @@ def test_factors_are_shared_out() -> None:
 
 
 def test_going_back_goes_back_alike() -> None:
-    """With the ridge's values, which all ranks evaluate together."""
+    """Check that all ranks restore the same state, with the ridge's values that they evaluate
+    together."""
     case = make_case(operator(), "blocks", options=solver_settings(ridge=1e-2))
 
     def back(ranks: Communicator, size: int) -> tuple[Array, Array]:

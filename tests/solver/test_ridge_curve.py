@@ -43,7 +43,7 @@ def exact(K: Floats, Y: Floats, counted: Floats, tau: float) -> float:
 def test_all_ridges_from_the_factor_of_one(
     seed: int, c: int, tau: float, dtype: type[np.floating]
 ) -> None:
-    """Some rows have no weight. The trace is estimated, and 20 outputs are combined."""
+    """Check rows without weight, an estimated trace, and a combination of 20 outputs."""
     rng = np.random.default_rng(seed)
     X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, c))
     counted = (rng.random(N) < 0.9).astype(float)

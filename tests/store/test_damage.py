@@ -53,7 +53,7 @@ def uint8_store(place: Any, seed: int = 0) -> Any:
 
 
 def appended_store(place: Any) -> Any:
-    """The same rows as in `float32_store`, and as many behind them."""
+    """Return the rows of `float32_store`, with as many appended rows."""
     X = rows("float32", 1)
     y = np.array(["Oslo", "Rome", "Lima"])[np.arange(N) % 3]
     append(X, float32_store(place), y=y, sample_weight=X[:, 0])
@@ -61,7 +61,7 @@ def appended_store(place: Any) -> Any:
 
 
 def everything(place: Any, **how: Any) -> str:
-    """A hash of all that anyone learns from a store."""
+    """Return a hash of everything that a reader learns from a store."""
     store = open_store(place, **how)
     spec = store.spec
     told = hashlib.sha256(repr(vars(spec)).encode())
@@ -88,7 +88,7 @@ STORES = [float32_store, uint8_store]
 def test_a_flipped_bit_anywhere_is_an_error_or_harmless(
     tmp_path: Path, make: Callable[[Path], Path], n: int
 ) -> None:
-    """W4, W6 and "Unclear messages": over all files of a store, in both kinds of arrays."""
+    """Flip bits of all files of a store, in both kinds of arrays."""
     root = make(tmp_path / "s")
     use = partial(everything, root)
     counts = damage.survey(root, n, seed=1, use=use, peak_bytes=16 << 20)
@@ -108,7 +108,7 @@ def test_a_flipped_bit_in_a_store_that_rows_were_appended_to(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_every_bit_of_the_metadata_may_flip(tmp_path: Path) -> None:
-    """W6, fill_value, codecs, chunk keys: each bit of the group's zarr.json and of one array's."""
+    """Flip each bit of the group's zarr.json, and of that of one array."""
     root = float32_store(tmp_path / "s")
     truth, counts = everything(root), Counter[str]()
     for name in ("zarr.json", "X/zarr.json"):
@@ -134,7 +134,7 @@ def swapped(root: Path, a: str, b: str) -> None:
 def test_chunks_in_each_others_place_are_refused(
     tmp_path: Path, make: Callable[[Path], Path], array: str
 ) -> None:
-    """W4: whole chunks of the right size and with right checksums of their own."""
+    """Swap whole chunks of the right size, whose own checksums are right."""
     root = make(tmp_path / "s")
     tail = "" if array == "row" or (array == "y" and make is float32_store) else "/0"
     swapped(root, f"{array}/c/0{tail}", f"{array}/c/1{tail}")
@@ -148,7 +148,7 @@ def test_chunks_in_each_others_place_are_refused(
 
 
 def test_chunks_out_of_place_are_refused_on_remote_storage_and_in_its_cache(tmp_path: Path) -> None:
-    """W4: every read is compared, and nothing wrong is kept."""
+    """Check that every read is verified, and that no wrong chunk is cached."""
     url, cache = float32_store(memory_url()), Cache(tmp_path / "cache", 64 << 20)
     memory, root = fsspec.filesystem("memory"), url.removeprefix("memory:/")
     one, other = memory.cat(f"{root}/X/c/0/0"), memory.cat(f"{root}/X/c/1/0")
@@ -162,7 +162,7 @@ def test_chunks_out_of_place_are_refused_on_remote_storage_and_in_its_cache(tmp_
 
 
 def test_chunks_out_of_place_are_refused_in_a_group_of_any_zarr_store(tmp_path: Path) -> None:
-    """W4: where chunks are neither files nor objects."""
+    """Check chunks that are neither files nor objects."""
     root, held = float32_store(tmp_path / "s"), MemoryStore()
     for path in root.rglob("*"):
         if path.is_file():
@@ -191,7 +191,7 @@ def without_attributes(text: str) -> str:
 def test_a_store_whose_attribute_is_damaged_is_not_somebody_elses(
     tmp_path: Path, alter: Callable[[str], str]
 ) -> None:
-    """W6: refused by name, with the way to read it all the same."""
+    """Check that it is refused, with the way to read it in spite of the damage."""
     root = float32_store(tmp_path / "s")
     (root / "zarr.json").write_text(alter((root / "zarr.json").read_text()))
     with pytest.raises(CorruptChunkError, match=r"looks like a store .*s .*foreign=True to read"):
@@ -202,13 +202,13 @@ def test_a_store_whose_attribute_is_damaged_is_not_somebody_elses(
 
 @pytest.mark.parametrize("x", ["X/", "../X", ".", "", "X//", "a/../X"])
 def test_array_names_lead_nowhere_else(tmp_path: Path, x: str) -> None:
-    """ "X/" was our store as a foreign one, "../X" and "." an error of zarr."""
+    """Check names such as "X/", "../X" and ".", which zarr resolves to other paths."""
     with pytest.raises(ConfigError, match="is not the name of an array"):
         open_store(float32_store(tmp_path / "s"), x=x)
 
 
 def test_other_names_in_a_store_of_ours_need_the_word(tmp_path: Path) -> None:
-    """W6: not silently without classes and weights."""
+    """Check that arrays of other names are not read without classes and weights."""
     root = float32_store(tmp_path / "s")
     with pytest.raises(
         DataError, match=r"rows in 'X' and targets in 'y', but 'X', 'w' were requested"
@@ -226,7 +226,7 @@ def test_older_stores_are_refused_with_what_to_do(tmp_path: Path) -> None:
 
 
 def test_ingest_and_centers_read_a_store_of_ours_as_training_does(tmp_path: Path) -> None:
-    """W4, W6: where a store is the input of something else."""
+    """Check a store that is the input of another command."""
     root = float32_store(tmp_path / "s")
     swapped(root, "X/c/0/0", "X/c/1/0")
     with pytest.raises(CorruptChunkError, match="not the chunk that was written there"):
@@ -250,7 +250,7 @@ def test_slices_of_a_store_are_its_rows(tmp_path: Path) -> None:
 
 
 def test_names_of_classes_reach_the_terminal_as_escapes(tmp_path: Path) -> None:
-    """ESC in a class name was sent to the terminal by info and ingest."""
+    """Check that control characters in a class name are escaped by info and ingest."""
     X = rows("float32")
     ingest(X, tmp_path / "s", y=np.array(["a", "\x1b[31mred", "b\n"])[np.arange(N) % 3])
     text = store_text(describe_store(open_store(tmp_path / "s")))
@@ -262,7 +262,7 @@ def test_names_of_classes_reach_the_terminal_as_escapes(tmp_path: Path) -> None:
 
 
 def replaced_chunk(root: Path, data: bytes) -> Store:
-    """The uint8 store with other bytes in a chunk, and all checksums right."""
+    """Return the uint8 store with other bytes in a chunk, and right checksums."""
     crc = int(google_crc32c.value(data)).to_bytes(4, "little")
     (root / "X/c/1/0").write_bytes(data + crc)
     damage.reseal(root)
@@ -270,7 +270,7 @@ def replaced_chunk(root: Path, data: bytes) -> Store:
 
 
 def frame(size: int) -> bytes:
-    """A zstd frame that says it holds `size` bytes."""
+    """Return a zstd frame that declares `size` bytes."""
     return b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + bytes(40)
 
 
@@ -288,7 +288,7 @@ def frame(size: int) -> bytes:
     ],
 )
 def test_a_chunk_takes_no_more_memory_than_its_rows(tmp_path: Path, data: bytes) -> None:
-    """R2: what a frame claims is believed only as far as the array goes."""
+    """Check that the declared size of a frame counts only up to the size of the chunk."""
     root = uint8_store(tmp_path / "s")
     store = replaced_chunk(root, data)
     store.read_chunk(0)
@@ -305,7 +305,7 @@ def test_a_chunk_takes_no_more_memory_than_its_rows(tmp_path: Path, data: bytes)
 
 
 def mutated(document: Any, rng: np.random.Generator) -> bytes:
-    """A JSON document with other entries, cut short, or nested deeply."""
+    """Return a JSON document with other entries, truncated, or nested deeply."""
     text = json.dumps(damage.edited(document, rng)).encode()
     if rng.integers(8) == 0:
         text = text[: rng.integers(len(text))]
@@ -315,7 +315,7 @@ def mutated(document: Any, rng: np.random.Generator) -> bytes:
 
 
 def is_as_zarr_has_it(root: Path) -> bool:
-    """The arrays of somebody else, whose metadata may say anything: they are what they say."""
+    """Check the arrays of a foreign store, whose metadata may declare anything, against zarr."""
     store = open_store(root, foreign=True)
     chunks = [store.read_chunk(i) for i in range(store.n_chunks)]
     group: Any = zarr.open_group(root, mode="r")
@@ -333,7 +333,7 @@ def is_as_zarr_has_it(root: Path) -> bool:
 def test_any_zarr_json_opens_or_is_refused_in_one_sentence(
     tmp_path: Path, foreign: bool, n: int
 ) -> None:
-    """ "Unclear messages": nothing outside of errors.py, whatever zarr.json says."""
+    """Check that any content of zarr.json raises only the exceptions of errors.py."""
     root = uint8_store(tmp_path / "s")
     truth = everything(root)
     rng = np.random.default_rng(5)

@@ -1,4 +1,5 @@
-"""What is said about a store: its layout, what will be slow, how far an unfinished one is."""
+"""Check the description of a store: its layout, warnings about speed, and the progress of an
+unfinished one."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Y = rng.integers(0, 3, 600)
 
 
 def foreign(path: Path, y: np.ndarray = Y, y_rows: int = 50, **layout: Any) -> list[str]:
-    """The warnings of a store that zarr wrote, but the one that says so."""
+    """Return the warnings about a store that zarr wrote, without the one about its origin."""
     group = zarr.create_group(path)
     group.create_array("X", shape=X.shape, dtype=X.dtype, **{"chunks": (50, 40), **layout})[:] = X
     group.create_array("y", data=y, chunks=(y_rows,))

@@ -20,7 +20,7 @@ DATA = np.random.default_rng(0).integers(0, 200, (23, 5))
 
 
 def strict(array: zarr.Array[Any]) -> Any:
-    """The array on a store in which a missing chunk is an error."""
+    """Return the array on a store in which a missing chunk is an error."""
     return zarr.open_array(StrictStore(array.store), path=array.path, mode="r")
 
 

@@ -17,7 +17,7 @@ FRAME = pd.DataFrame(np.random.default_rng(0).standard_normal((N, 3)), columns=[
 
 @pytest.fixture
 def store(tmp_path: Path) -> sk.store.store.Store:
-    """A store with names, two targets and weights, in chunks of 100 rows or so."""
+    """Return a store with names, two targets and weights, in chunks of about 100 rows."""
     table = FRAME.assign(u=np.arange(N), v=FRAME["a"] ** 2)
     sk.ingest_store(
         table, tmp_path / "rows.zarr", y=["u", "v"], sample_weight=np.arange(1.0, N + 1),

@@ -1,4 +1,5 @@
-"""What a foreign group holds is what its arrays say, whatever its consolidated metadata say."""
+"""Check that the metadata of the arrays of a foreign group decide, and not its consolidated
+metadata."""
 
 from __future__ import annotations
 

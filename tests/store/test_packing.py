@@ -52,7 +52,7 @@ def test_every_door_to_a_store_refuses_packed_arrays(tmp_path: Path, version: in
 
 
 def test_what_is_said_of_plain_numbers_changes_nothing(tmp_path: Path) -> None:
-    """As xarray writes them, also with NaN as the fill value."""
+    """Check attributes as xarray writes them, also with NaN as the fill value."""
     data = xr.Dataset({"X": (("row", "column"), X), "y": ("row", Y)})
     plain = group_at(tmp_path / "plain.zarr", 3, "X", {})
     truth = streamkern.KernelRegressor(n_centers=20).fit(plain["X"], plain["y"]).predict(X)
@@ -111,7 +111,7 @@ def test_labels_of_strings_are_read_from_arrays_of_any_kind() -> None:
 
 
 def test_scales_and_gaps_are_known_by_their_other_names() -> None:
-    """As writers of instruments, of ENVI, GDAL and MATLAB call them."""
+    """Check the names of ENVI, GDAL, MATLAB and writers of instruments."""
 
     class Array:
         dtype = np.dtype("i2")

@@ -60,7 +60,7 @@ def weighted(**options: Any) -> ArraySource:
 
 
 def of(rows: np.ndarray) -> np.ndarray:
-    """The weights that rows of X were given."""
+    """Return the weights that were given to rows of X."""
     return np.asarray(np.round(np.abs(rows[:, 0]) * 4) / 4, np.float32)
 
 
@@ -80,7 +80,8 @@ def repeated_rows() -> np.ndarray:
 
 
 def test_whole_weights_are_repeated_rows() -> None:
-    """The block solver at its end, set up on the weighted rows and stepping with all of them."""
+    """Check the block solver at its end, with a setup on the weighted rows and steps over all of
+    them."""
     op, w = maths.operator(), COUNTS / COUNTS.mean()
     root = np.sqrt(w)
     Z = maths.both(op, CENTERS)
@@ -138,7 +139,7 @@ def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
 
 
 def test_a_weighted_row_moves_itself_by_its_weight() -> None:
-    """The formula of a step in several blocks, in float64, with rows damped by leverage."""
+    """Check the formula of a step with several blocks in float64, with rows damped by leverage."""
     case = maths.make_case(maths.operator(), "blocks")
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
@@ -163,7 +164,7 @@ def test_a_weighted_row_moves_itself_by_its_weight() -> None:
 
 @pytest.mark.parametrize("name", ["eigenpro2", "sgd"])
 def test_rows_are_moved_by_their_weights(name: str) -> None:
-    """The formula of the step, in float64; rows outside the sample get no correction."""
+    """Check the formula of the step in float64; rows outside of the sample get no correction."""
     case = maths.make_case(maths.operator(), name)
     solver, batch = case.solver(), np.array([1, 2, 3, 5, 6])
     assert case.sample_rows is not None
@@ -175,7 +176,7 @@ def test_rows_are_moved_by_their_weights(name: str) -> None:
 
 
 def test_eigenpro1_moves_all_rows_by_the_weights_of_the_batch() -> None:
-    """The formula of two steps, in float64, with the preconditioner that was built.
+    """Check the formula of two steps in float64, with the preconditioner of the solver.
 
     The second one has residuals of weights that are not zero.
     """
@@ -317,7 +318,7 @@ def test_without_weights_there_are_none() -> None:
 
 
 def test_mixup_mixes_weights_like_targets() -> None:
-    """A target that is the weight itself comes out as the weight does."""
+    """Check a target that equals the weight before and after mix-up."""
     source = ArraySource(X, W[:, None], [MixUp(0.5)], sample_weight=W, unit_rows=7)
     for b in batches(source):
         np.testing.assert_allclose(b.w * W.mean(), b.Y[:, 0], rtol=1e-12)
@@ -593,7 +594,7 @@ def test_evaluation_is_weighted_by_the_data_alone(tmp_path: Path) -> None:
 
 
 def generated(w: Any = None, totals: Any = None, y: Any = IDS, **options: Any) -> GeneratorSource:
-    """The rows of X, y and w, made in units of 16."""
+    """Return the rows of X, y and w, made in units of 16."""
 
     def fn(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
         return tuple(a[start:stop] for a in (X, y, w) if a is not None)
@@ -606,7 +607,8 @@ def generated(w: Any = None, totals: Any = None, y: Any = IDS, **options: Any) -
 
 
 def test_a_generator_brings_weights_along() -> None:
-    """Its run has the bits of one on arrays, with augmentation and class weights, too."""
+    """Check that its run has the bits of a run on arrays, also with augmentation and class
+    weights."""
     array = weighted(unit_rows=16)
     totals = np.bincount(IDS, W, minlength=3)
     config = settings(**{"model.n_centers": 20, "data.class_weight": "balanced"})

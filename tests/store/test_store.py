@@ -65,7 +65,7 @@ def write(
 
 
 def started(url: Any, n_rows: int, **settings: Any) -> StoreWriter:
-    """A writer of rows (5,) of uint8 and three classes, in chunks of seven rows."""
+    """Return a writer of rows (5,) of uint8 and three classes, in chunks of seven rows."""
     return StoreWriter(url, (5,), "u1", 3, ["a", "b", "c"], 7, n_rows=n_rows, **settings)
 
 
@@ -474,7 +474,7 @@ def test_who_lost_the_place_during_the_sync_does_not_publish(
 
 
 def test_no_store_is_made_of_two(tmp_path: Path) -> None:
-    """The first one's plan is gone, and with it the right to publish."""
+    """Check that the first writer, whose plan is gone, cannot publish."""
     X, y = sample(14, (5,), "uint8")
     first = started(tmp_path / "s", 7, plan={"seed": 1})
     put(first, X, y, 0)

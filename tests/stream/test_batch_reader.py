@@ -46,13 +46,13 @@ def array_source(unit_rows: int = 8) -> ArraySource:
 
 
 def small_blocks(source: Source, n_units: int) -> int:
-    """block_bytes that hold n_units of `source`."""
+    """Return the block_bytes that hold n_units of `source`."""
     rows = int(unit_sizes(source).max())
     return n_units * rows * (source.read_unit(0, 0, 0).X[0].nbytes + 2 * 8 + 16)
 
 
 def expected_rows(loader: BatchReader, epoch: int) -> np.ndarray:
-    """The order of an epoch, the obvious way."""
+    """Return the order of an epoch by simple reference code."""
     sizes = unit_sizes(loader.source)
     starts = np.concatenate(([0], np.cumsum(sizes)))
     key = loader.order_key()
@@ -233,7 +233,8 @@ def traced_peak(run: Callable[[], None]) -> int:
 
 
 def promised_bytes(loader: BatchReader) -> int:
-    """Two block buffers, the straddle buffer, the units in flight, and the plan's 64 bytes a unit.
+    """Return the planned bytes: two block buffers, the straddle buffer, the units in flight, and 64
+    bytes a unit for the plan.
 
     A thread that reads holds three copies: compressed bytes, zarr's chunk and its output, 2.99 in
     all for a chunk that does not compress.
@@ -438,7 +439,7 @@ def test_a_start_outside_the_epoch_is_refused() -> None:
 
 @pytest.mark.parametrize("copies", [1, 3, 40])
 def test_a_kept_store_gives_the_same_batches_and_is_read_once(tmp_path: Path, copies: int) -> None:
-    """The second epoch comes when the chunks are gone."""
+    """Delete the chunks before the second epoch."""
     rng = np.random.default_rng(3)
     rows = rng.integers(0, 256, (600, 6, 6, 2), dtype=np.uint8)
     ingest(rows, tmp_path / "a.zarr", y=np.arange(600) % 3, chunk_mb=0.01, shuffle=False)
@@ -463,7 +464,7 @@ def test_a_kept_store_gives_the_same_batches_and_is_read_once(tmp_path: Path, co
 
 
 def test_nothing_changes_the_rows_that_are_kept(tmp_path: Path) -> None:
-    """A transform that writes to its argument would change all later epochs."""
+    """Check a transform that writes to its argument, which would change all later epochs."""
 
     @host_transform
     def shift(X: np.ndarray, Y: np.ndarray, rng: object) -> tuple[np.ndarray, np.ndarray]:

@@ -51,7 +51,8 @@ def loaded(source: Source, share: Share, *, start: int = 0, **kwargs: Any) -> li
 def test_shares_are_the_whole(
     size: int, unit_rows: int, mix: int, batch_size: int, start: int
 ) -> None:
-    """In the order of the whole batch, with the same draws, from any batch on."""
+    """Check that the ranks' rows form the batch in its order, with the same draws, from any batch
+    on."""
     source = AugmentedSource(ArraySource(IMAGES, Y, unit_rows=unit_rows), 2, [RandomFlip()])
     row_bytes = 3 + 2 * 8 + 16
     asked: dict[str, Any] = {
@@ -71,7 +72,7 @@ def test_shares_are_the_whole(
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_unit_is_read_by_one_rank(size: int) -> None:
-    """Where a block has enough of them; and no rank has much more than its share."""
+    """Check blocks with enough units; no rank has much more than its share."""
     reads: Counter[int] = Counter()
     held = []
     for rank in range(size):
@@ -85,7 +86,7 @@ def test_a_unit_is_read_by_one_rank(size: int) -> None:
 
 
 def test_few_units_are_read_by_all() -> None:
-    """Of which each rank keeps as many rows as the others."""
+    """Check that every rank keeps as many rows as the others."""
     source = Counted(X, Y, unit_rows=101)
     assert source.n_units < MIN_UNITS_PER_RANK * 2
     held = [
@@ -96,7 +97,8 @@ def test_few_units_are_read_by_all() -> None:
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 6))
 def test_units_of_any_size_are_dealt_out_evenly(rows: list[int], size: int) -> None:
-    """As those of a mixture, whose stores take turns in a block: nobody has a unit more."""
+    """Check units of a mixture, whose stores take turns in a block: numbers of units differ by at
+    most one."""
     sizes = np.array(rows)
     dealt = [Share(rank, size).units(sizes) for rank in range(size)]
     assert sorted(np.concatenate(dealt).tolist()) == list(range(len(rows)))

@@ -63,7 +63,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster without workers yet, to be destroyed."""
+    """Return a cluster without workers, which the test may destroy."""
     folder = tmp_path / "cluster"
     folder.mkdir()
     with Cluster(folder) as started:
@@ -71,7 +71,7 @@ def own(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def epochs(source: Source, n: int = 2, **options: Any) -> list[RowBlock]:
-    """Batches of n epochs."""
+    """Return the batches of n epochs."""
     with BatchReader(
         source, **{"batch_size": 23, "seed": 3, "block_bytes": 5000, **options}
     ) as loader:
@@ -81,7 +81,7 @@ def epochs(source: Source, n: int = 2, **options: Any) -> list[RowBlock]:
 
 
 def tasks(client: Any) -> int:
-    """How many tasks and results the scheduler knows."""
+    """Return the number of tasks and results that the scheduler knows."""
     return int(client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
 
 
@@ -136,7 +136,7 @@ def test_an_answer_that_comes_as_the_waiting_ends_is_taken(
 
 @pytest.mark.parametrize("transforms", [(), (clusters.noisy,)])
 def test_the_window_bounds_what_is_out(client: Any, tmp_path: Path, transforms: Any) -> None:
-    """With every read held up, no more graphs are out than the bytes in flight allow."""
+    """Delay every read, and check that the submitted graphs do not exceed the bytes in flight."""
     source = clusters.source(Misbehaving(tmp_path, Waits(), at=0), transforms=transforms)
     unit_bytes = 10 * (4 * 4 + 8 + 8)
     with BatchReader(
@@ -185,7 +185,8 @@ def negated() -> GeneratorSource:
 def test_a_dashboard_shows_what_is_done_to_each_unit(
     source: BaseSource, steps: list[str], client: Any
 ) -> None:
-    """The task stream, its colours and its bars of progress go by these names and groups."""
+    """Check the names and groups of tasks, from which Dask makes the task stream, its colours and
+    its progress bars."""
     client.get_task_stream()  # the scheduler begins to record
     began = time.time()
     batches = epochs(source, 1, client=client)
@@ -382,7 +383,7 @@ def test_errors_cross_as_they_are(client: Any, tmp_path: Path) -> None:
 
 
 class OnlyHere:
-    """What no worker can import, once it says that it is from a module of this process alone."""
+    """A class that no worker can import when it claims to be from a module of this process."""
 
     def __call__(self, *arguments: int) -> Any:
         return clusters.rows(*arguments)

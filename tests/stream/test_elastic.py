@@ -95,7 +95,7 @@ class Reader:
         )
 
     def read(self, first: int, n: int | None = None, **options: Any) -> list[str]:
-        """Batches first, first + 1, … of both epochs, at most n, as hashes."""
+        """Return at most n batches of both epochs, from number `first` on, as hashes."""
         epoch, start = divmod(first, self.n_batches)
         found = []
         with (
@@ -131,7 +131,7 @@ def reader(name: str, path: Path, backend: Backend) -> Reader:
 
 
 def stages() -> Any:
-    """Where a run is stopped, and how many threads each part has."""
+    """Draw where a run is stopped, and how many threads each part has."""
     return st.lists(st.tuples(st.integers(1, 30), st.integers(1, 16)), max_size=5)
 
 

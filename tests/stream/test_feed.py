@@ -56,7 +56,7 @@ def test_images_become_flat_floats_and_ids_one_hot(backend: Backend, dtype: Any)
 
 
 def test_values_and_missing_targets(backend: Backend) -> None:
-    """Values in float64 keep it: their mean is still in them."""
+    """Check that values in float64 stay in float64, because their mean is not subtracted yet."""
     for b in collect(ArraySource(FLOATS, VALUES), backend):
         np.testing.assert_array_equal(b.Y, VALUES[b.row_ids])
         assert b.Y.dtype == VALUES.dtype

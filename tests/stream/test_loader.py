@@ -39,7 +39,7 @@ def _threads_ended() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of 1000 rows in 32 chunks, in another order than X."""
+    """Return a store of 1000 rows in 32 chunks, in another order than X."""
     url = tmp_path_factory.mktemp("loader") / "rows.zarr"
     sk.ingest_store(X, url, y=LABELS, sample_weight=np.arange(1.0, N + 1), chunk_mb=0.0007)
     return url
@@ -229,7 +229,8 @@ def test_an_older_iterator_ends_with_an_error() -> None:
 
 
 def test_a_killed_process_resumes(url: Path, tmp_path: Path) -> None:
-    """A process writes its state after every batch and is killed; the rest is what it lacked."""
+    """Kill a process that writes its state after every batch; the resumed one returns the remaining
+    batches."""
     text = """
 import json, os, sys, streamkern as sk
 loader = sk.Loader(sys.argv[1], 64, fields="row_ids", seed=3)

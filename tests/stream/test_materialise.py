@@ -51,7 +51,7 @@ def contents(store: Store) -> tuple[np.ndarray, np.ndarray]:
 
 
 def order(source: Source, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """The virtual rows of each batch of an epoch, from the plan alone."""
+    """Return the virtual rows of each batch of an epoch, from the plan alone."""
     with BatchReader(source, batch_size=batch_size, seed=seed) as loader:
         mix_units = loader.mix_units
     sizes = unit_sizes(source)
@@ -145,7 +145,7 @@ def test_values_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_names_of_columns_go_along(tmp_path: Path) -> None:
-    """Those of targets where the targets stay what they are."""
+    """Check names of features, and of targets that no transform changes."""
     (tmp_path / "t.csv").write_text("b,u,a,v\n" + "1,2,3,4\n5,6,7,9\n" * 5)
     ingest(tmp_path / "t.csv", tmp_path / "in", y=["v", "u"], targets="values")
     tables: tuple[dict[str, Any], ...] = ({"kind": "noise", "sigma": 0.5}, {"kind": "mixup"})
@@ -206,7 +206,7 @@ def numbers_of(store: Store) -> np.ndarray:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Two files, and the shuffled stores that were made from them."""
+    """Return two files, and the shuffled stores that were made from them."""
     for k, part in enumerate((slice(100), slice(100, N))):
         np.savez(tmp_path / f"{k}.npz", X=IMAGES[part], y=LABELS[part])
         ingest(tmp_path / f"{k}.npz", tmp_path / f"{k}.zarr", chunk_mb=0.0005)
@@ -277,7 +277,7 @@ materialise(augmented(*NOISY), Path({out!r}), seed=5, chunk_mb=CHUNK_MB, progres
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Every byte of a store that was written without interruption."""
+    """Return every byte of a store that was written without interruption."""
     out = tmp_path_factory.mktemp("whole") / "out.zarr"
     materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
     return tree(out)
@@ -307,7 +307,7 @@ def test_killed_and_gone_on_with(tmp_path: Path, whole: dict[str, bytes], kill_a
 
 
 def interrupted(out: Path, after: int = 400, source: Source | None = None) -> None:
-    """A write that ends with an exception in its progress call."""
+    """Start to write a store, and raise an exception in the progress callback."""
 
     def stop(stage: str, done: int, total: int | None) -> None:
         if done > after:
@@ -355,7 +355,7 @@ def test_other_settings_are_refused_by_name(
 
 
 def test_memory_is_refused_where_it_changes_the_order(tmp_path: Path) -> None:
-    """9 units in a shuffle block, or the 8 that fit."""
+    """Check a memory for 8 units where the shuffle block has 9."""
     out, source = tmp_path / "out.zarr", base(transforms=NOISY)
     interrupted(out, after=0, source=source)
     with pytest.raises(ResumeMismatchError, match=r"\(memory differ\)"):
@@ -420,7 +420,7 @@ print(status("VmHWM") - baseline)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/status")
 def test_memory_stays_within_what_is_given(tmp_path: Path) -> None:
-    """188 MB of float32 rows, written within 96 MiB."""
+    """Check 188 MB of float32 rows that are written within 96 MiB."""
     out = tmp_path / "out.zarr"
     command = [sys.executable, "-c", MEASURED, str(out), str(96 << 20)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -509,7 +509,7 @@ def test_the_input_is_never_the_output(tmp_path: Path) -> None:
 
 
 def test_the_store_is_described_as_what_it_is(tmp_path: Path) -> None:
-    """Nothing of the plan is left in it: an ingest of the same rows gives the same attributes."""
+    """Check that its attributes equal those of an ingest of the same rows."""
     materialise(augmented(*NOISY), tmp_path / "a.zarr", chunk_mb=CHUNK_MB)
     X, y = contents(open_store(tmp_path / "a.zarr"))
     running = RunningStatistics(12, 3)

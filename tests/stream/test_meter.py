@@ -1,4 +1,5 @@
-"""What the progress line and the run log say about the data: counted by hand, and on a real run."""
+"""Check the facts about the data in the progress line and the log, against counts by hand and in a
+real run."""
 
 from __future__ import annotations
 

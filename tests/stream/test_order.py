@@ -64,7 +64,7 @@ def test_blocks_of_an_epoch_are_shuffled_differently() -> None:
 
 
 def test_the_paper_scale_plans_in_memory_of_the_units() -> None:
-    """60 000 x 2 000 rows in 24 000 units; an int64 per row would be 960 MB."""
+    """Check 60 000 x 2 000 rows in 24 000 units; an int64 for each row would take 960 MB."""
     sizes = np.full(24_000, 5_000)
     with traced_memory() as traced:
         plan = EpochPlan(sizes, seed=1, epoch=3, batch_size=4096, mix_units=32)
@@ -104,7 +104,7 @@ def test_batches_outside_the_epoch_are_refused(i: int) -> None:
 
 
 def digest(plan: EpochPlan) -> str:
-    """sha256 over units, offsets and places of every block."""
+    """Return the SHA-256 of units, offsets and positions of every block."""
     found = hashlib.sha256()
     for k in range(plan.n_blocks):
         places = np.empty(plan.block_rows(k), np.int64)

@@ -1,4 +1,5 @@
-"""What a store can deliver: the counting, whatever the speed, and what is concluded from it."""
+"""Check the measured speed of a store: the counts, which do not depend on time, and the
+conclusions."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(told: dict[str, Any], object_bytes: float, chunk_bytes: float, counts: list[int]) -> None:
-    """Every row counts the same objects, chunks of 50 rows."""
+    """Check that every row has the counts of the same objects, which are chunks of 50 rows."""
     assert json.loads(json.dumps(told)) == told
     *rows, batches = told["rows"]
     assert [(r["what"], r["connections"]) for r in rows] == [
@@ -108,7 +109,8 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
 
 
 def rows(objects: list[float], chunks: list[float], batches: float) -> list[ReadRow]:
-    """Samples/s at 1, 4, 8, ... connections, 100 bytes each; then the loader's."""
+    """Return samples/s at 1, 4, 8, ... connections for rows of 100 bytes, and then those of the
+    loader."""
 
     def row(what: str, n: int, speed: float) -> ReadRow:
         return {

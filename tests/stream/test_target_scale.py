@@ -27,7 +27,7 @@ LOGS = TargetScale(
 
 
 def inside(targets: TargetScale, Y: np.ndarray, dtype: type = np.float64) -> np.ndarray:
-    """The targets as a solver gets them."""
+    """Return the targets as a solver gets them."""
     rows = np.arange(len(Y))
     block = RowBlock(np.zeros((len(Y), 1)), Y, None, rows)
     with Backend(threads=1) as backend, backend.active():

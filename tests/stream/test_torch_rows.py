@@ -50,7 +50,7 @@ def order(batches: Any) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def epochs() -> list[list[list[int]]]:
-    """The order of three epochs."""
+    """Return the order of three epochs."""
     with loader() as whole:
         return [order(whole) for _ in range(3)]
 

@@ -1,4 +1,4 @@
-"""What a GPU would be asked to do, on the device of `virtual`: how often, and in a safe order."""
+"""Count the operations of a GPU, and check that their order is safe, on the device of `virtual`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class FloatOperands(PlainBackend):
 
 @pytest.mark.parametrize("precision", ["high", "fast", "integer"])
 def test_half_operands_lose_nothing(precision: str) -> None:
-    """What the modes put into a product fits half precision: float32 emulates them exactly.
+    """Check that the operands fit half precision, so that float32 emulates the products exactly.
 
     Of 8 features, which are not padded: zeros would have sums in another order.
     """
@@ -140,7 +140,8 @@ def test_a_batch_travels_once_and_is_made_in_place(dtype: Any, classes: bool) ->
 
 
 class Measured(VirtualBackend):
-    """With tiles that are not small beside the problem, and a look at what is held in training."""
+    """A backend whose tiles are large beside the problem, and which records the memory during
+    training."""
 
     tile_rows, prepare_rows = 512, 256
     tile_cols = wide_tile_cols = 512
@@ -181,7 +182,8 @@ class Measured(VirtualBackend):
 def test_a_device_holds_what_the_plan_lists(
     solver: dict[str, Any], precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole run, its evaluations too: the peak is kept, and training meets its share."""
+    """Check a whole run with evaluations: the peak is within the plan, and training within its
+    share."""
     backends: list[Measured] = []
 
     def get_backend(*settings: Any) -> Measured:
@@ -222,7 +224,7 @@ def test_a_device_holds_what_the_plan_lists(
 
 
 def run_ring(backend: VirtualBackend, transfers: Transfers, depth: int, sizes: list[int]) -> bool:
-    """Whether every batch was whole when the steps that use it ran."""
+    """Return whether every batch was complete when its steps ran."""
     ring = Ring(backend, transfers, depth)
     rng = np.random.default_rng(1)
     batches = [rng.normal(size=(size, 3)).astype(np.float32) for size in sizes]
@@ -244,7 +246,7 @@ def run_ring(backend: VirtualBackend, transfers: Transfers, depth: int, sizes: l
 )  # fmt: skip
 @settings(max_examples=60)
 def test_a_ring_is_safe_in_any_order(seed: int, depth: int, sizes: list[int]) -> None:
-    """Batches that grow, too, and empty ones."""
+    """Check batches that grow, and empty ones."""
     backend = VirtualBackend(seed)
     assert run_ring(backend, backend.transfers(), depth, sizes)
 
@@ -290,7 +292,7 @@ def test_what_a_ring_must_not_forget(mutant: str) -> None:
 
 
 def test_host_reads_and_slips_are_noticed() -> None:
-    """The counters and refusals that the tests above lean on."""
+    """Check the counters and refusals of the virtual device, on which the other tests rely."""
     backend = VirtualBackend()
     xp, counts = backend.xp, backend.device.counts
     a = backend.asarray(np.arange(6.0))

@@ -1,4 +1,5 @@
-"""What `plan` expects of more and more ranks: sizes and memory of the run, seconds of the model."""
+"""Check the estimates for more and more ranks: sizes and memory of the run, seconds of the
+model."""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ def test_slow_sums_ask_for_larger_blocks() -> None:
 
 
 def test_rows_are_dealt_by_units_where_a_block_has_enough_of_them() -> None:
-    """As the loader does: a block of 5000 rows is 5 units or fewer here."""
+    """Check the division of the loader: a block of 5000 rows has at most 5 units here."""
     run = opened(2, block_size=1000, ridge=1e-6)
     assert estimate._step(run, run.sizes).dealt == run.data.source.n_units // 8
 

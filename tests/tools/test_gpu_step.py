@@ -1,4 +1,5 @@
-"""Where a step's time goes: all parts at toy size, on a CPU and on the stand-in for CuPy."""
+"""Run all parts of the measurement of a step at a tiny size, on a CPU and on the stand-in for
+CuPy."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_a_sum_over_one_rank_takes_nothing() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7])
 def test_a_ring_sends_what_its_steps_send(size: int) -> None:
-    """Reduce-scatter and all-gather, counted step by step: each sends a part of n / size."""
+    """Count reduce-scatter and all-gather step by step: each step sends a part of n / size."""
     parts = sum(8e6 / size for _ in range(2) for _ in range(size - 1))
     assert LINK.transfer_s(size, 8e6) == pytest.approx(parts / LINK.bandwidth)
 

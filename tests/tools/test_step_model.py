@@ -72,7 +72,8 @@ def test_it_is_another_model_of_gpus(
 
 
 def test_two_ranks_of_a_thread_take_what_was_measured() -> None:
-    """30 steps on two busy cores: one process of two threads 5.80 s, two ranks of one 6.73 s.
+    """Check 30 steps on two busy cores: 5.80 s with one process of two threads, 6.73 s with two
+    ranks of one.
 
     The speeds of a core are those of `CPU_ENTRY`, 100 GFLOP/s and 5 GB/s, measured long before.
     """
@@ -87,7 +88,8 @@ def test_two_ranks_of_a_thread_take_what_was_measured() -> None:
 
 @pytest.mark.parametrize(("fast", "products_ms"), [(False, 15.79), (True, 4.64)])
 def test_parts_of_a_step_take_what_an_h100_was_measured_to(fast: bool, products_ms: float) -> None:
-    """`benchmarks/results/gpu_h100.json`: both products of a batch, and H of 60 000 centers."""
+    """Compare with `benchmarks/results/gpu_h100.json`: both products of a batch, and H of 60 000
+    centers."""
     rank = machine("h100-ib", fast)
     products = step_time(step(100_000, 4096, 100_000), rank, 1)
     assert 1e3 * products.kernel == pytest.approx(products_ms, rel=0.05)

@@ -161,7 +161,7 @@ def test_a_run_continues_another(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def of_one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Array]:
-    """The settings of a run, and what it predicts for `panel(200, 1)` on one rank."""
+    """Return the settings of a run, and its predictions for `panel(200, 1)` on one rank."""
     folder, (X, y) = tmp_path_factory.mktemp("ranks"), panel(N)
     store = str(folder / "train.zarr")
     ingest(X, store, y=y, chunk_mb=100 * 16 / 2**20)
@@ -189,7 +189,8 @@ def test_ranks_find_and_share_them(
 
 @pytest.mark.slow
 def test_a_search_keeps_them() -> None:
-    """The settings as given have categorical features, and no named kernel is better."""
+    """Check that the given settings keep their categorical features, and that no named kernel is
+    better."""
     X, y = panel(N)
     tuned = sk.tune(
         X, y, estimator=sk.KernelRegressor(random_state=0), kernels=["laplace", "gaussian"],

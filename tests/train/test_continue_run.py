@@ -37,7 +37,7 @@ NAMES = np.array(["ant", "bee", "cat"])
 
 
 def rows(n: int, seed: int, far: float = 0.0) -> tuple[Array, Array]:
-    """Rows of a table, whose columns have scales of their own, and labels."""
+    """Return rows of a table, whose columns have different scales, and labels."""
     X, y = arrays(n, seed)
     return X * np.float32([1, 10, 100, 1, 0.1]) + np.float32(far), NAMES[y]
 
@@ -49,7 +49,7 @@ def store(folder: Path) -> Path:
 
 
 def config(folder: Path, name: str, **changes: Any) -> RunConfig:
-    """Of a run over the store, with everything left open that may be."""
+    """Return the settings of a run over the store, with everything "auto" that may be."""
     found = settings(folder / name).with_overrides(
         {
             "data.train": str(folder / "s.zarr"), "data.scale": "auto", "data.epochs": 1,
@@ -60,7 +60,7 @@ def config(folder: Path, name: str, **changes: Any) -> RunConfig:
 
 
 def saved(run_dir: Path, step: int | None = None) -> tuple[Saved, Saved]:
-    """The setup, and the checkpoint of a step, by default the newest."""
+    """Return the setup, and the checkpoint of a step, by default the newest."""
     if step is not None:
         run_dir = Path(shutil.copytree(run_dir, run_dir.with_name(f"{run_dir.name}-{step}")))
         for manifest in (run_dir / "checkpoints").glob("*.json"):
@@ -164,7 +164,7 @@ def test_a_killed_one_goes_on_without_the_old_run_to_the_same_bits(tmp_path: Pat
 def test_a_run_that_trains_on_is_not_mixed_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights have to be those of the step that is recorded."""
+    """Check that the weights are those of the recorded step."""
     store(tmp_path)
     stopped(config(tmp_path, "a"), 2)
     opened = start_run.open_run
@@ -278,7 +278,7 @@ def test_places_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_given_rows_and_no_directory_are_enough(tmp_path: Path) -> None:
-    """In Python; centers and a transform of the rows' own are refused."""
+    """Check arrays in Python; given centers and a new transform of the rows are refused."""
     finished(settings(tmp_path / "a"), source=array_source())
     result = finished(settings(), source=array_source(60, 3), continues=tmp_path / "a")
     np.testing.assert_array_equal(result.Z, saved(tmp_path / "a")[0].arrays["Z"])
@@ -289,7 +289,7 @@ def test_given_rows_and_no_directory_are_enough(tmp_path: Path) -> None:
 def test_the_commands_say_how_and_do_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a user meets it: more epochs are refused, with what to do."""
+    """Check the commands of a user: more epochs are refused, with the remedy."""
     monkeypatch.chdir(tmp_path)
     X, y = rows(90, 0)
     more = rows(40, 1)
@@ -316,7 +316,7 @@ def test_the_commands_say_how_and_do_it(
 
 @pytest.mark.parametrize("n_centers", [1000, "all"])
 def test_a_run_with_all_rows_as_centers_is_continued(n_centers: Any, tmp_path: Path) -> None:
-    """Its n_centers is not the number of its centers, which was refused."""
+    """Check a run whose n_centers is not the number of its centers."""
     X = np.random.default_rng(0).normal(size=(60, 2))
     sk.ingest_store(X, tmp_path / "a", y=X[:, 0])
     made = RunConfig().with_overrides({"data.train": str(tmp_path / "a"), "data.epochs": 1})

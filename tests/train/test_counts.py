@@ -37,14 +37,14 @@ def test_full_batches_end_at_the_least_penalised_loss(
 def test_newton_steps_end_at_the_least_penalised_loss(
     name: str, ridge: float, several: bool
 ) -> None:
-    """From batches of parts of the rows, whose sums a step is made of."""
+    """Check steps whose sums are taken over batches."""
     overrides = {"solver.name": "direct", "data.epochs": 20, "data.batch_size": 64}
     assert -1e-7 <= _excess(name, targets(name, several), ridge, overrides) <= 1e-5
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_newton_steps_descend_where_the_mean_is_far_from_most_targets(name: str) -> None:
-    """A first step in which each row went all its way would raise the largest means to e^20."""
+    """Check targets for which a first step without limits would raise the largest means to e^20."""
     Y = np.where(np.arange(N) % 20, 1e-3 if name == "gamma" else 0.0, 500.0)[:, None]
     overrides = {"solver.name": "direct", "data.epochs": 40, "data.batch_size": N}
     assert -1e-7 <= _excess(name, Y, 1e-4, overrides) <= 1e-4
@@ -63,7 +63,8 @@ def targets(name: str, several: bool) -> np.ndarray:
 
 
 def _excess(name: str, Y: np.ndarray, ridge: float, overrides: dict[str, Any]) -> float:
-    """The objective above SciPy's minimum in float64, over that of the mean."""
+    """Return the objective minus SciPy's minimum in float64, divided by the same difference for the
+    mean."""
     overrides = overrides | {"solver.ridge": ridge, "run.precision": "float64"}
     result = finished(settings(**of_loss(name, **overrides)), source=sk.ArraySource(X, Y))
     model, Z = result.model, np.float64(result.Z)
@@ -189,7 +190,7 @@ def test_counts_that_are_all_zero_are_refused() -> None:
 
 @pytest.mark.parametrize("steepness", [1.0, 3.0])
 def test_amounts_without_noise_are_learned(steepness: float) -> None:
-    """Their noise is less than the rounding of the kernel, and they span many powers of ten."""
+    """Check noise below the rounding of the kernel, and targets over many powers of ten."""
     X = np.random.default_rng(0).standard_normal((400, 3))
     y = np.exp(steepness * X[:, 0])
     model = sk.KernelRegressor(loss="gamma", n_centers=100, epochs=5).fit(X[:300], y[:300])
@@ -204,7 +205,7 @@ def test_test_rows_that_a_loss_cannot_have_are_refused_before_the_run(tmp_path: 
 
 
 def test_the_kernel_of_the_newton_step_is_used_where_it_predicts_counts_better() -> None:
-    """On rows that few logarithms can tell from each other, as most counts are 0."""
+    """Check rows with few different logarithms, because most counts are 0."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((1300, 8)).astype(np.float32)
     rates = np.exp(np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] / 2 + np.cos(X[:, 3] + X[:, 4]) / 2)
@@ -239,7 +240,8 @@ def test_a_metric_is_learned_for_a_kernel_that_the_settings_give(given: dict[str
 
 
 def test_equal_rows_have_their_own_targets_where_a_metric_is_learned() -> None:
-    """In place of the mean of their logarithms, whose exponential is below the mean."""
+    """Check that they do not have the mean of their logarithms, whose exponential is below the
+    mean."""
     rng, seen = np.random.default_rng(0), list[float]()
     X = rng.standard_normal((250, 5)).astype(np.float32)[rng.integers(0, 250, 2000)]
     y = np.exp(np.sin(3 * X[:, 0]) + X[:, 0]) * rng.gamma(0.3, size=len(X)) / 0.3

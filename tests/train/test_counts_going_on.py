@@ -54,7 +54,7 @@ def test_a_continued_run_begins_with_the_function_and_the_unit_of_the_old_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_partial_fit_ends_near_the_least_penalised_loss(name: str) -> None:
-    """Of all rows, which come in four parts again and again."""
+    """Check the loss of all rows, which arrive in four parts again and again."""
     model = sk.KernelRegressor(loss=name, ridge=1e-2, batch_size=50, average=False, **OPTIONS)
     for part in 20 * [slice(k, None, 4) for k in range(4)]:
         model.partial_fit(X[part], TARGETS[name][part])

@@ -1,4 +1,4 @@
-"""What differs between two runs is said in words."""
+"""Check the sentences about the differences of two runs."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def old(store: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def from_file(folder: Path) -> dict[str, Any]:
-    """Centers that are given."""
+    """Return given centers."""
     np.save(folder / "Z.npy", np.random.default_rng(3).normal(size=(60, 4)))
     return SMALL | {"model.centers": str(folder / "Z.npy"), "model.n_centers": "auto"}
 
@@ -58,7 +58,7 @@ WAYS = ("warm", "continued")
 
 
 def going_on(old: dict[str, str], way: str, place: str) -> tuple[dict[str, Any], str | None]:
-    """Settings, and the run that is continued. The centers are in another order than there."""
+    """Return the settings, and the run that is continued. Its centers are in another order."""
     if way == "continued":
         own = {"model.n_centers": "auto", "model.bandwidth": "auto", "model.kernel": "auto"}
         return SMALL | own, old[place]
@@ -106,7 +106,7 @@ EIGENPRO = {"solver.name": "eigenpro4", "solver.block_size": "auto", "solver.rid
 def test_ranks_with_all_centers_are_told_of_the_weights(
     store: str, old: dict[str, str], tmp_path: Path, way: str, changes: dict[str, Any]
 ) -> None:
-    """By the first, the only one that reads them."""
+    """Check that the first rank sends the weights, which only it reads."""
     asked, continues = going_on(old, way, "many")
     train(
         runs.settings(store, tmp_path / "one", **asked | changes | grid(1, 1)), continues=continues
@@ -132,7 +132,8 @@ FOURIER = {
 def test_what_a_run_has_found_is_gone_on_with(
     store: str, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """Its kernel and metric by ranks, too: twice, the second time by another grid."""
+    """Check that kernel and metric are kept over ranks, in two continued runs on different
+    grids."""
     train(runs.settings(store, tmp_path / "a", **SMALL | changes | grid(1, 1)))
     left = {f"model.{k}": v for k, v in RunConfig().model} | {"solver.ridge": "auto"}
     for names, rows, columns in (("abc", 1, 1), ("aBC", 2, 2)):
@@ -156,7 +157,7 @@ def test_what_a_run_has_found_is_gone_on_with(
 def test_a_run_from_other_weights_goes_on_over_any_grid(
     store: str, old: dict[str, str], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its setup alone, too, and from the middle, when the old run is gone."""
+    """Check a resume from the setup alone, and from the middle, when the earlier run is gone."""
     there = shutil.copytree(old["many"], tmp_path / "old")
     asked, continues = going_on(old | {"many": str(there)}, way, "many")
     asked["data.epochs"] = 2
@@ -188,7 +189,7 @@ def test_a_run_from_other_weights_goes_on_over_any_grid(
 
 
 def lost(*args: Any) -> None:
-    """In the place of `StepLoop.begin`."""
+    """Raise an error in place of `StepLoop.begin`."""
     raise ValueError("the rank is gone")
 
 
@@ -244,8 +245,8 @@ def test_centers_are_read_once(
     store: str, tmp_path: Path, way: str, columns: int, read: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Of chunks of seven rows two ranks share one, and rank 0's preparation reads none. Where they
-    are in another order they are compared with the new ones, of which one rank has all."""
+    """Check chunks of seven rows, one of which two ranks share; the preparation of rank 0 reads
+    none. Centers in another order are compared with the new ones, all of which one rank holds."""
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (7 * 32, 7 * 32))
     changes = from_file(tmp_path)
     train(runs.settings(store, tmp_path / "old", **changes | grid(1, 1)))
@@ -272,7 +273,7 @@ def test_centers_are_read_once(
 def test_an_order_of_chunks_that_is_another_is_looked_through(
     store: str, old: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a run has that another version has written: the weights are those of the same centers."""
+    """Check a run that another version has written: the weights are those of the same centers."""
     asked, continues = going_on(old, "continued", "many")
     ends = []
     for name, size in (("a", 8 << 20), ("b", 7 * 32)):
@@ -284,7 +285,7 @@ def test_an_order_of_chunks_that_is_another_is_looked_through(
 
 
 def test_plan_counts_other_weights(store: str, old: dict[str, str], tmp_path: Path) -> None:
-    """Those that rank 0 reads, and no center that a rank has not."""
+    """Check that the weights that rank 0 reads are counted, and only the centers of each rank."""
     lines = {}
     for way in WAYS:
         asked, continues = going_on(old, way, "many")

@@ -91,7 +91,7 @@ CENTERS = [
 
 @pytest.mark.parametrize("method", OF_VALUES)
 def test_a_constant_and_a_unit_change_the_answers_by_just_that(method: str) -> None:
-    """U2, W5. In float32: targets far from 0, of 1e39 and of 1e-30, side by side."""
+    """Check float32 with targets far from 0, of size 1e39 and of size 1e-30, side by side."""
     X, y = data(135)
     unit, constant = 2.0 ** np.array([130, -100]), np.array([0.0, 2.0**20])
     found = []
@@ -200,7 +200,8 @@ def test_the_constant_of_the_papers_is_none() -> None:
 
 @pytest.mark.parametrize("constant", [1e3, 1e5, 1e6])
 def test_float32_loses_of_shifted_targets_what_their_own_rounding_loses(constant: float) -> None:
-    """U2. R^2 was -22.8 at 1e3, and -236 423 at 1e5."""
+    """Check shifted targets; without an intercept in float64 R^2 was -22.8 at 1e3 and -236 423 at
+    1e5."""
     X, y = data()
     test = np.float32(data(60, 2)[0])
     shifted = np.float32(y + constant)
@@ -216,7 +217,7 @@ def test_float32_loses_of_shifted_targets_what_their_own_rounding_loses(constant
 
 
 def test_outputs_of_any_size_are_fitted_alike() -> None:
-    """W5: float32, whose largest number is 3e38 and whose smallest is 1e-38."""
+    """Check float32, whose largest number is 3e38 and whose smallest is 1e-38."""
     X, y = data()
     unit = np.array([1e39, 1e-45])
     fitted, plain = (
@@ -249,7 +250,7 @@ def test_a_constant_target_is_learned_without_a_kernel(value: float) -> None:
 
 @pytest.mark.slow
 def test_no_figure_of_a_run_is_infinite(tmp_path: Path) -> None:
-    """W5: neither in the log nor in the guard of a checkpoint, which JSON could not hold."""
+    """Check the log and the guard of a checkpoint, because JSON has no infinity."""
     X, y = data()
     config = settings(
         tmp_path / "run",
@@ -282,7 +283,7 @@ def test_errors_of_a_model_far_from_zero_are_those_of_float64() -> None:
 
 
 def test_blocks_that_arrive_later_have_the_mean_of_the_first() -> None:
-    """`partial_fit`: what the later rows differ by is learned."""
+    """Check that `partial_fit` learns the difference of later rows from the first mean."""
     X, y = data()
     y[100:] += 5
     fitted = estimator()
@@ -295,7 +296,7 @@ def test_blocks_that_arrive_later_have_the_mean_of_the_first() -> None:
 
 @pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4"])
 def test_a_warm_start_goes_on_from_the_function_whatever_the_new_mean(solver: str) -> None:
-    """With steps of next to no length the second fit is the first one."""
+    """Check that with tiny steps the second fit equals the first one."""
     X, y = data()
     fitted = estimator(solver=solver, ridge=0, epochs=5, warm_start=True, average=False).fit(X, y)
     test = data(60, 2)[0]

@@ -20,7 +20,7 @@ LOG_LOSS = {"model.loss": "log_loss"}
 
 
 def classifier(**parameters: Any) -> sk.KernelClassifier:
-    """A small classifier of 200 rows of three classes."""
+    """Return a small classifier of 200 rows of three classes."""
     given = {
         "n_centers": 60, "kernel": "laplace", "bandwidth": 3.0, "metric": "none", "scale": "none",
         "threads": 1,

@@ -52,7 +52,7 @@ def shared(**parameters: Any) -> sk.KernelRegressor:
 
 
 def error(model: Any, kind: str = "exponential") -> float:
-    """Mean squared error over the variance of fresh targets."""
+    """Return the mean squared error divided by the variance of new targets."""
     X, y = made(kind, 1000, 1)
     return float(np.mean((model.predict(X) - y) ** 2) / y.var())
 
@@ -151,7 +151,8 @@ def calibrated_figures() -> Any:
 
 @pytest.mark.slow
 def test_intervals_hold_the_truth() -> None:
-    """On average: those of one model depend on the 200 rows that calibrate it."""
+    """Check the average over models, because the intervals of one depend on the 200 rows that
+    calibrate it."""
     held: dict[bool, list[float]] = {False: [], True: []}
     X, y = made("exponential", 2000, 100)
     for seed in range(4):
@@ -275,7 +276,7 @@ def test_partial_fit_goes_on_with_the_scale(tmp_path: Path) -> None:
 
 
 def test_a_run_of_a_version_without_it(tmp_path: Path) -> None:
-    """Its record lacks the setting, and its setup the arrays."""
+    """Check a record without the setting, and a setup without the arrays."""
     config = settings(tmp_path, **{"model.target_transform": "none"})
     finished(config, source=source())
     setup = RunSnapshot.open(tmp_path).setup

@@ -33,7 +33,7 @@ OF_CLASSES = ("log_loss", "squared_hinge")
 
 
 def trained(loss: str, solver: str, epochs: int, **overrides: Any) -> Result:
-    """A run with full batches in float64, without an average."""
+    """Return a run with full batches in float64, without an average."""
     y = LABELS if loss in OF_CLASSES else VALUES
     classes = CLASSES if loss in OF_CLASSES else None
     config = settings(**{
@@ -46,7 +46,8 @@ def trained(loss: str, solver: str, epochs: int, **overrides: Any) -> Result:
 def objective(
     result: Result, ridge: float, w: np.ndarray | None = None
 ) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
-    """The mean loss of flat weights over (L g^2), with the penalty, and its gradient."""
+    """Return the mean loss of flat weights divided by (L g^2), with the penalty, and its
+    gradient."""
     loss, targets, Z = result.model.loss, result.model.targets, np.float64(result.Z)
     assert loss is not None
     loss = loss.at(np.inf)
@@ -127,7 +128,8 @@ def test_eigenpro_on_all_rows_reaches_the_loss_0(solver: str, loss: str) -> None
 @pytest.mark.parametrize("solver", ["eigenpro3", "eigenpro4"])
 @pytest.mark.parametrize("loss", ["log_loss", "huber", "absolute_error"])
 def test_eigenpro_between_centers_falls_near_the_least_loss(solver: str, loss: str) -> None:
-    """With squares its own fixed point, of a damped projection, is .015 or .1 of it away."""
+    """Check the fixed point of a damped projection, which for squares is .015 or .1 from the
+    minimum."""
     overrides = LOW_RANK | {"model.bandwidth": 1.0, "data.batch_size": 40}
     found = gaps([trained(loss, solver, epochs, **overrides) for epochs in (5, 50)], 0.0)
     assert found[1] < min(found[0], 0.25)
@@ -136,7 +138,7 @@ def test_eigenpro_between_centers_falls_near_the_least_loss(solver: str, loss: s
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct", "falkon"])
 def test_a_resumed_run_ends_with_the_same_bits(solver: str, tmp_path: Path) -> None:
-    """The ramp of a quantile narrows with the rows that were seen."""
+    """Check the ramp of a quantile, which becomes narrower with the rows that were seen."""
     options = {
         "solver.name": solver, "model.loss": "quantile", "model.quantile": 0.8,
         "solver.ridge": "auto",
@@ -148,7 +150,7 @@ def test_a_resumed_run_ends_with_the_same_bits(solver: str, tmp_path: Path) -> N
 
 
 def test_the_parameters_of_a_loss_follow_from_the_noise_not_from_the_targets() -> None:
-    """As with the block solver, though no ridge asks for the noise."""
+    """Compare with the block solver, although the noise is not needed for a ridge."""
     quiet = np.sin(2 * X[:, 0]) + 0.01 * RNG.standard_normal(N)
     deltas = [
         finished(
@@ -201,7 +203,8 @@ def test_direct_on_features_is_the_slow_solver_at_its_end(features: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["direct", "falkon"])
 def test_a_step_that_went_too_far_is_taken_back(solver: str) -> None:
-    """The weights of the model never have a larger loss than those of a pass before."""
+    """Check that the weights of the model never have a larger loss than those of an earlier
+    pass."""
     options = {"model.quantile": 0.99, "solver.ridge": 1e-6, "model.n_centers": 150}
     runs = [trained("expectile", solver, epochs, **options) for epochs in range(2, 12)]
     found = gaps(runs, 1e-6)
@@ -253,7 +256,7 @@ def test_other_solvers_than_block_refuse_ranks_and_partial_fit() -> None:
 def test_newton_steps_take_a_loss_of_ones_own_without_its_curvatures(
     loss: Loss, solver: str
 ) -> None:
-    """By its bound, slowly, and to where the block solver ends."""
+    """Check that its bound leads slowly to the minimum of the block solver."""
     Y = np.column_stack([VALUES, VALUES[::-1]])
     shared = {
         "model.loss": loss, "data.batch_size": N, "model.n_centers": P, "solver.ridge": 1e-2,
@@ -295,7 +298,7 @@ def test_the_ridge_of_quantiles_is_that_of_the_minimum_for_direct() -> None:
 def test_newton_steps_in_float32_end_near_the_minimum_with_a_wide_kernel(
     loss: str, bandwidth: float, ridge: float
 ) -> None:
-    """The rounding errors of K(Z, Z) are larger than most of its eigenvalues."""
+    """Check a K(Z, Z) whose rounding errors are larger than most of its eigenvalues."""
     y = np.abs(VALUES) + 0.1
     options: dict[str, Any] = {
         "loss": loss, "solver": "direct", "ridge": ridge, "kernel": "gaussian", "metric": "none",

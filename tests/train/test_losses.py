@@ -29,12 +29,12 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 
 def of_loss(name: str, **overrides: Any) -> dict[str, Any]:
-    """Settings of a run of the loss."""
+    """Return the settings of a run with the loss."""
     return {"solver.name": "block", "model.loss": name} | LOSSES[name] | overrides
 
 
 def source(name: str) -> sk.ArraySource:
-    """Rows with the targets that the loss is for."""
+    """Return rows with targets for the loss."""
     if name == "squared_hinge":
         return sk.ArraySource(X, LABELS, classes=CLASSES)
     return sk.ArraySource(X, VALUES)
@@ -138,7 +138,7 @@ def test_without_an_intercept_a_quantile_is_made_of_kernels_alone() -> None:
 
 
 def test_early_stopping_watches_the_loss() -> None:
-    """The error of a mean falls while that of an outer quantile rises."""
+    """Check an outer quantile, whose loss rises while the error of the mean falls."""
     model = sk.KernelRegressor(
         loss="quantile", quantile=0.95, n_centers=P, early_stopping=True, n_iter_no_change=3,
         epochs=30, solver="block",

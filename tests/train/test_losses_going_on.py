@@ -35,20 +35,20 @@ FOR_CLASSES = ("log_loss", "squared_hinge")
 
 
 def config(place: Path | None, name: str, **overrides: Any) -> Any:
-    """Settings of a run of the loss."""
+    """Return the settings of a run with the loss."""
     own = {"model.loss": name, "model.n_centers": P} | LOSSES[name]
     return settings(place, **own | overrides)
 
 
 def source(classes: bool, rows: slice = slice(None)) -> sk.ArraySource:
-    """Rows with labels, or with values."""
+    """Return rows with labels, or with values."""
     if classes:
         return sk.ArraySource(X[rows], LABELS[rows], classes=CLASSES)
     return sk.ArraySource(X[rows], VALUES[rows])
 
 
 def setup_of(place: Path) -> dict[str, Any]:
-    """The metadata that the solver has added to the setup of a run."""
+    """Return the metadata that the solver has added to the setup of a run."""
     with RunDirectory(place, writable=False) as run:
         setup = run.load_setup()
     assert setup is not None
@@ -151,7 +151,7 @@ def test_from_the_weights_of_squares_it_ends_at_the_least_penalised_loss(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["log_loss", "huber", "expectile"])
 def test_partial_fit_ends_near_the_least_penalised_loss(name: str) -> None:
-    """Of all rows, which come in four parts again and again."""
+    """Check the loss of all rows, which arrive in four parts again and again."""
     options: dict[str, Any] = {
         "n_centers": P, "kernel": "laplace", "bandwidth": 3.0, "metric": "none", "scale": "none",
         "loss": name, "ridge": RIDGE, "precision": "float64", "batch_size": 50, "threads": 1,
@@ -176,7 +176,7 @@ def test_partial_fit_ends_near_the_least_penalised_loss(name: str) -> None:
 
 
 def test_a_class_that_comes_late_is_learned() -> None:
-    """By the log loss, though its probability is small without rows."""
+    """Check the log loss, although the probability of a class without rows is small."""
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((2000, 2))
     labels = (rows[:, 0] > 0.5) + 2 * (rows[:, 0] < -0.5)
@@ -202,7 +202,8 @@ def test_a_run_of_a_loss_is_gone_on_with_by_partial_fit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fits_that_begin_from_a_fit(tmp_path: Path) -> None:
-    """Of the same loss, or of squares; also of so many rows that squares set some aside."""
+    """Check starts from the same loss and from squares, also with so many rows that squares set
+    some aside."""
     rng = np.random.default_rng(2)
     rows = rng.standard_normal((5000, 2)).astype(np.float32)
     labels = (rows[:, 0] > 0) + (rows[:, 1] > 1)

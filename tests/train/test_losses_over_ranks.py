@@ -37,7 +37,7 @@ LIMIT = ScaledLoss.limit
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Rows with targets for each loss."""
+    """Return rows with targets for each loss."""
     folder, rng = tmp_path_factory.mktemp("stores"), np.random.default_rng(0)
     X = rng.normal(size=(600, 4)).astype(np.float32)
     labels = np.array(["ant", "bee", "cat"])[np.abs(X[:, :3]).argmax(axis=1)]
@@ -75,7 +75,7 @@ def test_the_run_is_that_of_one_rank(
 
 
 def without_known_rows(*args: Any) -> Any:
-    """In the place of `choose_centers`: no row is known to be a center."""
+    """Return centers of which no row is known, in place of `choose_centers`."""
     return choose_centers(*args)._replace(rows=None)
 
 
@@ -85,7 +85,8 @@ def without_known_rows(*args: Any) -> Any:
 def test_a_log_link_whose_centers_are_partitioned_is_that_of_one_rank(
     stores: dict[str, str], tmp_path: Path, name: str, rows: int
 ) -> None:
-    """Of one that does not know the targets of the centers, which no rank has all of."""
+    """Compare with a rank that does not know the targets of the centers, because no rank has all of
+    them."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(assemble, "choose_centers", without_known_rows)
         train(settings(stores[name], tmp_path / "one", name, 1, 1))
@@ -102,7 +103,8 @@ def test_the_limit_of_a_step_is_that_of_all_ranks(
     stores: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     name: str, rows: int, columns: int,
 ) -> None:  # fmt: skip
-    """A run continues one whose targets were a thousandth, so its first steps would go too far.
+    """Continue a run whose targets were a thousandth of the present ones, so that its first steps
+    would be too long.
 
     Each rank has other rows or centers, but all shorten a step by what the farthest row needs.
     """
@@ -142,7 +144,7 @@ def test_the_limit_of_a_step_is_that_of_all_ranks(
 def test_a_continued_run_is_that_of_one_rank(
     stores: dict[str, str], tmp_path: Path, old: str, name: str
 ) -> None:
-    """By the same loss, or from the weights of squares, over two ranks for the centers."""
+    """Check starts from the same loss and from squares, with two ranks for the centers."""
     store, places = stores[name], [tmp_path / place for place in ("old", "one", "many")]
     before = settings(store, places[0], name, 1, 1)
     train(before if old == name else before.with_overrides(SQUARES))
@@ -174,7 +176,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
 
 
 def test_plan_counts_what_it_counts_for_squares(stores: dict[str, str], tmp_path: Path) -> None:
-    """A loss takes the place of the residuals."""
+    """Check that the arrays of a loss replace the residuals."""
     lines = []
     for changes in ({}, SQUARES):
         config = settings(stores["quantile"], tmp_path / "run", "quantile", 2, 2)

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store of 2000 rows in 125 chunks, with two classes."""
+    """Return a store of 2000 rows in 125 chunks, with two classes."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(2000, 5)).astype(np.float32)
     y = np.where(np.sin(2 * X[:, 0]) + X[:, 1] > 0, "yes", "no")
@@ -71,7 +71,7 @@ def over(size: int, config: RunConfig) -> list[Any]:
 
 @contextlib.contextmanager
 def regridded(before: int, then: int) -> Iterator[None]:
-    """Ranks say that they are not as many as those before them, where they are not."""
+    """Let ranks report another number of earlier ranks than there were."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -138,7 +138,8 @@ def test_it_goes_on_with_any_number(
     store: str, tmp_path: Path, before: int, then: int, changes: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """From a checkpoint of others, to where one rank ends; with as many as before to the bit."""
+    """Resume a checkpoint of other ranks and compare with one rank; with as many ranks as before,
+    the bits are equal."""
     monkeypatch.setattr(rank_coordinator, "GATHER_INTERVAL_STEPS", 3)
     reference = settings(store, tmp_path / "one", **changes)
     train(reference.with_overrides({"run.ranks": 1})) if before != then else over(then, reference)
@@ -160,7 +161,8 @@ def test_it_goes_on_with_any_number(
 def test_a_run_that_has_ended_starts_no_ranks(
     store: str, tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its figures are of the test data that is given now, as of one rank; no bit is moved."""
+    """Check that its metrics are those of the present test data, as with one rank, and that no bit
+    changes."""
     config = settings(store, tmp_path / "run", **{"data.epochs": 1, "run.center_ranks": columns})
     ended, *_ = over(2, config)
     weights = alpha(tmp_path / "run")
@@ -180,7 +182,8 @@ def test_a_run_that_has_ended_starts_no_ranks(
 def test_any_number_goes_on_from_any_other(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1 to 4 from the middle of 1 to 4: the same samples, and where none changed the same bits."""
+    """Resume 1 to 4 ranks in the middle with 1 to 4 ranks: the samples are the same, and with the
+    same number also the bits."""
     ends, sizes = {}, (1, 2, 3, 4)
     small = {"data.epochs": 1, "data.batch_size": 300, "run.checkpoint_every": 10}
     for size in sizes:
@@ -218,7 +221,8 @@ def test_a_solver_that_ranks_can_not_share_starts_none(
 
 @pytest.mark.slow
 def test_what_is_kept_of_ranks_that_are_lost(store: str, tmp_path: Path) -> None:
-    """Nothing, until there is a setup, and then until the first checkpoint that alone."""
+    """Check that nothing is kept before the setup exists, and only the setup before the first
+    checkpoint."""
     config = settings(store, tmp_path / "run", **FALKON)
     events: list[dict[str, Any]] = []
 
@@ -237,7 +241,7 @@ def test_what_is_kept_of_ranks_that_are_lost(store: str, tmp_path: Path) -> None
 
 
 def test_ranks_need_a_setup(store: str, tmp_path: Path) -> None:
-    """Which one of them makes before, where they cannot share it."""
+    """Check that one of them computes the setup beforehand, if they cannot compute it together."""
     (tmp_path / "run").mkdir()
     config = settings(store, tmp_path / "run", **FALKON)
     with pytest.raises(RunError, match="setup"):
@@ -246,7 +250,7 @@ def test_ranks_need_a_setup(store: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ranks_with_less_memory_have_the_sizes_of_the_first(store: str, tmp_path: Path) -> None:
-    """Which would be others where each of them chose."""
+    """Check that ranks do not choose different sizes."""
     left = {"solver.name": "block", "solver.block_size": "auto", "model.n_centers": 1000}
     config = settings(store, tmp_path / "run", **left)
     prepare_run(config)
@@ -267,7 +271,7 @@ def test_ranks_with_less_memory_have_the_sizes_of_the_first(store: str, tmp_path
 def test_the_log_names_the_slowest_rank(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For which the others wait."""
+    """Check the rank for which the others wait."""
 
     def slowly(self: StepLoop, batch: Batch) -> float | None:
         if self.run.inputs.ranks.rank == 1:
@@ -307,7 +311,7 @@ def test_sums_over_rows_are_saved_as_often_as_asked_for(store: str, tmp_path: Pa
 
 
 def test_ranks_of_this_machine_share_its_memory(store: str, tmp_path: Path) -> None:
-    """Where how much there may be is left open."""
+    """Check runs with memory "auto"."""
     budgets = []
     for changes in (
         {"run.ranks": 1},
@@ -332,7 +336,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("two")
 def test_there_is_a_rank_for_each() -> None:
-    """With a device of its own."""
+    """Check that each device has one rank."""
     found = with_rank_count(of_ranks(ranks="gpus"))
     assert (found.run.ranks, found.run.device) == (2, "gpu")
     assert devices_of(found) == devices_of(of_ranks(ranks=2)) == ["gpu:0", "gpu:1"]
@@ -357,7 +361,7 @@ def test_a_gpu_is_not_shared() -> None:
 def test_without_any_there_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the command as well."""
+    """Check the error of Python and of the command."""
     monkeypatch.setattr(over_ranks, "gpu_count", lambda: 0)
     monkeypatch.setattr(over_ranks, "gpu_problem", lambda: "no driver")
     words = ["train", "--train", "x.zarr", "--run-dir", "run", "--ranks", "gpus"]

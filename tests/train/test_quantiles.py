@@ -24,24 +24,24 @@ OPTIONS: dict[str, Any] = {
 
 
 def model(**options: Any) -> sk.KernelRegressor:
-    """An estimator of the three quantiles."""
+    """Return an estimator of the three quantiles."""
     return sk.KernelRegressor(**OPTIONS | {"quantile": LEVELS} | options)
 
 
 @pytest.fixture(scope="module")
 def fitted() -> sk.KernelRegressor:
-    """A model of the three quantiles."""
+    """Return a model of the three quantiles."""
     return model().fit(X[FIT], Y[FIT])
 
 
 @pytest.fixture(scope="module")
 def calibrated() -> sk.KernelRegressor:
-    """The same, calibrated."""
+    """Return a calibrated model of the three quantiles."""
     return model(calibrate=True, epochs=3).fit(X[FIT], Y[FIT])
 
 
 def pinball(F: Any, q: float) -> float:
-    """Mean pinball loss of the held-out rows, by scikit-learn."""
+    """Return the mean pinball loss of the held-out rows, by scikit-learn."""
     return float(mean_pinball_loss(Y[HELD_OUT], F, alpha=q))
 
 

@@ -65,7 +65,7 @@ FALKON = {"solver.name": "falkon", "solver.block_size": "auto", "data.epochs": 3
 def test_the_run_is_that_of_one_rank(
     store: str, tmp_path: Path, rows: int, columns: int, changes: dict[str, Any]
 ) -> None:
-    """The figures too, which all ranks evaluate together."""
+    """Compare also the metrics, which all ranks evaluate together."""
     changes = SMALL | {"data.test": store} | changes
     one = train(runs.settings(store, tmp_path / "one", **changes | grid(1, 1)))
     config = runs.settings(store, tmp_path / "many", **changes | grid(rows, columns))
@@ -100,8 +100,8 @@ def test_any_grid_goes_on_from_any_other(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any], thens: dict[tuple[int, int], list[tuple[int, int]]],
 ) -> None:  # fmt: skip
-    """From where it was stopped, with temporary centers where there are some; on the same one with
-    the same bits."""
+    """Resume a stopped run, with temporary centers where the solver has some; on the same grid, the
+    bits are equal."""
     asked = SMALL | changes
     first = next(iter(thens))
     runs.on_ranks(math.prod(first), runs.settings(store, tmp_path / "calm", **asked | grid(*first)))
@@ -127,8 +127,8 @@ def test_any_grid_goes_on_from_any_other(
 
 
 def test_a_rank_has_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
-    """Of all that has a row for each, half; and half of the factors, as rows. Behind a setup that
-    they make, and behind one that they read."""
+    """Check that a rank has half of all arrays with a row for each center, and half of the factors,
+    as rows, with a setup that the ranks compute or read."""
     config = runs.settings(store, tmp_path / "run", **SMALL | grid(1, 2))
 
     def held(trainer: Trainer) -> dict[str, int]:
@@ -151,7 +151,7 @@ def test_a_rank_has_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
 
 
 def of_ranks(config: RunConfig, size: int, look: Callable[[Trainer], T]) -> list[T]:
-    """What is seen of each rank's trainer behind its setup."""
+    """Return `look` of each rank's trainer after its setup."""
     prepare_run(config)
 
     def seen(ranks: Communicator) -> T:
@@ -169,7 +169,8 @@ def of_ranks(config: RunConfig, size: int, look: Callable[[Trainer], T]) -> list
 def test_eigenpro_has_a_part_of_centers_and_temporary_ones(
     store: str, tmp_path: Path, projection: str
 ) -> None:
-    """What else has a row for each of these has no more, but the sample; and that is planned."""
+    """Check that other arrays with a row for each of these are divided, except the sample, and that
+    the plan counts them."""
     asked = SMALL | EIGENPRO | {"solver.projection": projection, "solver.period": 10}
     config = runs.settings(store, tmp_path / "run", **asked | grid(2, 2))
 
@@ -200,8 +201,8 @@ def test_eigenpro_has_a_part_of_centers_and_temporary_ones(
 
 
 def test_falkon_has_a_part_of_centers_and_of_the_preconditioner(store: str, tmp_path: Path) -> None:
-    """Of the latter as many rows as there are ranks for, where these have rows of batches alone as
-    well."""
+    """Check that the rows of the preconditioner are divided among all ranks, also if the ranks
+    divide the batches alone."""
     for shape in ((2, 2), (4, 1)):
         config = runs.settings(store, tmp_path / f"{shape}", **SMALL | FALKON | grid(*shape))
 
@@ -218,7 +219,7 @@ def test_falkon_has_a_part_of_centers_and_of_the_preconditioner(store: str, tmp_
 
 
 def test_plan_counts_a_part(store: str, tmp_path: Path) -> None:
-    """In the steps, and of the centers in the setup."""
+    """Check the part of a rank in the steps, and in the centers of the setup."""
     size = {"model.n_centers": 400, "solver.block_size": 100, "solver.ridge": 0.0}
     counted = []
     for rows, columns in ((2, 1), (1, 2)):

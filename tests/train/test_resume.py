@@ -72,7 +72,7 @@ def small_world(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def undisturbed(method: str) -> tuple[dict[str, Array], Checkpoint]:
-    """The arrays a run of `method` ends with, and the checkpoint of the step before."""
+    """Return the final arrays of a run of `method`, and the checkpoint of the step before."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         config = settings(run_dir, **METHODS[method], **{"run.checkpoint_every": STEPS - 1})
@@ -81,7 +81,7 @@ def undisturbed(method: str) -> tuple[dict[str, Array], Checkpoint]:
 
 
 def uninterrupted(method: str) -> dict[str, Array]:
-    """The arrays a run of `method` ends with."""
+    """Return the final arrays of a run of `method`."""
     return undisturbed(method)[0]
 
 
@@ -128,7 +128,7 @@ def test_pending_centers_are_part_of_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_kernel_recomputed_per_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """keep=False, which a small budget brings about."""
+    """Check keep=False, which follows from a small memory."""
     candidates = BlockMethod.candidates
 
     def without_keeping(*arguments: Any) -> list[BlockSizes]:
@@ -185,7 +185,7 @@ def test_sizes_are_those_of_the_first_start(
 
 
 def test_back_to_an_older_checkpoint(tmp_path: Path) -> None:
-    """The newest one is torn; the one before gives the same end."""
+    """Damage the newest checkpoint; the one before leads to the same end."""
     config = settings(tmp_path, **METHODS["eigenpro4"], **{"run.checkpoint_every": 2})
     stopped(config, 7, source=stream())
     next((tmp_path / "checkpoints").glob("*07/alpha/c/*/*")).unlink()
@@ -215,7 +215,7 @@ def test_a_store_resumed_from_where_it_was_moved_to(tmp_path: Path) -> None:
 
 
 def _run_and_wait(run_dir: Path, at: int, conn: Any) -> None:
-    """A life that tells its parent when it is at step `at`, and waits for an answer."""
+    """Run a process that reports when it is at step `at`, and waits for an answer."""
     shorten_windows()
 
     def on_evaluation(record: dict[str, Any]) -> None:
@@ -306,7 +306,7 @@ def test_the_losses_of_a_run_are_the_same_wherever_it_was_stopped(
 def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
     waits_in: tuple[int, ...], steps: list[int], tmp_path: Path
 ) -> None:
-    """In a run of theirs, signals arrive in these evaluations, counted by each process."""
+    """Send signals during these evaluations, which each process counts."""
     whole = finished(evaluated(tmp_path / "w"), source=stream(), test=array_source(40, 5))
     found = []
     for count in waits_in:
@@ -342,7 +342,7 @@ def _at_step(at: int, arm: Callable[[Any], None]) -> None:
 
 
 def _die_in_step(run_dir: Path, method: str, at: int) -> None:
-    """A life that kills itself in step `at`, between its products and what they change."""
+    """Run a process that kills itself in step `at`, between its products and their use."""
     shorten_windows()
 
     def arm(solver: Any) -> None:
@@ -378,7 +378,7 @@ def survived(folder: Path, method: str, die: Any, given: Any, **settings: Any) -
 
 
 def _die_in_projection(run_dir: Path, settings: dict[str, Any], at: int) -> None:
-    """A life that kills itself in the projection of step `at`, in its second pass."""
+    """Run a process that kills itself in the projection of step `at`, in its second pass."""
     shorten_windows()
 
     def arm(solver: Any) -> None:
@@ -409,7 +409,8 @@ def test_killed_in_an_inexact_projection(batch: str | int, tmp_path: Path) -> No
 
 
 def _die_when(run_dir: Path, method: str, what: str, moment: str) -> None:
-    """A life that kills itself around the rename that publishes `what`, or while it writes it."""
+    """Run a process that kills itself before or after the rename that publishes `what`, or while it
+    writes the file."""
     shorten_windows()
     rename, write_arrays = os.replace, checkpoint_format._write_arrays
 
@@ -488,7 +489,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run directory at step 5, with centers given."""
+    """Return a run directory at step 5, with given centers."""
     run_dir = tmp_path_factory.mktemp("half") / "run"
     stopped(settings(run_dir, **KERNEL), 5, source=stream(), centers=CENTERS)
     return run_dir
@@ -548,7 +549,8 @@ def test_a_changed_run_is_refused_and_left_alone(
 
 
 def test_other_units_are_another_order(tmp_path: Path) -> None:
-    """The arrays are the same, but rows would come in other batches than before."""
+    """Check that the same arrays in other units are refused, because the rows would come in other
+    batches."""
     stopped(settings(tmp_path), 5, source=array_source())
     with pytest.raises(ResumeMismatchError, match=r"another order: .*n_units: was 9, now 14"):
         finished(settings(tmp_path), source=array_source(unit_rows=10))
@@ -615,7 +617,8 @@ def test_a_finished_run_returns_its_result_at_once(tmp_path: Path) -> None:
 
 
 def test_a_setup_that_failed_binds_nothing(tmp_path: Path) -> None:
-    """A bandwidth that is too small shows in setup; the remedy must work in the same place."""
+    """Check a bandwidth that is too small for the setup; its remedy must work in the same run
+    directory."""
     config = settings(tmp_path, **METHODS["block"])
     with pytest.raises(ConfigError, match="bandwidth is too small"):
         finished(config.with_overrides({"model.bandwidth": 1e-6}), source=stream())
@@ -667,7 +670,7 @@ def test_other_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_a_killed_save_did_not_clear_away_is_cleared_by_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last checkpoint is there, and the process ended before it deleted those too old."""
+    """Kill a process after its last checkpoint, before it deleted the oldest ones."""
     config = settings(tmp_path, **{"run.checkpoint_every": 3, "run.keep_checkpoints": 2})
     with monkeypatch.context() as killed:
         killed.setattr(CheckpointRetention, "delete_old", lambda *given: None)

@@ -1,4 +1,4 @@
-"""What makes two calls the same run, and how a run is asked to stop."""
+"""Check which calls are the same run, and how a run is asked to stop."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from tests.runs import (
 
 
 def written(path: Path, record: dict[str, Any], *, setup: bool = True) -> RunDirectory:
-    """A run directory that holds `record`."""
+    """Return a run directory that holds `record`."""
     directory = RunDirectory(path)
     with directory:
         directory.write_config(record)
@@ -204,14 +204,15 @@ def changed(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_record_of_another_version_is_a_sentence(change: Any, tmp_path: Path) -> None:
-    """W7: whole by its checksum, with a key missing or more, or a value of another type."""
+    """Check a record with a right checksum and a missing or additional key, or a value of another
+    type."""
     directory = written(tmp_path, change(run_record(opened())))
     with pytest.raises(RunError, match="holds a run of another version of streamkern; continue it"):
         recorded_run(directory)
 
 
 def test_what_else_a_process_has_loaded_does_not_count() -> None:
-    """scikit-learn brings OpenMP; a run begun without it and resumed with it is the same."""
+    """Check a run that begins without scikit-learn's OpenMP and is resumed with it."""
     plain = {"device": "cpu", "numpy": "2.1", "blas": ["openblas 0.3 on 2 threads"]}
     loaded = plain | {"blas": [*plain["blas"], "openmp None  on 2 threads"]}
     assert changed_backend(plain, loaded) == []
@@ -305,7 +306,7 @@ KERNEL_TABLES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", KERNEL_TABLES)
 def test_a_kernel_object_is_resumed_as_a_table(name: str, tmp_path: Path) -> None:
-    """A run that was begun in Python is resumed by the command line, with the same weights."""
+    """Resume a run of Python by the command line, with the same weights."""
     kernel, table = KERNEL_TABLES[name]
     X = np.random.default_rng(0).normal(size=(200, 2))
     store = str(tmp_path / "data.zarr")
@@ -328,7 +329,7 @@ def test_a_kernel_object_is_resumed_as_a_table(name: str, tmp_path: Path) -> Non
 
 
 def test_a_kernel_object_with_a_metric_is_given_again_in_python(tmp_path: Path) -> None:
-    """No text in a run file describes such a run, so the remedy is not to restore a setting."""
+    """Check the remedy for such a run, which no setting in a run file describes."""
     X = np.random.default_rng(0).normal(size=(60, 2))
     kept = {"n_centers": 20, "solver": "block", "epochs": 1, "run_dir": tmp_path / "run"}
     KernelRegressor(Laplace(2.0, metric=np.eye(2)), **kept).fit(X, X[:, 0])

@@ -253,7 +253,8 @@ def jittered(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
 
 
 def test_functions_as_transforms() -> None:
-    """A deterministic one belongs to the model; a random one is for the stream alone."""
+    """Check that a deterministic function becomes a part of the model, and a random one of the
+    stream only."""
     X, y = arrays(40, 5)
     source = AugmentedSource(array_source(), 2, [squared, jittered])
     result = finished(settings(), source=source, test=array_source(40, 5))
@@ -427,7 +428,8 @@ def test_training_on_another_thread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block_size", [400, 100])
 def test_a_ridge_holds_the_weights_where_the_kernel_matrix_is_singular(block_size: int) -> None:
-    """400 centers of a smooth kernel in the plane: most directions are nothing but rounding.
+    """Check 400 centers of a smooth kernel in the plane, for which most directions are rounding
+    errors.
 
     Without a jitter above the rounding of K(Z, Z) alpha the weights grew from epoch to epoch.
     """
@@ -481,7 +483,7 @@ def commit(made: Any, shift: float) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True])
 def test_a_resumed_run_reads_the_snapshot_that_it_began_with(tmp_path: Path, several: bool) -> None:
-    """With the same bits, by several threads, also of several repositories."""
+    """Check that the bits are equal, with several threads and several repositories."""
     names = ("a", "b") if several else ("a",)
     made = [repository(tmp_path / name) for name in names]
     first = [commit(each, k) for k, each in enumerate(made)]
@@ -524,3 +526,20 @@ def test_a_run_of_a_deleted_branch_goes_on(tmp_path: Path) -> None:
 def test_settings_without_branches_stay_as_they_are(tmp_path: Path) -> None:
     config = settings(None, **{"data.train": [f"icechunk+file://{tmp_path}@tag=v1", "x.zarr"]})
     assert pin_branches(config, None) is config
+
+
+def test_secrets_stay_out_of_the_run_directory(tmp_path: Path) -> None:
+    secret = "hunter2"
+    config = settings(tmp_path, **{"data.storage_options": {"secret": secret}})
+    finished(config, source=stream())
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert files
+    assert not [p for p in files if secret.encode() in p.read_bytes()]
+
+
+def test_a_run_on_one_row() -> None:
+    """Check a single row, fewer than any limit."""
+    X = np.array([[1.0, 2.0]], np.float32)
+    config = settings(**{"data.batch_size": "auto", "model.n_centers": "auto"})
+    result = finished(config, source=ArraySource(X, np.array([[3.0]], np.float32)))
+    np.testing.assert_allclose(result.model.values(X), [[3.0]], rtol=1e-5)

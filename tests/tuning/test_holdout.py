@@ -51,7 +51,7 @@ def rows_of(source: Any) -> set[bytes]:
 
 
 def test_no_row_is_fitted_and_held_out_and_a_sorted_store_gives_all_classes(tmp_path: Path) -> None:
-    """From the stored rows, not from the augmented ones, which are all different."""
+    """Check stored rows, because augmented ones are all different."""
     rng = np.random.default_rng(3)
     X, y = rng.standard_normal((2000, 3)).astype(np.float32), np.arange(2000) // 500
     ingest(X, tmp_path / "sorted.zarr", y=y, shuffle=False, chunk_mb=240 / 2**20)  # 20 rows

@@ -55,7 +55,7 @@ QUICK: dict[str, Any] = {"bandwidths": [1.0, 3.0, 9.0], "ridges": [0.0], "refine
 
 
 def config(**overrides: Any) -> RunConfig:
-    """Settings of a search: those of small runs, which are one of those that `QUICK` tries."""
+    """Return the settings of a search over small runs, which are among those of `QUICK`."""
     return settings(**{"solver.ridge": 0.0, "data.batch_size": "auto", **overrides})
 
 
@@ -71,7 +71,8 @@ def counted(report: list[dict[str, Any]]) -> Callable[[str, dict[str, Any]], Non
 
 
 def gaussian_process(n: int, width: float, noise: float) -> tuple[Array, Array]:
-    """X (n, 2) and a sample of the process with Gaussian kernel of this bandwidth, with noise."""
+    """Return X (n, 2) and a sample of the process with a Gaussian kernel of this bandwidth, with
+    noise."""
     rng = np.random.default_rng(4)
     X = rng.uniform(-1, 1, (n, 2))
     K = np.exp(-cdist(X, X, "sqeuclidean") / (2 * width**2))
@@ -81,7 +82,7 @@ def gaussian_process(n: int, width: float, noise: float) -> tuple[Array, Array]:
 
 
 def smooth(bandwidth: float, ridge: float) -> tuple[RunConfig, ArraySource]:
-    """A problem whose best bandwidth is 0.3; half of the usual step is what float32 can hold."""
+    """Return a problem whose best bandwidth is 0.3; float32 allows half of the usual step."""
     run = config(
         **{
             "model.kernel": "gaussian", "model.n_centers": "auto", "solver.step_scale": 0.5,
@@ -93,7 +94,7 @@ def smooth(bandwidth: float, ridge: float) -> tuple[RunConfig, ArraySource]:
 
 @pytest.mark.slow
 def test_the_bandwidth_of_a_gaussian_process_is_found() -> None:
-    """As exact ridge regression finds it, with all rows to fit as centers."""
+    """Compare with exact ridge regression, with all rows to fit as centers."""
     widths, ridge = [0.075, 0.15, 0.3, 0.6, 1.2], 0.5**2 / 480
     run, source = smooth(widths[0], ridge)
     options: dict[str, Any] = {"centers": 480, "epochs": 40}
@@ -165,7 +166,7 @@ def test_one_more_ridge_is_as_far_out_again(
 
 @pytest.mark.parametrize("kernel", ["laplace", "linear"])
 def test_the_refinement_goes_towards_a_larger_ridge(kernel: str) -> None:
-    """Targets are noise, of which the best model is 0, but for what the rows held out bring."""
+    """Check targets of noise, whose best model is 0 up to the noise of the held-out rows."""
     rng = np.random.default_rng(4)
     source = ArraySource(rng.standard_normal((1500, 4)), rng.standard_normal((1500, 1)))
     more: list[dict[str, Any]] = []
@@ -309,7 +310,7 @@ def test_tiny_data(n: int, kind: str) -> None:
 
 
 def test_sample_weights_count_in_what_is_fitted_and_held_out() -> None:
-    """Rows of weight 0 may hold anything."""
+    """Check that the content of rows with weight 0 does not matter."""
     X = np.random.default_rng(0).standard_normal((60, 3)).astype(np.float32)
     y, w = X[:, :1].copy(), np.tile([1.0, 2.0, 0.0], 20)
     wild = np.where(w[:, None] > 0, y, 1e3)
@@ -351,7 +352,7 @@ SUM = {
 
 
 def widths_of(run: RunConfig) -> list[float]:
-    """The two bandwidths of `SUM` in settings."""
+    """Return the two bandwidths of `SUM` in settings."""
     first, second = run.model.kernel["parts"]  # type: ignore[index]
     return [first["bandwidth"], second["parts"][0]["bandwidth"]]
 
@@ -602,7 +603,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_study_of_others_stays_as_it_is(tmp_path: Path) -> None:
-    """A journal of Optuna, with a torn last line that ours would cut; a search of 0.1.0."""
+    """Check a journal of Optuna with an incomplete last line, and a search of version 0.1.0."""
     optuna = pytest.importorskip("optuna")
     journal, old = tmp_path / "theirs" / JOURNAL_NAME, tmp_path / "old" / "search.json"
     for path in (journal, old):
@@ -693,7 +694,7 @@ def test_a_signal_during_a_training_ends_the_search(tmp_path: Path) -> None:
 
 
 def test_a_signal_during_a_training_is_noticed_at_the_next_step(tmp_path: Path) -> None:
-    """The way from the caller's request through the loop of a run that keeps nothing."""
+    """Check the path from the caller's request to the loop of a run that saves nothing."""
     stop, seen = StopRequest(install=False), list[int]()
 
     def ask(record: dict[str, Any]) -> None:
@@ -725,7 +726,7 @@ def test_a_candidate_that_diverges_is_last(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which is that of the grid's middle."""
+    """Check that the bandwidth is that of the middle of the grid."""
     real = trainings.train
 
     def overflowing(one: RunConfig, **options: Any) -> Any:
@@ -848,7 +849,7 @@ POOR = ("--set", "model.bandwidth=0.05", "--set", "solver.ridge=0.0")  # setting
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    """run.toml beside train.zarr."""
+    """Return run.toml next to train.zarr."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((600, 5)).astype(np.float32)
     ingest(X, tmp_path / "train.zarr", y=(X[:, 0] > 0).astype(int))
@@ -924,7 +925,7 @@ def test_the_written_file_is_of_a_run_beside_the_old(run: Run, run_file: Path) -
 
 
 def test_the_bandwidth_is_written_with_six_digits(run: Run, run_file: Path) -> None:
-    """Of a median distance, or what was given: more of them decide nothing."""
+    """Check median distances and given bandwidths, for which more digits do not matter."""
     best = run_file.with_name("best.toml")
     words = ("--bandwidths", "1.23456789", "--ridges", "0", "--epochs", 1, "--write", best)
     code, out, _ = run("tune", run_file, *words, *POOR, "--refine", 0)
@@ -993,7 +994,7 @@ def test_without_matplotlib_there_is_no_plot(
 
 
 def test_the_plot_of_odd_tables() -> None:
-    """What diverged, kernels without a bandwidth, and one row."""
+    """Check trials that diverged, kernels without a bandwidth, and a single row."""
     pytest.importorskip("matplotlib")
     rows: list[dict[str, Any]] = [
         {"kernel": {"kind": "linear"}, "bandwidth": None, "ridge": 0.0, "held_out_mse": 0.3},
@@ -1048,7 +1049,7 @@ sys.exit(main.run_command())
 def signalled(
     run_file: Path, folder: Path, records: int, number: signal.Signals
 ) -> subprocess.CompletedProcess[str]:
-    """The command in a process that gets a signal in a step, once there are so many records."""
+    """Run the command in a process that gets a signal in a step, after so many records."""
     words = ("tune", str(run_file), *LONG, "--out", str(folder))
     return subprocess.run(
         [sys.executable, "-c", SIGNALLED, str(records), str(int(number)), *words],
@@ -1059,7 +1060,7 @@ def signalled(
 
 @pytest.mark.slow
 def test_killed_stopped_and_gone_on_with(run: Run, run_file: Path, tmp_path: Path) -> None:
-    """Of 6 trainings and then 4, the third is killed, and the fifth is stopped."""
+    """Kill the third and stop the fifth of 6 trainings and then 4."""
     folder, whole = tmp_path / "t", tmp_path / "whole"
     killed = signalled(run_file, folder, 2, signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Which of the points that were tried is chosen."""
+"""Check which of the tried points is chosen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N = 200
 
 
 def point(name: float, wrong: int, mse: float = 0.1, *, first: int = 0, given: bool = False) -> Any:
-    """That misses `wrong` rows from row `first` on."""
+    """Return a point with `wrong` misclassified rows, from row `first` on."""
     error = np.zeros(N)
     error[first : first + wrong] = 1
     record = {
@@ -40,7 +40,8 @@ def table(*points: TrialPoint) -> SearchTable:
 def test_the_settings_as_given_stay_unless_others_are_surely_better(
     more: int, common: int, changes: bool
 ) -> None:
-    """k rows that only the given ones miss are k / n, with a standard error of sqrt(k) / n."""
+    """Check k rows that only the given settings misclassify: a gain of k / n with a standard error
+    of sqrt(k) / n."""
     given, other = point(1, common + more, given=True), point(2, common)
     made = table(given, other, point(3, 100))
     assert made.chosen() is (other if changes else given)
@@ -54,13 +55,14 @@ def test_the_settings_as_given_stay_unless_others_are_surely_better(
 
 
 def test_rows_that_both_miss_in_turn_count_as_noise() -> None:
-    """8 rows better and 3 worse: 5 / n, with a standard error of sqrt(11) / n."""
+    """Check 8 better and 3 worse rows: a gain of 5 / n with a standard error of sqrt(11) / n."""
     given, other = point(1, 8, given=True), point(2, 3, first=100)
     assert table(given, other).chosen() is given
 
 
 def test_splits_are_independent() -> None:
-    """The mean of two differences has half the root of the sum of their squared errors."""
+    """Check that the mean of two differences has half the root of the sum of their squared
+    errors."""
     pairs = [(point(1, 8), point(2, 2)), (point(1, 12), point(2, 3))]
     points = [TrialPoint([p.records[0] for p in split]) for split in zip(*pairs, strict=True)]
     made = SearchTable(CLASS_METRICS["accuracy"], [np.full(N, 1 / N)] * 2)

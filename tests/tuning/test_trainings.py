@@ -61,7 +61,7 @@ def test_the_user_may_name_another_metric() -> None:
 
 
 def test_all_trainings_are_judged_by_one_huber_loss(tmp_path: Path) -> None:
-    """Its delta follows from the data, and a smaller one would make every loss smaller."""
+    """Check that delta is the same for all, because a smaller delta makes every loss smaller."""
     records: list[dict[str, Any]] = []
     options = SMALL | {"estimator": plain("huber"), "out": tmp_path / "search", "folds": 2}
 

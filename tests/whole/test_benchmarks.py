@@ -122,7 +122,7 @@ def test_sgemm_speed_is_the_median_of_its_calls() -> None:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a run of every subject at tiny sizes writes."""
+    """Return the results of every benchmark at a tiny size."""
     path = tmp_path_factory.mktemp("benchmarks") / "smoke.json"
     assert command.main(["smoke", "--repeats", "1", "--json", str(path)]) == 0
     return json.loads(path.read_text())
@@ -323,7 +323,7 @@ def test_losses_are_over_the_exact_models_or_that_of_zero(
     exact_centers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The direct solver has seen all rows once after an epoch: it is the exact model."""
+    """Check the direct solver, which is the exact model after one epoch."""
     problem = solvers.PROBLEMS["rough"](1500, 60)
     loss, ridge = solvers.exact_loss(problem)
     K, K_test = (np.exp(cdist(X, problem.Z) / -6) for X in (problem.X, problem.X_test))
@@ -349,7 +349,7 @@ def test_losses_are_over_the_exact_models_or_that_of_zero(
 def test_the_host_s_share_of_a_step_is_measured_without_launches(
     n_blocks: int, launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On NumPy's arrays; of blocks so small that a triangle is multiplied with its zeros."""
+    """Check NumPy's arrays, with blocks so small that a triangle is multiplied with its zeros."""
     memory = SimpleNamespace(UnownedMemory=lambda *given: None, MemoryPointer=lambda *given: None)
     cupy = SimpleNamespace(ndarray=Addressed, cuda=SimpleNamespace(memory=memory))
     monkeypatch.setattr(host_step, "on_demand", lambda name: cupy)

@@ -39,7 +39,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/sta
 def test_nothing_differs_behind_faults(
     engine: str, only: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every workload, by one engine or the other; two lives of what is killed."""
+    """Run every workload by one engine or the other; killed ones have two processes."""
     monkeypatch.setattr(chaos_workloads, "KILLS", 1)
     found = chaos.chaos(1, engines=[engine], only=only, seed=5, mixes=chaos.MIXES[1:])
     assert found["wrong"] == []
@@ -81,7 +81,7 @@ def test_many_keys_are_deleted_although_no_attempt_takes_all(
 def test_expired_credentials_are_noticed_without_a_body(
     engine: str, s3: S3Server, bucket: str
 ) -> None:
-    """An answer to HEAD has none, and so no code."""
+    """Check the answer to HEAD, which has no body and so no error code."""
     with FaultProxy(s3.endpoint, faults={"expired": 1.0}, max_consecutive=1) as proxy:
         options = {"engine": engine, **s3.options(proxy.endpoint)}
         objects = open_objects(f"s3://{bucket}/x", storage_options=options)
@@ -156,7 +156,7 @@ class Scene:
         return sk.RunConfig.from_tables(self.tables()).with_overrides(given)
 
     def upload(self, key: str) -> None:
-        """One object of the data as it should be, or all below a key."""
+        """Upload one object of the data, or all objects below a key."""
         path = self.truth.folder / key
         for file in [path] if path.is_file() else path.rglob("*"):
             if file.is_file():
@@ -228,7 +228,8 @@ def repair(scene: Scene) -> None:
 def test_data_lost_in_the_middle_of_a_run(
     scene: Scene, mishap: Callable[[Scene], None], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence, a run that can be resumed, and the same bits once that is repaired."""
+    """Check the message, that the run can be resumed, and that it ends with the same bits after a
+    repair."""
 
     def on_evaluation(record: dict[str, Any]) -> None:
         if record["step"] == 20:  # two epochs are read ahead, the third is not
@@ -267,7 +268,8 @@ def test_data_lost_in_the_middle_of_a_run(
 def test_a_checkpoint_that_may_not_be_written(
     scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command line: exit code 3, then the same command to the end."""
+    """Check that the command ends with exit code 3, and that the same command then reaches the
+    end."""
     command = ["train", f"--train=s3://{scene.data}/train.zarr"]
     for name, table in scene.tables().items():
         command += [f"--set={name}.{key}={toml(value)}" for key, value in table.items()]
@@ -288,5 +290,5 @@ def test_a_checkpoint_that_may_not_be_written(
 
 
 def toml(value: Any) -> str:
-    """As it stands in a run file."""
+    """Return a value in the notation of a run file."""
     return json.dumps(value).replace('":', '" =')

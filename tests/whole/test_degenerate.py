@@ -101,7 +101,8 @@ def test_so_does_the_command_line(
 
 
 def least_squares(Z: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Values at `rows` of the mean and the least-squares function of the centers, in float64."""
+    """Return the values at `rows` of the mean plus the least-squares function of the centers, in
+    float64."""
     K, mean = np.exp(-cdist(rows, Z) / 2.0), values.mean(axis=0)
     return np.asarray(mean + K @ np.linalg.lstsq(K, values - mean, rcond=1e-10)[0])
 
@@ -123,7 +124,7 @@ def test_centers_that_are_there_twice() -> None:
 @pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["block", "eigenpro2", "eigenpro3", "eigenpro4"])
 def test_rows_that_are_there_many_times(solver: str) -> None:
-    """A tenth of the rows are different, and the random centers coincide."""
+    """Check rows of which a tenth are different, so that random centers coincide."""
     rows, values = np.repeat(X[:12], 10, axis=0), np.repeat(Y[:12], 10, axis=0)
     options = {"n_centers": "auto"} if solver == "eigenpro2" else {"n_centers": 60}
     model = KernelRegressor(
@@ -134,7 +135,8 @@ def test_rows_that_are_there_many_times(solver: str) -> None:
 
 
 def test_a_constant_feature_is_no_feature(tmp_path: Path) -> None:
-    """0.1 is not a binary number: its mean over 50 000 rows is off, and its deviation not 0."""
+    """Check the constant 0.1, which is no binary number: its mean over 50 000 rows is inexact, and
+    its standard deviation not 0."""
     wide = np.full((50_000, 3), 0.1)
     wide[:, 1] = np.random.default_rng(1).normal(size=50_000)
     source = ArraySource(wide, wide[:, 1])
@@ -153,7 +155,7 @@ def test_a_constant_feature_is_no_feature(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_all_alike() -> None:
-    """The best function is the mean of the targets; no bandwidth can be told from such rows."""
+    """Check that the model is the mean of the targets, because such rows determine no bandwidth."""
     same = np.full((N, 4), 3.0, np.float32)
     make = KernelRegressor(n_centers=P, bandwidth=2.0, threads=1, epochs=50, batch_size=N)
     np.testing.assert_allclose(make.fit(same, Y).predict(same[:1])[0], Y.mean(axis=0), rtol=1e-3)
@@ -177,7 +179,8 @@ def test_equal_rows_give_the_mean_where_the_kernel_is_0(kernel: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:nine tenths of the values", "ignore:the model explains nothing")
 def test_features_with_heavy_tails_end_in_no_error() -> None:
-    """A bandwidth that suits most rows is so far below the largest that rounding hides the rest."""
+    """Check a bandwidth for most rows that is so far below the largest distance that rounding hides
+    the others."""
     for seed, power in ((0, 5), (0, 6), (2, 6), (0, 7), (3, 8)):
         rows = np.random.default_rng(seed).normal(size=(200, 3))
         values = 2 * rows[:, 0] + np.sin(3 * rows[:, 1])
@@ -191,7 +194,7 @@ def test_features_with_heavy_tails_end_in_no_error() -> None:
 def test_a_row_without_weight_is_as_if_it_was_not_there(
     solver: str, weight: float, tmp_path: Path
 ) -> None:
-    """From the scaling on: far away, it would leave all others at one place."""
+    """Check the scaling, too: a far row with a weight would move all others to one point."""
     rows, values = np.concatenate([X, 1e6 + X]), np.concatenate([Y, 7 - Y])
     w = np.repeat([1.0, weight], N)
     make = KernelRegressor(n_centers=P, solver=solver, threads=1, random_state=0)

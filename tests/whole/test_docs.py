@@ -56,7 +56,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    """Those of a page that can be run, in order."""
+    """Return the blocks of a page that can be run, in order."""
     found = BLOCK.findall(page.read_text(encoding="utf-8"))
     return [Block(kind, text, why, output) for _, why, kind, text, output in found]
 
@@ -73,7 +73,7 @@ def run_toml(text: str) -> None:
 
 
 def run_line(line: str) -> str | None:
-    """What is wrong with a line of a shell block, in this process."""
+    """Run a line of a shell block in this process; return what is wrong with it."""
     words = shlex.split(line, comments=True)
     match words:
         case ["streamkern", *rest]:
@@ -91,7 +91,7 @@ def run_line(line: str) -> str | None:
 
 
 def run_by_shell(text: str, folder: Path) -> str | None:
-    """What is wrong with a block that needs a shell."""
+    """Run a block by a shell; return what is wrong with it."""
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)
     program = programs / "streamkern"
@@ -191,7 +191,8 @@ def test_few_blocks_are_not_run() -> None:
 
 
 def test_no_block_looks_as_if_it_ran_and_does_not() -> None:
-    """A fence that the pattern above would miss: indented, or with more words behind its kind."""
+    """Check for fences that the pattern above misses: indented ones, and those with further
+    words."""
     fence = re.compile(r"^ *```+ *(python|toml|sh)\b.*$", re.M)
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -202,7 +203,7 @@ def test_no_block_looks_as_if_it_ran_and_does_not() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Those of its headings, as GitHub and MyST make them."""
+    """Return the anchors of its headings, as GitHub and MyST make them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -237,7 +238,7 @@ def test_every_extra_is_described() -> None:
 
 
 def test_every_setting_is_described() -> None:
-    """In its model's docstring, of which the page of settings is made."""
+    """Check the docstring of its model, from which the page of settings is made."""
     for _, section in RunConfig():
         kind = type(section)
         said = re.findall(r"^(\w+) : ", inspect.getdoc(kind) or "", re.M)
@@ -294,7 +295,7 @@ def numbers_of_record(name: str) -> set[int]:
     [("### Products and steps", "cpu"), ("## Storage", "object_storage")],
 )
 def test_samples_a_second_are_in_the_record(section: str, record: str) -> None:
-    """The page quotes no speed of a training that the record of its section does not hold."""
+    """Check that the page quotes only speeds of training that the record of its section holds."""
     page = (DOCS / "explanation" / "measured.md").read_text(encoding="utf-8")
     text = page.partition(f"\n{section}\n")[2].partition("\n##")[0]
     items = [item for item in re.split(r"\n(?=[-|]|\n)", text) if "samples/s" in item]

@@ -328,7 +328,7 @@ def test_memory_is_spelled_alike(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_columns_of_targets_and_weights_may_stay_in_the_table(tmp_path: Path) -> None:
-    """As the model was trained, or loaded; by whatever door it was."""
+    """Check models that were trained or loaded, through every function."""
     csv, parquet, store = tmp_path / "t.csv", tmp_path / "t.parquet", tmp_path / "s.zarr"
     for rows in (NUMBERS, WORDS):
         frame = rows.assign(y=Y, v=np.linspace(1, 2, N))

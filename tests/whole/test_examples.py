@@ -70,7 +70,7 @@ def test_the_demo_leaves_a_foreign_folder_alone(tmp_path: Path, options: tuple[s
 
 @pytest.fixture
 def augmented() -> Any:
-    """The example as a module."""
+    """Return the example as a module."""
     path = EXAMPLES / "augmented_120m.py"
     spec = importlib.util.spec_from_file_location("augmented_120m", path)
     assert spec is not None
@@ -104,7 +104,7 @@ def arguments(data: Path, folder: Path, *more: str) -> list[str]:
 
 
 def last_table(text: str) -> list[list[str]]:
-    """The rows of the table that a run ends with."""
+    """Return the rows of the table at the end of the output."""
     lines = text.rsplit("-----\n", 1)[1].split("\n\n")[0].splitlines()
     return [line.split() for line in lines]
 

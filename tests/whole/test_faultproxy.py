@@ -296,7 +296,8 @@ def test_wrong_bytes_happen_to_objects_alone(
 def test_a_conditional_create_sent_again_after_a_lost_reply_is_refused(
     faulty: Callable[..., FaultProxy], s3: S3Server, bucket: str
 ) -> None:
-    """The reason for lostreply: the second try of a create sees its own object as another's."""
+    """Check the reason for the fault "lostreply": the second try of a create finds its own
+    object."""
     proxy = faulty("lostreply")
     client = s3.client(proxy.endpoint, retries={"total_max_attempts": 3})
     with pytest.raises(ClientError) as caught:

@@ -27,7 +27,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_step_is_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are weighted by leverages that sketches tell, in blocks whose factors fit."""
+    """Check that rows are weighted by estimated leverages, in blocks whose factors fit."""
     made = list[Any]()
     monkeypatch.setattr(gpu_solver.BlockSolver, "_row_weights", lambda self, *of: made.append(self))
     for size, n_blocks in ((10**9, 1), (4 * 70 * 20, 4)):
@@ -102,7 +102,7 @@ def test_a_part_that_fails_is_reported_and_stops_nothing(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_two_backends_agree() -> None:
-    """The checks themselves, where both sides are NumPy and tiles are walked in two ways."""
+    """Run the checks with NumPy on both sides and tiles in two orders."""
     other = Backend(1)
     other.tile_rows, other.tile_cols, other.norms_in_columns = 100, 100, False
     for name, check in gpu_check.agreement(Backend(1), other).items():
@@ -149,7 +149,7 @@ def test_backends_and_ranks_may_share_a_device() -> None:
 
 @pytest.mark.slow
 def test_ranks_have_devices_of_their_own() -> None:
-    """Two processes are, on a CPU, two devices; their sums go through the host."""
+    """Run two processes as two devices on a CPU; their sums go through the host."""
     report = gpu_ranks.on_two_devices("cpu", 2000, 200)
     assert report["passed"], report
     sums = report["sums"]

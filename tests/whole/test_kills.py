@@ -10,7 +10,7 @@ from benchmarks.kills import METHODS, run
 @pytest.mark.full
 @pytest.mark.parametrize("kills", [20, 1000])
 def test_killed_commands_leave_what_undisturbed_ones_do(kills: int) -> None:
-    """P1, P2, P3: one kill of each command at least, or as many as `python -m benchmarks.kills`."""
+    """Kill each command at least once, or as often as `python -m benchmarks.kills` does."""
     outcomes = run(kills)
     assert {name: o.failures for name, o in outcomes.items() if o.failures} == {}
     assert all(outcome.ended for outcome in outcomes.values())

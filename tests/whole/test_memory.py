@@ -162,7 +162,7 @@ def run_alone(script: str, given: Any) -> dict[str, Any]:
 
 
 def assert_planned(report: dict[str, Any], memory: str = "none") -> None:
-    """The memory given is kept, and the plan is met within 10 %.
+    """Check that the run keeps its memory limit, and that the plan is met within 10 %.
 
     A plan that is kept, but half empty, would be wrong too. The compiler came with the plan, before
     the baseline, and compiles nothing that it has kept.
@@ -190,7 +190,7 @@ def assert_planned(report: dict[str, Any], memory: str = "none") -> None:
 def test_the_peak_is_what_was_planned(
     rows: int, solver: str, memory: str, accelerator: str, folder: Path
 ) -> None:
-    """The rows take 72 and 144 MB."""
+    """Check 72 and 144 MB of rows; the peak must be within the plan, and above half of it."""
     assert_planned(measured(folder, rows, solver, memory, accelerator), memory)
 
 
@@ -214,7 +214,7 @@ def test_rows_set_aside_are_planned_too(folder: Path) -> None:
 
 @pytest.mark.full
 def test_patch_features_are_planned_too(tmp_path: Path) -> None:
-    """The filters are drawn before anything is counted, from a sample that is no larger."""
+    """Check that filters are drawn before anything is counted, from a sample that is no larger."""
     rng, url = np.random.default_rng(0), tmp_path / "images.zarr"
     X = rng.integers(0, 256, (6000, 32, 32, 3), dtype=np.uint8)
     ingest(X, str(url), y=X[:, 0, 0, 0] // 26)

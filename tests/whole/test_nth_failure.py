@@ -107,7 +107,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the commands begin with."""
+    """Return the input of the commands."""
     at = tmp_path_factory.mktemp("inputs")
     np.savez(at / "x.npz", X=X, y=Y)
     ingest(X, at / "s.zarr", y=Y, chunk_mb=0.005)
@@ -117,7 +117,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def folder_with(inputs: Path, at: Path) -> Path:
-    """A folder in which nothing was done yet."""
+    """Return a folder in which nothing was done yet."""
     shutil.rmtree(at, ignore_errors=True)
     shutil.copytree(inputs, at)
     return at

@@ -42,7 +42,7 @@ three, half = np.int64(3), np.float32(0.5)
 
 
 def trained(source: Any, place: Path) -> Any:
-    """A run directory keeps all that decides it as JSON."""
+    """Train in a run directory, which records all settings as JSON."""
     tables = {
         "run": {"run_dir": place, "threads": np.int64(1)},
         "data": {"epochs": np.int8(1)},

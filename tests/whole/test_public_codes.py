@@ -20,7 +20,7 @@ def kernel(A: np.ndarray, B: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def points() -> tuple[np.ndarray, np.ndarray]:
-    """Rows, and the first of them as centers."""
+    """Return rows, and the first of them as centers."""
     X = np.random.default_rng(0).standard_normal((600, 3))
     return X, X[:80]
 
@@ -53,7 +53,7 @@ def test_falkon_keeps_an_output_that_has_nothing_to_fit(
 def test_the_preconditioner_levels_the_top_of_the_spectrum(
     points: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    """(I - K E D E^T) K / s has l_{q+1} in place of what was above it."""
+    """Check that (I - K E D E^T) K / s has l_{q+1} in place of larger eigenvalues."""
     rows = points[0][:200]
     K, level = kernel(rows, rows), 20
     P = precondition(K, rows, level)

@@ -16,7 +16,7 @@ from benchmarks import fits, frontier, peers, real_data
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A table of words and numbers in two formats."""
+    """Return a table of text and numbers in two formats."""
     import pandas as pd
 
     rng = np.random.default_rng(3)

@@ -129,7 +129,8 @@ def test_period_one_is_eigenpro_3(q: int) -> None:
 
 
 def test_full_batch_step_is_algorithm_1() -> None:
-    """EP3 Alg. 1 has Q = E (I - lambda_{q+1} / Lambda) E^T, one Lambda less, and no K_sx."""
+    """Check EP3 Alg. 1, which has Q = E (I - lambda_{q+1} / Lambda) E^T, one Lambda less, and no
+    K_sx."""
     kernel, X, Y, Z, _ = eigenpro_problem()
     K_xx, K_xz, K_zz = kernel(X, X), kernel(X, Z), kernel(Z, Z)
     eigen = ref.eigensystem(K_xx, 9)
@@ -142,7 +143,7 @@ def test_full_batch_step_is_algorithm_1() -> None:
 
 
 def test_between_projections_the_model_follows_function_space() -> None:
-    """f <- f - (eta / m) K_P(., X_m) g on values at all points of interest; then f(Z) is kept."""
+    """Check f <- f - (eta / m) K_P(., X_m) g at all points of interest; then f(Z) is kept."""
     kernel, X, Y, Z, X_s = eigenpro_problem()
     solver = ref.EigenProReference(kernel, Z, X_s, 5, eta=2.0, period=3, n_outputs=2)
     solver.alpha = rows(9, 24, 2)
@@ -193,7 +194,7 @@ def test_inexact_projection_tends_to_the_exact_one() -> None:
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("noisy", [True, False])
 def test_full_batch_eigenpro_converges_to_its_fixed_point(noisy: bool) -> None:
-    """Which is least squares only if the target can be met exactly."""
+    """Check the fixed point, which is least squares only if the target can be met exactly."""
     kernel, X, Y, Z, X_s = eigenpro_problem()
     K_xz, K_xs, K_zs = kernel(X, Z), kernel(X, X_s), kernel(Z, X_s)
     if not noisy:
@@ -230,7 +231,7 @@ def test_fixed_point_of_algorithm_1_is_weighted_least_squares() -> None:
 
 
 def test_second_moment_of_the_batch_operator_is_within_the_derived_bound() -> None:
-    """E[G^2] by enumerating all batches of 3 from 4 rows, with replacement."""
+    """Compute E[G^2] from all batches of 3 of 4 rows, with replacement."""
     phi = rows(0, 4, 3)
     sigma = phi.T @ phi / 4
     second: ref.Array = np.zeros((3, 3))
@@ -263,8 +264,8 @@ def test_twice_the_step_rule_is_the_exact_limit_for_orthogonal_features(m: int) 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_error_of_several_blocks_grows_in_the_mean_square(seed: int) -> None:
-    """A step of `solver.block_step` for all batches of a few rows and both orders, enumerated. What
-    is proved of one block is not of several, so designs are drawn."""
+    """Enumerate the steps of `solver.block_step` for all batches of a few rows and both orders. The
+    proof is for one block only, so random designs are tested."""
     rng = np.random.default_rng(seed)
     n, m = int(rng.integers(2, 4)), int(rng.integers(1, 3))
     phi = [rng.standard_normal((n, 2)) * rng.exponential(1, (n, 1)) ** 2 for _ in range(2)]
@@ -313,7 +314,7 @@ def test_the_sample_underestimates_its_own_preconditioned_spectrum() -> None:
 
 
 def test_projected_features_reproduce_the_step() -> None:
-    """In coordinates v = B^-1 R alpha; seen through predictions, which need no coordinates."""
+    """Check the coordinates v = B^-1 R alpha by predictions, which do not depend on coordinates."""
     kernel, X, _, Z, X_s = eigenpro_problem()
     eigen = ref.eigensystem(kernel(X_s, X_s), 8)
     psi, phi = ref.eigenpro_projected_features(kernel, X, X_s, eigen, Z)
@@ -354,7 +355,7 @@ def test_block_factors_invert_the_ridge_hessian_of_the_sample() -> None:
 
 @pytest.mark.parametrize("mu", [1e-2, 1e-6])
 def test_the_sample_says_nothing_about_the_spectrum_on_fresh_rows(mu: float) -> None:
-    """On S: lambda_1 < 1 and leverage < s whatever the data."""
+    """Check that on the sample lambda_1 < 1 and leverage < s for any data."""
     solver = block_solver(1, mu=mu)
     [same], [fresh] = solver.spectra(rows(200, 160, 3)), solver.spectra(rows(7, 1000, 3))
     assert same.lambda_1 < 1.0
@@ -375,7 +376,8 @@ def test_one_block_is_a_symmetric_step_in_its_features() -> None:
 
 
 def test_a_sweep_is_block_gauss_seidel() -> None:
-    """v <- v - d, (N^-1 + strictly lower G) d = Phi^T r / m, N = diag(eta), in visiting order."""
+    """Check v <- v - d, (N^-1 + strictly lower G) d = Phi^T r / m, N = diag(eta), in the order of
+    the blocks."""
     solver = block_solver(4)
     X, Y = rows(0, 50, 3), rows(1, 50, 2)
     order = [2, 0, 3, 1]
@@ -393,7 +395,7 @@ def test_a_sweep_is_block_gauss_seidel() -> None:
 
 @pytest.mark.parametrize("n_blocks", [1, 8])
 def test_full_batch_blocks_converge_to_least_squares(n_blocks: int) -> None:
-    """A sweep keeps the least-squares model and contracts towards it from anywhere.
+    """Check that a sweep keeps the least-squares model, and contracts towards it from any weights.
 
     Stated of the linear map of a sweep: with 8 blocks the slowest direction of this problem
     takes 10^4 sweeps a digit (radius .9999; one block .97), so iterating would show little.
@@ -416,7 +418,7 @@ def test_full_batch_blocks_converge_to_least_squares(n_blocks: int) -> None:
 
 @pytest.mark.parametrize("n_blocks", [1, 8])
 def test_full_batch_blocks_reach_least_squares_by_iterating(n_blocks: int) -> None:
-    """On a grid of centers half a spacing wide, where blocks hardly overlap."""
+    """Check a grid of centers with a bandwidth of half a spacing, where blocks hardly overlap."""
     rng = np.random.default_rng(5)
     Z = np.stack(np.meshgrid(np.arange(4.0), np.arange(4.0)), axis=-1).reshape(16, 2)
     X, S, Y = rng.uniform(-0.5, 3.5, (200, 2)), rng.uniform(-0.5, 3.5, (80, 2)), rows(1, 200, 2)

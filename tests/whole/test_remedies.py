@@ -1,4 +1,4 @@
-"""What a sentence of an error tells to do works: each is done here, and the fault is gone.
+"""Apply the remedy of each error, and check that the error is gone.
 
 A module of `tests.remedies` may cover whole rooms: then every place of them that raises an error is
 reached by one of its remedies, or stands in its table of those not tried, with the reason.
@@ -115,7 +115,7 @@ def covered(kind: ModuleType) -> set[str]:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the stores and runs that every module of remedies begins with."""
+    """Return a folder of the stores and runs with which every module of remedies begins."""
     folder = tmp_path_factory.mktemp("prepared")
     with contextlib.chdir(folder), warnings.catch_warnings(action="ignore"):
         remedies.prepare()
@@ -158,7 +158,8 @@ def test_every_remedy_works(
 
 @pytest.mark.slow
 def test_every_place_that_makes_an_error_is_covered() -> None:
-    """A new file needs a module of remedies, and no place is counted twice."""
+    """Check that each file with errors has a module of remedies, and that no place is counted
+    twice."""
     counts = Counter(place for kind in KINDS for place in covered(kind))
     every = {place for path in PACKAGE.rglob("*.py") for place in raise_sites(path).values()}
     assert not every - set(counts), f"in no module of remedies: {sorted(every - set(counts))}"

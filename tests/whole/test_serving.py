@@ -27,7 +27,7 @@ START_S = 60.0
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[sk.KernelClassifier, Path]:
-    """A small fitted model, and its folder."""
+    """Return a small fitted model, and its folder."""
     folder = tmp_path_factory.mktemp("serving") / "digits-model"
     fitted = sk.KernelClassifier(n_centers=200, epochs=1, random_state=0).fit(X[:600], Y[:600])
     fitted.save(folder)
@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[sk.KernelClassifier
 
 @pytest.fixture(scope="module")
 def client(model: tuple[Any, Path]) -> Iterator[Any]:
-    """An HTTP client of the running server."""
+    """Return an HTTP client of the running server."""
     for name in ("fastapi", "uvicorn", "httpx"):
         pytest.importorskip(name, reason="needs fastapi, uvicorn and httpx")
     import httpx

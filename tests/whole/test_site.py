@@ -40,7 +40,8 @@ SEARCH = """(page) => page.eval(`(words) => words.map((word) =>
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The pages as `tools/docs` builds them, and where it builds them: at most what has changed."""
+    """Build the pages as `tools/docs` does, in the same folder, so that only changed pages are
+    built."""
     built = DOCS / "_build"
     built.mkdir(exist_ok=True)
     command = [

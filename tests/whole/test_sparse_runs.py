@@ -42,7 +42,7 @@ SOLVERS = {
 
 @cache
 def rows(n: int = 135, seed: int = 0) -> tuple[Any, npt.NDArray[np.int64]]:
-    """CSR rows (n, D) float32 with entries of `KEPT` features, and class ids (n,)."""
+    """Return CSR rows (n, D) float32 with entries of `KEPT` features, and class ids (n,)."""
     rng = np.random.default_rng([seed, 3])
     few = sp.random_array((n, KEPT), density=0.2, rng=rng, format="csr").astype(np.float32)
     places = np.sort(np.random.default_rng(1).choice(D, KEPT, replace=False))
@@ -224,7 +224,7 @@ def test_dense_rows_of_two_parts_are_not_taken_for_sparse_ones(tmp_path: Path) -
 
 
 def test_a_model_of_rows_of_two_axes_predicts_as_before(tmp_path: Path) -> None:
-    """As version 0.1 trained them from sources: such models are not of sparse rows."""
+    """Check a model that version 0.1 trained from sources: it is not one of sparse rows."""
     images = np.random.default_rng(0).random((60, 2, 7)).astype(np.float32)
     model = KernelRegressor(random_state=0).fit(images[..., None], images[:, 0].sum(axis=1))
     expected = model.predict(images[..., None])
@@ -384,7 +384,7 @@ def test_models_of_dense_rows_refuse_a_store_of_sparse_ones(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["array", "npz", "svm"])
 def test_sparse_rows_become_dense_like_those_of_a_store(kind: str, tmp_path: Path) -> None:
-    """In a store like it, and behind its rows."""
+    """Check sparse rows in a store like a dense one, and appended to it."""
     last = np.ones((30, 1), np.float32)  # so that the svmlight file has all features
     X = sp.csr_array(sp.hstack([rows(30)[0][:, :-1], last]))
     y = np.arange(30.0)

@@ -76,14 +76,14 @@ def plain(folder: Path) -> None:
 
 
 def documents(folder: Path) -> None:
-    """JSON of another program, which even speaks of streamkern."""
+    """Write JSON documents of another program, which mention streamkern."""
     for name in PLAIN:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps({"format": "mine", "project": "streamkern-run"}))
 
 
 def group(folder: Path) -> None:
-    """A zarr group of somebody else, with an array of our names, beside such files."""
+    """Write a foreign zarr group with an array of our names, next to such files."""
     zarr.create_group(folder, attributes={"note": "hand made"}).create_array(
         "values", data=np.arange(3)
     )
@@ -136,7 +136,8 @@ def test_a_cache_of_a_remote_store_leaves_strangers_files(
     fill: Callable[[Path], None] | None, s3: S3Server, bucket: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """A folder of theirs is refused; in one of ours, theirs stay while all of ours is evicted."""
+    """Check that a foreign folder is refused, and that foreign files in a cache stay while all
+    entries are evicted."""
     rng = np.random.default_rng(0)
     for name in ("one", "two"):
         X, url = rng.standard_normal((4000, 8)).astype(np.float32), f"s3://{bucket}/{name}.zarr"
@@ -176,7 +177,8 @@ def test_a_cache_of_a_remote_store_leaves_strangers_files(
 def test_a_run_on_s3_leaves_strangers_objects(
     s3: S3Server, bucket: str, given: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By their keys as by names of files: refused, and nothing is written or deleted."""
+    """Check foreign keys like names of our files: they are refused, and nothing is written or
+    deleted."""
     options = s3.words(monkeypatch)
     client = s3.client()
     for name in ("run.json", "log/1.jsonl", "lease/000000000007.json", "setup/X/c/0", "setup.json"):

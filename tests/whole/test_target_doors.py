@@ -167,7 +167,7 @@ def test_weights_of_one_column_and_one_number_are_taken_by_every_door(tmp_path: 
 
 
 def test_weights_may_be_in_any_unit(tmp_path: Path) -> None:
-    """Their ratios count: fits scale them, stores say what to do."""
+    """Check that only ratios of weights count: fits scale them, and stores explain what to do."""
     expected = regressor().fit(X, Y, W).predict(X)
     sk.ingest_store(X, tmp_path / "plain.zarr", y=Y, sample_weight=W)
     stored = regressor().fit(tmp_path / "plain.zarr").predict(X)

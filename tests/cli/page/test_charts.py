@@ -23,12 +23,12 @@ HOSTILE = "<b onload='x'>&\x01$\\x$"
 
 
 def tips(root: ET.Element) -> dict[str, ET.Element]:
-    """The shapes with a tooltip, by its text, in order."""
+    """Return the shapes with a tooltip, by its text, in order."""
     return {title.text or "": shape for shape in root.iter() for title in shape.findall("title")}
 
 
 def place(shape: ET.Element) -> tuple[float, float]:
-    """The middle of a dot."""
+    """Return the center of a dot."""
     if shape.tag == "use":
         return float(shape.attrib["x"]), float(shape.attrib["y"])
     x, y = outline(shape)
@@ -41,7 +41,7 @@ def outline(shape: ET.Element) -> np.ndarray:
 
 
 def numbers(root: ET.Element, axis: str) -> dict[str, float]:
-    """Where the numbers of an axis, "x" or "y", are, by what they say."""
+    """Return the positions of the labels of an axis, "x" or "y", by their values."""
     anchor = {"x": "middle", "y": "end"}[axis]
     texts = (t for t in root.iter("text") if f"text-anchor: {anchor}" in t.attrib["style"])
     return {t.text or "": float(t.attrib[axis]) for t in texts}

@@ -22,7 +22,7 @@ def train(second: int, samples: int, waits: list[float]) -> dict[str, Any]:
 
 
 def test_what_each_rank_waits_for_is_shown() -> None:
-    """What was done again counts once."""
+    """Check that steps that were repeated count once."""
     placed = {"workers": ["tcp://a:1", "tcp://b:2"], "dashboard": "http://a:8787/status"}
     history = read_history([
         record(0, 0, "start", **placed), train(1, 100, [0.5, 0.0]), train(2, 200, [0.9, 0.3]),

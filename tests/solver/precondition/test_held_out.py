@@ -1,4 +1,4 @@
-"""Which rows are held out, and the search over powers of ten."""
+"""Check which rows are held out, and the search over powers of ten."""
 
 from __future__ import annotations
 

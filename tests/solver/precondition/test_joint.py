@@ -23,7 +23,8 @@ WEIGHTS = np.random.default_rng(2).uniform(0.2, 3, N)
 
 
 def made(targets: Array, w: Array | None, known: bool, penalty: float = PENALTY) -> Joint:
-    """From zero, with the rows that are not centers as a sample; jitter as large as can be seen."""
+    """Return weights learned from zero, with the rows that are no centers as sample and the largest
+    jitter that shows."""
     op, z = operator(), X[:P]
     K_zz = ref.laplace(z, z, 2.0)
     H: list[Array | None] = []
@@ -45,7 +46,8 @@ def made(targets: Array, w: Array | None, known: bool, penalty: float = PENALTY)
 def objective(
     alpha: Array, targets: Array, w: Array | None, known: bool, penalty: float = PENALTY
 ) -> Array:
-    """Of the stream where the centers are known, else of the other rows; (c,)."""
+    """Return the objective (c,) of the stream if the centers are known, and otherwise of the other
+    rows."""
     z, seen = X[:P], slice(0 if known else P, N)
     scale = np.ones(N) if w is None else w
     error = targets[seen] - ref.laplace(X[seen], z, 2.0) @ alpha
@@ -74,7 +76,7 @@ of_known_and_weighted = pytest.mark.parametrize(
 def test_energy_slope_and_curvature_are_those_of_the_objective(
     w: Array | None, known: bool
 ) -> None:
-    """E(alpha + t d) = E(alpha) - 2 t slope + t^2 inner, and no block overshoots its least."""
+    """Check E(alpha + t d) = E(alpha) - 2 t slope + t^2 inner for every t."""
     problem = made(Y, w, known)
     problem.sweep(np.random.default_rng(0))
     first = problem._state()
@@ -93,7 +95,7 @@ def test_energy_slope_and_curvature_are_those_of_the_objective(
 def test_the_end_is_the_minimum(
     w: Array | None, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The least of a quadratic: no change of any weight makes it less."""
+    """Check that no change of a weight lowers the quadratic objective."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     problem = made(Y, w, known)
     problem.sweeps(200, seed=0)
@@ -116,7 +118,7 @@ def test_an_output_is_learned_as_well_beside_one_that_can_not_be() -> None:
 
 
 def probe(targets: Array) -> Sample:
-    """The stream, as if nobody had learned from it."""
+    """Return the stream as rows from which nothing was learned."""
     return Sample(operator().points(X, left=True), targets)
 
 
@@ -134,7 +136,7 @@ def test_with_a_smaller_penalty_it_goes_on_where_fresh_rows_are_better_then(
 
 
 def test_what_makes_fresh_rows_worse_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The targets have noise, and those of the fresh rows have none."""
+    """Check targets with noise, and fresh rows without noise."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     noise = Y + 4 * rows(5, N, 2)
     problem, cautious = made(noise, None, True), made(noise, None, True)

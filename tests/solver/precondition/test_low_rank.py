@@ -114,7 +114,7 @@ def test_eigenvalues_more_often_than_a_block_is_wide(A: Array, dtype: Any) -> No
     n=st.integers(1, 400), share=st.floats(0, 1), decay=st.floats(0, 6), seed=st.integers(0, 10**6)
 )
 def test_any_size_and_decay(n: int, share: float, decay: float, seed: int) -> None:
-    """With k near n the Krylov space would be the whole space: LAPACK's it is."""
+    """Check sizes k near n, for which LAPACK computes all eigenpairs."""
     k = max(1, round(share * n))
     basis, _ = np.linalg.qr(rows(seed, n, n))
     A = (basis * np.arange(1.0, n + 1) ** -decay) @ basis.T

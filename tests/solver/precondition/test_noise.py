@@ -74,7 +74,7 @@ def squares_without_each_row(
 def test_the_error_is_that_of_fits_without_each_row(
     distinct: int, rel: float, weighted: bool
 ) -> None:
-    """Of all rows as they came: equal ones predict each other, and round more."""
+    """Check all rows before merging; equal rows predict each other, and round more."""
     rng = np.random.default_rng(4)
     at = rng.integers(0, distinct, 40) if distinct < 40 else np.arange(40)
     X = rng.standard_normal((distinct, 3))[at]
@@ -164,7 +164,8 @@ def test_values_of_rows_are_those_of_fits_without_them(weighted: bool) -> None:
 
 
 def test_two_large_targets_among_forty_do_not_make_a_model() -> None:
-    """Their row, which is predicted a little better, outweighs 38 that are predicted worse."""
+    """Check two equal rows that are predicted a little better, while 38 others are predicted
+    worse."""
     rng = np.random.default_rng([39, 5])
     X = rng.standard_t(1.5, (1000, 4))
     y = np.exp(np.tanh(X[:, 0]) + rng.normal(size=1000))
@@ -190,7 +191,8 @@ def test_a_surplus_is_the_statistic_of_a_paired_test() -> None:
 @pytest.mark.parametrize("words", [1, 2, 3, 8, 40])
 @pytest.mark.parametrize("scatter", [0.0, 0.3, 2.0])
 def test_words_have_about_their_mean_targets(words: int, scatter: float) -> None:
-    """Words tell nothing of each other, and the most noise would make the model a constant."""
+    """Check words that do not predict each other, so that the largest noise would make the model
+    constant."""
     rng = np.random.default_rng(words)
     at = rng.permutation(np.arange(words * 24) % words)
     Y = (rng.standard_normal(words)[at] + scatter * rng.standard_normal(len(at)))[:, None]
@@ -202,7 +204,7 @@ def test_words_have_about_their_mean_targets(words: int, scatter: float) -> None
 
 
 def test_the_scatter_of_equal_rows_bounds_the_noise() -> None:
-    """One row is far from all others, which are equal: its target of 50 is not noise of 1."""
+    """Check one row far from the others, which are equal: its target of 50 is not noise of 1."""
     rng = np.random.default_rng(0)
     X, Y = np.zeros((500, 3)), rng.standard_normal((500, 1))
     X[7], Y[7] = [1, 2, 3], 50

@@ -113,7 +113,7 @@ def test_ranks_make_what_one_makes(case: dict[str, bool], blocks: int, size: int
 
 
 def test_a_stripe_of_a_sample_knows_how_many_rows_there_are() -> None:
-    """Of all ranks, and how many are not centers of a block."""
+    """Check the number of rows of all ranks, and of those that are no centers of a block."""
     op = operator()
     center_index = np.array([0, -1, 5, 2, -1, 6, -1])
     S = Sample(op.points(rows(0, 7, 4), left=True), rows(1, 7, 1), center_index=center_index)
@@ -131,7 +131,8 @@ def test_a_stripe_of_a_sample_knows_how_many_rows_there_are() -> None:
 def test_ranks_that_share_out_the_centers_make_the_same(
     explicit: bool, blocks: int, size: int
 ) -> None:
-    """The same bits, as centers travel whole; of what has a row for each center its stripe."""
+    """Check that each rank has its stripe of arrays with a row for each center, with the same
+    bits."""
     asked = dict.fromkeys(("weighted", "known"), not explicit) | {"ridge": True}
     asked |= {"explicit": explicit}
     many, shared = (
@@ -150,8 +151,7 @@ def test_ranks_that_share_out_the_centers_make_the_same(
 
 
 def test_no_rank_ever_has_all_centers() -> None:
-    """What two of them hold, in this process, is what is counted, beside what they were given: not
-    one side of all centers each."""
+    """Check that two ranks in this process hold as much as the plan counts, besides their input."""
     p, b, s, h, d, size = 400, 50, 120, 60, 400, 2
     sizes = BlockSizes("block", 1, s, h, 0, 0, block_size=b, keep=True)
     problem = ProblemShape(

@@ -88,7 +88,8 @@ def growth(phi: Array, share: Array, w: Array, m: int, R: Array) -> tuple[Array,
 def test_rows_damped_by_leverage_grow_no_error(
     d: int, n: int, seed: int, spread: float, m: int, ridge: float, short: float
 ) -> None:
-    """The theorems of `step_rule`, for a distribution of n rows, whatever the leverages are.
+    """Check the theorem of the module for n rows: S_w + R - eta E[(G_w + R)^2] has no negative
+    eigenvalue, for any leverages.
 
     S_w + R - eta E[(G_w + R)^2] has no negative eigenvalue at eta = 1 / lambda_1(S), nor has
     2 (S_w + R) - eta E[(G_w + R)^2] at eta = 1 / lambda_1(S_v), with leverages that are
@@ -171,7 +172,8 @@ def test_top_eigenvalue_of_nothing_is_zero() -> None:
 
 @pytest.mark.parametrize("spike", [1.0, 1.5, 3.0, 10.0])
 def test_an_eigenvalue_on_other_rows_is_without_their_noise(spike: float) -> None:
-    """400 rows of 400 white numbers look like a top eigenvalue of 4."""
+    """Check 400 rows of 400 independent normal numbers, whose sample covariance has a largest
+    eigenvalue near 4."""
     for seed in range(5):
         phi = rows(10 * seed, 400, 400)
         phi[0] *= spike**0.5
@@ -186,7 +188,7 @@ def test_an_eigenvalue_on_other_rows_is_without_their_noise(spike: float) -> Non
 
 @pytest.mark.parametrize("row", [3, 350])
 def test_what_one_half_shows_alone_is_not_left_out(row: int) -> None:
-    """One row that is far from all others, in either half."""
+    """Check one row far from all others, in either half."""
     phi = np.where(rows(1, 100, 400) > 1, 0.1, 0.0)
     phi[0], phi[0, row] = 0.0, 100.0
     found = fresh_eigenvalue(Backend(1), phi, 1e4, rows(2, 100))
@@ -223,13 +225,13 @@ def test_block_size_out_of_range_is_refused(block_size: int) -> None:
 
 
 def targets(X: Array, seed: int, noise: float) -> Array:
-    """Two smooth functions of the rows, with noise of that deviation: (n, 2)."""
+    """Return two smooth functions of the rows with noise of this standard deviation, (n, 2)."""
     drawn = np.random.default_rng(seed).standard_normal((len(X), 2))
     return np.stack([np.sin(X[:, 0]), X[:, 1]], axis=1) + noise * drawn
 
 
 def sampled(op: KernelOperator, X: Array) -> Sample:
-    """Rows with targets of zero."""
+    """Return rows with targets of 0."""
     return Sample(both(op, X), np.zeros((len(X), 1), op.dtype))
 
 
@@ -269,7 +271,8 @@ class Built:
 
 @pytest.mark.parametrize("max_batch", [1, 4, 1000])
 def test_a_ridge_costs_no_more_than_a_batch(max_batch: int) -> None:
-    """A larger mu allows longer rounds; what the blocks learn from the sample stays."""
+    """Check that a larger mu allows longer rounds, and that the blocks still learn from the
+    sample."""
     free = Built(operator(), block_size=1, ridge=10.0, batch=max_batch).pre
     pre = Built(operator(), block_size=1, ridge=10.0, batch=max_batch, max_batch=max_batch).pre
     due, before = (
@@ -331,7 +334,7 @@ def test_duplicate_centers_are_factored_with_a_reported_jitter(precision: str) -
 def test_setup_holds_no_more_than_is_counted(
     b: int, s: int, h: int, n_blocks: int, n_outputs: int
 ) -> None:
-    """With many outputs, too. What is counted for all runs alike, and the inputs, are left out."""
+    """Check one and many outputs; memory that all runs need, and the input, are not included."""
     op = operator(precision="exact")
     op.backend.tile_rows = op.backend.tile_cols = 64
     Z, S, probe = (both(op, rows(k, n, 3)) for k, n in enumerate((n_blocks * b, s, h)))
@@ -368,7 +371,7 @@ def test_all_centers_equal() -> None:
 
 
 def covariance_scale(built: Built, b: int) -> float:
-    """The top eigenvalue of W W^T / s."""
+    """Return the largest eigenvalue of W W^T / s."""
     return float(np.linalg.norm(built.factors(b).W, 2) ** 2 / len(built.S))
 
 
@@ -393,7 +396,8 @@ def test_mu_is_the_penalty_of_the_noise_for_the_rows_of_the_sample(
 def test_blocks_learn_one_after_the_other_what_the_ones_before_left(
     block_size: int, options: dict[str, Any]
 ) -> None:
-    """With the norm of all blocks together as the penalty; one block: penalised least squares."""
+    """Check that each block fits the residuals of the earlier ones, with the norm of all blocks as
+    the penalty; one block is penalised least squares."""
     built = Built(operator(), block_size=block_size, **options)
     s, expected = len(built.S), np.zeros((30, 2))
     for event, block in zip(built.events, built.pre.blocks, strict=True):
@@ -410,7 +414,7 @@ def test_blocks_learn_one_after_the_other_what_the_ones_before_left(
 
 
 def objective(K: Array, Y: Array, K_zz: Array, penalty: float, alpha: Array) -> Array:
-    """Of every output, of a sample alone."""
+    """Return the objective of each output on a sample."""
     f = ((Y - K @ alpha) ** 2).mean(axis=0) + penalty * (alpha * (K_zz @ alpha)).sum(axis=0)
     return np.asarray(f)
 
@@ -458,7 +462,7 @@ class Reluctant(Backend):
 
 
 def test_mu_in_force_is_the_mu_reported() -> None:
-    """Where rounding makes the covariance indefinite, mu goes up by itself."""
+    """Check a covariance that rounding makes indefinite, for which mu is raised."""
     plain = Built(operator(), damping=1e-6)
     built = Built(operator(backend=Reluctant(1)), damping=1e-6)
     assert built.pre.mu == pytest.approx(100 * plain.pre.mu)
@@ -468,7 +472,8 @@ def test_mu_in_force_is_the_mu_reported() -> None:
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 def test_no_damping_at_all_still_ends(precision: str) -> None:
-    """Centers twice and a smooth kernel: C is singular, and any mu has to come from rounding."""
+    """Check duplicate centers and a smooth kernel: C is singular, so mu has to come from rounding
+    errors."""
     Z = np.concatenate([rows(1, 15, 3)] * 2)
     built = Built(operator("gaussian", 8.0, precision), Z=Z, damping=0.0)
     assert built.pre.mu > 0
@@ -507,8 +512,8 @@ def test_half_precision_overflow_is_named() -> None:
 
 
 def test_ridge_is_part_of_the_damping_and_of_the_step() -> None:
-    """The bound derived in the module, of the dense second moment of one block's step, whose rows
-    are damped by their leverage in all blocks."""
+    """Check the bound of the module for the dense second moment of a block's step, with rows damped
+    by their leverage in all blocks."""
     ridge, n = 0.05, 4
     built = Built(operator(), block_size=8, ridge=ridge)
     total = sum((f**2).sum(axis=1) for f in built.features())
@@ -573,7 +578,8 @@ def test_low_rank_eigensystem_equals_the_reference(level: int) -> None:
 
 
 def test_directions_at_the_level_of_rounding_are_left_alone() -> None:
-    """A smooth kernel in one dimension has a handful of eigenvalues above float32's eps."""
+    """Check a smooth kernel in one dimension, with few eigenvalues above the rounding of
+    float32."""
     op = operator("gaussian", 3.0, "exact")
     X_s, probe = rows(0, 100, 1), rows(1, 80, 1)
     P = build_low_rank(op, both(op, X_s), both(op, probe), level=60)
@@ -605,3 +611,31 @@ def test_kernel_that_is_not_positive_definite_is_refused() -> None:
     op = KernelOperator(Negative(1.0), Backend(1), "float64")
     with pytest.raises(ConfigError, match="not positive definite"):
         jittered_cholesky(op, both(op, rows(0, 5, 2)))
+
+
+@given(
+    d=st.integers(1, 6), n=st.integers(1, 12), seed=st.integers(0, 10**6),
+    spread=st.floats(0, 4), m=st.sampled_from([1, 2, 3, 10, 1000]), ridge=st.floats(0, 10),
+    short=st.floats(0.75, 10),
+)  # fmt: skip
+def test_nor_with_the_top_eigenvalue_of_rows_as_they_are_weighted(
+    d: int, n: int, seed: int, spread: float, m: int, ridge: float, short: float
+) -> None:
+    """Check that 2 (S_w + R) - eta E[(G_w + R)^2] has no negative eigenvalue at eta = 1 /
+    lambda_1(S_v), with leverages that are a quarter too small, or too large."""
+    phi = rows(seed, n, d) * np.exp(spread * rows(seed + 1, n, 1))
+    share = np.random.default_rng(seed).dirichlet(np.ones(n))
+    half = rows(seed + 2, d, d)
+    R = ridge * half @ half.T
+    ell = (phi**2).sum(axis=1)
+    eta = 1 / (np.linalg.norm((phi.T * share) @ phi, 2) + np.linalg.norm(R, 2))
+    for _ in range(50):  # from a step that is too short
+        v = 1 / (1 + LEVERAGE_FRACTION * eta * ell / m)
+        eta = 1 / (np.linalg.norm((phi.T * (share * v)) @ phi, 2) + np.linalg.norm(R, 2))
+        if _ in (0, 49):
+            w = 1 / (1 + eta * short * ell / m)
+            S_w = (phi.T * (share * w)) @ phi
+            second = (phi.T * (share * w**2 * ell)) @ phi / m + (m - 1) / m * S_w @ S_w
+            second += S_w @ R + R @ S_w + R @ R
+            least = np.linalg.eigvalsh(2 * (S_w + R) - eta * second)[0]
+            assert least >= -1e-9 * max(np.linalg.norm(S_w + R, 2), 1e-300)

@@ -41,7 +41,8 @@ def kernel(A: Array, B: Array) -> Array:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rows_are_gathered_by_center(weighted: bool) -> None:
-    """Two rows of one center are one of both their weights, with their mean target."""
+    """Check that two rows of one center become one row with the sum of their weights and their mean
+    target."""
     center_index, targets = np.array([3, 0, 3, 1]), rows(3, 4, 2)
     w = np.array([2.0, 1.0, 0.5, 0.0]) if weighted else None
     known = by_center(Backend(1), center_index, targets, w, p=5, n_rows=20)
@@ -73,7 +74,7 @@ def known_of(w: Array | None) -> CenterTargets:
 def built(
     block_size: int, w: Array | None, sampled: Array | None = None, **options: Any
 ) -> tuple[BlockPreconditioner, list[dict[str, Any]]]:
-    """With a sample of these rows of the stream, all of them by default."""
+    """Return the preconditioner of a sample of these rows of the stream, by default of all rows."""
     op, events = operator(), list[dict[str, Any]]()
     at = np.arange(N) if sampled is None else sampled
     root = None if w is None else np.sqrt(w[at])
@@ -93,8 +94,8 @@ def built(
 def test_all_rows_known_or_sampled_give_the_covariance_of_the_stream(
     block_size: int, w: Array | None, sampled: Array
 ) -> None:
-    """H^T H is the inverse of K_bX W K_Xb / n + mu K_bb over all rows, whatever the sample holds
-    of the block's own; those of other blocks have to be in it."""
+    """Check that H^T H is the inverse of K_bX W K_Xb / n + mu K_bb over all rows, for any sampled
+    rows of the block itself; rows of other blocks have to be in the sample."""
     if block_size < P and len(sampled) < N:
         sampled = np.arange(N)[10:]  # without the first block's
     pre, events = built(block_size, w, sampled)
@@ -127,7 +128,7 @@ def test_the_start_of_one_block_is_penalised_least_squares_on_the_stream(w: Arra
 def test_a_start_has_the_ridge(
     ridge: float, block_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where that is more than what the noise says, and as it is: the steps go there."""
+    """Check ridges above and below the noise; the steps lead to this ridge."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     pre, _ = built(block_size, None, sweeps=600, ridge=ridge)
     K = kernel(X, X[:P])
@@ -179,7 +180,7 @@ def test_a_start_is_judged_on_fresh_rows_with_the_factor_that_suits_them(w: Arra
 def test_values_of_the_start_at_the_centers_are_kept_for_the_ridge(
     block_size: int, ridge: float
 ) -> None:
-    """Of several blocks; one has the factor."""
+    """Check several blocks; a single block has the factor instead."""
     pre, _ = built(block_size, None, sweeps=2, ridge=ridge)
     assert pre.start is not None
     assert np.abs(pre.start).max() > 1e-3
@@ -190,8 +191,8 @@ def test_values_of_the_start_at_the_centers_are_kept_for_the_ridge(
 
 
 def test_the_step_is_that_of_the_centers_and_the_others_together() -> None:
-    """lambda_1 is no less than the top eigenvalue of the stream's covariance, and the probe's own
-    rows that are centers are left out of the leverage."""
+    """Check that lambda_1 is at least the largest eigenvalue of the stream's covariance, and that
+    rows of the probe that are centers do not count for the leverage."""
     pre, _ = built(P, None)
     H = pre.H[0]
     assert H is not None

@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {"n_centers": 30, "device": "cpu", "threads": 1, "memory
 
 
 def store(path: Path, names: tuple[str, ...] = NAMES, y: Any = Y, name: str = "s") -> Path:
-    """A store of a table with these columns."""
+    """Return a store of a table with these columns."""
     return write({k: X[:, NAMES.index(k)] for k in names} | {"target": y}, path / f"{name}.zarr")
 
 
@@ -49,7 +49,7 @@ def write(columns: dict[str, Any], url: Path, y: Any = "target", **options: Any)
 
 
 def frame_of(names: tuple[str, ...] = NAMES) -> Any:
-    """A data frame, as scikit-learn knows one: by its `__dataframe__`."""
+    """Return a data frame that scikit-learn recognises by its `__dataframe__`."""
     return pyarrow.table({k: X[:, NAMES.index(k)] for k in names})
 
 
@@ -62,7 +62,7 @@ def close(actual: Array, expected: Array) -> None:
 
 
 def test_another_order_is_put_right(tmp_path: Path) -> None:
-    """U3."""
+    """Check that columns in another order are matched by name."""
     plain, moved = ZarrSource(store(tmp_path)), ZarrSource(store(tmp_path, MOVED, name="m"))
     assert (plain.columns, moved.columns) == (NAMES, MOVED)
     source = align_columns(moved, NAMES, "it")
@@ -78,7 +78,7 @@ def test_another_order_is_put_right(tmp_path: Path) -> None:
 
 
 def test_resampled_rows_in_another_order_stay_resampled(tmp_path: Path) -> None:
-    """Their replicas are passes of their own, and below them is each row once."""
+    """Check that each replica is a pass of its own, and that the rows below them occur once."""
     base = ZarrSource(store(tmp_path, y=LABELS))
     plain = BalancedSource(base, {"no": 1, "yes": 9})
     moved = align_columns(plain, MOVED, "it")
@@ -97,7 +97,7 @@ def test_resampled_rows_in_another_order_stay_resampled(tmp_path: Path) -> None:
 
 
 def test_other_names_are_refused(tmp_path: Path) -> None:
-    """U3."""
+    """Check that the error names the columns that do not match."""
     source = ZarrSource(store(tmp_path))
     with pytest.raises(DataError, match=r"it lacks 'e' and has 'd' besides"):
         align_columns(source, ("a", "b", "c", "e"), "it")
@@ -122,7 +122,7 @@ def test_stores_of_different_orders_are_mixed_by_name(tmp_path: Path) -> None:
 
 
 def test_test_data_is_put_in_the_order_of_the_training_data(tmp_path: Path) -> None:
-    """U3."""
+    """Check test data with columns in another order."""
     train, test = store(tmp_path), store(tmp_path, MOVED, name="m")
     options = {"model.n_centers": 40, "data.epochs": 1}
     by_name, own = (
@@ -136,7 +136,7 @@ def test_test_data_is_put_in_the_order_of_the_training_data(tmp_path: Path) -> N
 
 
 def test_centers_of_a_store_go_by_name(tmp_path: Path) -> None:
-    """U3."""
+    """Check centers whose columns are in another order."""
     train = store(tmp_path)
     moved = store(tmp_path, MOVED, name="m")
     extra = write(dict.fromkeys("abce", X[:, 0]) | {"target": Y}, tmp_path / "e.zarr")
@@ -152,7 +152,8 @@ def test_centers_of_a_store_go_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [KernelRegressor, KernelClassifier])
 def test_estimators_know_columns_by_name(make: Any, tmp_path: Path) -> None:
-    """U3: a store and a DataFrame have the same names; scikit-learn refuses a frame in disorder."""
+    """Check a store and a DataFrame with the same names; scikit-learn refuses a frame in another
+    order."""
     y = Y if make is KernelRegressor else LABELS
     train, moved = store(tmp_path, y=y), store(tmp_path, MOVED, y, "m")
     frame = frame_of()
@@ -172,7 +173,7 @@ def test_estimators_know_columns_by_name(make: Any, tmp_path: Path) -> None:
 
 
 def test_partial_fit_takes_columns_by_name(tmp_path: Path) -> None:
-    """U3."""
+    """Check blocks of rows whose columns are in another order."""
     train, moved = store(tmp_path), store(tmp_path, MOVED, name="m")
     by_name = KernelRegressor(**SMALL).partial_fit(train).partial_fit(moved)
     own = KernelRegressor(**SMALL).partial_fit(train).partial_fit(train)
@@ -201,7 +202,7 @@ def test_data_without_names_go_by_position(tmp_path: Path) -> None:
 
 
 def two_targets(path: Path, names: tuple[str, str], name: str) -> Path:
-    """A store of X and of the targets u and v, or what they are called here, in this order."""
+    """Return a store of X and of the targets u and v, under these names and in this order."""
     values = {"u": Y, "v": 10 + 3 * X[:, 2], "w": Y}
     columns = {k: X[:, NAMES.index(k)] for k in NAMES} | {k: values[k] for k in names}
     return write(columns, path / f"{name}.zarr", list(names), shuffle=False)
@@ -242,7 +243,8 @@ def test_weights_do_not_start_a_run_whose_targets_are_in_another_order(tmp_path:
 
 
 def test_the_mean_of_targets_is_known_in_any_order_of_columns(tmp_path: Path) -> None:
-    """All rows count, not a sample: as well in a mixture, and where the targets change places."""
+    """Check that the mean is of all rows and not of a sample, also in a mixture and with targets in
+    another order."""
     train, moved = (
         ZarrSource(two_targets(tmp_path, names, name))
         for names, name in ((("u", "v"), "a"), (("v", "u"), "b"))

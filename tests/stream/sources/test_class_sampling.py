@@ -28,7 +28,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def numbered(labels: np.ndarray, units: int = 1, **more: Any) -> BaseSource:
-    """Rows of which X is the number, in about as many units."""
+    """Return rows whose X is their number, in about as many units."""
     parts = [
         ArraySource(rows[:, None].astype(np.float32), labels[rows], classes=NAMES, **more)
         for rows in np.array_split(np.arange(len(labels)), units)
@@ -38,7 +38,8 @@ def numbered(labels: np.ndarray, units: int = 1, **more: Any) -> BaseSource:
 
 
 def taken(source: BaseSource, turn: int) -> np.ndarray:
-    """(n,) numbers of the rows of a pass, checked against what else the source says of them."""
+    """Return the row numbers (n,) of a pass, after comparing them with the other facts of the
+    source."""
     numbers = []
     for u in range(source.n_units):
         block = source.read_unit(u, 0, turn)
@@ -93,7 +94,7 @@ def test_classes_come_in_their_shares_and_rows_alike_often(
 
 @pytest.mark.parametrize("wide", [1, 40_000])
 def test_every_replica_is_a_pass_of_its_own(wide: int) -> None:
-    """Of a small source several are in a unit, of a large one each has its own."""
+    """Check a small source, with several replicas in a unit, and a large one."""
     labels = np.repeat([0, 1], [40, 3])
     X = np.repeat(np.arange(43, dtype=np.float32)[:, None], wide, axis=1)
     source = BalancedSource(ArraySource(X, labels, classes=("a", "b")))
@@ -167,7 +168,8 @@ def test_labels_that_are_numbers_name_classes() -> None:
 
 @pytest.mark.parametrize("shares", ["balanced", {"0": 2.0, "1": 1.0}])
 def test_it_is_searched_with(shares: Any, tmp_path: Any) -> None:
-    """Held-out rows are as they come, and those to fit come in their shares."""
+    """Check that held-out rows keep their frequencies, and that the rows to fit are drawn in their
+    shares."""
     rng = np.random.default_rng(0)
     y = (rng.random(400) < 0.2).astype(int)
     X = rng.normal(size=(400, 2)).astype(np.float32) + y[:, None]

@@ -36,13 +36,14 @@ CLASSES = ("a", "b", "c")
 
 
 def labelled(n: int, which: int, unit_rows: int, transforms: Any = ()) -> ArraySource:
-    """n rows that say which source (column 0) and which row of it (column 1) they are."""
+    """Return n rows that contain the number of their source (column 0) and their number in it
+    (column 1)."""
     X = np.stack([np.full(n, which), np.arange(n)], axis=1).astype(np.float32)
     return ArraySource(X, np.arange(n) % 3, transforms, classes=CLASSES, unit_rows=unit_rows)
 
 
 def seen(source: Source, epoch: int, seed: int = 0) -> np.ndarray:
-    """(source, row) of every virtual row of an epoch, in the source's order."""
+    """Return (source, row) of every virtual row of an epoch, in the order of the source."""
     return everything(source, seed, epoch)[0].astype(int)
 
 
@@ -113,7 +114,7 @@ def test_an_epoch_goes_on_where_the_last_one_stopped() -> None:
 
 
 def test_units_of_any_size_are_filled_in_turn() -> None:
-    """The blocks of a Dask array may all have different lengths."""
+    """Check units of different lengths, as the blocks of a Dask array may have."""
     X = np.stack([np.zeros(20), np.arange(20)], axis=1)
     source = ArraySource(da.from_array(X, chunks=((2, 7, 3, 8), 2)), np.arange(20) % 3, unit_rows=2)
     mixture = MixtureSource([source], [1.0], n_rows=32)
@@ -138,7 +139,8 @@ def test_host_transforms_are_drawn_anew_in_every_pass_and_source() -> None:
 
 
 def test_batches_keep_the_shares() -> None:
-    """Blocks of a few units each: without strata the shares of batches would swing."""
+    """Check blocks of a few units, in which the shares of batches would vary much without
+    strata."""
     mixture = MixtureSource([labelled(4000, 0, 10), labelled(900, 1, 10)], [1, 3], n_rows=4000)
     with BatchReader(mixture, batch_size=100, seed=0, block_bytes=8 * 10 * 32) as loader:
         assert loader.mix_units == 8

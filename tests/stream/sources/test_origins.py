@@ -66,7 +66,7 @@ def test_of_stores_of_augmented_rows(tmp_path: Path, shuffle: bool) -> None:
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ZarrSource:
-    """A store of three copies of 60 rows, with a unit for each of many small chunks."""
+    """Return a store of three copies of 60 rows, with a unit for each of many small chunks."""
     monkeypatch.setattr(stores, "SMALL_CHUNK_BYTES", 0)
     url = str(tmp_path / "copied.zarr")
     source = AugmentedSource(rows(60), 3, [GaussianNoise(0.05)])
@@ -97,7 +97,7 @@ def test_a_part_of_a_store_may_hold_too_few_copies(copied: ZarrSource) -> None:
 
 @pytest.mark.parametrize("p", [1, 20, 60, 90, 180])
 def test_random_centers_of_such_a_store_are_no_copies(copied: ZarrSource, p: int) -> None:
-    """As long as others are found: the last of all are rare."""
+    """Check that copies become centers only if there are not enough other rows."""
     block = random_centers(copied, p, 0)
     assert len(np.unique(block.row_ids)) == p
     made_from = np.unique(np.rint(block.X[:, 0]))

@@ -50,7 +50,7 @@ def features(found: PatchFeatures, images: npt.NDArray[Any], **options: Any) -> 
 
 
 def by_correlation(found: PatchFeatures, image: Images) -> Images:
-    """The features of an image (h, w, c), by correlations, and a mean over each region."""
+    """Return the features of an image (h, w, c), by correlations and a mean over each region."""
     s, c = found.size, image.shape[2]
     area, ones = s * s * c, np.ones((s, s))
     mean = sum(correlate2d(image[..., k], ones, "valid") for k in range(c)) / area
@@ -88,7 +88,7 @@ def test_features_are_those_of_correlations(grid: int, size: int) -> None:
 
 
 def test_filters_are_whitened_patches_of_the_sample() -> None:
-    """All of them together are W (p - m) / |W (p - m)|, W W (C + e I) = I, times W again."""
+    """Check that the filters are W (p - m) / |W (p - m)| with W W (C + e I) = I, times W again."""
     images = smooth(6, (5, 5, 1), seed=2)
     places = [(k, i, j) for k in range(6) for i in range(3) for j in range(3)]
     patches = np.array([images[k, i : i + 3, j : j + 3].ravel() for k, i, j in places])

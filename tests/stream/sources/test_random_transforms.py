@@ -30,7 +30,7 @@ ROWS = np.arange(4000) * 3
 
 
 def noisy(X: np.ndarray, noise: GaussianNoise, stored: Any = np.uint8) -> np.ndarray:
-    """X behind the noise, and behind what keeps it from being scaled before."""
+    """Put X behind noise, and behind a transform that prevents earlier scaling."""
     source = ArraySource(X.astype(stored), transforms=[noise])
     made, _, _ = apply_transforms(
         np, source.feed_transforms, X, Y[: len(X)], rows=ROWS[: len(X)], seed=1, epoch=2, stage=(9,)
@@ -54,7 +54,8 @@ def test_it_is_the_plain_noise_rounded_and_clipped(stored: Any, most: int) -> No
 
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 1.0, 8.0])
 def test_rounding_adds_a_twelfth_to_the_variance(sigma: float) -> None:
-    """Where the range is far. The law is that of steps of the normal distribution."""
+    """Check noise far from the limits of the range, which follows the rounded normal
+    distribution."""
     found = noisy(np.full((4000, 40), 128.0, np.float32), GaussianNoise(sigma, round=True)) - 128
     steps = np.arange(-40, 41)
     law = np.diff(stats.norm.cdf(np.r_[steps - 0.5, 40.5] / sigma))

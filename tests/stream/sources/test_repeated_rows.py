@@ -25,7 +25,8 @@ from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 def table(
     n: int, times: int, seed: int = 0, dtype: Any = np.float32
 ) -> tuple[np.ndarray, np.ndarray]:
-    """n different rows of whole numbers, each so many times, in random order, and their labels."""
+    """Return n different rows of whole numbers, each repeated `times` times in random order, and
+    their labels."""
     rng = np.random.default_rng(seed)
     X = np.concatenate([np.arange(n)[:, None], rng.integers(0, 3, (n, 3))], axis=1).astype(dtype)
     rows = rng.permutation(np.repeat(np.arange(n), times))
@@ -33,7 +34,7 @@ def table(
 
 
 def names(source: BaseSource) -> Counter[int]:
-    """How often each row is there, by its first feature."""
+    """Return how often each row occurs, by its first feature."""
     block = concatenated([source.read_unit(u, 0, 0) for u in range(source.n_units)])
     assert len(block.X) == source.n_rows
     return Counter(block.X.reshape(len(block.X), -1)[:, 0].astype(int).tolist())

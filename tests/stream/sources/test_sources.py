@@ -291,7 +291,7 @@ def test_after_a_feed_transform_everything_runs_at_the_feed() -> None:
 
 
 def test_the_paper_scale_costs_nothing_to_describe() -> None:
-    """60 000 images, 2 000 copies: 1.2e8 virtual rows."""
+    """Check 60 000 images with 2000 copies: 1.2e8 virtual rows."""
     base = GeneratorSource(made, 60_000, (28, 28, 1), np.uint8, 10, list("abcdefghij"))
     source = AugmentedSource(base, 2000)
     assert source.n_rows == 120_000_000

@@ -24,7 +24,7 @@ from tests.streams import numbered_rows as rows
 
 
 def told(source: BaseSource, epoch: int = 0) -> np.ndarray:
-    """Which rows a source has, by its targets, which no transform here changes."""
+    """Return the rows of a source by their targets, which no transform changes here."""
     blocks = [source.read_unit(u, 3, epoch) for u in range(source.n_units)]
     y = np.concatenate([block.y for block in blocks]).reshape(-1)
     targets = [source.read_targets(u, 3, epoch) for u in range(source.n_units)]
@@ -34,7 +34,7 @@ def told(source: BaseSource, epoch: int = 0) -> np.ndarray:
 
 
 def check(source: BaseSource, share: float, copies: int = 1) -> tuple[BaseSource, BaseSource]:
-    """Every stored row is on one side, and as often as it was there."""
+    """Check that every stored row is on one side, and as often as before."""
     left, aside = split_rows(source, share, 5)
     trained, validated = told(left, 1), told(aside)
     assert not set(trained) & set(validated)

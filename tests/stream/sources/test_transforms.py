@@ -54,7 +54,7 @@ def run(
 
 
 def twin(rows: np.ndarray, dtype: Any = np.float32, seed: int = 3) -> RowRandom:
-    """The draws that the transform in `run` sees."""
+    """Return the draws that the transform in `run` gets."""
     return RowRandom(np, seed, 1, (9, 0), rows, dtype)
 
 

@@ -66,7 +66,7 @@ def test_classes_have_labels_probabilities_and_scores(labels: list[Any], tmp_pat
 
 @compiled
 def test_float32_is_as_good_as_the_models_own(tmp_path: Path) -> None:
-    """By the distance to the same sum in float64, of the same weights."""
+    """Compare both with the sum in float64 of the same weights."""
     model = sk.KernelRegressor(**QUICK, precision="exact").fit(X, VALUES)
     rows = FEW.astype(np.float32)
     found = {}
@@ -122,7 +122,7 @@ def test_the_command_writes_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @compiled
 def test_the_example_of_the_page_compiles_and_answers(tmp_path: Path) -> None:
-    """The C text of docs/howto/export.md, with the model of that page."""
+    """Compile the C code of docs/howto/export.md with the model of that page."""
     page = (ROOT / "docs" / "howto" / "export.md").read_text()
     (example,) = re.findall(r"^```c\n(.*?)^```", page, re.M | re.S)
     *above, call = example.strip().splitlines()

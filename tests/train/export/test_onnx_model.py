@@ -27,7 +27,7 @@ RNG = np.random.default_rng(0)
 
 
 def answers(model: Any, path: Path, feed: Any, dtype: str = "float64") -> dict[str, np.ndarray]:
-    """The outputs of the exported model by name, for an array or for inputs by name."""
+    """Return the outputs of the exported model by name, for an array or for inputs by name."""
     model.to_onnx(path, dtype=dtype, overwrite=True)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     inputs = (
@@ -40,12 +40,12 @@ def answers(model: Any, path: Path, feed: Any, dtype: str = "float64") -> dict[s
 
 
 def scaled(rows: np.ndarray) -> np.ndarray:
-    """Rows as the kernel of a model of `X` takes them, rounded to float32."""
+    """Return rows as the kernel of a model of `X` gets them, rounded to float32."""
     return ((rows - X.mean(axis=0)) / X.std(axis=0)).astype(np.float32).astype(np.float64)
 
 
 def of_distance(profile: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
-    """The kernel that is this function of |a - b| / 2."""
+    """Return the kernel that is this function of |a - b| / 2."""
     return lambda a, b: profile(np.sqrt(((a[:, None] - b) ** 2).sum(axis=2)) / 2)
 
 
@@ -116,7 +116,8 @@ def test_a_model_in_float64_predicts_the_same(changes: dict[str, Any], tmp_path:
 
 
 def test_a_model_that_predicts_in_float64_is_exported_in_float64(tmp_path: Path) -> None:
-    """Its training was in float32; its default export, of two outputs, had errors of 1 %."""
+    """Check a model that was trained in float32; an export in float32 of its two outputs had errors
+    of 1 %."""
     rows = np.random.default_rng(0).normal(size=(300, 3))
     values = np.c_[rows[:, 0] ** 2, np.sin(rows).sum(axis=1)]
     model = sk.KernelRegressor(
@@ -208,7 +209,7 @@ def test_images_have_their_shape(tmp_path: Path) -> None:
 
 
 def table(n: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
-    """Words of a few and of many kinds, dates, and numbers with gaps."""
+    """Return columns of text with few and with many values, dates, and numbers with gaps."""
     rng = np.random.default_rng(seed)
     a, gap = rng.normal(size=(2, n))
     day = pd.Timestamp("2019-01-01") + pd.to_timedelta(rng.integers(0, 1500, n), "D")
@@ -234,7 +235,8 @@ def test_a_table_has_an_input_for_each_column(tmp_path: Path) -> None:
 
 
 def test_hours_of_many_days_are_exported_to_rounding(tmp_path: Path) -> None:
-    """The model compares them for equality, and quantile scores enlarge differences of rounding."""
+    """Check features that the model compares for equality; quantile scores magnify differences of
+    rounding."""
     rng = np.random.default_rng(0)
     times = pd.Timestamp("2013-01-01") + pd.to_timedelta(rng.integers(0, 8000, 800), "h")
     frame = pd.DataFrame({"time": times, "a": rng.normal(size=800)})
@@ -278,7 +280,8 @@ def test_cells_are_read_as_by_the_encoder(tmp_path: Path) -> None:
 
 
 def test_a_model_in_float64_is_exported_so_by_default(tmp_path: Path) -> None:
-    """Its large weights multiply the rounding of float32: nothing is left of the predictions."""
+    """Check large weights, with which rounding to float32 would leave no digit of the
+    predictions."""
     rows = np.random.default_rng(0).uniform(size=(900, 4))
     model = sk.KernelRegressor(random_state=0, solver="direct", precision="float64")
     model.set_params(kernel="gaussian", bandwidth=2.0, metric="none", ridge=1e-12)

@@ -26,7 +26,7 @@ def evaluated(graph: Graph, value: Traced, inputs: dict[str, np.ndarray]) -> np.
 
 
 def in_place(xp: Any, a: Any, b: Any) -> Any:
-    """Every operator that overwrites, with a copy that it must leave alone."""
+    """Apply every operator that overwrites its operand; a copy must stay unchanged."""
     kept = a.copy()
     a *= 2
     a += b
@@ -81,7 +81,7 @@ def test_rows_are_sorted() -> None:
     st.integers(0, 9),
 )
 def test_ramps_interpolate(points: list[tuple[float, float]], seed: int) -> None:
-    """As `numpy.interp` does, also where the last point is repeated."""
+    """Compare with `numpy.interp`, also with a repeated last point."""
     at, first = np.unique(np.round([x for x, _ in points], 3), return_index=True)
     height = np.array([y for _, y in points])[first]
     at, height = np.append(at, at[-1]), np.append(height, height[-1])

@@ -58,7 +58,7 @@ def test_well_below_zero_loss_is_never_bad(best: float, zero: float, share: floa
 def test_only_far_above_zero_loss_is_bad_from_the_start(
     zero: float, bad: float, good: float
 ) -> None:
-    """With nothing to compare with, up to twice the loss of predicting zero passes."""
+    """Check that without an earlier loss, up to twice the loss of predicting zero is accepted."""
     assert Guard().judge(bad * zero, zero)
     assert not Guard().judge(good * zero, zero)
 
@@ -86,7 +86,7 @@ def test_targets_of_another_size_are_no_divergence() -> None:
 
 @given(st.lists(losses, min_size=1, max_size=20), losses)
 def test_best_is_the_least_since_the_last_back_off(sequence: list[float], zero: float) -> None:
-    """The way down from where a back-off leads to must not be taken for growth."""
+    """Check that the loss to which a back-off returns does not count as growth."""
     guard, best = Guard(), math.inf
     for loss in sequence[:MAX_BACK_OFFS]:
         best = math.inf if guard.judge(loss, zero) else min(best, loss)
@@ -95,14 +95,15 @@ def test_best_is_the_least_since_the_last_back_off(sequence: list[float], zero: 
 
 @given(st.lists(st.tuples(losses, losses), min_size=1, max_size=40))
 def test_only_the_end_of_a_window_is_trusted(window: list[tuple[float, float]]) -> None:
-    """The last quarter, at least one step."""
+    """Check the last quarter of a window, at least one step."""
     n = max(1, len(window) // 4)
     tail = np.array(window)[-n:]
     assert Guard.may_keep_weights(window) == (sum(tail[:, 0]) <= sum(tail[:, 1]))
 
 
 def test_slow_growth_is_not_trusted() -> None:
-    """Its mean passes as a bad start does, and its weights would never recover."""
+    """Check slow growth whose mean is accepted as a bad start, and whose weights would never
+    recover."""
     window = [(1.1**k / 6, 1.0) for k in range(WINDOW)]
     assert not Guard().judge(float(np.mean(window, axis=0)[0]), 1.0)
     assert not Guard.may_keep_weights(window)
@@ -152,7 +153,8 @@ def back_offs(run_dir: Path) -> list[dict[str, Any]]:
 def test_damped_rows_bear_steps_that_are_too_long(
     times: float, method: str, tmp_path: Path, inflated: Inflated
 ) -> None:
-    """A row never moves itself further than its residual. A ridge, which no row damps, might."""
+    """Check that a row never moves itself farther than its residual; a ridge, which no row damps,
+    might."""
     overrides = METHODS[method] | {"data.epochs": 40, "solver.ridge": 0.0}
     test = array_source(60, 5)
     honest = finished(settings(**overrides), source=stream(method), test=test)
@@ -168,7 +170,8 @@ def test_damped_rows_bear_steps_that_are_too_long(
 def test_a_run_with_steps_too_long_recovers(
     times: float, method: str, tmp_path: Path, inflated: Inflated
 ) -> None:
-    """5 times: the first window passes, but its end does not; 30 times: losses overflow float32."""
+    """Check steps 5 times too long, for which the end of the first window fails, and 30 times, for
+    which losses overflow float32."""
     overrides = METHODS[method] | {"data.epochs": 40}
     test = array_source(60, 5)
     honest = finished(settings(**overrides), source=stream(method), test=test)
@@ -240,7 +243,7 @@ def test_a_run_shorter_than_a_window_is_judged_too(
 
 @pytest.mark.parametrize("rest", [12, 5])
 def test_the_end_of_a_run_is_judged_too(rest: int, tmp_path: Path, inflated: Inflated) -> None:
-    """What diverges after the last whole window goes back to where that ended."""
+    """Check a divergence after the last whole window, which returns to the end of that window."""
     epochs = {12: 20, 5: 19}[rest]
     steps = 7 * epochs
     assert steps % WINDOW == rest
@@ -261,7 +264,7 @@ def test_the_end_of_a_run_is_judged_too(rest: int, tmp_path: Path, inflated: Inf
 
 
 def test_metrics_that_are_not_finite_can_be_saved(tmp_path: Path, inflated: Inflated) -> None:
-    """An evaluation before the guard has judged may see anything."""
+    """Check an evaluation before the guard has judged the steps."""
     inflated.times = 30.0
     overrides = (
         METHODS["eigenpro3"] | LONGER | {"run.evaluate_every": 15, "run.checkpoint_every": 15}

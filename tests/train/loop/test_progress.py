@@ -91,7 +91,7 @@ def test_a_window_is_a_line_and_losses_are_logged_once_a_second(clock: SimpleNam
 def test_losses_of_the_zero_function_are_not_said_to_be_those_of_a_model(
     clock: SimpleNamespace,
 ) -> None:
-    """A first pass that only adds up sums, of 40 steps: windows 0 and 1 begin in it."""
+    """Check a first pass of 40 steps that only sums: windows 0 and 1 begin in it."""
     live, records, shown = made()
     live.begin(a_meter(100.0), 10_000, 3, empty_steps=40)
     for step, loss in ((32, 0.9), (64, 0.8), (96, 0.1)):

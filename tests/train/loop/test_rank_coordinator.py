@@ -1,4 +1,5 @@
-"""How often ranks agree on whether they go on: as seldom as their steps are short."""
+"""Check how often ranks synchronise whether they continue, which depends on the length of their
+steps."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def messages(
 
 
 def test_short_steps_need_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first step is measured; then there is one for every tenth of a second."""
+    """Check that the first step is measured, and that there is then a message for each tenth of a
+    second."""
     assert messages(0.0125, 81, monkeypatch) == 1 + 10
     assert messages(1e-5, 1 + 10 * GATHER_INTERVAL_STEPS, monkeypatch) == 1 + 10
     assert messages(1e-5, 1 + GATHER_INTERVAL_STEPS, monkeypatch, at=(2, 7)) == 1 + 2

@@ -1,4 +1,4 @@
-"""What TensorBoard and MLflow are given, read back from their files."""
+"""Read back the files of TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ EPOCHS = {"data.epochs": 3, "run.evaluate_every": "auto"}
 
 
 def scalars(folder: Path) -> dict[tuple[str, int], float]:
-    """(tag, step) -> the newest value in the event files: records of length, sum, bytes, sum."""
+    """Return (tag, step) -> the newest value in the event files, whose records are length,
+    checksum, bytes and checksum."""
     event_pb2: Any = importlib.import_module("tensorboardX.proto.event_pb2")
     found: dict[tuple[str, int], float] = {}
     for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):

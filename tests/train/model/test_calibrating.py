@@ -84,7 +84,7 @@ def test_a_run_that_is_killed_while_it_is_calibrated_goes_on(
 
 
 def test_no_row_set_aside_is_trained_on_or_scored_by() -> None:
-    """With other targets there the weights are the same, and what these rows tell differs."""
+    """Check that other targets of these rows change the calibration, and not the weights."""
     stop = {"run.early_stopping": True, "data.epochs": 3}
     known = rows(slice(600), classes=False)
     _, aside = split_rows(known, 0.1, 0, TO_CALIBRATE)
@@ -120,7 +120,7 @@ def test_rows_without_weight_do_not_count() -> None:
 @pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_few_rows_are_each_predicted_by_a_model_of_the_others(solver: str, weighted: bool) -> None:
-    """As by brute force, at the minimum that a block solver only comes near to."""
+    """Compare with brute force at the minimum, which a block solver only approaches."""
     n = 90
     w = np.random.default_rng(1).integers(1, 4, n).astype(float) if weighted else None
     few = {"run.calibrate": "auto", "run.precision": "float64", "data.scale": "none"}
@@ -156,7 +156,7 @@ def test_few_rows_are_each_predicted_by_a_model_of_the_others(solver: str, weigh
 def test_what_the_setup_records_of_leaving_rows_out_holds(
     known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of an earlier version, which recorded nothing, ends without probabilities."""
+    """Check a run of an earlier version without this record, which ends without probabilities."""
     auto = {"run.calibrate": "auto"}
 
     def killed(*given: Any) -> Any:

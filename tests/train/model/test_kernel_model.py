@@ -91,7 +91,7 @@ def test_a_model_read_back_is_the_model(run_dir: Path, result: Result) -> None:
 
 
 def test_a_run_on_its_way_can_be_read(tmp_path: Path) -> None:
-    """As its last checkpoint has it, by the formula."""
+    """Compare the model of the last checkpoint with the formula."""
     stopped(settings(tmp_path), 5, source=stream())
     assert latest_step(tmp_path) == 5
     loaded = load_model(tmp_path, threads=1)
@@ -155,7 +155,8 @@ def test_other_features_are_refused(result: Result, tmp_path: Path) -> None:
 def test_other_targets_are_not_evaluated(
     result: Result, y: Any, options: dict[str, Any], named: str
 ) -> None:
-    """The same number of classes under other names would give a wrong accuracy in silence."""
+    """Check that the same number of classes with other names is refused, because the accuracy would
+    be wrong."""
     with pytest.raises((ConfigError, DataError), match=named):
         result.model.evaluate(ArraySource(arrays(20, 5)[0], y, **options))
 
@@ -181,7 +182,7 @@ def test_every_method_can_be_read_back(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [1e39, 1e60, 1e300])
 def test_rows_beyond_float32_are_refused_not_answered(value: float) -> None:
-    """NaN would be answered with the first class."""
+    """Check that NaN is refused, and not predicted as the first class."""
     X, y = arrays()
     model = KernelClassifier(bandwidth=2.0, n_centers=20, epochs=1, threads=1).fit(X, y)
     rows = np.array(X[:3], np.float64)

@@ -24,8 +24,8 @@ QUICK: dict[str, Any] = {
 
 
 def drawn(n: int, grows: float, seed: int) -> tuple[Array, Array, Array]:
-    """(X, targets of two outputs of which the first has more noise by x_2 and the second by -x_2,
-    the spread of these)."""
+    """Return X, targets of two outputs whose noise grows with x_2 and with -x_2, and their
+    spread."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, 2))
     spread = 0.2 * np.exp(grows * X[:, 1:] * (1, -1))
@@ -47,7 +47,8 @@ def calibrated(model: KernelModel, X: Array, Y: Array, w: Array | None = None) -
 
 
 def missed_and_reach(model: KernelModel, X: Array, Y: Array) -> tuple[Array, Array, Array]:
-    """What new rows are missed by, and how far 90 % intervals reach, plain and normalised."""
+    """Return the absolute errors of new rows, and the half widths of 90 % intervals, plain and
+    normalised."""
     vars(model).pop("_sigma", None)
     assert model.calibration is not None
     assert model.calibration.normalised is not None
@@ -58,8 +59,9 @@ def missed_and_reach(model: KernelModel, X: Array, Y: Array) -> tuple[Array, Arr
 
 @pytest.mark.parametrize("features", ["kernel", "fourier"])
 def test_coverage_is_that_of_easy_and_of_hard_rows(features: str) -> None:
-    """Of all rows 88 to 92 %, also of those with little and with much noise 86 to 94 %, where plain
-    ones are too wide for the former and too narrow for the latter; and they are narrower."""
+    """Check that normalised intervals contain 88 to 92 % of all rows, and 86 to 94 % of those with
+    little and with much noise, for which plain intervals are too wide and too narrow; and that they
+    are narrower."""
     own = {"model.features": features}
     own |= {"model.n_centers": "auto", "model.n_features": 200} if features == "fourier" else {}
     model = fitted(1.0, **own)
@@ -93,8 +95,8 @@ def test_noise_that_is_alike_everywhere() -> None:
 
 
 def test_who_says_how_hard_rows_are_is_not_judged_by() -> None:
-    """With other targets for the judges the former is the same, and the latter differs; and rows
-    without weight have no say in either."""
+    """Check that other targets of the calibration rows change the intervals and not the residual
+    scales, and that rows without weight change neither."""
     model = fitted(1.0)
     X, Y, _ = drawn(400, 1.0, 1)
     with model.backend:

@@ -62,7 +62,8 @@ def test_targets_that_are_all_the_same_are_no_fault() -> None:
 
 @pytest.mark.slow
 def test_a_feature_that_a_few_values_squeeze_is_told() -> None:
-    """A code for missing values makes the standard deviation; log-normal features do not."""
+    """Check that codes for missing values which determine the standard deviation are reported, and
+    log-normal features are not."""
     coded = X.copy()
     coded[::50, 1] = 9999.0
     quick: dict[str, Any] = {"kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3}
@@ -109,7 +110,8 @@ def test_a_squeezed_feature_is_told_once_for_all_folds_and_again_of_other_data()
 
 
 def test_a_worthless_model_is_told_once_for_all_folds() -> None:
-    """A line of the caller gets one warning, another line its own, and "always" asks for all."""
+    """Check that each line of the caller gets one warning, and that the filter "always" shows
+    all."""
     nothing = np.random.default_rng(2).normal(size=N)
     make = KernelRegressor(n_centers=20, bandwidth=1e30, metric="none", epochs=1, threads=1)
     with warnings.catch_warnings(record=True) as said:

@@ -26,7 +26,7 @@ def exact(model: Any, rows: np.ndarray) -> np.ndarray:
 
 
 def trained(run_dir: Path | None = None, **changes: Any) -> Any:
-    """A Gaussian kernel, as wide as given, nearly without a ridge, trained in float32."""
+    """Train a Gaussian kernel of this width in float32, with a tiny ridge."""
     given = {
         "kernel": "gaussian", "metric": "none", "n_centers": 300, "ridge": 1e-9, "scale": "none",
         "solver": "direct", "run_dir": run_dir,
@@ -44,7 +44,8 @@ def test_predictions_are_as_exact_as_float64(bandwidth: float) -> None:
 
 
 def test_float32_shows_where_weights_are_large() -> None:
-    """The same model with precision="exact", which stays in float32, is worse."""
+    """Check that the same model with precision="exact", which stays in float32, has larger
+    errors."""
     wide, narrow = trained(bandwidth=6.0), trained(bandwidth=6.0, precision="exact")
     np.testing.assert_array_equal(wide.dual_coef_, narrow.dual_coef_)
     truth = exact(wide, NEW)

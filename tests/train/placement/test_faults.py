@@ -1,4 +1,4 @@
-"""What befalls machines and networks, through whole trainings of ranks in real processes."""
+"""Train with ranks in real processes, while machines and networks fail."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_killed_between_a_part_and_its_manifest(
 def test_a_run_on_s3(
     client: Any, store: str, tmp_path: Path, expected: Any, s3: Any, bucket: str, what: str
 ) -> None:
-    """Of the rank that holds it; frozen, it is silent until it is ended."""
+    """Kill or suspend the rank that holds the run; a suspended one is silent until it is ended."""
     options = s3.options()
     place = f"s3://{bucket}/run"
     config = runs.settings(store, place, **{"data.storage_options": options})
@@ -139,8 +139,8 @@ def test_ranks_with_parts_of_the_centers_continue_a_run(
 def test_workers_outlive_a_mistake_in_the_settings(
     client: Any, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a user's cluster have other work, too. Of a run directory that holds another run
-    they are not even told."""
+    """Check that workers of a user's cluster, which have other work, survive; with the run
+    directory of another run they are not contacted."""
     config = runs.settings(store, tmp_path / "run", **{"data.epochs": 1})
     runs.trained(client, config, tmp_path)
     processes = client.run(os.getpid)
@@ -191,8 +191,8 @@ def far(tmp_path: Path) -> Iterator[Any]:
 def test_a_machine_without_its_network(
     far: Any, store: str, tmp_path: Path, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rank, which holds the run directory, ends by itself; nobody writes before that, and the
-    others go on then."""
+    """Check that the rank that holds the run directory ends by itself, and that nobody writes
+    before; the others then continue."""
     monkeypatch.setattr(rank_cluster, "_NANNY_TIMEOUT_S", 1.0)
     client, links = far
     events: list[dict[str, Any]] = []
@@ -226,7 +226,7 @@ def test_a_machine_without_its_network(
 
 @pytest.mark.filterwarnings(LEFT_OPEN)
 def test_the_scheduler_is_killed(store: str, tmp_path: Path, expected: Any) -> None:
-    """The ranks save and end, and so does the driver; there was no place for a second one."""
+    """Check that the ranks save and end, and the driver too; no second scheduler exists."""
     config = runs.settings(store, tmp_path / "run")
     acts = {"0 slow": "0.3", "0 9": "wait", "1 9": "note"}
     notes = [tmp_path / "0-9", tmp_path / "1-9"]
@@ -258,3 +258,37 @@ def test_the_scheduler_is_killed(store: str, tmp_path: Path, expected: Any) -> N
     assert 8 < saved[-1] < runs.STEPS
     runs.on_ranks(2, config)
     np.testing.assert_array_equal(runs.alpha(tmp_path / "run"), expected)
+
+
+def test_machines_come_and_go(store: str, tmp_path: Path, expected: Any) -> None:
+    """Check that the run ends with exit code 75 with too few workers, resumes with the remaining
+    ones, and uses a new worker when ranks are started the next time."""
+    config, sizes = runs.settings(store, tmp_path / "run", **{"run.min_ranks": 2}), list[int]()
+    with local_cluster(2, 1) as client:
+        cluster = client.cluster
+
+        def left(event: dict[str, Any]) -> None:
+            if event["event"] == "lost":
+                cluster.sync(cluster.workers[0].close)  # with its nanny
+
+        def joined(event: dict[str, Any]) -> None:
+            if event["event"] == "ranks":
+                sizes.append(event["ranks"])
+                if len(sizes) == 2:  # the first one made ready
+                    adding.start()
+
+        def add() -> None:
+            cluster.scale(3)  # it counts the one that has left
+            client.wait_for_workers(2)
+            (tmp_path / "go").touch()
+
+        adding = threading.Thread(target=add)
+        with pytest.raises(TrainingInterrupted, match=r"1 of at least 2 workers are left") as over:
+            runs.trained(client, config, tmp_path, acts={"1 9": "kill"}, told=left, timeout_s=3.0)
+        assert over.value.exit_code == 75
+        few = config.with_overrides({"run.min_ranks": 1})
+        acts = {"0 20": "wait", "0 21": "kill"}
+        runs.trained(client, few, tmp_path, acts=acts, told=joined, timeout_s=3.0)
+        adding.join()
+    assert sizes == [1, 1, 2]
+    np.testing.assert_allclose(runs.alpha(tmp_path / "run"), expected, atol=1e-11)

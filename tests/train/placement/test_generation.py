@@ -33,7 +33,7 @@ def test_a_rank_may_be_silent_for_longer_than_one_that_is_well() -> None:
 
 @pytest.mark.slow
 def test_arrays_of_the_caller_travel_to_ranks(tmp_path: Path) -> None:
-    """What comes back is what one process finds: the model, its figures and its history."""
+    """Compare the model, its metrics and its history with those of one process."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(1000, 4)).astype(np.float32)
     y = np.where(np.sin(2 * X[:, 0]) + X[:, 1] > 0, "yes", "no")

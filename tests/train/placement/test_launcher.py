@@ -59,7 +59,7 @@ def client(cluster: Any) -> Any:
 
 
 class Events(list[dict[str, Any]]):
-    """What a placement said, and what is done at an event."""
+    """Messages of a placement, and actions at an event."""
 
     def __init__(self, act: Callable[[dict[str, Any]], None] = lambda event: None) -> None:
         self.act = act
@@ -122,7 +122,7 @@ def test_two_ranks_after_one_prepared(client: Any, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_begins_the_next_generation(client: Any, tmp_path: Path, rank: int) -> None:
-    """From what was saved; no process of the old one is left by then."""
+    """Check that it begins from the saved state, when no process of the old generation is left."""
     events = Events()
     result = placed(client, tmp_path, events, acts={f"{rank} 5": "kill"})
     assert result["total"] == toys.expected(STEPS)
@@ -140,7 +140,7 @@ def test_a_killed_rank_begins_the_next_generation(client: Any, tmp_path: Path, r
 
 @pytest.mark.full
 def test_several_kills(client: Any, tmp_path: Path) -> None:
-    """In the preparation, too; each generation gets further."""
+    """Kill ranks also during the preparation; each generation gets farther."""
     acts = {"0 1": "kill", "1 3": "kill", "0 5": "kill"}
     result = placed(client, tmp_path, acts=acts, prepare=toys.prepare, first="kill")
     assert result["total"] == toys.expected(STEPS)
@@ -219,7 +219,7 @@ def test_only_what_is_known_to_be_in_vain_counts(
 
 @pytest.mark.slow
 def test_a_stop_is_rank_0s_to_grant(client: Any, tmp_path: Path) -> None:
-    """The driver waits for what it saves, and for what it says."""
+    """Check that the driver waits for rank 0 to save and to report."""
     words = "stopped by the test, says rank 0"
     with (
         stopping_once(lambda: toys.saved(tmp_path)[0] >= 3) as (stop, _),
@@ -231,7 +231,7 @@ def test_a_stop_is_rank_0s_to_grant(client: Any, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_stop_waits_for_a_rank_whose_answers_are_late(client: Any, tmp_path: Path) -> None:
-    """As long as a rank can be silent that is well, for it saves."""
+    """Check that a rank that saves may be silent as long as any rank may."""
     words = "stopped by the test, says rank 0"
     with (
         stopping_once((tmp_path / "0-4").exists) as (stop, asked),
@@ -244,7 +244,7 @@ def test_a_stop_waits_for_a_rank_whose_answers_are_late(client: Any, tmp_path: P
 
 @pytest.mark.slow
 def test_what_has_nothing_to_save_is_ended_at_once(client: Any, tmp_path: Path) -> None:
-    """A setup, say, which may take long."""
+    """Stop a setup, which may take long."""
     with (
         stopping_once(lambda: len(toys.notes(tmp_path)) == 2) as (stop, began),
         pytest.raises(TrainingInterrupted, match="stopped by the test"),
@@ -255,7 +255,8 @@ def test_what_has_nothing_to_save_is_ended_at_once(client: Any, tmp_path: Path) 
 
 @pytest.mark.full
 def test_workers_come_and_go(tmp_path: Path) -> None:
-    """One that joins is used from the next generation on; with too few of them it is over."""
+    """Check that a new worker is used from the next generation on, and that too few workers end the
+    run."""
     with local_cluster(1) as client:
         cluster = client.cluster
         adding = threading.Thread(target=lambda: cluster.scale(2))
@@ -284,7 +285,7 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
 
 
 def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
-    """One of an older generation, which Dask may repeat."""
+    """Check a task of an older generation, which Dask may repeat."""
     cluster = RankCluster(client, "stale", 10.0, 10.0)
     (spot, _) = cluster.workers().values()
     job = pickle.dumps(Job(toys.totals, {"folder": str(tmp_path), "steps": 1}))
@@ -327,7 +328,8 @@ def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
 
 
 def test_workers_with_a_limit_on_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their nannies would kill ranks at it; so are those without nannies."""
+    """Check that workers whose nannies would kill ranks at the limit are refused, and workers
+    without nannies too."""
     scheduler = SimpleNamespace(identity=lambda: None, address="tcp://s:1")
     cluster = RankCluster(SimpleNamespace(scheduler=scheduler), "a", 1.0, 1.0)
     worker = {"nanny": "tcp://n:1", "host": "h", "status": "running", "memory_limit": 0}

@@ -36,7 +36,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_killed_driver_leaves_no_warning_on_the_terminal(tmp_path: Path) -> None:
-    """By the process that clears away semaphores, which outlives it. Warnings of others stay."""
+    """Check the process that removes semaphores and outlives the driver; warnings of others
+    stay."""
     pytest.importorskip("distributed")
     (tmp_path / "drive.py").write_text(KILLED_AT_WORK)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}

@@ -1,4 +1,4 @@
-"""Which runs set rows aside to be calibrated, and what the others say."""
+"""Check which runs set rows aside for calibration, and the messages of the others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def aside(n: int, asked: Any, *, classes: bool = True, copies: int = 1, **settin
 
 
 def test_how_many() -> None:
-    """By itself a fiftieth, where that is asked for a tenth."""
+    """Check that "auto" sets a fiftieth aside, and True a tenth."""
     assert aside(5500, RunConfig().run.calibrate) == 110
     assert aside(5500, "auto", copies=3) == 110
     assert aside(4999, "auto") == aside(5500, "auto", classes=False) == aside(5500, False) == 0
@@ -77,7 +77,7 @@ def test_where_copies_leave_few_different_rows_a_tenth_is_set_aside() -> None:
 
 
 def test_every_class_keeps_its_rows() -> None:
-    """Of many classes there are as many rows for each, and of the rarest some are left."""
+    """Check many classes, with as many rows for each; some rows of the rarest class stay."""
 
     def why(labels: Any, names: tuple[str, ...], n: int = 5500) -> str | None:
         rows = np.zeros((n, 1), np.float32)
@@ -121,7 +121,7 @@ def test_rows_with_copies_are_not_judged_by_fits_to_the_copies() -> None:
 
 @pytest.mark.parametrize("name", ["model.n_centers", "solver.n_nystrom", "data.batch_size"])
 def test_settings_that_take_all_rows_get_them(name: str) -> None:
-    """As they did before there was a default: what was allowed is not refused."""
+    """Check that settings which need all rows are still accepted."""
     solver = {"solver.name": "eigenpro3"}
     assert aside(5500, "auto", **solver, **{name: 5390}) == 110
     assert aside(5500, "auto", **solver, **{name: 5500}) == 0
@@ -186,7 +186,7 @@ def test_the_same_settings_go_on_from_a_fit(tmp_path: Path) -> None:
 
 
 def test_a_memory_without_room_for_it_is_trained_in() -> None:
-    """As before there was a default; where it is asked for, it is refused."""
+    """Check that "auto" then sets no rows aside, and that True is refused."""
     source = ArraySource(np.zeros((5500, 300), np.float32), y, classes=("a", "b"))
     least = {}
     for asked in (False, "auto", True):
@@ -213,7 +213,7 @@ def test_rows_with_weights_are_not_set_aside_by_themselves() -> None:
 
 
 def test_rows_that_follow_leave_no_probabilities(tmp_path: Path) -> None:
-    """Which were told by other weights."""
+    """Check that later blocks of rows remove probabilities, which belonged to other weights."""
     made = QUICK | {"solver": "block", "bandwidth": "auto", "metric": "none"}
     KernelClassifier(**made, epochs=1, run_dir=tmp_path / "a").fit(X, y)
     model = load(tmp_path / "a")
@@ -225,7 +225,8 @@ def test_rows_that_follow_leave_no_probabilities(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_as_it_began(tmp_path: Path) -> None:
-    """What "auto" meant is recorded; and a run without rows aside is as it was before."""
+    """Check that the choice of "auto" is recorded, and that a run without rows aside is as
+    before."""
     begun = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
     again = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
     np.testing.assert_array_equal(again.predict_proba(X[:5]), begun.predict_proba(X[:5]))
@@ -267,7 +268,7 @@ def test_runs_of_before_there_was_a_default_go_on(
 
 
 def test_auto_sets_none_aside_where_a_part_has_too_few_rows() -> None:
-    """A fit with the defaults was refused with the words of calibrate=True."""
+    """Check that a fit with defaults is not refused."""
     X = np.random.default_rng(0).normal(size=(6040, 2))
     y = (X[:, 0] > 0).astype(int)
     parts = [ArraySource(X[:6000], y[:6000]), ArraySource(X[6000:], y[6000:])]

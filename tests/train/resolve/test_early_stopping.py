@@ -40,7 +40,7 @@ EPOCHS = 12
 
 
 def noisy(values: bool = True) -> ArraySource:
-    """Rows whose noise is soon learned by heart."""
+    """Return rows whose noise is soon fitted."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(N, 3)).astype(np.float32)
     y = np.sin(X[:, 0]) + rng.normal(size=N)
@@ -50,25 +50,25 @@ def noisy(values: bool = True) -> ArraySource:
 
 
 def early(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
-    """Settings of a run that is stopped early."""
+    """Return the settings of a run that is stopped early."""
     learns = {"data.epochs": EPOCHS, "solver.ridge": 0.0, "model.bandwidth": 1.0}
     return settings(run_dir, **(learns | STOPS | overrides))
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
-    """A run that is stopped early, and where it is; tests only read it."""
+    """Return the directory of a run that was stopped early; tests only read it."""
     place = tmp_path_factory.mktemp("whole") / "run"
     return finished(early(place), source=noisy()), place
 
 
 def best_of(scores: list[float]) -> int:
-    """The pass with the best score, the first of several."""
+    """Return the pass with the best score, the first one of several."""
     return scores.index(max(scores)) + 1
 
 
 def judged(scores: list[float], patience: int) -> tuple[list[bool], list[bool]]:
-    """(was each the best so far, was it the end) of scores in turn."""
+    """Return for each score in turn whether it was the best so far, and whether it was the end."""
     stopping = EarlyStopping(ExecutionConfig(early_stopping=True, n_iter_no_change=patience))
     best, end = [], []
     for i, score in enumerate(scores):
@@ -153,7 +153,7 @@ def test_epochs_that_end_first_keep_the_best_weights_too() -> None:
 
 
 def test_rows_set_aside_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those whose targets are spoilt do not move a weight."""
+    """Check that changed targets of these rows do not change a weight."""
     source = AugmentedSource(noisy(), 2, [GaussianNoise(0.1)])
     result = finished(early(**{"run.n_iter_no_change": 50}), source=source)
     left, aside = split_rows(noisy(), 0.25, 0)
@@ -216,7 +216,7 @@ def test_a_killed_run_goes_on_from_any_checkpoint(tmp_path: Path) -> None:
 
 
 def killed(old: Path, new: Path, newest: int) -> None:
-    """The run directory as a kill right after the checkpoint `newest` leaves it."""
+    """Return the run directory that a kill right after the checkpoint `newest` leaves."""
     shutil.copytree(old, new)
     for path in (new / "checkpoints").iterdir():
         if int(path.name[:12]) > newest:

@@ -156,7 +156,8 @@ def test_any_word_that_is_none_of_ours_is_a_place(
 
 @pytest.mark.parametrize("name", ["centers", "metric"])
 def test_what_is_given_is_in_the_place_of_a_setting(name: str, tmp_path: Path) -> None:
-    """Which is not read, and is not part of what the run is bound to; the array is."""
+    """Check that the setting is not read and not part of the run's identity, and that the array
+    is."""
     array = {"centers": rows(20, 1)[0][:, :5], "metric": SCALES[:5]}[name]
     plain = settings(tmp_path / "run", **{"model.n_centers": "auto"})
     named = plain.with_overrides({f"model.{name}": "nowhere"})
@@ -194,7 +195,7 @@ def test_centers_beside_a_solver_that_has_its_own_are_refused(solver: str) -> No
 
 
 def test_a_kernel_of_ones_own_goes_on_in_it(tmp_path: Path) -> None:
-    """The kernel of the settings has no metric, that of the run has."""
+    """Check that the kernel of the settings has no metric, and that of the run has."""
     given = {"source": array_source(), "metric": SCALES[:5]}
     for kernel in (sk.Laplace(3.0), "laplace"):
         width = {"model.bandwidth": 3.0 if isinstance(kernel, str) else "auto"}

@@ -1,4 +1,4 @@
-"""What "auto" stands for: every condition alone, what a run then does, and that it is told."""
+"""Check the meaning of "auto": every condition alone, its effect on a run, and its message."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_same_bits_as_what_it_stands_for() -> None:
 
 
 def test_without_room_for_it_there_is_none() -> None:
-    """What a run with "none" fits into is enough."""
+    """Check a memory that suffices for a run with "none"."""
     X = rows(4000, 32)
     given = RunInputs(sk.ArraySource(X, truth(X)))
     config = sk.RunConfig().with_overrides({"model.n_centers": 50, "run.threads": 1})
@@ -172,7 +172,8 @@ def test_without_room_for_it_there_is_none() -> None:
 
 @pytest.mark.usefixtures("few_are_enough")
 def test_a_run_records_auto_and_goes_on(tmp_path: Path) -> None:
-    """A resumed one is the same, a warm start and a continued one are in its metric."""
+    """Check that a resumed run is the same, and that a warm start and a continued run use its
+    metric."""
     X = rows(FEW)
     source, place = sk.ArraySource(X, truth(X)), str(tmp_path / "run")
     config = sk.RunConfig().with_overrides(

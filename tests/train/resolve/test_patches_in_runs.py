@@ -260,7 +260,8 @@ def test_a_plan_counts_their_bytes_and_flops() -> None:
 
 
 def test_features_are_not_taken_for_columns_of_a_scale_each() -> None:
-    """A pixel whose scale one value makes is named in a warning, unless patches stand for it."""
+    """Check that a warning names a pixel whose scale one value determines, unless patches replace
+    it."""
     bright = X.astype(np.float32)
     bright[3, 0, 0] = 1e6
     pixels = SMALL | {"patch_features": 0}

@@ -1,4 +1,4 @@
-"""What precision a run takes, and that the integer mode trains the same model."""
+"""Check the precision of a run, and that the integer mode trains the same model."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ ROUNDED = (RandomCrop(1), RandomFlip(), GaussianNoise(9.0, round=True))
 
 
 def test_augmented_images_in_integers_are_least_squares_of_their_float64_rows() -> None:
-    """Rows, distances and solution by brute force from what the transforms make."""
+    """Compute rows, distances and solution by brute force from the results of the transforms."""
     source = augmented(*ROUNDED)
     with Backend(1) as backend:
         blocks = [source.read_unit(u, 0, 0) for u in range(source.n_units)]
@@ -159,7 +159,7 @@ def test_augmented_images_in_integers_are_least_squares_of_their_float64_rows() 
 
 
 def test_a_run_with_rounded_noise_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    """Whether it is stopped, or the noise is a table."""
+    """Check a stopped run, and noise from a table."""
     table = {"kind": "noise", "sigma": 9.0, "round": True}
     options = {"run.precision": "integer", "data.scale": "global", "model.n_centers": 30}
     weights = []

@@ -53,7 +53,7 @@ def test_all_rows_if_the_effort_allows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fewer_centers_if_all_rows_are_not_one_equation(
     changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel matrix does not fit the memory, or another solver is needed."""
+    """Check a kernel matrix that does not fit the memory, and settings that need another solver."""
     allow(monkeypatch, 20, 3000)
     source = array_source(3000)
     for more, p in (({}, 3000), (changes, 20)):
@@ -70,7 +70,7 @@ def test_fewer_centers_of_augmented_rows(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_run_keeps_its_centers_if_the_limits_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of a newer version do."""
+    """Check a run whose limits differ from those of this version."""
     for name, before, after, p in (("few", 0, N, 20), ("all", N, 0, N)):
         allow(monkeypatch, 20, before)
         config = settings(tmp_path / name, **(OPEN | {"run.checkpoint_every": 1}))
@@ -99,7 +99,7 @@ def test_all_rows_are_the_solution_of_one_equation(monkeypatch: pytest.MonkeyPat
 
 
 def values(n: int = N, seed: int = 0) -> ArraySource:
-    """Rows of a function without noise."""
+    """Return rows of a function without noise."""
     X, _ = arrays(n, seed)
     return ArraySource(X, np.sin(2 * X[:, 0]) + X[:, 1])
 
@@ -139,7 +139,7 @@ def test_classes_and_many_rows_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_rows_are_solved_in_float64_if_their_noise_is_small(
     noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The factor is in float32 in either case, and a resumed run does not decide again."""
+    """Check that the factor stays in float32, and that a resumed run does not choose again."""
     rng = np.random.default_rng(1)
     monkeypatch.setattr("streamkern.solver.direct.NARROW_ROWS", 300)
     X = rng.uniform(size=(300, 5))
@@ -165,7 +165,7 @@ def test_more_rows_are_solved_in_float64_if_their_noise_is_small(
 def test_large_kernel_values_are_kept_in_float64(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same ridge a kernel with values about 1 is not widened."""
+    """Check that a kernel with values near 1 and the same ridge stays in float32."""
     monkeypatch.setattr("streamkern.solver.direct.NARROW_ROWS", 300)
     rng = np.random.default_rng(1)
     X = rng.standard_normal((300, 6))
@@ -183,7 +183,7 @@ def test_large_kernel_values_are_kept_in_float64(
 def test_a_run_keeps_its_precision(
     started_wide: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of a version before began in float32, and its record does not mention the choice."""
+    """Check a run of an earlier version, which began in float32 without a record of the choice."""
     known = resolved_run._may_use_float64
     config = settings(tmp_path / "run", **(FEW | {"run.checkpoint_every": 1}))
     whole = settings(tmp_path / "whole", **FEW)
@@ -202,7 +202,7 @@ def test_a_run_keeps_its_precision(
 
 @pytest.mark.slow
 def test_functions_without_noise_are_learned_beyond_float32() -> None:
-    """With the kernel that float32 finds, as the searches stay in it."""
+    """Check with the kernel that float32 finds, because the searches stay in float32."""
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(900, 4))
     y = np.sin(3 * X[:, 0] * X[:, 1]) + (X[:, 2] - 0.5) ** 2 + X[:, 3]

@@ -50,7 +50,8 @@ def test_scores_are_not_taken_without_a_gain(kind: str) -> None:
 
 
 def test_skew_targets_show_on_a_log_scale_what_scores_are_worth() -> None:
-    """A few large squares hide it on their own scale."""
+    """Check that a gain is seen on a log scale; on the scale of the targets a few large squares
+    hide it."""
     noise = np.random.default_rng(3).standard_normal(len(HEAVY))
     y = np.exp(5 * WAVES + 0.3 * noise)
     auto = fitted("auto", HEAVY[:N], y[:N])
@@ -108,7 +109,8 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 def test_a_resumed_run_keeps_its_choice(
     taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of an earlier version has no scores, and another machine rounds otherwise."""
+    """Check a run of an earlier version without scores, and a machine that rounds in another
+    way."""
     source = sk.ArraySource(HEAVY[:N].astype(np.float32), WAVES[:N], unit_rows=100)
     auto = {"data.scale": "auto", "model.kernel": "auto", "model.bandwidth": "auto"}
     config = settings(tmp_path / "run", **auto, **{"model.metric": "none"})

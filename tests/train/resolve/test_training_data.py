@@ -74,7 +74,7 @@ def test_data_of_a_store(store: Path) -> None:
     ],
 )
 def test_what_counts_as_augmented(make: Any, augmented: bool) -> None:
-    """Rows that come out in more than one form, also where that happens with the read."""
+    """Check rows that occur in more than one form, also if the read makes the forms."""
     auto = settings(**{"data.scale": "auto"})
     assert open_data(auto, make()).augmented is augmented
 

@@ -55,7 +55,7 @@ def scale_of(source: Any, wish: str = "auto") -> Scale:
 
 
 def test_tables_are_standardised_feature_by_feature() -> None:
-    """U4. Against scikit-learn's scaler and the sum over centers in float64."""
+    """Compare with scikit-learn's scaler, and with the sum over centers in float64."""
     scaler = StandardScaler().fit(X)
     model = regressor().fit(X, Y)
     rows = {tuple(row) for row in scaler.transform(X).astype(np.float32).round(4)}
@@ -67,7 +67,7 @@ def test_tables_are_standardised_feature_by_feature() -> None:
 
 
 def test_a_feature_in_other_units_changes_nothing() -> None:
-    """U4: one feature times 1e4 took R2 from 0.98 to 0.13."""
+    """Multiply one feature by 1e4, which changed R2 from 0.98 to 0.13 without scaling."""
     plain = regressor().fit(X, Y)
     for factor in (1e4, 2.0**-20):
         units = np.array([1, factor, 1, 1])
@@ -87,7 +87,7 @@ def test_a_large_offset_costs_no_digits(tmp_path: Path) -> None:
 
 
 def test_the_mean_of_narrow_rows_is_taken_off_whole() -> None:
-    """A mean that float32 does not hold: the differences to it are exact all the same."""
+    """Check a mean that float32 does not represent: the differences to it are exact."""
     rows = (2.0**24 + np.arange(0, 64, 2)).astype(np.float32)[:, None]
     model = sk.KernelRegressor(bandwidth=1.0, centers="all", epochs=1, threads=1)
     model.fit(rows, np.float64(rows))
@@ -126,7 +126,8 @@ def test_images_and_rows_of_uint8_have_one_scale() -> None:
 
 
 def test_flat_images_of_floats_are_taken_for_pixels_and_tables_are_not() -> None:
-    """A pixel that is nearly always dark is not blown up, in whatever unit; a small column is."""
+    """Check that a mostly dark pixel is not scaled up, in any unit, and a small column of a table
+    is."""
     digits = load_digits().data
     for factor in (1.0, 1 / 16, 1000.0):
         assert scale_of(ArraySource(digits * factor, None)).mode == "global"
@@ -174,7 +175,8 @@ def test_sources_without_statistics_are_sampled(make_zarr: Any) -> None:
 
 
 def test_transforms_see_rows_in_their_own_units() -> None:
-    """What they see does not depend on `scale`, and the numbers are those of what comes out."""
+    """Check that the input of transforms does not depend on `scale`, and that the scale is computed
+    from their results."""
     seen = []
 
     @deterministic
@@ -221,7 +223,7 @@ def test_given_centers_are_in_the_units_of_the_rows(tmp_path: Path) -> None:
 
 
 def test_integer_distances_survive_the_scale() -> None:
-    """One scale for all entries keeps the grid of uint8; one for each would not."""
+    """Check that one scale for all entries keeps the grid of uint8; separate scales would not."""
     pixels = rng.integers(0, 256, (60, 16), np.uint8)
     source = ArraySource(pixels, np.arange(60) % 3)
     run = open_run(
@@ -241,7 +243,7 @@ def test_integer_distances_survive_the_scale() -> None:
 
 
 def test_a_run_keeps_its_scale(tmp_path: Path) -> None:
-    """In the plan, in `info`, and in the model that is read back."""
+    """Check the plan, `info`, and the loaded model."""
     ingest(X, tmp_path / "train.zarr", y=Y)
     config = settings(tmp_path / "run", **AUTO, **{"data.train": str(tmp_path / "train.zarr")})
     run = open_run(config)
@@ -290,7 +292,7 @@ def test_a_warm_fit_goes_on_from_partial_fits_in_their_scale(scale: str) -> None
 
 
 def test_a_search_scales_as_the_run_does() -> None:
-    """All splits by the numbers of the whole data."""
+    """Check that all splits use the scale of all rows."""
     config = settings(**AUTO, **{"model.n_centers": "auto", "run.memory": "1 GiB"})
     data = open_data(config, ArraySource(X, Y))
     fit, _ = Candidates(config, data, 1, rows=100).split(0)

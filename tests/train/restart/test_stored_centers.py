@@ -36,7 +36,7 @@ def test_keys_are_equal_where_rows_are() -> None:
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2], [1, 2, 3, 0]])
 def test_parts_come_by_in_any_order(order: list[int]) -> None:
-    """As from an object store."""
+    """Check any order, as an object store may return them."""
     seen = CentersTarget(slice(5, 23), digest_dtype=Z.dtype)
     assert seen("H.0", (4, 4), Z.dtype) is None
     parts: Any = seen("Z", Z.shape, Z.dtype)
@@ -70,7 +70,7 @@ def centers_in(place: Path) -> StoredCenters | None:
 
 
 def test_others_in_their_place_are_refused(tmp_path: Path) -> None:
-    """A run that was begun anew meanwhile."""
+    """Check a run that has been started again in the meantime."""
     with RunDirectory(tmp_path / "run") as run:
         assert centers_in(Path(run.place)) is None
     kept = saved(tmp_path / "run", Z)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 def test_every_rank_keeps_its_stripe(
     size: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of rows that come in any order, a few at a time; and the mean has the bits of one rank."""
+    """Check rows in any order, a few at a time; the mean has the bits of one rank."""
     monkeypatch.setattr(broadcast, "BROADCAST_CENTER_BYTES", 3 * 4 * np.dtype(dtype).itemsize)
     rng = np.random.default_rng(0)
     Z, order = rng.normal(size=(33, 4)).astype(dtype), rng.permutation(33)

@@ -19,7 +19,7 @@ from tests.maths import Array
 
 
 def errors_of(*models: sk.KernelRegressor) -> list[float]:
-    """The mean squared errors of models of a panel, on other rows."""
+    """Return the mean squared errors of models of a panel, on other rows."""
     fresh, truth = panel(1000, 1)
     return [float(np.mean((model.predict(fresh) - truth) ** 2)) for model in models]
 
@@ -40,7 +40,8 @@ def test_those_of_a_given_kernel_stay_when_a_metric_is_learned() -> None:
 
 @pytest.mark.slow
 def test_an_effect_of_a_level_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is far below that without them, and not far from that of the noise."""
+    """Check that the error is far below that without categorical features, and near that of the
+    noise."""
     X, y = panel(600)
     found = sk.KernelRegressor(random_state=0, run_dir=tmp_path / "run").fit(X, y)
     assert columns_of(found) == [LEVEL]
@@ -74,7 +75,7 @@ def test_it_is_found_beside_a_metric() -> None:
 
 
 def numbers(kind: str, n: int = 800) -> tuple[Array, Array]:
-    """Columns of whole numbers without an effect of their categorical, and their targets."""
+    """Return columns of whole numbers without an effect of single values, and their targets."""
     rng = np.random.default_rng(1)
     X = np.column_stack([rng.integers(0, 40, (n, 2)), rng.integers(0, 5, n)]).astype(np.float32)
     noise = rng.normal(size=n)
@@ -111,7 +112,7 @@ def test_what_is_given_is_not_looked_for(given: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_rows_count_by_their_weight() -> None:
-    """The noise of rows of little weight hides no effect."""
+    """Check that the noise of rows with small weights hides no effect."""
     X, y = panel(700)
     light = np.arange(700) % 2 == 0
     y[light] += np.random.default_rng(5).normal(0, 30, light.sum())

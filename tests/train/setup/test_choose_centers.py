@@ -1,4 +1,4 @@
-"""Which rows of the training data are known to be centers, and what that is worth."""
+"""Check the choice of centers, and which training rows are known to be centers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 def known(source: BaseSource, config: RunConfig, centers: Array | None = None) -> Any:
-    """What is known, and the centers in kept order."""
+    """Return the known center rows, and the centers in stored order."""
     run = open_run(config, RunInputs(source, centers=centers))
     with run.backend, run.backend.active():
         chosen = choose_centers(run, np.dtype(np.float32), lambda event, fields: None)
@@ -88,7 +88,7 @@ def test_places_of_rows() -> None:
 
 
 def test_a_start_from_all_rows_is_the_exact_model() -> None:
-    """One block whose centers are all rows: nothing is left to sample."""
+    """Check one block whose centers are all rows, so that no row is left to sample."""
     X, y = arrays()
     config = settings(
         **{"model.n_centers": "auto", "model.centers": "all", "solver.block_size": len(X),

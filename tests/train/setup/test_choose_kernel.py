@@ -49,20 +49,20 @@ OPEN = {"model.bandwidth": "auto"}
 
 
 def smooth(n: int = 400, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A function so smooth that a narrow kernel is wasted on it."""
+    """Return a function so smooth that a narrow kernel predicts it badly."""
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, 4)).astype(np.float32)
     return X, X @ [1.0, -2.0, 0.5, 1.0] + 0.3 * X[:, 0] * X[:, 1] + noise * rng.standard_normal(n)
 
 
 def errors_of(*models: KernelRegressor) -> list[float]:
-    """The mean squared errors of models of `smooth` rows, on others without noise."""
+    """Return the mean squared errors of models of `smooth` rows, on others without noise."""
     fresh, truth = smooth(1000, 0.0, seed=1)
     return [float(np.mean((model.predict(fresh) - truth) ** 2)) for model in models]
 
 
 def leave_one_out(K: np.ndarray, y: np.ndarray, kappa: float) -> float:
-    """The mean squared error, by leaving each row out in turn."""
+    """Return the mean squared error, by leaving each row out in turn."""
     errors = []
     for i in range(len(y)):
         rest = np.arange(len(y)) != i
@@ -105,8 +105,8 @@ def test_a_wide_kernel_for_a_smooth_function(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_solver_is_given_what_it_learns_fast() -> None:
-    """The equations tell all that a Gaussian kernel can say of a function without noise. One pass
-    of steps does not get that far, and takes a rougher kernel."""
+    """Check that `direct` gets a Gaussian kernel for a function without noise, and steps a rougher
+    one, because one pass does not reach the minimum of the former."""
     X, y = smooth(4000, 0.0)
     given: dict[str, Any] = {"metric": "none", "random_state": 0, "n_centers": 300, "epochs": 1}
     direct = KernelRegressor(solver="direct", **given).fit(X, y)
@@ -241,7 +241,8 @@ def test_a_gain_of_a_few_rows_is_none() -> None:
 
 @pytest.mark.parametrize("seed", [3, 32, 37, 39])
 def test_heavy_tails_do_not_lead_to_a_model_worse_than_the_mean(seed: int) -> None:
-    """With the least mean square of 40 rows they were 1.04 to 2.65 times as bad as the mean."""
+    """Check heavy tails, for which the least mean square of 40 rows gave errors of 1.04 to 2.65
+    times that of the mean."""
     rng = np.random.default_rng([seed, 5])
     X = rng.standard_t(1.5, (1000, 4))
     y = np.exp(np.tanh(X[:, 0]) + rng.normal(size=1000))
@@ -274,7 +275,7 @@ def test_copies_of_rows_are_one_row() -> None:
 def test_a_thousand_rows_show_whether_equal_ones_are_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The rows to learn a metric from are many more, and their factor took a minute."""
+    """Check that only a thousand of the rows are used; a factor of all took a minute."""
     X, y = smooth(2 * NOISE_ROWS)
     X[1], y[1] = X[0], y[0]
     examined = []
@@ -322,7 +323,7 @@ def test_rows_that_every_epoch_brings_anew_are_not_the_centers() -> None:
 
 
 def test_small_blocks_do_no_harm() -> None:
-    """A block that is one batch is not all rows there are."""
+    """Check that a block of one batch is not treated as all rows."""
     X, y = smooth(900, 0.5)
     fresh, truth = smooth(500, 0.0, seed=1)
     model = KernelRegressor(n_centers=300, random_state=0).partial_fit(X[:600], y[:600])
@@ -336,7 +337,8 @@ def test_small_blocks_do_no_harm() -> None:
 
 
 def test_steps_go_on_from_all_rows_at_once() -> None:
-    """The default for few rows has them in store order, and draws them in another one for steps."""
+    """Check that steps draw the rows in random order, while the default for few rows has them in
+    store order."""
     X, y = smooth(200)
     model = KernelRegressor(kernel="laplace", random_state=0).fit(X, y)
     assert model.report_["solver"] == "direct"

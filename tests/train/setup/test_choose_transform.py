@@ -46,7 +46,7 @@ def test_the_log_scale_is_taken_where_it_is_better(kind: str, seed: int) -> None
 
 
 def test_the_unit_does_not_matter() -> None:
-    """Targets in cents are treated as those in millions."""
+    """Check that targets in cents are treated as those in millions."""
     X, y = made("exponential", 600)
     one, other = found(X, y), found(X, y * 2.0**40)
     assert one is not None
@@ -120,7 +120,7 @@ def test_equal_rows_and_weights() -> None:
 
 @pytest.mark.parametrize("constant", [0.0, 0.1])
 def test_rare_large_targets_leave_no_choice(constant: float) -> None:
-    """No row of the sample may have one, so that it shows a constant."""
+    """Check a sample without large targets, whose targets are constant."""
     X, y = made("exponential", 5000)[0], np.full(5000, constant)
     y[7] = 1e3
     assert found(X, y) is None
@@ -129,7 +129,8 @@ def test_rare_large_targets_leave_no_choice(constant: float) -> None:
 
 
 def test_errors_that_more_rows_correct_are_no_noise() -> None:
-    """Targets without noise need no factor, however badly a few rows predict each other."""
+    """Check that targets without noise need no factor, even if a few rows predict each other
+    badly."""
     X = np.random.default_rng(0).uniform(-1.5, 1.5, (6000, 5)).astype(np.float32)
     y = np.exp(0.7 * np.sin(4 * X.astype(float)).sum(axis=1))
     asked: dict[str, Any] = {"model.target_transform": "log"}

@@ -23,7 +23,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def drawn(name: str, noise: float, weighted: bool = False, n: int = 120) -> LossRows:
-    """Rows of a curve with noise, two outputs."""
+    """Return rows of a curve with noise, with two outputs."""
     rng = np.random.default_rng(8)
     points = rng.standard_normal((n, 1))
     Y = (np.sin(3 * points) + noise * rng.standard_normal((n, 1))) @ [[1.0, -1.0]]
@@ -41,7 +41,7 @@ def test_much_noise_asks_for_much_ridge(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_weight_counts_as_so_many_rows(name: str) -> None:
-    """With the weights doubled, the noise for the same curve is twice that of before."""
+    """Check that doubled weights double the noise for the same curve."""
     rows = drawn(name, 1.0, weighted=True)
     once, twice = (
         loss_noise(LOSSES[name], rows._replace(w=times * rows.w), NO_NOISE).variance
@@ -91,7 +91,7 @@ def _fold_loss(loss: Loss, rows: LossRows, fitted: np.ndarray, kappa: float) -> 
 
 
 def _minimised(loss: Loss, z: np.ndarray, errors: np.ndarray, Y: np.ndarray) -> np.ndarray:
-    """The losses that steps minimise; of a quantile with the integral of the ramp, a parabola."""
+    """Return the losses that steps minimise; for a quantile, this is the integral of the ramp."""
     if not isinstance(loss, Quantile):
         return loss.values(np, z, Y)
     h, size = np.asarray(loss.width), np.abs(errors)

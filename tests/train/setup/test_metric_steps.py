@@ -48,7 +48,7 @@ def missed(
     phi: Callable[[Array], Array], metric: Array, bandwidth: float, log_ridge: float,
     fit: SampleRows, others: SampleRows, categorical: CategoricalFeatures = (),
 ) -> float:  # fmt: skip
-    """By definition."""
+    """Return the held-out error by its definition."""
     a, b = ((R.X * metric if metric.ndim == 1 else R.X @ metric) for R in (fit, others))
     steps = [sum((w * (R.X[:, None, j] != fit.X[:, j]) for j, w in categorical), np.zeros(()))
              for R in (fit, others)]  # fmt: skip
@@ -100,7 +100,8 @@ def test_derivatives_are_those_of_the_error(
 
 
 def test_a_long_residual_is_shortened() -> None:
-    """The derivative is linear in the residuals of the others, and in a far target bounded."""
+    """Check that the derivative is linear in the residuals of the others, and bounded in a far
+    target."""
     fit, others = some(N, 0, False), some(M, 1, False)
     op = KernelOperator(sk.Laplace(1.7, metric=np.ones(D)), Backend(1), "float64", SHIFT)
     found = []
@@ -163,7 +164,7 @@ def test_rows_without_weight_teach_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
 def test_a_constant_feature_leaves_it_and_one_that_hardly_varies_gains_little(kind: str) -> None:
-    """What rounding leaves of its gradients is not a direction."""
+    """Check that rounding errors of its gradients are not taken for a direction."""
     given = of_one_direction()
     X = given.X.astype(np.float64)
     X[:, 3] = 0.7

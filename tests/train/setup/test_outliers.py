@@ -96,7 +96,8 @@ def test_the_tails_of_usual_noise_are_none(noise: str, seed: int) -> None:
 
 
 def test_a_group_that_the_features_tell_of_is_none() -> None:
-    """A twentieth of the rows has quite another target, which their neighbours predict."""
+    """Check a twentieth of the rows with quite different targets, which their neighbours
+    predict."""
     X, _, y, _ = drawn(500)
     group = X[:, 0] > 0.9
     X[group, 0] += 8
@@ -112,7 +113,8 @@ def test_too_few_rows_and_constant_targets_have_none() -> None:
 
 @pytest.mark.parametrize("loss", ["huber", "quantile"])
 def test_a_robust_loss_is_nearly_as_good_with_outliers(loss: str) -> None:
-    """With the outliers in the setup, the error was 15 times that of clean targets."""
+    """Check the error with outliers; with outliers in the setup it was 15 times that of clean
+    targets."""
     X, moved, y, _ = drawn(900)
     fresh, _, truth, _ = drawn(2000, seed=1, share=0)
     options: dict[str, Any] = {"loss": loss, "random_state": 0, "verbose": False}

@@ -1,4 +1,4 @@
-"""What a run is expected to take: every solver says it, and the parts add up."""
+"""Check the planned time of a run: every solver has one, and the parts add up."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def gathered(ranks: Communicator, save: Callable[[dict[str, ChunkedArray]], obje
 
 @pytest.mark.parametrize("size", [2, 5, 9])
 def test_it_is_given_all_rows(size: int) -> None:
-    """In parts of any size, of which several threads ask for different ones at a time."""
+    """Check parts of any size, which several threads request at the same time."""
     got = {name: np.full((n, n), np.nan) for name, n in SIZES.items()}
 
     def save(parts: dict[str, ChunkedArray]) -> None:
@@ -58,7 +58,7 @@ def test_it_is_given_all_rows(size: int) -> None:
 
 
 def test_what_fails_on_the_first_ends_all() -> None:
-    """A full disk, say: its error comes out, and nobody waits."""
+    """Check that its error, such as a full disk, is raised, and that no rank waits."""
 
     def save(parts: dict[str, ChunkedArray]) -> None:
         parts["H.0"][0:5]

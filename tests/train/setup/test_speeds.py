@@ -1,4 +1,5 @@
-"""What is measured of a machine: seconds of a unit, by a clock that can be told what to say."""
+"""Check the measured speeds of a machine, in seconds for a unit of work, by a clock that the test
+controls."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def test_what_a_run_does_not_do_is_not_measured(run: ResolvedRun) -> None:
 
 
 def test_seconds_are_those_of_the_clock(run: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which goes on by one between two looks at it: a call takes one second."""
+    """Advance the clock by one second at each reading, so that a call takes one second."""
     monkeypatch.setattr(speeds, "MEASURED_S", 12 * speeds.MEASUREMENTS)
     ticks = count()
     monkeypatch.setattr(speeds, "perf_counter", lambda: float(next(ticks)))
