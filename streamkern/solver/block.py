@@ -9,7 +9,9 @@ from dataclasses import asdict, replace
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
+from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig, set_value
+from streamkern.losses.scaled import ScaledLoss
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
 from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
@@ -194,12 +196,20 @@ class BlockMethod(Method[BlockSizes]):
             arrays["start"], meta["start_rows"], sketches or None,
             arrays.get("values"), arrays.get("L"),
         ).shared(work.ranks)  # fmt: skip
+        shared = work.shared(setup)
         return BlockSolver(
-            work.op, work.Z.each(share.part), pre, seed=work.seed,
-            ridge=options.fixed_ridge,
+            work.op, work.Z.each(share.part), pre, seed=work.seed, ridge=options.fixed_ridge,
             keep=work.sizes.keep, cycled=problem.cycled, share=share,
-            **work.shared(setup),
+            remedy=_remedy(work.loss), **shared,
         )  # fmt: skip
+
+
+def _remedy(loss: ScaledLoss | None) -> str:
+    """Return the settings to change if even very short steps diverge."""
+    remedy = f"{mention('solver.damping')}, {mention('solver.ridge')} or a larger bandwidth"
+    if loss is not None and loss.limits:  # `direct` tests the length of its steps
+        return f"{mention('solver.name', 'direct')}, {remedy}"
+    return remedy
 
 
 def training_op_counts(

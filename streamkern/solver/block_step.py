@@ -57,7 +57,6 @@ from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE
-from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
@@ -150,9 +149,8 @@ class BlockSolver(Solver):
 
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: BlockPreconditioner, *, seed: int,
-        remedy: str = f"{mention('solver.damping')}, {mention('solver.ridge')} or a larger "
-        f"bandwidth",
-        average_k: float | None = None, ridge: float = 0.0, keep: bool = True,
+        remedy: str = Solver.remedy, average_k: float | None = None, ridge: float = 0.0,
+        keep: bool = True,
         cycled: int | None = None, share: CenterPartition | None = None, **shared: Any,
     ) -> None:  # fmt: skip
         if share is None:

@@ -17,7 +17,9 @@ from streamkern.basics.errors import DivergenceError
 from streamkern.config.solver import options_of
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.precondition.step_rule import StepRule
+from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.loop.guard import BACK_OFF_FACTOR, MAX_BACK_OFFS, WINDOW, Guard
+from tests.counts import TARGETS, X, of_loss
 from tests.runs import (
     METHODS,
     array_source,
@@ -219,6 +221,18 @@ def test_a_run_that_can_not_be_saved_fails(tmp_path: Path, inflated: Inflated) -
     assert latest_step(tmp_path) == 250
     with pytest.raises(DivergenceError, match="halving the step size 8 times"):  # from there
         finished(config, source=stream())
+
+
+def test_a_log_link_that_diverges_names_the_solver_that_tests_its_steps(
+    tmp_path: Path, inflated: Inflated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check counts whose steps are too long and not limited."""
+    inflated.times = 1e12
+    monkeypatch.setattr("streamkern.losses.scaled.LARGEST_STEP", 1e30)
+    counts = of_loss("poisson", **{"data.epochs": 60})
+    with pytest.raises(DivergenceError) as caught:
+        finished(settings(tmp_path, **counts), source=ArraySource(X, TARGETS["poisson"]))
+    assert "set solver.name='direct', solver.damping, solver.ridge or" in str(caught.value)
 
 
 @pytest.mark.parametrize(
