@@ -19,7 +19,7 @@ step is v = -M g, the Newton step if M^-1 were the Hessian, and the second pass 
 
 Differences from the paper: one iteration of conjugate gradient for each Newton step, with
 directions that stay conjugate from step to step; the M of squares, with all curvatures 1; and no
-path of decreasing ridges. None of them takes more passes (docs/explanation/losses.md).
+path of decreasing ridges. None of them takes more passes (docs/explanation/losses-measured.md).
 
 The run ends when sqrt(g . M g) is at most the tolerance times its value in the first pass.
 

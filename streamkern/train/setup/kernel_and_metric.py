@@ -10,7 +10,7 @@ exp(z) for counts: the error of a large count says more about exp(z) than that o
 first choice is therefore for the logarithms, and the second one for the least squares of the Newton
 step from a first model in the first kernel, with the weights h (`log_link_start.FirstModel`). The
 second kernel is used if its cross-validated loss on a few rows is lower by `LOG_LINK_GAIN_SE`.
-docs/explanation/losses.md has the measurements.
+docs/explanation/losses-measured.md has the measurements.
 """
 
 from __future__ import annotations

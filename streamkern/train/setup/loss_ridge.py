@@ -53,7 +53,7 @@ For a small kappa, the steps end before the minimum, as a run of few epochs does
 """
 MAX_STEPS_TO_MINIMUM = 200
 """Largest number of steps for one kappa of a quantile loss, which converges most slowly, if the
-solver of the run reaches the minimum; see docs/explanation/losses.md."""
+solver of the run reaches the minimum; see docs/explanation/loss-method.md."""
 CONVERGED_CHANGE = 1e-6
 """Relative change of the values f in a step (in the 2-norm) below which these steps end."""
 KAPPA_EXPONENTS = range(3, -9, -1)

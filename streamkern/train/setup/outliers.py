@@ -2,7 +2,7 @@
 
 The setup finds kernel, metric, noise and start by least squares, which a few outliers can dominate.
 For a loss that bounds the influence of a row (`Loss.robust`), the setup therefore replaces the
-targets of outliers; docs/explanation/losses.md shows the effect on the errors of models.
+targets of outliers; docs/explanation/losses-measured.md shows the effect on the errors of models.
 
 Some rows are predicted by the others (leave-one-out, in closed form, `precondition.noise`). Targets
 far from their prediction are clipped, and the predictions are computed again, a few times (Huber
