@@ -23,7 +23,12 @@ from streamkern.stream.sources.stores import stores_of
 from streamkern.train.over_ranks import with_rank_count
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.training_data import open_test
-from streamkern.train.setup.choose_kernel import KERNEL_ROWS, MIN_WIDTH_LOG2, kernels_of, widest_of
+from streamkern.train.setup.choose_kernel import (
+    KERNEL_ROWS,
+    MIN_BANDWIDTH_LOG2,
+    kernels_of,
+    max_bandwidth_log2,
+)
 from streamkern.train.setup.planned import Times, expected_times, planned_batches, planned_flops
 from streamkern.train.train import open_continued
 
@@ -83,7 +88,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
         "scale": run.data.scale,
         "kernel": _kernel(run),
         "kernels": list(kernels_of(run)) if _kernel(run)["kernel"] == "auto" else None,
-        "widest": 2.0 ** widest_of(run),
+        "widest": 2.0 ** max_bandwidth_log2(run),
         "metric": _metric(run),
         "effort": _effort(run),
         "loss": _loss(run),
@@ -388,7 +393,7 @@ def _kernel_text(
             "(after scaling), measured when the run starts"
         )
     return (
-        f"{text}, {noun} auto: of {2.0**MIN_WIDTH_LOG2:g} to {widest:g} times the median "
+        f"{text}, {noun} auto: of {2.0**MIN_BANDWIDTH_LOG2:g} to {widest:g} times the median "
         "distance of rows (after scaling)\n"
         f"the one with which {KERNEL_ROWS} rows predict each other best, found when the run starts"
     )

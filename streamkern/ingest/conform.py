@@ -47,7 +47,7 @@ class RawBlock(NamedTuple):
     dropped: int = 0
 
     @property
-    def numbers(self) -> RowsInFile:
+    def row_numbers(self) -> RowsInFile:
         """Row numbers in the file, in the form that `row_number` accepts."""
         return self.start if self.rows is None else self.rows
 
@@ -55,10 +55,10 @@ class RawBlock(NamedTuple):
         """Return rows `start` to `stop` of the block."""
         rows, first = slice(start, stop), self.start + start
         w = None if self.w is None else self.w[rows]
-        numbers = None if self.rows is None else self.rows[rows]
+        row_numbers = None if self.rows is None else self.rows[rows]
         dropped = 0 if start else self.dropped
         return self._replace(
-            X=self.X[rows], y=self.y[rows], start=first, w=w, rows=numbers, dropped=dropped
+            X=self.X[rows], y=self.y[rows], start=first, w=w, rows=row_numbers, dropped=dropped
         )
 
     def without(self, left_out: NDArray[np.bool_]) -> RawBlock:
@@ -93,7 +93,7 @@ class RawBlock(NamedTuple):
 
     def place(self, row: int, column: int | None = None) -> str:
         """Return ``train.csv, row 17, column 'age'`` for messages; rows are counted from 0."""
-        text = f"{self.where}, row {row_number(self.numbers, row)}"
+        text = f"{self.where}, row {row_number(self.row_numbers, row)}"
         if column is None:
             return text
         return f"{text}, column {column if self.columns is None else repr(self.columns[column])}"
@@ -235,10 +235,9 @@ def warn_of_rounding(values: NDArray[Any], block: RawBlock) -> None:
 def _check_numbers(dtype: np.dtype[Any], where: str) -> None:
     if dtype.kind not in "biuf":
         raise DataError(
-            f"X of {where} has dtype {dtype}, and features are numbers",
-            "convert it, as by "
-            "X.astype(float) where all is written as numbers, or give a table, whose columns are "
-            'encoded: pandas.DataFrame(X).add_prefix("x")',
+            f"X of {where} has dtype {dtype}, but features must be numeric",
+            "convert X with X.astype(float) if every value is a number, or give a table, whose "
+            'columns are encoded: pandas.DataFrame(X).add_prefix("x")',
         )
 
 
@@ -257,8 +256,8 @@ def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:
 
 
 _MAX_ROUNDING_PER_STD = 1e-3  # of a column's standard deviation
-_MIN_WORKING_COLUMNS = 256  # smallest number of columns of a working block
-_SLAB_ENTRIES = 1 << 15  # entries of a working block
+_MIN_TILE_COLUMNS = 256  # smallest number of columns of a tile
+_TILE_ENTRIES = 1 << 15  # entries of a tile
 
 
 class RoundingTracker:
@@ -294,7 +293,7 @@ class RoundingTracker:
             self._first = np.array(X[0], np.float64)
         self._n_rows += len(X)
         # Several rows side by side, because NumPy is slow if an axis is short.
-        rows_per_line = max(1, _MIN_WORKING_COLUMNS // X.shape[1])
+        rows_per_line = max(1, _MIN_TILE_COLUMNS // X.shape[1])
         cut = len(X) - len(X) % rows_per_line
         self._add(X[:cut], rounded[:cut], rows_per_line)
         self._add(X[cut:], rounded[cut:], 1)
@@ -303,10 +302,11 @@ class RoundingTracker:
         """Add rows (k, d), `rows_per_line` of them side by side; k is a multiple of this."""
         width = rows_per_line * X.shape[1]
         X, rounded = X.reshape(-1, width), rounded.reshape(-1, width)
-        first, rows = np.tile(self._first, rows_per_line), max(1, _SLAB_ENTRIES // width)
-        for start in range(0, len(X), rows):
-            part = X[start : start + rows]
-            difference = part - rounded[start : start + rows]
+        first, lines_per_tile = np.tile(self._first, rows_per_line), max(1, _TILE_ENTRIES // width)
+        for start in range(0, len(X), lines_per_tile):
+            tile = slice(start, start + lines_per_tile)
+            part = X[tile]
+            difference = part - rounded[tile]
             errors = np.abs(difference, out=difference).max(axis=0).reshape(rows_per_line, -1)
             self._max_errors = np.maximum(self._max_errors, errors.max(axis=0))
             np.subtract(part, first, out=difference)

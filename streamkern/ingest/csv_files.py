@@ -232,11 +232,11 @@ class CsvReader(Reader):
         for k, column in zip(self._features, columns, strict=True):
             text, name = compute.utf8_trim_whitespace(column), self._names[k]
             if not self._style.plain:
-                wrong = self._style.contradictions(text)
+                wrong = self._style.wrong_decimal_mask(text)
                 if wrong.any():
                     cell = str(text[int(np.argmax(wrong))])
-                    raise self._style.contradiction(cell, f"column {name!r} of {self._where}")
-                text = self._style.with_points(text)
+                    raise self._style.wrong_decimal_error(cell, f"column {name!r} of {self._where}")
+                text = self._style.column_to_python_notation(text)
             cells[name] = with_null(text, compute.is_in(text, missing))
         return arrow.table(cells)
 
@@ -260,9 +260,11 @@ class CsvReader(Reader):
         columns = {}
         for k, cells in texts.items():
             if not self._style.plain:
-                for cell in filter(self._style.contradicts, cells):
-                    raise self._style.contradiction(cell, f"a target or weight of {self._where}")
-                cells = [self._style.with_point(cell) for cell in cells]
+                for cell in filter(self._style.has_wrong_decimal, cells):
+                    raise self._style.wrong_decimal_error(
+                        cell, f"a target or weight of {self._where}"
+                    )
+                cells = [self._style.to_python_notation(cell) for cell in cells]
             columns[k] = np.char.strip(np.array(cells, dtype=np.str_))
         return [columns[k] for k in self._targets], [columns[k] for k in self._weights]
 
@@ -340,12 +342,12 @@ class CsvReader(Reader):
         """Return the features of a row; raise NotNumbersError if a cell is not a number."""
         cells = [fields[k] for k in self._features]
         if not self._style.plain:
-            for cell in filter(self._style.contradicts, cells):
-                raise self._style.contradiction(cell, location)
+            for cell in filter(self._style.has_wrong_decimal, cells):
+                raise self._style.wrong_decimal_error(cell, location)
         try:
             if any(map(is_padded, cells)):
                 raise ValueError
-            cells = cells if self._style.plain else list(map(self._style.with_point, cells))
+            cells = cells if self._style.plain else list(map(self._style.to_python_notation, cells))
             values = numbers(cells)
         except ValueError:
             self._raise_not_a_number(fields, location)

@@ -109,7 +109,7 @@ def _is_header_of_numbers(
 ) -> bool:
     """Return whether a line of numbers is a header; raise DataError if it is only likely."""
     rows = below[:_EXAMINED_ROWS]
-    names = [style.with_point(name) for name in names]
+    names = [style.to_python_notation(name) for name in names]
     log10_chance = _log10_chance(names, rows, style)
     if len({*names}) < len(names) or not (log10_chance or quoted):
         return False
@@ -147,7 +147,9 @@ def _warn_of_names(
     names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
 ) -> None:
     """Warn if a line that is a row, as in earlier files, would otherwise be read as names."""
-    log10_chance = _log10_chance([*map(style.with_point, names)], below[:_EXAMINED_ROWS], style)
+    log10_chance = _log10_chance(
+        [*map(style.to_python_notation, names)], below[:_EXAMINED_ROWS], style
+    )
     if len({*names}) == len(names) and (quoted or log10_chance < _LOG10_CERTAIN):
         warn(
             f"the first line of {where} ({some(names)}) may name its columns; it is read as a row, "
@@ -165,7 +167,7 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
         return _LOG10_CERTAIN if is_long_series else 0.0
     if _continues_below(names, rows):
         return 0.0 if len(rows) > 1 else _LOG10_LIKELY
-    columns = [[*map(style.with_point, cells)] for cells in columns_of(rows, len(names))]
+    columns = [[*map(style.to_python_notation, cells)] for cells in columns_of(rows, len(names))]
     log10_notations = [_log10_notation(*pair) for pair in zip(names, columns, strict=True)]
     if all(map(is_integer, names)):
         is_series = _is_numbered(names) or _is_arithmetic(names, _MIN_LONG_SERIES_COLUMNS)
@@ -180,7 +182,7 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
 
 def _differ_in_notation(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> bool:
     """Return whether every name is written in another notation than the numbers of its column."""
-    columns = ([*map(style.with_point, cells)] for cells in columns_of(rows, len(names)))
+    columns = ([*map(style.to_python_notation, cells)] for cells in columns_of(rows, len(names)))
     return all(_log10_notation(*pair) for pair in zip(names, columns, strict=True))
 
 

@@ -395,6 +395,6 @@ def _check_thousands(names: Sequence[str], rows: CsvRows, form: FileForm, head: 
         swapped = f"{mention('thousands', ',')} if it is the other way round, and "
     raise DataError(
         f"{holds}, and {comma_column!r} numbers like {text!r}: give {mention('thousands', '.')} if "
-        f"points group digits and commas stand before fractions, {swapped}else write all numbers "
-        "alike"
+        f"points separate groups of digits and commas are decimal commas, {swapped}else write all "
+        "numbers with the same decimal separator"
     )

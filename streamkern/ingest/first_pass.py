@@ -297,7 +297,7 @@ def _append_calls(
         if rows.rounding is not None:
             rows.rounding.add(block.X, X)
         if counter is not None:
-            counter.add(block.X[:, 0], block.numbers)
+            counter.add(block.X[:, 0], block.row_numbers)
         rows.files.count(block)
         rows.files.counted |= w is not None and bool(w.any())
         # The notes are those as of this block: further blocks are read before its call is made.

@@ -129,10 +129,10 @@ def of_numbers() -> list[Case]:
          table(bare[padded], names=names, categorical=["a"]), table(padded, numeric=["a"])),
         ("columns that are not numbers need names; add one.*or give their names with names=",
          like(words, header=False), like("a,w,y\n" + words), like(words, names=["a", "w", "y"])),
-        ("give thousands='.' if points group digits", table(fractions),
+        ("give thousands='.' if points separate groups of digits", table(fractions),
          table(fractions, thousands=".")),
         ("thousands=',' if it is the other way round", table(groups), table(groups, thousands=",")),
-        ("else write all numbers alike", table(fractions), table(points)),
+        ("else write all numbers with the same decimal separator", table(fractions), table(points)),
     ]  # fmt: skip
 
 

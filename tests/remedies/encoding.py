@@ -81,11 +81,12 @@ def of_columns() -> list[Case]:
     points = Do(lines, "a;fare", "1,5;2,5", "2.5;3,5")
     groups = Do(lines, "a;fare", "1,5;2,5", "2.500;3,5")
     return [
-        ("else write all numbers alike", Do(points, decimal=","), Do(commas, decimal=",")),
-        ("decimal='.' says that points stand before fractions",
+        ("write all numbers with the same decimal separator", Do(points, decimal=","),
+         Do(commas, decimal=",")),
+        ("set decimal='.', or",
          Do(lines, "a;fare", "1.5;2.5", "2.5;3.5", decimal=","),
          Do(lines, "a;fare", "1.5;2.5", "2.5;3.5", decimal=".")),
-        ("thousands='.' says that points group digits", Do(groups, decimal=","),
+        ("set thousands='.' if points separate groups of digits", Do(groups, decimal=","),
          Do(groups, decimal=",", thousands=".")),
         ("call it categorical, or correct those.*or say that they are missing", made(mixed),
          made(mixed, categorical=["m"]), made(mixed, na_values=["none"], numeric=["m"])),

@@ -145,16 +145,16 @@ class _TableScan:
         """Add the rows of a block; raise DataError for a cell that does not fit its column."""
         folds = folds_of(self._seed, self.n_rows, len(block.X))
         T = self._targets(block)
-        self._counter.add_cells(block.X.column(0), block.numbers)
+        self._counter.add_cells(block.X.column(0), block.row_numbers)
         for column in self._columns:
             if column.has_scalars:
                 try:
                     cells = self._marks.with_nulls(block.X.column(column.name))
-                    column.add(cells, block.numbers, folds, T)
+                    column.add(cells, block.row_numbers, folds, T)
                 except WrongCellError as error:
                     kind = column.kind or "number"
                     raise wrong_cell(
-                        error, column.name, kind, block.where, block.numbers, WRONG_CELL_REMEDY
+                        error, column.name, kind, block.where, block.row_numbers, WRONG_CELL_REMEDY
                     ) from None
         self.n_rows += len(block.X)
 

@@ -25,16 +25,16 @@ _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
 _PADDED = re.compile(r"\s*0[0-9]")
 
 
-def numbers(cells: Iterable[str]) -> list[float]:
+def numbers(texts: Iterable[str]) -> list[float]:
     """Parse numbers as pyarrow does; float() alone would take 1_000 and digits of other scripts.
 
-    Raises ValueError if a cell is not a number.
+    Raises ValueError if a text is not a number.
     """
-    cells = list(cells)
-    text = "".join(cells)
-    if "_" in text or not text.isascii():
-        raise ValueError(next(k for k in cells if "_" in k or not k.isascii()))
-    return list(map(float, cells))
+    texts = list(texts)
+    joined = "".join(texts)
+    if "_" in joined or not joined.isascii():
+        raise ValueError(next(text for text in texts if "_" in text or not text.isascii()))
+    return list(map(float, texts))
 
 
 def is_number(text: str) -> bool:
@@ -77,7 +77,7 @@ class NumberStyle(NamedTuple):
         """True if numbers are written in Python's notation."""
         return self == NumberStyle()
 
-    def with_point(self, text: str) -> str:
+    def to_python_notation(self, text: str) -> str:
         """Return a number in Python's notation; other text unchanged."""
         number = text.strip()
         if self.thousands and re.fullmatch(self._grouped_number, number):
@@ -88,16 +88,16 @@ class NumberStyle(NamedTuple):
 
     def is_number(self, text: str) -> bool:
         """Return whether text is a number in this notation."""
-        return is_number(self.with_point(text))
+        return is_number(self.to_python_notation(text))
 
-    def contradicts(self, text: str) -> bool:
+    def has_wrong_decimal(self, text: str) -> bool:
         """Return whether a number has a decimal point although the decimal sign is a comma."""
         if self.decimal == "." or "." not in text or not is_number(text):
             return False
         return not (self.thousands and re.fullmatch(self._grouped_number, text.strip()))
 
-    def with_points(self, text: Any) -> Any:
-        """Apply `with_point` to each cell of an Arrow text column."""
+    def column_to_python_notation(self, text: Any) -> Any:
+        """Apply `to_python_notation` to each cell of an Arrow text column."""
         if self.thousands:
             grouped = arrow.array(matches(text, f"^{self._grouped_number}$"))
             bare = compute.replace_substring_regex(text, self._separator, "")
@@ -109,34 +109,33 @@ class NumberStyle(NamedTuple):
             )
         return text
 
-    def contradictions(self, text: Any) -> NDArray[np.bool_]:
-        """Return a mask (k,) of the cells of an Arrow column that `contradicts` is true for."""
+    def wrong_decimal_mask(self, text: Any) -> NDArray[np.bool_]:
+        """Return a mask (k,) of the cells of an Arrow column with `has_wrong_decimal`."""
         if self.decimal == ".":
             return np.zeros(len(text), bool)
         pointed = matches(text, NUMBER) & matches(text, r"\.")
         return pointed & ~matches(text, f"^{self._grouped_number}$") if self.thousands else pointed
 
-    def contradiction(self, cell: str, location: str) -> DataError:
-        """Return the error for a number that `contradicts`. location : the cell or column."""
+    def wrong_decimal_error(self, cell: str, location: str) -> DataError:
+        """Return the error for a number that `has_wrong_decimal`. location : the cell or column."""
         groups = re.fullmatch(NumberStyle(",", ".")._grouped_number, cell.strip())
         remedy = (
-            f"{mention('decimal', '.')} says that points stand before fractions, else write all "
-            "numbers alike"
+            f"set {mention('decimal', '.')}, or write all numbers with the same decimal separator"
         )
         if groups and not self.thousands:
-            remedy = f"{mention('thousands', '.')} says that points group digits"
+            remedy = f"set {mention('thousands', '.')} if points separate groups of digits"
         return DataError(
-            f"{location} is {cell.strip()[:40]!r}, with a point, where commas stand before "
-            f"fractions ({mention('decimal', ',')})",
+            f"{location} is {cell.strip()[:40]!r}, which has a decimal point, but the decimal "
+            f"separator is a comma ({mention('decimal', ',')})",
             remedy,
         )
 
     def parsed(self, text: Any) -> Any:
         """Return an Arrow text column as float64; None if a cell is not a number."""
         text = compute.utf8_trim_whitespace(text)
-        if self.contradictions(text).any():
+        if self.wrong_decimal_mask(text).any():
             return None
-        text = self.with_points(text)
+        text = self.column_to_python_notation(text)
         if not matches(text, NUMBER).all():
             return None
         return compute.replace_substring_regex(text, r"^\+", "").cast(arrow.float64())
@@ -155,7 +154,7 @@ def style_remedy(text: str) -> str | None:
     """Return a remedy that makes such a number readable; None if there is none."""
     number = text.strip()
     remedies = []
-    if NumberStyle(",").with_point(number) != number:
+    if NumberStyle(",").to_python_notation(number) != number:
         remedies.append(f"{mention('decimal', ',')} reads decimal commas")
     for thousands, decimal in ((",", "."), (".", ","), (" ", "."), (" ", ","), ("'", ".")):
         if re.fullmatch(NumberStyle(decimal, thousands)._grouped_number, number):
@@ -178,8 +177,8 @@ _CURRENCY = (
 )
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _NOTATIONS = [
-    (re.compile(pattern, re.IGNORECASE), way)
-    for pattern, way in (
+    (re.compile(pattern, re.IGNORECASE), notation)
+    for pattern, notation in (
         (r"[+-]?0[xbo][0-9a-f]+(?:\.[0-9a-f]*)?(?:p[+-]?[0-9]+)?", "another base than ten"),
         (r"[+-]?[0-9]+(?:_[0-9]+)+(?:\.[0-9]*)?", "underscores"),
         (

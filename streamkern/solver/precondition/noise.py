@@ -155,8 +155,11 @@ def or_the_mean(op: KernelOperator, Z: Points | None, rows: SampleRows, noise: N
     if not noise.tried or noise.each:
         return noise
     squares, zero_squares, scale = row_errors(op, Z, rows, noise)
-    gain_of_squares = surplus(zero_squares, squares)
-    if max(gain_of_squares, surplus(np.sqrt(zero_squares), np.sqrt(squares))) >= MIN_GAIN_SE:
+    gain_of_squares = mean_difference_in_se(zero_squares, squares)
+    if (
+        max(gain_of_squares, mean_difference_in_se(np.sqrt(zero_squares), np.sqrt(squares)))
+        >= MIN_GAIN_SE
+    ):
         return noise
     return replace(
         noise,
@@ -166,7 +169,7 @@ def or_the_mean(op: KernelOperator, Z: Points | None, rows: SampleRows, noise: N
     )
 
 
-def surplus(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
+def mean_difference_in_se(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
     """Return the mean of a - b, (n,), in units of its standard error."""
     difference = a - b
     error = float(difference.std(ddof=1)) / math.sqrt(len(difference))

@@ -30,7 +30,12 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import MAX_FULL_METRIC_FEATURES
 from streamkern.solver.precondition.held_out import geometric_search
-from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
+from streamkern.solver.precondition.noise import (
+    Noise,
+    find_noise,
+    mean_difference_in_se,
+    row_errors,
+)
 from streamkern.solver.precondition.samples import SampleRows, merged
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import weight_factors, weights_of
@@ -168,7 +173,7 @@ def _gain(scores: QuantileScores, X: HostArray, Y: Floats) -> float:
         scores.write_scores(np, rows.X, added)
         plain_errors = _errors(backend, rows)
         score_errors = _errors(backend, rows._replace(X=np.column_stack([rows.X, added])))
-    return surplus(plain_errors, score_errors)
+    return mean_difference_in_se(plain_errors, score_errors)
 
 
 def _errors(backend: Backend, rows: SampleRows) -> Floats:

@@ -39,8 +39,8 @@ from streamkern.solver.precondition.noise import (
     Noise,
     find_noise,
     left_out_values,
+    mean_difference_in_se,
     row_errors,
-    surplus,
 )
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.sources.base import BaseSource
@@ -120,7 +120,10 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
         fields: dict[str, Any] = {"feature": column, "score": best, "taken": False}
         if candidate is not None:
             before, after = errors(current), errors(candidate)
-            gain, error_ratio = surplus(before, after), float(after.mean() / before.mean())
+            gain, error_ratio = (
+                mean_difference_in_se(before, after),
+                float(after.mean() / before.mean()),
+            )
             improves = gain >= CATEGORICAL_GAIN_SE and error_ratio <= 1 - CATEGORICAL_GAIN
             fields |= {"taken": improves, "standard_errors": gain, "error": error_ratio}
             current = candidate if improves else current

@@ -41,14 +41,19 @@ from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.held_out import geometric_search
-from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
+from streamkern.solver.precondition.noise import (
+    Noise,
+    find_noise,
+    mean_difference_in_se,
+    row_errors,
+)
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.resolve.resolved_run import ResolvedRun
 
-MIN_WIDTH_LOG2, MAX_WIDTH_LOG2 = -6, 4
+MIN_BANDWIDTH_LOG2, MAX_BANDWIDTH_LOG2 = -6, 4
 """Exponents of two of the smallest and largest bandwidth tried, relative to the median distance.
-Integer codes of places need narrow kernels. With much narrower ones, float32 no longer recognises
-equal rows."""
+Features that are integer codes, such as postcodes, need narrow kernels. With much narrower ones,
+float32 no longer recognises equal rows."""
 KERNEL_ROWS, MIN_KERNEL_ROWS = 512, 256
 """Largest and smallest number of rows that are examined; in between, half of the rows are."""
 KERNEL_ERROR_TOLERANCE = 0.03
@@ -56,10 +61,10 @@ KERNEL_ERROR_TOLERANCE = 0.03
 good."""
 KERNEL_GAIN_SE, PREDICTABLE_GAIN_SE = 2.0, 1.0
 """Standard errors by which squared errors must fall for a kernel to replace the first one tried;
-the second value applies if rows are certain to predict each other, see `PREDICTABLE_SE`."""
+the second value applies to predictable rows, see `PREDICTABLE_SE`."""
 PREDICTABLE_SE = 2.5
-"""Standard errors by which the absolute errors must be below the errors of f = 0 for rows to be
-certain to predict each other."""
+"""If the absolute errors are by this many standard errors below those of f = 0, the rows count as
+predictable."""
 
 
 class FoundKernel(NamedTuple):
@@ -67,22 +72,24 @@ class FoundKernel(NamedTuple):
 
     kernel : kernel with its bandwidth
     noise : noise of the examined rows, not below the limit `Method.min_penalty`
-    exponent : exponent of two of the factor of the bandwidths as given, or of the median distance
+    factor_log2 : exponent of two of the factor of the given bandwidths, or of the median distance
     """
 
     kernel: Kernel
     noise: Noise
-    exponent: int = 0
+    factor_log2: int = 0
 
 
-def is_open(run: ResolvedRun) -> bool:
+def must_choose_kernel(run: ResolvedRun) -> bool:
     """Return whether the setup has to find a kernel or a bandwidth.
 
     A run that continues another one takes both from it.
     """
     if run.inputs.continued is not None:
         return False
-    return run.config.model.kernel == "auto" or is_wide_open(run, run.config.model.kernels[0])
+    return run.config.model.kernel == "auto" or must_choose_bandwidth(
+        run, run.config.model.kernels[0]
+    )
 
 
 def kernels_of(run: ResolvedRun) -> tuple[Any, ...]:
@@ -95,12 +102,12 @@ def kernels_of(run: ResolvedRun) -> tuple[Any, ...]:
     return run.config.model.kernels[: 1 if only_first else None]
 
 
-def widest_of(run: ResolvedRun) -> int:
+def max_bandwidth_log2(run: ResolvedRun) -> int:
     """Return the largest exponent of two to try for the bandwidth."""
-    return MAX_WIDTH_LOG2 if run.method.insensitive_to_conditioning else 0
+    return MAX_BANDWIDTH_LOG2 if run.method.insensitive_to_conditioning else 0
 
 
-def is_wide_open(run: ResolvedRun, kernel: str | Mapping[str, Any] | Kernel) -> bool:
+def must_choose_bandwidth(run: ResolvedRun, kernel: str | Mapping[str, Any] | Kernel) -> bool:
     """Return whether the bandwidth of a kernel has to be found."""
     notation = kernel.describe() if isinstance(kernel, Kernel) else kernel
     return run.config.model.bandwidth == "auto" and "auto" in bandwidths(notation)
@@ -118,7 +125,7 @@ def find_kernel(
     """
     rows = rows.first(n_kernel_rows(len(rows.X)), run.backend)
     host = run.backend.to_host(rows.X)
-    width = bandwidth_function(run, host, metric)
+    base_bandwidth = bandwidth_function(run, host, metric)
 
     def operator(kernel: Kernel) -> KernelOperator:
         return search_operator(run, kernel, host, run.grid)
@@ -131,7 +138,7 @@ def find_kernel(
         fits: dict[float, FoundKernel] = {}
 
         def error(factor: float) -> float:
-            kernel = get_kernel(notation, lambda geometry: factor * width(geometry))
+            kernel = get_kernel(notation, lambda geometry: factor * base_bandwidth(geometry))
             kernel = run.data.kernel_of(kernel)
             kernel = kernel if metric is None else kernel.with_metric(metric)
             kernel = kernel.with_categorical(categorical) if categorical else kernel
@@ -141,14 +148,18 @@ def find_kernel(
             fits[factor] = FoundKernel(kernel, noise, round(math.log2(factor)))
             return noise.error
 
-        exponent_range = (MIN_WIDTH_LOG2, widest_of(run)) if is_wide_open(run, notation) else (0, 0)
-        start_exponent, stride = (0, 2) if start is None else (start.exponent, 1)
+        exponent_range = (
+            (MIN_BANDWIDTH_LOG2, max_bandwidth_log2(run))
+            if must_choose_bandwidth(run, notation)
+            else (0, 0)
+        )
+        start_exponent, stride = (0, 2) if start is None else (start.factor_log2, 1)
         errors = geometric_search(error, start_exponent, *exponent_range, base=2.0, stride=stride)
         best_fit = fits[2.0 ** nearest_equivalent(errors)]
         tried = [(2.0**k, value) for k, value in errors.items() if math.isfinite(value)]
         fields = {
-            "kernel": best_fit.kernel.describe(), "factor": 2.0**best_fit.exponent, "tried": tried,
-            "kernels": len(other_kernels) + 1,
+            "kernel": best_fit.kernel.describe(), "factor": 2.0**best_fit.factor_log2,
+            "tried": tried, "kernels": len(other_kernels) + 1,
         }  # fmt: skip
         report("bandwidth", fields)
         return best_fit, next(iter(fits.values()))
@@ -171,9 +182,11 @@ def is_better(errors: Floats, first_errors: Floats, zero_errors: Floats) -> bool
     errors, first_errors, zero_errors : (n,) squared errors of the same rows: with the kernel, with
         the first kernel, and of f = 0
     """
-    rows_are_predictable = surplus(np.sqrt(zero_errors), np.sqrt(errors)) >= PREDICTABLE_SE
+    rows_are_predictable = (
+        mean_difference_in_se(np.sqrt(zero_errors), np.sqrt(errors)) >= PREDICTABLE_SE
+    )
     min_gain = PREDICTABLE_GAIN_SE if rows_are_predictable else KERNEL_GAIN_SE
-    return surplus(first_errors, errors) >= min_gain
+    return mean_difference_in_se(first_errors, errors) >= min_gain
 
 
 def n_kernel_rows(n: int) -> int:
@@ -247,8 +260,8 @@ def bandwidth_function(
 
 def kernel_of_settings(run: ResolvedRun, X: HostArray, metric: Floats | None = None) -> Kernel:
     """Return the kernel of the settings in a metric; its bandwidth: see `bandwidth_function`."""
-    width = bandwidth_function(run, X, metric)
-    kernel = run.data.kernel_of(get_kernel(run.config.model.kernels[0], width))
+    bandwidth = bandwidth_function(run, X, metric)
+    kernel = run.data.kernel_of(get_kernel(run.config.model.kernels[0], bandwidth))
     return kernel if metric is None else kernel.with_metric(metric)
 
 

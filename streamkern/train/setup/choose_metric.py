@@ -5,19 +5,19 @@ kernel model is fitted, its average gradient outer product G (`kernels.agop`) gi
 along which it changes, and the next model has distances (x - z)^T M (x - z) with M = G^s:
 irrelevant features drop out of the distance, relevant ones dominate it.
 
-A round is kernel ridge regression with the Laplace kernel, in which all fitted rows are centers.
-Its bandwidth and ridge are those with the lowest error on held-out rows. Gradients are evaluated at
-rows that are not fitted, because at fitted rows they also contain the noise. The variant with the
-lowest held-out error (M diagonal or full, s = 1/2 or 1) is rerun on twice the rows. Gradient steps
-then start from its best round (`metric_steps`), in stages with more and more rows, until a stage no
-longer lowers the held-out error of a model of a few rows. The metrics of the best round and of the
-last step of each stage are the candidates.
-
-To compare the candidates, models of all the other rows predict the held-out rows: one model in each
-metric, and one in the kernel that the run would have without a metric. No metric is learned from
-the targets of the held-out rows; on the rows that it was learned from, a useless metric may look
-good. The compared models have more rows than the models of the rounds, since a metric helps a model
-of few rows more than a model of many rows.
+1. Rounds. A round is kernel ridge regression with the Laplace kernel, in which all fitted rows are
+   centers. Its bandwidth and ridge are those with the lowest error on held-out rows. Gradients are
+   evaluated at rows that are not fitted, because at fitted rows they also contain the noise.
+2. The variant with the lowest held-out error (M diagonal or full, s = 1/2 or 1) is rerun on twice
+   the rows.
+3. Gradient steps (`metric_steps`) start from its best round, in stages with more and more rows,
+   until a stage no longer lowers the held-out error of a model of a few rows. The metrics of the
+   best round and of the last step of each stage are the candidates.
+4. Comparison. Models of all the other rows predict the held-out rows: one model in each metric, and
+   one in the kernel that the run would have without a metric. No metric is learned from the targets
+   of the held-out rows; on the rows that it was learned from, a useless metric may look good. The
+   compared models have more rows than the models of the rounds, since a metric helps a model of few
+   rows more than a model of many rows.
 
 M is scaled to trace d, so that distances keep about their size. The kernel takes the root of M: the
 scales (d,) of a diagonal M, or the matrix U sqrt(lam) of a full M = U lam U^T of a round, without
@@ -180,8 +180,8 @@ class _MetricSearch:
     classes : mean and scale of the one-hot targets; None for a regression
     laplace : model of some rows of the pool with the Laplace kernel, without a metric
     categorical : categorical features that suit this kernel
-    few : problem of fitting a few of the others
-    without_metric : model of these few rows without a metric
+    small_problem : problem of fitting a few of the others
+    model_without_metric : model of these few rows without a metric
     """
 
     def __init__(
@@ -191,17 +191,25 @@ class _MetricSearch:
         n_not_pool = len(rows.X) - n_pool
         self.run, self.rows, self.report = run, rows, report
         self.classes = None if run.data.source.classes is None else targets
-        self.held, self.others = rows.part(slice(n_held)), rows.part(slice(n_held, n_not_pool))
-        self.not_pool, self.pool = rows.part(slice(n_not_pool)), rows.part(slice(n_not_pool, None))
+        self.held_out_rows, self.other_rows = (
+            rows.part(slice(n_held)),
+            rows.part(slice(n_held, n_not_pool)),
+        )
+        self.rows_outside_pool, self.pool = (
+            rows.part(slice(n_not_pool)),
+            rows.part(slice(n_not_pool, None)),
+        )
         self.fit_rows = [self.pool.part(slice(n)) for n in (ROUND_ROWS, METRIC_FIT_ROWS)]
-        self.laplace = self._problem(self.fit_rows[0]).in_metric(None, 1, -2)
-        kernel = find_categorical(run, self.not_pool, self.laplace.op.kernel, report)
+        self.laplace = self._problem(self.fit_rows[0]).in_metric(
+            None, bandwidth_log2=1, ridge_log10=-2
+        )
+        kernel = find_categorical(run, self.rows_outside_pool, self.laplace.op.kernel, report)
         self.categorical = kernel.categorical
-        self.few = self._problem(self.others.part(slice(min(ROUND_ROWS, n_pool))))
-        self.without_metric = self.few.with_its_kernel(self.laplace, None)
+        self.small_problem = self._problem(self.other_rows.part(slice(min(ROUND_ROWS, n_pool))))
+        self.model_without_metric = self.small_problem.with_its_kernel(self.laplace, None)
 
     def _problem(self, fit: SampleRows, categorical: CategoricalFeatures = ()) -> HeldOut:
-        return HeldOut(self.run, fit, self.held, self.classes, categorical)
+        return HeldOut(self.run, fit, self.held_out_rows, self.classes, categorical)
 
     def kernel_and_facts(
         self, plain_kernel: Callable[[CategoricalFeatures], Kernel] | None
@@ -210,29 +218,31 @@ class _MetricSearch:
 
         plain_kernel : see `learn_metric`
         """
-        without_metric, candidates = self.without_metric, list[_Candidate]()
+        without_metric, candidates = self.model_without_metric, list[_Candidate]()
         for categorical in dict.fromkeys(((), self.categorical)):  # without and with them
             candidates += self._candidates(categorical)
         if not candidates:
-            return without_metric.op.kernel, _facts(without_metric, without_metric, 0.0, {})
+            return without_metric.op.kernel, _metric_facts(without_metric, without_metric, 0.0, {})
         if plain_kernel is not None:
-            op = self.few.operator(plain_kernel(self.categorical))
+            op = self.small_problem.operator(plain_kernel(self.categorical))
             without_metric = without_metric._replace(op=op)
         return self._compared(without_metric, candidates, finds_kernel=plain_kernel is not None)
 
     def _candidates(self, categorical: CategoricalFeatures) -> list[_Candidate]:
         """Return models in the metrics, of the best round and of the steps, that lower the error.
 
-        Each fits a few rows; its held-out error is below that of `without_metric`.
+        Each fits a few rows; its held-out error is below that of `model_without_metric`.
 
         categorical : categorical features of the models that the metrics are learned from
         """
         problem, larger_problem = (self._problem(fit, categorical) for fit in self.fit_rows)
         start = self.laplace
         if categorical:
-            start = problem.in_metric(None, start.width, start.ridge)
-        best, variant = best_round(problem, larger_problem, start, self.not_pool, self.report)
-        candidates, min_error = list[_Candidate](), self.without_metric.error
+            start = problem.in_metric(None, start.bandwidth_log2, start.ridge_log10)
+        best, variant = best_round(
+            problem, larger_problem, start, self.rows_outside_pool, self.report
+        )
+        candidates, min_error = list[_Candidate](), self.model_without_metric.error
         if best.op.kernel.metric is not None:
             candidates.append(self._candidate(best, best.op.kernel, variant))
             min_error = min(min_error, candidates[0].model.error)
@@ -248,7 +258,7 @@ class _MetricSearch:
         return [
             candidate
             for candidate in candidates
-            if candidate.model.error < self.without_metric.error
+            if candidate.model.error < self.model_without_metric.error
         ]
 
     def _candidate(self, start: Fitted, kernel: Kernel, origin: dict[str, Any]) -> _Candidate:
@@ -258,9 +268,9 @@ class _MetricSearch:
         kernel : kernel with the metric and the categorical features
         """
         metric = np.asarray(kernel.metric, np.float64)
-        categorical = self.few.categorical or kernel.categorical
-        model = self.few.with_its_kernel(start, metric, categorical)
-        errors = {"error": model.error, "error_without": self.without_metric.error}
+        categorical = self.small_problem.categorical or kernel.categorical
+        model = self.small_problem.with_its_kernel(start, metric, categorical)
+        errors = {"error": model.error, "error_without": self.model_without_metric.error}
         self.report("metric", origin | errors)
         return _Candidate(model, origin)
 
@@ -277,7 +287,7 @@ class _MetricSearch:
         candidates : models of a few rows in a metric
         finds_kernel : False if the settings give the kernel
         """
-        problem = self._problem_of_every(1)
+        problem = self._comparison_problem(stride=1)
         plain_model = problem.refit(without_metric)
         models = [problem.refit(candidate.model) for candidate in candidates]
         best_index = min(range(len(models)), key=lambda k: models[k].losses.mean())
@@ -285,7 +295,7 @@ class _MetricSearch:
         if finds_kernel and metric_model.losses.mean() < plain_model.losses.mean():
             kernel = best.op.kernel
             found = find_kernel(
-                self.run, self.others, self.report, kernel.metric, kernel.categorical
+                self.run, self.other_rows, self.report, kernel.metric, kernel.categorical
             )
             in_found_kernel = best._replace(op=problem.operator(found.kernel))
             model = problem.refit(in_found_kernel)
@@ -294,24 +304,26 @@ class _MetricSearch:
         gain = _robust_gain(plain_model.losses, metric_model.losses)
         n, n_centers = len(problem.fit.X), min(self.run.problem.n_rows, self.run.problem.p)
         if n_centers > EXTRAPOLATED_RATIO * n:
-            smaller_problem = self._problem_of_every(2)
+            smaller_problem = self._comparison_problem(stride=2)
             plain_losses, metric_losses = (
-                _with_more_rows(smaller_problem.refit(few), many, n_centers / n).losses
-                for few, many in ((without_metric, plain_model), (best, metric_model))
+                _with_more_rows(smaller_problem.refit(small), large, n_centers / n).losses
+                for small, large in ((without_metric, plain_model), (best, metric_model))
             )
             gain = min(gain, _robust_gain(plain_losses, metric_losses))
         is_better = gain > METRIC_GAIN_SE
-        facts = _facts(plain_model, metric_model, gain, origin if is_better else {})
+        facts = _metric_facts(plain_model, metric_model, gain, origin if is_better else {})
         return (metric_model if is_better else plain_model).op.kernel, facts
 
-    def _problem_of_every(self, k: int) -> HeldOut:
-        """Return the problem of fitting every k-th of the rows that are compared."""
+    def _comparison_problem(self, stride: int) -> HeldOut:
+        """Return the problem of fitting every `stride`-th of the rows that are compared."""
         n = n_compared_rows(len(self.rows.X))
-        indices = np.linspace(len(self.held.X), len(self.rows.X) - 1, n).astype(np.int64)
-        return self._problem(self.rows.part(self.run.backend.asarray(indices[::k])))
+        indices = np.linspace(len(self.held_out_rows.X), len(self.rows.X) - 1, n).astype(np.int64)
+        return self._problem(self.rows.part(self.run.backend.asarray(indices[::stride])))
 
 
-def _facts(before: Fitted, after: Fitted, gain: float, origin: dict[str, Any]) -> dict[str, Any]:
+def _metric_facts(
+    before: Fitted, after: Fitted, gain: float, origin: dict[str, Any]
+) -> dict[str, Any]:
     """Return the origin of the metric, errors and gain as JSON values.
 
     Numbers that are not finite become None.

@@ -31,7 +31,11 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Report
-from streamkern.solver.precondition.noise import MIN_ROWS_OF_NOISE, surplus, weighted_gram
+from streamkern.solver.precondition.noise import (
+    MIN_ROWS_OF_NOISE,
+    mean_difference_in_se,
+    weighted_gram,
+)
 from streamkern.solver.precondition.samples import SampleRows, merged
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
@@ -291,7 +295,9 @@ class _TargetColumns:
             w * np.minimum(squares, cap) for squares in (plain_errors, log_errors)
         )
         ratio = float(log_errors.sum()) / max(float(plain_errors.sum()), 1e-300)
-        return _LogScaleVerdict(unit, gain, ratio, uncapped, surplus(plain_errors, log_errors))
+        return _LogScaleVerdict(
+            unit, gain, ratio, uncapped, mean_difference_in_se(plain_errors, log_errors)
+        )
 
 
 def smearing_factor(values: Floats, y: Floats, w: Floats) -> float:

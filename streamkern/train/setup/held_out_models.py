@@ -33,14 +33,14 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import (
     KERNEL_ERROR_TOLERANCE,
     KERNEL_GAIN_SE,
-    is_wide_open,
     kernels_of,
+    max_bandwidth_log2,
     median_distances,
+    must_choose_bandwidth,
     search_operator,
-    widest_of,
 )
 
-MIN_HELD_OUT_WIDTH_LOG2, MAX_HELD_OUT_WIDTH_LOG2 = -2, 4
+HELD_OUT_BANDWIDTHS_LOG2 = (-2, 4)
 """Smallest and largest exponents of two tried for the bandwidth, relative to the median
 distance."""
 MIN_RIDGE_LOG10, MAX_RIDGE_LOG10 = -7, 3
@@ -64,8 +64,8 @@ class Fitted(NamedTuple):
     errors : (n,) squared errors, times the sample weights
     log_losses : (n,) log losses of classes, times the sample weights, of the softmax of slope f
         with the slope of least loss; None for values, and until `HeldOut.with_losses` sets them
-    width : exponent of two of the bandwidth, relative to the median distance
-    ridge : exponent of ten of the ridge
+    bandwidth_log2 : exponent of two of the bandwidth, relative to the median distance
+    ridge_log10 : exponent of ten of the ridge
     op, points, alpha : kernel operator, centers (p, d) and weights (p, c)
     values : (n, c), f at the held-out rows; `points`, `alpha` and `values` may be dropped
     """
@@ -73,8 +73,8 @@ class Fitted(NamedTuple):
     error: float
     errors: Floats
     log_losses: Floats | None
-    width: int
-    ridge: int
+    bandwidth_log2: int
+    ridge_log10: int
     op: KernelOperator
     points: Points | None
     alpha: Array | None
@@ -138,10 +138,10 @@ class HeldOut:
         return search_operator(self.run, kernel, self.host)
 
     def in_metric(
-        self, metric: Floats | None, width: int, ridge: int,
-        width_range: tuple[int, int] = (MIN_HELD_OUT_WIDTH_LOG2, MAX_HELD_OUT_WIDTH_LOG2),
+        self, metric: Floats | None, bandwidth_log2: int, ridge_log10: int,
+        bandwidth_range: tuple[int, int] = HELD_OUT_BANDWIDTHS_LOG2,
     ) -> Fitted:  # fmt: skip
-        """Return the model with the Laplace kernel in a metric, see `_with_best_width`.
+        """Return the model with the Laplace kernel in a metric, see `_with_best_bandwidth`.
 
         metric : scales (d,) or matrix (d, r); None for no metric
         """
@@ -151,7 +151,9 @@ class HeldOut:
         def kernel_of(exponent: int) -> Kernel:
             return laplace.with_bandwidth(2.0**exponent * median)
 
-        return self._with_best_width(kernel_of, width, ridge, MIN_RIDGE_LOG10, width_range)
+        return self._with_best_bandwidth(
+            kernel_of, bandwidth_log2, ridge_log10, MIN_RIDGE_LOG10, bandwidth_range
+        )
 
     def with_its_kernel(
         self,
@@ -177,18 +179,20 @@ class HeldOut:
 
         models = list[Fitted]()
         for notation in kernels_of(self.run):
-            is_open = is_wide_open(self.run, notation)
-            low, high = (MIN_HELD_OUT_WIDTH_LOG2, widest_of(self.run)) if is_open else (0, 0)
-            previous = self._with_best_width(
-                partial(kernel_of, notation), min(max(previous.width, low), high), previous.ridge,
-                self.min_ridge_exponent, (low, high),
+            is_open = must_choose_bandwidth(self.run, notation)
+            low, high = (
+                (HELD_OUT_BANDWIDTHS_LOG2[0], max_bandwidth_log2(self.run)) if is_open else (0, 0)
+            )
+            previous = self._with_best_bandwidth(
+                partial(kernel_of, notation), min(max(previous.bandwidth_log2, low), high),
+                previous.ridge_log10, self.min_ridge_exponent, (low, high),
             )  # fmt: skip
             models.append(previous._replace(points=None, alpha=None))
         return self.with_losses(chosen_kernel(models))
 
-    def _with_best_width(
-        self, kernel_of: Callable[[int], Kernel], width: int, ridge: int, min_ridge: int,
-        width_range: tuple[int, int],
+    def _with_best_bandwidth(
+        self, kernel_of: Callable[[int], Kernel], bandwidth_log2: int, ridge_log10: int,
+        min_ridge: int, bandwidth_range: tuple[int, int],
     ) -> Fitted:  # fmt: skip
         """Return the model with the bandwidth and the ridge of least held-out error.
 
@@ -196,30 +200,32 @@ class HeldOut:
         The ridge is therefore searched only at the first and at the best bandwidth.
 
         kernel_of : returns the kernel whose bandwidth is 2 to this power, in median distances
-        width, ridge : exponents at which the search begins, see `Fitted`
+        bandwidth_log2, ridge_log10 : exponents at which the search begins, see `Fitted`
         min_ridge : exponent of the smallest ridge
-        width_range : smallest and largest exponent of the bandwidth
+        bandwidth_range : smallest and largest exponent of the bandwidth
         """
 
-        def fitted(width: int, start_ridge: int, *, finds_ridge: bool = True) -> Fitted:
+        def fitted(log2: int, start_ridge: int, *, finds_ridge: bool = True) -> Fitted:
             ridges = (min_ridge, MAX_RIDGE_LOG10) if finds_ridge else (start_ridge, start_ridge)
-            return self.with_kernel(kernel_of(width), start_ridge, *ridges)._replace(width=width)
+            return self.with_kernel(kernel_of(log2), start_ridge, *ridges)._replace(
+                bandwidth_log2=log2
+            )
 
-        best = fitted(width, max(ridge, min_ridge))
+        best = fitted(bandwidth_log2, max(ridge_log10, min_ridge))
         is_laplace = isinstance(best.op.kernel, Laplace)
 
         def error(factor: float) -> float:
             nonlocal best
             exponent, model = round(math.log2(factor)), best
-            if exponent != width:
-                model = fitted(exponent, best.ridge, finds_ridge=not is_laplace)
+            if exponent != bandwidth_log2:
+                model = fitted(exponent, best.ridge_log10, finds_ridge=not is_laplace)
             if model.error < best.error:
                 best = model
             return model.error
 
-        geometric_search(error, width, *width_range, base=2.0, stride=1)
-        if is_laplace and best.width != width:
-            best = fitted(best.width, best.ridge)
+        geometric_search(error, bandwidth_log2, *bandwidth_range, base=2.0, stride=1)
+        if is_laplace and best.bandwidth_log2 != bandwidth_log2:
+            best = fitted(best.bandwidth_log2, best.ridge_log10)
         return best
 
     def with_kernel(
@@ -298,7 +304,7 @@ class HeldOut:
         Its ridge is searched from that of the other model.
         """
         min_ridge = self.min_ridge_exponent
-        start_ridge = max(model.ridge, min_ridge)
+        start_ridge = max(model.ridge_log10, min_ridge)
         return self.with_losses(self.with_kernel(model.op.kernel, start_ridge, min_ridge))
 
     def with_losses(self, model: Fitted) -> Fitted:

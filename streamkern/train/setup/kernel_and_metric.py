@@ -35,8 +35,8 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_categorical import find_categorical
 from streamkern.train.setup.choose_kernel import (
     find_kernel,
-    is_open,
     kernel_of_settings,
+    must_choose_kernel,
     search_operator,
 )
 from streamkern.train.setup.choose_metric import Learned, learn_metric, split
@@ -91,7 +91,7 @@ def _choose(
     again : whether this run has chosen before; the log says so, see `log_reader.processes_in`
     """
     repeated = {"again": True} if again else {}
-    n_noise_rows, kernel_is_open = noise_rows(run.problem), is_open(run)
+    n_noise_rows, kernel_is_open = noise_rows(run.problem), must_choose_kernel(run)
     read = partial(few_rows, run, dtype, targets)
     read_few = cache(partial(read, n_noise_rows, squares))
     few = FewRows(read_few, read_few if squares is None else cache(partial(read, n_noise_rows)))
@@ -144,7 +144,7 @@ def _choose_for_log_link(
     choose : `_choose`, for given `squares` and `again`
     """
     few, learned = choose(None)
-    if not (is_open(run) or run.metric_mode.learns):
+    if not (must_choose_kernel(run) or run.metric_mode.learns):
         return few, learned
     first = _InKernel(run, loss, targets, few, _kernel(run, few, learned))
     if not first.tried:

@@ -20,8 +20,7 @@ from streamkern.planning.memory import EVALUATED_ROWS
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup.held_out_models import (
-    MAX_HELD_OUT_WIDTH_LOG2,
-    MIN_HELD_OUT_WIDTH_LOG2,
+    HELD_OUT_BANDWIDTHS_LOG2,
     Fitted,
     HeldOut,
 )
@@ -69,34 +68,40 @@ def best_round(
         return without_metric, {}
     kind, min_error, best_variant = problem.run.metric_mode.kind, without_metric.error, None
     variants = [variant for variant in METRIC_VARIANTS if kind in ("", variant.kind)]
-    width = (without_metric.width, without_metric.width)
+    one_bandwidth = (without_metric.bandwidth_log2, without_metric.bandwidth_log2)
     gradients = _gradients(without_metric, gradient_rows)
     for variant in variants:
         model, errors = _rounds(
-            problem, without_metric, variant, gradient_rows, COMPARISON_ROUNDS, width, gradients
+            problem,
+            without_metric,
+            variant,
+            gradient_rows,
+            COMPARISON_ROUNDS,
+            one_bandwidth,
+            gradients,
         )
         report("metric", {**asdict(variant), "errors": errors, "ways": len(variants)})
         if model.error < min_error:
             min_error, best_variant = model.error, variant
     if best_variant is None:
         return without_metric, {}
-    start = larger.in_metric(None, without_metric.width, without_metric.ridge)
-    widths = (MIN_HELD_OUT_WIDTH_LOG2, MAX_HELD_OUT_WIDTH_LOG2)
-    best, errors = _rounds(larger, start, best_variant, gradient_rows, MAX_ROUNDS, widths)
+    start = larger.in_metric(None, without_metric.bandwidth_log2, without_metric.ridge_log10)
+    bandwidth_range = HELD_OUT_BANDWIDTHS_LOG2
+    best, errors = _rounds(larger, start, best_variant, gradient_rows, MAX_ROUNDS, bandwidth_range)
     report("metric", {**asdict(best_variant), "rows": len(larger.fit.X), "errors": errors})
     return best, asdict(best_variant)
 
 
 def _rounds(
     problem: HeldOut, without_metric: Fitted, variant: MetricVariant, rows: SampleRows,
-    count: int, widths: tuple[int, int], first_gradients: Floats | None = None,
+    count: int, bandwidth_range: tuple[int, int], first_gradients: Floats | None = None,
 ) -> tuple[Fitted, list[float]]:  # fmt: skip
     """Return the best model of all rounds, and the held-out errors of `without_metric` and of each
     round.
 
     rows : rows at which gradients are evaluated
     count : largest number of rounds
-    widths : smallest and largest exponent of the bandwidth
+    bandwidth_range : smallest and largest exponent of the bandwidth
     first_gradients : result of `_gradients` for `without_metric`, if it is known
     """
     last = best = without_metric
@@ -108,7 +113,9 @@ def _rounds(
         metric = metric_root(_gradients(last, rows) if gradients is None else gradients, variant)
         if metric is None:
             break
-        last = problem.in_metric(metric, last.width, last.ridge, width_range=widths)
+        last = problem.in_metric(
+            metric, last.bandwidth_log2, last.ridge_log10, bandwidth_range=bandwidth_range
+        )
         errors.append(last.error)
         if last.error < best.error:
             best, best_round_number = last, round_number

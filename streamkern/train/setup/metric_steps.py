@@ -147,7 +147,7 @@ class _Steps:
         op = model.op
         self.kernel, self.backend, self.A, self.taken = op.kernel, op.backend, A, 0
         self.shift = None if op.shift is None else op.backend.to_host(op.shift)
-        self.log_ridge = math.log(10.0) * model.ridge
+        self.log_ridge = math.log(10.0) * model.ridge_log10
         # The equations of nearly equal rows may have a Cholesky factor in float64 only.
         self.precisions = dict.fromkeys((op.precision, "float64"))
 

@@ -30,7 +30,7 @@ from streamkern.planning.memory import EVALUATED_ROWS
 from streamkern.solver.precondition.noise import (
     find_noise,
     left_out_values,
-    surplus,
+    mean_difference_in_se,
     weighted_gram,
 )
 from streamkern.solver.precondition.samples import SampleRows, merged
@@ -138,7 +138,7 @@ def find_outliers(
     )
     return (
         BoundedTargets(op, without_outliers, is_outlier)
-        if surplus(errors_before, errors_after) >= OUTLIERS_GAIN_SE
+        if mean_difference_in_se(errors_before, errors_after) >= OUTLIERS_GAIN_SE
         else None
     )
 

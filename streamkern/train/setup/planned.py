@@ -17,7 +17,7 @@ from streamkern.stream.sources.patch_features import patches_among
 from streamkern.stream.sources.sampling import SAMPLE_UNITS
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.training_data import auto_epochs
-from streamkern.train.setup.choose_kernel import is_open, kernels_of, n_kernel_rows
+from streamkern.train.setup.choose_kernel import kernels_of, must_choose_kernel, n_kernel_rows
 from streamkern.train.setup.choose_metric import metric_flops
 from streamkern.train.setup.speeds import measure_speeds
 
@@ -32,7 +32,7 @@ def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
         choices = 2 if isinstance(run.loss, LogLink) else 1  # see `kernel_and_metric`
         if problem.metric_rows:
             counts["metric"] = OpCounts(wide_factors=choices * metric_flops(run))
-        if is_open(run):
+        if must_choose_kernel(run):
             kernels = choices * len(kernels_of(run))
             kernels *= 2 if problem.metric_rows else 1  # without a metric and in the learned one
             trials = PLANNED_RIDGES * PLANNED_BANDWIDTHS * kernels
@@ -94,7 +94,7 @@ def expected_times(run: ResolvedRun, test: BaseSource | None) -> Times:
     training = before_training.pop("training")
     evaluation_counts = OpCounts(entries=problem.p * (0 if test is None else test.n_rows))
     speeds = measure_speeds(run, [*before_training.values(), training, evaluation_counts])
-    kernels = len(kernels_of(run)) if is_open(run) else 1
+    kernels = len(kernels_of(run)) if must_choose_kernel(run) else 1
     setup = sum(before_training.values(), NO_WORK).seconds(speeds.compute)
     setup += _rows_read_before_training(run) * speeds.read + kernels * speeds.compiled
     epoch_s, evaluation = training.seconds(speeds.compute) / passes, 0.0

@@ -25,9 +25,9 @@ from streamkern.solver.precondition.noise import (
     distinct_origins,
     find_noise,
     left_out_values,
+    mean_difference_in_se,
     or_the_mean,
     row_errors,
-    surplus,
 )
 from streamkern.solver.precondition.samples import MANY, SampleRows, merged
 
@@ -181,8 +181,8 @@ def test_two_large_targets_among_forty_do_not_make_a_model() -> None:
 
 def test_a_surplus_is_the_statistic_of_a_paired_test() -> None:
     a, b = np.random.default_rng(8).exponential(size=(2, 50))
-    assert surplus(a, b) == pytest.approx(ttest_rel(a, b).statistic)
-    assert surplus(a, a) == 0
+    assert mean_difference_in_se(a, b) == pytest.approx(ttest_rel(a, b).statistic)
+    assert mean_difference_in_se(a, a) == 0
 
 
 # ------------------------------------------------------------------------------ rows that repeat

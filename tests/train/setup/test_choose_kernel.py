@@ -16,7 +16,13 @@ from streamkern.backend.base import Backend
 from streamkern.config.model import ROUGH_TO_SMOOTH, ModelConfig
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_log import read_log
-from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise, surplus
+from streamkern.solver.precondition.noise import (
+    NO_NOISE,
+    NOISE_ROWS,
+    Noise,
+    find_noise,
+    mean_difference_in_se,
+)
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.user import GeneratorSource
@@ -26,8 +32,8 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.setup import setup_rows
 from streamkern.train.setup.choose_kernel import (
     KERNEL_ERROR_TOLERANCE,
-    MAX_WIDTH_LOG2,
-    MIN_WIDTH_LOG2,
+    MAX_BANDWIDTH_LOG2,
+    MIN_BANDWIDTH_LOG2,
     FoundKernel,
     is_better,
     nearest_equivalent,
@@ -212,7 +218,7 @@ def test_the_nearest_of_those_that_are_about_as_good() -> None:
     assert nearest_equivalent({0: 1.0, 2: 0.985, 4: 0.98}) == 0
     assert nearest_equivalent({-2: 1.5, 0: 1.0, 2: 0.81, 3: 0.80, 4: 0.79}) == 2
     assert nearest_equivalent({0: np.inf}) == 0
-    assert MIN_WIDTH_LOG2 < 0 < MAX_WIDTH_LOG2
+    assert MIN_BANDWIDTH_LOG2 < 0 < MAX_BANDWIDTH_LOG2
 
 
 def test_the_roughest_kernel_that_is_about_as_good() -> None:
@@ -234,7 +240,7 @@ def test_a_gain_of_a_few_rows_is_none() -> None:
     assert not is_better(one, usual, plain)
     # Where rows tell nothing of each other, a likely gain is not enough.
     wavering = usual * np.where(np.arange(100) % 7 < 3, 0.85, 1.1)
-    assert 1 < surplus(usual, wavering) < 2
+    assert 1 < mean_difference_in_se(usual, wavering) < 2
     assert is_better(wavering, usual, plain)
     assert not is_better(wavering, usual, usual)
 

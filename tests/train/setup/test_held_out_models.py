@@ -68,7 +68,7 @@ def test_a_model_solves_its_equations(
     v = np.ones(HELD) if held.root is None else held.root**2.0
     errors = {ridge: v * ((f - held.Y) ** 2).sum(axis=1) for ridge, f in F.items()}
     best = min(errors, key=lambda ridge: float(errors[ridge].mean()))
-    assert 10.0**found.ridge == best
+    assert 10.0**found.ridge_log10 == best
     np.testing.assert_allclose(found.errors, errors[best], rtol=1e-5, atol=1e-8)
     assert found.error == pytest.approx(errors[best].mean(), rel=1e-6)
     np.testing.assert_allclose(found.log_losses, v * calibrated(F[best], held.Y, v), rtol=1e-5)
