@@ -142,7 +142,7 @@ def upload_truth(truth: Truth, server: S3Server) -> None:
 
 
 def ingest(place: Place) -> None:
-    """Into S3 from arrays, and from S3 to S3 with kills."""
+    """Ingest arrays to S3, and from S3 to S3 with kills."""
     import streamkern as sk
 
     truth = place.truth

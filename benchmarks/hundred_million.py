@@ -64,7 +64,8 @@ def generated(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray,
 
 
 def make_source(kind: str, rows: int) -> Any:
-    """At least `rows` virtual rows: whole units of 4 replicas, or exactly as many."""
+    """Return a source of at least `rows` virtual rows: whole units of 4 replicas, or exactly as
+    many."""
     import streamkern as sk
 
     feed = [sk.Scale("global", mean=127.5, scale=73.9), sk.GaussianNoise(SIGMA)]

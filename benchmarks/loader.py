@@ -148,7 +148,7 @@ class _Epochs:
         self._consume(self.feed.epoch)
 
     def load(self) -> None:
-        """Without `Feed`."""
+        """Read an epoch without `Feed`."""
         self._consume(self.loader.epoch)
 
     def _consume(self, batches: Callable) -> None:

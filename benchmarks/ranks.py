@@ -141,7 +141,7 @@ def _sum_s(ranks: Communicator, rows: int) -> float:
 
 
 def _setup_s(place: Path) -> float:
-    """Until the first step, as the log says."""
+    """Return the seconds until the first step, from the log."""
     records, _ = RunDirectory(place, writable=False).read_log()
     return float(next(each["setup_s"] for each in records if each["event"] == "start"))
 

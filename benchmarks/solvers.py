@@ -59,7 +59,7 @@ class Curve:
         return found[-1] if found else None
 
     def seconds_to(self, ratio: float) -> float | None:
-        """Until the first evaluation at which the loss is at most that."""
+        """Return the seconds until an evaluation has at most this ratio."""
         pairs = zip(self.seconds, self.ratios, strict=True)
         return next((s for s, r in pairs if r <= ratio), None)
 

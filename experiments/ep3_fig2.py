@@ -49,7 +49,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """At the largest n against the smallest and against the kernel machine."""
+    """Compare the largest n with the smallest, and with the kernel machine."""
     seen, numbers = True, []
     (figure,) = results.values
     for label in results.labels(figure):

@@ -44,7 +44,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """At every p."""
+    """Compare the centers at every p."""
     (figure,) = results.values
     pairs = [
         (p, results.at("k-means", p, figure), results.at("random", p, figure))

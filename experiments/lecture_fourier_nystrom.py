@@ -46,7 +46,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """At every D, with both kernels."""
+    """Compare the features at every D, with both kernels."""
     (figure,) = results.values
     wins, losses, total, numbers = 0, 0, 0, []
     for kernel in KERNELS:

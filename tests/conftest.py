@@ -235,7 +235,7 @@ def printed(run: Run) -> Printed:
 
 @pytest.fixture
 def one_blas_thread() -> Iterator[None]:
-    """Tiny problems on a busy machine: BLAS threads cost a hundred times what they give."""
+    """Use one BLAS thread, because on tiny problems threads cost a hundred times what they save."""
     with threadpool_limits(1):
         yield
 

@@ -24,5 +24,5 @@ def base(**options: Any) -> ArraySource:
 
 
 def augmented(*transforms: Any) -> AugmentedSource:
-    """Four copies of each."""
+    """Return four copies of each image."""
     return AugmentedSource(base(), COPIES, transforms)

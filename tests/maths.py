@@ -131,7 +131,7 @@ class Case:
 
     @property
     def m(self) -> int:
-        """Largest batch."""
+        """Return the largest batch."""
         return int(self.setup.meta["batch_size"])
 
     @property

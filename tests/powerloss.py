@@ -207,7 +207,7 @@ class Recorder:
         return alive[inode]
 
     def _file(self, path: str) -> int:
-        """Notes what is in a file; its inode."""
+        """Record the content of a file, and return its inode."""
         status = os.stat(path)
         stamp = (status.st_mtime_ns, status.st_size)
         if self._known.get(status.st_ino) != stamp:
@@ -321,7 +321,7 @@ def train_in(run_dir: Path, store: Path) -> None:
 
 
 def answers(path: Path) -> Any:
-    """Predictions as another program reads them, once they say that they are complete."""
+    """Return predictions as another program reads them, if they are marked as complete."""
     mark = mark_at(zarr_store(path), str(path))
     if mark is None or mark["status"] != "complete":
         raise DataError("unfinished")

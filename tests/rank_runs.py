@@ -90,7 +90,7 @@ def grid(rows: int, columns: int) -> dict[str, int]:
 
 
 def stop_rank0_after(steps: int, patch: pytest.MonkeyPatch) -> None:
-    """Have rank 0 be stopped after so many steps of each training from now on."""
+    """Stop rank 0 after this number of steps of each later training."""
 
     def stops(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
         at = taken.position.step
@@ -145,7 +145,8 @@ def acting(
 
 
 def act(what: str | None, once: Path, cut: Path) -> None:
-    """Be killed, frozen, or killed between parts and manifest; wait for the file "go", or a cut."""
+    """Kill or suspend this process, at once or between parts and manifest, or wait for the file
+    "go"."""
     if what is None or once.exists():
         return
     once.write_text(str(os.getpid()))

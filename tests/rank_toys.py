@@ -102,7 +102,7 @@ def prepare(
 
 
 def _late() -> None:
-    """Have the scheduler not answer this worker's next question."""
+    """Let the scheduler not answer the next request of this worker."""
     scheduler: Any = on_demand("distributed").get_worker().scheduler
 
     async def get_metadata(**asked: Any) -> Any:

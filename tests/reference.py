@@ -465,7 +465,8 @@ def block_spectrum(H: Array, K_xb: Array) -> Spectrum:
 
 
 def held_out_lambda_1(phi: Array) -> tuple[float, float]:
-    """Bounds on the top eigenvalue of half of the features (n, b), in directions of the other half.
+    """Return bounds of the largest eigenvalue of half of the features (n, b), in directions of the
+    other half.
 
     At least that along the other half's top eigenvector, and at most the larger of the halves' own.
     """

@@ -176,7 +176,7 @@ Checkpoint = tuple[dict[str, Array], dict[str, Any]]
 
 
 def checkpoint(run_dir: Path, step: int) -> Checkpoint:
-    """Arrays and scalars of the state at `step`, without what an evaluation adds."""
+    """Return arrays and scalars of the state at `step`, without those of an evaluation."""
     saved = load_checkpoint(open_folder(run_dir), f"checkpoints/{step:012d}.json")
     return saved.arrays, {k: v for k, v in saved.meta.items() if k != "metrics"}
 
@@ -245,7 +245,7 @@ def process(target: Callable[..., None], *arguments: Any) -> Any:
 
 
 def shorten_windows(setattr_: Callable[..., None] = setattr) -> None:
-    """Windows of the guard that end inside short runs, and a disk that never loses power."""
+    """Use windows of the guard that end inside short runs, and skip syncs to the disk."""
     setattr_(guard, "WINDOW", 4)
     setattr_(os, "fsync", lambda fd: None)
 

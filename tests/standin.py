@@ -58,7 +58,7 @@ class Device:
         """Do nothing: there is one device."""
 
     def use(self) -> None:
-        """There is no other."""
+        """Do nothing: there is one device."""
 
 
 class Immediate:
@@ -67,7 +67,7 @@ class Immediate:
     null: ClassVar[Immediate]
 
     def __init__(self, **options: bool) -> None:
-        """Options make no difference."""
+        """Ignore the options."""
 
     def use(self) -> Immediate:
         current.stream = self
@@ -178,7 +178,7 @@ def _potrf(dtype: Any) -> Any:
     def potrf(
         handle: int, uplo: int, n: int, A: int, lda: int, work: int, size: int, info: int
     ) -> None:
-        """Upper factor of a column-major matrix, of which the upper part is read and written."""
+        """Compute the upper factor of a column-major matrix, reading and writing its upper part."""
         assert (handle, uplo) == (HANDLE, columnmajor.CUBLAS_FILL_MODE_UPPER)
         a = columnmajor._matrix(A, dtype, n, n, lda)
         upper, verdict = np.triu(a), columnmajor._matrix(info, np.int32, 1, 1, 1)

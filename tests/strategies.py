@@ -14,14 +14,15 @@ row_ids = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=40).map(
 
 @st.composite
 def splits(draw: st.DrawFn, n: int) -> list[slice]:
-    """Consecutive slices that cover range(n)."""
+    """Draw consecutive slices that cover range(n)."""
     cuts = sorted(draw(st.sets(st.integers(1, n - 1), max_size=6))) if n > 1 else []
     return [slice(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> dict[str, object]:
-    """Arguments of an `EpochPlan`: equal units but for a shorter last one, or any sizes."""
+    """Draw arguments of an `EpochPlan`: equal units with a shorter last one, or units of any
+    sizes."""
     regular = draw(st.booleans())
     if regular:
         n_rows, unit = draw(st.integers(1, 300)), draw(st.integers(1, 40))

@@ -49,7 +49,7 @@ def numbered_rows(n: int, first: int = 0, **options: Any) -> ArraySource:
 
 
 def epoch_rows(plan: EpochPlan, sizes: np.ndarray) -> list[np.ndarray]:
-    """Row ids of each batch, the obvious way: build every block, then slice."""
+    """Return the row ids of each batch by simple code: build every block, then slice."""
     starts = np.concatenate(([0], np.cumsum(sizes)))
     blocks = []
     for k in range(plan.n_blocks):

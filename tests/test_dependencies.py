@@ -57,7 +57,7 @@ def imported(folder: str) -> dict[Path, set[str]]:
 
 
 def undeclared(folder: str, declared: set[str]) -> dict[str, list[str]]:
-    """Package -> the files of a folder that import it, of those that are not declared."""
+    """Return package -> files of a folder that import it, for packages that are not declared."""
     ours = {"streamkern", "tests", "benchmarks", "examples", "experiments", "tools"}
     ours |= {path.stem for path in (ROOT / folder).glob("*.py")} if folder == "examples" else set()
     found: dict[str, list[str]] = {}

@@ -211,7 +211,7 @@ def test_no_top_level_name_is_defined_twice() -> None:
 
 
 def test_a_class_has_a_name_of_its_own() -> None:
-    """Private classes and those inside of functions, too."""
+    """Check also private classes and those inside of functions."""
     classes = [
         node.name
         for tree in LAYOUT.trees.values()

@@ -105,7 +105,7 @@ class Device:
         self.computing, self.copying = Stream(self), Stream(self)
 
     def run_some(self) -> None:
-        """Now and then, much or little of what could run."""
+        """Run a random part of the operations that could run."""
         for _ in range(self.rng.choice((0, 0, 1, 10))):
             ready = [stream for stream in self.streams if stream.ready]
             if not ready:
@@ -321,7 +321,7 @@ class PlainBackend(Backend):
         return np.dtype(np.float16) if half else super().operand_dtype(precision)
 
     def gemm(self, A: Any, B: Any, out: Any) -> None:
-        """Exact products of half operands, summed in float32."""
+        """Compute exact products of half-precision operands, summed in float32."""
         super().gemm(A.astype(out.dtype, copy=False), B.astype(out.dtype, copy=False), out)
 
 

@@ -17,8 +17,11 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "streamkern"
 REFUSED = {
-    "Of", "What", "That", "Those", "Whether", "Who", "Which", "How", "Where", "As", "In", "With",
-    "By", "From", "On", "For",
+    "Of", "What", "That", "Those", "Whether", "Who", "Which", "How", "Where", "As", "In",
+    "With", "By", "From", "On", "For", "Also", "And", "Nor", "Or", "But", "It", "They",
+    "Whatever", "However", "Whoever", "Without", "Within", "Against", "Between", "Beside",
+    "While", "Until", "Though", "Not", "So", "Up", "Over", "Before", "After", "At", "About",
+    "Unless", "Into", "Nobody",
 }  # fmt: skip
 NO_VERBS = {
     "The", "A", "An", "All", "Any", "Every", "No", "One", "Two", "Some", "Several", "Rows", "Bytes",

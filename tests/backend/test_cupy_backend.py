@@ -154,7 +154,7 @@ def test_kernel_products_agree(name: str, precision: str, gpu: Backend) -> None:
     ids=repr,
 )
 def test_other_kernels_agree(kernel: Kernel, precision: str, gpu: Backend) -> None:
-    """Also where what has no CUDA text is walked by parts of a tile."""
+    """Check also kernels without CUDA source, which are evaluated in parts of a tile."""
     A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
     results = []
     for backend in (Backend(1), gpu):
@@ -302,7 +302,8 @@ def test_setups_agree(name: str, gpu: Backend) -> None:
 def test_a_device_takes_larger_batches_and_keeps_them(
     gpu: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planned, then lowered to what setup finds; a run that goes on has the same, to the bit."""
+    """Check that the planned batch is lowered to the critical batch of the setup, and that a
+    resumed run has the same bits."""
     monkeypatch.setattr("streamkern.planning.sizes.MIN_BATCH", 4)
     monkeypatch.setattr("streamkern.planning.sizes.MAX_BATCH", 8)
     wish = {
@@ -433,7 +434,8 @@ def test_wrong_numbers_of_a_device_are_found_before_the_run(
 def test_rounded_operands_are_found_before_the_run(
     cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has allowed it, and when: here our own calls round as TF32 does, to 10 bits."""
+    """Check that rounded operands are refused, whatever allows them; here our own calls round to 10
+    bits, as TF32 does."""
     plain = RowMajor.gemm
     usable = gpu_problem() is None
 
@@ -464,7 +466,7 @@ def test_a_cache_that_can_not_be_written_is_named(
 
 
 def test_half_precision_points_are_wide_multiples_of_eight(gpu: Backend) -> None:
-    """And what is behind the point is 0, whatever stood in the point's columns."""
+    """Check that the padding is 0, whatever the columns held before."""
     X = gpu.asarray(rows(0, 40, 9).astype(np.float32))
     for precision, width in (("fast", 16), ("high", 32), ("integer", 16), ("exact", 9)):
         grid = GRID if precision == "integer" else None
@@ -481,7 +483,7 @@ def test_half_precision_points_are_wide_multiples_of_eight(gpu: Backend) -> None
 
 @pytest.mark.parametrize("precision", ["exact", "high", "fast", "integer"])
 def test_right_sides_serve_as_left_ones(gpu: Backend, precision: str) -> None:
-    """Products have the bits of those with a left side, where rows are padded."""
+    """Check that products have the bits of those with a left side, with padded rows."""
     op = KernelOperator(
         Laplace(2.0), gpu, precision, None, GRID if precision == "integer" else None
     )
@@ -583,7 +585,7 @@ def test_a_resume_under_other_libraries_is_told(
 def test_memory_that_a_pool_keeps_is_given_back_before_it_is_counted(
     cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Free parts of blocks in use do not fit a large array."""
+    """Check free parts of used blocks, which do not fit a large array."""
     monkeypatch.setattr(standin.Device, "mem_info", (1 << 20, 1 << 33))
     pool = cupy.get_default_memory_pool()
     pool.free_bytes = lambda: 1 << 32
@@ -630,7 +632,7 @@ def test_a_device_that_reads_host_memory_is_waited_for(
 def test_threads_take_short_turns_while_a_device_steps(
     cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And as long ones as before when it ends."""
+    """Check that the switch interval is restored at the end."""
     before, seen = sys.getswitchinterval(), list[float]()
     monkeypatch.setattr(
         "streamkern.solver.block_step.BlockSolver._average",
@@ -645,7 +647,7 @@ def test_threads_take_short_turns_while_a_device_steps(
 
 @needs_compiler
 def test_cupy_compiles_with_precompiled_headers(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the user says otherwise."""
+    """Check that an environment variable of the user has priority."""
     for given, found in (("0", "0"), (None, "1")):
         if given is None:
             monkeypatch.delenv("CUPY_NVRTC_USE_PCH")
@@ -659,7 +661,8 @@ def test_cupy_compiles_with_precompiled_headers(cupy: Any, monkeypatch: pytest.M
 def test_triangles_are_multiplied_by_blocks(
     dtype: Any, gpu: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against NumPy; operands with contiguous columns, and blocks that do not divide the size."""
+    """Compare with NumPy, for operands with contiguous columns and blocks that do not divide the
+    size."""
     monkeypatch.setattr("streamkern.backend.device_algebra.TRIANGLE_BLOCK", 16)
     L, B = np.tril(rows(0, 60, 60)).astype(dtype), rows(1, 7, 60).astype(dtype).T
     tolerance = 1e-5 if dtype == np.float32 else 1e-13

@@ -213,7 +213,8 @@ def test_epilogue_is_the_kernel_to_four_ulp(name: str, dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", sorted(OTHERS))
 def test_epilogue_of_products_is_the_kernel(name: str, dtype: Any) -> None:
-    """Sums and powers in another order than NumPy's: a few roundings of the largest term."""
+    """Check up to a few roundings of the largest term, because sums and powers have another order
+    than NumPy's."""
     rng, kernel = np.random.default_rng(0), OTHERS[name]
     A, B = rng.normal(size=(40, 6)).astype(dtype), rng.normal(size=(50, 6)).astype(dtype)
     p, x, z = A @ B.T, (A * A).sum(axis=1), (B * B).sum(axis=1)

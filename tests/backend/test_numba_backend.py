@@ -231,7 +231,7 @@ def test_an_unknown_accelerator_is_refused() -> None:
 
 @needs_numba
 def test_cosines_are_as_good_as_their_argument() -> None:
-    """Absolute error 1e-7, and what one rounding of x moves it by."""
+    """Check an absolute error of 1e-7, plus the effect of one rounding of x."""
     x = np.concatenate([np.linspace(-700, 700, 200_001), [0.0, np.nan]]).astype(np.float32)
     value = np.empty_like(x)
     cos = _cos()

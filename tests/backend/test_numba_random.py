@@ -23,7 +23,8 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compilers() -> list[Any]:
-    """Without Numba the same loops run as Python: the arithmetic is checked either way."""
+    """Yield the compiler of Numba, or one that leaves the loops to Python, so that the arithmetic
+    is checked in either case."""
     if importlib.util.find_spec("numba") is None:
         return [as_python]
     from streamkern.backend.numba_backend import jit
@@ -42,7 +43,7 @@ def drawn(compile_with: Any) -> Fills:
 
 
 def exact_normals(pairs: np.ndarray) -> np.ndarray:
-    """Box and Muller in float64 on the top 24 bits of words (..., 2)."""
+    """Return the Box-Muller transform in float64 of the top 24 bits of words (..., 2)."""
     u = (np.floor(pairs[..., 0] / 256.0) + 1) / 2**24
     v = np.floor(pairs[..., 1] / 256.0) / 2**24
     radius = np.sqrt(-2 * np.log(u))

@@ -72,7 +72,7 @@ def test_every_center_is_one_columns(shape: tuple[int, int], widths: list[int]) 
 
 @given(SHAPES, WIDTHS, st.integers(1, 9))
 def test_the_centers_within_a_part(shape: tuple[int, int], widths: list[int], step: int) -> None:
-    """Whatever parts there are, and of however many blocks: each once."""
+    """Check that each center is in one part, for any parts and number of blocks."""
     for grid in grids(*shape):
         share, seen = CenterPartition(blocks_of(widths), grid), np.full(sum(widths), -1)
         for first in range(0, share.p, step):

@@ -72,7 +72,7 @@ def check_sums(results: list[list[Any]]) -> None:
 
 
 def test_what_rank_0_says_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it is."""
+    """Check broadcasts of any length."""
     monkeypatch.setattr("streamkern.backend.ranks.RANK_SLAB_BYTES", 7)
     said = np.random.default_rng(0).bytes(100)
     heard = on_threads(
@@ -262,7 +262,7 @@ def test_rows_in_half_precision_stay_on_the_devices(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_sums_are_those_of_the_host(devices: Any, dtype: Any) -> None:
-    """Bit for bit on all ranks, also into a view with gaps; and what is on the host."""
+    """Check equal bits on all ranks, also for a view with gaps and for arrays on the host."""
     rng = np.random.default_rng(0)
     given = rng.normal(size=(3, 4, 6)).astype(dtype)
 
@@ -311,7 +311,7 @@ def test_where_it_can_not_be_used_sums_go_through_the_host(
 def test_gpus_of_two_machines_with_equal_names_are_two(
     devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Containers may all have one host name, and each machine a GPU at the same place."""
+    """Check containers with the same host name, each with a GPU at the same index."""
     boots = iter("abc")
     monkeypatch.setattr("streamkern.backend.ranks.boot_id", lambda: next(boots))
     found = on_threads(3, lambda ranks: on_devices(ranks, devices(0)))

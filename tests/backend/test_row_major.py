@@ -74,7 +74,7 @@ def test_products_with_a_triangle(
     blas: RowMajor, n: int, c: int, block: int, gap: int, precision: Any, transposed: bool,
     columns: bool,
 ) -> None:  # fmt: skip
-    """Also of a right side with contiguous columns, and of sizes that are not halved evenly."""
+    """Check also a right side with contiguous columns, and sizes that are not halved evenly."""
     dtype, tolerance = precision
     A = matrix(0, n, n, dtype, gap)
     A *= np.tri(n, dtype=dtype)
@@ -109,7 +109,7 @@ def test_few_products_read_few_zeros(n: int, launches: int, share: float, transp
 
 
 def test_numbers_are_made_once() -> None:
-    """And each product gets its own, in its precision."""
+    """Check that each product gets its own numbers, in its precision."""
     blas = RowMajor(columnmajor, TYPES, lambda: HANDLE)
     for _ in range(3):
         for dtype in (np.float32, np.float64):

@@ -82,7 +82,7 @@ def test_an_error_can_be_completed() -> None:
 
 
 def test_only_errors_of_the_package_and_warnings_mention_settings() -> None:
-    """Others would show the marks around a mention, as nothing renders their messages."""
+    """Check that other messages, which nothing renders, contain no marks of a mention."""
     ours = {name for name, value in vars(errors).items() if isinstance(value, type)}
     for path in Path(streamkern.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_bytes())):

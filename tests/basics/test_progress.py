@@ -185,7 +185,8 @@ def test_nothing_at_all_is_written_unasked_or_of_short_work(
 
 
 def test_a_broken_terminal_ends_nothing() -> None:
-    """It is written to once, and left alone from then on; so is one that was closed before."""
+    """Check that nothing more is written after the first failure, nor to a terminal that was closed
+    before."""
     tried: list[str] = []
 
     class Broken(Terminal):
@@ -308,7 +309,7 @@ def test_a_pipe_sees_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_line_that_another_process_draws_is_told(clock: SimpleNamespace) -> None:
-    """About once a second, and when it is to be wiped."""
+    """Check that the line is sent about once a second, and when it must be wiped."""
     told: list[str] = []
     with Line(setting=Relay(told.append)) as line:
         for text in ("one", "two"):

@@ -79,7 +79,7 @@ def test_a_second_signal_acts() -> None:
 def test_a_closed_terminal_asks_once_however_often_it_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It sends SIGHUP twice, and a service may get one after its SIGTERM: the run is saved."""
+    """Check that the run is saved if SIGHUP arrives twice, or after a SIGTERM."""
     seen: list[int] = []
     ended: list[int] = []
     monkeypatch.setattr(stop_module, "_GRACE_S", 0.0)
@@ -244,7 +244,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
 
 
 def wait_for_writer(run_dir: Path, process: subprocess.Popen[str]) -> None:
-    """Until the process has taken the run directory."""
+    """Wait until the process has taken the run directory."""
 
     def taken() -> bool:
         with contextlib.suppress(OSError, ValueError, KeyError):

@@ -58,7 +58,7 @@ LOW_RANK = {"n_nystrom", "n_probe", "level"}
 )
 @settings(max_examples=100)
 def test_quotas_are_as_equal_as_the_counts_allow(counts: list[int], p: int, seed: int) -> None:
-    """Against handing out one row after the other, to each class in turn."""
+    """Compare with dealing out one row after the other, to each class in turn."""
     rng = np.random.default_rng(seed)
     favoured = rng.permutation(len(counts))
     left, shares = min(p, sum(counts)), np.zeros(len(counts), int)
@@ -128,7 +128,8 @@ def test_units_are_read_until_every_class_is_full(monkeypatch: pytest.MonkeyPatc
 def test_a_store_gives_its_labels_without_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the same choice as an array with the same units, also out of a mixture of two."""
+    """Check also that the choice equals that of an array with the same units, and of a mixture of
+    two."""
     X, y = arrays(600, 1)
     ingest(X, tmp_path / "s.zarr", y=y, shuffle=False, chunk_mb=0.001)
     source = ZarrSource(tmp_path / "s.zarr")
@@ -184,7 +185,7 @@ def distortion(X: Array, Z: Array) -> float:
 
 
 def test_means_without_rows_are_moved_to_some() -> None:
-    """Begun on a single outlier and 19 copies of one row; there are 5 clusters."""
+    """Start from one outlier and 19 copies of one row, with 5 clusters."""
     X = clusters(20_000, 5, seed=1)
     first = np.repeat(X[:1], 20, axis=0)
     first[0] = 1000
@@ -234,7 +235,7 @@ def test_bandwidth_is_that_of_rows(method: str) -> None:
 
 
 def plain_rpcholesky(K: Array, p: int, seed: int) -> Array:
-    """Chen et al. (2023), Algorithm 1, from the same uniform numbers."""
+    """Return the pivots of Algorithm 1 of Chen et al. (2023), from the same uniform numbers."""
     rng = np.random.default_rng([seed, PIVOT_STAGE])
     F, d, rows = np.zeros((len(K), p)), K.diagonal().copy(), []
     for i in range(p):
@@ -250,7 +251,7 @@ def plain_rpcholesky(K: Array, p: int, seed: int) -> Array:
 
 
 def residual(K: Array, rows: Array) -> float:
-    """Trace of the Nystrom approximation's error over the trace of K."""
+    """Return the trace of the error of the Nystrom approximation, divided by the trace of K."""
     L = np.linalg.cholesky(K[np.ix_(rows, rows)])
     return float(1 - (np.linalg.solve(L, K[rows]) ** 2).sum() / np.trace(K))
 

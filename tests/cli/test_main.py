@@ -330,7 +330,7 @@ def test_train_evaluate_predict_info(run: Run, stores: Path, tmp_path: Path) -> 
 def test_training_and_info_say_where_a_run_is(
     run: Run, stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Into a pipe, which a test is, a line from time to time; nothing in the first 30 s."""
+    """Check that a line is written to a pipe from time to time, and none in the first 30 s."""
     words = ("train", "--train", stores / "train.zarr", "--run-dir", tmp_path / "run", *BY_STEPS)
     code, _, err = run(*words, "--epochs", 4, "--set", "data.batch_size=10")
     assert (code, err) == (DONE, "")
@@ -855,7 +855,7 @@ def start(store: Path, place: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def wait_for_step(process: subprocess.Popen[str], place: Path, step: int) -> None:
-    """Until a checkpoint of at least `step` is published."""
+    """Wait until a checkpoint of at least `step` is published."""
     directory = RunDirectory(place, writable=False)
     give_up = time.monotonic() + 60
     while max(directory.steps(), default=-1) < step:

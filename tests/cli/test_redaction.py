@@ -259,7 +259,7 @@ def test_no_command_lets_a_url_with_a_secret_in(
 
 @given(WITH_USER)
 def test_no_door_for_urls_takes_one_with_a_secret(case: tuple[str, str]) -> None:
-    """Also without the command, which hides what it was given."""
+    """Check also the functions of Python, without the redaction of the command."""
     url, secret = case
     for door in (local_path, zarr_store, open_rows_of, RunDirectory):
         text = said(lambda door=door: door(url))
@@ -414,8 +414,8 @@ def test_closed_streams_are_no_file_of_the_run(store: Path, tmp_path: Path) -> N
 
 
 def test_a_command_that_is_done_ends_with_its_code() -> None:
-    """Whatever would abort the process while the interpreter is taken down, as threads of native
-    libraries do now and then; what is to be done at exit is done before, and threads end."""
+    """Check an abort while the interpreter is torn down, which threads of native libraries
+    sometimes cause; exit handlers run before, and threads end."""
     code = (
         "import atexit, os, sys, threading, time\n"
         "class Aborts:\n"

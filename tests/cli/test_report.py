@@ -301,7 +301,7 @@ def test_a_browser_has_nothing_to_complain_about(page_of_both: Path, tmp_path: P
 @needs_chromium
 @pytest.mark.slow
 def test_the_page_fits_narrow_and_wide_windows(page_of_both: Path, tmp_path: Path) -> None:
-    """Wide tables scroll in boxes of their own."""
+    """Check that wide tables scroll in their own boxes."""
     out = page_of_both
     assert needed_widths(tmp_path, [(out, 400), (out, 1280)]) == [400, 1280]
     script = """(page) => [...page.document.querySelectorAll(".wide")].map(
@@ -316,7 +316,7 @@ def test_the_page_fits_narrow_and_wide_windows(page_of_both: Path, tmp_path: Pat
 def test_probabilities_fit_and_the_labels_of_the_time_line_are_legible(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:
-    """At both widths labels are at least as large as those of the other charts."""
+    """Check that at both widths labels are at least as large as those of the other charts."""
     out, place = tmp_path / "page.html", tmp_path / "calibrated"
     more = ("run.calibrate=true", "run.evaluate_every=50", "solver.name=block")
     training = ["train", *words(folder, place, *more)]
@@ -449,7 +449,7 @@ def test_held_out_rows_are_read_as_the_run_read_them_and_on_the_cpu(
 
 
 def test_what_auto_came_to_is_no_setting_that_differs(run: Run, tmp_path: Path) -> None:
-    """Nor is there an empty cell for what nobody plans."""
+    """Check also that no planned value is empty."""
     streamkern.KernelRegressor(run_dir=tmp_path / "run", threads=1, n_centers=20).fit(X, X[:, 0])
     out = tmp_path / "page.html"
     assert run("report", tmp_path / "run", "--out", out)[0] == DONE

@@ -318,7 +318,7 @@ def test_every_mistake_is_reported_at_once() -> None:
 
 @pytest.mark.parametrize("tables", [{}, {"data": {"test": "b.zarr"}}])
 def test_a_run_without_a_training_set_is_refused(tables: dict[str, dict[str, str]]) -> None:
-    """Not before it is opened: rows may be given beside the settings."""
+    """Check that it is refused when it is opened, because rows may be given beside the settings."""
     with pytest.raises(ConfigError, match=r"^data\.train is missing: it must be a path or URL"):
         open_run(RunConfig.from_tables(tables))
 

@@ -31,7 +31,7 @@ from tests.traced_memory import traced_memory
 def test_hostile_run_files_are_refused_in_bounded_memory(
     tmp_path: Path, text: str, said: str
 ) -> None:
-    """Before they are parsed, where the long key took 27 s and 3.7 GB."""
+    """Check that they are refused before they are parsed; the long key took 27 s and 3.7 GB."""
     (tmp_path / "run.toml").write_text(text)
     with (
         traced_memory() as traced,

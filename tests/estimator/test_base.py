@@ -60,7 +60,7 @@ def test_a_run_that_is_loaded_has_them(tmp_path: Path) -> None:
 
 
 def test_partial_fit_says_that_it_discards_a_fit() -> None:
-    """It begins a model of the block alone, as without the fit before."""
+    """Check that the model is that of the block alone, as without the earlier fit."""
     X, y = load_diabetes(return_X_y=True)
     options: dict[str, Any] = {"threads": 1, "kernel": "gaussian", "metric": "none"}
     model = KernelRegressor(**options, random_state=0).fit(X[:300], y[:300])

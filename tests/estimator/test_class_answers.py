@@ -201,7 +201,8 @@ def test_on_the_command_line(
     classifier: KernelClassifier, regressor: KernelRegressor, tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Streamed from a store, and the same as in memory; `evaluate` says how true they are."""
+    """Compare probabilities streamed from a store with those in memory, and check the figures of
+    `evaluate`."""
     classifier.save(tmp_path / "c")
     regressor.save(tmp_path / "r")
     ingest(X[NEW], tmp_path / "c.zarr", y=y[NEW])
@@ -231,7 +232,8 @@ def test_on_the_command_line(
 
 
 def test_classes_of_a_store_are_sorted(tmp_path: Path) -> None:
-    """Whatever order it has them in, as scikit-learn takes columns of probabilities to be."""
+    """Check that columns of probabilities are sorted by class, as scikit-learn expects, for any
+    order in the store."""
     names = np.array(["shoe", "coat", "bag"])
     which = (X[:, 0] > 0) * 1 + (X[:, 0] > 1)
     labels = names[which]

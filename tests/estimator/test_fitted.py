@@ -78,7 +78,7 @@ def labels(model: Any) -> bytes:
 
 @pytest.mark.parametrize("name", ["dual_coef_", "centers_", "intercept_", "classes_"])
 def test_fitted_arrays_are_read_only(name: str) -> None:
-    """Also of copies: predictions would not follow a write."""
+    """Check copies of estimators too, because predictions would not follow a write."""
     X = np.random.default_rng(0).normal(size=(90, 3))
     model = KernelClassifier(kernel="laplace", n_centers=20).fit(X, X[:, 0] > 0)
     for one in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):

@@ -179,7 +179,7 @@ def test_a_frame_of_numbers_is_as_before() -> None:
 
 @pytest.mark.parametrize("cell", [{"left": 0.0}, [1], b"red"], ids=["struct", "list", "bytes"])
 def test_a_cell_that_is_no_word_is_refused_with_its_position(cell: Any) -> None:
-    """It is the frame of a prediction that has it, as a column of intervals of polars does."""
+    """Check a cell in the frame of a prediction, such as an interval of polars."""
     frame = pd.DataFrame({"x": np.sin(np.arange(40.0)), "word": ["red", "blue"] * 20})
     model = sk.KernelRegressor(n_centers=9, metric="none").fit(frame, frame["x"])
     wrong = frame[:3].assign(word=pd.Series([cell] * 3))

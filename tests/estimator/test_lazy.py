@@ -118,7 +118,8 @@ def test_images_stay_lazy() -> None:
 def test_one_block_is_computed_at_a_time(
     regressor: KernelRegressor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dask has many threads, and every block would take memory and all processors."""
+    """Check that Dask's threads do not compute several blocks at once, each of which takes memory
+    and all processors."""
     inside, most = 0, 0
     values = KernelRegressor._values
 

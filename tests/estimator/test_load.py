@@ -56,7 +56,7 @@ METRIC = rng.normal(size=(4, 2))
 
 
 def same(loaded: Any, fitted: Any, rows: Any = X) -> None:
-    """Bit for bit what a user sees of a fitted estimator."""
+    """Check that everything a user sees of two fitted estimators has equal bits."""
     assert type(loaded) is type(fitted)
     ours, theirs = loaded.predict(rows), fitted.predict(rows)
     assert ours.dtype == theirs.dtype
@@ -415,7 +415,8 @@ def test_damage_is_not_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_save_that_was_killed_is_finished_by_the_next(tmp_path: Path) -> None:
-    """At every write: what is left is refused or whole, and the same call completes it."""
+    """Kill a save at every write: its result is refused or complete, and the same call completes
+    it."""
     fitted = KernelRegressor(**SMALL).fit(X, Y)
     fitted.save(tmp_path / "whole")
     files = sorted(contents(tmp_path / "whole"))
@@ -449,7 +450,8 @@ def test_partial_fit_of_a_loaded_estimator_makes_one_pass_by_default(tmp_path: P
 
 
 def test_a_loaded_model_shows_the_parameters_that_were_given(tmp_path: Path) -> None:
-    """Not what those came to that were left alone, such as epochs, nor names in place of labels."""
+    """Check that parameters left at "auto" do not show their values, and that labels are not
+    replaced by names."""
     labels = np.where(X[:, 0] > 0, 7, 3)
     given: dict[str, Any] = {
         "n_centers": 20, "bandwidth": 2.0, "class_weight": {3: 1.0, 7: 2.0}, "random_state": 1,

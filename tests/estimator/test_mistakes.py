@@ -86,7 +86,7 @@ def test_wrong_data_names_what_to_give() -> None:
 
 
 def test_estimators_are_what_they_were() -> None:
-    """To scikit-learn, which reads the signature, and to pickle."""
+    """Check the signature, which scikit-learn reads, and pickle."""
     names = list(inspect.signature(KernelClassifier).parameters)
     assert (names[0], "class_weight" in names) == ("kernel", True)
     model = KernelClassifier("laplace", bandwidth=2)

@@ -197,7 +197,7 @@ def test_a_run_file_names_module_and_class(
 
 
 def test_a_model_predicts_where_its_class_is_another_one() -> None:
-    """Only its figure is gone."""
+    """Check that only the metric of the loss is missing."""
     model = sk.KernelRegressor(loss=LogCosh(0.5), **SMALL).fit(X, Y)
     before = model.predict(X)
     recorded: Any = model._state.meta["loss"]

@@ -174,7 +174,7 @@ class Shift:
 
 
 def test_partial_fit_tells_values_apart_and_takes_equal_ones() -> None:
-    """Whatever the text of a value leaves out, and however an equal one is written."""
+    """Check values whose text is the same, and equal values with another text."""
     kernel, shift = streamkern.Gaussian(2.0, metric=[1.0, 2.0]), Shift(1.0)
     functions = [lambda xp, X, Y, rng: (X, Y), lambda xp, X, Y, rng: (2 * X, Y)]
     rows = np.arange(8.0).reshape(4, 2)

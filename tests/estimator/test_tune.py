@@ -35,7 +35,7 @@ def some_rows(n: int = 200) -> Array:
 
 
 def labels_of(X: Array) -> Array:
-    """Unevenly many of three words, with some noise."""
+    """Return labels of three words with unequal frequencies and some noise."""
     noise = np.random.default_rng(1).standard_normal(len(X))
     return np.array(["ant", "bee", "cat"])[np.digitize(X[:, 0] + 0.3 * noise, [0.5, 1.2])]
 
@@ -115,7 +115,7 @@ def test_the_estimator_comes_back_ready_and_the_given_one_as_it_was() -> None:
 
 
 def test_settings_that_nothing_is_surely_better_than_stay_open() -> None:
-    """So that a fit to all of the data finds its own."""
+    """Check that they stay "auto", so that a fit to all data finds its own."""
     X = some_rows()
     noise = np.random.default_rng(2).standard_normal(len(X))
     found = sk.tune(X, noise, estimator=sk.KernelRegressor("laplace", **PLAIN), **QUICK)
@@ -129,7 +129,7 @@ def test_settings_that_nothing_is_surely_better_than_stay_open() -> None:
 
 @pytest.mark.full
 def test_a_metric_that_is_left_open_is_learned_in_every_training() -> None:
-    """And said of what is found, so that the fit to all rows is in one as well."""
+    """Check that the found settings contain it, so that the fit to all rows learns one as well."""
     X = some_rows(2000)
     y = np.sin(3 * X[:, 0])
     given = sk.KernelRegressor("laplace", ridge=0.1, scale="none", solver="block", **PLAIN)

@@ -77,7 +77,8 @@ def test_the_verdict_of_gradient_descent_is_by_the_least_test_loss() -> None:
 
 
 def test_the_heat_kernel_on_a_grid_has_the_harmonics_and_their_eigenvalues() -> None:
-    """Eigenvalues exp(-s j^2); the error of gradient descent in closed form and step by step."""
+    """Check eigenvalues exp(-s j^2), and the error of gradient descent in closed form against its
+    steps."""
     n, s, t = 64, ep1_reach.HEAT, 300
     x = 2 * np.pi * np.arange(n) / n
     j = np.arange(1, 40)
@@ -135,7 +136,7 @@ def test_a_polynomial_in_the_place_of_an_exponential_is_not_the_claim() -> None:
 @pytest.mark.parametrize("kernel", [gaussian, laplace], ids=["gaussian", "laplace"])
 @pytest.mark.parametrize("q", [1, 7])
 def test_k_ep_is_its_definition(kernel: object, q: int) -> None:
-    """Eigenfunction by eigenfunction, with the unit norm of the kernel's space."""
+    """Compare by eigenfunctions with unit norm in the kernel's space."""
     assert callable(kernel)
     learned = ep1_kep.PreconditionedKernel(kernel, X, q)
     values, V = np.linalg.eigh(kernel(X, X))

@@ -55,7 +55,7 @@ def algorithm_1() -> ep3_algorithm1.Projected:
 
 
 def test_a_step_of_algorithm_1_is_the_projected_gradient_in_function_space() -> None:
-    """Eq. 16 and Lemma 4: proj_Z(f - eta P{grad L(f)})."""
+    """Check Eq. 16 and Lemma 4: proj_Z(f - eta P{grad L(f)})."""
     algorithm, alpha = algorithm_1(), RNG.standard_normal((P, 1))
     f = on(OF_Z, alpha)
     gradient = on(OF_X, GRAM[OF_X] @ f - Y)

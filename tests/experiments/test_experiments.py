@@ -560,7 +560,7 @@ def test_splits_differ_and_are_repeated() -> None:
 
 
 def test_values_far_from_zero_are_trained_with_an_intercept() -> None:
-    """Years around 2000 would otherwise take most of the model."""
+    """Check years near 2000, which would otherwise take most of the model."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((400, 3))
     y = X[:, 0] + 2000

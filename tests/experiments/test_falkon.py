@@ -258,7 +258,7 @@ def test_the_verdict_of_the_tables_is_by_the_largest_number_of_rows() -> None:
 
 
 def test_values_far_from_zero_are_judged_by_their_deviations() -> None:
-    """Years are near 2000: without their mean every number of centers would be as good."""
+    """Check years near 2000; without their mean every number of centers would look equally good."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((200, 2))
     y = np.sin(3 * rows[:, 0])

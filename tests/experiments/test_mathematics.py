@@ -131,7 +131,8 @@ def test_streamed_components_of_all_rows_are_those_of_kernel_pca() -> None:
 
 
 def test_the_first_correlation_is_that_of_classical_cca() -> None:
-    """Without damping, on the training rows, it is the largest singular value of the angles."""
+    """Check that without damping it is the largest singular value of the angles, on the training
+    rows."""
     A = rng.standard_normal((200, 3))
     B = A @ rng.standard_normal((3, 4)) + rng.standard_normal((200, 4))
     A, B = A - A.mean(axis=0), B - B.mean(axis=0)

@@ -26,7 +26,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 def test_an_exclusive_write_leaves_what_is_there_and_nothing_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where nothing can be deleted: beside the metadata of a group it was in zarr's way."""
+    """Check also a folder in which nothing can be deleted."""
     write_durably(tmp_path / "file", b"first", exclusive=True)
 
     def unlink(self: Path, missing_ok: bool = False) -> None:

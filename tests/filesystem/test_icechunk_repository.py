@@ -73,7 +73,7 @@ def test_a_tag_a_branch_and_a_snapshot_are_read_by_url(tmp_path: Path) -> None:
 
 
 def test_a_store_stays_at_its_snapshot(tmp_path: Path) -> None:
-    """Also where a worker opens it again, after the branch has moved on."""
+    """Check also a worker that opens it again after the branch has moved."""
     repository = make(tmp_path / "repo")
     write(repository)
     by_url = open_store(f"icechunk+file://{tmp_path}/repo")

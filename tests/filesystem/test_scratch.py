@@ -200,7 +200,7 @@ def test_a_scratch_parent_that_takes_no_file_is_refused_before_anything_is_writt
 
 
 def stopped_ingest(folder: Path) -> tuple[Path, Path]:
-    """Data, and an output whose ingest was stopped once rows were in scratch."""
+    """Return data, and an output whose ingest was stopped when rows were in scratch files."""
     data, out = table(folder), folder / "a.zarr"
 
     def stop(what: str, done: int, total: int | None) -> None:

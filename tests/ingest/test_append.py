@@ -90,7 +90,7 @@ def check_rows(store: Store, *parts: dict[str, Any]) -> None:
 
 
 def check_statistics(spec: StoreSpec, *parts: dict[str, Any]) -> None:
-    """Against NumPy, of all rows at once."""
+    """Compare the statistics with NumPy's of all rows."""
     X = np.concatenate([part["inputs"] for part in parts]).astype(np.float64)
     y = np.concatenate([part["y"] for part in parts])
     close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)  # float64, merged by parts
@@ -202,7 +202,7 @@ def test_a_store_of_ours_is_appended_with_its_weights(tmp_path: Path) -> None:
 
 
 def test_who_opened_the_old_store_goes_on_with_its_rows(tmp_path: Path) -> None:
-    """Also where its tables were not read before, and rows are appended once more."""
+    """Check also a store whose tables were not read before a second append."""
     parts = rows(21, 0), rows(30, 1), rows(5, 2)
     place = stored(tmp_path / "s", parts[0])
     old = open_store(place)

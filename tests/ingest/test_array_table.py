@@ -559,7 +559,7 @@ def idx_cases(path: Path) -> Iterator[Case]:
 
 
 def hdf5_type_cases(path: Path) -> Iterator[Case]:
-    """Types that only HDF5 has."""
+    """Yield types that only HDF5 has."""
     colours = h5py.enum_dtype({"red": 1, "green": 2, "blue": 5}, basetype="i1")
     codes = np.array([1, 2, 5])[LABELS]
     names = np.array(["red", "green", "blue"])[LABELS]
@@ -624,7 +624,7 @@ def test_each_type_of_each_format_is_read_exactly_or_refused(
 
 
 def test_numbers_that_are_rounded_are_said() -> None:
-    """Integers beyond 2^53 and long doubles, which are stored as float64."""
+    """Check integers beyond 2^53 and long doubles, which are stored as float64."""
     wide = np.array([2**53, 2**53 + 1, 5])
     for given in (wide, -wide, wide.astype("u8"), np.full(3, 1 / np.longdouble(3))):
         block = RawBlock(np.ones((3, 1)), given, "here", 0)

@@ -84,7 +84,8 @@ def csv_file(path: Path, X: Any) -> Path:
 
 
 def seconds(n: int = 400) -> list[tuple[int, int]]:
-    """Another number and UNIX seconds: float32 has one number for 128 of them."""
+    """Return a column of numbers and one of UNIX seconds, of which float32 maps 128 to one
+    number."""
     return [(k % 7, 1_700_000_000 + k) for k in range(n)]
 
 
@@ -103,7 +104,7 @@ def loses(X: Any, dtype: np.dtype[Any]) -> bool:
 def test_what_is_lost_is_what_all_rows_at_once_say(
     seed: int, offset: float, d: int, cuts: list[int]
 ) -> None:
-    """However they come in blocks, and after a pass that was interrupted."""
+    """Check any division into blocks, and a resumed pass."""
     X = offset + np.random.default_rng(seed).normal(size=(500, d))
     rounding = RoundingTracker(d, FLOAT32)
     for part in np.split(X, sorted(cuts)):
@@ -149,7 +150,7 @@ def test_a_csv_whose_column_float32_can_not_hold_is_refused_before_anything_is_p
 
 @pytest.mark.slow
 def test_whether_a_csv_is_refused_depends_on_no_memory(tmp_path: Path) -> None:
-    """Also where what is lost is seen after many blocks only."""
+    """Check also a loss that only many blocks show."""
     rows = [(k, k) for k in range(60_000)] + [(k, 2**40 + k) for k in range(60_000)]
     path = csv_file(tmp_path / "t.csv", rows)  # the spread grows with the error
     narrow = csv_file(tmp_path / "n.csv", [(k, 2**40 + k) for k in range(120_000)])

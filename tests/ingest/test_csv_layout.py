@@ -204,7 +204,7 @@ def test_points_that_group_digits_are_not_taken_for_fractions(tmp_path: Path) ->
 
 
 def test_numbers_with_points_are_not_suspected(tmp_path: Path) -> None:
-    """They are read with decimal points, and without a warning, which would be an error here."""
+    """Check that they are read with decimal points and without a warning."""
     thousandths = [v / 1000 for v in VALUES]
     for mark, numbers, rows in (
         (";", thousandths, [f"{v};{f}" for v, f in zip(thousandths, FRACTIONS, strict=True)]),

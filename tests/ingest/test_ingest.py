@@ -56,7 +56,7 @@ SMALL = 16 << 14  # the least memory that chunks of 16 KiB allow
 
 
 def digits(n: int = 600, side: int = 8) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images that carry their row number, sorted by label."""
+    """Return images that contain their row number, sorted by label."""
     rng = np.random.default_rng(n)
     X = rng.integers(0, 256, (n, side, side)).astype(np.uint8)
     X[:, 0, 0], X[:, 0, 1] = np.arange(n) % 256, np.arange(n) // 256

@@ -66,7 +66,7 @@ def test_a_folder_as_spark_writes_it_is_its_files_in_natural_order(tmp_path: Pat
 
 @pytest.mark.parametrize("ending", ["parquet", "folder.parquet"])
 def test_a_folder_as_dask_writes_it_is_a_table(tmp_path: Path, ending: str) -> None:
-    """Also one that has the ending of a file, as they often do."""
+    """Check also a folder whose name ends like that of a file."""
     place = tmp_path / ending
     dd.from_pandas(TABLE, npartitions=11).to_parquet(
         place, write_metadata_file=True, write_index=False
@@ -79,7 +79,7 @@ def test_a_folder_as_dask_writes_it_is_a_table(tmp_path: Path, ending: str) -> N
 
 
 def test_a_changed_folder_is_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file is a part of the identity: nothing goes on with others."""
+    """Check that each file is a part of the identity, so that nothing resumes with others."""
     for k in range(3):
         TABLE.to_csv(tmp_path / f"{k}.csv", index=False)
     out = tmp_path / "out" / "s.zarr"
@@ -110,7 +110,8 @@ def test_a_zarr_group_is_no_folder_of_files(tmp_path: Path) -> None:
 
 
 def test_partitions_as_pyarrow_writes_them_are_refused(tmp_path: Path) -> None:
-    """Whose column is in no file; of one partition the files are a table without it."""
+    """Check partitions, whose column is in no file; the files of one partition are a table without
+    it."""
     table = pa.table({"year": [2023, 2024], "a": [1.0, 2.0], "y": [0.0, 1.0]})
     partitioning = ds.partitioning(pa.schema([("year", pa.int64())]), flavor="hive")
     ds.write_dataset(table, tmp_path / "d", format="parquet", partitioning=partitioning)

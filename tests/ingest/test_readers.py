@@ -116,7 +116,7 @@ def test_a_compressed_file_is_read_to_its_end(tmp_path: Path, kind: str, ending:
 
 
 def test_formats_whose_libraries_open_files_are_read_compressed(tmp_path: Path) -> None:
-    """Parquet, HDF5 and NetCDF, as Arrow files are: they were called damaged."""
+    """Check Parquet, HDF5 and NetCDF."""
     table = pandas.DataFrame({"a": ROWS[:, 0], "b": ROWS[:, 1], "y": LABELS})
     table.to_parquet(tmp_path / "t.parquet")
     with h5py.File(tmp_path / "t.h5", "w") as file:

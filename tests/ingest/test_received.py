@@ -116,7 +116,7 @@ def test_a_sparse_source_is_the_dense_one_in_small_units() -> None:
 
 
 def dask_frame(frame: Any = FRAME) -> Any:
-    """Partitions of 100 rows, whose lengths nobody knows."""
+    """Return a frame in partitions of 100 rows, whose lengths are unknown."""
     return dd.from_pandas(frame, npartitions=3, sort=False).map_partitions(lambda part: part)
 
 
@@ -257,7 +257,8 @@ def test_rows_of_weight_0_are_left_out_of_every_form_of_data() -> None:
 
 
 def test_a_whole_number_beside_a_table_is_no_weight() -> None:
-    """It might be meant as a column; a fraction and a number beside arrays are one weight."""
+    """Check that it is refused, because it might mean a column; a fraction, or a number beside
+    arrays, is a weight."""
     frame = pd.DataFrame({"a": DENSE[:, 0], "b": DENSE[:, 1], "y": Y[:, 0]})
     for table in (frame, dd.from_pandas(frame, npartitions=2)):
         for number in (1, np.int64(1)):

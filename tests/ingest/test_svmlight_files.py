@@ -89,7 +89,7 @@ def test_the_number_of_features_can_be_given(tmp_path: Path) -> None:
 def test_a_wrong_line_is_refused_by_its_number(
     tmp_path: Path, line: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Comments and blank lines count, also where a piece of the file ends."""
+    """Check that comments and blank lines count, also at the end of a piece of the file."""
     (tmp_path / "a.svm").write_text("# a\n\n" + "1 1:1\n" * 40 + line + "\n" + "2 1:1\n" * 30)
     for piece in (7, 100, 4 << 20):
         monkeypatch.setattr("streamkern.ingest.svmlight_files._PIECE_BYTES", piece)

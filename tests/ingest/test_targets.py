@@ -80,7 +80,7 @@ def test_a_fraction_or_a_word_among_integer_labels_is_refused_by_its_row(
 
 
 def test_an_infinite_number_among_integers_is_refused_as_among_values(tmp_path: Path) -> None:
-    """And not with the advice to take all for values, which refuses it again."""
+    """Check that the remedy is not to treat all as values, which would be refused again."""
     for target in ("inf", "-Infinity", "1e400"):
         path = csv_file(tmp_path / "t.csv", [0, 1, target, 1])
         for targets in ("auto", "values"):

@@ -53,7 +53,7 @@ def test_a_terminal(train: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_pipe(train: list[str], tmp_path: Path) -> None:
-    """Without a metric, so that kernel and bandwidth are looked for on their own."""
+    """Train without a metric, so that kernel and bandwidth are searched separately."""
     train = [*train, "--set", "model.metric=none"]
     command = [sys.executable, "-c", SOONER, *train, "--run-dir", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -39,7 +39,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 def table(n: int, seed: int) -> Array:
-    """Normal columns, but the second and the fourth of a few whole numbers."""
+    """Return normal columns, except that the second and the fourth have a few whole numbers."""
     X = rows(seed, n, D).astype(np.float32)
     rng = np.random.default_rng(seed)
     X[:, 1], X[:, 3] = rng.integers(0, 4, n), rng.integers(-5, 5, n)
@@ -114,7 +114,7 @@ def test_categorical_are_told_apart_however_near(backends: list[Backend]) -> Non
 
 
 def test_categorical_are_a_one_hot_code() -> None:
-    """Half the squared distance of the codes of a level, times its weight."""
+    """Compare with half the squared distance of the codes of a level, times its weight."""
     A, B, weight = table(N, 0), table(M, 1), 1.7
     coded = [np.column_stack([X, np.sqrt(weight / 2) * np.eye(10)[X[:, 3].astype(int) + 5]])
              for X in (A, B)]  # fmt: skip

@@ -117,7 +117,7 @@ def test_a_record_imports_no_module(
 def test_going_on_with_a_model_imports_no_module(
     features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its setup was made to say, with a checksum that fits."""
+    """Check a setup that was changed and sealed again."""
     (tmp_path / "evil.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     rng = np.random.default_rng(0)

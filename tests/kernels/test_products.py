@@ -158,7 +158,8 @@ def test_kernel_without_a_profile_says_so() -> None:
 
 @pytest.mark.parametrize("name", RADIAL)
 def test_fast_is_the_kernel_of_points_rounded_to_half(name: str) -> None:
-    """Rounded first, measured then: still a true kernel matrix, to float32 rounding."""
+    """Check that points are rounded before their distance is measured, so that the result is a
+    kernel matrix up to float32 rounding."""
     op = operator(name, 2.0, "fast", shift=rows(3, 8))
     A, B = rows(0, 40, 8).astype(np.float32), rows(1, 30, 8).astype(np.float32)
     a, b = (
@@ -172,7 +173,7 @@ def test_fast_is_the_kernel_of_points_rounded_to_half(name: str) -> None:
 
 @pytest.mark.parametrize("name", RADIAL)
 def test_high_is_within_the_error_of_float32(name: str) -> None:
-    """Three products a feature instead of one, and less than one eps |a| |b| left out."""
+    """Check three products for each feature in place of one, which omit less than eps |a| |b|."""
     op = operator(name, 2.0, "high", shift=rows(3, 8))
     A, B = rows(0, 40, 8).astype(np.float32), rows(1, 30, 8).astype(np.float32)
     K = op.matrix(both(op, A), both(op, B))
@@ -199,7 +200,7 @@ def test_width_is_that_of_prepared_rows(precision: str) -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_rows_are_prepared_one_by_one_and_in_place(threads: int, precision: str) -> None:
-    """More rows than a thread takes at a time, into memory that was there before."""
+    """Check more rows than a thread takes at a time, written to existing memory."""
     n = 2 * Backend.prepare_rows + 7
     X = rows(0, n, 5)
     with Backend(threads) as backend:
@@ -222,7 +223,7 @@ def test_rows_are_prepared_one_by_one_and_in_place(threads: int, precision: str)
 def test_right_sides_serve_as_left_ones(
     precision: str, categorical: list[tuple[int, float]]
 ) -> None:
-    """Products have the bits of those with a left side; more rows than a tile has."""
+    """Check that products have the bits of those with a left side, with more rows than a tile."""
     with Backend(2) as backend:
         plain = operator("laplace", 2.0, precision, backend=backend, tile=(16, 8))
         kernel = plain.kernel.with_categorical(categorical)
@@ -243,7 +244,7 @@ BACKENDS = [Backend] + [CompiledBackend] * (numba_problem() is None)
 def test_integer_distances_are_exact(
     kind: type[Backend], norms_in_columns: bool, step: float, offset: float, d: int
 ) -> None:
-    """Scaled pixels: all that is left is the rounding of the profile and its one argument."""
+    """Check scaled pixels: only the profile and its argument are rounded."""
     rng = np.random.default_rng(d)
     pixels = rng.integers(0, 256, (30, d))
     pixels[7] = pixels[3]

@@ -83,7 +83,7 @@ def test_any_expression(expression: str, s: float) -> None:
 
 
 class Bare(Kernel):
-    """Without an expression."""
+    """A kernel without an expression."""
 
     def profile(self, sq: Any, xp: Any) -> Any:
         return 1 / (1 + sq)

@@ -37,7 +37,7 @@ def test_right_losses_pass(loss: Loss, n_outputs: int) -> None:
 
 @pytest.mark.parametrize("width", [1e-3, 1e3])
 def test_values_of_few_digits_pass(width: float) -> None:
-    """Small errors of a wide loss: nothing but rounding is left of the values."""
+    """Check small errors of a wide loss, whose values are mostly rounding errors."""
     for spread in (1e-3, 1.0, 1e3):
         check_own_loss(LogCosh(width), 1, spread)
 

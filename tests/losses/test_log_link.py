@@ -38,7 +38,7 @@ CASES = given(
 
 
 def half_deviance(loss: Any, z: np.ndarray, Y: np.ndarray) -> np.ndarray:
-    """Half of the deviances of the rows."""
+    """Return half of the deviances of the rows."""
     return loss.values(np, loss.predict(np, z.copy()), Y) / 2
 
 
@@ -60,7 +60,7 @@ def test_the_gradient_is_that_of_half_the_deviance(
 def test_a_row_alone_moves_no_further_than_its_square_allows(
     name: str, seed: int, m: int, c: int, size: float
 ) -> None:
-    """And its loss falls by it."""
+    """Check also that its loss falls."""
     loss, z, Y = drawn(name, seed, m, c, size)
     F = loss.predict(np, z.copy())
     h = loss.row_curvature(np, F, Y)[:, None]

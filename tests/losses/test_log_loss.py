@@ -12,7 +12,7 @@ LOSS = LogLoss()
 
 
 def drawn(seed: int, m: int, c: int, size: float) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs (m, c) of this size, and one-hot targets."""
+    """Return outputs (m, c) of this size, and one-hot targets."""
     rng = np.random.default_rng(seed)
     return size * rng.standard_normal((m, c)), np.eye(c)[rng.integers(c, size=m)]
 

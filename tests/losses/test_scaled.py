@@ -14,7 +14,7 @@ from streamkern.losses.scaled import ScaledLoss
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_prediction_of_a_zero_function_leaves_the_mean_as_it_is(dtype: type) -> None:
-    """Though `predict` overwrites its argument."""
+    """Check that the mean is not overwritten, although `predict` overwrites its argument."""
     mean, backend = np.log([0.2, 0.3, 0.5]), get_backend("cpu", 1)
     loss = ScaledLoss(LogLoss(), backend, np.dtype(dtype), mean, np.full(3, 4.0))
     Y = np.eye(3, dtype=dtype)

@@ -39,7 +39,8 @@ def test_a_million_centers_fit_on_one_card() -> None:
 
 
 def test_draws_on_a_device_are_counted() -> None:
-    """Four numbers a counter, of a tile at most; on the CPU tiles are small."""
+    """Check that four numbers for each counter of a tile are counted on a device; tiles of a CPU
+    are small."""
     problem = replace(PLAIN, staging=3, draws=True, d=200, p=1000, width=202)
     sizes, buffers = planned(replace(problem, batch_size=512), solver_settings("block"), 10**13)
     counted = {
@@ -90,7 +91,8 @@ def test_buffers_add_up() -> None:
 
 
 def test_stores_that_are_read_again_are_kept_if_they_fit() -> None:
-    """Within an eighth of the budget, and within the rest of it; on the host beside a device."""
+    """Check an eighth of the budget and its remainder; beside a device, rows are kept on the
+    host."""
     once = replace(PLAIN, epochs=1, n_stored=PLAIN.n_rows)
     copies, epochs = replace(once, n_stored=PLAIN.n_rows // 2), replace(once, epochs=2)
 

@@ -21,7 +21,8 @@ SETTINGS = [
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs trained on a table with the target city, on one with price, and on arrays."""
+    """Return a folder with runs trained on a table with the target city, on one with price, and on
+    arrays."""
     folder = tmp_path_factory.mktemp("runs")
     sets = [word for setting in SETTINGS for word in ("--set", setting)]
     for name, target in (("city", CITY), ("price", PRICE)):

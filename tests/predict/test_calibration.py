@@ -146,7 +146,8 @@ def test_rows_of_one_origin_count_as_one(weighted: bool) -> None:
 def test_shifted_quantiles_hold_as_many_of_any_rows_as_they_say(
     scores: np.ndarray, q: float
 ) -> None:
-    """Each row by the others: at least q below an upper quantile, at most q below a lower one."""
+    """Check each row by the others: at least q are below an upper quantile, and at most q below a
+    lower one."""
     n = len(scores)
     if n * min(q, 1 - q) < 1 - 1e-9:
         with pytest.warns(UserWarning, match="is not calibrated"):

@@ -313,7 +313,7 @@ def test_what_makes_no_sense_for_a_store_is_one_sentence(
 def test_arrays_of_a_store_that_lost_its_mark_are_read_where_that_is_meant(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
-    """Also by ingest and augment."""
+    """Check also ingest and augment."""
     shutil.copytree(place / "digit.zarr", tmp_path / "lost.zarr")
     zarr.open_group(str(tmp_path / "lost.zarr"), mode="r+").attrs.clear()
     rows = zarr.open_group(str(tmp_path / "lost.zarr"), mode="r")["row"][...]  # type: ignore[index]
@@ -414,7 +414,7 @@ def test_raw_rows_are_those_of_the_store_before_it_rounded_them(place: Path) -> 
 def test_blocks_are_the_same_wherever_reading_begins(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a call that goes on computes the same bits."""
+    """Check that a resumed call computes the same bits."""
     monkeypatch.setattr(input_rows, "UNIT_BYTES", 37 * 8 * D)  # float64
     with ExitStack() as files:
         rows: Any = open_rows(

@@ -80,7 +80,7 @@ def buffer_of(scratch: Scratch) -> PredictionBuffer:
 
 
 def _small_slabs(set_attribute: Any) -> None:
-    """Tiles, slabs and chunks whose borders fall inside the test rows, and not together."""
+    """Set small tiles, slabs and chunks, whose borders fall on different test rows."""
     set_attribute(model_module, "EVALUATED_ROWS", 10)
     set_attribute(prediction_table, "CHUNK_BYTES", 17 * C * 4)
     set_attribute(prediction_buffer, "BUFFER_SLAB_BYTES", 40 * (8 + C * 4))
@@ -346,7 +346,8 @@ def test_only_predictions_of_ours_are_overwritten(model: KernelModel, tmp_path: 
 def test_what_came_to_the_output_meanwhile_stays(
     model: KernelModel, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what was computed stays too: the same call goes on from it when the place is free."""
+    """Check that computed predictions stay too, and that the same call resumes when the path is
+    free."""
     url, other = tmp_path / f"p{ending}", tmp_path / f"other{ending}"
     model.predict_to(array_source(20, 6), other)
     expected = tree(tmp_path)
@@ -587,7 +588,7 @@ def test_unfinished_predictions_of_other_rows_are_begun_anew(
 def test_a_full_disk_says_so_and_predictions_go_on(
     model: KernelModel, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it computes, and while the output is written."""
+    """Check a full disk during the computation, and while the output is written."""
 
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device", str(path))

@@ -61,7 +61,8 @@ def test_it_is_what_refits_without_each_row_say(weighted: bool) -> None:
 
 
 def test_of_kernels_the_one_that_tells_more_is_taken() -> None:
-    """Also where the first does not see what makes rows hard, and rows that are alike are left."""
+    """Check also a first kernel that does not see the difficulty of rows, with equal rows left
+    out."""
     X = rng.normal(size=(200, 2))
     noise = rng.normal(size=(200, 1))
     blind, seeing = laplace(X[:, 1:], X[:, 1:]), laplace(X[:, :1], X[:, :1])
@@ -78,7 +79,7 @@ def test_of_kernels_the_one_that_tells_more_is_taken() -> None:
 
 
 def test_it_is_told_by_known_noise() -> None:
-    """Between the spread that was found and that of the noise there is a factor, about."""
+    """Check that the found spread is proportional to that of the noise."""
     X = rng.normal(size=(600, 2))
     spread = np.exp(X[:, :1])
     residuals = np.abs(rng.normal(size=(600, 1)) * spread)

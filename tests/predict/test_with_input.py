@@ -114,7 +114,7 @@ def test_a_csv_keeps_its_columns_and_gets_the_answers(
 def test_files_follow_one_another_with_columns_by_name(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
-    """Also compressed, with other delimiters and orders of columns."""
+    """Check also compressed files, other delimiters and other orders of columns."""
     first, second, third = frame(slice(0, 100)), frame(slice(100, 101)), frame(slice(101, N))
     first.to_csv(tmp_path / "1.csv", index=False)
     second[second.columns[::-1]].to_csv(tmp_path / "2.csv", index=False, sep=";")
@@ -292,7 +292,7 @@ def _predict_and_die(run_dir: Path, data: Path, out: Path, death: Any) -> None:
 def test_killed_calls_go_on_to_the_same_bytes(
     place: Path, ending: str, deaths: tuple[tuple[str, str], ...], tmp_path: Path
 ) -> None:
-    """While it computes, and when all is written but its name."""
+    """Kill calls during the computation, and when only the rename is left."""
     data = tmp_path / f"new{ending}"
     if ending == ".csv":
         frame().to_csv(data, index=False)
@@ -312,7 +312,7 @@ def test_killed_calls_go_on_to_the_same_bytes(
 def test_an_input_that_changed_meanwhile_is_refused(
     place: Path, change: str, tmp_path: Path
 ) -> None:
-    """Between the computing and the writing; the same call on what is there then begins anew."""
+    """Change the input between computing and writing; the same call then starts again."""
     data, out = tmp_path / "new.csv", tmp_path / "out.csv"
     text = frame().to_csv(index=False)
     data.write_text(text)

@@ -34,7 +34,7 @@ def damaged(name: str, *parts: str) -> Case:
 
 
 def of_commands() -> list[Case]:
-    """Mistakes on the command line; what is said is on stderr."""
+    """Return mistakes on the command line; what is said is on stderr."""
     regressor(run_dir="metric", metric=[1.0, 2.0, 1.0]).fit("data.zarr")
     commands = [
         ("needs the model of a run, but .* leave it out", "info data.zarr --importances rows.npz",

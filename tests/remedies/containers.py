@@ -61,7 +61,7 @@ def file(x: Any = X, y: Any = Y, of_x: Any = None, **given: Any) -> Any:
 
 
 def of_hdf5() -> list[Case]:
-    """Mistakes in HDF5 files."""
+    """Return mistakes in HDF5 files."""
     table = np.zeros(N, [("a", "f8"), ("deep", "f8", (2,)), ("y", "f8")])
     plain = np.zeros(N, [("a", "f8"), ("b", "f8"), ("y", "f8")])
     names = h5py.enum_dtype({"red": 1, "blue": 2})
@@ -132,7 +132,7 @@ def of_hdf5() -> list[Case]:
 
 
 def of_netcdf() -> list[Case]:
-    """Mistakes in NetCDF files."""
+    """Return mistakes in NetCDF files."""
     data = xr.Dataset({"X": (("row", "column"), X), "y": ("row", Y)})
     data.to_netcdf("classic.nc", engine="scipy")
     written = Path("classic.nc").read_bytes()
@@ -158,7 +158,7 @@ def of_netcdf() -> list[Case]:
 
 
 def of_stores() -> list[Case]:
-    """Mistakes in Zarr groups, and in stores of streamkern among them."""
+    """Return mistakes in Zarr groups, and in stores of streamkern among them."""
     table = FRAME.assign(fare=Y)
     other = table.assign(w=["u", "v"] * (N // 2))
     sk.ingest_store(table, "encoded.zarr", y="fare")
@@ -189,7 +189,7 @@ def of_stores() -> list[Case]:
 
 
 def of_groups() -> list[Case]:
-    """Mistakes in groups that stand for an array, as AnnData writes them."""
+    """Return mistakes in groups that stand for an array, as AnnData writes them."""
     good = Do(group, PARTS, of_x=CSR)
     twice = PARTS | {"indices": np.zeros_like(PARTS["indices"])}
     square = sp.csr_array(SPARSE[:3])

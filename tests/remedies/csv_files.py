@@ -50,7 +50,7 @@ def svm(*lines: str, **given: Any) -> Any:
 
 
 def of_lines() -> list[Case]:
-    """Mistakes in lines of a CSV."""
+    """Return mistakes in lines of a CSV."""
     good = table("a,y\n1,2\n3,4\n")
     text = "größe,y\n1,2\n3,4\n"
     raw = text.encode("latin-1")
@@ -96,7 +96,7 @@ def of_lines() -> list[Case]:
 
 
 def of_numbers() -> list[Case]:
-    """Mistakes in cells, all of which are numbers where no encoder makes them so."""
+    """Return mistakes in cells, all of which are numbers where no encoder makes them so."""
     good, gap, padded = "a,y\n1,2\n7,4\n", "a,y\n1,2\n,4\n", "a,y\n1,2\n007,4\n"
     bare = {text: text.partition("\n")[2] for text in (good, gap, padded)}
     names = ["a", "y"]
@@ -137,7 +137,7 @@ def of_numbers() -> list[Case]:
 
 
 def of_layout() -> list[Case]:
-    """Mistakes in the first lines of a CSV, and in what separates its fields."""
+    """Return mistakes in the first lines of a CSV, and in what separates its fields."""
     titled, named = "A title\nx,y\n1,2.5\n3,4.5\n", "x,y\n1,2.5\n3,4.5\n"
     blanks, marks = "x y\n1 2\n3 4\n", "x\x01y\n1\x012\n3\x014\n"
     mixed, twice = "u,1\nv,2\nw,3\n", "u,v\nu,w\nw,v\n"
@@ -188,7 +188,7 @@ def of_layout() -> list[Case]:
 
 
 def of_arguments() -> list[Case]:
-    """Mistakes in the arguments that say how a file is written."""
+    """Return mistakes in the arguments that say how a file is written."""
     text = "a,y\n1,2\n3,4\n"
     good, bare = table(text), "1,2\n3,4\n"
 
@@ -215,7 +215,7 @@ def of_arguments() -> list[Case]:
 
 
 def of_svmlight() -> list[Case]:
-    """Mistakes in svmlight files."""
+    """Return mistakes in svmlight files."""
     one, two = "1.5 1:2 2:3", "2.5 2:1"
     good = svm(one, two)
 
@@ -261,7 +261,7 @@ def of_svmlight() -> list[Case]:
 
 
 def of_originals() -> list[Case]:
-    """Mistakes in files whose columns are written beside their answers, by `predict`."""
+    """Return mistakes in files whose columns are written beside their answers, by `predict`."""
     columns = {"a": X[:, 0], "b": X[:, 1]}
     files = {
         "p": columns, "c": columns | {"c": Y}, "int": columns | {"c": np.arange(N)},

@@ -9,7 +9,7 @@ from tests.remedies import FRAME, Case, N, X, Y, fit_values, ingested
 
 
 def of_data() -> list[Case]:
-    """Mistakes in files and stores."""
+    """Return mistakes in files and stores."""
     frame = FRAME.assign(fare=Y)
     gaps = np.where(np.arange(N) == 7, np.nan, Y)
     noise = {"kind": "noise", "sigma": 1.0}

@@ -36,7 +36,7 @@ def lines(*texts: str, **given: Any) -> Any:
 
 
 def of_arguments() -> list[Case]:
-    """Mistakes in the arguments that describe columns."""
+    """Return mistakes in the arguments that describe columns."""
     days = table(day=pd.date_range("2020-01-01", periods=N).strftime("%d/%m/%Y"))
     dated = dict.fromkeys(["day"], "%d/%m/%Y")
     sk.ingest_store(TABLE, "encoded.zarr", y="fare")
@@ -70,7 +70,7 @@ def of_arguments() -> list[Case]:
 
 
 def of_columns() -> list[Case]:
-    """Mistakes in what is in the columns."""
+    """Return mistakes in what is in the columns."""
     mixed = table(m=[str(k) if k else "none" for k in range(N)])
     days = table(day=["01/02/2020"] * N)
     empty = pd.DataFrame({"a": [None] * N, "fare": Y})
@@ -105,7 +105,7 @@ def of_columns() -> list[Case]:
 
 
 def of_encoders() -> list[Case]:
-    """Mistakes in which encoder made the features."""
+    """Return mistakes in which encoder made the features."""
     other = table(a=X[:, 0] * 3)
     sk.ingest_store(TABLE, "one.zarr", y="fare")
     sk.ingest_store(other, "two.zarr", y="fare")

@@ -45,7 +45,7 @@ def begun() -> sk.KernelRegressor:
 
 
 def of_fits() -> list[Case]:
-    """Mistakes in what an estimator is given to fit."""
+    """Return mistakes in what an estimator is given to fit."""
     twice = pd.DataFrame(np.c_[X[:, 0], X[:, 0]], columns=["a", "a"])
     numbers = pd.DataFrame({"n": [f"{k}" for k in range(N)], "b": X[:, 1]})
     unnamed = pd.DataFrame({0: X[:, 0], 1: FRAME.w})
@@ -178,7 +178,7 @@ def of_fits() -> list[Case]:
 
 
 def of_answers() -> list[Case]:
-    """Mistakes in what a fitted model is asked."""
+    """Return mistakes in what a fitted model is asked."""
     model, classes = regressor().fit(X, Y), classifier(calibrate=False).fit(X, LABELS)
     table = regressor().fit(FRAME, Y)
     known = regressor(calibrate=True).fit(X, Y)
@@ -252,7 +252,7 @@ def of_run(place: str) -> tuple[Any, Any]:
 
 
 def of_kernels() -> list[Case]:
-    """Kernels of scikit-learn's, and ours, which have the same values."""
+    """Return mistakes with kernels of scikit-learn, and ours with the same values."""
     pairs: list[Case] = [
         (r"give Gaussian\(length_scale\)", RBF(3.0), sk.Gaussian(3.0)),
         (r"give Cauchy\(sqrt\(2\) \* length_scale\) for alpha of 1", RationalQuadratic(3.0),
@@ -284,7 +284,8 @@ def of_kernels() -> list[Case]:
 
 
 def of_rows() -> list[Case]:
-    """Mistakes in the columns and the shape of rows, and in targets that are left out or alike."""
+    """Return mistakes in the columns and the shape of rows, and in targets that are left out or
+    alike."""
     numbers = FRAME[["a", "b"]]
     model = regressor().fit(numbers, Y)
     classes, several = classifier().fit(X, LABELS), classifier().fit(X, SEVERAL)
@@ -390,7 +391,7 @@ def doubled(X: Any, y: Any, rng: Any) -> Any:
 
 
 def of_forms() -> list[Case]:
-    """Mistakes in the form of rows and labels, and in searches."""
+    """Return mistakes in the form of rows and labels, and in searches."""
     mixed = np.array(["a", None] * (N // 2), dtype=object)
     sparse = FRAME[["a", "b"]].astype(pd.SparseDtype("float64", 0.0))
     several = classifier().fit(X, SEVERAL)
@@ -435,7 +436,7 @@ def of_forms() -> list[Case]:
 
 
 def of_centers() -> list[Case]:
-    """Sparse centers of other features than the rows."""
+    """Return mistakes with sparse centers that have other features than the rows."""
 
     def fit(d: int) -> Any:
         centers = long_rows(n=9, d=d)
@@ -445,7 +446,7 @@ def of_centers() -> list[Case]:
 
 
 def of_compressed() -> list[Case]:
-    """Mistakes in `compress`."""
+    """Return mistakes in `compress`."""
     model = regressor().fit(X, Y)
     rows = np.random.default_rng(1).normal(size=(200, 3))
 

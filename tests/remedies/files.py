@@ -76,7 +76,7 @@ def free_port() -> int:
 
 
 def of_paths() -> list[Case]:
-    """Mistakes in names of files, patterns and folders."""
+    """Return mistakes in names of files, patterns and folders."""
     frame = FRAME.assign(fare=Y)
     for folder in ("hollow", "years/y=1", "years/y=2", "mixed", "deep/one", "delta/_delta_log"):
         Path(folder).mkdir(parents=True)
@@ -189,7 +189,7 @@ def of_paths() -> list[Case]:
 
 
 def of_arrays() -> list[Case]:
-    """Mistakes in files that hold arrays, and in archives."""
+    """Return mistakes in files that hold arrays, and in archives."""
     np.save("x.npy", X)
     np.save("y.npy", Y)
     np.save("turned.npy", np.asfortranarray(X))
@@ -286,7 +286,7 @@ def of_arrays() -> list[Case]:
 
 
 def of_columns() -> list[Case]:
-    """Mistakes in the columns that are asked for, and in several files together."""
+    """Return mistakes in the columns that are asked for, and in several files together."""
     frame = FRAME.assign(fare=Y, weight=np.arange(N) % 3 + 1.0)
     frame.to_csv("full.csv", index=False)
     frame[["a", "b", "fare"]].to_csv("named.csv", index=False)

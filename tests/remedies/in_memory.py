@@ -45,7 +45,7 @@ class Lent:
 
 
 def of_forms() -> list[Case]:
-    """Mistakes in what is given as rows."""
+    """Return mistakes in what is given as rows."""
     masked, series = np.ma.masked_greater(X, 1.0), FRAME["a"]
     packed = xr.DataArray(X, dims=("row", "column"), attrs={"scale_factor": 0.5})
     dataset = xr.Dataset({"rows": (("row", "column"), X)})
@@ -102,7 +102,7 @@ def of_forms() -> list[Case]:
 
 
 def of_columns() -> list[Case]:
-    """Mistakes in columns of tables, and in targets and weights beside them."""
+    """Return mistakes in columns of tables, and in targets and weights beside them."""
     twice = pd.DataFrame(X[:, :2], columns=["a", "a"])
     gaps = pd.Series(np.where(np.arange(N) == 3, None, "up"), dtype="string")
     zoned = pd.Series(pd.date_range("2020-01-01", periods=N, tz="UTC"))
@@ -148,7 +148,7 @@ def of_columns() -> list[Case]:
 
 
 def of_blocks() -> list[Case]:
-    """Mistakes in blocks of an iterator, and in plain arrays."""
+    """Return mistakes in blocks of an iterator, and in plain arrays."""
     half = N // 2
     first, second = (X[:half], Y[:half]), (X[half:], Y[half:])
     spent = iter([first])
@@ -189,7 +189,7 @@ def of_blocks() -> list[Case]:
 
 
 def of_stored_arrays() -> list[Case]:
-    """Mistakes in arrays of files and of stores that others wrote."""
+    """Return mistakes in arrays of files and of stores that others wrote."""
     np.savez("flat.npz", X=Y, y=Y)
     np.savez("columns.npz", X=Y.reshape(-1, 1), y=Y)
     np.savez("words.npz", X=X.astype(str), y=Y)

@@ -40,7 +40,7 @@ class Squares(Kernel):
 
 
 def of_kernels() -> list[Case]:
-    """Mistakes in kernels that are made in Python: (words, wrong, right)."""
+    """Return mistakes in kernels that are made in Python: (words, wrong, right)."""
     gauss, laplace, l1 = sk.Gaussian(2.0), sk.Laplace(2.0), sk.LaplaceL1(2.0)
     metric, other = np.ones(3), np.array([1.0, 2.0, 3.0])
     moved, wide = gauss.with_metric(metric), {"kind": "gaussian", "bandwidth": 2.0}
@@ -140,7 +140,7 @@ def of_kernels() -> list[Case]:
 
 
 def of_settings() -> list[Case]:
-    """Mistakes in what model.kernel says: (words, wrong, right)."""
+    """Return mistakes in what model.kernel says: (words, wrong, right)."""
     both = {"kind": "sum", "parts": ["laplace", {"kind": "gaussian", "bandwidth": 2.0}]}
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ('has no "kind", the name of the kernel; give {"kind": "gaussian"}', {"name": "gaussian"},
@@ -169,7 +169,7 @@ def of_settings() -> list[Case]:
 
 
 def of_sparse() -> list[Case]:
-    """Mistakes in kernels of sparse rows."""
+    """Return mistakes in kernels of sparse rows."""
 
     def fit(**given: Any) -> Do:
         return fit_values(long_rows(), Y, **given)

@@ -52,7 +52,7 @@ def saved(**changes: Any) -> dict[str, Any]:
 
 
 def of_losses() -> list[Case]:
-    """Mistakes in targets and in a user's own loss."""
+    """Return mistakes in targets and in a user's own loss."""
     kind = f"{PLACE}:LogCosh"
     return [
         ('give kind = "module:Class" and its parameters, or the name of a loss alone',

@@ -26,7 +26,7 @@ NOT_TRIED = {
 
 
 def of_commands() -> list[Case]:
-    """Mistakes of the command `predict`."""
+    """Return mistakes of the command `predict`."""
     prepare()
     commands = [
         ("give interval too, such as 0.9|give --interval",
@@ -136,7 +136,7 @@ def changed(again: bool) -> None:
 
 
 def of_models() -> list[Case]:
-    """Mistakes about models in memory."""
+    """Return mistakes about models in memory."""
     model = regressor().fit(X, Y)
     plain = Calibration.of_values(X[:, :1], Y[:, None], None)
     return [

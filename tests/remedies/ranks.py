@@ -74,7 +74,7 @@ def placeable(given: dict[str, Any]) -> None:
 
 
 def of_settings() -> list[Case]:
-    """Mistakes in settings of ranks: (words, wrong, right)."""
+    """Return mistakes in settings of ranks: (words, wrong, right)."""
     gpus = BLOCK | {"run.ranks": "gpus"}
     at = {"run.cluster": "tcp://127.0.0.1:1"}
     mixup = {"data.transforms": [{"kind": "mixup", "alpha": 1.0}]}
@@ -134,7 +134,7 @@ def of_settings() -> list[Case]:
 
 
 def of_what_travels() -> list[Case]:
-    """Mistakes in what is given to other processes."""
+    """Return mistakes in what is given to other processes."""
     source = sk.ArraySource(X, Y)
     lock = threading.Lock()
     held = sk.ArraySource(X, Y, [lambda X, Y, rng: (X, lock and Y)])

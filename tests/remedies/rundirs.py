@@ -61,7 +61,7 @@ def saved(name: str, arrays: Any = ROWS, meta: Any = None, after: Callable[[], N
 
 
 def of_places() -> list[Case]:
-    """Mistakes about the place, and about who writes there."""
+    """Return mistakes about the place, and about who writes there."""
     Path("stranger/checkpoints").mkdir(parents=True)
     Path("stranger/checkpoints/x.txt").write_text("mine")
 
@@ -117,7 +117,7 @@ def of_places() -> list[Case]:
 
 
 def of_damage() -> list[Case]:
-    """Files that are damaged, or of another run."""
+    """Return mistakes with files that are damaged, or of another run."""
 
     def damaged(name: str, *files: str) -> Path:
         folder = copied(name)
@@ -185,7 +185,7 @@ def of_damage() -> list[Case]:
 
 
 def of_contents() -> list[Case]:
-    """Mistakes in what is to be saved: (words, wrong arrays and meta, right ones)."""
+    """Return mistakes in what is to be saved: (words, wrong arrays and meta, right ones)."""
     cases: list[tuple[str, Any, Any, Any, Any]] = [
         ("is list, not a mapping", ROWS, [1], ROWS, {"a": 1}),
         ("has the key 3; keys must be strings", ROWS, {3: 1}, ROWS, {"3": 1}),

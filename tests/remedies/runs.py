@@ -42,7 +42,7 @@ def begun(name: str, given: dict[str, Any], **beside: Any) -> None:
 
 
 def of_continued() -> list[Case]:
-    """Mistakes about a run "b" that continues another one, "a"."""
+    """Return mistakes about a run "b" that continues another one, "a"."""
     trained(run("a"))
     trained(run("b"), continues="a")
     trained(run("c"))
@@ -112,7 +112,7 @@ def of_continued() -> list[Case]:
 
 
 def of_resumed() -> list[Case]:
-    """Mistakes about the run in a directory."""
+    """Return mistakes about the run in a directory."""
     rows = {size: sk.ArraySource(X, Y, unit_rows=size) for size in (20, 30)}
     plain = {"data.scale": "none"}
     stopped(run("ordered", **plain), source=rows[20])
@@ -142,7 +142,7 @@ def of_resumed() -> list[Case]:
 
 
 def of_warm_starts() -> list[Case]:
-    """Mistakes about the weights that a run starts from."""
+    """Return mistakes about the weights that a run starts from."""
     wide, turned = np.c_[Y, X[:, 0]], FRAME[["a", "b"]].assign(u=Y, v=X[:, 0])
     sk.ingest_store(X, "two.zarr", y=wide)
     sk.ingest_store(X, "above.zarr", y=np.square(Y))

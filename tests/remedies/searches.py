@@ -26,12 +26,12 @@ def tuned(X: Any = X, y: Any = Y, **given: Any) -> sk.Tuned:
 
 
 def asked(says: str, wrong: dict[str, Any], *right: dict[str, Any]) -> Case:
-    """Arguments of `tune`, and what they are to be."""
+    """Return arguments of `tune`."""
     return (says, lambda: tuned(**wrong), lambda: [tuned(**given) for given in right])
 
 
 def of_arguments() -> list[Case]:
-    """Mistakes in the arguments of `tune`."""
+    """Return mistakes in the arguments of `tune`."""
     labels = {"y": LABELS, "estimator": None}
     in_metric = sk.Laplace(2.0, metric=[1.0, 1.0, 1.0])
     every_row, block = (
@@ -82,7 +82,7 @@ def of_arguments() -> list[Case]:
 
 
 def of_folders() -> list[Case]:
-    """Mistakes in the folder of the results."""
+    """Return mistakes in the folder of the results."""
     for name in ("held", "damaged"):
         tuned(out=name)
     shutil.copytree("damaged", "copy")

@@ -18,7 +18,7 @@ def written(name: str, epochs: int) -> RunConfig:
 
 
 def of_settings() -> list[Case]:
-    """Mistakes in settings, of run files and of Python."""
+    """Return mistakes in settings, of run files and of Python."""
     quick = {"data": {"epochs": 1}, "model": {"n_centers": 20, "metric": "none"}}
     fourier = {"model__features": "fourier", "solver__name": "sgd"}
     return [

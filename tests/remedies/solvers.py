@@ -31,7 +31,7 @@ FREE: dict[str, Any] = {"n_centers": "auto", "ridge": "auto"}
 
 
 def of_settings() -> list[Case]:
-    """Mistakes in settings: (words, wrong settings, right ones)."""
+    """Return mistakes in settings: (words, wrong settings, right ones)."""
     sk.ingest_store(np.repeat(X[:3], 20, axis=0), "few.zarr", y=Y)
     sk.ingest_store(X[:1], "one.zarr", y=Y[:1])
     auto: dict[str, Any] = {"model.n_centers": "auto"}
@@ -90,7 +90,7 @@ def of_settings() -> list[Case]:
 
 
 def of_rows() -> list[Case]:
-    """Mistakes in rows and centers."""
+    """Return mistakes in rows and centers."""
     out, left = X.copy(), np.arange(N) != 7
     out[7] *= 1e7
     far = X.copy()
@@ -131,7 +131,7 @@ def of_rows() -> list[Case]:
 
 
 def of_ranks() -> list[Case]:
-    """Mistakes in who shares the steps, and in rows that are given as centers."""
+    """Return mistakes in who shares the steps, and in rows that are given as centers."""
 
     def planned(**given: Any) -> None:
         settings = {k: v for k, v in USUAL.items() if k != "solver.ridge"}

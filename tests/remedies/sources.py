@@ -55,7 +55,7 @@ def of_sparse() -> list[Case]:
 
 
 def of_arrays() -> list[Case]:
-    """Mistakes in ArraySource."""
+    """Return mistakes in ArraySource."""
     gaps, many = np.where(np.arange(N)[:, None] == 7, np.nan, X), np.arange(10_001)
     full = ~np.isnan(gaps).any(axis=1)
     cases = [
@@ -112,7 +112,7 @@ def drawn(repeatable: bool) -> sk.GeneratorSource:
 
 
 def of_functions() -> list[Case]:
-    """Mistakes in GeneratorSource."""
+    """Return mistakes in GeneratorSource."""
     ones, two = (lambda k: (np.ones((k, 3)), np.ones(k))), ("a", "b")
     good, ids = generated(ones), generated(lambda k: (np.ones((k, 3)), np.arange(k) % 2),
                                            n_outputs=2, classes=two)  # fmt: skip
@@ -136,7 +136,7 @@ def of_functions() -> list[Case]:
 
 
 def of_own_objects() -> list[Case]:
-    """Mistakes in a user-defined source."""
+    """Return mistakes in a user-defined source."""
 
     def own(changed: dict[str, Any] | None = None, lacks: str = "") -> Callable[[], None]:
         base = sk.ArraySource(X, Y)
@@ -164,7 +164,7 @@ def of_own_objects() -> list[Case]:
 
 
 def of_mixtures() -> list[Case]:
-    """Mistakes in what sources are put together from."""
+    """Return mistakes in what sources are put together from."""
     values, narrow = sk.ArraySource(X, Y), sk.ArraySource(X[:, :2], Y)
     noise = sk.GaussianNoise(0.1)
     noisy = sk.ArraySource(X, Y, [noise])
@@ -204,7 +204,7 @@ def of_mixtures() -> list[Case]:
 
 
 def of_shares() -> list[Case]:
-    """Mistakes in shares of classes."""
+    """Return mistakes in shares of classes."""
     values, labels = sk.ArraySource(X, Y), sk.ArraySource(X, LABELS)
     copies = sk.AugmentedSource(labels, 2)
     flipped = sk.ArraySource(X, LABELS, [sk.host_transform(lambda X, y, rng: (-X, y))])
@@ -234,7 +234,7 @@ def of_shares() -> list[Case]:
 
 
 def of_rows_set_aside() -> list[Case]:
-    """Sources of which no rows can be set aside."""
+    """Return mistakes with sources of which no rows can be set aside."""
     values = sk.ArraySource(X, Y)
 
     def fitted(source: Any, **given: Any) -> Callable[[], Any]:

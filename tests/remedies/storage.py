@@ -48,7 +48,7 @@ def optioned(url: str, **options: Any) -> Callable[[], Any]:
 
 
 def of_urls() -> list[Case]:
-    """Mistakes in the URL or the path of a store."""
+    """Return mistakes in the URL or the path of a store."""
     sk.ingest_store(X, MEMORY, y=Y, overwrite=True)
     shutil.make_archive("packed.zarr", "zip", "data.zarr")  # packed.zarr.zip
     shutil.make_archive("boxed.zarr", "zip", ".", "data.zarr")
@@ -96,7 +96,7 @@ def of_urls() -> list[Case]:
 
 
 def of_outputs() -> list[Case]:
-    """Mistakes in the place of an output, or of the cache."""
+    """Return mistakes in the place of an output, or of the cache."""
     Path("notes").mkdir()
     Path("notes/notes.txt").write_text("mine")
     Path("mine").mkdir()
@@ -132,7 +132,7 @@ def of_outputs() -> list[Case]:
 
 
 def of_scratch() -> list[Case]:
-    """Mistakes in the folder of scratch files, to which these rows go."""
+    """Return mistakes in the folder of scratch files, to which these rows go."""
     table = np.random.default_rng(0).integers(0, 255, (3000, 64), dtype=np.uint8)
     np.savez("table.npz", X=table, y=np.arange(3000) % 10)
     Path("plain").touch()
@@ -195,7 +195,7 @@ def of_scratch() -> list[Case]:
 
 
 def of_remote_files() -> list[Case]:
-    """Files that are replaced while they are read."""
+    """Return mistakes with files that are replaced while they are read."""
     memory, size = fsspec.filesystem("memory"), 9 << 20  # more than is read at once
 
     def read(replaced_by: int) -> None:
@@ -212,7 +212,7 @@ def of_remote_files() -> list[Case]:
 
 
 def of_s3(s3: S3Server, proxy: FaultProxy) -> list[Case]:
-    """Mistakes about S3, and what a server answers."""
+    """Return mistakes about S3, and what a server answers."""
     url, plain = f"s3://{s3.bucket}/rows.zarr", s3.options()
     sk.ingest_store(X, url, y=Y, storage_options=plain)
     environment = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
@@ -310,7 +310,7 @@ def committed(storage: Any) -> Any:
 
 
 def of_icechunk(s3: S3Server) -> list[Case]:
-    """Mistakes about repositories of icechunk."""
+    """Return mistakes about repositories of icechunk."""
     here = Path.cwd()
     place, storage = f"icechunk+file://{here}/repo", icechunk.in_memory_storage()
     committed(icechunk.local_filesystem_storage(f"{here}/repo"))
@@ -361,7 +361,7 @@ def of_icechunk(s3: S3Server) -> list[Case]:
 
 
 def of_servers() -> Iterator[Case]:
-    """Mistakes about S3 and icechunk; the S3 server runs while they are tried."""
+    """Return mistakes about S3 and icechunk; the S3 server runs while they are tried."""
     with S3Server() as s3, FaultProxy(s3.endpoint) as proxy:
         yield from (*of_s3(s3, proxy), *of_icechunk(s3))
 

@@ -65,7 +65,7 @@ def wrote(
 
 
 def of_writers() -> list[Case]:
-    """Mistakes in what is written, chunk by chunk."""
+    """Return mistakes in what is written, chunk by chunk."""
     holes, good = np.where(np.arange(30)[:, None] == 7, np.inf, X[:30]), wrote()
     two: dict[str, Any] = {"n_outputs": 2, "classes": ["a", "b"]}
     ids = np.arange(30) % 2
@@ -122,7 +122,7 @@ def of_writers() -> list[Case]:
 
 
 def of_options() -> list[Case]:
-    """Mistakes in the options of what makes a store, and in sample weights."""
+    """Return mistakes in the options of what makes a store, and in sample weights."""
     plain, values = ingested(), "--set data.class_weight=balanced"
 
     square = X[:, :1] * X[:, 0]
@@ -190,7 +190,7 @@ def of_options() -> list[Case]:
 
 
 def of_readers() -> list[Case]:
-    """Mistakes in reading a store, and stores that are damaged or replaced."""
+    """Return mistakes in reading a store, and stores that are damaged or replaced."""
     store = sk.open_store("data.zarr")
     plain = zarr.create_group("plain.zarr")
     for name, data in (("X", X), ("y", Y)):
@@ -270,7 +270,7 @@ def of_readers() -> list[Case]:
 
 
 def of_statistics() -> list[Case]:
-    """Statistics of no rows."""
+    """Return mistakes with statistics of no rows."""
 
     def taken(rows: int) -> None:
         found = RunningStatistics(3)

@@ -43,7 +43,7 @@ SOURCE = sk.ArraySource(X, Y, unit_rows=20)
 
 
 def batches(first: int = 0, start: int = 0, **given: Any) -> Callable[[], int]:
-    """Stream an epoch of rows."""
+    """Read an epoch of rows."""
 
     def streamed() -> int:
         with BatchReader(SOURCE, **{"batch_size": 10, "seed": 0} | given) as loader:
@@ -59,7 +59,7 @@ def planned(sizes: Any = (20, 40), batch: int = 0, **given: Any) -> Callable[[],
 
 
 def of_loaders() -> list[Case]:
-    """Mistakes in the order and the reading of rows."""
+    """Return mistakes in the order and the reading of rows."""
 
     def fed(dtype: Any) -> None:
         with BatchReader(SOURCE, batch_size=10, seed=0) as loader, Feed(
@@ -115,7 +115,7 @@ def of_loaders() -> list[Case]:
 
 
 def of_public_loaders() -> list[Case]:
-    """Mistakes in the loader for training loops of others."""
+    """Return mistakes in the loader for training loops of others."""
 
     def made(source: Any = SOURCE, batch_size: int = 10, **given: Any) -> Callable[[], None]:
         return lambda: sk.Loader(source, batch_size, **given).close()
@@ -176,7 +176,7 @@ def of_public_loaders() -> list[Case]:
 
 
 def of_new_stores() -> list[Case]:
-    """Mistakes in what is written as one epoch would have it."""
+    """Return mistakes in what is written as one epoch would have it."""
 
     def written(rows: Any, *transforms: Any, y: Any = Y, **given: Any) -> Callable[[], Any]:
         source = sk.AugmentedSource(sk.ArraySource(rows, y), 1, transforms)
@@ -201,7 +201,7 @@ def of_new_stores() -> list[Case]:
 
 
 def of_clusters() -> list[Case]:
-    """Mistakes about a cluster of Dask, which is here a scheduler in this process."""
+    """Return mistakes about a cluster of Dask, which is here a scheduler in this process."""
 
     def reached(address: str) -> None:
         with connect(address, wait_s=0.5):

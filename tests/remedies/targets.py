@@ -37,7 +37,7 @@ def objects(*labels: Any) -> Any:
 
 
 def of_labels() -> list[Case]:
-    """Mistakes in targets that are labels, or look like labels."""
+    """Return mistakes in targets that are labels, or look like labels."""
     days = np.full(N, "2020-01-01", "M8[D]") + np.arange(N)
     many = np.arange(1200)
     shifted = np.array([[k, -k] for k in range(1200)], float)
@@ -123,7 +123,7 @@ def blocks(first: Any, second: Any) -> Any:
 
 
 def of_appends() -> list[Case]:
-    """Mistakes in what is appended to a store, and in where a store is made."""
+    """Return mistakes in what is appended to a store, and in where a store is made."""
     table = FRAME[["a", "b"]].assign(fare=Y, tip=Y * 2)
     sk.ingest_store(table, "fares.zarr", y=["fare", "tip"])
     table.to_csv("bare.csv", index=False, header=False)

@@ -69,7 +69,7 @@ def trained(given: dict[str, Any], **beside: Any) -> Any:
 
 
 def of_settings() -> list[Case]:
-    """Mistakes in settings: (words, wrong settings, right ones)."""
+    """Return mistakes in settings: (words, wrong settings, right ones)."""
     np.save("metric.npy", np.ones(3))
     np.save("zeros.npy", np.zeros(3))
     np.save("wide.npy", np.ones(4))
@@ -139,7 +139,7 @@ def of_settings() -> list[Case]:
 
 
 def of_fits() -> list[Case]:
-    """Mistakes in rows, and in calls of the estimators that train on them."""
+    """Return mistakes in rows, and in calls of the estimators that train on them."""
     w, apart = np.zeros(N), (LABELS == "up").astype(float)
     w[:12], aside = 1, {"run.calibrate": True, "run.random_state": 2, "model.n_centers": 5}
     huge = X.copy()
@@ -215,7 +215,7 @@ class Misnumbered(sk.ArraySource):
 
 
 def of_runs() -> list[Case]:
-    """Mistakes about runs that are there already."""
+    """Return mistakes about runs that are there already."""
     shift = sk.deterministic(lambda X, Y, rng: (X + 1, Y))
     block: dict[str, Any] = {"solver.name": "block", "data.epochs": 2}
     half: dict[str, Any] = block | {"run.run_dir": "half"}
@@ -302,7 +302,7 @@ def of_runs() -> list[Case]:
 
 
 def of_sources() -> list[Case]:
-    """Mistakes in sources and transforms, which are functions."""
+    """Return mistakes in sources and transforms, which are functions."""
     shift = sk.deterministic(lambda X, Y, rng: (X + 1, Y))
     both = sk.host_transform(sk.deterministic(lambda X, Y, rng: (X + 1, Y)))
     noisy = sk.ArraySource(X, Y, [sk.GaussianNoise(0.1)])

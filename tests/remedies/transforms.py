@@ -17,7 +17,7 @@ COVERED = (
 
 
 def of_transforms() -> list[Case]:
-    """Mistakes in transforms, by name and as objects."""
+    """Return mistakes in transforms, by name and as objects."""
     images = np.zeros((N, 4, 4, 1), np.uint8)
     bytes_ = np.zeros((N, 3), np.uint8)
 
@@ -95,7 +95,7 @@ def of_transforms() -> list[Case]:
 
 
 def of_patches() -> list[Case]:
-    """Mistakes in patch features."""
+    """Return mistakes in patch features."""
     images = RNG.normal(size=(N, 4, 5, 1))
 
     def fitted(rows: Any = images, **given: Any) -> Callable[[], Any]:

@@ -50,7 +50,7 @@ def ingested(attributes: dict[str, Any] | None = None, **of: Any) -> Callable[[]
 
 
 def of_arrays() -> list[Case]:
-    """Arrays that are not rows and targets."""
+    """Return mistakes with arrays that are not rows and targets."""
     plain, many = opened(), np.arange(N) * 1000
 
     def sparse() -> str:
@@ -93,7 +93,7 @@ def of_arrays() -> list[Case]:
 
 
 def of_attributes() -> list[Case]:
-    """Attributes by which numbers are packed."""
+    """Return mistakes with attributes for packed numbers."""
     gap, counts = np.where(np.arange(N)[:, None] == 7, -99.0, X), np.ones((N, 3), np.int16)
     kept = np.delete(gap, 7, 0), np.delete(Y, 7)
     plain = ingested()
@@ -124,7 +124,7 @@ def of_attributes() -> list[Case]:
 
 
 def of_damage() -> list[Case]:
-    """Metadata that are damaged, of a store of ours and of others."""
+    """Return mistakes with damaged metadata, of our stores and of others."""
 
     def damaged(
         change: Callable[[Path], Any], how: str = "", again: Callable[[], Any] | None = None

@@ -217,7 +217,7 @@ def taken(path: Path) -> None:
 )
 @pytest.mark.parametrize("name", KINDS)
 def test_any_small_file_is_a_sentence_or_the_same(name: str, n: int, run: Path) -> None:
-    """Whatever is in its place: never an exception of another kind, and one sentence."""
+    """Check that any content of the file raises only our exceptions, with one sentence."""
     path, begun = Path(shutil.copytree(run, "run")), Path("begun")
     begun.mkdir()  # of a run whose setup was not done yet
     for small in ("run.json", "writer.json", "log.jsonl"):

@@ -106,7 +106,8 @@ class Writer:
         self.lease.release()
 
     def check_takeover(self) -> None:
-        """Whoever was there before had closed, or was silent for the whole ttl at some time."""
+        """Check that every earlier holder had closed, or was silent for the whole ttl at some
+        time."""
         mine = self.lease.number
         assert self.highest_then < mine, "a number of the past"
         for number in {n for n in self.world.created if n < mine}:
@@ -295,7 +296,7 @@ def no_waiting(seconds: float) -> None:
 
 
 def test_a_dead_holder_of_this_machine_is_not_waited_for(objects: Objects) -> None:
-    """Nor one whose id went to another process since."""
+    """Check also a holder whose process id was reused."""
     finished = process(no_waiting_child)
     finished.join(30)
     note = {"machine": lease._machine_id(), "started": "1", "nonce": "1"}
@@ -411,7 +412,7 @@ def test_an_interrupted_start_does_not_lock_its_own_process_out(
 
 
 def assert_next_is(objects: Objects, number: int) -> None:
-    """At once, and it is held like any other."""
+    """Check that the next writer takes the run at once, and holds it like any other."""
     assert current_holder(objects) is None
     held = Lease(objects, wait=no_waiting)
     held.acquire()
@@ -442,7 +443,7 @@ def test_a_holder_whose_beats_do_not_arrive_does_not_trust_itself(
 
 
 def test_a_storage_that_lies_is_refused(objects: Objects, faulty: Faulty) -> None:
-    """And one that does not know what a conditional put is."""
+    """Check also a storage without conditional writes."""
     faulty.lies = True
     with pytest.raises(StorageAccessError, match="does not refuse to create an object that exists"):
         Lease(objects).acquire()
@@ -515,7 +516,7 @@ def test_a_killed_holder_is_followed_at_once(place: tuple[str, dict[str, Any]]) 
 def test_a_stopped_holder_publishes_nothing_once_it_wakes(
     place: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped as by a hypervisor: it does not know that time has passed."""
+    """Check a holder that was suspended by a hypervisor, and does not know that time has passed."""
     url, options = place
     life, ours = started(url, options, True, 2.0)
     monkeypatch.setattr(lease, "TTL_S", 2.0)
@@ -549,7 +550,7 @@ def test_a_stopped_holder_publishes_nothing_once_it_wakes(
 def test_what_a_delayed_writer_still_publishes_is_not_the_newest(
     place: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was stopped between its check and its manifest, where no check can help."""
+    """Check a writer that was suspended between its check and its manifest."""
     url, options = place
     with RunDirectory(url, storage_options=options) as first:
         first.save(1, {}, {"by": "the first"})

@@ -260,7 +260,7 @@ def test_no_name_of_a_file_makes_a_folder_a_run(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("damaged", ["run.json", "writer.json", "setup.json", "checkpoints"])
 def test_a_run_is_known_by_any_document_of_it(damaged: str, run: Path) -> None:
-    """However little is left, and whatever somebody else has put beside it."""
+    """Check that any remaining document identifies the run, whatever other files are beside it."""
     for kept in {"run.json", "writer.json", "setup.json"} - {damaged}:
         (run / kept).unlink()
     if damaged != "checkpoints":
@@ -367,7 +367,7 @@ def test_two_writers_never_both_end_well(tmp_path: Path) -> None:
 
 
 def test_a_damaged_note_of_the_writer_ends_the_run_and_is_shown(tmp_path: Path) -> None:
-    """Nobody could say any more who holds the run."""
+    """Check that the run ends, because the holder of the run is unknown."""
     directory = RunDirectory(tmp_path / "run")
     with directory:
         directory.write_config({})
@@ -412,7 +412,7 @@ def test_a_new_run_directory_is_durable_with_all_above_it(
 def test_a_log_line_that_is_no_record_is_left_out_after_training(
     entry: bytes, run: Path, trained: Path
 ) -> None:
-    """It was a KeyError or a TypeError once the run was done."""
+    """Check that it raises neither a KeyError nor a TypeError at the end of the run."""
     with (run / "log.jsonl").open("ab") as file:
         file.write(b"{" + entry + b"}\n")
     with pytest.warns(UserWarning, match=r"1 damaged line\(s\) of the run log in .*: \d+; the"):
@@ -560,9 +560,8 @@ def test_a_list_of_files_that_makes_no_sense_is_damage(entry: Any, run: Path) ->
 def test_a_manifest_that_lacks_an_entry_is_refused_or_has_what_is_needed(
     name: str, look: Callable[[Path], object], half_done: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Each in turn is deleted by hand, and the document sealed again: never a KeyError. Of those
-    that a run goes on without, every third: it takes as long as all that is refused. Before a merge
-    fewer are deleted."""
+    """Delete each entry in turn and seal the document again: no KeyError may follow. Of the entries
+    that a run does not need, every third is deleted, and fewer before a merge."""
     whole = (half_done / name).read_bytes()
     body = checksums.unseal("checkpoint", whole)
     every = (3, 1) if request.config.getoption("--full") else (9, 2)

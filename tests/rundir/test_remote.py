@@ -235,7 +235,8 @@ def test_configuration_and_log(place: Place) -> None:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 def test_a_log_that_ends_too_early_is_said_wherever_it_ends(place: Place) -> None:
-    """Bound by the newest checkpoint; and a gap is told from its lines alone."""
+    """Check that lost lines are recognised by the newest checkpoint, and gaps by the numbers of the
+    lines."""
     with place.run() as run, run.open_log() as log:
         for step in (1, 2, 3):
             log.write(step=step, epoch=0, samples=0)
@@ -466,7 +467,8 @@ def spied(tmp_path: Path) -> Iterator[tuple[RunDirectory, Spied]]:
 
 
 def test_requests_of_a_save_and_a_load(spied: tuple[RunDirectory, Spied]) -> None:
-    """Beside one for each file: who holds it, what is there, and what goes."""
+    """Check that besides one request for each file, a save only checks the lease, lists the
+    checkpoints and deletes old ones."""
     run, spy = spied
     for step in (1, 2):
         run.save(step, state(step), meta(step))
@@ -493,7 +495,7 @@ def test_requests_of_a_save_and_a_load(spied: tuple[RunDirectory, Spied]) -> Non
 
 @pytest.mark.slow
 def test_chunks_travel_together_within_bounds(spied: tuple[RunDirectory, Spied]) -> None:
-    """Eight of 8 MiB at once, and each copied twice at most."""
+    """Check that eight chunks of 8 MiB are sent at once, and that each is copied at most twice."""
     run, spy = spied
     x = {"x": np.random.default_rng(0).random((8 << 20, 1)).reshape(-1, 16)}  # 64 MiB, twice
     spy.wanted = 8
@@ -511,7 +513,7 @@ def test_chunks_travel_together_within_bounds(spied: tuple[RunDirectory, Spied])
 def test_a_storage_that_fails_is_not_a_damaged_checkpoint(
     spied: tuple[RunDirectory, Spied],
 ) -> None:
-    """Or a run would go back to an older one because of the network."""
+    """Check that a run does not return to an older checkpoint because of the network."""
     run, spy = spied
     for step in (1, 2):
         run.save(step, state(step), meta(step))

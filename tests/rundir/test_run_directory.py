@@ -96,7 +96,8 @@ def save_forever(path: str, acks: str) -> None:
 
 
 def save_and_die(path: str, at: int, step: int) -> None:
-    """Killed just before file system call number `at`; exits 0 when there are fewer.
+    """Save in a process that is killed just before file system call number `at`; exit with 0 if
+    there are fewer calls.
 
     Counts every call on the run directory and on checkpoints/, and one in five inside a group,
     where all of them come before the manifest.

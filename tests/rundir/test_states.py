@@ -373,7 +373,7 @@ class Machine(RuleBasedStateMachine):
     # -- time and processes --------------------------------------------------------------------
 
     def wait(self, seconds: float) -> None:
-        """Time passes, and who is alive and not stopped beats; not who waits."""
+        """Let time pass; running processes that are not suspended renew their leases."""
         self.now += seconds
         for writer in self.writers:
             held: Any = writer.run._lock
@@ -413,7 +413,7 @@ class Machine(RuleBasedStateMachine):
         return ended
 
     def end(self, writer: Writer) -> None:
-        """It is gone, without another word."""
+        """End a process without closing it."""
         self.place.bury(writer)
         writer.calls.dead = True
         if writer.log is not None:
@@ -434,7 +434,7 @@ class Machine(RuleBasedStateMachine):
         self.start_one(kill, rate, offset)
 
     def start_one(self, kill: int | None, rate: float, offset: float) -> None:
-        """It takes the run, and loads what is there."""
+        """Start a process that takes the run and loads its state."""
         writer, before, note = Writer(self.place, rate, offset), self.holder, self.place.note()
         hold = writer.run._folder.acquire_lock
 
@@ -526,7 +526,7 @@ class Machine(RuleBasedStateMachine):
     has_writers = precondition(lambda self: bool(self.writers))
 
     def work(self, which: int, n: int, kill: int | None, lost: str | None) -> None:
-        """Up to `n` steps are saved; the process may be killed on the way, or an answer lost."""
+        """Save up to `n` steps; the process may be killed, or an answer lost."""
         if not self.writers:
             self.start_one(None, 1.0, 0.0)
         if not self.writers:  # nothing verifies; a new folder is begun next time
@@ -583,7 +583,7 @@ class Machine(RuleBasedStateMachine):
     @has_writers
     @rule(which=WHICH, n=st.integers(1, 3))
     def log(self, which: int, n: int) -> None:
-        """Lines of the log, flushed as before a checkpoint."""
+        """Write lines of the log, and flush them as before a checkpoint."""
         writer = self.of(which)
 
         def add() -> None:
@@ -605,7 +605,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: isinstance(self.place, Disk) and self.holder is not None)
     @rule()
     def steal(self) -> None:
-        """Somebody deletes run.lock."""
+        """Delete run.lock."""
         Path(self.place.place, "run.lock").unlink(missing_ok=True)
         self.stolen = True
         happened("run.lock deleted")
@@ -834,7 +834,7 @@ OWN = {
 
 @pytest.fixture
 def coverage(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Prints how often each thing happened."""
+    """Print how often each event happened."""
     reached.clear()
     yield
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
@@ -857,6 +857,6 @@ def test_what_is_loaded_is_what_was_saved_whatever_happens(
 @pytest.mark.full
 @pytest.mark.parametrize("machine", [OnDisk, OnObjects])
 def test_the_same_for_long(machine: type[Machine], coverage: None) -> None:
-    """And the machine reaches all it is made for."""
+    """Check also that the machine reaches every event."""
     run_machine(machine, 1000, 200)
     assert not [what for what in COMMON + OWN[machine] if not reached[what]]

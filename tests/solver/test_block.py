@@ -282,7 +282,7 @@ def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
 
 
 def test_one_block_has_its_ridge_from_its_factor() -> None:
-    """It computes no entries of K(Z, Z)."""
+    """Check that no entries of K(Z, Z) are computed."""
     case = grid_case(1, operator(bandwidth=0.5), solver_settings(ridge=0.1))
     solver = solver_of(case)
     state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
@@ -300,7 +300,8 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
 
 
 def test_one_block_reads_its_factor_in_steps_of_the_schedule() -> None:
-    """And at once where a checkpoint, which an earlier version wrote, lacks what was read."""
+    """Check also a checkpoint of an earlier version without these values, which are then read at
+    once."""
     case = grid_case(1, operator(bandwidth=0.5), solver_settings(ridge=1e-3))
     solver = solver_of(case)
     assert solver.ridge_term.stride > 1
@@ -320,7 +321,8 @@ def test_one_block_reads_its_factor_in_steps_of_the_schedule() -> None:
 
 @pytest.mark.parametrize(("stride", "count"), [(1, 1), (3, 1), (5, 1), (1, 2), (1, 3), (1, 4)])
 def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
-    """So many every `stride` steps, at the weights of that moment, and until then of the start."""
+    """Check that so many blocks are evaluated every `stride` steps, at the weights of that step,
+    and until then at the start."""
     options = solver_settings(ridge=0.3)
     case = make_case(operator(tile=(7, 5)), "blocks", options=options)
     solver = solver_of(case)
@@ -392,7 +394,7 @@ def test_a_ridge_of_nothing_is_hardly_ever_seen() -> None:
 
 @pytest.mark.parametrize("ridge", [1e-6, 1e-4, 1e-3, 0.1])
 def test_a_weak_ridge_is_seen_seldom(ridge: float) -> None:
-    """While a round is half the time in which the ridge would act, or shorter."""
+    """Check that a round takes at most half of the time in which the ridge would act."""
     options = solver_settings(ridge=ridge, damping=1e-2)
     case = grid_case(4, operator(bandwidth=0.5), options)
     solver = solver_of(case)
@@ -410,7 +412,8 @@ def test_a_weak_ridge_is_seen_seldom(ridge: float) -> None:
 @pytest.mark.parametrize("ridge", [1e-5, 1e-4, 1e-3, 0.1, 10.0])
 @pytest.mark.parametrize("n_blocks", [1, 2, 8])
 def test_blocks_converge_to_the_ridge_solution(n_blocks: int, ridge: float) -> None:
-    """However strong the ridge, whose values are n_blocks steps old, or weak, and they are more."""
+    """Check strong ridges, whose values are n_blocks steps old, and weak ones, whose values are
+    older."""
     case = grid_case(n_blocks, operator(bandwidth=0.5), solver_settings(ridge=ridge))
     state, losses = iterate(case, 600 if n_blocks == 2 and ridge >= 1e-3 else 800)
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)

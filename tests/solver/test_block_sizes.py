@@ -125,7 +125,7 @@ def test_sizes_agree_with_the_data(case: tuple[ProblemShape, SolverConfig]) -> N
 
 @given(asked)
 def test_refusal_names_the_smallest_budget(case: tuple[ProblemShape, SolverConfig]) -> None:
-    """To the precision it is printed with, it is enough, and 1 MiB or .1 GiB less is not."""
+    """Check that it suffices in its printed precision, and that 1 MiB or .1 GiB less does not."""
     problem, wish = case
     with pytest.raises(MemoryBudgetError) as caught:
         planned(problem, wish, 1)
@@ -238,8 +238,8 @@ def on_device(problem: ProblemShape, precision: str) -> ProblemShape:
 def test_a_device_takes_no_smaller_batch_and_no_more_than_critical(
     problem: ProblemShape, precision: str
 ) -> None:
-    """Progress m / (1 + m / critical) in a time m + h is best at sqrt(critical h), by brute force
-    over the powers of two that are allowed."""
+    """Check by brute force over the allowed powers of two that progress m / (1 + m / critical) in a
+    time m + h is best at sqrt(critical h)."""
     device = on_device(problem, precision)
     costs, p, c = device.costs, device.p, device.c
     least, most = auto_batch(problem), min(16_384, nearest_power_of_two(p / 4), problem.n_rows)
@@ -269,7 +269,8 @@ def test_the_batch_of_a_device_for_sixty_thousand_centers() -> None:
 
 
 def test_setup_lowers_the_batch_of_a_device_to_what_is_worthwhile() -> None:
-    """To sqrt(critical h), h = 8611, and no less than a CPU takes; and what is set never."""
+    """Check that it is lowered to sqrt(critical h), h = 8611, but not below that of a CPU, and not
+    if it is set."""
     device, wish = on_device(LARGE, "high"), solver_settings("block")
     sizes = planned(device, wish, 70 * GiB)[0]
     for critical, m in ((1e9, 16_384), (60_000, 16_384), (8000, 8192), (2000, 4096), (1, 4096)):
@@ -307,7 +308,7 @@ def test_some_methods_need_every_row(solver: str) -> None:
     ("blocks", "batch", "due"), [(4, 4096, 1 / 2), (64, 65536, 2), (128, 8192, 1), (128, 65536, 4)]
 )
 def test_a_plan_counts_the_blocks_of_the_ridge(blocks: int, batch: int, due: float) -> None:
-    """More where there are many blocks, and no more than a batch."""
+    """Check that more blocks are counted if there are many, but at most a batch."""
     b = 8192
     problem = replace(PLAIN, p=blocks * b, n_rows=1 << 20, epochs=1, finds_ridge=True)
     sizes = BlockSizes("block", batch, 0, 0, 0, 0, block_size=b, keep=True)

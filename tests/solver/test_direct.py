@@ -82,7 +82,8 @@ def test_it_is_least_squares(precision: str, ridge: float) -> None:
 
 @given(cuts=st.lists(st.integers(1, 239), max_size=8), seed=st.integers(0, 99))
 def test_how_rows_come_in_batches_and_passes_does_not_matter(cuts: list[int], seed: int) -> None:
-    """Passes of any length; the loss of a pass is that of what the ones before it found."""
+    """Check passes of any length; the loss of a pass is that of the weights from the passes
+    before."""
     case = make_case(operator(), "direct")
     solver = case.solver()
     state, ids = solver.init(), np.random.default_rng(seed).permutation(240)
@@ -181,7 +182,8 @@ def test_copies_of_a_row_train_and_measure_on_one_side() -> None:
 
 
 def test_rows_that_are_all_centers_say_nothing_of_a_ridge(tmp_path: Path) -> None:
-    """It is then that of the noise of the targets, as of other solvers; a fifth has to be left."""
+    """Check that the ridge then follows from the noise of the targets, unless a fifth of the rows
+    are no centers."""
     found = finished(
         settings(tmp_path, **DIRECT, **{"solver.ridge": "auto", "model.n_centers": 135}),
         source=array_source(),
@@ -242,7 +244,7 @@ def test_equal_and_nearly_equal_centers(precision: str, offset: float) -> None:
 
 
 def test_near_duplicates_under_a_small_bandwidth_in_float32() -> None:
-    """Up to what rounding makes of the kernel, it is least squares on the centers without them.
+    """Compare with least squares on the centers without them, up to the rounding of the kernel.
 
     Squared distances are off by eps (|x|^2 + |z|^2) / bandwidth^2, 3e-4 here, and a kernel with a
     kink by the root of that where centers and rows coincide. Weights that fitted this noise were
@@ -285,7 +287,7 @@ def doubled(**overrides: Any) -> tuple[RunConfig, Array]:
 def test_a_run_without_a_ridge_warns_of_singular_equations(
     precision: str, features: str, tmp_path: Path
 ) -> None:
-    """Once, though two passes find them; the log has it for both."""
+    """Check that there is one warning, although two passes find them, and that the log has both."""
     names = {"run.precision": precision, "model.features": features, "run.run_dir": str(tmp_path)}
     config, centers = doubled(**names)
     with warnings.catch_warnings(record=True) as said:
@@ -306,7 +308,7 @@ def test_so_does_a_run_with_too_few_rows_for_its_features() -> None:
 
 @pytest.mark.parametrize("precision", ["float64", "exact"])
 def test_with_a_ridge_or_other_centers_nothing_is_said(precision: str, tmp_path: Path) -> None:
-    """Neither in a warning nor in the log, whose notes are about such equations."""
+    """Check that there is no warning, and no note in the log."""
     for ridge, every in ((1e-4, 1), (0.0, 2)):
         place = tmp_path / str(every)
         config, centers = doubled(

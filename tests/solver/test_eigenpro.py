@@ -252,7 +252,7 @@ def test_back_off_forgets_what_was_pending(name: str) -> None:
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_tile_shape_changes_rounding_only(name: str) -> None:
-    """So does the number of shards that the centers are cut into: their tiles are added up."""
+    """Check also the number of parts of the centers, whose tiles are summed."""
     alphas = []
     for tile in ((512, 1024), (5, 24), (3, 7)):
         options = solver_settings(ridge=0.1 if name in RIDGED else 0.0)

@@ -95,7 +95,7 @@ def crowded(points: Array, rng: np.random.Generator) -> Array:
 
 @cache
 def hard_problem() -> Hard:
-    """Both the rows and the centers are crowded; rounded to float32, so that all see the same."""
+    """Return crowded rows and centers, rounded to float32 so that all solvers have the same."""
     rng = np.random.default_rng(0)
     t, test = np.tile(rng.uniform(0, 2 * np.pi, 400), 2), rng.uniform(0, 2 * np.pi, 400)
     X, Z = crowded(curve(t[:400]), rng), crowded(curve(rng.uniform(0, 2 * np.pi, 80)), rng)
@@ -208,7 +208,7 @@ def fourier_reference(Z: Array) -> float:
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", RIDGED)
 def test_float32_ends_at_the_exact_ridge_solution_on_crowded_centers(name: str) -> None:
-    """Within a twentieth of its test error: the rest is the noise of the last steps.
+    """Check within a twentieth of its test error; the rest is the noise of the last steps.
 
     In float32, K(Z, Z) of this problem has eigenvalues down to -1e-4, as the Laplace kernel takes
     the root of squared distances that are off by eps |x|^2.
@@ -245,7 +245,7 @@ def test_float32_does_no_harm_without_a_ridge_on_crowded_centers(name: str) -> N
 def test_direct_without_a_ridge_says_that_crowded_centers_harm_it(
     name: str, precision: str
 ) -> None:
-    """It does not stop early: predicting zero is better. With a ridge, above, nothing is said."""
+    """Check that it warns and does not stop early, although predicting zero is better."""
     with pytest.warns(UserWarning, match=r"160 centers are singular .* give solver.ridge"):
         error = trained(RIDGED[name] | {"solver.ridge": 0.0}, precision)[0]
     assert error > 1

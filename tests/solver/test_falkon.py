@@ -140,7 +140,8 @@ def test_near_duplicates_in_float32_do_no_harm(bandwidth: float, ridge: float) -
 
 
 def test_units_of_the_kernel_do_not_matter() -> None:
-    """Linear, on rows 2^20 times as large or small: every number by a power of 2, to the last bit.
+    """Check a linear kernel on rows scaled by 2^20 or 2^-20, for which every number changes by a
+    power of 2.
 
     24 centers in 3 dimensions: what keeps their K(Z, Z) definite must grow with it.
     """
@@ -306,8 +307,8 @@ def test_what_can_not_be_a_start_is_refused(
 
 @pytest.mark.parametrize("epochs", [4, 10, 30])
 def test_heavy_tails_and_a_tiny_ridge_leave_a_sensible_model(epochs: int) -> None:
-    """Preconditioned by the ridge alone, test errors were 1.4 to 1.6 times the variance, 0.8 to 1.6
-    and 0.2 to 0.4; least squares with this ridge is what is wanted, and rounding in its way."""
+    """Compare with least squares with this ridge. With the ridge alone in the preconditioner,
+    rounding gave test errors of 1.4 to 1.6, 0.8 to 1.6 and 0.2 to 0.4 times the variance."""
     rng = np.random.default_rng(0)
     X = rng.standard_t(1.5, size=(900, 5))
     y = np.tanh(X[:, 0])

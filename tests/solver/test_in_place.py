@@ -99,7 +99,7 @@ def test_eigenpro_1_from_a_sample_interpolates() -> None:
 
 @pytest.mark.parametrize("s", [14, 40, 240])
 def test_extended_eigenfunctions(s: int) -> None:
-    """They span what Nystrom's extension spans, are orthonormal, and lam_i are Ritz values."""
+    """Check that they span Nystrom's extension, are orthonormal, and have the Ritz values lam_i."""
     op, X = operator(), rows(0, 240, 3)
     P = build_extended(op, both(op, X), both(op, X[:s]), both(op, X), level=12)
     q = P.E.shape[1]

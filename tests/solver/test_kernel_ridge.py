@@ -39,7 +39,8 @@ def case_of(ridge: float = RIDGE, precision: str = "float64") -> maths.Case:
 
 
 def truth(case: maths.Case, rows: np.ndarray, w: np.ndarray, ridge: float) -> np.ndarray:
-    """Weights at `rows`, of sample weights w there, from the equations that have no square root."""
+    """Return the weights at `rows` with sample weights w, from the equations without square
+    roots."""
     K = ref.laplace(case.X[rows], case.X[rows], 2.0)
     kept = w > 0
     A = K[np.ix_(kept, kept)] + len(rows) * ridge * np.diag(1 / w[kept])
@@ -103,7 +104,8 @@ def test_a_row_left_out_is_predicted_by_a_fit_to_all_others() -> None:
 
 
 def test_a_row_is_left_out_together_with_its_copies() -> None:
-    """Not with equal rows of other targets, and not with more than `MOST_COPIES` of them."""
+    """Check that equal rows with other targets are not left out, nor more than `MOST_COPIES`
+    copies."""
     rng = np.random.default_rng(2)
     case = case_of()
     X, Y = case.X[:240].copy(), case.Y[:240].copy()
@@ -162,7 +164,7 @@ def test_a_factor_in_float32_is_refined(seed: int, ridge: float, narrow: float) 
 
 
 def test_more_jitter_only_if_the_equations_have_no_solution() -> None:
-    """Copies of rows without a ridge: float32 needs a larger jitter for its factor."""
+    """Check copies of rows without a ridge, for which a float32 factor needs a larger jitter."""
     X = np.repeat(maths.rows(0, 120, 3), 2, axis=0).astype(np.float32)
     case = case_of(1e-9, precision="exact")
     case = replace(case, X=X, Z=X, Y=np.repeat(case.Y[:120], 2, axis=0))
@@ -310,7 +312,7 @@ def test_blocks_that_arrive_later_are_summed_beside_the_first() -> None:
 
 
 def test_smooth_targets_without_noise_take_few_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounding hides the ridge, and a float32 factor needs a jitter."""
+    """Check equations whose ridge rounding hides, so that a float32 factor needs a jitter."""
     rng, products, factors = np.random.default_rng(0), 0, 0
     X = rng.uniform(-1, 1, (1500, 3)).astype(np.float32)
     y, times, factor = np.sin(X[:, 0]) + X[:, 1] * X[:, 2], Solver._kernel_times, Solver._fill
@@ -356,7 +358,8 @@ def test_the_precision_of_a_factor_is_kept(tmp_path: Path, monkeypatch: pytest.M
 def test_equations_near_the_rounding_of_their_factor_are_solved(
     kernel: str, n: int, tau: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Smooth kernels of many rows without noise: a default fit of 6000 rows once failed."""
+    """Check smooth kernels of many rows without noise, for which a default fit of 6000 rows
+    failed."""
     monkeypatch.setattr(direct, "NARROW_ROWS", 1)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n + 300, 3))

@@ -33,7 +33,8 @@ def without(
     K: np.ndarray, norm: np.ndarray, Y: np.ndarray, w: np.ndarray, rows: list[int],
     centers: list[int], ridge: float,
 ) -> np.ndarray:  # fmt: skip
-    """Predictions of `rows` by a fit without them and the centers; the ridge stays that of n."""
+    """Return predictions of `rows` by a fit without them and the centers, with the ridge of n
+    rows."""
     n, p = K.shape
     kept, among = np.delete(np.arange(n), rows), np.delete(np.arange(p), centers)
     G, root = K[np.ix_(kept, among)], np.sqrt(w[kept])[:, None]
@@ -64,7 +65,7 @@ def test_a_row_is_predicted_without_it_and_its_center(
 
 
 def test_copies_and_equal_centers_are_left_out_together() -> None:
-    """Equal rows of other targets are not copies, and keep their center."""
+    """Check that equal rows with other targets are no copies, and keep their center."""
     rng = np.random.default_rng(1)
     X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 2))
     X[10:20], Y[10:20] = X[:10], Y[:10]

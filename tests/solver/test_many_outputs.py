@@ -33,7 +33,7 @@ PLAIN: dict[str, Any] = {
 
 @pytest.mark.parametrize("p", [30, 200])
 def test_panels_make_no_difference(p: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But that of the order in which a library adds."""
+    """Check equality up to the order in which a library sums."""
     model = KernelRegressor(n_centers=p, **PLAIN)
     whole = model.fit(X, Y)
     weights, report = whole.dual_coef_, whole.report_
@@ -49,7 +49,8 @@ def test_panels_make_no_difference(p: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_solution_holds_a_panel_beside_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one array of p x c in float64, while a ridge is looked for and after."""
+    """Check that no array of p x c in float64 is allocated, during the search for a ridge and after
+    it."""
     for module in (direct_step, equations):
         monkeypatch.setattr(module, "MAX_PANEL_OUTPUTS", 64)
     case = make_case(operator(precision="exact"), "direct", options=solver_settings(), n_sums=2)

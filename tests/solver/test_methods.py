@@ -69,7 +69,7 @@ def test_sample_is_five_blocks_where_that_is_a_tenth_of_the_run(
 
 @given(n=st.integers(3000, 10**6), p=st.integers(200, 3000))
 def test_the_op_counts_of_direct_are_those_of_one_pass(n: int, p: int) -> None:
-    """It is done then, however many epochs are allowed, if they bring the same rows."""
+    """Check that one pass is counted for any number of epochs with the same rows."""
     problem = replace(PROBLEM, n_rows=n, p=p)
     sizes = planned(problem, solver_settings("direct"), 64 * GIB)[0]
     assert DIRECT.op_counts(replace(problem, epochs=7), sizes) == DIRECT.op_counts(problem, sizes)
@@ -105,7 +105,7 @@ def test_otherwise_it_is_the_block_solver(options: SolverConfig, memory: int, re
 
 
 def test_a_name_means_one_method_for_each_kind_of_features_and_loss() -> None:
-    """Whatever the order in which `METHODS` has them."""
+    """Check any order of `METHODS`."""
     for name, methods in METHODS.items():
         for features in {each for method in methods for each in method.features}:
             for squares in (True, False):

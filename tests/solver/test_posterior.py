@@ -72,7 +72,7 @@ def test_scikit_learn_agrees(kernel: str, weighted: bool, precision: str, rtol: 
 
 
 def dense(Z: np.ndarray, w: np.ndarray, ridge: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Variances at FRESH, of the noise and before there was a row: by the formulas, in float64."""
+    """Return variances at FRESH, the noise and the prior variances, by the formulas in float64."""
     kernel, T = RBF(1.5), Y - np.average(Y, axis=0, weights=w)
     K_zz, K, k = kernel(Z), kernel(X, Z), kernel(FRESH, Z)
     G, B = (w[:, None] * K).T @ K, (w[:, None] * K).T
@@ -107,8 +107,8 @@ def test_it_is_the_formula_for_any_centers(p: int, weighted: bool) -> None:
 
 @pytest.mark.parametrize(("kernel", "p"), [("polynomial", 120), ("laplace", 30)])
 def test_kernels_without_a_constant_diagonal_and_in_float32(kernel: str, p: int) -> None:
-    """Against the same in float64. Rounding is 1e-6 of the largest variance before there was a row,
-    which a polynomial has far from 0. Where a row is a center float32 does not know a kink."""
+    """Compare with float64. Rounding is 1e-6 of the largest prior variance, which a polynomial has
+    far from 0. At a center, float32 does not see a kink."""
     at = X if kernel == "polynomial" else FRESH
     given = PLAIN | {"kernel": kernel, "centers": X[:p]}
     if kernel == "polynomial":
@@ -162,7 +162,7 @@ def test_a_killed_run_ends_with_the_same(tmp_path: Path) -> None:
 
 
 def test_an_output_without_any_spread_is_known() -> None:
-    """Beside others, and alone."""
+    """Check it alone and beside other outputs."""
     X = np.random.default_rng(0).normal(size=(60, 2))
     one = KernelRegressor(kernel="gaussian", posterior=True, solver="direct", n_centers=60)
     y, std = one.fit(X, np.full(60, 5.0)).predict(X, return_std=True)

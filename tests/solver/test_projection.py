@@ -211,7 +211,8 @@ def test_passes_are_counted_as_operations() -> None:
 
 
 def test_a_batch_of_the_projection_is_counted_in_bytes() -> None:
-    """Beside what all runs hold; over ranks in place of the batch of the steps."""
+    """Check its bytes beside those of all runs; over ranks, they replace those of the batch of the
+    steps."""
     for problem in (PLAIN, replace(PLAIN, ranks=4, center_ranks=2)):
         lines = {}
         for batch in ("auto", 5000):
@@ -278,8 +279,8 @@ def test_iterative_projection_over_ranks(
     rows_of_grid: int, columns: int, s: int, batch: int, epochs: int, resident: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Batch by batch, with a sample that one column has or all; a second time as well, behind
-    centers that travel one batch at a time, or some."""
+    """Check batches with a sample that one column or all have, and a second projection behind
+    centers that are broadcast one batch at a time."""
     monkeypatch.setattr("streamkern.solver.projection.BROADCAST_CENTERS", 20)
     Z, h = rows(0, 50, 3), rows(1, 50, 2)
     op = operator(tile=(7, 16))

@@ -54,7 +54,7 @@ def trained(
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 @pytest.mark.parametrize("name", OVER_RANKS)
 def test_any_number_of_ranks_takes_the_steps_of_one(name: str, ridge: float, size: int) -> None:
-    """Weighted or not, of a short batch too; more ranks than rows of a short batch."""
+    """Check weighted rows and short batches, also with fewer rows than ranks."""
     case = make_case(operator(), name, options=solver_settings(ridge=ridge))
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
         _, alone, losses = trained(case, SINGLE, lambda ids: 0 * ids, w)
@@ -93,7 +93,7 @@ def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:
 
 @pytest.mark.parametrize("columns", [1, 2])
 def test_float32_has_the_loss_of_one_rank(columns: int) -> None:
-    """To four digits, as the sums are in another order."""
+    """Check four digits, because the sums have another order."""
     case = make_case(operator(precision="exact"), "blocks", options=solver_settings(ridge=1e-3))
     _, _, losses = trained(case, SINGLE, lambda ids: 0 * ids)
     rows = 4 // columns
@@ -147,8 +147,8 @@ def held_back(one: Solver, alone: State, many: list[tuple[Solver, State, list[fl
 def test_any_grid_takes_the_steps_of_one(
     rows: int, columns: int, name: str, changes: dict[str, Any], ridge: float
 ) -> None:
-    """Weighted or not, of a short batch too, and of fewer rows, or centers of a block, than ranks;
-    each of these with its part of the weights alone."""
+    """Check weighted rows, short batches, and fewer rows or centers of a block than ranks, each
+    with its part of the weights."""
     case = make_case(operator(), name, options=solver_settings(ridge=ridge), **changes)
     size, steps, at = rows * columns, 7 if name == "falkon" else 4, {}
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):

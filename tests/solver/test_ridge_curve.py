@@ -88,7 +88,8 @@ def test_more_rows_for_more_centers_of_squares() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_noise_of_more_rows(weighted: bool) -> None:
-    """It has about the least leave-one-out error, also if that of few rows is far from it."""
+    """Check that it has about the least leave-one-out error, also if that of few rows is far from
+    it."""
     rng = np.random.default_rng(1)
     X = rng.normal(size=(400, 2))
     y = np.sin(3 * X[:, :1]) + 0.1 * rng.normal(size=(400, 1))

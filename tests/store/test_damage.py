@@ -1,4 +1,4 @@
-"""Whatever happens to the files of a store: what is read is what was written, or it is refused."""
+"""Check that a store returns what was written, or is refused, whatever happens to its files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def rows(dtype: str, seed: int = 0) -> Any:
 
 
 def float32_store(place: Any, seed: int = 0) -> Any:
-    """Float rows, classes by name, sample weights, names of columns: six chunks."""
+    """Return a store of float rows with class names, sample weights and column names, in six
+    chunks."""
     X = rows("float32", seed)
     y = np.array(["Oslo", "Rome", "Lima"])[np.arange(N) % 3]
     ingest(X, place, y=y, sample_weight=X[:, 0], chunk_mb=1200 / 2**20)
@@ -47,7 +48,7 @@ def float32_store(place: Any, seed: int = 0) -> Any:
 
 
 def uint8_store(place: Any, seed: int = 0) -> Any:
-    """Compressed rows of integers, and values."""
+    """Return a store of compressed integer rows, and values."""
     ingest(rows("uint8", seed), place, y=rows("float32", 7)[:, :2] * 1.5, chunk_mb=300 / 2**20)
     return place
 
@@ -99,7 +100,7 @@ def test_a_flipped_bit_anywhere_is_an_error_or_harmless(
 
 @pytest.mark.slow
 def test_a_flipped_bit_in_a_store_that_rows_were_appended_to(tmp_path: Path) -> None:
-    """Also in what its old readers have, and in what only other programs read."""
+    """Check also files that only earlier readers, or only other programs, read."""
     root = appended_store(tmp_path / "s")
     counts = damage.survey(root, 100, seed=2, use=partial(everything, root), peak_bytes=16 << 20)
     assert counts["CorruptChunkError"] > 40
@@ -363,7 +364,7 @@ def test_attributes_of_foreign_arrays_that_are_no_object_are_said(tmp_path: Path
 
 
 def test_metadata_that_make_no_sense_are_said_whatever_their_digests(tmp_path: Path) -> None:
-    """Right digests over what is wrong: a fault of ours, or somebody's who means harm."""
+    """Check wrong metadata with right digests."""
     root = uint8_store(tmp_path / "s")
     document = json.loads((root / "X/zarr.json").read_text())
     for name, value in [("shape", [-3, 6]), ("shape", "text"), ("codecs", [{"name": "nobody"}])]:

@@ -83,7 +83,7 @@ def test_other_layouts_are_left_to_zarr(tmp_path: Path, options: dict[str, Any])
 
 
 def test_plain_stores_are_left_to_zarr(tmp_path: Path) -> None:
-    """They would give fill values for a missing chunk."""
+    """Check stores whose missing chunks are fill values."""
     create(LocalStore(tmp_path))
     assert chunk_reader(zarr.open_array(LocalStore(tmp_path), path="a", mode="r")) is None
 

@@ -73,7 +73,7 @@ COUNTS = np.random.default_rng(4).integers(0, 4, 240)
 
 
 def repeated_rows() -> np.ndarray:
-    """Normal equations of the problem in which row i is there COUNTS[i] times."""
+    """Return the normal equations of the problem in which row i occurs COUNTS[i] times."""
     K = np.repeat(ref.laplace(KERNEL_ROWS, CENTERS, 2.0), COUNTS, axis=0)
     Y = np.repeat(TARGETS, COUNTS, axis=0)
     return np.asarray(np.linalg.solve(K.T @ K, K.T @ Y))
@@ -103,8 +103,7 @@ def test_whole_weights_are_repeated_rows() -> None:
 
 @pytest.mark.parametrize("name", [name for name in maths.SOLVERS if name not in maths.IN_PLACE])
 def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
-    """But for leverages, of which each of two copies has its own: they damp rows, and say what
-    rows move themselves by.
+    """Compare without leverages, because each of two copies has its own.
 
     Three passes over two batches: direct and FALKON have no weights before a pass ends, and FALKON
     only from the second one on.
@@ -212,7 +211,7 @@ def test_weights_of_one_change_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", maths.SOLVERS)
 def test_rows_of_weight_zero_are_not_there(name: str) -> None:
-    """Up to the number of rows of the batch, which decides the step: eta(m) / m is that of m."""
+    """Compare up to the number of rows m of the batch, which determines the step eta(m) / m."""
     case = maths.make_case(maths.operator(), name)
     batch = case.batch(0)
     w = np.ones(len(batch))
@@ -228,7 +227,8 @@ def test_rows_of_weight_zero_are_not_there(name: str) -> None:
 
 
 def test_step_rules_are_those_of_the_weighted_stream() -> None:
-    """Leverage and top eigenvalue in float64, from the rows scaled by the root of their weights."""
+    """Compare leverage and largest eigenvalue in float64, from rows scaled by the root of their
+    weights."""
     op, w = maths.operator(), COUNTS / COUNTS.mean()
     root, sample = np.sqrt(w), maths.rows(9, 300, 3)
     ones = np.ones(300)

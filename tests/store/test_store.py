@@ -438,7 +438,7 @@ def test_unfinished_is_refused_and_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("done", [False, True])
 def test_who_was_taken_for_dead_does_not_publish(overwrite: bool, done: bool) -> None:
-    """Another one began anew, or went on, and may have finished."""
+    """Check a writer that another one has replaced or resumed, and perhaps finished."""
     url = memory_url()
     X, y = sample(14, (5,), "uint8")
 

@@ -481,7 +481,7 @@ def test_nothing_changes_the_rows_that_are_kept(tmp_path: Path) -> None:
 
 
 def test_kept_rows_take_the_bytes_that_are_planned(tmp_path: Path) -> None:
-    """Also those of the last chunk, which is decoded whole."""
+    """Check also the last chunk, which is decoded whole."""
     ingest(X, tmp_path / "a.zarr", y=Y, chunk_mb=0.0005)
     source = ZarrSource(tmp_path / "a.zarr").kept()
     arrays = [a for u in range(source.n_units) for a in source.read_unit(u, 0, 0).contents]

@@ -293,7 +293,8 @@ def test_without_workers_a_read_waits_and_then_gives_up(own: Cluster) -> None:
 def test_a_run_outlives_its_scheduler(
     own: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It fails with one sentence, saved, and goes on without a cluster to the same weights."""
+    """Check that it fails with one sentence, is saved, and resumes without a cluster to the same
+    weights."""
     own.worker()
     run_dir = tmp_path / "run"
     # An epoch is a block here, and two blocks are read ahead.
@@ -449,7 +450,7 @@ def test_other_code_on_a_worker(content: str, said: str, own: Cluster, tmp_path:
 
 
 def resources() -> tuple[set[threading.Thread], set[Any], set[int]]:
-    """Threads, sockets and child processes of this process."""
+    """Return threads, sockets and child processes of this process."""
     gc.collect()
     me = psutil.Process()
     sockets = {(c.laddr, c.raddr) for c in me.net_connections() if c.status != "CLOSE_WAIT"}

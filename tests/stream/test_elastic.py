@@ -50,7 +50,8 @@ def zarr_store(folder: Path) -> Path:
 
 
 def augmented(base: Source) -> AugmentedSource:
-    """Host transforms below and above, float transforms at the feed; units of single replicas."""
+    """Return a source with host transforms below and above, float transforms in the feed, and units
+    of single replicas."""
     made = AugmentedSource(base, 3, [RandomFlip(), RandomCrop(1), GaussianNoise(0.3), MixUp(0.4)])
     made._replicas = 0
     return made
@@ -151,7 +152,7 @@ def test_threads_change_nothing_at_any_resume(
 
 
 def test_the_hashes_see_every_byte(store: Path, backend: Backend) -> None:
-    """Otherwise the test above would show nothing."""
+    """Check the hashes, on which the test above depends."""
     read = reader("augmented", store, backend)
     assert len(set(read.whole)) == len(read.whole) == EPOCHS * read.n_batches
     with read.loader() as loader:
@@ -168,7 +169,8 @@ def test_the_hashes_see_every_byte(store: Path, backend: Backend) -> None:
 def test_workers_change_nothing_at_any_resume(
     store: Path, backend: Backend, tmp_path: Path
 ) -> None:
-    """Threads, one worker, two, three of which one is killed, threads again; within an epoch."""
+    """Resume within an epoch with threads, one worker, two, three of which one is killed, and
+    threads again."""
     pytest.importorskip("distributed")
     with Cluster(tmp_path) as cluster:
         cluster.worker()
@@ -194,7 +196,7 @@ def test_workers_change_nothing_at_any_resume(
 
 @pytest.mark.parametrize("threads", [(1, 16, 3), (7, 1, 2)])
 def test_a_run_ends_with_the_same_weights(threads: tuple[int, ...], tmp_path: Path) -> None:
-    """Stopped twice within an epoch and once in the next, each time with other threads."""
+    """Stop twice within an epoch and once in the next, each time with another number of threads."""
     config = run_settings(tmp_path / "run")
     steps = (2, 5, STEPS - 3)
     for step, n in zip(steps, threads, strict=True):

@@ -76,7 +76,7 @@ def one_hot(y: np.ndarray) -> np.ndarray:
     ids=["one unit", "units", "mixture"],
 )
 def test_rows_are_those_of_an_epoch(tmp_path: Path, source: Source, threads: int | str) -> None:
-    """Against the plan's order and the transforms applied to all rows at once."""
+    """Compare with the order of the plan, and transforms applied to all rows at once."""
     seed, epoch = 5, 2
     done: list[tuple[str, int, int | None]] = []
     spec = materialise(
@@ -114,7 +114,7 @@ def test_without_feed_transforms_the_dtype_stays(tmp_path: Path) -> None:
 
 
 def test_mixed_targets_become_values(tmp_path: Path) -> None:
-    """Partners are drawn within a chunk, as they are within a batch of training."""
+    """Check that partners are drawn within a chunk, as they are within a batch in training."""
     mixup = MixUp(0.7)
     source = augmented(Scale("global"), mixup)
     spec = materialise(source, tmp_path / "a.zarr", seed=3, chunk_mb=CHUNK_MB)
@@ -186,7 +186,7 @@ def test_a_mixture_of_stores(tmp_path: Path) -> None:
 
 
 def test_one_store_as_it_is(tmp_path: Path) -> None:
-    """Without copies and transforms: the rows again, in another order."""
+    """Check a store without copies and transforms: the same rows in another order."""
     ingest(IMAGES, tmp_path / "in.zarr", y=LABELS, chunk_mb=0.0005)
     augment_store(str(tmp_path / "in.zarr"), tmp_path / "out.zarr", seed=1, chunk_mb=0.001)
     first, again = (contents(open_store(tmp_path / f"{k}.zarr")) for k in ("in", "out"))
@@ -218,7 +218,8 @@ def files(tmp_path: Path) -> list[Path]:
 def test_augmented_rows_keep_the_numbers_of_the_files(
     files: list[Path], tmp_path: Path, copies: int, shuffle: bool
 ) -> None:
-    """Replica r of row k is row r n + k, whatever the order of the stores; also twice over."""
+    """Check that replica r of row k is row r n + k, for any order of the stores, also after a
+    second augmentation."""
     noise = [{"kind": "noise", "sigma": 1e-6}]
     for place, first in ((files[0], True), (tmp_path / "a.zarr", False)):
         out = tmp_path / ("a.zarr" if first else "b.zarr")
@@ -364,7 +365,7 @@ def test_memory_is_refused_where_it_changes_the_order(tmp_path: Path) -> None:
 
 
 def test_blas_is_limited_once_for_all_threads(tmp_path: Path) -> None:
-    """Threads that each set the limit and take it back would leave it behind."""
+    """Check that the limit is restored, which threads that each set and restore it would not do."""
 
     def limits() -> list[int]:
         return [lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"]

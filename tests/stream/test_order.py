@@ -45,7 +45,7 @@ def test_rows_stay_within_their_mixed_units(arguments: Any) -> None:
 
 @pytest.mark.parametrize("strata", [None, np.repeat([0, 1], [900, 100])])
 def test_seeds_and_epochs_give_unrelated_orders(strata: np.ndarray | None) -> None:
-    """Also within a stratum. Of 1000 places, orders agree by chance in 1 on average."""
+    """Check also within a stratum. Of 1000 positions, two orders agree in 1 on average."""
     sizes, orders = np.ones(1000, int), []
     for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (0, 2)]:
         plan = EpochPlan(sizes, seed=seed, epoch=epoch, batch_size=100, mix_units=8, strata=strata)
@@ -127,7 +127,7 @@ def digest(plan: EpochPlan) -> str:
 def test_the_order_is_that_of_version_1(
     sizes: list[int], seed: int, epoch: int, mix_units: int, expected: str
 ) -> None:
-    """Runs begun with an earlier revision go on with the same samples."""
+    """Check that runs begun with an earlier revision continue with the same samples."""
     settings = {"seed": seed, "epoch": epoch, "batch_size": 10, "mix_units": mix_units}
     assert PLAN_VERSION == 1
     assert digest(EpochPlan(np.array(sizes), **settings)) == expected

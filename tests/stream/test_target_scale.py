@@ -91,7 +91,7 @@ def test_squared_errors_are_those_of_the_solver(targets: TargetScale) -> None:
 
 
 def test_no_prediction_on_a_log_scale_is_far_above_the_targets() -> None:
-    """Far from the centers f may be anything, and its exponential anything at all."""
+    """Check rows far from the centers, where f and its exponential may be anything."""
     bounded = replace(LOGS, most=np.array([3.0, 4.0]))
     assert bounded.gain is not None
     assert bounded.unit is not None

@@ -65,7 +65,7 @@ def take(case: Case, solver: Solver, state: State, upload: list[Any], steps: ran
 @pytest.mark.parametrize("precision", ["float64", "exact", "high", "integer"])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_steps_allocate_read_and_wait_for_nothing(name: str, precision: str) -> None:
-    """And give the bits that NumPy gives, in whatever order the streams run."""
+    """Check also that the bits are NumPy's, for any order of the streams."""
     options = solver_settings(damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
     case = case_of(name, precision, options)
     plain = case.solver()
@@ -258,10 +258,10 @@ class Careless:
         self._real = real
 
     def wait_event(self, event: Any) -> None:
-        """Forgotten."""
+        """Ignore the event."""
 
     def synchronize(self) -> None:
-        """Forgotten."""
+        """Ignore the call."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -282,7 +282,7 @@ MUTANTS: dict[str, Callable[[Transfers], Transfers]] = {
 
 @pytest.mark.parametrize("mutant", sorted(MUTANTS))
 def test_what_a_ring_must_not_forget(mutant: str) -> None:
-    """Each of the three waits is needed, and the virtual device shows it."""
+    """Check that the virtual device detects each missing wait."""
     right = []
     for seed in range(20):
         backend = VirtualBackend(seed)

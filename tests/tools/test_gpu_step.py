@@ -74,7 +74,8 @@ def test_parts_of_a_device_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFi
 def test_parts_of_a_device_run_with_cupys_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They read events and pools, and there are launches of cuBLAS and products of halves."""
+    """Check that they read events and pools, and count launches of cuBLAS and products of
+    halves."""
     standin.install(monkeypatch)
     entries = run(tmp_path / "step.json", "gpu", *HERE)
     check(entries)

@@ -61,7 +61,7 @@ OTHER_MODEL = [
 def test_it_is_another_model_of_gpus(
     p: int, m: int, b: int, rounds: int, exact: tuple[float, ...], fast: tuple[float, ...]
 ) -> None:
-    """Within .03, of which the digits are .005. That model had no small sums."""
+    """Compare within .03, of which .005 is due to the digits. The other model has no small sums."""
     made = step(p, m, b)
     assert made.n_sums == rounds
     made = replace(made, n_sums=made.n_sums - SMALL_SUMS)

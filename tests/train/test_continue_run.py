@@ -93,7 +93,7 @@ def weights(checkpoint: Saved) -> Array:
 def test_it_begins_with_the_function_of_the_old_run_over_appended_rows(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Though statistics, means and distances of the rows are other ones now."""
+    """Check that it does although statistics, means and distances of the rows have changed."""
     place, test = store(tmp_path), rows(40, 8)[0]
     finished(config(tmp_path, "a", **changes))
     X, y = rows(70, 1, far=3.0)
@@ -126,7 +126,7 @@ def array_of(X: Array) -> Any:
 def test_more_epochs_bring_other_orders_than_those_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or every epoch of an augmented run would draw the same noise again."""
+    """Check that epochs of an augmented run do not draw the same noise again."""
     store(tmp_path)
     asked: list[tuple[int, int]] = []
     epochs = Feed.epochs

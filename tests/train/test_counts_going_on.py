@@ -32,7 +32,7 @@ def test_a_killed_run_that_goes_on_ends_with_the_same_bits(name: str, tmp_path: 
 def test_a_continued_run_begins_with_the_function_and_the_unit_of_the_old_one(
     name: str, tmp_path: Path
 ) -> None:
-    """Over rows whose mean target is 100 times as large, which it then learns."""
+    """Check rows whose mean target is 100 times as large, which the run then learns."""
     run, rows = (
         of_loss(name, **{"data.epochs": 20}),
         sk.ArraySource(X[:60], 100 * TARGETS[name][:60]),

@@ -41,7 +41,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def old(store: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Runs of one rank and of a grid that end with the same weights; one over other rows."""
+    """Return runs of one rank and of a grid with the same final weights, and one over other
+    rows."""
     folder, changes = tmp_path_factory.mktemp("old"), from_file(tmp_path_factory.mktemp("Z"))
     train(runs.settings(store, folder / "one", **changes | grid(1, 1)))
     runs.on_ranks(4, runs.settings(store, folder / "many", **changes | grid(2, 2)))
@@ -77,7 +78,7 @@ def test_a_run_from_other_weights_is_that_of_one_rank(
     store: str, old: dict[str, str], tmp_path: Path, way: str, rows: int, columns: int,
     changes: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Whoever trained them; and an ordinary model again, which one rank goes on from."""
+    """Check weights of any grid; one rank continues the result as an ordinary model."""
     asked, continues = going_on(old, way, "one")
     asked |= changes
     train(runs.settings(store, tmp_path / "one", **asked | grid(1, 1)), continues=continues)
@@ -197,7 +198,8 @@ def lost(*args: Any) -> None:
 def test_no_rank_has_all_weights_of_the_other_run(
     store: str, old: dict[str, str], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But the first, until the steps begin; and nobody all centers."""
+    """Check that only the first rank has them, until the steps begin, and that no rank has all
+    centers."""
     asked, continues = going_on(old, way, "many")
     config = runs.settings(store, tmp_path / "run", **asked | grid(1, 2))
     prepare_run(config, inputs=RunInputs(continues=continues))

@@ -105,7 +105,7 @@ def test_a_constant_and_a_unit_change_the_answers_by_just_that(method: str) -> N
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", OF_VALUES)
 def test_without_intercept_the_constant_is_left_to_the_kernels(method: str) -> None:
-    """And scaled targets give the same bits: the scale is a power of two."""
+    """Check that scaled targets give the same bits, because the scale is a power of two."""
     X, y = data(135)
     config = settings(**METHODS[method], **{"model.fit_intercept": False})
     plain, scaled = (
@@ -172,7 +172,7 @@ def test_sample_weights_count_in_the_mean(solver: str) -> None:
 
 @pytest.mark.parametrize("class_weight", [None, "balanced", {"1": 3.0}])
 def test_classes_have_the_mean_of_their_weighted_counts(class_weight: Any) -> None:
-    """Three classes, of 5, 20 and 75 % of the rows."""
+    """Check three classes with 5, 20 and 75 % of the rows."""
     X, rng = data()[0], np.random.default_rng(4)
     labels = rng.choice(3, len(X), p=[0.05, 0.2, 0.75])
     fitted = estimator(KernelClassifier, class_weight=class_weight).fit(X, labels)
@@ -319,7 +319,7 @@ def test_a_warm_start_from_a_run_keeps_its_mean(tmp_path: Path) -> None:
 def test_a_warm_start_that_changed_since_the_setup_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where centers, mean and scale of the targets are alike: only the weights differ."""
+    """Check also a run in which only the weights differ."""
     X, y = data()
     start = estimator(solver="block", epochs=1, run_dir=str(tmp_path / "a")).fit(X, y)
     begun = estimator(

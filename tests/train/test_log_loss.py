@@ -65,7 +65,7 @@ def test_a_model_of_zeros_predicts_the_shares_of_the_classes(fit_intercept: bool
 
 @pytest.mark.parametrize("n", [60, 200])
 def test_it_predicts_new_rows_better_than_calibrated_squares(n: int) -> None:
-    """Also where every row is a center, and where a class has few rows."""
+    """Check also all rows as centers, and classes with few rows."""
     rng = np.random.default_rng(5)
     X = rng.standard_normal((1000 + n, 2))
     Y = (X[:, 0] > 0) + 2 * (X[:, 1] > 1.6)

@@ -127,7 +127,7 @@ def test_stages_of_a_setup_are_of_one_process_until_they_come_again() -> None:
 
 
 def test_losses_of_windows_are_at_their_last_steps() -> None:
-    """Also if the first windows, of steps before the first weights, have no loss."""
+    """Check also first windows, before the first weights, without a loss."""
     first = trained(1, 10 * 3 * WINDOW) | {"window": 1, "losses": [4.0, 3.0]}
     later = trained(2, 10 * 7 * WINDOW + 50) | {"window": 3, "losses": [2.0, "inf", 1.0, 0.5, 0.2]}
     found = read_history([at(0, 0, "start"), first, trained(1, 10 * 3 * WINDOW, None), later])

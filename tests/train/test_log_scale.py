@@ -169,7 +169,7 @@ def test_intervals_hold_the_truth() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("normalised", [False, True])
 def test_intervals_widen_with_the_predictions(normalised: bool, tmp_path: Path) -> None:
-    """Noise in proportion: they hold the truth as often where predictions are large or small."""
+    """Check proportional noise: large and small predictions have the same coverage."""
     model = shared(n=2000, calibrate=True)
     X, y = made("exponential", 2000, 1)
     values, ends = model.predict(X, interval=0.9, normalised=normalised)
@@ -359,7 +359,7 @@ def test_targets_below_zero_are_refused() -> None:
 @pytest.mark.parametrize("given", [{"target_transform": "log"}, {"loss": "poisson"}])
 @pytest.mark.parametrize("apart", ["calibrate", "early_stopping"])
 def test_a_refused_row_has_the_number_of_the_user(given: dict[str, Any], apart: str) -> None:
-    """Also if rows before it are set aside."""
+    """Check also rows behind those that are set aside."""
     X, y = made("exponential", N)
     y[577] = -3
     with pytest.raises(DataError, match=r"row 577 has -3"):
@@ -421,7 +421,7 @@ def test_a_continued_run_cannot_change_the_scale(tmp_path: Path) -> None:
 
 
 def test_predictions_are_bounded_by_all_targets_in_memory_and_by_none_that_others_follow() -> None:
-    """Few rows have the largest targets, and the rows of the choice do not show them."""
+    """Check a few rows with the largest targets, which are not among the sampled rows."""
     X, y = made("exponential", 3000)
     y = y.copy()
     X[:5], y[:5] = X[:5] + 8, 300 * y.max()

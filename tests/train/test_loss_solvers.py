@@ -70,7 +70,8 @@ def objective(
 
 
 def _values(loss: Loss, z: np.ndarray, Y: np.ndarray, scale: np.ndarray) -> Any:
-    """Losses over `scale` (c,), whose gradient is that of the loss: with the ramp of a quantile."""
+    """Return losses divided by `scale` (c,), whose gradient is that of the loss, with the ramp of a
+    quantile."""
     if isinstance(loss, Quantile):
         e, h = z - Y, np.asarray(loss.width)
         within = np.minimum(np.abs(e), h)
@@ -274,7 +275,8 @@ def test_newton_steps_take_a_loss_of_ones_own_without_its_curvatures(
 
 
 def test_the_ridge_of_quantiles_is_that_of_the_minimum_for_direct() -> None:
-    """It differs from that of "block", which ends before the minimum, and predicts better."""
+    """Check that it differs from that of "block", which ends before the minimum, and predicts
+    better."""
     rng = np.random.default_rng(8)
     X = rng.standard_normal((4120, 1))
     y = np.sin(3 * X[:, 0]) + rng.standard_normal(len(X))

@@ -43,7 +43,7 @@ def source(name: str) -> sk.ArraySource:
 @pytest.mark.slow
 @pytest.mark.parametrize("quantile", [0.05, 0.5, 0.9])
 def test_quantiles_of_uneven_noise_are_found(quantile: float) -> None:
-    """About as well as by boosting, and with the share of rows below them."""
+    """Compare with boosting, and check the share of rows below them."""
     rng = np.random.default_rng(1)
     X = rng.standard_normal((4000, 2)).astype(np.float32)
     y = np.sin(2 * X[:, 0]) + 0.5 * np.exp(X[:, 1] / 2) * rng.standard_normal(4000)
@@ -101,7 +101,8 @@ def test_a_run_is_not_resumed_with_another_function_of_the_same_name(tmp_path: P
 
 
 def test_quantiles_of_rows_that_repeat_are_those_of_their_targets() -> None:
-    """Not of the means of equal rows, by which the noise is estimated."""
+    """Check that they are not those of the means of equal rows, from which the noise is
+    estimated."""
     rng = np.random.default_rng(1)
     X = rng.integers(0, 5, (1500, 1)).astype(np.float32)
     y = X[:, 0] + rng.exponential(size=1500)

@@ -59,7 +59,7 @@ def setup_of(place: Path) -> dict[str, Any]:
 def test_a_continued_run_begins_with_the_function_and_the_parameters_of_the_old_one(
     name: str, tmp_path: Path
 ) -> None:
-    """Over rows with other means and deviations, too."""
+    """Check also rows with other means and standard deviations."""
     classes, places = name in FOR_CLASSES, [tmp_path / place for place in "abc"]
     before = finished(config(places[0], name), source=source(classes))
     answers = before.model.predict(source(classes))
@@ -128,7 +128,7 @@ FULL = {
 def test_from_the_weights_of_squares_it_ends_at_the_least_penalised_loss(
     name: str, way: str, tmp_path: Path
 ) -> None:
-    """Against SciPy's minimum; and it begins well."""
+    """Compare with SciPy's minimum, and check the loss at the beginning."""
     rows, Y = source(name in FOR_CLASSES), VALUES[:, None]
     if name in FOR_CLASSES:
         Y = np.eye(3)[LABELS]

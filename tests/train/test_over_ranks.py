@@ -108,7 +108,7 @@ EIGENPRO = {
 def test_the_run_is_that_of_one_rank(
     store: str, tmp_path: Path, size: int, changes: dict[str, Any]
 ) -> None:
-    """Bit for bit on all of them; the figures too."""
+    """Check that all ranks have equal bits, and compare the metrics."""
     one = settings(store, tmp_path / "one", **changes)
     result = train(one.with_overrides({"run.ranks": 1}))
     many = settings(store, tmp_path / "many", **changes)
@@ -303,7 +303,7 @@ def test_the_log_names_the_slowest_rank(
 
 
 def test_sums_over_rows_are_saved_as_often_as_asked_for(store: str, tmp_path: Path) -> None:
-    """Whatever steps they are gathered at otherwise."""
+    """Check any number of steps between their collection."""
     changes = FALKON | {"run.checkpoint_every": 5, "data.epochs": 2}
     over(2, settings(store, tmp_path / "run", **changes))
     steps = RunDirectory(tmp_path / "run", writable=False).steps()
@@ -346,7 +346,7 @@ def test_there_is_a_rank_for_each() -> None:
 
 @pytest.mark.usefixtures("two")
 def test_a_gpu_is_not_shared() -> None:
-    """Nor taken beside what the settings say."""
+    """Check also that no GPU is taken that the settings do not name."""
     for given in (of_ranks(ranks=3), of_ranks(ranks=2, device="gpu:1")):
         with pytest.raises(ConfigError, match=r"and this machine has 2; give run\.ranks='gpus'"):
             devices_of(given)

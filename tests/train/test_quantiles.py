@@ -55,7 +55,7 @@ def test_each_is_as_good_as_a_model_of_its_own(fitted: sk.KernelRegressor) -> No
 
 
 def test_they_do_not_cross_anywhere(fitted: sk.KernelRegressor) -> None:
-    """Not even far away from the data."""
+    """Check also rows far away from the data."""
     everywhere = RNG.uniform(-9, 9, (5000, 2)).astype(np.float32)
     assert (np.diff(fitted.predict(everywhere), axis=1) >= 0).all()
 
@@ -150,7 +150,7 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_same_quantiles(tmp_path: Path) -> None:
-    """Continued, and from its weights: the same outputs at first, and better ones later."""
+    """Check that a continued run and a warm start begin with the same outputs, and improve them."""
     place = str(tmp_path / "run")
     first = model(epochs=1, n_centers=50, run_dir=place).fit(X[FIT], Y[FIT])
     warm = model(epochs=2, n_centers=50, warm_start=place).fit(X[FIT], Y[FIT])

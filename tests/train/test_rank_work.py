@@ -252,7 +252,7 @@ def test_plan_counts_a_part(store: str, tmp_path: Path) -> None:
 def test_what_can_not_be_shared_out_is_refused(
     store: str, tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
-    """Before anything is written."""
+    """Check that nothing is written before."""
     config = runs.settings(store, tmp_path / "run", **grid(1, 2) | changes)
     with pytest.raises(ConfigError, match=said):
         prepare_run(config)

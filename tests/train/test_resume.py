@@ -92,7 +92,7 @@ def uninterrupted(method: str) -> dict[str, Array]:
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
 def test_stops_at_chosen_steps_leave_no_trace(method: str, tmp_path: Path) -> None:
-    """Twice in an epoch, inside a period, at the border of the epochs, before the last step."""
+    """Stop twice in an epoch, inside a period, between epochs, and before the last step."""
     config = settings(tmp_path / "run", **METHODS[method])
     for step in (1, 2, 7, 11, STEPS - 1):
         stopped(config, step, source=stream(method))
@@ -166,7 +166,7 @@ def test_what_a_resume_may_change_changes_no_bit(changes: dict[str, Any], tmp_pa
 def test_sizes_are_those_of_the_first_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory 'auto' on a machine that has less of it must not change batches or blocks."""
+    """Check that memory "auto" on a machine with less of it does not change batches or blocks."""
     auto = {"run.memory": "auto", "data.batch_size": "auto"}
     finished(settings(tmp_path / "plain", **auto), source=stream())
     config = settings(tmp_path / "run", **auto)
@@ -274,14 +274,14 @@ def _evaluate_and_wait(run_dir: Path, waits_in: int, conn: Any) -> None:
 
 
 def evaluated(run_dir: Path) -> RunConfig:
-    """Evaluations after 5, 10 and all 14 steps."""
+    """Return settings with evaluations after 5, 10 and all 14 steps."""
     return settings(run_dir, **METHODS["blocks"], **{"run.evaluate_every": 5})
 
 
 def test_the_losses_of_a_run_are_the_same_wherever_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows of 4 steps: 14 steps are 3 of them, and what is left. An epoch has 7."""
+    """Check windows of 4 steps: 14 steps are 3 windows and a rest, and an epoch has 7."""
     for module in ("guard", "progress"):
         monkeypatch.setattr(f"streamkern.train.loop.{module}.WINDOW", 4)
     whole = finished(settings(), source=stream())
@@ -328,7 +328,7 @@ def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
 
 
 def _at_step(at: int, arm: Callable[[Any], None]) -> None:
-    """Have trainers call `arm` with their solver before step `at`, when no save is under way."""
+    """Let trainers call `arm` with their solver before step `at`, when no save is under way."""
     arriving = train_module.Trainer._stoppable_reads
 
     def deadly(trainer: train_module.Trainer, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -353,7 +353,7 @@ def _die_in_step(run_dir: Path, method: str, at: int) -> None:
 
 
 def uncompiled(run_dir: Path, method: str, **overrides: Any) -> RunConfig:
-    """Without compiled tiles: every process would compile them anew, for a second."""
+    """Disable compiled tiles, because every process would compile them again."""
     return settings(run_dir, **METHODS[method] | {"run.accelerator": "none"} | overrides)
 
 
@@ -361,7 +361,7 @@ def uncompiled(run_dir: Path, method: str, **overrides: Any) -> RunConfig:
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_in_the_middle_of_passes(method: str, tmp_path: Path) -> None:
-    """Twice, in the first pass and, resumed, in the second; both times inside a period, too."""
+    """Kill in the first pass and, after a resume, in the second, both times inside a period."""
     survived(tmp_path, method, _die_in_step, method)
 
 
@@ -634,7 +634,7 @@ def test_a_setup_that_failed_binds_nothing(tmp_path: Path) -> None:
 def test_a_run_goes_on_with_another_accelerator(
     order: tuple[str, str], method: str, tmp_path: Path
 ) -> None:
-    """Between two projections too, and to what it would have been but for rounding."""
+    """Check also a resume between two projections; the results are equal up to rounding."""
     first, second = (
         settings(tmp_path, **METHODS[method], **{"run.accelerator": name}) for name in order
     )

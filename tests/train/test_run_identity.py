@@ -84,7 +84,7 @@ def test_the_same_call_has_the_same_record() -> None:
 
 
 def test_places_are_not_part_of_it() -> None:
-    """Nor is anything that a resume may change."""
+    """Check also that no setting that a resume may change is part of the identity."""
     plain = run_record(opened())["identity"]
     moved = opened(
         **{"data.train": "elsewhere", "run.memory": "500 MiB", "run.checkpoint_every": 7}
@@ -130,7 +130,7 @@ def test_all_differences_are_named(tmp_path: Path) -> None:
 
 
 def test_only_a_setup_binds(tmp_path: Path) -> None:
-    """Without one nothing was computed that other settings could contradict."""
+    """Check that other settings are accepted as long as nothing was computed."""
     assert recorded_run(None) is None
     assert recorded_run(RunDirectory(tmp_path / "none")) is None
     record = run_record(opened())
@@ -228,7 +228,7 @@ def test_what_else_a_process_has_loaded_does_not_count() -> None:
 def test_a_run_goes_on_with_what_it_was_begun_with(
     begun: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another version of streamkern may think otherwise of whether a compiler pays."""
+    """Check a version of streamkern that would choose another accelerator."""
     monkeypatch.setattr(devices, "WORTH_COMPILING", begun)
     finished(settings(tmp_path / "whole"), source=stream())
     stopped(settings(tmp_path / "run"), 9, source=stream())

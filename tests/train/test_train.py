@@ -66,7 +66,7 @@ from tests.runs import (
 @pytest.mark.slow
 @pytest.mark.parametrize("block_size", [200, 70])
 def test_training_reaches_least_squares(block_size: int) -> None:
-    """Against the exact solution in float64, on the training loss that both minimise."""
+    """Compare the training loss with that of the exact solution in float64."""
     n, p = 1000, 200
     X, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(X))
@@ -123,7 +123,7 @@ def test_float64_agrees_with_float32() -> None:
 
 
 def test_centers_and_their_order() -> None:
-    """Kept center i is center order[i] of those given."""
+    """Check that stored center i is center order[i] of those given."""
     given = arrays(20, 3)[0]
     result = finished(settings(**{"model.n_centers": "auto"}), source=stream(), centers=given)
     np.testing.assert_array_equal(result.Z, given[result.order])
@@ -137,7 +137,8 @@ def test_centers_and_their_order() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["blocks", "eigenpro4"])
 def test_watching_does_not_change_what_is_seen(method: str, tmp_path: Path) -> None:
-    """Evaluations, checkpoints, the log, the progress line, reading threads, a run directory."""
+    """Check evaluations, checkpoints, the log, the progress line, reading threads and a run
+    directory."""
 
     def weights(run_dir: Path | None, progress: bool = False, **overrides: Any) -> Array:
         config = settings(run_dir, **METHODS[method], **overrides)
@@ -169,7 +170,8 @@ def test_watching_does_not_change_what_is_seen(method: str, tmp_path: Path) -> N
     ],
 )
 def test_evaluations(every: Any, at: list[int], steps: list[int], tmp_path: Path) -> None:
-    """Each step at most once, the end always; in the history, the log and the callback alike."""
+    """Check that each step is evaluated at most once and the end always, in the history, the log
+    and the callback."""
     for run_dir in (None, tmp_path):
         seen: list[dict[str, Any]] = []
         config = settings(run_dir, **{"run.evaluate_every": every, "run.evaluate_at": at})
@@ -281,7 +283,8 @@ def test_images_and_values_of_uint8() -> None:
 
 
 def test_a_corrupt_chunk_in_mid_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found when an epoch is read; named; and nothing that was computed before is lost.
+    """Check that it is found when an epoch is read, that the error names it, and that earlier work
+    is kept.
 
     The store is one that is too large to be kept decoded, and so is read in each epoch.
     """
@@ -348,7 +351,7 @@ def test_what_was_computed_survives_a_read_that_fails(fault: Exception, tmp_path
 def test_a_step_that_fails_half_way_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of memory on a device, say: alpha has moved in some blocks only."""
+    """Check a step that fails, such as for lack of memory, when only some blocks have changed."""
     block_step, calls = BlockSolver._block_step, []
 
     def fail(self: Any, *arguments: Any) -> Any:
@@ -413,7 +416,7 @@ def test_without_a_run_directory_signals_keep_their_meaning() -> None:
 
 
 def test_training_on_another_thread(tmp_path: Path) -> None:
-    """Signals can only be caught on the main one; a run elsewhere does without."""
+    """Check a run on a thread that cannot handle signals."""
     results: list[Any] = []
 
     def work() -> None:

@@ -113,7 +113,7 @@ def test_rows_augmented_while_they_are_read_are_refused() -> None:
 
 
 def test_of_copies_in_a_store_one_is_drawn(tmp_path: Path) -> None:
-    """Others would be learned by heart where it is held out."""
+    """Check that no copies of a held-out row are fitted."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((150, 3)).astype(np.float32)
     copies = AugmentedSource(ArraySource(X, X[:, 0]), 4, [GaussianNoise(0.01)])

@@ -63,7 +63,7 @@ OPEN: dict[str, Any] = {"model.bandwidth": "auto", "solver.ridge": "auto"}
 
 
 def counted(report: list[dict[str, Any]]) -> Callable[[str, dict[str, Any]], None]:
-    """Appends the record of every training that is done now."""
+    """Append the record of every training to a list."""
     return lambda event, fields: report.append(fields) if event == "trial" else None
 
 
@@ -192,7 +192,7 @@ def test_the_refinement_goes_towards_a_larger_ridge(kernel: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("classes", [True, False])
 def test_the_table_holds_what_single_trainings_give(classes: bool) -> None:
-    """Bit for bit, for every split, with augmentation and scaling."""
+    """Check equal bits for every split, with augmentation and scaling."""
     rng = np.random.default_rng(1)
     X = rng.integers(0, 255, (120, 6), dtype=np.uint8)
     y: Array = X[:, 0] // 90 if classes else X[:, :2] / 255
@@ -358,7 +358,7 @@ def widths_of(run: RunConfig) -> list[float]:
 
 
 def test_the_parts_of_a_kernel_are_scaled_alike() -> None:
-    """Around the bandwidths it says, and as single trainings measure them."""
+    """Check bandwidths around those of the settings, with the errors of single trainings."""
     run = config(**{"model.kernel": SUM, "model.bandwidth": "auto", "solver.ridge": 1e-4})
     source = array_source()
     found = search_settings(run, source=source, ridges=[1e-4], refine=1, epochs=2, centers=40)
@@ -416,7 +416,7 @@ class Own(streamkern.Kernel):
 
 
 def test_the_values_that_an_own_kernel_is_known_by_are_not_shown() -> None:
-    """Nor those of a part; and what is shown makes the same kernel."""
+    """Check that a shown part makes the same kernel."""
     for kernel in (Own(2.0), Own(2.0) + streamkern.Laplace(3.0)):
         estimator = streamkern.KernelRegressor(kernel, n_centers=10, threads=1)
         X = np.random.default_rng(0).standard_normal((60, 2))
@@ -584,7 +584,7 @@ def test_a_search_that_differs_is_refused(
 
 
 def test_a_metric_in_a_file_is_known_by_what_it_holds(tmp_path: Path) -> None:
-    """And not by where it is: another one of that name would be another search."""
+    """Check that another file of the same name makes another search."""
     np.save(tmp_path / "a.npy", np.ones(D))
     named = {"model.metric": str(tmp_path / "a.npy")}
     plain: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path / "t"}
@@ -708,7 +708,7 @@ def test_a_signal_during_a_training_is_noticed_at_the_next_step(tmp_path: Path) 
 
 
 def test_a_candidate_that_diverges_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training does not diverge on its own here, so one is made to."""
+    """Make a training diverge, because none does here by itself."""
     real = trainings.train
 
     def broken(one: RunConfig, **options: Any) -> Any:
@@ -910,7 +910,7 @@ def test_the_command(run: Run, run_file: Path) -> None:
 
 
 def test_the_written_file_is_of_a_run_beside_the_old(run: Run, run_file: Path) -> None:
-    """After which both can be trained."""
+    """Check that both can be trained afterwards."""
     old, best = run_file.with_name("run"), run_file.with_name("best.toml")
     with run_file.open("a") as file:
         file.write(f"run_dir = {json.dumps(str(old))}\n")

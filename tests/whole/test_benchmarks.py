@@ -286,7 +286,8 @@ def test_a_method_is_ahead_only_where_its_distance_from_the_exact_model_is_small
     published = PUBLIC["eigenpro3"]
 
     def found(*gains: float, mse: float) -> list[dict[str, Any]]:
-        """Accuracies that are so much nearer to the exact model's than the published ones."""
+        """Return accuracies that are nearer to the exact model's than the published ones, by this
+        factor."""
         curve = [
             {"at": at, "mse": 0.01 * mse,
              "accuracy": 0.98 + published.accuracy[at] - PUBLIC_EXACT.accuracy[1] + gain}

@@ -90,7 +90,7 @@ def test_the_same_samples_from_both_front_ends() -> None:
 def test_a_resumed_run_has_the_epochs_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where "auto" has come to mean another number since."""
+    """Check also an "auto" that has another meaning since."""
     source = ArraySource(X, Y)
     stopped(config(tmp_path), 3, source=source, test=source)
     monkeypatch.setattr(training_data, "MAX_AUTO_EPOCHS", 3)

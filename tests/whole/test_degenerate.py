@@ -170,7 +170,7 @@ def test_rows_that_are_all_alike() -> None:
 
 @pytest.mark.parametrize("kernel", ["linear", "relu_ntk"])
 def test_equal_rows_give_the_mean_where_the_kernel_is_0(kernel: str) -> None:
-    """Less their mean such rows are 0, and so are these kernels between them."""
+    """Check kernels that are 0 between such rows, which are 0 without their mean."""
     same, make = np.full((N, 4), 3.0), KernelRegressor(kernel=kernel, threads=1)
     with pytest.warns(UserWarning, match="explains nothing of its training rows"):
         make.fit(same, Y)

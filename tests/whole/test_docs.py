@@ -106,7 +106,7 @@ def run_by_shell(text: str, folder: Path) -> str | None:
 
 
 def run_sh(text: str, folder: Path) -> None:
-    """Line by line in this process, or all of it by a shell where it uses one."""
+    """Run a block line by line in this process, or by a shell if it needs one."""
     if re.search(r"[&;$>|]", re.sub(r"'[^']*'|#.*", "", text)):
         problem = run_by_shell(text, folder)
         assert problem is None, f"{text}\n{problem}"

@@ -84,7 +84,7 @@ N_IMAGES, N_HELD_OUT = 300, 100
 
 
 def write_images(folder: Path, ending: str = "") -> np.ndarray:
-    """Four IDX files of 6 x 5 images in three classes, told apart by their bright third."""
+    """Write four IDX files of 6 x 5 images in three classes, which differ by their bright third."""
     rng = np.random.default_rng(0)
     folder.mkdir()
     images = {}

@@ -60,7 +60,7 @@ def test_speed_is_reported_in_full(backend: Any) -> None:
 
 
 def test_everything_is_on_the_stream_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere work and its results would race, and events would tell of nothing."""
+    """Check that no work is on another stream, where it would race with its results."""
     inside, seen = list[int](), list[int]()
 
     class Recording(Backend):
@@ -111,7 +111,7 @@ def test_two_backends_agree() -> None:
 
 
 def test_large_triangles_are_compared_exactly() -> None:
-    """And a wrong one is noticed."""
+    """Check also that a wrong triangle is found."""
     report = gpu_parts.large(Backend(1), 300)
     assert report["passed"], report
 

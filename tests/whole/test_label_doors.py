@@ -149,7 +149,7 @@ def test_answers_in_files_are_the_labels(tmp_path: Path) -> None:
 
 
 def test_names_without_types_are_integers_or_text_and_found_all_the_same() -> None:
-    """Stores and runs of before keep no types: booleans are 0 and 1 there."""
+    """Check stores and runs of earlier versions without types, in which booleans are 0 and 1."""
     assert labels_of(("0", "1", "10")).tolist() == [0, 1, 10]
     assert labels_of(("0", "1", "x")).tolist() == ["0", "1", "x"]
     for label, place in ((True, 1), (1, 1), (1.0, 1), ("1", 1), ("true", 1), ("01", 1), (2, None)):

@@ -58,12 +58,12 @@ def test_a_step_takes_few_launches(name: str) -> None:
 
 
 def test_four_blocks_take_60_launches() -> None:
-    """And no more than 30 views of arrays; a weak ridge is evaluated in few steps."""
+    """Check also at most 30 views of arrays; a small ridge is evaluated in few steps."""
     found = launches("blocks", ridge=1e-6, block_size=8, p=32)
     assert max(map(total, found)) <= 60
     assert max(counts["view"] for counts in found) <= 30
 
 
 def test_one_block_takes_40_launches() -> None:
-    """Also as one of 60 000, whose triangles take four more."""
+    """Check also one block of 60 000 centers, whose triangles take four more."""
     assert max(map(total, launches("block", block_size=32, p=32))) + 4 <= 40

@@ -96,7 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def make_store(folder: Path, rows: int) -> Path:
-    """Random rows that do not compress, labels of the first feature."""
+    """Write random rows that do not compress, with labels of the first feature."""
     url = folder / f"{rows}.zarr"
     classes = [str(k) for k in range(C)]
     rng = np.random.default_rng(0)
@@ -121,7 +121,7 @@ def measured(
     metric: str = "none",
     early: bool = False,
 ) -> dict[str, Any]:
-    """Peak and plan of one run, from a fresh process. solver : its name, and that of features."""
+    """Return peak and plan of one run in a new process. solver : its name, and that of features."""
     name, _, features = solver.partition(", ")
     tables: dict[str, dict[str, Any]] = {
         "data": {

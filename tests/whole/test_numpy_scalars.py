@@ -154,7 +154,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 def test_a_boolean_is_not_a_number(
     argument: str, flag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python counts True as 1; given for a number, it is a mistake."""
+    """Check that True, which Python counts as 1, is refused as a number."""
     monkeypatch.chdir(tmp_path)
     Path("a.csv").write_text("a,b\n1,2\n3,4\n5,6\n")
     with pytest.raises(
@@ -177,7 +177,7 @@ def test_numbers_of_seconds_and_mebibytes(wrong: Any) -> None:
 
 
 def test_a_column_is_named_by_a_position_of_numpy(tmp_path: Path) -> None:
-    """Positions often come from `np.flatnonzero`, for instance."""
+    """Check positions of NumPy, such as those of `np.flatnonzero`."""
     table = tmp_path / "a.csv"
     table.write_text("a,b,c\n1,2,0.5\n3,4,1.5\n5,7,2.5\n")
     ingest_store(table, tmp_path / "a.zarr", x=np.int64(0), y=np.int64(1), shuffle=False,

@@ -44,7 +44,7 @@ def test_a_run_of_an_earlier_version_opens(name: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # other libraries than at that time are told
 @pytest.mark.parametrize("name", PREDICTED)
 def test_its_command_finds_it_ended(name: str, tmp_path: Path) -> None:
-    """And not another run, of which it would ask for another folder."""
+    """Check that it is not taken for another run, which would need another folder."""
     with zipfile.ZipFile(RUNS) as archive:
         archive.extractall(tmp_path)
     model = sk.KernelRegressor(**OPTIONS, **OWN[name], run_dir=tmp_path / name).fit(X, Y)

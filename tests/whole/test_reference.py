@@ -300,7 +300,7 @@ def test_step_rule_keeps_projected_eigenpro_stable(m: int) -> None:
 
 
 def test_the_sample_underestimates_its_own_preconditioned_spectrum() -> None:
-    """So lambda_1 = lambda_{q+1} of the sample, as public codes take it, diverges."""
+    """Check that lambda_1 = lambda_{q+1} of the sample, as in public codes, diverges."""
     kernel, X, _, Z, X_s = eigenpro_problem(n=400, p=32, s=120)
     eigen = ref.eigensystem(kernel(X_s, X_s), 30)
     fresh = ref.eigenpro_spectrum(kernel, X, X_s, eigen)
@@ -436,7 +436,7 @@ def test_full_batch_blocks_reach_least_squares_by_iterating(n_blocks: int) -> No
 
 
 def test_energy_of_a_block_step_falls_as_derived() -> None:
-    """Up to twice 1 / lambda_1, for every block, whatever the rest of the model."""
+    """Check steps up to twice 1 / lambda_1 for every block, whatever the rest of the model."""
     X, Y = rows(0, 200, 3), rows(1, 200, 2)
     for b in range(8):
         solver = block_solver(8)
@@ -454,7 +454,8 @@ def test_energy_of_a_block_step_falls_as_derived() -> None:
 
 
 def test_the_leverage_of_a_block_alone_is_too_little_for_small_batches() -> None:
-    """Independent signs, blocks of one center: exact growth 2 - 2/p a step with m = 1."""
+    """Check independent signs and blocks of one center, whose exact growth is 2 - 2/p a step with m
+    = 1."""
     p, rng = 16, np.random.default_rng(0)
     signs = rng.choice([-1.0, 1.0], size=(4000, p))
     solver = ref.BlockReference(linear, np.eye(p), [np.array([b]) for b in range(p)], signs, 1e-9)

@@ -67,7 +67,7 @@ def raise_sites(path: Path) -> dict[int, str]:
 
 @pytest.fixture
 def reached(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
-    """Files and lines that make an error of ours meanwhile."""
+    """Yield the files and lines that raise an error of the package meanwhile."""
     lines: set[tuple[str, int]] = set()
 
     make = StreamkernError.__init__
@@ -128,8 +128,8 @@ def test_every_remedy_works(
     kind: ModuleType, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], reached: set[tuple[str, int]], pytestconfig: pytest.Config,
 ) -> None:  # fmt: skip
-    """Each mistake is answered as it should be. What the answer says to do is done for every
-    fourth, and by night for all: that it works is what the tests of its room show."""
+    """Check the answer to each mistake. The remedies of every fourth are applied, and at night all;
+    the tests of a room show that it works."""
     every = 1 if pytestconfig.getoption("--full") or getattr(kind, "DO_ALL", False) else 4
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)

@@ -38,7 +38,7 @@ SEARCH = (
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data, a store and a trained run."""
+    """Return data, a store and a trained run."""
     folder = tmp_path_factory.mktemp("given")
     rng = np.random.default_rng(0)
     X = rng.standard_normal((200, 4)).astype(np.float32)
@@ -114,7 +114,7 @@ def test_no_command_touches_strangers_files(
 def test_no_command_touches_strangers_files_in_what_it_made(
     command: str, given: Path, tmp_path: Path
 ) -> None:
-    """Whatever is replaced, swept or evicted there, in every folder of it."""
+    """Check every folder in which a command replaces, removes or evicts files."""
     place = tmp_path / "place.zarr"
     place.mkdir()
     call = [str(word) for word in words(given, place)[command]]

@@ -48,7 +48,7 @@ def test_long_words_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("n", [900, 5_000, 200_000])
 def test_many_words_are_counted_to_some_percent(n: int) -> None:
-    """Five standard deviations of the estimate; every word comes twice."""
+    """Check within five standard deviations of the estimate; every word occurs twice."""
     count, texts = DistinctCounter(), [f"word {k}" for k in range(n)]
     for at in range(0, n, 7001):
         count.add(texts[at : at + 7001])

@@ -31,7 +31,7 @@ def test_copies_of_a_stored_row_are_in_one_part(n_stored: int, copies: int, row:
 
 @pytest.mark.parametrize("stride", [1, 2, 10, 1000, 4096])
 def test_parts_are_as_large_as_they_should_be_whatever_the_stride(stride: int) -> None:
-    """Within five standard deviations."""
+    """Check sizes within five standard deviations."""
     n = 20_000
     rows = stride * np.arange(n)
     for parts, share in ((1, 1 / HELD_OUT_PARTS), (FOLDS, 1 / FOLDS)):
@@ -47,7 +47,7 @@ def test_few_centers_have_folds() -> None:
 
 @given(at=st.floats(-12.9, 1.9), depth=st.floats(0.05, 3))
 def test_the_least_of_a_curve_with_one_valley_is_found(at: float, depth: float) -> None:
-    """To a third of a power of ten, and no exponent is tried twice or beyond the ends."""
+    """Check within a third of a power of ten; no exponent is tried twice, or beyond the limits."""
     tried = []
 
     def measure(ridge: float) -> float:

@@ -108,7 +108,7 @@ def test_the_end_is_the_minimum(
 
 
 def test_an_output_is_learned_as_well_beside_one_that_can_not_be() -> None:
-    """However much larger: sweeps go on while any output gains."""
+    """Check outputs of any size: sweeps continue while any output gains."""
     noise = 1e4 * rows(3, N, 1)
     alone, beside = made(Y[:, :1], None, True), made(np.hstack([noise, Y[:, :1]]), None, True)
     alone.sweeps(40, seed=0)
@@ -125,7 +125,8 @@ def probe(targets: Array) -> Sample:
 def test_with_a_smaller_penalty_it_goes_on_where_fresh_rows_are_better_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """To the least of that objective, from where the first has come to."""
+    """Check that it reaches the minimum of that objective, from the result with the first
+    penalty."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     problem, alone = made(Y, None, True), made(Y, None, True, PENALTY / 100)
     problem.learn(600, 0, PENALTY / 100, probe(Y))

@@ -72,7 +72,7 @@ def test_decaying_spectra(kernel: str, bandwidth: float, k: int, precision: str)
 
 @pytest.mark.usefixtures("krylov")
 def test_spectrum_without_a_gap() -> None:
-    """Hardly any decay: in 60 dimensions all rows are equally far from each other."""
+    """Check a slow decay: in 60 dimensions all rows are equally far from each other."""
     A = gram("laplace", 8.0, rows(0, S, 60), "exact")
     lam, E, truth = check(A, 20)
     np.testing.assert_allclose(lam[:-1], truth[:19], rtol=0.02)
@@ -102,7 +102,8 @@ def symmetric(values: Array) -> Array:
     ids=["identity", "projector", "rank 2", "no rounding", "constant", "diagonal", "duplicates"],
 )  # fmt: skip
 def test_eigenvalues_more_often_than_a_block_is_wide(A: Array, dtype: Any) -> None:
-    """Without rounding the space is used up at once; with 110 there are more than rows differ."""
+    """Check that without rounding the space is exhausted at once; 110 eigenvectors are more than
+    there are different rows."""
     for k in (30, 110):
         lam, _, truth = check(A.astype(dtype), k)
         eps = float(np.finfo(dtype).eps)
@@ -125,7 +126,8 @@ def test_any_size_and_decay(n: int, share: float, decay: float, seed: int) -> No
 
 
 def test_lapack_may_miss_equal_eigenvalues() -> None:
-    """Asked for the last two of 33 that are equal but for rounding, it often finds none."""
+    """Check the last two of 33 eigenvalues that are equal up to rounding, of which LAPACK often
+    finds none."""
     for seed in range(40):
         basis, _ = np.linalg.qr(rows(seed, 33, 33))
         A = basis @ basis.T

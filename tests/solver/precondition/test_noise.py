@@ -93,7 +93,7 @@ def test_the_error_is_that_of_fits_without_each_row(
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_many_outputs_are_looked_at_together(weighted: bool) -> None:
-    """More than twice the rows, whose sums of squares fewer columns have."""
+    """Check more than twice as many outputs as rows, which are compressed."""
     rng = np.random.default_rng(1)
     X, Y = rng.standard_normal((30, 3)), rng.standard_normal((30, 100))
     w = rng.uniform(0.2, 3, 30) if weighted else None
@@ -107,7 +107,7 @@ def test_many_outputs_are_looked_at_together(weighted: bool) -> None:
 
 @pytest.mark.parametrize("noise", [0.05, 0.5])
 def test_the_noise_of_a_gaussian_process_is_found(noise: float) -> None:
-    """Within a factor of 1.6, from 600 rows."""
+    """Check within a factor of 1.6, from 600 rows."""
     rng = np.random.default_rng(1)
     X = rng.standard_normal((600, 2))
     f = np.linalg.cholesky(kernel_matrix(X) + 1e-10 * np.eye(600)) @ rng.standard_normal((600, 4))
@@ -242,7 +242,8 @@ def test_no_more_rows_are_taken_than_there_is_room_for() -> None:
 
 
 def test_a_penalty_falls_with_the_rows() -> None:
-    """Like 1 / sqrt(n) at first, then like 1 / n; that of fewer rows is not extrapolated."""
+    """Check that it falls like 1 / sqrt(n) at first and then like 1 / n, without extrapolation from
+    fewer rows."""
     noise = Noise(0.5, 1000)
     assert noise.penalty(500) == 0.5 / 500
     assert noise.penalty(4000) == pytest.approx(2 * 0.5 / 4000)

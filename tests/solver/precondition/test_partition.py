@@ -78,7 +78,7 @@ def whole(ranks: list[BlockPreconditioner], what: Any) -> np.ndarray[Any, Any]:
     ],
 )
 def test_ranks_make_what_one_makes(case: dict[str, bool], blocks: int, size: int) -> None:
-    """Each of them its rows of the factors, and all else alike to the bit."""
+    """Check that each rank has its rows of the factors, and equal bits of all else."""
     asked = dict.fromkeys(("weighted", "known", "ridge", "explicit"), False) | case
     alone = built(SINGLE, blocks=blocks, **asked)
     many = on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked))
@@ -197,8 +197,8 @@ def test_no_rank_ever_has_all_centers() -> None:
 def test_sums_over_a_part_of_the_ranks(
     rows_of_grid: int, columns: int, edges: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over rows and over columns of the grid, a few centers at a time, of one block or of several;
-    and what a column's first rank has."""
+    """Check sums over rows and columns of the grid, a few centers at a time, of one block or
+    several, and arrays of a column's first rank."""
     monkeypatch.setattr(partition, "RANK_SLAB_BYTES", 2 * 8 * 3)
     held = rows(0, 6, 4, 2), rows(1, 6, 7, 2)  # of each rank: rows of a batch, centers
 

@@ -67,7 +67,7 @@ def test_step_rule_is_the_derived_one(
 def test_of_damped_rows_neither_batch_nor_leverage_limit_the_step(
     leverage: float, lambda_1: float, m: int, scale: float
 ) -> None:
-    """It is a Newton step at most."""
+    """Check that the step is at most a Newton step."""
     rule = StepRule(leverage, lambda_1, scale, damped=True)
     assert rule.eta(m) == pytest.approx(scale / max(1, lambda_1))
 
@@ -380,7 +380,7 @@ def covariance_scale(built: Built, b: int) -> float:
 def test_mu_is_the_penalty_of_the_noise_for_the_rows_of_the_sample(
     variance: float, block_size: int
 ) -> None:
-    """But for a floor, and in all blocks alike."""
+    """Check that it is equal in all blocks, except for a lower limit."""
     built = Built(operator(), block_size=block_size, found=Noise(variance, 100))
     least = 1e-5 * covariance_scale(built, 0)
     for event in built.events:
@@ -423,7 +423,8 @@ def objective(K: Array, Y: Array, K_zz: Array, penalty: float, alpha: Array) -> 
 def test_sweeps_over_the_blocks_lead_to_what_the_sample_says_of_all_together(
     features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them raises the penalised error of the sample; in the end it is the least one."""
+    """Check that no sweep raises the penalised error of the sample, and that the end is its
+    minimum."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     op, found = featured(operator(), features, 30), Noise(30.0, 300)
     X, penalty = rows(2, 300, 3), DAMPING * found.penalty(300)
@@ -482,7 +483,7 @@ def test_no_damping_at_all_still_ends(precision: str) -> None:
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-2])
 def test_bandwidth_that_separates_all_rows_is_refused(ridge: float) -> None:
-    """It used to look for a mu for ever."""
+    """Check that the search for mu ends."""
     with pytest.raises(ConfigError, match="bandwidth is too small"):
         Built(operator(bandwidth=1e-4, precision="exact"), ridge=ridge)
 
@@ -539,7 +540,8 @@ def test_ridge_is_part_of_the_damping_and_of_the_step() -> None:
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 def test_sketches_have_the_leverage_on_average(precision: str) -> None:
-    """To five deviations of the mean of 100 draws, row by row; one block has one, too."""
+    """Check within five standard deviations of the mean of 100 draws, row by row; a single block
+    has a sketch, too."""
     leverages, truth = [], np.zeros(0)
     for seed in range(100):
         built = Built(operator(precision=precision), block_size=16, damping=1e-2, seed=seed)

@@ -141,7 +141,7 @@ def test_a_start_has_the_ridge(
 def test_rows_that_are_centers_are_no_judge_of_a_smaller_penalty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each row is one, and has been learned from: with less penalty it would be known better."""
+    """Check rows that are all centers, which would look better with a smaller penalty."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     op, z = operator(), X[:P]
     known = by_center(Backend(1), np.arange(P), Y[:P], None, p=P, n_rows=P)

@@ -54,7 +54,7 @@ def frame_of(names: tuple[str, ...] = NAMES) -> Any:
 
 
 def close(actual: Array, expected: Array) -> None:
-    """Labels alike; values but for float32's sqrt(eps) where a row is a center."""
+    """Check that labels are equal, and values up to float32's sqrt(eps) at centers."""
     if expected.dtype.kind == "f":
         np.testing.assert_allclose(actual.reshape(-1), expected.reshape(-1), atol=5e-3)
     else:

@@ -110,7 +110,8 @@ def test_every_replica_is_a_pass_of_its_own(wide: int) -> None:
 
 
 def test_a_fit_is_that_with_the_shares_as_weights(one_blas_thread: None) -> None:
-    """Ridge regression with weights, in closed form; of T passes, each row is off by 1 / T."""
+    """Compare with weighted ridge regression in closed form; with T passes, each row is off by 1 /
+    T."""
     rng = np.random.default_rng(3)
     y = (rng.random(240) < 0.1).astype(int)
     X = rng.normal(size=(240, 3)) + y[:, None]
@@ -188,7 +189,7 @@ def test_it_is_searched_with(shares: Any, tmp_path: Any) -> None:
 
 
 def test_a_run_file_says_it(tmp_path: Any) -> None:
-    """Labels of any kind go by their names; the store is as it was."""
+    """Check labels of any kind, by their names, with an unchanged store."""
     rng = np.random.default_rng(0)
     y = np.where(rng.random(300) < 0.1, "rare", "often")
     X = rng.normal(size=(300, 2)).astype(np.float32) + (y == "rare")[:, None]

@@ -91,7 +91,7 @@ def test_shares_are_to_the_nearest_unit(
 
 @given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 4), st.integers(1, 3))
 def test_rows_are_used_equally_often(n: int, unit: int, units: int, n_passes: int) -> None:
-    """After any number of passes the uses differ by one at most; counted over many epochs."""
+    """Check that the uses of rows differ by at most one after any number of passes."""
     source = labelled(n, 0, unit)
     size = min(n, unit)
     mixture = MixtureSource([source], [1.0], n_rows=units * size)

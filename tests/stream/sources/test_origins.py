@@ -20,7 +20,7 @@ from tests.streams import numbered_rows as rows
 
 
 def check(source: BaseSource, epoch: int = 0) -> None:
-    """Origins are equal where rows are."""
+    """Check that origins are equal where rows are equal."""
     for u in range(source.n_units):
         assert len(source.origins(u, epoch)) == np.diff(source.unit_bounds(u))
     told = np.concatenate([source.origins(u, epoch) for u in range(source.n_units)])

@@ -27,7 +27,7 @@ N, H, W, C, FILTERS = 80, 9, 12, 2, 7
 
 
 def smooth(n: int, shape: tuple[int, int, int] = (H, W, C), seed: int = 0) -> Images:
-    """Images whose neighbouring pixels are alike, with a contrast and a brightness each."""
+    """Return images with similar neighbouring pixels, and a contrast and a brightness for each."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, *shape)).cumsum(axis=1).cumsum(axis=2)
     X /= X.std(axis=(1, 2, 3), keepdims=True)

@@ -136,7 +136,7 @@ def test_rows_that_are_all_equal_are_split_as_drawn() -> None:
 def test_a_store_of_many_units_is_split_as_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To look for equal rows would read all of it, in `plan` too; arrays in memory cost nothing."""
+    """Check that it is not read to find equal rows, also in `plan`; arrays in memory are."""
     X, y = table(200, 4)
     source = ArraySource(X, y, unit_rows=2)
     check_together(source, 0.1)

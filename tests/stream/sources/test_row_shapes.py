@@ -132,7 +132,7 @@ def test_commands_refuse_images_of_other_axes(
 def test_flat_rows_and_images_are_answered_alike(
     scale: str, trained: tuple[int, ...], given: tuple[int, ...]
 ) -> None:
-    """Also where the numbers of rows and of pixels in a line are the same."""
+    """Check also as many rows as pixels in a line."""
     model = run(shape=trained, settings={"data.scale": scale}).model
     for n in (4, 48, 80):
         expected = model.values(X[:n].reshape(n, *trained))

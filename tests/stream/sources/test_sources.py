@@ -262,7 +262,8 @@ def test_replicas_differ_and_keep_their_rows() -> None:
 def test_units_of_replicas_do_not_change_the_rows(
     unit_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small bases put whole replicas in a unit, large ones a unit of a replica."""
+    """Check small bases, with several replicas in a unit, and large ones, with a unit for a part of
+    a replica."""
     base = ArraySource(IMAGES, LABELS, unit_rows=20)
     plain = everything(AugmentedSource(base, 7, FLIP))
     monkeypatch.setattr(augmented, "UNIT_BYTES", unit_bytes)

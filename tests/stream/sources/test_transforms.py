@@ -86,7 +86,7 @@ def test_scale_against_float64(batch: Any, mode: str) -> None:
 
 
 def test_equal_numbers_of_two_dtypes_are_scaled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the last bit, whatever they are off by, and in parts as at once."""
+    """Check equal bits for any offset, in parts and at once."""
     X = (np.random.default_rng(0).normal(size=(50, 3)) * [1, 100, 1e-2] + [1e3, 0, 5]).astype("f4")
     for mode in ("global", "feature"):
         scale, Y, rows = Scale(mode).bind(Data(X)), np.zeros((50, 1)), np.arange(50)

@@ -81,7 +81,7 @@ def test_float32_is_as_good_as_the_models_own(tmp_path: Path) -> None:
 
 @compiled
 def test_a_table_has_an_argument_for_each_column(tmp_path: Path) -> None:
-    """Numbers with gaps, dates, words, and names that C does not take."""
+    """Check numbers with gaps, dates, text, and names that C does not allow."""
     n = 200
     table = pd.DataFrame({
         "a number": RNG.normal(size=n), "town": RNG.choice(["x", "y", 'z"\\ü'], n),

@@ -177,7 +177,7 @@ def test_classes_have_labels_scores_and_probabilities(labels: list[Any], tmp_pat
 
 @pytest.mark.slow
 def test_probabilities_of_a_calibration_are_exported(tmp_path: Path) -> None:
-    """Isotonic ones are sums of ramps."""
+    """Check isotonic calibrations too, which are sums of ramps."""
     rows = np.random.default_rng(2).normal(size=(6000, 3))
     of = (rows[:, 0] + 0.3 * rows[:, 1] > 0).astype(int) + (np.abs(rows[:, 2]) > 2)
     model = sk.KernelClassifier(**QUICK | {"precision": "float64"}).fit(rows, of)
@@ -258,7 +258,7 @@ def test_columns_may_be_called_as_values_of_the_graph(tmp_path: Path) -> None:
 
 
 def test_cells_are_read_as_by_the_encoder(tmp_path: Path) -> None:
-    """Marks of missing cells in any column, and words that have several spellings."""
+    """Check markers of missing cells in any column, and words with several spellings."""
     n, rng = 300, np.random.default_rng(0)
     frame = pd.DataFrame({
         "a": np.where(rng.random(n) < 0.2, -999, rng.normal(size=n)),

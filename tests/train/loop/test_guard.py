@@ -51,7 +51,8 @@ def test_what_is_not_finite_is_bad(best: float, zero: float, loss: float) -> Non
 
 @given(best=losses, zero=losses, share=st.floats(0, 0.1))
 def test_well_below_zero_loss_is_never_bad(best: float, zero: float, share: float) -> None:
-    """However good it was before: late in a run the loss may rest on one odd batch."""
+    """Check also an earlier loss that was much lower: late in a run it may come from one unusual
+    batch."""
     guard = Guard(best)
     assert not guard.judge(0.99 * share * zero, zero)
 
@@ -79,7 +80,8 @@ def test_worse_than_zero_after_half_of_it_is_bad(best: float, share: float, time
 
 
 def test_targets_of_another_size_are_no_divergence() -> None:
-    """Levels that come and go, as in blocks of `partial_fit`; growth beyond them still is one."""
+    """Check sizes that change, as in blocks of `partial_fit`; growth beyond them is a
+    divergence."""
     guard = Guard()
     levels = [(1e4, 1e4), (5.0, 1e4), (1e4, 1.0), (100.0, 1.0), (1.0, 1.0), (1e4, 1e4), (4.0, 1e4)]
     assert not any(guard.judge(loss, zero) for loss, zero in levels)
@@ -192,7 +194,8 @@ def test_a_run_with_steps_too_long_recovers(
 
 @pytest.mark.parametrize("method", ["eigenpro3", "eigenpro4"])
 def test_back_offs_survive_a_resume(method: str, tmp_path: Path, inflated: Inflated) -> None:
-    """Before the first judgement, with infinite losses in the window; after it; and later."""
+    """Resume before the first judgement, with infinite losses in the window, after it, and
+    later."""
     inflated.times = 30.0
     overrides = METHODS[method] | LONGER
     late = {"run.checkpoint_every": 70}
@@ -243,7 +246,7 @@ def test_a_log_link_that_diverges_names_the_solver_that_tests_its_steps(
 def test_a_run_shorter_than_a_window_is_judged_too(
     method: str, times: float, tmp_path: Path, inflated: Inflated
 ) -> None:
-    """Also where it began with weights that are not zero."""
+    """Check also a run that began with weights other than zero."""
     inflated.times = times
     with pytest.raises(DivergenceError, match="diverged within its 14 steps") as caught:
         finished(settings(tmp_path, **METHODS[method]), source=stream(method))

@@ -39,7 +39,7 @@ from tests.runs import (
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles whose borders fall inside the test rows, and not on those of units."""
+    """Use tiles whose borders fall inside the test rows, and not on those of units."""
     monkeypatch.setattr(model_module, "EVALUATED_ROWS", 10)
 
 
@@ -74,7 +74,7 @@ def test_units_do_not_matter(result: Result) -> None:
 
 
 def test_random_transforms_of_the_data_are_refused(result: Result) -> None:
-    """Noise is for the stream; a test set that brings some would be evaluated without."""
+    """Check a test set with noise, which would be evaluated without it."""
     noisy = AugmentedSource(array_source(N_TEST, 5), 1, stream().feed_transforms)
     with pytest.raises(ConfigError, match=r"augmented by .*not applied to evaluated rows"):
         result.model.evaluate(noisy)

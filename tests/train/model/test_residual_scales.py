@@ -83,8 +83,8 @@ def test_coverage_is_that_of_easy_and_of_hard_rows(features: str) -> None:
 
 
 def test_noise_that_is_alike_everywhere() -> None:
-    """They are as wide as plain ones but for the rows that tell it: 900 of 1400 have the quantile
-    to 3 %, a standard deviation."""
+    """Check that they are as wide as plain intervals, up to the rows that determine them: the
+    quantile of 900 of 1400 rows has a standard deviation of 3 %."""
     model = fitted(0.0)
     with model.backend:
         calibrated(model, *drawn(1400, 0.0, 1)[:2])

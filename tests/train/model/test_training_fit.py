@@ -87,7 +87,7 @@ def test_a_feature_that_a_few_values_squeeze_is_told() -> None:
 
 
 def test_a_squeezed_feature_is_told_once_for_all_folds_and_again_of_other_data() -> None:
-    """Folds have the same text; other data, or other settings, have another."""
+    """Check that folds have the same text, and that other data or settings have another."""
     coded, other = X.copy(), X.copy()
     coded[::50, 1], other[::50, 1] = 9999.0, 99999.0
     told = []

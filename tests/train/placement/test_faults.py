@@ -81,8 +81,8 @@ def client(cluster: Any) -> Any:
 def test_killed_between_a_part_and_its_manifest(
     client: Any, store: str, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """It counts for nothing, and is cleared away; of ranks that have half of the centers each, and
-    of the temporary ones."""
+    """Check that a part without a manifest is ignored and deleted, with centers and temporary
+    centers partitioned over two ranks."""
     calm, config = (
         runs.settings(store, tmp_path / name, **changes | {"run.center_ranks": 2})
         for name in ("calm", "run")
@@ -118,7 +118,8 @@ def test_a_run_on_s3(
 def test_ranks_with_parts_of_the_centers_continue_a_run(
     client: Any, store: str, tmp_path: Path
 ) -> None:
-    """Killed behind its setup and in the middle; to where one rank ends."""
+    """Check that a run that was killed after its setup and in the middle ends with the weights of
+    one rank."""
     grid = {"run.center_ranks": 2, "data.epochs": 1}
     runs.trained(client, runs.settings(store, tmp_path / "old", **grid), tmp_path)
     own = {"model.n_centers": "auto", "model.kernel": "auto", "model.bandwidth": "auto"}

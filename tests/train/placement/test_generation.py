@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_rank_may_be_silent_for_longer_than_one_that_is_well() -> None:
-    """It asks the scheduler after each sign of life, and waits before the next one."""
+    """Check that a rank sends a request to the scheduler after each sign of life, and waits before
+    the next one."""
     order = RankSpec("name", 1, 0, ("a",), 1, 60.0, 60.0, 0.0, b"")
     assert (
         order.report_interval_s + task._ANSWER_S
@@ -80,7 +81,7 @@ class Locked:
 def test_what_ranks_can_not_do_is_refused(
     tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
-    """Before anything is written."""
+    """Check that nothing is written before."""
     X = np.random.default_rng(0).normal(size=(300, 2))
     model = sk.KernelRegressor(ranks=2).set_params(**{"run_dir": tmp_path / "run"} | settings)
     with pytest.raises(ConfigError, match=said):
@@ -91,7 +92,7 @@ def test_what_ranks_can_not_do_is_refused(
 
 
 def test_settings_of_ranks_are_checked(tmp_path: Path) -> None:
-    """Alone they mean nothing; on a cluster a path has to be one."""
+    """Check settings that have no effect without ranks, and that a cluster needs a path."""
     place = {"data.train": str(tmp_path / "s.zarr"), "run.run_dir": str(tmp_path / "run")}
     config = RunConfig().with_overrides(place)
     for one in ({"run.cluster": "tcp://h:1"}, {"run.min_ranks": 2}):

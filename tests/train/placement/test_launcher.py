@@ -100,7 +100,7 @@ def stopping_once(true: Callable[[], object]) -> Iterator[tuple[StopRequest, lis
 
 @pytest.mark.slow
 def test_two_ranks_after_one_prepared(client: Any, tmp_path: Path) -> None:
-    """Each in its process; twice on the same workers."""
+    """Run two ranks in processes of their own, twice on the same workers."""
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
         events = Events()
@@ -162,7 +162,8 @@ def test_a_frozen_rank_is_ended(client: Any, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stop_does_not_wait_for_a_frozen_rank(client: Any, tmp_path: Path, rank: int) -> None:
-    """Without which nothing can be saved, though it may be silent for much longer else."""
+    """Check that a suspended rank, without which nothing can be saved, is not waited for as long as
+    otherwise."""
     events, told = Events(), (tmp_path / f"{rank}-4").exists
     words = "stopped by the test; run the same command"
     with stopping_once(told) as (stop, asked), pytest.raises(TrainingInterrupted, match=words):
@@ -177,7 +178,7 @@ def test_a_stop_does_not_wait_for_a_frozen_rank(client: Any, tmp_path: Path, ran
 @pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> None:
-    """Ours and others', which say where they are from; nobody is left running."""
+    """Check our errors and others, which name their rank; no process is left."""
     with pytest.raises(DataError, match=r"^the toy is broken$") as ours:
         placed(client, tmp_path, acts={f"{rank} 2": "data"})
     assert ours.value.exit_code == DataError.exit_code
@@ -300,7 +301,8 @@ def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
 
 
 def test_a_process_is_a_rank_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another driver is told so, and asked to come again; its own is taken for lost."""
+    """Check that a second driver is refused and asked to come again, and that the first one's rank
+    counts as lost."""
     worker = SimpleNamespace(address="tcp://h:1")
     dask = SimpleNamespace(get_worker=lambda: worker)
     monkeypatch.setattr(task, "on_demand", lambda name: dask)
@@ -369,7 +371,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_ranks_save_and_end_without_their_driver(client: Any, tmp_path: Path) -> None:
-    """Within a while; the cluster is as good as before."""
+    """Check that they end after a while, and that the cluster is unchanged."""
     (tmp_path / "drive.py").write_text(DRIVER)
     driver = subprocess.Popen(
         [sys.executable, str(tmp_path / "drive.py"), client.scheduler.address, str(tmp_path)],

@@ -52,7 +52,7 @@ def test_a_killed_driver_leaves_no_warning_on_the_terminal(tmp_path: Path) -> No
 
 
 def test_a_script_that_is_no_file_starts_no_process() -> None:
-    """Each would end with a traceback of its own."""
+    """Check that no process starts, because each would end with a traceback."""
     pytest.importorskip("distributed")
     script = KILLED_AT_WORK.replace("if __name__", "assert __name__ != '__mp_main__'\nif __name__")
     done = subprocess.run(
@@ -67,7 +67,7 @@ def test_a_script_that_is_no_file_starts_no_process() -> None:
 def test_what_a_killed_driver_left_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing else: what is held, what has no lock of ours, what a link leads to."""
+    """Check that locked folders, folders without our lock and targets of links stay."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     elsewhere = tmp_path / "elsewhere"

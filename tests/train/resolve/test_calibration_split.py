@@ -100,7 +100,8 @@ def test_every_class_keeps_its_rows() -> None:
 
 
 def test_rows_with_copies_are_not_judged_by_fits_to_the_copies() -> None:
-    """Copies that are equal are left out together; those that differ make no probabilities."""
+    """Check that equal copies are left out together, and that different copies give no
+    probabilities."""
     assert calibration_split(
         RunConfig(), ArraySource(X[:300], y[:300], classes=("a", "b"))
     ).left_out
@@ -141,7 +142,7 @@ def test_rows_that_can_not_be_told_apart() -> None:
 
 
 def test_who_has_no_probabilities_says_why() -> None:
-    """And what to do, in a sentence; with weights that were there before none can be set aside."""
+    """Check the reason and the remedy; with earlier weights no rows can be set aside."""
     model = KernelClassifier(**QUICK | {"solver": "block"}, warm_start=True, epochs=1).fit(X, y)
     assert model.predict_proba(X[:3]).shape == (3, 2)  # of a first fit
     several, other = np.stack((y, 1 - y), axis=1), QUICK | {"solver": "eigenpro3", "ridge": "auto"}
@@ -172,7 +173,7 @@ def test_who_has_no_probabilities_says_why() -> None:
 
 
 def test_the_same_settings_go_on_from_a_fit(tmp_path: Path) -> None:
-    """Over the same centers: the rows that were set aside are left out again, and not looked at."""
+    """Check that over the same centers the rows set aside are left out again."""
     made = QUICK | {"solver": "block", "epochs": 1}
     first = KernelClassifier(**made, run_dir=tmp_path / "a").fit(X, y)
     again = made | {"warm_start": tmp_path / "a", "run_dir": tmp_path / "b"}
@@ -248,8 +249,8 @@ def test_a_run_goes_on_as_it_began(tmp_path: Path) -> None:
 def test_runs_of_before_there_was_a_default_go_on(
     recorded: bool | None, rows: int, tmp_path: Path
 ) -> None:
-    """Whose record has no word of it where all rows were trained on, and of which "auto" had set a
-    tenth aside and said True; their setup does not say why there are none."""
+    """Check runs whose record lacks the setting: all rows were trained on, or "auto" had set a
+    tenth aside."""
     source = ArraySource(X, y, classes=("a", "b"))
     options = {"model.n_centers": 40, "model.bandwidth": 2.0, "data.batch_size": 500}
 

@@ -137,7 +137,7 @@ def test_from_a_file_and_resumed(kind: str, tmp_path: Path) -> None:
 def test_any_word_that_is_none_of_ours_is_a_place(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of what the caller can give, which is told apart from it."""
+    """Check also words for what the caller may give as an object."""
     monkeypatch.chdir(tmp_path)
     X, _ = rows(60, 1)
     Z, metric = X[:20, :5], SCALES[:5]

@@ -128,7 +128,7 @@ FEW = 500
 
 @pytest.fixture
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a metric is learned in a second."""
+    """Lower the limits, so that a metric is learned in a second."""
     monkeypatch.setattr(metric_mode, "MIN_METRIC_ROWS", FEW)
 
 

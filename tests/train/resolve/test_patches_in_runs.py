@@ -42,7 +42,8 @@ SMALL: dict[str, Any] = {
 
 
 def images(n: int = N, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Images (n, 9, 9, 1) uint8 with a bright bar, across (1) or upright (0), at a random place."""
+    """Return images (n, 9, 9, 1) uint8 with a bright bar, horizontal (1) or vertical (0), at a
+    random position."""
     rng = np.random.default_rng(seed)
     X, y = rng.integers(0, 60, (n, SIDE, SIDE, 1)), rng.integers(0, 2, n)
     for image, label in zip(X, y, strict=True):
@@ -69,7 +70,7 @@ def not_drawn(*given: Any) -> Any:
 
 
 def by_hand(fixed: tuple[Any, ...], rows: np.ndarray) -> np.ndarray:
-    """Stored rows after the transforms of a model, in float64."""
+    """Return stored rows after the transforms of a model, in float64."""
     features: Any = rows.astype(np.float64)
     for transform in fixed:
         rng = RowRandom(np, 0, 0, 0, np.arange(len(rows)), np.float64)
@@ -110,7 +111,7 @@ def test_importances_are_those_of_patch_features() -> None:
 def test_a_stopped_run_goes_on_with_the_same_bits(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads its filters, which another LAPACK would round otherwise."""
+    """Check that it reads its filters, which another LAPACK would round in another way."""
     flips = {"run.precision": precision, **FILTERS}
     whole, killed = (settings(tmp_path / name, **flips) for name in ("whole", "killed"))
     result = finished(whole, source=source(sk.RandomFlip()), test=held_out())
@@ -195,7 +196,7 @@ def test_a_warm_start_with_other_ones_is_refused(other: dict[str, Any]) -> None:
 
 
 def test_augmentation_comes_before_them() -> None:
-    """Noise is added to pixels, and not to features."""
+    """Check that noise is added to pixels, and not to features."""
     seen = []
 
     def watch(X: np.ndarray, Y: np.ndarray, rng: sk.RowRandom) -> tuple[np.ndarray, np.ndarray]:
@@ -273,7 +274,8 @@ def test_features_are_not_taken_for_columns_of_a_scale_each() -> None:
 
 
 def test_no_pass_is_made_for_the_targets() -> None:
-    """They are known to be those of the rows, which a function of the user might change."""
+    """Check that the targets are known to be those of the rows; a function of the user might change
+    them."""
     run = opened(settings(**FILTERS))
     assert isinstance(run.data.fixed[-1], PatchFeatures)
     assert not changes_targets(run.data.source)

@@ -90,7 +90,7 @@ def test_integer_says_why_the_features_are_none(
 
 
 def test_a_run_in_integers_trains_the_model_that_float64_trains(tmp_path: Path) -> None:
-    """Also on float rows afterwards, which lie between the pixels."""
+    """Check also later predictions of float rows, which lie between the pixels."""
     rng = np.random.default_rng(0)
     X = rng.integers(0, 256, (300, 6), dtype=np.uint8)
     y = (X[:, 0] > 127).astype(np.int64)

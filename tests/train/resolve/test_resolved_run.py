@@ -219,7 +219,7 @@ def test_functions_without_noise_are_learned_beyond_float32() -> None:
 
 
 def test_a_run_in_float64_can_be_continued_and_warm_started(tmp_path: Path) -> None:
-    """Another solver takes its weights, and the same precision."""
+    """Check that another solver takes its weights and its precision."""
     source = values()
     first = settings(tmp_path / "first", **FEW)
     finished(first, source=source)

@@ -117,7 +117,7 @@ def test_numbers_of_centers(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_rows_that_may_all_be_centers(effort: str, n: int, all_of_them: bool) -> None:
-    """Up to `n_centers` of the effort all rows are taken anyway."""
+    """Check that up to `n_centers` of the effort all rows become centers."""
     source = GeneratorSource(lambda *a: a, n, (D,), np.float32, 1)  # type: ignore[arg-type,return-value]
     auto = {"model.n_centers": "auto", "model.effort": effort, "solver.name": "auto"}
     for changes, may in (

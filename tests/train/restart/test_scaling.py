@@ -76,7 +76,7 @@ def test_a_feature_in_other_units_changes_nothing() -> None:
 
 
 def test_a_large_offset_costs_no_digits(tmp_path: Path) -> None:
-    """Time stamps in float64, from memory and from a store, in training and in prediction."""
+    """Check time stamps in float64, from memory and from a store, in training and prediction."""
     plain = regressor().fit(X, Y)
     late = X + 2.0**30  # which float64 holds to 2e-7, and float32 to 64
     model = regressor().fit(late, Y)
@@ -149,7 +149,8 @@ def test_a_mixture_has_the_numbers_of_its_shares() -> None:
 
 
 def test_sources_without_statistics_are_sampled(make_zarr: Any) -> None:
-    """Foreign stores, generators and lazy arrays: in bounds, and the same at every call."""
+    """Check foreign stores, generators and lazy arrays: the sample is bounded, and the same in
+    every call."""
     many = rng.standard_normal((60_000, 2)) * [1, 1000] + [3, 4]
 
     def made(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ Z = np.random.default_rng(0).normal(size=(37, 3)).astype(np.float32)
 
 
 def test_keys_are_equal_where_rows_are() -> None:
-    """Bit by bit, however they lie in memory; and keys are their own."""
+    """Check equal bits for any memory layout, and distinct keys otherwise."""
     rows = Z[[0, 1, 0, 2]]
     keys = center_digests(rows)
     assert (keys == keys[0]).all(axis=1).tolist() == [True, False, True, False]
@@ -84,7 +84,7 @@ def test_others_in_their_place_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_same_centers_are_known_by_their_manifest(tmp_path: Path) -> None:
-    """Whatever lies beside them; and no others, not in another order either."""
+    """Check that other centers, and another order, are not recognised."""
     known = saved(tmp_path / "a", Z).sha256
     assert saved(tmp_path / "b", Z, shift=np.zeros(3)).sha256 == known
     other = Z.copy()
@@ -96,7 +96,7 @@ def test_the_same_centers_are_known_by_their_manifest(tmp_path: Path) -> None:
 def test_only_chunks_that_have_a_row_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And once each, for the keys too; others may even be damaged."""
+    """Check that each is read once, for the keys too, so that other chunks may be damaged."""
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (48, 96))  # four rows
     kept = saved(tmp_path / "run", Z)
     read: list[str] = []

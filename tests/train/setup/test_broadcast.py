@@ -89,7 +89,8 @@ FOURIER = {
 def test_the_setup_is_that_of_one_rank(
     store: str, tmp_path: Path, changes: dict[str, Any], rows: int, columns: int
 ) -> None:
-    """However the centers are chosen: the same bits of these, all else to rounding."""
+    """Check every way of choosing centers: centers have equal bits, all else is equal up to
+    rounding."""
     if changes.get("model.centers") == "file":
         np.save(tmp_path / "Z.npy", np.random.default_rng(2).normal(size=(50, 4)))
         changes = changes | {"model.centers": str(tmp_path / "Z.npy")}

@@ -122,7 +122,7 @@ def test_rows_count_by_their_weight() -> None:
 
 @pytest.mark.slow
 def test_mean_targets_of_words_are_not_compared() -> None:
-    """They have other values in training rows than in rows to predict."""
+    """Check that they are not examined, because they have other values in rows to predict."""
     (X, y), (fresh, _) = panel(1500), panel(200, 1)
     frame, new = (
         pd.DataFrame(rows[:, :3], columns=["a", "b", "c"]).assign(

@@ -45,7 +45,7 @@ def test_rows_that_were_drawn_are_known(way: str) -> None:
 
 @pytest.mark.parametrize("flat", [True, False])
 def test_rows_that_equal_a_given_center_are_found(flat: bool) -> None:
-    """Each of them, where a row is there twice; none where a center is near one."""
+    """Check that all equal rows are found, and none that is only near."""
     rng = np.random.default_rng(0)
     X = rng.integers(0, 5, (60, 2, 2, 1)).astype(np.uint8)
     X[7] = X[3]

@@ -267,7 +267,8 @@ def test_settings() -> None:
 
 
 def test_copies_of_rows_are_one_row() -> None:
-    """Repeated to balance them, say: with them a narrow kernel without a ridge would seem best."""
+    """Check rows repeated to balance classes, with which a narrow kernel without a ridge would look
+    best."""
     X, y = smooth(150, noise=1.0)
     plain = KernelRegressor(random_state=0, n_centers=100).fit(X, y)
     often = KernelRegressor(random_state=0, n_centers=100).fit(

@@ -387,7 +387,7 @@ def test_no_row_is_fitted_and_held_out(n: int) -> None:
 @pytest.mark.slow
 @pytest.mark.full  # noise finds none: the test before
 def test_pure_noise_gets_hardly_a_metric_and_no_worse_a_model() -> None:
-    """However many rounds and ways fit it: the targets of the held-out rows are in none of them.
+    """Check that the targets of the held-out rows are in no round and no variant.
 
     A gain of two standard errors is there by chance in a few cases of a hundred.
     """

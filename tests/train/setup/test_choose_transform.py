@@ -100,7 +100,7 @@ def test_a_log_scale_that_is_asked_for() -> None:
 
 
 def test_equal_rows_and_weights() -> None:
-    """Copies of rows count as weights do, and rows of weight 0 not at all."""
+    """Check that copies of rows count as weights do, and that rows of weight 0 do not count."""
     X, y = made("exponential", 300)
     w = np.ones(300)
     w[:40] = 2

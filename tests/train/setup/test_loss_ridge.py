@@ -52,7 +52,7 @@ def test_a_weight_counts_as_so_many_rows(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["log_loss", "quantile"])
 def test_it_has_the_least_held_out_loss_of_exact_minima(name: str) -> None:
-    """Minima of SciPy's for every fold and noise, and their losses on the fold.
+    """Compare with SciPy's minima for every fold and noise, and their losses on the fold.
 
     For an outer quantile, few steps end far before them: then a tenth of this noise is found.
     """

@@ -69,7 +69,7 @@ def test_what_fails_on_the_first_ends_all() -> None:
 
 
 def test_a_rank_that_is_lost_ends_the_saving() -> None:
-    """Threads that ask for more are refused, too."""
+    """Check that threads that request more are refused, too."""
 
     def rows_of(ranks: Communicator) -> None:
         if ranks.rank == 1:
@@ -83,7 +83,7 @@ def test_a_rank_that_is_lost_ends_the_saving() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_a_stripe_is_what_the_whole_has_there(tmp_path: Path, size: int) -> None:
-    """Over chunks of any shape, each byte checked; it takes its share of the memory."""
+    """Check chunks of any shape, with every byte verified and the memory of its share."""
     H = np.tril(np.random.default_rng(0).normal(size=(1500, 1500)))  # in chunks of 8 MiB
     with RunDirectory(tmp_path / "run") as run:
         run.write_config({})
