@@ -31,7 +31,12 @@ def to_builtin(value: Any) -> Any:
 
 def is_finite_number(value: object) -> TypeGuard[float]:
     """Return whether a value is a finite real number of Python or NumPy, but not a boolean."""
-    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond float64
+        return False
 
 
 def is_whole_number(value: object) -> TypeGuard[int]:

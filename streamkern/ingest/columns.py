@@ -171,6 +171,7 @@ def split_columns(
 
 def _refuse_values(values: Any, n_columns: int, parameter: str, where: str) -> None:
     """Raise DataError if values of targets or weights are given in place of column names."""
+    values = to_builtin(values)
     if values is None or isinstance(values, str | int):
         return
     if len(values) > n_columns or not all(isinstance(k, str | int) for k in values):

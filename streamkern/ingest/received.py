@@ -289,7 +289,7 @@ def _weights(sample_weight: Any, X: Any) -> Any:
     Raises DataError for durations and dates, because their unit would determine the weights.
     """
     w = received_targets(sample_weight, "sample_weight")
-    if _is_scalar(w):
+    if _is_scalar(w) and not isinstance(w, bool | np.bool_):
         n_rows = len(X) if is_frame(X) or not hasattr(X, "shape") else X.shape[0]
         w = np.full(n_rows, w) if isinstance(n_rows, int | np.integer) else w
     if getattr(getattr(w, "dtype", None), "kind", "") in ("m", "M"):

@@ -67,11 +67,14 @@ def _run_documents(folder: RunStorage) -> Iterator[Bytes]:
     # List again: a writer that is just starting writes writer.json before all other files.
     names = folder.names()
     setups = (name for name in names if name.endswith(".json") and _SETUP_NAME.match(name))
-    documents = [*sorted(names & {CONFIG, "writer.json"}), *sorted(setups)]
+    yield from _read_existing(folder, [*sorted(names & {CONFIG, "writer.json"}), *sorted(setups)])
     for where in ("lease/", CHECKPOINTS):
         newest = sorted(name for name in folder.names(where) if name.endswith(".json"))[-3:]
-        documents += [where + name for name in newest]
-    for name in documents:
+        yield from _read_existing(folder, [where + name for name in newest])
+
+
+def _read_existing(folder: RunStorage, names: Sequence[str]) -> Iterator[Bytes]:
+    for name in names:
         # The file may have been deleted since the listing, or may be a folder.
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
             yield folder.read(name)

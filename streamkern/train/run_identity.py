@@ -185,7 +185,8 @@ def _check_same(
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         remedy = "restore these, or give another run_dir"
-        if _has_kernel_object(recorded) and not _has_kernel_object(current):
+        differing_kernels = any(change.startswith("model.kernel") for change in changes)
+        if differing_kernels and _has_kernel_object(recorded) and not _has_kernel_object(current):
             table = _kernel_table(recorded["settings"]["model"]["kernel"])
             way = (
                 "resume it in Python by the call that began it, whose kernel is an object"

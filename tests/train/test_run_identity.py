@@ -323,6 +323,8 @@ def test_a_kernel_object_is_resumed_as_a_table(name: str, tmp_path: Path) -> Non
     remedy = rf'give its kernel, model\.kernel = {{kind = "{name}", '
     with pytest.raises(ResumeMismatchError, match=remedy):
         finished(begun.with_overrides({"model.kernel": other}))
+    with pytest.raises(ResumeMismatchError, match=r"data\.epochs: was 6, now 7; restore these"):
+        finished(begun.with_overrides({"model.kernel": table, "data.epochs": 7}))
     resumed = finished(begun.with_overrides({"model.kernel": table}))
     undisturbed = finished(RunConfig().with_overrides(asked | {"model.kernel": kernel}))
     np.testing.assert_array_equal(resumed.model.weights, undisturbed.model.weights)

@@ -176,11 +176,17 @@ def test_numbers_of_seconds_and_mebibytes(wrong: Any) -> None:
             call()
 
 
-def test_a_column_is_named_by_a_position_of_numpy(tmp_path: Path) -> None:
+def test_a_boolean_is_no_sample_weight(tmp_path: Path) -> None:
+    with pytest.raises(streamkern.DataError, match=r"have shape \(\)"):
+        ingest_store(X, tmp_path / "a.zarr", y=LABELS, sample_weight=np.True_)
+
+
+@pytest.mark.parametrize("y", [np.int64(1), [np.int64(1)], np.array([1])], ids=repr)
+def test_a_column_is_named_by_a_position_of_numpy(y: Any, tmp_path: Path) -> None:
     """Check positions of NumPy, such as those of `np.flatnonzero`."""
     table = tmp_path / "a.csv"
     table.write_text("a,b,c\n1,2,0.5\n3,4,1.5\n5,7,2.5\n")
-    ingest_store(table, tmp_path / "a.zarr", x=np.int64(0), y=np.int64(1), shuffle=False,
+    ingest_store(table, tmp_path / "a.zarr", x=np.int64(0), y=y, shuffle=False,
                  targets="values", sample_weight=np.int8(2))  # fmt: skip
-    X, y, w = open_store(tmp_path / "a.zarr").read_weighted_chunk(0)[:3]
-    assert np.column_stack([X, y, w]).tolist() == [[1, 2, 0.5], [3, 4, 1.5], [5, 7, 2.5]]
+    chunk = open_store(tmp_path / "a.zarr").read_weighted_chunk(0)[:3]
+    assert np.column_stack(chunk).tolist() == [[1, 2, 0.5], [3, 4, 1.5], [5, 7, 2.5]]

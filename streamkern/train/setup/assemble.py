@@ -59,6 +59,13 @@ from streamkern.train.setup.setup_rows import SquareTargets, center_targets, n_e
 SAMPLED_CENTERS = 256
 """Largest number of centers from whose kernel values the size of kernel values is estimated."""
 
+_META_ENTRIES = (
+    "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",
+    "file_form", "n_outputs", "fit_intercept", "precision", "grid", "scaling", "scale", "backend",
+    "warm_start", "facts", "uncalibrated", "left_out", "center_left_out", "loss",
+)  # fmt: skip
+"""Entries of the metadata of a setup."""
+
 
 @dataclass
 class Assembled:
@@ -303,13 +310,16 @@ def _as_list(names: tuple[str, ...] | None) -> list[str] | None:
 
 
 def reassemble(run: ResolvedRun, arrays: dict[str, HostArray], meta: dict[str, Any]) -> Assembled:
-    """Return the solver that `start` returned, from its saved arrays and metadata."""
+    """Return the solver that `start` returned, from its saved arrays and metadata.
+
+    Raises KeyError if an entry of `meta` is missing.
+    """
     # Entries missing from runs made with 0.1.0.
     defaults: dict[str, Any] = {
         "facts": {}, "encoder": None, "file_form": None, "uncalibrated": None, "left_out": False,
         "loss": SQUARES, "center_left_out": False,
     }  # fmt: skip
-    meta = meta | {name: value for name, value in defaults.items() if name not in meta}
+    meta = {name: (defaults | meta)[name] for name in _META_ENTRIES}
     op = operator(run.backend, arrays, meta, run.config.model.kernel)
     device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_solver_array(name)}
     points = op.points(run.backend.asarray(arrays["Z"]), right=True)
