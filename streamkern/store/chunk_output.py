@@ -6,6 +6,7 @@ only the others are made again.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -205,7 +206,7 @@ COPIES_PER_CHUNK = 8
 def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
     """Return the bytes of a chunk of `chunk_mb` MiB; ConfigError if `n_chunks` exceed `memory`."""
     size = chunk_mb * 2**20 if is_finite_number(chunk_mb) else 0
-    if size < 1:
+    if not 1 <= size < math.inf:
         raise ConfigError(f"{mention('chunk_mb', chunk_mb)} must be a number of MiB above 0")
     chunk_bytes = int(size)
     if memory < n_chunks * chunk_bytes:

@@ -16,6 +16,7 @@ from streamkern.backend.rank_grid import check_columns
 from streamkern.basics.optional import import_optional
 from streamkern.basics.own_class import imported_class
 from streamkern.basics.values import checked_list, parse_seconds
+from streamkern.filesystem.cache import Cache
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.own import kernel_of_run
 from tests.remedies import Case, X, Y
@@ -102,6 +103,8 @@ def of_machine() -> list[Case]:
          lambda: (check_columns(4, 2), check_columns(3, 3))),
         ("needs h5py: .*pip install", without_h5py,
          lambda: import_optional("h5py", "this", "files")),
+        ("idle_s=-1 must be a number, 0 or above", lambda: Cache("kept", idle_s=-1),
+         lambda: Cache("kept", idle_s=1)),
         ("unit_rows=0 must be a whole number, at least 1",
          lambda: sk.ArraySource(X, Y, unit_rows=0), lambda: sk.ArraySource(X, Y, unit_rows=1)),
         ('write for example "512 MiB" or "1.5 GB"',
