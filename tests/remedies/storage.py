@@ -213,12 +213,14 @@ def of_remote_files() -> list[Case]:
 
 def of_s3(s3: S3Server, proxy: FaultProxy) -> list[Case]:
     """Return mistakes about S3, and what a server answers."""
-    url, plain = f"s3://{s3.bucket}/rows.zarr", s3.options()
+    # In the bucket of other tests, a connection with their credentials may still be open.
+    bucket = s3.make_bucket()
+    url, plain = f"s3://{bucket}/rows.zarr", s3.options()
     sk.ingest_store(X, url, y=Y, storage_options=plain)
     environment = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
     client = s3.client()
-    for entry in client.list_objects_v2(Bucket=s3.bucket)["Contents"]:  # for anybody to read
-        client.put_object_acl(Bucket=s3.bucket, Key=entry["Key"], ACL="public-read")
+    for entry in client.list_objects_v2(Bucket=bucket)["Contents"]:  # for anybody to read
+        client.put_object_acl(Bucket=bucket, Key=entry["Key"], ACL="public-read")
     endpoint, through = {"endpoint_url": s3.endpoint}, s3.options(proxy.endpoint)
 
     def given(url: str = url, **options: Any) -> Callable[[], Any]:
