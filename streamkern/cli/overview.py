@@ -23,12 +23,7 @@ from streamkern.stream.sources.stores import stores_of
 from streamkern.train.over_ranks import with_rank_count
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.training_data import open_test
-from streamkern.train.setup.choose_kernel import (
-    KERNEL_ROWS,
-    MIN_BANDWIDTH_LOG2,
-    kernels_of,
-    max_bandwidth_log2,
-)
+from streamkern.train.setup import choose_kernel as search
 from streamkern.train.setup.planned import Times, expected_times, planned_batches, planned_flops
 from streamkern.train.train import open_continued
 
@@ -87,8 +82,8 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
         "centers": _center_selection(run),
         "scale": run.data.scale,
         "kernel": _kernel(run),
-        "kernels": list(kernels_of(run)) if _kernel(run)["kernel"] == "auto" else None,
-        "widest": 2.0 ** max_bandwidth_log2(run),
+        "kernels": list(search.kernels_of(run)) if _kernel(run)["kernel"] == "auto" else None,
+        "widest": 2.0 ** search.max_bandwidth_log2(run),
         "metric": _metric(run),
         "effort": _effort(run),
         "loss": _loss(run),
@@ -387,15 +382,15 @@ def _kernel_text(
     if not isinstance(bandwidth, str):
         return f"{text}, {noun} {bandwidth:g}"
     if bandwidth == "median":
-        between = f"{BANDWIDTH_ROWS:,} centers" if kernels is None else f"{KERNEL_ROWS} rows"
+        between = f"{BANDWIDTH_ROWS:,} centers" if kernels is None else f"{search.KERNEL_ROWS} rows"
         return (
             f"{text}, {noun} median: the median distance between {between}\n"
             "(after scaling), measured when the run starts"
         )
     return (
-        f"{text}, {noun} auto: of {2.0**MIN_BANDWIDTH_LOG2:g} to {widest:g} times the median "
-        "distance of rows (after scaling)\n"
-        f"the one with which {KERNEL_ROWS} rows predict each other best, found when the run starts"
+        f"{text}, {noun} auto: of {2.0**search.MIN_BANDWIDTH_LOG2:g} to {widest:g} times the "
+        "median distance of rows (after scaling)\nthe one with which "
+        f"{search.KERNEL_ROWS} rows predict each other best, found when the run starts"
     )
 
 

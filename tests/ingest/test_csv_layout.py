@@ -193,7 +193,7 @@ def test_points_that_group_digits_are_not_taken_for_fractions(tmp_path: Path) ->
         with pytest.raises(DataError, match=r"thousands='\.'"):
             stored(path, y=y)
     np.testing.assert_array_equal(stored(path, y="z", thousands=".")[1], VALUES)
-    with pytest.raises(DataError, match=r"with a point.*thousands='\.'"):
+    with pytest.raises(DataError, match=r"has a decimal point.*thousands='\.'"):
         stored(path, y="z", decimal=",")
     whole = [f"{grouped(v, '.')};{k % 2}" for k, v in enumerate(VALUES)]
     path = written(tmp_path, "\n".join(["x;y", *whole]))
@@ -242,7 +242,7 @@ def test_remedies_for_numbers_in_another_writing_work(tmp_path: Path) -> None:
 def test_a_point_beside_decimal_commas_is_said_to_be_one(tmp_path: Path) -> None:
     path = written(tmp_path, "x;y\n1,5;3.5\n2,5;4.5\n")
     for y in ("x", "y"):
-        with pytest.raises(DataError, match=r"is '3\.5', with a point"):
+        with pytest.raises(DataError, match=r"is '3\.5', which has a decimal point"):
             stored(path, y=y, decimal=",")
 
 

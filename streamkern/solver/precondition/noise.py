@@ -155,17 +155,12 @@ def or_the_mean(op: KernelOperator, Z: Points | None, rows: SampleRows, noise: N
     if not noise.tried or noise.each:
         return noise
     squares, zero_squares, scale = row_errors(op, Z, rows, noise)
-    gain_of_squares = mean_difference_in_se(zero_squares, squares)
-    if (
-        max(gain_of_squares, mean_difference_in_se(np.sqrt(zero_squares), np.sqrt(squares)))
-        >= MIN_GAIN_SE
-    ):
+    gain = mean_difference_in_se(zero_squares, squares)
+    root_gain = mean_difference_in_se(np.sqrt(zero_squares), np.sqrt(squares))
+    if max(gain, root_gain) >= MIN_GAIN_SE:
         return noise
     return replace(
-        noise,
-        variance=10.0**MAX_NOISE_EXPONENT * scale,
-        grows=False,
-        exponent=MAX_NOISE_EXPONENT,
+        noise, variance=10.0**MAX_NOISE_EXPONENT * scale, grows=False, exponent=MAX_NOISE_EXPONENT
     )
 
 
