@@ -151,18 +151,18 @@ class StopRequest:
 
 @contextlib.contextmanager
 def resumable(
-    stop: StopRequest | None, *, kept: bool, where: Callable[[], str] = lambda: ""
+    stop: StopRequest | None, *, kept: bool, position: Callable[[], str] = lambda: ""
 ) -> Iterator[StopRequest]:
     """Yield `stop`, or a new request if it is None, for work that a signal may stop.
 
     kept : whether the work is saved, so that the same call resumes it. If so, a signal ends it with
         TrainingInterrupted. Otherwise a signal ends it with Stopped if `stop` is given, and no
         handler is installed if it is not.
-    where : returns the place of the interruption, for the message
+    position : returns the position at the interruption, for the message
     """
 
     def outcome(stopped: Stopped) -> BaseException:
-        sentence = f"{stopped} {where()}".rstrip()
+        sentence = f"{stopped} {position()}".rstrip()
         return TrainingInterrupted(f"{sentence}", "run the same command again to go on")
 
     new_request = StopRequest(install=kept)

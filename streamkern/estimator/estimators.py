@@ -12,7 +12,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.estimator import inputs, targets
 from streamkern.estimator.base import KernelEstimator
-from streamkern.estimator.class_answers import ClassAnswers
+from streamkern.estimator.class_predictions import ClassPredictions
 from streamkern.estimator.docstrings import docstring
 from streamkern.estimator.files import given_data, no_targets, temporary_stores
 from streamkern.estimator.labels import (
@@ -149,7 +149,7 @@ True
             return self._with_std(X)
         if interval is not None:
             return self._with_interval(X, interval, normalised)
-        return self._answer(X, "_as_targets")
+        return self._predict(X, "_as_targets")
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -197,7 +197,7 @@ True
 
 @suggest_keywords
 @dataclass(kw_only=True, eq=False, repr=False)
-class KernelClassifier(ClassifierMixin, ClassAnswers, KernelEstimator):  # type: ignore[misc]
+class KernelClassifier(ClassifierMixin, ClassPredictions, KernelEstimator):  # type: ignore[misc]
     __doc__ = docstring(
         """Least-squares classification: regression on one-hot targets, the largest output wins.
 
@@ -294,7 +294,7 @@ True
                     "pieces",
                 )
             return self._write(X, out, overwrite=overwrite, order=order)
-        return self._answer(X, "_labels")
+        return self._predict(X, "_labels")
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 _URL_PATTERN = re.compile(
-    r"icechunk\+(?P<place>[^?#]+?)(?:@(?P<kind>tag|branch|snapshot)=(?P<name>[^@/]+))?/?"
+    r"icechunk\+(?P<location>[^?#]+?)(?:@(?P<kind>tag|branch|snapshot)=(?P<name>[^@/]+))?/?"
 )
 # fsspec's names of options -> icechunk's.
 _S3_OPTIONS = {
@@ -37,7 +37,7 @@ _S3_OPTIONS = {
 class _Version(NamedTuple):
     """A repository and the version to read."""
 
-    place: str
+    location: str
     kind: str
     name: str
 
@@ -65,7 +65,7 @@ def snapshot_url(url: str, options: Mapping[str, Any] | None = None) -> str:
 
 def at_snapshot(url: str, snapshot: str) -> str:
     """Return the URL of a snapshot in the repository of `url`."""
-    return f"icechunk+{_parsed_url(url).place}@snapshot={snapshot}"
+    return f"icechunk+{_parsed_url(url).location}@snapshot={snapshot}"
 
 
 def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
@@ -88,7 +88,7 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     version = _parsed_url(url)
     icechunk = import_optional("icechunk", "reading icechunk repositories", "icechunk")
     try:
-        repository = icechunk.Repository.open(_storage(icechunk, version.place, options or {}))
+        repository = icechunk.Repository.open(_storage(icechunk, version.location, options or {}))
         argument = {"snapshot": "snapshot_id"}.get(version.kind, version.kind)
         session = repository.readonly_session(**{argument: version.name})
     except icechunk.IcechunkError as error:
@@ -97,7 +97,7 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
         if re.search(r"not found|doesn't exist|invalid (?!icechunk header)", text):
             raise StoreNotFoundError(
                 f"there is no {version.kind} {version.name!r} in an icechunk repository at "
-                f"{redact(version.place)} ({text})",
+                f"{redact(version.location)} ({text})",
                 "correct the URL",
             ) from None
         raise StorageError(
@@ -144,7 +144,9 @@ def _parsed_url(url: str) -> _Version:
             f"{redact(url)} is not a URL of an icechunk repository",
             "write icechunk+, its place, and @tag=, @branch= or @snapshot= with a name",
         )
-    return _Version(match["place"].rstrip("/"), match["kind"] or "branch", match["name"] or "main")
+    return _Version(
+        match["location"].rstrip("/"), match["kind"] or "branch", match["name"] or "main"
+    )
 
 
 def _storage(icechunk: Any, repository_url: str, options: Mapping[str, Any]) -> Any:

@@ -43,7 +43,7 @@ from streamkern.store.chunk_output import (
     DEFAULT_MEMORY,
     fill_store,
     n_writers,
-    refuse_same_place,
+    refuse_same_location,
 )
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
@@ -106,7 +106,7 @@ def append(
     check_missing(missing)
     memory = parse_bytes(memory, "memory")
     form = FileForm(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
-    path = _checked_place(store)
+    path = _checked_store_path(store)
     form = form.checked()._replace(recorded=recorded_form(open_store(path).spec) or {})
     inputs = expand_paths(inputs, input_options)
     _refuse_svmlight(inputs, form)
@@ -127,7 +127,7 @@ def append(
                 form=form, drop_missing=drop_missing_targets,
             )  # fmt: skip
             reader = _reader(open_input, old.spec, is_table(inputs, form))
-            refuse_same_place(paths_of(inputs), path)
+            refuse_same_location(paths_of(inputs), path)
             _check_names(reader, old.spec, x)
             plan = {"inputs": reader.identity, "seed": int(seed) if shuffle else None}
             if drop_missing_targets:
@@ -173,7 +173,7 @@ def _reader(open_input: Callable[..., Reader], spec: StoreSpec, table: bool) -> 
     return reader
 
 
-def _checked_place(store: str | os.PathLike[str]) -> os.PathLike[str]:
+def _checked_store_path(store: str | os.PathLike[str]) -> os.PathLike[str]:
     """Return the absolute path of the store; raise ConfigError unless it is on a local disk."""
     if not isinstance(store, str | os.PathLike):
         raise ConfigError(

@@ -43,7 +43,7 @@ def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
 
 
 def is_header(
-    first: Sequence[str], below: CsvRows, style: NumberStyle, where: str,
+    first: Sequence[str], below: CsvRows, style: NumberStyle, location: str,
     required: Collection[str] = (), quoted: bool = False, optional: Collection[str] = (),
     unnamed: bool = False,
 ) -> bool:  # fmt: skip
@@ -62,12 +62,12 @@ def is_header(
         if has_required and len({*first}) == len(first):
             return True
         if unnamed:
-            _warn_of_names(first, below, style, where, quoted)
+            _warn_of_names(first, below, style, location, quoted)
             return False
-        return _is_header_of_numbers(first, below, style, where, quoted)
+        return _is_header_of_numbers(first, below, style, location, quoted)
     if any(numeric):
-        return _is_mixed_header(first, below, numeric, style, where)
-    return _is_header_of_words(first, below, style, where)
+        return _is_mixed_header(first, below, numeric, style, location)
+    return _is_header_of_words(first, below, style, location)
 
 
 def _occur_below(required: Collection[str], first: Sequence[str], below: CsvRows) -> bool:
@@ -79,7 +79,7 @@ def _occur_below(required: Collection[str], first: Sequence[str], below: CsvRows
 
 
 def _is_mixed_header(
-    first: Sequence[str], below: CsvRows, numeric: Sequence[bool], style: NumberStyle, where: str
+    first: Sequence[str], below: CsvRows, numeric: Sequence[bool], style: NumberStyle, location: str
 ) -> bool:
     """Return True if the names mix numbers with words, and the words are above numeric columns.
 
@@ -97,7 +97,7 @@ def _is_mixed_header(
     if above_numbers and _log10_chance(names, rows[:_EXAMINED_ROWS], style) < _LOG10_LIKELY:
         return True
     raise DataError(
-        f"the first line of {where} has words and numbers: it may be a header or a row",
+        f"the first line of {location} has words and numbers: it may be a header or a row",
         f"if the file has no header, give the names of its columns with {mention('names=')}; "
         f"{mention('header', True)} says that it is one, or add a header line, with names that are "
         "not numbers",
@@ -105,7 +105,7 @@ def _is_mixed_header(
 
 
 def _is_header_of_numbers(
-    names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
+    names: Sequence[str], below: CsvRows, style: NumberStyle, location: str, quoted: bool
 ) -> bool:
     """Return whether a line of numbers is a header; raise DataError if it is only likely."""
     rows = below[:_EXAMINED_ROWS]
@@ -122,21 +122,21 @@ def _is_header_of_numbers(
             reason = "as its numbers rise and are written otherwise than those below"
         if reason:
             warn(
-                f"the first line of {where} ({some(names)}) is read as the names of its columns, "
-                f"{reason}; {mention('header', True)} says that it names them, "
+                f"the first line of {location} ({some(names)}) is read as the names of its "
+                f"columns, {reason}; {mention('header', True)} says that it names them, "
                 f"{mention('header', False)} that it is a row"
             )
             return True
     is_numbered_series = is_numbered and len(names) > 1
     if log10_chance < (_LOG10_LIKELY if is_numbered_series else _LOG10_CERTAIN):
         raise DataError(
-            f"the first line of {where} ({some(names)}) may name its columns or be a row: say "
+            f"the first line of {location} ({some(names)}) may name its columns or be a row: say "
             f"{mention('header', True)} if it names them, and {mention('header', False)} if it is "
             f"a row"
         )
     if is_numbered_series:
         warn(
-            f"the first line of {where} ({some(names)}) is read as a row, like those below it; "
+            f"the first line of {location} ({some(names)}) is read as a row, like those below it; "
             f"{mention('header', True)} says that it names the columns, "
             f"{mention('header', False)} that it does not"
         )
@@ -144,7 +144,7 @@ def _is_header_of_numbers(
 
 
 def _warn_of_names(
-    names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
+    names: Sequence[str], below: CsvRows, style: NumberStyle, location: str, quoted: bool
 ) -> None:
     """Warn if a line that is a row, as in earlier files, would otherwise be read as names."""
     log10_chance = _log10_chance(
@@ -152,8 +152,8 @@ def _warn_of_names(
     )
     if len({*names}) == len(names) and (quoted or log10_chance < _LOG10_CERTAIN):
         warn(
-            f"the first line of {where} ({some(names)}) may name its columns; it is read as a row, "
-            "as the files before it have no header: remove it if it is not a row"
+            f"the first line of {location} ({some(names)}) may name its columns; it is read as a "
+            "row, as the files before it have no header: remove it if it is not a row"
         )
 
 
@@ -274,7 +274,7 @@ def _continues_below(names: Sequence[str], rows: CsvRows) -> bool:
 
 
 def _is_header_of_words(
-    first: Sequence[str], below: CsvRows, style: NumberStyle, where: str
+    first: Sequence[str], below: CsvRows, style: NumberStyle, location: str
 ) -> bool:
     """Return True for a line of words; raise DataError if its words occur again below it."""
     columns = [(name, [row[k].strip() for row in below]) for k, name in enumerate(first)]
@@ -291,7 +291,7 @@ def _is_header_of_words(
     )
     if not above_numbers or 2 * len(repeated) > len(first):
         raise DataError(
-            f"the first line of {where} looks like a row: {some(sorted(set(repeated)))}, or "
+            f"the first line of {location} looks like a row: {some(sorted(set(repeated)))}, or "
             "something similar, occurs again further down in the same column",
             f"if the file has no header, give the names of its columns with {mention('names=')}; "
             f"{mention('header', True)} says that it is one",

@@ -65,14 +65,14 @@ class FirstLines(NamedTuple):
     lines : the lines
     rows : the fields of each line
     style : notation of the numbers
-    where : name of the file, for messages
+    location : name of the file, for messages
     """
 
     lines: NumberedLines
     rows: list[list[str]]
     delimiter: str
     style: NumberStyle
-    where: str
+    location: str
 
     @property
     def names(self) -> list[str]:
@@ -81,14 +81,14 @@ class FirstLines(NamedTuple):
 
 
 def csv_layout(
-    lines: NumberedLines, form: FileForm, where: str, above: NumberedLines = (),
+    lines: NumberedLines, form: FileForm, location: str, above: NumberedLines = (),
     required: Collection[str] = (), optional: Collection[str] = (),
 ) -> CsvLayout:  # fmt: skip
     """Return the layout of a CSV file.
 
     lines : its first lines that are not blank, after `skip_lines`
     form : the options of the user, and the record of earlier files
-    where : name of the file, for messages
+    location : name of the file, for messages
     above : the skipped lines
     required : names that its columns must have
     optional : names of columns that it may have besides these
@@ -101,7 +101,7 @@ def csv_layout(
         skip, delimiter, lines = lines[0][0], sep[1], lines[1:]
     separator = delimiter or _delimiter(lines, form.style.decimal)
     rows = [fields_of(line, separator) for _, line in lines]
-    head = FirstLines(lines, rows, separator, form.style, where)
+    head = FirstLines(lines, rows, separator, form.style, location)
     if form.names is None and form.header is not False:
         rows[0] = _without_comment_sign(head)
         if not _COMMENT.match(lines[0][1]) and has_row_names(head):
@@ -122,7 +122,7 @@ def csv_layout(
         quoted = lines[0][1].count('"') == 2 * len(first) and len(lines) > 1
         quoted = quoted and not any('"' in line for _, line in lines[1:])
         unnamed = recorded.get("positions") is not None
-        header = is_header(first, below, form.style, where, required, quoted, optional, unnamed)
+        header = is_header(first, below, form.style, location, required, quoted, optional, unnamed)
     index: list[str] = []
     if header:
         refuse_unit_lines(head)
@@ -132,10 +132,10 @@ def csv_layout(
     return CsvLayout(skip, separator, header, tuple(rows[0]), header, tuple(index))
 
 
-def _described(numbered: tuple[int, str], where: str) -> str:
+def _described(numbered: tuple[int, str], location: str) -> str:
     """Return a line as messages show it."""
     number, line = numbered
-    return f"line {number} of {where} ({line.strip()[:40]!r})"
+    return f"line {number} of {location} ({line.strip()[:40]!r})"
 
 
 # ------------------------------------------------------------------------------ the first line
@@ -221,11 +221,11 @@ def _check_first_line(head: FirstLines) -> None:
     longer = after == {len(first) + 1} and len(first) > 1
     if longer and not any(row[-1].strip() for row in below):
         raise DataError(
-            f"the rows of {head.where} end with {head.delimiter!r}, but line {number}, which names "
-            "the columns, does not",
+            f"the rows of {head.location} end with {head.delimiter!r}, but line {number}, which "
+            "names the columns, does not",
             "remove it from the ends of the lines",
         )
-    described = _described(head.lines[0], head.where)
+    described = _described(head.lines[0], head.location)
     differs = len(below) > 1 and len(after) == 1 and len(first) not in after and max(after) > 1
     if comment and after <= {len(first)}:
         raise DataError(
@@ -250,8 +250,8 @@ def _check_separated(head: FirstLines) -> None:
         if len({*widths}) == 1 and widths[0] > 1 and first in (widths[0], widths[0] - 1):
             written = delimiter if delimiter.isprintable() else ascii(delimiter)[1:-1]
             raise DataError(
-                f"the fields of {head.where} are not separated by commas, semicolons, tabs or |, "
-                f"but apparently by {name}",
+                f"the fields of {head.location} are not separated by commas, semicolons, tabs or "
+                f"|, but apparently by {name}",
                 f"confirm it with {mention('delimiter', written)}",
             )
 
@@ -262,8 +262,8 @@ def _check_skipped(above: NumberedLines, head: FirstLines) -> None:
         cells = [cell.strip() for cell in row if cell.strip() not in UNKNOWN_CELLS]
         if len(row) == len(head.rows[0]) and cells and all(map(head.style.is_number, cells)):
             raise DataError(
-                f"the first lines of {head.where} would be skipped, as in the files before it, but "
-                "they hold a row",
+                f"the first lines of {head.location} would be skipped, as in the files before "
+                "it, but they hold a row",
                 f"give {mention('skip_lines=')}, the number of lines above its header or first "
                 f"row; {mention('skip_lines', 0)} skips none",
             )
@@ -273,13 +273,13 @@ def _checked_names(head: FirstLines, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the given names; raise DataError unless they fit a file without a header."""
     if len(names) != len(head.names):
         raise DataError(
-            f"{len(names)} {mention('names=')} were given ({some(names)}), but {head.where} has "
+            f"{len(names)} {mention('names=')} were given ({some(names)}), but {head.location} has "
             f"{len(head.names)} columns",
             "give a name for each",
         )
     if head.names == list(names):
         raise DataError(
-            f"the first line of {head.where} is a header with the {mention('names=')} given",
+            f"the first line of {head.location} is a header with the {mention('names=')} given",
             f"leave {mention('names=')} out",
         )
     return names
@@ -303,8 +303,8 @@ def _leading_index_columns(head: FirstLines, rows: CsvRows) -> list[str]:
     if len({*filter(_is_word, cells[""])}) == len(rows):
         return [""]
     raise DataError(
-        f"the first column of {head.where} has no name, and holds {some(cells[''][:2])}: give it "
-        f"one, with {mention('skip_lines', head.lines[0][0])} and "
+        f"the first column of {head.location} has no name, and holds {some(cells[''][:2])}: give "
+        f"it one, with {mention('skip_lines', head.lines[0][0])} and "
         f"{mention(f'names={_listed(names)}')}"
     )
 
@@ -333,8 +333,8 @@ def refuse_unit_lines(head: FirstLines) -> None:
         if all(any(cell not in UNKNOWN_CELLS for cell in row) for row in cells):
             last = head.lines[n_lines]
             raise DataError(
-                f"{_described(last, head.where)} has words, apparently units, in columns that hold "
-                "numbers below it",
+                f"{_described(last, head.location)} has words, apparently units, in columns that "
+                "hold numbers below it",
                 f"{mention('skip_lines', last[0])} with {mention(f'names={_listed(head.names)}')} "
                 "reads the rows below it",
             )
@@ -381,7 +381,7 @@ def _check_thousands(names: Sequence[str], rows: CsvRows, form: FileForm, head: 
     if not grouped or not (commas or (by_semicolons and not has_points)):
         return
     (name, number), *_ = grouped
-    holds = f"column {name!r} of {head.where} holds numbers like {number!r}"
+    holds = f"column {name!r} of {head.location} holds numbers like {number!r}"
     if not commas:
         warn(
             f"{holds}, all with three digits behind the point, and semicolons between the fields: "

@@ -301,14 +301,15 @@ def _attribute_text(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def enumeration_as_names(array: Any, dataset: Any, where: str, *, labels: bool) -> Any:
+def enumeration_as_names(array: Any, dataset: Any, location: str, *, labels: bool) -> Any:
     """Return an array of an enumeration as names if it holds labels."""
     names = import_optional("h5py").check_enum_dtype(dataset.dtype)
     if names is None:
         return array
     if not labels:
         raise DataError(
-            f"{where} holds the numbers of names ({some(list(names))}), which are not measurements",
+            f"{location} holds the numbers of names ({some(list(names))}), which are not "
+            "measurements",
             "write it as numbers if they are meant",
         )
     by_number = {int(number): name for name, number in names.items()}
@@ -317,7 +318,7 @@ def enumeration_as_names(array: Any, dataset: Any, where: str, *, labels: bool) 
         unknown = [k for k in np.unique(numbers).tolist() if k not in by_number]
         if unknown:
             raise DataError(
-                f"{where} holds {unknown[0]}, which is the number of no name", "correct it"
+                f"{location} holds {unknown[0]}, which is the number of no name", "correct it"
             )
         named = np.array([by_number[k] for k in numbers.ravel().tolist()], object)
         return named.reshape(numbers.shape)

@@ -249,23 +249,23 @@ class FileOpener:
 
         url : the file, which could not be read as `kind`
         """
-        path, where = local_path(url), redact(url)
+        path, location = local_path(url), redact(url)
         if path is not None and not path.is_file():
             return None
-        ending = os.path.splitext(where)[1].lower()
+        ending = os.path.splitext(location)[1].lower()
         try:
             with self._raw(url) as file:
                 head = file.read(HEAD_BYTES)
             if not head:
-                return f"{where} is empty; give a file with rows"
+                return f"{location} is empty; give a file with rows"
             compression = compression_of(head)
             if ending in COMPRESSIONS and compression != ending:
                 problem = "is not compressed"
                 if compression is not None:
                     problem = f"is compressed by {COMPRESSIONS[compression]}"
-                name = where.rpartition("/")[2][: -len(ending)] + (compression or "")
+                name = location.rpartition("/")[2][: -len(ending)] + (compression or "")
                 return (
-                    f"{where} {problem}, and its name says {COMPRESSIONS[ending]}; rename it to "
+                    f"{location} {problem}, and its name says {COMPRESSIONS[ending]}; rename it to "
                     f"{name}"
                 )
             content = self._content(url, kind)
@@ -273,7 +273,7 @@ class FileOpener:
             return None
         if content is None or content[0] == kind or {content[0], kind} == {"hdf5", "netcdf"}:
             return None
-        return f"{where} is {content[1]}"
+        return f"{location} is {content[1]}"
 
 
 def plain_path(url: Url) -> str | os.PathLike[str] | None:

@@ -5,8 +5,8 @@ is added to two sums:
 
     G += K^T K   (p, p),     B += K^T Y   (p, c).
 
-At the end of a pass over all n rows, (G / n + ridge K(Z, Z)) alpha = B / n is solved by a Cholesky
-factorisation. The solution alpha (p, c) minimises
+At the end of an epoch, after all n rows, (G / n + ridge K(Z, Z)) alpha = B / n is solved by a
+Cholesky factorisation. The solution alpha (p, c) minimises
 |K alpha - Y|^2 / (2 n) + ridge / 2 tr(alpha^T K(Z, Z) alpha), and is the fixed point of
 `solver.block_step`. If transforms are random, another epoch adds new rows to the sums. Otherwise
 another epoch is skipped, because the same rows would not change alpha.
@@ -17,7 +17,7 @@ equations without part k. The squared error of their solution alpha on the rows 
 
     sum_i |y_i|^2 - 2 tr(alpha^T B_k) + tr(alpha^T G_k alpha).
 
-So no second pass over the rows is needed. The noise, n times the ridge, does not depend on the
+So no second epoch is needed. The noise, n times the ridge, does not depend on the
 number of rows. Therefore, if a ridge is best for n' of the n rows, n' / n times this ridge is used
 for all rows.
 

@@ -100,7 +100,7 @@ class KernelRidgeSolver(EquationSolver):
         return {"Y": zeros((p, c)), "root": zeros(p)}
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Store the targets of a batch and return the loss of f = 0, as there is only one pass."""
+        """Store the targets of a batch and return the loss of f = 0, as there is only one epoch."""
         m, xp, rows = len(batch.X), self.backend.xp, self.backend.asarray(batch.row_ids)
         root = None if batch.w is None else xp.sqrt(batch.w)
         r = xp.negative(batch.Y, out=self.r[:m])

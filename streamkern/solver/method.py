@@ -131,7 +131,7 @@ class Method(Generic[_S]):
     in_place = False
     """Whether the centers are the rows of the training set, in store order."""
     same_rows = False
-    """Whether every pass must have the same rows in the same batches, with the same random draws.
+    """Whether every epoch must have the same rows in the same batches, with the same random draws.
 
     `Solver.finished` ends the run of such a method.
     """
@@ -340,7 +340,7 @@ class Method(Generic[_S]):
         """Return the number of columns that K(X, Z) is multiplied with in a step."""
         return problem.c
 
-    def passes(self, problem: ProblemShape) -> int:
+    def n_epochs(self, problem: ProblemShape) -> int:
         """Return the largest number of epochs whose rows are read."""
         return problem.epochs
 

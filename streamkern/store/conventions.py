@@ -146,7 +146,7 @@ _MAX_MEMBERS, _MAX_DEPTH = 200, 4
 """Largest number of members that are read for a message, and largest depth of their groups."""
 
 
-def no_member(name: str, group: Any, where: str) -> str:
+def no_member(name: str, group: Any, location: str) -> str:
     """Return the error message that the group has no array of this name, and which it has."""
     paths = []
     try:
@@ -155,14 +155,14 @@ def no_member(name: str, group: Any, where: str) -> str:
         if not paths:
             paths = list(_paths(group))
     except Exception:  # plain HTTP cannot list, and a file may be damaged
-        return f"{where} has no array {name!r}: name the arrays with x= and y="
+        return f"{location} has no array {name!r}: name the arrays with x= and y="
     more = ", ..." if len(paths) > _MAX_MESSAGE_NAMES else ""
     names = (
         f"it has {', '.join(paths[:_MAX_MESSAGE_NAMES]) or 'none'}{more}: name them with x= and y="
     )
     if is_group(member):
-        return f"{name!r} of {where} is a group and not an array; {names}"
-    return f"{where} has no array {name!r}; {names}"
+        return f"{name!r} of {location} is a group and not an array; {names}"
+    return f"{location} has no array {name!r}; {names}"
 
 
 def _paths(group: Any) -> Iterator[str]:

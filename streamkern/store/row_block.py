@@ -101,13 +101,13 @@ def checked_chunk(spec: StoreSpec, i: int, rows: RowBlock) -> RowBlock:
     return RowBlock(X, y, w, row_ids.astype(layout.ROW_NUMBER_DTYPE, copy=False))
 
 
-def check_finite(values: NDArray[Any], where: str, first_row: int) -> None:
+def check_finite(values: NDArray[Any], location: str, first_row: int) -> None:
     """Raise NonFiniteError that names the first row and column with NaN or infinity, if any."""
     position = layout.first_nonfinite(values)
     if position is not None:
         row, column, value = position
         raise NonFiniteError(
-            f"{value} in {where}, row {first_row + row}, column {column}",
+            f"{value} in {location}, row {first_row + row}, column {column}",
             "correct it, or leave the row out",
         )
 

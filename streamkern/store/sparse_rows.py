@@ -97,8 +97,8 @@ def entries(rows: Any, xp: Any) -> tuple[Any, Any, Any]:
     """
     rows = rows.reshape(len(rows), 2, math.prod(rows.shape[1:]) // 2)
     features = xp.cumsum(rows[:, 0].astype(np.int64), axis=1)
-    row, place = xp.nonzero(rows[:, 1])
-    return row, features[row, place], rows[row, 1, place]
+    row, slot = xp.nonzero(rows[:, 1])
+    return row, features[row, slot], rows[row, 1, slot]
 
 
 def as_csr(rows: NDArray[Any], n_features: int) -> Any:

@@ -261,13 +261,13 @@ class Store:
 
     def _checked_weights(self, w: NDArray[Any], i: int) -> NDArray[np.float32]:
         """Return the stored sample weights of chunk `i`; raise DataError if they are invalid."""
-        where = f"{self.stored.key(self.stored.w, i)} of {self!r}"
-        return as_weights(w, len(w), where, self.chunk_bounds(i)[0])
+        location = f"{self.stored.key(self.stored.w, i)} of {self!r}"
+        return as_weights(w, len(w), location, self.chunk_bounds(i)[0])
 
     def _check_finite(self, block: NDArray[Any], i: int, array: Any) -> None:
-        where = layout.first_nonfinite(block)
-        if where is not None:
-            row, column, value = where
+        nonfinite = layout.first_nonfinite(block)
+        if nonfinite is not None:
+            row, column, value = nonfinite
             raise NonFiniteError(
                 f"{value} in {self.stored.key(array, i)} (chunk {i}) of {self!r}: row "
                 f"{self.chunk_bounds(i)[0] + row}, column {column}",

@@ -247,12 +247,12 @@ def _read_zarr_json(store: Any, path: str, names: Iterable[str]) -> list[bytes |
     return [None if value is None else value.to_bytes() for value in sync(get_all())]
 
 
-def _parse_zarr_json(data: bytes, where: str) -> Mapping[str, Any]:
+def _parse_zarr_json(data: bytes, location: str) -> Mapping[str, Any]:
     """Return a JSON object. where : the name of its file in error messages"""
     try:
         document = parsed_json(data)
     except ValueError as error:
-        raise CorruptChunkError(f"{where} is not JSON ({error})", _REMEDY) from error
+        raise CorruptChunkError(f"{location} is not JSON ({error})", _REMEDY) from error
     if not isinstance(document, Mapping):
-        raise CorruptChunkError(f"{where} is not a JSON object", _REMEDY)
+        raise CorruptChunkError(f"{location} is not a JSON object", _REMEDY)
     return document

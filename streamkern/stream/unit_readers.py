@@ -156,7 +156,7 @@ class ClusterReader:
         self._recipe_future: Any = None
         self._lock = threading.Lock()
         self._request_lock = threading.Lock()
-        self._last_answer = self._last_request = time.monotonic()
+        self._last_reply_s = self._last_request = time.monotonic()
         self._problem = ""
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock:
@@ -261,10 +261,10 @@ class ClusterReader:
                 self._problem = self._cluster_problem()
                 self._last_request = time.monotonic()
                 if not self._problem:
-                    self._last_answer = self._last_request
+                    self._last_reply_s = self._last_request
         finally:
             self._request_lock.release()
-        silent_s = time.monotonic() - max(self._last_answer, start_s)
+        silent_s = time.monotonic() - max(self._last_reply_s, start_s)
         if self._problem and silent_s > self._patience_s:
             raise ClusterError(
                 f"{self._address} {self._problem} for {silent_s:.0f} s",

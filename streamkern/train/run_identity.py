@@ -90,7 +90,7 @@ def as_recorded(
         resolved["run.calibrate"] = calibrate_of(record)
     if config.run.accelerator == "auto":
         setup = directory.load_setup(lambda *_: None)
-        with checkpoint_errors(directory.place):
+        with checkpoint_errors(directory.location):
             resolved["run.accelerator"] = (
                 "auto" if setup is None else accelerator_at_start(setup.meta)
             )
@@ -123,7 +123,7 @@ def recorded_patches(directory: RunDirectory) -> PatchFeatures | None:
     setup = directory.load_setup(scaling_arrays)
     if setup is None:
         return None
-    with checkpoint_errors(directory.place):
+    with checkpoint_errors(directory.location):
         return saved_patches(setup.arrays, setup.meta["scaling"])
 
 
@@ -200,7 +200,7 @@ def _check_same(
                 "(streamkern train --continue, or continues of train_model)"
             )
         raise ResumeMismatchError(
-            f"{directory.place} holds a run that differs: {'; '.join(changes)}", f"{remedy}"
+            f"{directory.location} holds a run that differs: {'; '.join(changes)}", f"{remedy}"
         )
 
 

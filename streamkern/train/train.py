@@ -123,7 +123,7 @@ def train(
             return _over_ranks(config, inputs, stop, progress, on_evaluation, last_line=last_line)
         config, inputs = as_one_rank(config), replace(inputs, client=None)
     saves = directory is not None
-    with resumable(stop, kept=saves, where=lambda: "before the next step") as request:
+    with resumable(stop, kept=saves, position=lambda: "before the next step") as request:
         beginning = started_trainer(
             config, inputs, directory, request, progress, on_evaluation, all_callbacks
         )  # fmt: skip
@@ -168,7 +168,7 @@ def _over_ranks(
     _check_read_back(config, inputs)
     start = time.perf_counter()
     with (
-        resumable(stop, kept=True, where=lambda: "before the next step") as request,
+        resumable(stop, kept=True, position=lambda: "before the next step") as request,
         Line(setting=progress) as line,
     ):
         summary = train_over(

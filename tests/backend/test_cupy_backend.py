@@ -283,7 +283,7 @@ def test_solvers_agree(name: str, precision: str, gpu: Backend) -> None:
         for t in range(10):
             case.step(solver, state, t)
             if t % 5 == 4:
-                solver.end_pass(state)
+                solver.end_epoch(state)
         solver.finish(state)
         weights.append(case.op.backend.to_host(solver.weights(state)))
     close(weights[1], weights[0], 1e-8 if precision == "float64" else 2e-3)

@@ -154,7 +154,7 @@ def test_the_command_can_be_called_on_another_thread(tmp_path: Path) -> None:
 
 def test_only_work_that_is_kept_can_be_gone_on_with() -> None:
     def work(stop: StopRequest | None, *, kept: bool) -> None:
-        with resumable(stop, kept=kept, where=lambda: "at 3"):
+        with resumable(stop, kept=kept, position=lambda: "at 3"):
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(TrainingInterrupted, match=r"by SIGTERM at 3; run the same command again"):
@@ -391,7 +391,11 @@ AGAIN = "run the same command again to go on"
     ("inside", "code", "sentence"),
     [
         ("stop.resumable(request, kept=True)", TRY_AGAIN, f"; {AGAIN}"),
-        ("stop.resumable(request, kept=True, where=lambda: 'at 3')", TRY_AGAIN, f" at 3; {AGAIN}"),
+        (
+            "stop.resumable(request, kept=True, position=lambda: 'at 3')",
+            TRY_AGAIN,
+            f" at 3; {AGAIN}",
+        ),
         ("stop.resumable(request, kept=False)", INTERRUPTED, ""),
         ("request.later(), request.at_once()", INTERRUPTED, ""),
     ],

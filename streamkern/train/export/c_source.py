@@ -165,7 +165,7 @@ class CFile:
         parameters = ",\n    ".join([*self.parameters, f"struct {self.name}_workspace *w"])
         return (
             f"/* {headline}\n\n"
-            f"   {self.name}_predict computes the answer for one row. It allocates nothing and\n"
+            f"   {self.name}_predict computes the prediction for one row. It allocates and\n"
             f"   keeps nothing: threads may call it, each with a workspace of its own.\n"
             f"   cc -O3 -c {self.name}.c, and link with -lm. */\n\n"
             "#include <math.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <string.h>\n\n"

@@ -264,7 +264,7 @@ class KernelModel(ShownFacts):
                 calibrated.add(*arrays, sigma)
         return figures.result() | ({} if calibrated is None else calibrated.result())
 
-    def answers(
+    def predicted_tiles(
         self, source: Source | FileRows, start: int = 0, *, std: bool = False, spread: bool = False
     ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield (position, row numbers (k,), f(X) (k, c) on the host) in the order of reading.
@@ -298,7 +298,7 @@ class KernelModel(ShownFacts):
         """
         n, width = source.n_rows, (1 + std + spread) * self.n_outputs
         out, has_value = np.empty((n, width), self.dtype), np.zeros(n, bool)
-        for _, rows, F in self.answers(source, std=std, spread=spread):
+        for _, rows, F in self.predicted_tiles(source, std=std, spread=spread):
             in_range = rows[rows < n]
             has_value[in_range] = True
             out[in_range] = F[rows < n]
@@ -367,7 +367,7 @@ class KernelModel(ShownFacts):
         )  # fmt: skip
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-            parts = self.answers(aligned, start, std=std, spread=normalised)
+            parts = self.predicted_tiles(aligned, start, std=std, spread=normalised)
             return ((first, rows, output_format(F)) for first, rows, F in parts)
 
         return write_predictions(

@@ -86,8 +86,8 @@ class TrainingFit(NamedTuple):
         elif self.alone > ISOLATED_SHARE:
             return (
                 f"{ISOLATED_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
-                "centers, and on new rows the model answers the mean of the targets; give a larger "
-                'bandwidth, or leave bandwidth at "auto"'
+                "centers, and on new rows the model predicts the mean of the targets; give a "
+                'larger bandwidth, or leave bandwidth at "auto"'
             )
         else:
             return None

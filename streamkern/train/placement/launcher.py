@@ -180,8 +180,8 @@ class _Driver:
             timed_out = time.monotonic() > give_up
             n_needed = min_workers if timed_out else max(target, min_workers)
             if len(available) >= n_needed:
-                answering = self._cluster.processes(available)  # Dask notices a lost machine late
-                available = [worker for worker in available if worker.nanny in answering]
+                responsive = self._cluster.processes(available)  # Dask notices a lost machine late
+                available = [worker for worker in available if worker.nanny in responsive]
                 timed_out = time.monotonic() > give_up
                 n_needed = min_workers if timed_out else max(target, min_workers)
             if len(available) >= n_needed:

@@ -87,7 +87,7 @@ def problem_shape(
     columns = widths(source.row_shape, source.feed_transforms)
     return ProblemShape(
         n_rows=source.n_rows,
-        epochs=config.data.passes,
+        epochs=config.data.n_epochs,
         d=data.d,
         c=len(levels) if isinstance(levels, tuple) else source.n_outputs,
         p=p,

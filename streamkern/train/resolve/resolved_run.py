@@ -352,8 +352,8 @@ def _n_kernel_values(config: RunConfig, data: Data, p: int) -> int:
     Some rows are needed to choose the kernel, all in each epoch, or once if all rows are centers.
     """
     n = data.source.n_rows
-    passes = 1 if p == n else config.data.passes
-    return n * passes * p + PLANNED_KERNELS * min(n, NOISE_ROWS) ** 2
+    n_epochs = 1 if p == n else config.data.n_epochs
+    return n * n_epochs * p + PLANNED_KERNELS * min(n, NOISE_ROWS) ** 2
 
 
 def _are_centers(config: RunConfig, inputs: RunInputs, data: Data, problem: ProblemShape) -> bool:

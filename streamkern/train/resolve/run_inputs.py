@@ -39,7 +39,7 @@ class RunInputs:
     patches : patch features with which the run was started, or that rank 0 has drawn; None: they
         are drawn if the settings ask for them
     ranks : communicator of the ranks that train together
-    rank_locations : addresses for the log: "workers", of the ranks, and "dashboard", of their Dask
+    rank_addresses : addresses for the log: "workers", of the ranks, and "dashboard", of their Dask
         cluster
     """
 
@@ -54,7 +54,7 @@ class RunInputs:
     continued: ParentRun | None = None
     patches: PatchFeatures | None = None
     ranks: Communicator = SINGLE
-    rank_locations: Mapping[str, Any] = field(default_factory=dict)
+    rank_addresses: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, config: RunConfig) -> RunConfig:
         """Return the settings, in which arrays have replaced `model.centers` and `model.metric`.

@@ -20,7 +20,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
-from streamkern.filesystem.path_kinds import place_kind
+from streamkern.filesystem.path_kinds import content_kind
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.sparse import of_sparse_rows
@@ -326,7 +326,7 @@ def in_memory(source: BaseSource) -> bool:
 
 def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None:
     """Raise ConfigError if `test` is a data file and no store, with the command to convert it."""
-    if place_kind(test) != "file":
+    if content_kind(test) != "file":
         return
     store = f"{PurePath(test).name.partition('.')[0]}.zarr"
     like = "" if source.encoder is None or not train else f" --like {redact(train[0])}"

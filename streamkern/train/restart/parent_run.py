@@ -263,7 +263,7 @@ class ParentRun(RunSnapshot):
         """
         if (step := self.saved.step) != ancestry["step"]:
             raise ConfigError(
-                f"{self.place} has been trained on, from step {ancestry['step']} to {step}, "
+                f"{self.location} has been trained on, from step {ancestry['step']} to {step}, "
                 "since this run began to continue it",
                 "continue it in another run_dir",
             )
@@ -356,8 +356,8 @@ class ParentRun(RunSnapshot):
 
     @property
     def _mentioned(self) -> str:
-        """The setting that names this run, for messages; `place` is True for a fitted model."""
-        return mention(f"solver.warm_start={self.place}")
+        """The setting that names this run, for messages; `location` is True for a fitted model."""
+        return mention(f"solver.warm_start={self.location}")
 
     def _keys(self, dtype: np.dtype[Any]) -> npt.NDArray[np.uint8]:
         """Return `center_digests` of the centers, in the order of `alpha`."""

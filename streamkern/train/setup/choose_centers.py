@@ -242,8 +242,8 @@ def _batches(
         block_bytes=sizes.loader_block_bytes, in_flight_bytes=sizes.loader_in_flight_bytes,
         threads=run.config.data.prefetch_threads,
     ) as loader:  # fmt: skip
-        passes = -(-n_left // base.n_rows)
-        for batch in loader.epochs(SETUP_EPOCH, SETUP_EPOCH + passes):
+        n_epochs = -(-n_left // base.n_rows)
+        for batch in loader.epochs(SETUP_EPOCH, SETUP_EPOCH + n_epochs):
             X = run.backend.to_host(transformed(run, batch, dtype)[0])
             yield X[:n_left]
             n_left -= len(X)

@@ -58,7 +58,7 @@ def _probabilities_of(estimator: Any) -> Probabilities:
     return probabilities
 
 
-class ClassAnswers(Predicting):
+class ClassPredictions(Predicting):
     """Predictions of a model with classes, or with several labels for a row."""
 
     classes_ = FittedAttribute()
@@ -123,15 +123,15 @@ class ClassAnswers(Predicting):
         if out is not None:
             options = {"overwrite": overwrite, "order": order, "values": True}
             return self._write(X, out, proba=True, **options)
-        return self._answer(X, "_probabilities")
+        return self._predict(X, "_probabilities")
 
     @_WithProbabilities
     @from_one_fit
     def predict_log_proba(self, X: Any) -> Any:
         """Return the logarithm of `predict_proba`."""
-        return self._answer(X, "_log_probabilities")
+        return self._predict(X, "_log_probabilities")
 
-    # Methods of F, (n, c) the outputs of the model, which `_answer` calls by name
+    # Methods of F, (n, c) the outputs of the model, which `_predict` calls by name
 
     def _probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         return self._trained_labels.sorted(_probabilities_of(self)(F))
@@ -149,7 +149,7 @@ class ClassAnswers(Predicting):
 
         The columns are in the order of `classes_`. Lazy if `predict` is.
         """
-        return self._answer(X, "_sorted_values")
+        return self._predict(X, "_sorted_values")
 
     @from_one_fit
     def decision_function(self, X: Any) -> Any:
@@ -158,7 +158,7 @@ class ClassAnswers(Predicting):
         With several labels for a row it is f(X) - 1/2, (n, L), which is above 0 for the labels that
         `predict` returns. Lazy if `predict` is.
         """
-        return self._answer(X, "_decisions")
+        return self._predict(X, "_decisions")
 
     def _labels(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         trained = self._trained_labels
