@@ -29,7 +29,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.rundir.checkpoint_format import Saved
 from streamkern.solver.posterior import Posterior
 from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
-from streamkern.store.sparse_rows import as_csr, packed, sparse_features
+from streamkern.store.sparse_rows import as_csr, pack_rows, sparse_features
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
@@ -270,7 +270,7 @@ class FittedModel:
         """The scaled centers (p, d) in the order of the run; sparse ones are packed, (p, 2 k)."""
         in_order: Any = self.attributes["centers_"][self.order]
         if self.schema.sparse:
-            in_order = packed(in_order, dtype=in_order.dtype).reshape(len(self.order), -1)
+            in_order = pack_rows(in_order, dtype=in_order.dtype).reshape(len(self.order), -1)
         centers: npt.NDArray[Any] = in_order
         return centers
 

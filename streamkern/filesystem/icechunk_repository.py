@@ -59,7 +59,7 @@ def snapshot_url(url: str, options: Mapping[str, Any] | None = None) -> str:
     version = _parsed_url(url)
     if version.kind == "snapshot":
         return url
-    snapshot = snapshot_of(icechunk_store(url, options))
+    snapshot = icechunk_snapshot(icechunk_store(url, options))
     return at_snapshot(url, str(snapshot))
 
 
@@ -104,10 +104,10 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
             f"opening {redact(url)} failed ({text})",
             "check that the repository is complete, and can be reached with these storage options",
         ) from error
-    return store_of(session)
+    return unwrap_icechunk_store(session)
 
 
-def store_of(source: Any) -> Store:
+def unwrap_icechunk_store(source: Any) -> Store:
     """Return the zarr store of a repository (of its branch main), a session, or a session's store.
 
     Raises ConfigError for other objects, and for a writable session: its data may change.
@@ -130,11 +130,11 @@ def store_of(source: Any) -> Store:
     return store  # type: ignore[no-any-return]
 
 
-def snapshot_of(store: Any) -> str | None:
+def icechunk_snapshot(store: Any) -> str | None:
     """Return the id of the snapshot of a zarr store, wrapped or not; None for other stores."""
     while (inner := getattr(store, "_store", None)) is not None and not is_icechunk(store):
         store = inner
-    return str(store_of(store).session.snapshot_id) if is_icechunk(store) else None  # type: ignore[attr-defined]
+    return str(unwrap_icechunk_store(store).session.snapshot_id) if is_icechunk(store) else None  # type: ignore[attr-defined]
 
 
 def _parsed_url(url: str) -> _Version:

@@ -27,7 +27,7 @@ from streamkern.ingest.array_reader import (
 )
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.formats import IDX_DTYPES, is_idx
-from streamkern.ingest.group_arrays import SparseRows, converted
+from streamkern.ingest.group_arrays import SparseRows, read_converted
 from streamkern.ingest.input_files import FileOpener, Url, is_path
 from streamkern.ingest.zarr_groups import zarr_array
 
@@ -215,7 +215,7 @@ def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
         parts = member("data"), member("indices"), _read_all(member("indptr"))
         return SparseRows(parts, (int(shape[0]), int(shape[1])), location)
     size = sum(info.file_size for info in archive.infolist())
-    return converted(lambda: sp.load_npz(opener.open(url)), size, location, opener.memory)
+    return read_converted(lambda: sp.load_npz(opener.open(url)), size, location, opener.memory)
 
 
 def _read_all(array: Any) -> NDArray[Any]:

@@ -27,9 +27,9 @@ from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.decompress import DAMAGE
 from streamkern.ingest.frames import is_frame, names_of_columns
 from streamkern.ingest.group_arrays import SparseRows, StoredSparseRows, decoded_array
-from streamkern.ingest.numeric import is_sparse, no_rows, numbers_of, numeric, with_lengths
+from streamkern.ingest.numeric import frame_numbers, is_sparse, no_rows, numeric, with_lengths
 from streamkern.ingest.reader import Reader, rows_with_targets
-from streamkern.ingest.received import received, received_targets
+from streamkern.ingest.received import convert_received, received_targets
 from streamkern.store.conventions import check_dimensions
 from streamkern.store.sample_weights import warn_of_unused
 from streamkern.store.sparse_rows import PackedRows, longest_row
@@ -340,9 +340,9 @@ def _block_array(values: Any, role: int, index: int) -> NDArray[Any]:
     """Return X, y or the weights of a block as an array. role : 0, 1 or 2 in this order."""
     if role:
         return np.asarray(received_targets(values, ("", "y", "sample_weight")[role]))
-    X = received(values, "X")
+    X = convert_received(values, "X")
     if is_frame(X):
-        X = numbers_of(X, "X")
+        X = frame_numbers(X, "X")
         if X is None:
             raise DataError(
                 f"block {index} of the iterator is a data frame with columns that are not numbers, "

@@ -26,7 +26,7 @@ from streamkern.ingest.tables.arrow import (
     is_text_type,
     plain_cells,
     present,
-    unwrapped,
+    unwrap_column,
 )
 from streamkern.ingest.tables.cells import MISSING, RowsInFile, row_number
 from streamkern.ingest.tables.key_columns import (
@@ -268,7 +268,7 @@ class ArrowReader(Reader):
     def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
         """Return targets as a NumPy array; decimals of scale 0 become integers, others floats."""
         try:
-            column = unwrapped(column)
+            column = unwrap_column(column)
             if is_of_kind(column.type, "decimal"):
                 is_integer = column.type.scale <= 0 and column.type.precision <= 18
                 column = column.cast(arrow.int64()) if is_integer else self._floats(column, name)

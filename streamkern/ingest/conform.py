@@ -21,7 +21,7 @@ from streamkern.ingest.tables.numbers import is_number, numbers
 from streamkern.store import layout
 from streamkern.store.packing import native
 from streamkern.store.sample_weights import as_weights
-from streamkern.store.sparse_rows import is_packed, widened
+from streamkern.store.sparse_rows import is_packed, widen_rows
 
 
 class RawBlock(NamedTuple):
@@ -164,7 +164,7 @@ class FeatureConverter:
             warn_of_rounding(X, block)
         with np.errstate(over="ignore", invalid="ignore"):
             if self.packed:
-                X = widened(X, self.row_shape)
+                X = widen_rows(X, self.row_shape)
             out = np.ascontiguousarray(X, dtype=self.dtype).reshape(len(X), *self.row_shape)
         if self.dtype.kind == "u" and X.dtype.newbyteorder("=") != self.dtype:
             flat = X.reshape(len(X), -1)

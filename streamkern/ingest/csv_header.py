@@ -33,7 +33,7 @@ _MIN_SERIES_COLUMNS = 4  # integers seldom increase by chance over so many colum
 _MIN_LONG_SERIES_COLUMNS = 8  # nor do numbers with fractions over so many
 
 
-def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
+def informative_cells(rows: CsvRows, n_columns: int) -> list[list[str]]:
     """Return the informative cells of each column, from the rows that have all columns."""
     complete = [row for row in rows if len(row) == n_columns]
     return [
@@ -85,7 +85,7 @@ def _is_mixed_header(
 
     Raises DataError otherwise.
     """
-    columns = columns_of(below[:_EXAMINED_ROWS], len(first))
+    columns = informative_cells(below[:_EXAMINED_ROWS], len(first))
     words = [k for k, number in enumerate(numeric) if not number]
     above_numbers = all(
         (first[k] not in UNKNOWN_CELLS or (k == 0 and not first[k]))
@@ -167,7 +167,9 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
         return _LOG10_CERTAIN if is_long_series else 0.0
     if _continues_below(names, rows):
         return 0.0 if len(rows) > 1 else _LOG10_LIKELY
-    columns = [[*map(style.to_python_notation, cells)] for cells in columns_of(rows, len(names))]
+    columns = [
+        [*map(style.to_python_notation, cells)] for cells in informative_cells(rows, len(names))
+    ]
     log10_notations = [_log10_notation(*pair) for pair in zip(names, columns, strict=True)]
     if all(map(is_integer, names)):
         is_series = _is_numbered(names) or _is_arithmetic(names, _MIN_LONG_SERIES_COLUMNS)
@@ -182,7 +184,9 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
 
 def _differ_in_notation(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> bool:
     """Return whether every name is written in another notation than the numbers of its column."""
-    columns = ([*map(style.to_python_notation, cells)] for cells in columns_of(rows, len(names)))
+    columns = (
+        [*map(style.to_python_notation, cells)] for cells in informative_cells(rows, len(names))
+    )
     return all(_log10_notation(*pair) for pair in zip(names, columns, strict=True))
 
 

@@ -14,8 +14,8 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.csv_header import UNKNOWN_CELLS, CsvRows, columns_of, is_header
-from streamkern.ingest.csv_lines import NumberedLines, fields_of
+from streamkern.ingest.csv_header import UNKNOWN_CELLS, CsvRows, informative_cells, is_header
+from streamkern.ingest.csv_lines import NumberedLines, split_fields
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.tables.key_columns import index_columns
 from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_notation
@@ -100,7 +100,7 @@ def csv_layout(
     if sep is not None and delimiter in (None, sep[1]):
         skip, delimiter, lines = lines[0][0], sep[1], lines[1:]
     separator = delimiter or _delimiter(lines, form.style.decimal)
-    rows = [fields_of(line, separator) for _, line in lines]
+    rows = [split_fields(line, separator) for _, line in lines]
     head = FirstLines(lines, rows, separator, form.style, location)
     if form.names is None and form.header is not False:
         rows[0] = _without_comment_sign(head)
@@ -149,9 +149,9 @@ def _delimiter(lines: NumberedLines, decimal: str) -> str:
     """
     first = lines[0][1]
     candidates = [k for k in _DELIMITERS if k != decimal]
-    best = max(candidates, key=lambda delimiter: len(fields_of(first, delimiter)))
-    if decimal == "," and len(fields_of(first, best)) == 1:
-        by_commas = fields_of(first, ",")
+    best = max(candidates, key=lambda delimiter: len(split_fields(first, delimiter)))
+    if decimal == "," and len(split_fields(first, best)) == 1:
+        by_commas = split_fields(first, ",")
         quoted_decimals = any(re.search(r'"[^"]*[0-9],[0-9][^"]*"', line) for _, line in lines)
         if len(by_commas) > 1 and (quoted_decimals or not all(map(is_number, by_commas))):
             return ","
@@ -168,7 +168,7 @@ def _without_comment_sign(head: FirstLines) -> list[str]:
     sign = re.match(r"\s*#\s*", first)
     if sign is None or len(rows) < 2 or not all(map(head.style.is_number, rows[1])):
         return rows[0]
-    names = fields_of(first[sign.end() :], head.delimiter)
+    names = split_fields(first[sign.end() :], head.delimiter)
     words = not any(map(head.style.is_number, names))
     fits = len(names) == len(rows[1]) and (len(names) > 1 or " " not in names[0])
     return names if words and fits else rows[0]
@@ -246,7 +246,7 @@ def _check_separated(head: FirstLines) -> None:
     """Raise DataError if the fields seem to be separated by a delimiter that must be named."""
     texts = [line.strip() for _, line in head.lines[:_EXAMINED_LINES]]
     for delimiter, name in _OTHER_DELIMITERS.items():
-        first, *widths = (len(fields_of(text, delimiter)) for text in texts)
+        first, *widths = (len(split_fields(text, delimiter)) for text in texts)
         if len({*widths}) == 1 and widths[0] > 1 and first in (widths[0], widths[0] - 1):
             written = delimiter if delimiter.isprintable() else ascii(delimiter)[1:-1]
             raise DataError(
@@ -258,7 +258,7 @@ def _check_separated(head: FirstLines) -> None:
 
 def _check_skipped(above: NumberedLines, head: FirstLines) -> None:
     """Raise DataError if a line is skipped as in earlier files, but is a row of this file."""
-    for row in (fields_of(line, head.delimiter) for _, line in above):
+    for row in (split_fields(line, head.delimiter) for _, line in above):
         cells = [cell.strip() for cell in row if cell.strip() not in UNKNOWN_CELLS]
         if len(row) == len(head.rows[0]) and cells and all(map(head.style.is_number, cells)):
             raise DataError(
@@ -296,7 +296,7 @@ def _leading_index_columns(head: FirstLines, rows: CsvRows) -> list[str]:
     Raises DataError if the first column has no name, but does not number or name the rows.
     """
     names = head.names
-    cells = dict(zip(names, columns_of(rows, len(names)), strict=True))
+    cells = dict(zip(names, informative_cells(rows, len(names)), strict=True))
     index = index_columns(names, lambda name: all(map(is_integer, cells[name])))
     if index or names[0] or len(names) < 2:
         return index
@@ -319,7 +319,7 @@ def refuse_unit_lines(head: FirstLines) -> None:
         return
     for n_lines in range(1, min(_MAX_UNIT_LINES, len(rows) - 3) + 1):
         units = [row for row in rows[1 : 1 + n_lines] if len(row) == width]
-        below = columns_of(rows[1 + n_lines : _CHECKED_ROWS], width)
+        below = informative_cells(rows[1 + n_lines : _CHECKED_ROWS], width)
         numeric = [
             k
             for k, cells in enumerate(below)
@@ -369,7 +369,7 @@ def _check_thousands(names: Sequence[str], rows: CsvRows, form: FileForm, head: 
     if not by_semicolons and not any("," in cell for row in rows for cell in row):
         return
     grouped, commas, commas_may_group, has_points = [], [], False, False
-    for name, cells in zip(names, columns_of(rows, len(names)), strict=True):
+    for name, cells in zip(names, informative_cells(rows, len(names)), strict=True):
         if _may_be_grouped(cells):
             grouped.append((name.strip(), next(filter(_POINT_GROUPED.fullmatch, cells))))
         elif any(map(_DECIMAL_COMMA.fullmatch, cells)):

@@ -260,7 +260,7 @@ def _likely_encoding(text: bytes) -> str:
     return "utf-16-be" if text[:1] == b"\0" else "utf-16-le"
 
 
-def fields_of(line: str, delimiter: str) -> list[str]:
+def split_fields(line: str, delimiter: str) -> list[str]:
     """Return the fields of a line; one field, the line itself, if its quotes are unbalanced."""
     blanks = delimiter == " "
     line = re.sub(r"[ \t]+", " ", line).strip() if blanks and '"' not in line else line

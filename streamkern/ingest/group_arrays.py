@@ -20,7 +20,7 @@ from streamkern.basics.optional import import_optional
 from streamkern.basics.text import size_text, some
 from streamkern.basics.warning import warn
 from streamkern.store.conventions import CSR_MEMBERS, is_group
-from streamkern.store.packing import Unpacked, mask_to_nan, native, packing_of
+from streamkern.store.packing import Unpacked, detect_packing, mask_to_nan, native
 from streamkern.store.sparse_rows import as_csr, longest_row
 
 GetMember = Callable[[str], Any]
@@ -172,7 +172,7 @@ def decoded_array(
     member : an array or a group of zarr or h5py
     keep_missing : whether missing values become NaN or None in place of an error
 
-    For the other arguments see `array_of_group` and `packing_of`.
+    For the other arguments see `array_of_group` and `detect_packing`.
     """
     if not hasattr(member, "shape"):
         if not is_group(member):
@@ -183,7 +183,7 @@ def decoded_array(
             f"{name} holds codes of categories as AnnData wrote them before version 0.8",
             "read the file with anndata and write it again",
         )
-    packing = packing_of(member, name, **options)
+    packing = detect_packing(member, name, **options)
     if packing is None:
         return member
     if packing.changes and packing.dtype.kind != "b":
@@ -209,7 +209,7 @@ def array_of_group(
         return None
     parts: list[Any] = [get(part) for part in CSR_MEMBERS]
     for part, array in zip(CSR_MEMBERS, parts, strict=True):
-        if packing_of(array, f"{part} of {name}") is not None:
+        if detect_packing(array, f"{part} of {name}") is not None:
             raise DataError(
                 f"{part} of {name} is packed by its attributes, which is not supported for sparse "
                 "matrices",
@@ -225,7 +225,7 @@ def array_of_group(
     if by_rows:
         return SparseRows((parts[0], parts[1], parts[2]), shape, name)
     size = sum(array.shape[0] * np.dtype(array.dtype).itemsize for array in parts)
-    return converted(
+    return read_converted(
         lambda: sp.csc_array(tuple(np.asarray(a[:]) for a in parts), shape=shape),
         size,
         name,
@@ -233,7 +233,7 @@ def array_of_group(
     )
 
 
-def converted(make: Callable[[], Any], size: int, name: str, memory: int) -> SparseRows:
+def read_converted(make: Callable[[], Any], size: int, name: str, memory: int) -> SparseRows:
     """Return the rows of a sparse matrix that is not stored by rows; `make` reads all of it.
 
     size : bytes of its parts

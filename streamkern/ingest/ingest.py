@@ -37,7 +37,7 @@ from streamkern.filesystem.urls import check_missing, zarr_store
 from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.path_patterns import expand_paths, paths_of
+from streamkern.ingest.path_patterns import expand_paths, input_paths
 from streamkern.ingest.reader import Reader
 from streamkern.ingest.readers import check_header, column_there, is_table, open_reader
 from streamkern.ingest.received import received_for_store
@@ -217,7 +217,7 @@ def ingest(
         )  # fmt: skip
         reader = open_input(dropped=options.declared.dropped, columns=options.columns)
         check_header(reader, options.columns, x)
-        refuse_same_location(paths_of(inputs), out_url)
+        refuse_same_location(input_paths(inputs), out_url)
         row_seed = int(seed) if shuffle else None
         source = _source(reader, options, targets, row_seed, dtype, drop_missing_targets)
         plan, identity = {"source": source, "chunk_bytes": chunk_bytes}, json_digest(source)

@@ -90,7 +90,7 @@ def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
             )
 
 
-def paths_of(inputs: Any) -> list[Url]:
+def input_paths(inputs: Any) -> list[Url]:
     """Return the paths in `inputs`, which may be anything that `ingest` takes."""
     paths = inputs if isinstance(inputs, list | tuple) else [inputs]
     return [k for k in paths if is_path(k)]

@@ -25,7 +25,7 @@ from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.reader import FileReader, Reader
 from streamkern.ingest.tables.key_columns import text_is_rounded, warn_of_rounded
-from streamkern.store.sparse_rows import MAX_GAP, longest_row, packed
+from streamkern.store.sparse_rows import MAX_GAP, longest_row, pack_rows
 
 _PIECE_BYTES = 4 << 20  # bytes of text that are parsed at a time
 _MAX_FEATURES_OF_DENSE_ROWS = 1 << 24
@@ -120,7 +120,7 @@ class SvmlightReader(Reader):
                 X, y = self._parsed(part, first + offset, self._width, self._zero_based)
                 self._warn_of_rounding(X, part)
                 labels = y.astype(np.int64) if self._labels_are_integers else y
-                rows = X.toarray() if self.width is None else packed(X, self.width, np.float64)
+                rows = X.toarray() if self.width is None else pack_rows(X, self.width, np.float64)
                 yield RawBlock(
                     rows, labels if self._targets else np.empty((len(y), 0)),
                     self._location, first + offset,

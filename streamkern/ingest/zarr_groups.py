@@ -24,7 +24,7 @@ from streamkern.ingest.array_reader import (
 from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.group_arrays import StoredSparseRows, decoded_array
 from streamkern.ingest.input_files import FileOpener, Url
-from streamkern.store.class_labels import labels_of
+from streamkern.store.class_labels import labels_from_names
 from streamkern.store.conventions import no_member
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sparse_rows import sparse_features
@@ -73,7 +73,7 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
         if features is not None and names[0] == "X":
             arrays[0] = StoredSparseRows(arrays[0], features)
         if own_targets and spec.classes is not None:
-            labels = labels_of(spec.classes, spec.label_dtype)
+            labels = labels_from_names(spec.classes, spec.label_dtype)
     return ArrayReader(
         arrays,
         location,

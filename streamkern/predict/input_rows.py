@@ -29,7 +29,7 @@ from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import TargetConverter
 from streamkern.ingest.zarr_groups import foreign_group, has_array, own_columns, own_state
 from streamkern.store.class_labels import KnownClasses
-from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.store.row_block import RowBlock, concatenate_blocks
 from streamkern.stream.sources.alignment import ColumnSubset, column_index, targets_in_order
 from streamkern.stream.sources.base import UNIT_BYTES, BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
@@ -106,12 +106,12 @@ class FileRows:
             pending.append(self._block(raw, end))
             end += len(raw.X)
             while end - first >= self._unit_rows:
-                rows = concatenated(pending)
+                rows = concatenate_blocks(pending)
                 yield first, rows.take(slice(self._unit_rows))
                 pending = [rows.take(slice(self._unit_rows, None))]
                 first += self._unit_rows
         if end > first:
-            yield first, concatenated(pending)
+            yield first, concatenate_blocks(pending)
         self.n_rows = end
 
     def _block(self, raw: RawBlock, first: int) -> RowBlock:

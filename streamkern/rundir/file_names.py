@@ -26,7 +26,7 @@ CheckpointId = tuple[int, int]
 """Number of the writer, and step. A later checkpoint has a higher id."""
 
 
-def stem_of(writer: int, step: int | str) -> str:
+def name_stem(writer: int, step: int | str) -> str:
     """Return the name of a setup or checkpoint without ``.json``: ``000000000003-000000000042``.
 
     writer : number of the writer; 0 on a disk, where names do not contain it
@@ -36,7 +36,7 @@ def stem_of(writer: int, step: int | str) -> str:
     return f"{writer:012d}-{text}" if writer else text
 
 
-def writer_of(name: str) -> int:
+def writer_number(name: str) -> int:
     """Return the writer's number in the name of a setup or a checkpoint; 0 on a disk."""
     match = re.match(r"(\d{12})-(\d{12}|setup)", name)
     return int(match[1]) if match else 0
@@ -82,7 +82,7 @@ def _read_existing(folder: RunStorage, names: Sequence[str]) -> Iterator[Bytes]:
 
 def n_logged_lines(folder: RunStorage) -> int:
     """Return the number of log lines that the newest intact checkpoint, or the setup, records."""
-    setups, checkpoints = published(folder)
+    setups, checkpoints = published_manifests(folder)
     manifest = newest_intact(folder, setups + checkpoints)
     return 0 if manifest is None else int(manifest["log"])
 
@@ -99,11 +99,11 @@ def stored_records(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None
         raise RunError(f"{location} cannot be read: {os_error_text(error)}") from error
 
 
-def published(folder: RunStorage) -> tuple[list[str], list[str]]:
+def published_manifests(folder: RunStorage) -> tuple[list[str], list[str]]:
     """Return the names of the manifests of setups, and of checkpoints, each oldest first."""
-    setups = [stem_of(writer, "setup") for writer, _ in checkpoint_ids(folder.names())]
+    setups = [name_stem(writer, "setup") for writer, _ in checkpoint_ids(folder.names())]
     checkpoints = [
-        CHECKPOINTS + stem_of(*checkpoint)
+        CHECKPOINTS + name_stem(*checkpoint)
         for checkpoint in checkpoint_ids(folder.names(CHECKPOINTS))
     ]
     return [f"{name}.json" for name in setups], [f"{name}.json" for name in checkpoints]
@@ -199,7 +199,7 @@ class CheckpointRetention:
         try:
             lock.check()
             if folder_name == CHECKPOINTS:
-                old = [stem_of(*checkpoint) for checkpoint in checkpoint_ids(names)]
+                old = [name_stem(*checkpoint) for checkpoint in checkpoint_ids(names)]
                 intact = [stem for stem in old if stem not in self.unverified]
                 retired = {f"{stem}.json" for stem in (*intact[: -self._keep], *self.unverified)}
                 self._folder.delete([folder_name + name for name in sorted(retired)])
@@ -216,7 +216,9 @@ class CheckpointRetention:
             if is_temporary(name):
                 self._folder.delete([folder_name + name])
             elif (
-                match and ("setup" in name) == (not folder_name) and writer_of(name) <= lock.number
+                match
+                and ("setup" in name) == (not folder_name)
+                and writer_number(name) <= lock.number
             ):
                 manifest = f"{match[1]}.json"
                 # A manifest that cannot be read may refer to any group, so none is deleted.

@@ -54,7 +54,7 @@ from streamkern.rundir.file_names import (
     CheckpointId,
     CheckpointRetention,
     checkpoint_ids,
-    stem_of,
+    name_stem,
 )
 from streamkern.rundir.run_log import RunLog, last_line
 from streamkern.rundir.run_storage import WriterLock, open_folder, os_error_text
@@ -190,7 +190,7 @@ class RunDirectory:
     def recorded(self) -> dict[str, Any] | None:
         """Return the configuration in the manifest of the setup, or of the newest intact
         checkpoint. None if there is no manifest, so that nothing has been computed yet."""
-        setups, checkpoints = file_names.published(self._folder)
+        setups, checkpoints = file_names.published_manifests(self._folder)
         manifest = file_names.newest_intact(self._folder, checkpoints + setups)
         return None if manifest is None else manifest["run"]
 
@@ -209,7 +209,7 @@ class RunDirectory:
         """Store the setup. A run does so once; another call would replace it atomically."""
         with self._writing("the setup") as lock:
             names = self._folder.names()
-            self._publish(lock, "", stem_of(lock.number, "setup"), 0, arrays, meta, names)
+            self._publish(lock, "", name_stem(lock.number, "setup"), 0, arrays, meta, names)
             self._retention.delete_old(lock, "", names)
 
     def save(
@@ -235,7 +235,7 @@ class RunDirectory:
         with self._writing(f"the checkpoint of step {step}") as lock:
             names = self._folder.names(CHECKPOINTS)
             intact = [
-                r for r in checkpoint_ids(names) if stem_of(*r) not in self._retention.unverified
+                r for r in checkpoint_ids(names) if name_stem(*r) not in self._retention.unverified
             ]
             newest, checkpoint = max(intact, default=(0, 0)), (lock.number, step)
             if newest[0] > lock.number:
@@ -247,9 +247,9 @@ class RunDirectory:
                     "resume from that one or give a new run directory",
                 )
             self._publish(
-                lock, CHECKPOINTS, stem_of(*checkpoint), step, arrays, meta, names, before
+                lock, CHECKPOINTS, name_stem(*checkpoint), step, arrays, meta, names, before
             )
-            self._retention.unverified.discard(stem_of(*checkpoint))
+            self._retention.unverified.discard(name_stem(*checkpoint))
             self._retention.delete_old(lock, CHECKPOINTS, names)
 
     def delete_old(self) -> None:
@@ -340,14 +340,14 @@ class RunDirectory:
         ]:
             try:
                 saved = load_checkpoint(
-                    self._folder, f"{CHECKPOINTS}{stem_of(*remaining[-1])}.json", into
+                    self._folder, f"{CHECKPOINTS}{name_stem(*remaining[-1])}.json", into
                 )
             except UnverifiedError as error:
                 failures[remaining[-1]] = str(error)
                 damaged += remaining[-1:] if remaining[-1] in self._published() else []
                 continue
             self._check_same_run(saved)
-            self._retention.unverified.update(stem_of(*checkpoint) for checkpoint in damaged)
+            self._retention.unverified.update(name_stem(*checkpoint) for checkpoint in damaged)
             skipped = tuple(
                 f"checkpoint of step {checkpoint[1]} in {self.location} was skipped, and that of "
                 f"step {saved.step} is used: {failures[checkpoint]}"
@@ -387,7 +387,7 @@ class RunDirectory:
         setups = checkpoint_ids(self._folder.names())
         if not setups:
             return None
-        manifest = f"{stem_of(setups[-1][0], 'setup')}.json"
+        manifest = f"{name_stem(setups[-1][0], 'setup')}.json"
         try:
             saved = load_checkpoint(self._folder, manifest, into)
         except UnverifiedError as error:

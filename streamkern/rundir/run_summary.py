@@ -20,7 +20,7 @@ from streamkern.rundir.chunked_array import discard_target
 from streamkern.rundir.file_names import (
     CHECKPOINTS,
     checkpoint_ids,
-    published,
+    published_manifests,
     read_config,
     stored_records,
 )
@@ -61,7 +61,7 @@ def glance(
     """
     folder = open_folder(location, storage_options)
     notes: list[str] = []
-    setups, checkpoints = published(folder)
+    setups, checkpoints = published_manifests(folder)
     setup, saved = (_newest_intact(folder, names, notes) for names in (setups, checkpoints))
     bound = _recorded_config(folder, setup or saved, notes)
     if bound is None and not setups + checkpoints:
@@ -81,7 +81,7 @@ def _newest_intact(folder: RunStorage, names: list[str], notes: list[str]) -> Ma
         try:
             return read_manifest(folder, name)
         except UnverifiedError as error:
-            if any(name in kind for kind in published(folder)):  # not deleted by a writer
+            if any(name in kind for kind in published_manifests(folder)):  # not deleted by a writer
                 notes.append(f"{folder.location}: {error}")
     return None
 
@@ -113,14 +113,14 @@ def verify(
     """
     folder = open_folder(location, storage_options)
     results = {}
-    for name in chain(*published(folder)):
+    for name in chain(*published_manifests(folder)):
         try:
             load_checkpoint(folder, name, discard_target)
             results[name] = WHOLE_CHECK
         except UnverifiedError as error:
             results[name] = str(error)
     # Another process may have deleted a checkpoint while it was read.
-    present = set(chain(*published(folder)))
+    present = set(chain(*published_manifests(folder)))
     return {
         n.removesuffix(".json"): result
         for n, result in results.items()

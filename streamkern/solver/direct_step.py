@@ -52,11 +52,11 @@ from streamkern.solver.base import State
 from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver, middle, on_grid
 from streamkern.solver.left_out import LeftOut, left_out_together, residuals_without
 from streamkern.solver.precondition.held_out import (
-    bits_of,
     geometric_search,
+    hash_rows,
+    held_out_parts,
     is_not_center,
     parabola_minimum,
-    part_of,
     rounding,
 )
 from streamkern.solver.precondition.norm import eps
@@ -172,8 +172,8 @@ class DirectSolver(EquationSolver):
             return
         # Copies of a row have to be in the same part. Without random transforms they are equal.
         equal = self.repeats
-        origins = bits_of(batch.X, self.backend) if equal else batch.row_ids % self.n_stored
-        part = part_of(origins, self.n_sums - 1)
+        origins = hash_rows(batch.X, self.backend) if equal else batch.row_ids % self.n_stored
+        part = held_out_parts(origins, self.n_sums - 1)
         part[~is_not_center(self.op, self.Z, K)] = 0
         slice_rows = len(self.K) // HELD_SHARE + 1
         for k in range(1, self.n_sums):

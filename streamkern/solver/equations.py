@@ -18,7 +18,7 @@ from streamkern.basics.errors import DivergenceError
 from streamkern.basics.message import mention
 from streamkern.planning.memory import MAX_PANEL_OUTPUTS
 from streamkern.solver.base import Solver, State
-from streamkern.solver.posterior import Posterior, diagonalised
+from streamkern.solver.posterior import Posterior, diagonalise_pair
 from streamkern.solver.precondition.norm import eps
 
 KERNEL_SLAB_ROWS = 1024
@@ -196,7 +196,7 @@ class EquationSolver(Solver):
         scale = float(R.diagonal().max())
         jitter = max(10 * eps(self.op.dtype), self._sum_rounding(state) / (tau.min() * scale))
         self._factor(R, state, 1.0, lambda: self._fill_norm(R), jitter)
-        U, lam = diagonalised(self.backend, R, self._whitened_gram(state, R))
+        U, lam = diagonalise_pair(self.backend, R, self._whitened_gram(state, R))
         lam_host = self.backend.to_host(lam)
         squares, norms, n = self._fit_statistics(state, U, lam, tau)
         taus, index = np.unique(tau, return_inverse=True)

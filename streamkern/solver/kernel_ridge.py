@@ -48,7 +48,7 @@ from streamkern.solver.left_out import LEFT_OUT, LeftOut, groups_of_copies, pack
 from streamkern.solver.precondition.held_out import rounding
 from streamkern.solver.precondition.norm import eps
 from streamkern.solver.refined import conjugate_gradient
-from streamkern.solver.ridge_curve import MAX_FACTORS, better_ridge, inverted
+from streamkern.solver.ridge_curve import MAX_FACTORS, apply_inverse, better_ridge
 
 PRODUCT_COLUMNS = 256
 """Columns of a kernel matrix that are converted to float64 at a time."""
@@ -190,7 +190,7 @@ class KernelRidgeSolver(EquationSolver):
 
         A : lower factor of approximately this matrix, in float32.
         """
-        root, precondition = state.pending["root"][:, None], partial(inverted, self.backend, A)
+        root, precondition = state.pending["root"][:, None], partial(apply_inverse, self.backend, A)
         factor_jitter, rounding_jitter = self.factor_jitter, 10 * eps(A.dtype) * self.scale
         self.jitter = self.least_jitter
         if factor_jitter > self.least_jitter:  # the equations need about as much, or a little less

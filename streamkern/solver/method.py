@@ -23,7 +23,7 @@ from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.basics.message import mention
-from streamkern.config.solver import SolverConfig, options_of
+from streamkern.config.solver import SolverConfig, solver_options
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.scaled import ScaledLoss
@@ -225,7 +225,7 @@ class Method(Generic[_S]):
 
     def asks_ridge(self, problem: ProblemShape) -> bool:
         """Return whether the estimated noise of the targets determines the ridge."""
-        takes_ridge = "ridge" in options_of(self.name)
+        takes_ridge = "ridge" in solver_options(self.name)
         return problem.finds_ridge and takes_ridge and not self.finds_ridge(problem)
 
     def asks_noise(self, problem: ProblemShape) -> bool:

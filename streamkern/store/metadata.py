@@ -23,7 +23,7 @@ from streamkern.basics.errors import (
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest
-from streamkern.filesystem.icechunk_repository import snapshot_of
+from streamkern.filesystem.icechunk_repository import icechunk_snapshot
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.path_kinds import no_store
 from streamkern.filesystem.urls import StrictStore
@@ -288,7 +288,7 @@ def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
 
 def foreign_fingerprint(arrays: Arrays, names: ArrayNames) -> str:
     """Return the fingerprint of the snapshot, which covers the contents, else of the metadata."""
-    snapshot = snapshot_of(arrays[0].store_path.store)
+    snapshot = icechunk_snapshot(arrays[0].store_path.store)
     if snapshot is not None:
         paths = [a.path for a in arrays if a is not None]
         return f"icechunk:{snapshot}:{'+'.join(paths)}"

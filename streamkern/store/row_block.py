@@ -62,7 +62,7 @@ class RowBlock(NamedTuple):
         return RowBlock.from_arrays([array.copy() for array in self.arrays])
 
 
-def concatenated(blocks: Sequence[RowBlock]) -> RowBlock:
+def concatenate_blocks(blocks: Sequence[RowBlock]) -> RowBlock:
     """Return the rows of several blocks, one after the other."""
     arrays = zip(*(block.arrays for block in blocks), strict=True)
     return RowBlock.from_arrays([np.concatenate(parts) for parts in arrays])

@@ -147,7 +147,7 @@ def has_weight(w: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(w > NEGLIGIBLE_WEIGHT * w.max(initial=0))
 
 
-def weights_of(
+def weigh_rows(
     y: NDArray[Any], w: NDArray[Any] | None, factors: NDArray[np.float64] | None
 ) -> NDArray[np.float64]:
     """Return the weights (k,) of rows with targets y, (k,) class ids or (k, c) values.

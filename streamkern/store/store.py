@@ -20,10 +20,10 @@ from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError, 
 from streamkern.basics.text import redact
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.icechunk_repository import (
+    icechunk_snapshot,
     is_icechunk,
-    snapshot_of,
     snapshot_url,
-    store_of,
+    unwrap_icechunk_store,
 )
 from streamkern.filesystem.objects import MAX_READS
 from streamkern.filesystem.urls import check_missing, local_path, zarr_store
@@ -348,8 +348,8 @@ def open_store(
         text, reopen = str(url.store_path), None
         inner, prefix = url.store, url.path
     elif not isinstance(url, str | os.PathLike):  # of icechunk
-        inner, prefix = store_of(url), ""
-        text = f"icechunk+session:///@snapshot={snapshot_of(inner)}"
+        inner, prefix = unwrap_icechunk_store(url), ""
+        text = f"icechunk+session:///@snapshot={icechunk_snapshot(inner)}"
         reopen = partial(open_store, inner, x=x, y=y, w=w, missing=missing, foreign=foreign)
     else:
         # Absolute, because a worker that opens the store has another working directory.

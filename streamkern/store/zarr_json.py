@@ -149,7 +149,7 @@ def lost_mark(url: str) -> CorruptChunkError:
 
 def sealed_mark(mark: Mapping[str, Any], store: Any, path: str, url: str) -> dict[str, Any]:
     """Return the attribute of a finished store, with digests of the stored zarr.json files."""
-    return sealed(mark, read_documents(store, path, url, layout.array_names(mark)))
+    return seal_mark(mark, read_documents(store, path, url, layout.array_names(mark)))
 
 
 def read_documents(
@@ -160,7 +160,7 @@ def read_documents(
     return {name: _parse_zarr_json(data or b"", f"{name} of {redact(url)}") for name, data in files}
 
 
-def sealed(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def seal_mark(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the attribute of a finished store, with the digests of its arrays' documents."""
     digests = {name: document_digest(document) for name, document in arrays.items()}
     as_json = json.loads(json.dumps({**mark, "metadata": digests}))
@@ -172,7 +172,7 @@ def root_metadata(
 ) -> bytes:
     """Return the zarr.json of a group with consolidated metadata.
 
-    mark : the `streamkern` attribute with its digests, see `sealed`
+    mark : the `streamkern` attribute with its digests, see `seal_mark`
     arrays : documents of the arrays
     attributes : the group's other attributes
     """

@@ -12,9 +12,9 @@ from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.config.run_config import NEUTRAL_VALUES, RunConfig
-from streamkern.config.solver import options_of
+from streamkern.config.solver import solver_options
 from streamkern.filesystem.urls import local_path
-from streamkern.kernels.builtin import get_kernel, reference_of
+from streamkern.kernels.builtin import class_reference, get_kernel
 from streamkern.kernels.own import kernel_of_run
 from streamkern.losses.own import loss_of_run
 from streamkern.rundir.checkpoint_format import checkpoint_errors
@@ -104,7 +104,7 @@ def _warm_started(config: RunConfig, parent_path: str, inputs: RunInputs) -> Run
                 f"{name} are those of the run that is continued", f"leave {mention(f'{name}=')} out"
             )
     name, warm_start = config.solver.name, config.solver.warm_start
-    if "warm_start" not in options_of(name):
+    if "warm_start" not in solver_options(name):
         raise ConfigError(
             f"{mention('solver.name', name)} cannot start from existing weights, and so cannot "
             "continue a run",
@@ -182,7 +182,7 @@ def _with_model_of(
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # description of a `Kernel` object
         kernel_object = get_kernel(kernel, "auto")
         # The request may name the same class.
-        if requested["kernel"] == reference_of(type(kernel_object)):
+        if requested["kernel"] == class_reference(type(kernel_object)):
             requested["kernel"] = recorded["kernel"]
     # Settings that the record lacks were given as arrays; they may be at their defaults now.
     changed = [

@@ -35,10 +35,10 @@ from streamkern.stream.sources.base import Source, check_unchanged
 from streamkern.train.loop.progress import RunProgress
 from streamkern.train.loop.step_loop import ArraysAndMeta, Position, Result, StepLoop
 from streamkern.train.model.calibrating import native_calibration
-from streamkern.train.model.training_fit import sample_of, training_fit
+from streamkern.train.model.training_fit import read_fit_sample, training_fit
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs
-from streamkern.train.restart.run_snapshot import RunSnapshot, sizes_of
+from streamkern.train.restart.run_snapshot import RunSnapshot, recorded_sizes
 from streamkern.train.run_identity import accelerator_at_start
 from streamkern.train.setup.assemble import reassemble, start
 from streamkern.train.train import closing_line
@@ -164,7 +164,7 @@ class Online:
             self.setup, self.sizes = (arrays, setup.meta), run.sizes
         if (
             run.method.empty_epochs
-            and (fit := training_fit(run, model, sample_of(run))) is not None
+            and (fit := training_fit(run, model, read_fit_sample(run))) is not None
         ):
             steps.record_final_loss(fit.mse)
         self.kept = steps.snapshot()
@@ -215,7 +215,7 @@ class SavedRun:
                     "partial_fit would continue",
                     "save an estimator after partial_fit, load a run directory, or use fit",
                 )
-            sizes = sizes_of(record)
+            sizes = recorded_sizes(record)
             config = _continued(record["identity"]["settings"], run.kernel, sizes.solver)
             return Online(
                 config.with_overrides(execution), RunInputs(facts=run.facts), sizes,

@@ -16,7 +16,7 @@ from streamkern.basics.progress import ProgressSetting, Relay
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.loop.sinks import sinks_of
+from streamkern.train.loop.sinks import make_sinks
 from streamkern.train.placement.task import RankSpec, SendMessage
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs
 from streamkern.train.start_run import acquired_run, run_directory, started_trainer
@@ -129,7 +129,7 @@ def train_rank(
         started_trainer(
             config, replace(inputs, ranks=ranks), run_directory(config, writable=is_rank0), request,
             progress if is_rank0 else False, lambda record: tell({"evaluation": record}),
-            callbacks=sinks_of(config.run) if is_rank0 else (),
+            callbacks=make_sinks(config.run) if is_rank0 else (),
         ) as trainer,
     ):  # fmt: skip
         waited_in_setup_s = trainer.ranks.waited_s

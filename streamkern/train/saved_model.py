@@ -28,7 +28,7 @@ from streamkern.train.resolve.early_stopping import scores_as_json, scores_from_
 from streamkern.train.restart.run_snapshot import RunSnapshot, column_names
 from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.run_identity import library_versions
-from streamkern.train.setup.assemble import accelerator_of, operator
+from streamkern.train.setup.assemble import operator, recorded_accelerator
 
 # -- loading ---------------------------------------------------------------------------------------
 
@@ -49,9 +49,9 @@ def load_model(
     run = RunSnapshot.open(run_dir, storage_options)
     run.warn_of_damage()
     with checkpoint_errors(run.location):
-        backend = get_backend(device, threads, accelerator_of(run.setup.meta))
+        backend = get_backend(device, threads, recorded_accelerator(run.setup.meta))
         try:
-            model = model_of(run, backend)
+            model = model_from_run(run, backend)
             return replace(model, arrays=RecordedArrays.from_run(run.setup.run, model.file_form))
         except BaseException:
             backend.close()
@@ -95,7 +95,7 @@ def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
     backend = get_backend("cpu", 1)
     try:
         return Result(
-            model_of(run, backend),
+            model_from_run(run, backend),
             run.setup.arrays["Z"],
             run.order,
             meta,
@@ -115,7 +115,7 @@ def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
         raise
 
 
-def model_of(run: RunSnapshot, backend: Backend) -> KernelModel:
+def model_from_run(run: RunSnapshot, backend: Backend) -> KernelModel:
     """Return the model of a run whose centers and weights are loaded."""
     op = operator(backend, run.setup.arrays, run.setup.meta)
     with backend.active():
@@ -138,7 +138,7 @@ def model_digest(run: RunSnapshot) -> str:
     setup = replace(run.setup, arrays=run.setup.arrays | {"Z": no_centers})
     backend = get_backend("cpu", 1)
     try:
-        return model_of(replace(run, setup=setup), backend).digest()
+        return model_from_run(replace(run, setup=setup), backend).digest()
     finally:
         backend.close()
 

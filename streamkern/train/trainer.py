@@ -54,7 +54,7 @@ from streamkern.train.setup.new_setup import (
     new_setup,
     wait_for_setup,
 )
-from streamkern.train.setup.planned import decided, empty_steps, run_plan
+from streamkern.train.setup.planned import empty_steps, run_plan, setup_decisions
 from streamkern.train.setup.sharded_arrays import setup_loader, state_loader
 
 
@@ -154,7 +154,7 @@ class Trainer:
             self.environment.report(self._report)
             saves = self.directory is not None
             self.steps.begin(initial_weights(warm, self.steps, self.coordinator, saved=saves))
-            self._report("start", {"setup": decided(self.steps.assembled.meta), **plan})
+            self._report("start", {"setup": setup_decisions(self.steps.assembled.meta), **plan})
             self._record_skipped(() if warm is None else warm.skipped)
             return None
         with checkpoint_errors(self.directory.location):

@@ -40,7 +40,7 @@ from streamkern.kernels.sparse import of_sparse_rows
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.method import Setup
-from streamkern.store.sparse_rows import packed
+from streamkern.store.sparse_rows import pack_rows
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 from streamkern.train.run_identity import changed_backend
 from streamkern.train.saved_model import load_model
@@ -106,7 +106,7 @@ def test_products_of_sparse_rows_agree(name: str, precision: str, gpu: Backend) 
     W, results = rows(2, 90, 3), []
     for backend in (Backend(1), gpu):
         op = KernelOperator(of_sparse_rows(get_kernel(name, 2.0)), backend, precision)
-        A, B = (backend.asarray(packed(k).reshape(k.shape[0], -1)) for k in (X, Z))
+        A, B = (backend.asarray(pack_rows(k).reshape(k.shape[0], -1)) for k in (X, Z))
         keep = backend.xp.empty((130, 90), op.dtype)
         left, right = op.points(A, left=True), op.points(B, right=True)
         out = op.product(left, right, backend.asarray(W, op.dtype), keep=keep)

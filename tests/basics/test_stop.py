@@ -24,7 +24,7 @@ from streamkern.backend.base import Backend
 from streamkern.basics import machine
 from streamkern.basics import stop as stop_module
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
-from streamkern.basics.stop import Stopped, StopRequest, resumable, watched
+from streamkern.basics.stop import Stopped, StopRequest, end_on_signal, resumable
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
@@ -87,7 +87,7 @@ def test_a_closed_terminal_asks_once_however_often_it_says_so(
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     try:
         stop = StopRequest(install=True)
-        with watched(stop, ended.append), stop:  # type: ignore[arg-type]
+        with end_on_signal(stop, ended.append), stop:  # type: ignore[arg-type]
             with stop.later():
                 for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
                     signal.raise_signal(number)

@@ -22,7 +22,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.direct import Direct
 from streamkern.solver.methods import resolve
-from streamkern.solver.precondition.held_out import FOLDS, part_of
+from streamkern.solver.precondition.held_out import FOLDS, held_out_parts
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.mixture import MixtureSource
@@ -117,8 +117,8 @@ def test_in_the_middle_of_a_pass_the_weights_are_those_of_the_rows_so_far() -> N
 
 
 def folds(case: Case) -> list[npt.NDArray[np.int64]]:
-    """Return the rows held out in turn: the parts of `part_of`, without rows that are centers."""
-    part = part_of(np.arange(len(case.X)), FOLDS)
+    """Return the rows held out in turn, by `held_out_parts`, without rows that are centers."""
+    part = held_out_parts(np.arange(len(case.X)), FOLDS)
     part[(case.X[:, None] == case.Z).all(axis=2).any(axis=1)] = 0
     return [np.flatnonzero(part == k) for k in range(1, FOLDS + 1)]
 

@@ -94,7 +94,7 @@ class Encoder:
 
         Raises DataError for a cell that does not fit its column as seen in training.
         """
-        parts = [encoded(k, self.cells(table, k.name), location, start) for k in self.codes]
+        parts = [encode_column(k, self.cells(table, k.name), location, start) for k in self.codes]
         return side_by_side(parts)
 
     def cells(self, table: Any, name: str) -> Any:
@@ -157,7 +157,9 @@ def column_notes(encoder: Mapping[str, Any] | None, location: str) -> dict[str, 
     return {name: f"{kind}: {text}" if text else kind for name, kind, text in lines}
 
 
-def encoded(code: ColumnCode, column: Any, location: str, start: RowsInFile) -> NDArray[np.float64]:
+def encode_column(
+    code: ColumnCode, column: Any, location: str, start: RowsInFile
+) -> NDArray[np.float64]:
     """Return the features of one column; raise DataError with the position of a wrong cell."""
     try:
         return code.encode(column)

@@ -27,11 +27,11 @@ from streamkern.ingest.tables.columns import (
     OneHot,
     TargetMeans,
 )
-from streamkern.ingest.tables.encoder import Encoder, encoded, side_by_side, wrong_cell
+from streamkern.ingest.tables.encoder import Encoder, encode_column, side_by_side, wrong_cell
 from streamkern.ingest.tables.key_columns import IndexDetector
 from streamkern.ingest.tables.missing import MissingMarkers
 from streamkern.ingest.tables.scan import Column, Declared
-from streamkern.ingest.tables.words import N_FOLDS, folds_of, shrunk_means
+from streamkern.ingest.tables.words import N_FOLDS, row_folds, shrunk_means
 
 MAX_ONE_HOT = 40  # words of a column that is encoded one-hot; as in skrub's TableVectorizer
 WRONG_CELL_REMEDY = (
@@ -60,11 +60,11 @@ class FittedEncoder:
         """
         if not self.fold_means:
             return self.encoder.encode(table, location, start)
-        folds = folds_of(self.seed, row, len(table))
+        folds = row_folds(self.seed, row, len(table))
         parts = []
         for code in self.encoder.codes:
             column = self.encoder.cells(table, code.name)
-            part = encoded(code, column, location, start)
+            part = encode_column(code, column, location, start)
             if isinstance(code, TargetMeans):
                 index, _ = code.word_indices(column)
                 means = self.fold_means[code.name][folds, index]
@@ -143,7 +143,7 @@ class _TableScan:
 
     def add(self, block: Any) -> None:
         """Add the rows of a block; raise DataError for a cell that does not fit its column."""
-        folds = folds_of(self._seed, self.n_rows, len(block.X))
+        folds = row_folds(self._seed, self.n_rows, len(block.X))
         T = self._targets(block)
         self._counter.add_cells(block.X.column(0), block.row_numbers)
         for column in self._columns:

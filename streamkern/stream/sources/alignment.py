@@ -18,7 +18,7 @@ from streamkern.ingest.columns import in_order
 from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.row_block import RowBlock
-from streamkern.store.sparse_rows import is_packed, sparse_features, widened
+from streamkern.store.sparse_rows import is_packed, sparse_features, widen_rows
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import BaseSource, DerivedSource
 from streamkern.stream.sources.transforms import Moments
@@ -319,7 +319,7 @@ class PaddedSource(ReorderedSource):
 
     def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
         block = self.base.read_unit(u, seed, epoch)
-        return block._replace(X=widened(block.X, self.row_shape))
+        return block._replace(X=widen_rows(block.X, self.row_shape))
 
     def statistics(self) -> Moments:
         return None, None, None, None

@@ -22,10 +22,10 @@ from streamkern.filesystem.urls import local_path
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
 from streamkern.predict.probabilities import Isotonic, Softmax
-from streamkern.store.class_labels import labels_of
+from streamkern.store.class_labels import labels_from_names
 from streamkern.train.export.c_operators import c_text
 from streamkern.train.export.c_source import check_size, identifier
-from streamkern.train.export.features import interpolated, plain_rows, scaled, table_rows
+from streamkern.train.export.features import interpolate, plain_rows, scale_features, table_rows
 from streamkern.train.export.traced import Graph, Traced, TracedModule
 from streamkern.train.model.kernel_model import KernelModel
 
@@ -59,7 +59,7 @@ class ExportedOutputs:
             return cls(indicator=True)
         if model.classes is None:
             return cls(flat=flat)
-        labels = labels_of(model.classes, facts.get("labels"))
+        labels = labels_from_names(model.classes, facts.get("labels"))
         order = np.argsort(labels, kind="stable")
         return cls(labels[order], order)
 
@@ -189,7 +189,7 @@ def onnx_model(
         X = plain_rows(graph, model.row_shape, dtype, sparse=model.op.kernel.sparse)
     else:
         X = table_rows(graph, Encoder.from_json(model.encoder, "the model"))
-    X = scaled(graph, X, model.fixed, centers.shape[1])
+    X = scale_features(graph, X, model.fixed, centers.shape[1])
     # Round features as in training, because categorical ones are compared for equality.
     X = X.astype(model.op.dtype).astype(dtype)
     F = _kernel_values(graph, model, X, centers) @ model.backend.to_host(model.weights)
@@ -301,7 +301,7 @@ def _probabilities(graph: Graph, F: Traced, estimator: Softmax | Isotonic) -> Tr
         return graph.node("Softmax", F * estimator.slope + estimator.shift, axis=1)
     piece_ends = estimator.ends.tolist()
     columns = [
-        interpolated(graph, F.take([k], axis=1), estimator.knots[a:b], estimator.values[a:b])
+        interpolate(graph, F.take([k], axis=1), estimator.knots[a:b], estimator.values[a:b])
         for k, (a, b) in enumerate(pairwise(piece_ends))
     ]
     p = graph.node("Concat", *columns, axis=1)

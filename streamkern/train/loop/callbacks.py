@@ -14,7 +14,7 @@ from typing import Any, Self
 from streamkern.basics.errors import ConfigError
 from streamkern.train.loop.step_loop import Position, Result
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.planned import decided
+from streamkern.train.setup.planned import setup_decisions
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TrainStart:
     ) -> Self:
         """Return the start of a run with this setup, at this position."""
         settings, epochs = run.inputs.recorded(run.config), run.config.data.n_epochs
-        return cls(settings, decided(meta), position.step, position.epoch, epochs, run_dir)
+        return cls(settings, setup_decisions(meta), position.step, position.epoch, epochs, run_dir)
 
 
 @dataclass(frozen=True)

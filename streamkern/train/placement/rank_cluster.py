@@ -15,7 +15,7 @@ from typing import Any
 from streamkern.basics.errors import ClusterError, ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
-from streamkern.stream.unit_readers import address_of, run_on
+from streamkern.stream.unit_readers import cluster_text, run_on
 
 _NANNY_TIMEOUT_S = 5.0
 """Seconds to wait for the reply of a nanny, after which its machine counts as lost."""
@@ -85,7 +85,7 @@ class RankCluster:
         without_nanny = [address for address, worker in workers.items() if not worker["nanny"]]
         if without_nanny:
             raise ConfigError(
-                f"the worker {without_nanny[0]} of {address_of(self.client)} has no nanny, which "
+                f"the worker {without_nanny[0]} of {cluster_text(self.client)} has no nanny, which "
                 "would kill its process if another rank is lost",
                 "start it without --no-nanny",
             )
@@ -93,7 +93,7 @@ class RankCluster:
         if limited:
             limit = size_text(workers[limited[0]]["memory_limit"])
             raise ConfigError(
-                f"the worker {limited[0]} of {address_of(self.client)} has a limit of {limit} on "
+                f"the worker {limited[0]} of {cluster_text(self.client)} has a limit of {limit} on "
                 "its memory, at which Dask would stop or kill it in training",
                 f"start it with --memory-limit 0, and give {mention('run.memory')} in its place",
             )
@@ -148,7 +148,8 @@ class RankCluster:
             return reply.result(wait_s or self.timeout_s)
         except (OSError, CancelledError) as error:
             raise ClusterError(
-                f"{address_of(self.client)} is gone, or has not answered for {self.timeout_s:g} s",
+                f"{cluster_text(self.client)} is gone, or has not answered for "
+                f"{self.timeout_s:g} s",
                 "start it again, then run the same command again to go on",
             ) from error
         finally:

@@ -143,7 +143,7 @@ def start_tracker(size: int) -> dict[str, Any]:
     return {**tracker.worker_args(), "dmlc_timeout": _COLLECTIVE_TIMEOUT_S}
 
 
-def run_of(dask_worker: Any) -> str:
+def worker_run(dask_worker: Any) -> str:
     """Return the name of the run of which a worker is a rank, or "".
 
     As a function with the argument `dask_worker`, it runs even if the worker's threads are busy.

@@ -17,7 +17,7 @@ from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.resolve.given_arrays import check_count
 from streamkern.train.resolve.training_data import storage_options_for
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.restart.run_snapshot import calibrate_of, recorded_run
+from streamkern.train.restart.run_snapshot import recorded_calibrate, recorded_run
 from streamkern.train.restart.scaling import saved_patches
 from streamkern.train.restart.stored_centers import StoredCenters
 
@@ -100,7 +100,7 @@ class RunInputs:
         options = storage_options_for(config, parent_path)
         with RunDirectory(parent_path, writable=False, storage_options=options) as directory:
             recorded = recorded_run(directory)
-        return recorded is None or calibrate_of(recorded) is not False
+        return recorded is None or recorded_calibrate(recorded) is not False
 
     def known_patches(self, config: RunConfig) -> PatchFeatures | None:
         """Return `patches`, or the patch features of the run that provides the initial weights.

@@ -25,7 +25,7 @@ from streamkern.filesystem.urls import local_path
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.sparse import of_sparse_rows
 from streamkern.losses.log_link import LogLink
-from streamkern.losses.losses import SQUARES, loss_of
+from streamkern.losses.losses import SQUARES, make_loss
 from streamkern.solver.methods import find
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.store.sparse_rows import is_packed, sparse_features
@@ -311,7 +311,7 @@ def check_targets(config: RunConfig, source: BaseSource, of_data: str = "") -> N
 
     of_data : text that names the data in the message
     """
-    loss = loss_of(config.model.loss, config.model.quantile)
+    loss = make_loss(config.model.loss, config.model.quantile)
     if isinstance(loss, LogLink) and in_memory(source):
         for _, block in source.numbered_blocks(0):
             loss.check_targets(block.y, block.row_ids, of_data)

@@ -53,7 +53,7 @@ def checked_record(recorded: Mapping[str, Any] | None, location: str) -> dict[st
             isinstance(record[name], dict) for name in ("identity", "sizes", "versions")
         )
         # Unknown sizes, and values that pydantic converts, are not equal to the recorded ones.
-        if are_tables and len(record) == 3 and sizes_of(record).recorded() == record["sizes"]:
+        if are_tables and len(record) == 3 and recorded_sizes(record).recorded() == record["sizes"]:
             return record
     raise RunError(
         f"{location} holds a run of another version of streamkern",
@@ -72,12 +72,12 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
     return checked_record(recorded, directory.location)
 
 
-def calibrate_of(record: Mapping[str, Any]) -> Any:
+def recorded_calibrate(record: Mapping[str, Any]) -> Any:
     """Return the setting run.calibrate of a run; False if no rows were set aside."""
     return record["identity"]["settings"].get("run", {}).get("calibrate", False)
 
 
-def sizes_of(record: Mapping[str, Any]) -> Sizes:
+def recorded_sizes(record: Mapping[str, Any]) -> Sizes:
     """Return the sizes with which a run was started."""
     return sizes_from(record["sizes"], record["identity"]["settings"]["model"]["features"])
 

@@ -92,7 +92,7 @@ def must_choose_kernel(run: ResolvedRun) -> bool:
     )
 
 
-def kernels_of(run: ResolvedRun) -> tuple[Any, ...]:
+def candidate_kernels(run: ResolvedRun) -> tuple[Any, ...]:
     """Return the kernels to try, from rough to smooth.
 
     Only the first one is tried with ridge 0, or if the solver is sensitive to the conditioning of
@@ -130,7 +130,7 @@ def find_kernel(
     def operator(kernel: Kernel) -> KernelOperator:
         return search_operator(run, kernel, host, run.grid)
 
-    first_kernel, *other_kernels = kernels_of(run)
+    first_kernel, *other_kernels = candidate_kernels(run)
 
     def best_of(
         notation: str | Mapping[str, Any] | Kernel, start: FoundKernel | None

@@ -17,7 +17,11 @@ from streamkern.stream.sources.patch_features import patches_among
 from streamkern.stream.sources.sampling import SAMPLE_UNITS
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.training_data import auto_epochs
-from streamkern.train.setup.choose_kernel import kernels_of, must_choose_kernel, n_kernel_rows
+from streamkern.train.setup.choose_kernel import (
+    candidate_kernels,
+    must_choose_kernel,
+    n_kernel_rows,
+)
 from streamkern.train.setup.choose_metric import metric_flops
 from streamkern.train.setup.speeds import measure_speeds
 
@@ -33,7 +37,7 @@ def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
         if problem.metric_rows:
             counts["metric"] = OpCounts(wide_factors=choices * metric_flops(run))
         if must_choose_kernel(run):
-            kernels = choices * len(kernels_of(run))
+            kernels = choices * len(candidate_kernels(run))
             kernels *= 2 if problem.metric_rows else 1  # without a metric and in the learned one
             trials = PLANNED_RIDGES * PLANNED_BANDWIDTHS * kernels
             counts["kernel"] = _noise(n_kernel_rows(problem.n_rows)).scaled(trials)
@@ -94,7 +98,7 @@ def expected_times(run: ResolvedRun, test: BaseSource | None) -> Times:
     training = before_training.pop("training")
     evaluation_counts = OpCounts(entries=problem.p * (0 if test is None else test.n_rows))
     speeds = measure_speeds(run, [*before_training.values(), training, evaluation_counts])
-    kernels = len(kernels_of(run)) if must_choose_kernel(run) else 1
+    kernels = len(candidate_kernels(run)) if must_choose_kernel(run) else 1
     setup = sum(before_training.values(), NO_WORK).seconds(speeds.compute)
     setup += _rows_read_before_training(run) * speeds.read + kernels * speeds.compiled
     epoch_s, evaluation = training.seconds(speeds.compute) / epochs, 0.0
@@ -143,7 +147,7 @@ def empty_steps(run: ResolvedRun) -> int:
     return 0 if has_initial_weights else planned_batches(run)[0] * run.method.empty_epochs
 
 
-def planned(run: ResolvedRun) -> dict[str, Any]:
+def plan_facts(run: ResolvedRun) -> dict[str, Any]:
     """Return the planned sizes and costs, short enough for a line of the log."""
     return {
         "samples": run.problem.n_rows * run.method.n_epochs(run.problem),
@@ -157,7 +161,7 @@ def planned(run: ResolvedRun) -> dict[str, Any]:
     }
 
 
-def decided(meta: dict[str, Any]) -> dict[str, Any]:
+def setup_decisions(meta: dict[str, Any]) -> dict[str, Any]:
     """Return the decisions of the setup, short enough for a line of the log."""
     setup = meta["setup"]
     return {
@@ -175,5 +179,5 @@ def run_plan(run: ResolvedRun, setup_s: float) -> dict[str, Any]:
     return {
         "epochs": epochs, "of_samples": epochs * run.data.source.n_rows,
         "train": list(data.train_urls), "test": data.test, "setup_s": setup_s,
-        "plan": planned(run), **run.inputs.rank_addresses,
+        "plan": plan_facts(run), **run.inputs.rank_addresses,
     }  # fmt: skip
