@@ -262,7 +262,7 @@ def one_pass(case: Case, solver: Solver, state: State, ids: Array | None = None)
         batch = ids[start : start + case.m]
         X, Y = (a[batch].astype(solver.op.dtype) for a in (case.X, case.Y))
         solver.step(state, Batch(X, Y, batch))
-    return solver.end_pass(state)
+    return solver.end_epoch(state)
 
 
 class Quartic(Kernel):

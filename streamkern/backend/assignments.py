@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.backend.expression import parsed
+from streamkern.backend.expression import parse_expression
 
 _UFUNCS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 ROUNDED_CUDA = "__device__ T rounded(T x) { return (T)(float)(H)(float)x; }\n"
@@ -43,7 +43,7 @@ class Assignments:
         names_read = {  # a dict as an ordered set
             node.id: None
             for _, value in self.lines
-            for node in ast.walk(parsed(value))
+            for node in ast.walk(parse_expression(value))
             if isinstance(node, ast.Name)
         }
         targets = dict.fromkeys(target for target, _ in self.lines)
@@ -61,7 +61,7 @@ class Assignments:
             for target, value in self.lines
             for line in (
                 [f"{target} = {value}"] if target in self._local
-                else _statements(target, parsed(value), scratch)
+                else _statements(target, parse_expression(value), scratch)
             )
         ]  # fmt: skip
         like = self.outputs[0]

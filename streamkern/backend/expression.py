@@ -54,7 +54,7 @@ NAMES = ("s", "p", "x", "z")
 """Variables of an expression."""
 
 
-def parsed(expression: str) -> ast.expr:
+def parse_expression(expression: str) -> ast.expr:
     """Return the syntax tree of an expression.
 
     Before version 3.13, CPython counts the recursion depth of all parsing threads together, so that
@@ -99,7 +99,7 @@ def render(expression: str, number: str) -> str:
         )
 
     try:
-        tree = parsed(expression)
+        tree = parse_expression(expression)
     except SyntaxError as error:
         raise ConfigError(
             f"expression={expression!r} of a kernel has a syntax error: {error.msg}",
@@ -116,13 +116,13 @@ def evaluate_expression(expression: str, **names: npt.NDArray[np.float64]) -> An
 
 def substitute(expression: str, value: str) -> str:
     """Return the expression with `value` substituted for s."""
-    replacement = parsed(value)
+    replacement = parse_expression(value)
 
     class Replace(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
             return replacement if node.id == "s" else node
 
-    return ast.unparse(Replace().visit(parsed(expression)))
+    return ast.unparse(Replace().visit(parse_expression(expression)))
 
 
 def check_expression(kernel: Any) -> None:

@@ -5,8 +5,8 @@ raised between any two bytecodes, and it interrupts every loop and wait, also th
 without checks in the loops. Only a training step is finished first, so that it can be saved.
 
 The exception is raised when the interpreter runs the signal handler, and a single call of a library
-may delay this by minutes. In that case `watched`, which the command line uses, ends the process,
-unless it has something to save.
+may delay this by minutes. In that case `end_on_signal`, which the command line uses, ends the
+process, unless it has something to save.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class StopRequest:
     def at_once(self, *, saves: bool = False) -> Iterator[None]:
         """Raise Stopped on a signal during a `with` block, or at its start if one was recorded.
 
-        saves : whether the caller saves its work when it catches Stopped; if so, `watched` does not
-            end the process after the first signal
+        saves : whether the caller saves its work when it catches Stopped; if so, `end_on_signal`
+            does not end the process after the first signal
         """
         with self._mode(at_once=True, saves=saves):
             self.check()
@@ -151,18 +151,18 @@ class StopRequest:
 
 @contextlib.contextmanager
 def resumable(
-    stop: StopRequest | None, *, kept: bool, where: Callable[[], str] = lambda: ""
+    stop: StopRequest | None, *, kept: bool, position: Callable[[], str] = lambda: ""
 ) -> Iterator[StopRequest]:
     """Yield `stop`, or a new request if it is None, for work that a signal may stop.
 
     kept : whether the work is saved, so that the same call resumes it. If so, a signal ends it with
         TrainingInterrupted. Otherwise a signal ends it with Stopped if `stop` is given, and no
         handler is installed if it is not.
-    where : returns the place of the interruption, for the message
+    position : returns the position at the interruption, for the message
     """
 
     def outcome(stopped: Stopped) -> BaseException:
-        sentence = f"{stopped} {where()}".rstrip()
+        sentence = f"{stopped} {position()}".rstrip()
         return TrainingInterrupted(f"{sentence}", "run the same command again to go on")
 
     new_request = StopRequest(install=kept)
@@ -179,7 +179,7 @@ def resumable(
 
 
 @contextlib.contextmanager
-def watched(stop: StopRequest, explain: Callable[[BaseException], int]) -> Iterator[None]:
+def end_on_signal(stop: StopRequest, explain: Callable[[BaseException], int]) -> Iterator[None]:
     """End the process on a signal during a `with` block even if the handler cannot run.
 
     The interpreter runs no handler while the main thread is in a call of a library: factorizations

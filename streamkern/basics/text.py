@@ -92,7 +92,7 @@ def text_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> 
     return "\n".join([line(columns), line(["-" * w for w in widths]), *map(line, cells)])
 
 
-def html_table_of(facts: Iterable[tuple[str, str]]) -> str:
+def facts_html_table(facts: Iterable[tuple[str, str]]) -> str:
     """Return names and texts as an HTML table for a notebook, escaped and without colours."""
     left = 'style="text-align: left"'
     printed = ((printable(name), printable(singular(text))) for name, text in facts)

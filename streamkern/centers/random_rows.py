@@ -12,18 +12,18 @@ from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.optional import on_demand
 from streamkern.centers.selector import CenterSelector
 from streamkern.ingest.numeric import is_sparse
-from streamkern.store.row_block import RowBlock, concatenated
-from streamkern.store.sample_weights import weights_of
+from streamkern.store.row_block import RowBlock, concatenate_blocks
+from streamkern.store.sample_weights import weigh_rows
 from streamkern.store.sparse_rows import (
     PackedRows,
     is_packed,
     packed_distances,
     stays_sparse,
-    widened,
+    widen_rows,
 )
 from streamkern.stream.sources.alignment import SPARSITY_REMEDY, check_row_shape
 from streamkern.stream.sources.base import BaseSource, read_units
-from streamkern.stream.sources.sampling import SAMPLE_UNITS, choose_rows, origins_of, read_rows
+from streamkern.stream.sources.sampling import SAMPLE_UNITS, choose_rows, read_rows, row_origins
 
 CENTERS_STAGE, CENTER_ORDER_STAGE, COPIES_STAGE, WEIGHTLESS_STAGE = 1, 21, 100, 200
 """Numbers that separate the random draws of this module from others of the same seed."""
@@ -85,13 +85,13 @@ def without_weightless(
     if not source.weighted and (factors is None or factors.all()):
         return block
     for draw in range(DRAW_TRIES):
-        weightless = np.flatnonzero(weights_of(block.y, block.w, factors) == 0)
+        weightless = np.flatnonzero(weigh_rows(block.y, block.w, factors) == 0)
         if not len(weightless):
             break
         n = min(DRAW_FACTOR * len(weightless), source.n_rows)
         drawn = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=SAMPLE_UNITS)
         new = read_rows(source, drawn[~np.isin(drawn, block.row_ids)], seed)
-        new = new.take(weights_of(new.y, new.w, factors) > 0)
+        new = new.take(weigh_rows(new.y, new.w, factors) > 0)
         count = min(len(weightless), len(new.row_ids))
         block.put(weightless[:count], new.take(slice(count)))
     return block
@@ -99,12 +99,12 @@ def without_weightless(
 
 def _one_of_each_origin(source: BaseSource, rows: Ints) -> Ints:
     """Return the first row of each origin, in order."""
-    return rows[np.sort(np.unique(origins_of(source, rows), return_index=True)[1])]
+    return rows[np.sort(np.unique(row_origins(source, rows), return_index=True)[1])]
 
 
 def all_rows(source: BaseSource, seed: int) -> RowBlock:
     """Return all rows of `source`, in its order."""
-    return concatenated(list(read_units(source, range(source.n_units), seed, 0)))
+    return concatenate_blocks(list(read_units(source, range(source.n_units), seed, 0)))
 
 
 def as_centers(array: Any) -> npt.NDArray[Any]:
@@ -155,7 +155,7 @@ def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: i
     X = as_centers(array)
     check_center_features(X.shape, row_shape)
     if is_packed(row_shape):
-        X = widened(X, row_shape)
+        X = widen_rows(X, row_shape)
     if X.dtype.kind == "i" or X.dtype.itemsize > 8:
         X = X.astype(np.float64)
     rows = np.arange(len(X), dtype=np.int64)

@@ -48,11 +48,11 @@ def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts + [("note", f"note: {warning}") for warning in store["warnings"]]
 
 
-def encoder_facts(encoder: Mapping[str, Any] | None, where: str) -> list[tuple[str, str]]:
+def encoder_facts(encoder: Mapping[str, Any] | None, location: str) -> list[tuple[str, str]]:
     """Return ("encoder", text) lines on the encoding of each column of a table."""
     if encoder is None:
         return []
-    fitted = Encoder.from_json(encoder, where)
+    fitted = Encoder.from_json(encoder, location)
     lines = fitted.lines()
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = [

@@ -8,7 +8,7 @@ import typer
 
 from streamkern.cli.model import ModelArgument
 from streamkern.cli.options import StorageOption, options_for, parse_options
-from streamkern.train.export.onnx_model import ModelAnswers, checked_ending, write_c, write_onnx
+from streamkern.train.export.onnx_model import ExportedOutputs, checked_ending, write_c, write_onnx
 from streamkern.train.saved_model import load_result
 
 WRITERS = {".onnx": write_onnx, ".c": write_c}
@@ -33,15 +33,15 @@ def export_command(
 ) -> None:
     """Write a trained model to an ONNX file or a C file, for programs without streamkern.
 
-    It holds everything from a row to the answer: encoder, scaling, kernel, weights, probabilities.
-    The C file needs no library; its function computes the answer for one row a call.
+    It holds every step of a prediction: encoder, scaling, kernel, weights and probabilities.
+    The C file needs no library; its function computes the prediction for one row a call.
     """
     write = WRITERS[checked_ending(out, *WRITERS)]
     options = options_for(parse_options(storage_option), run_dir)
     run, result = load_result(run_dir, options)
     with result.model.backend:
         write(
-            result.model, result.Z, ModelAnswers.of_run(result.model, run.facts), out,
+            result.model, result.Z, ExportedOutputs.of_run(result.model, run.facts), out,
             dtype=dtype, overwrite=overwrite,
         )  # fmt: skip
     typer.echo(f"the model is in {out}")

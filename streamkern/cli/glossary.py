@@ -16,8 +16,8 @@ RUN_MEANINGS: Final = {
     "doing": "what the setup (the work before the first step) is computing",
     "step": "number of batches trained so far; if no process works on the run, the number at the "
     "last save",
-    "epoch": "number of finished passes over the training data, of all requested passes; while "
-    "a run trains, the current pass",
+    "epoch": "number of finished epochs, of all requested ones; while "
+    "a run trains, the current epoch",
     "samples": "number of training rows seen so far, of those in all epochs; a row counts once "
     "per epoch",
     "time_left": "time until the last epoch ends, at the rate of the last ten seconds of training",

@@ -27,7 +27,7 @@ from streamkern.cli.options import (
 )
 from streamkern.cli.run_info import is_run_directory, run_overview, run_text
 from streamkern.filesystem.icechunk_repository import is_icechunk
-from streamkern.filesystem.path_kinds import place_kind, runs_below
+from streamkern.filesystem.path_kinds import content_kind, runs_below
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_summary import WHOLE_CHECK
 from streamkern.rundir.run_summary import verify as verify_run
@@ -36,7 +36,7 @@ from streamkern.store.store import open_store
 
 
 def info_command(
-    place: Annotated[
+    location: Annotated[
         str, typer.Argument(metavar="STORE_OR_RUN_DIR", help="Describe this store or run.")
     ],
     x: XName = "X",
@@ -55,33 +55,34 @@ def info_command(
 ) -> None:
     """Describe a store, finished or not, or the state of a run."""
     all_options = parse_options(storage_option)
-    options = options_for(all_options, place)
-    if not is_icechunk(place) and is_run_directory(place, options):
+    options = options_for(all_options, location)
+    if not is_icechunk(location) and is_run_directory(location, options):
         if plot is not None:
-            _draw_metric(place, options, plot)
+            _draw_metric(location, options, plot)
         columns = None
         if importances is not None:
-            columns = measured_importances(place, importances, all_options)
+            columns = measured_importances(location, importances, all_options)
         _show_run(
-            place, options, verified=verify, explain=explain, as_json=as_json, columns=columns
+            location, options, verified=verify, explain=explain, as_json=as_json, columns=columns
         )
         return
     if importances is not None:
         raise ConfigError(
-            f"--importances {redact(importances)} needs the model of a run, but {redact(place)} "
+            f"--importances {redact(importances)} needs the model of a run, but {redact(location)} "
             "has none",
             "leave it out",
         )
     if plot is not None:
         raise ConfigError(
-            f"--plot={plot} needs the metric of a run, but {redact(place)} has none", "leave it out"
+            f"--plot={plot} needs the metric of a run, but {redact(location)} has none",
+            "leave it out",
         )
     try:
-        store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)
+        store = open_store(location, x=x, y=y, storage_options=options, foreign=foreign)
     except DataError as error:
-        description = describe_unfinished(place, storage_options=options)
+        description = describe_unfinished(location, storage_options=options)
         if description is None:
-            raise _not_found_error(place, error) from None
+            raise _not_found_error(location, error) from None
     else:
         description = describe_store(store, exact=verify)
         if verify:
@@ -93,23 +94,25 @@ def info_command(
         typer.echo(store_text(description, explain=explain))
 
 
-def _not_found_error(place: str, error: DataError) -> DataError:
+def _not_found_error(location: str, error: DataError) -> DataError:
     """Return the error for a place that has neither a store nor a run."""
-    kind = place_kind(place)
+    kind = content_kind(location)
     if kind == "nothing":
         return StoreNotFoundError(
-            f"there is nothing at {redact(place)}", "give the path of a store or of a run directory"
+            f"there is nothing at {redact(location)}",
+            "give the path of a store or of a run directory",
         )
     if kind == "runs":
-        first = runs_below(Path(place))[0]
+        first = runs_below(Path(location))[0]
         return StoreNotFoundError(
-            f"{redact(place)} is a folder of runs",
-            f"list them with streamkern runs {place}, or describe one with streamkern info {first}",
+            f"{redact(location)} is a folder of runs",
+            f"list them with streamkern runs {location}, or describe one with streamkern info "
+            f"{first}",
         )
     return error
 
 
-def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> None:
+def _draw_metric(location: str, options: Mapping[str, Any] | None, path: Path) -> None:
     """Draw the metric of a run into a new file; raise ConfigError if it has none."""
     if not path.parent.is_dir():
         raise ConfigError(
@@ -117,12 +120,13 @@ def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> N
         )
     if path.exists():
         raise ConfigError(f"--plot={path} already exists", "give the name of a new file")
-    metric = (run_overview(place, options)["solver"] or {}).get("metric")
+    metric = (run_overview(location, options)["solver"] or {}).get("metric")
     if metric is None:
         raise ConfigError(
-            f"--plot={path} needs a metric, but the run in {redact(place)} has none", "leave it out"
+            f"--plot={path} needs a metric, but the run in {redact(location)} has none",
+            "leave it out",
         )
-    with checkpoint_errors(redact(place)):
+    with checkpoint_errors(redact(location)):
         picture = spectrum_png(metric)
     with path.open("xb") as file:
         file.write(picture)
@@ -152,32 +156,32 @@ def spectrum_png(metric: Mapping[str, Any]) -> bytes:
 
 
 def _show_run(
-    place: str, options: Mapping[str, Any] | None, *, verified: bool, explain: bool, as_json: bool,
-    columns: Mapping[str, Any] | None = None,
+    location: str, options: Mapping[str, Any] | None, *, verified: bool, explain: bool, as_json:
+    bool, columns: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """Print the overview of a run; if it is damaged, only the verification, and raise an error."""
-    extra: dict[str, Any] = {"verified": verify_run(place, options)} if verified else {}
+    extra: dict[str, Any] = {"verified": verify_run(location, options)} if verified else {}
     damaged = [name for name, result in extra.get("verified", {}).items() if result != WHOLE_CHECK]
-    run = {} if damaged else run_overview(place, options)
+    run = {} if damaged else run_overview(location, options)
     extra |= {"meanings": FACT_MEANINGS} if explain and as_json else {}
     extra |= {} if columns is None else {"permutation_importances": columns}
-    with checkpoint_errors(redact(place)):
+    with checkpoint_errors(redact(location)):
         text = json_text(run | extra) if as_json else run_text(run | extra, explain=explain)
     typer.echo(text if as_json or columns is None else f"{text}\n\n{_columns_text(columns)}")
     if damaged:
         raise CheckpointError(
-            f"{len(damaged)} of the {len(extra['verified'])} groups in {redact(place)} are damaged "
-            f"({', '.join(damaged)})",
-            _repair_text(redact(place), extra["verified"], damaged),
+            f"{len(damaged)} of the {len(extra['verified'])} groups in {redact(location)} are "
+            f"damaged ({', '.join(damaged)})",
+            _repair_text(redact(location), extra["verified"], damaged),
         )
 
 
-def _repair_text(place: str, verified: Mapping[str, str], damaged: Sequence[str]) -> str:
+def _repair_text(location: str, verified: Mapping[str, str], damaged: Sequence[str]) -> str:
     """Return the remedy for a damaged run, for the message."""
     checkpoints = {name for name in verified if name.startswith("checkpoints/")}
     if checkpoints and checkpoints <= set(damaged):
         return "restore a checkpoint from a copy, or train in a new run directory"
-    files = [f"{place}/{name}.json" for name in damaged if name not in checkpoints]
+    files = [f"{location}/{name}.json" for name in damaged if name not in checkpoints]
     deletion = f"delete {' and '.join(files)}, and " if files else ""
     return (
         f"{deletion}run the training command of this run again: it continues from the undamaged "

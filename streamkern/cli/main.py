@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from streamkern.basics.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
-from streamkern.basics.stop import Stopped, StopRequest, watched
+from streamkern.basics.stop import Stopped, StopRequest, end_on_signal
 from streamkern.basics.version import __version__
 from streamkern.cli.console import EXIT_INTERRUPTED, explain, show_warning, write_stderr
 from streamkern.cli.help_text import with_usage
@@ -157,7 +157,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     stop = StopRequest(install=True)
     vocabulary = CommandWords(_options_of(arguments), arguments)
     explained = functools.partial(explain, vocabulary=vocabulary, words=arguments)
-    with protected_output() as out, warnings.catch_warnings(), watched(stop, explained), stop:
+    with protected_output() as out, warnings.catch_warnings(), end_on_signal(stop, explained), stop:
         # Show equal warnings once: a search trains many models.
         warnings.simplefilter("default", UserWarning)
         # A signal may arrive between the creation of a request and its start.

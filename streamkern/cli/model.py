@@ -36,7 +36,7 @@ from streamkern.ingest.tables.columns import TargetMeans
 from streamkern.predict.input_rows import open_rows
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.stores import stores_of
+from streamkern.stream.sources.stores import stores_in
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.model.permutation import permutation_importances
 from streamkern.train.saved_model import load_model
@@ -263,7 +263,7 @@ def _warn_of_training_store(
         return
     recorded = RunDirectory(run_dir, writable=False, storage_options=options).recorded() or {}
     trained_on = json.dumps(recorded.get("identity", {}).get("data", {}))
-    for store in stores_of(rows):
+    for store in stores_in(rows):
         if store.spec.fingerprint in trained_on:
             warn(
                 f"{redact(store.url)} was trained on: the words in {some(mean_columns)} are "

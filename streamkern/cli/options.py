@@ -218,10 +218,10 @@ def _option_value(number: int, text: str) -> Any:
 
 
 def options_for(
-    options: Mapping[str, Any], *places: str | os.PathLike[str]
+    options: Mapping[str, Any], *locations: str | os.PathLike[str]
 ) -> Mapping[str, Any] | None:
-    """Return the storage options, if one of `places` is remote; a local path takes none."""
-    return options if any(local_path(place) is None for place in places) else None
+    """Return the storage options, if one of `locations` is remote; a local path takes none."""
+    return options if any(local_path(location) is None for location in locations) else None
 
 
 def parse_transform(text: str) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described_store import store_text
 from streamkern.cli.run_info import aligned_lines
 from streamkern.config.run_config import RunConfig, as_config
-from streamkern.config.solver import options_of
+from streamkern.config.solver import solver_options
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.losses.losses import loss_text
 from streamkern.losses.own import described_loss
 from streamkern.planning.effort_levels import EFFORT_LEVELS
 from streamkern.store.describe import describe_store
 from streamkern.store.sparse_rows import sparse_features
-from streamkern.stream.sources.stores import stores_of
+from streamkern.stream.sources.stores import stores_in
 from streamkern.train.over_ranks import with_rank_count
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.training_data import open_test
@@ -66,7 +66,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
 
     times : the expected times on this machine, if they were measured
     """
-    problem, sizes = run.problem, run.sizes
+    problem, sizes, kernel = run.problem, run.sizes, _kernel(run)
     phases, (per_epoch, batches) = _phases_in_order(run.buffers.phases), planned_batches(run)
     return {
         "problem": {
@@ -81,8 +81,8 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
         "features": problem.features,
         "centers": _center_selection(run),
         "scale": run.data.scale,
-        "kernel": _kernel(run),
-        "kernels": list(search.kernels_of(run)) if _kernel(run)["kernel"] == "auto" else None,
+        "kernel": kernel,
+        "kernels": list(search.candidate_kernels(run)) if kernel["kernel"] == "auto" else None,
         "widest": 2.0 ** search.max_bandwidth_log2(run),
         "metric": _metric(run),
         "effort": _effort(run),
@@ -114,7 +114,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
         },
         "flops": planned_flops(run),
         "seconds": None if times is None else asdict(times),
-        "stores": [describe_store(store) for store in stores_of(run.data.source)],
+        "stores": [describe_store(store) for store in stores_in(run.data.source)],
     }
 
 
@@ -189,8 +189,8 @@ def _sizes(run: ResolvedRun) -> dict[str, Any]:
     recorded = run.sizes.recorded()
     sizes = {k: v for k, v in recorded.items() if v or k not in ("n_sample", "n_probe")}
     sizes.pop("widened", None)
-    setting_names = {"n_sample": "n_nystrom"} if "n_nystrom" in options_of(run.method.name) else {}
-    return {setting_names.get(name, name): size for name, size in sizes.items()}
+    renamed = {"n_sample": "n_nystrom"} if "n_nystrom" in solver_options(run.method.name) else {}
+    return {renamed.get(name, name): size for name, size in sizes.items()}
 
 
 _SETUP_BY_RANKS = {

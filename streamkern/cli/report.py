@@ -17,9 +17,9 @@ from streamkern.basics.message import mention
 from streamkern.cli.console import write_stderr
 from streamkern.cli.model import measured_importances, rows_and_model
 from streamkern.cli.options import Importances, StorageOption, options_for, parse_options
-from streamkern.cli.page.answers import held_out_answers
-from streamkern.cli.page.facts import Facts, HeldOutAnswers, distinct_names, read_facts
+from streamkern.cli.page.facts import Facts, HeldOutPredictions, distinct_names, read_facts
 from streamkern.cli.page.page import MARK, report_page
+from streamkern.cli.page.predictions import held_out_predictions
 from streamkern.cli.redaction import without_secrets
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.durable import check_writable, write_atomically
@@ -34,7 +34,7 @@ ReportArgument = Annotated[
 
 
 def report_command(
-    places: Annotated[
+    locations: Annotated[
         list[str],
         typer.Argument(metavar="RUN_DIR", show_default=False, help="Describe these runs."),
     ],
@@ -47,7 +47,7 @@ def report_command(
     Runs that are under way are shown as well. The page is one file and needs no network.
     """
     write_report(
-        places, out, importances=importances, storage_options=parse_options(storage_option)
+        locations, out, importances=importances, storage_options=parse_options(storage_option)
     )
     write_stderr(f"wrote {out}")
 
@@ -75,29 +75,31 @@ def write_report(
     """
     options, out = dict(storage_options or {}), Path(out)
     several = [run_dirs] if isinstance(run_dirs, str | os.PathLike) else run_dirs
-    places = [os.fspath(place) for place in several]
+    locations = [os.fspath(location) for location in several]
     check_free(out)
     runs = [
-        read_facts(place, options_for(options, place), without_secrets)
-        for place in dict.fromkeys(places)
+        read_facts(location, options_for(options, location), without_secrets)
+        for location in dict.fromkeys(locations)
     ]
     if importances is not None:
         runs = [
-            replace(run, columns=measured_importances(place, importances, options))
-            for run, place in zip(runs, dict.fromkeys(places), strict=True)
+            replace(run, columns=measured_importances(location, importances, options))
+            for run, location in zip(runs, dict.fromkeys(locations), strict=True)
         ]
     runs = [
-        replace(run, answers=_answers(run, place, options))
-        for run, place in zip(runs, dict.fromkeys(places), strict=True)
+        replace(run, predictions=_held_out_predictions(run, location, options))
+        for run, location in zip(runs, dict.fromkeys(locations), strict=True)
     ]
-    with checkpoint_errors(", ".join(run.place for run in runs)):
+    with checkpoint_errors(", ".join(run.location for run in runs)):
         text = report_page(distinct_names(runs), _defaults())
     check_free(out)  # a file may have appeared meanwhile
     write_atomically(out, text.encode())
     return out
 
 
-def _answers(run: Facts, place: str, options: Mapping[str, Any]) -> HeldOutAnswers | None:
+def _held_out_predictions(
+    run: Facts, location: str, options: Mapping[str, Any]
+) -> HeldOutPredictions | None:
     """Return predictions on the test data of the run; None if it is remote or cannot be read."""
     if run.test is None or local_path(run.test) is None or not run.steps:
         return None
@@ -106,8 +108,8 @@ def _answers(run: Facts, place: str, options: Mapping[str, Any]) -> HeldOutAnswe
         # The data is opened as in the run, but on the CPU, since the run may use the GPU.
         names = ("x", "y", "foreign")
         reading = {k: run.settings[f"data.{k}"] for k in names if f"data.{k}" in run.settings}
-        with rows_and_model(place, [run.test], "cpu", options, reading) as (rows, model):
-            return held_out_answers(model, rows) if isinstance(rows, BaseSource) else None
+        with rows_and_model(location, [run.test], "cpu", options, reading) as (rows, model):
+            return held_out_predictions(model, rows) if isinstance(rows, BaseSource) else None
     return None
 
 

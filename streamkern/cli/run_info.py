@@ -25,13 +25,13 @@ from streamkern.train.model.model_facts import facts_as_text, solver_facts, valu
 
 
 def is_run_directory(
-    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> bool:
-    """Return whether `place`, a path or URL, is a run directory."""
+    """Return whether `location`, a path or URL, is a run directory."""
     try:
-        open_folder(place, storage_options).read("run.json")
+        open_folder(location, storage_options).read("run.json")
     except (FileNotFoundError, NotADirectoryError):
-        run = RunDirectory(place, writable=False, storage_options=storage_options)
+        run = RunDirectory(location, writable=False, storage_options=storage_options)
         # These errors mean that the path is a file, or that listing is not allowed.
         with contextlib.suppress(RunError, StorageAccessError):
             return bool(run.steps())  # a run without its run.json
@@ -62,7 +62,7 @@ def run_overview(
         setup, saved = directory.load_setup(discard_target), directory.load_latest(discard_target)
         records, log_fault = directory.read_log()
         writer = directory.holder()
-        with checkpoint_errors(directory.place):
+        with checkpoint_errors(directory.location):
             saved_position = _START_POSITION if saved is None else saved.meta["position"]
             position = {name: saved_position[name] for name in _START_POSITION}
             metrics = {} if saved is None else saved.meta["metrics"] or {}
@@ -84,7 +84,7 @@ def run_overview(
             else:
                 state = _STOPPED
             return {
-                "run_dir": directory.place,
+                "run_dir": directory.location,
                 "state": state,
                 "step": position["step"],
                 "epoch": position["epoch"],
@@ -128,7 +128,7 @@ def _recorded_config(directory: RunDirectory) -> tuple[dict[str, Any], str | Non
     if recorded is None or config == recorded:
         return config or {}, None
     fault = "missing" if config is None else "of another run"
-    return recorded, f"{directory.place}/run.json is {fault}; the next training writes it again"
+    return recorded, f"{directory.location}/run.json is {fault}; the next training writes it again"
 
 
 def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:

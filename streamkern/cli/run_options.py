@@ -14,7 +14,7 @@ from streamkern.basics.values import parse_bytes
 from streamkern.cli.options import StorageOption, number_or_text, parse_options, toml_or_text
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.solver import SOLVERS
-from streamkern.filesystem.path_kinds import place_kind
+from streamkern.filesystem.path_kinds import content_kind
 from streamkern.ingest.input_files import kind_by_ending
 
 RunFile = Annotated[
@@ -153,7 +153,7 @@ def run_config(
 
 def _refuse_data(run_file: str) -> None:
     """Raise ConfigError if the run file is a store, a run or a file of data."""
-    kind = place_kind(run_file)
+    kind = content_kind(run_file)
     if kind in ("store", "remote"):
         problem, remedy = "is a store, not a run file", f"give it as --train {redact(run_file)}"
     elif kind == "run":

@@ -29,10 +29,10 @@ def runs_command(
     """List the runs in a folder: their state, how far they are, and how good."""
     options = options_for(parse_options(storage_option), folder)
     runs, problems = [], []
-    for place in [folder, *_entries_of(folder, options)]:
+    for location in [folder, *_entries_of(folder, options)]:
         try:
-            if is_run_directory(place, options):
-                runs.append(read_facts(place, options))
+            if is_run_directory(location, options):
+                runs.append(read_facts(location, options))
         except (StreamkernError, OSError) as error:
             problems.append(str(error))
     rows = [_row(run) for run in distinct_names(runs)]
@@ -64,7 +64,7 @@ def _entries_of(folder: str, options: Mapping[str, Any] | None) -> list[str]:
 def _row(run: Facts) -> dict[str, Any]:
     """Return a run as JSON values."""
     return {
-        "name": run.name, "run_dir": run.place, "state": run.state, "writer": run.writer,
+        "name": run.name, "run_dir": run.location, "state": run.state, "writer": run.writer,
         "solver": run.solver, "centers": run.n_centers, **run.done,
         "planned_samples": run.planned_samples, "train_mse": run.loss,
         "log_scale": bool(loss_note(run.setup)), "held_out": run.figures,

@@ -142,8 +142,8 @@ class DataConfig(Table):
         is only centred. A scale in `transforms` replaces this setting.
     epochs : passes over the training data; "auto": enough for 100 000 rows, copies included,
         between 1 and 20. With early stopping, and with solvers that stop when they have converged,
-        "auto" is at most 20; "direct" stops after the first pass, unless transforms change every
-        pass.
+        "auto" is at most 20; "direct" stops after the first epoch, unless transforms change every
+        epoch.
     batch_size : training rows of a step; "auto": chosen by the method and the memory.
     prefetch_threads : threads that read ahead; "auto": as many as speed up reading from this
         storage. The batches do not depend on their number.
@@ -197,7 +197,7 @@ class DataConfig(Table):
         return self
 
     @property
-    def passes(self) -> int:
+    def n_epochs(self) -> int:
         """`epochs` as a number, after `training_data.with_epochs` has replaced "auto"."""
         assert not isinstance(self.epochs, str)
         return self.epochs

@@ -130,7 +130,7 @@ class ExecutionConfig(Table):
     checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times the time
         for which the last checkpoint interrupted the training if that is longer.
     keep_checkpoints : number of newest checkpoints that are kept.
-    evaluate_every : steps between two evaluations on `data.test`; "auto": one after each pass.
+    evaluate_every : steps between two evaluations on `data.test`; "auto": one after each epoch.
     evaluate_at : numbers of samples after each of which the model is evaluated.
     log : whether the run log is written.
     tensorboard : folder for TensorBoard, to which losses and figures are written as they are
@@ -138,13 +138,13 @@ class ExecutionConfig(Table):
     mlflow : tracking URI of MLflow, to which the settings, losses and figures are sent.
     early_stopping : whether the run stops once the score on validation rows no longer improves. A
         share of the rows is set aside as validation rows, and the model is scored on them after
-        every pass: by accuracy or R2, or by the loss if it is not the squared error. The run stops
-        after `n_iter_no_change` passes in a row without a better score. The model has the weights
-        of the best pass, even if `data.epochs` ends the run. Neither validation rows nor copies of
+        every epoch: by accuracy or R2, or by the loss if it is not the squared error. The run stops
+        after `n_iter_no_change` epochs in a row without a better score. The model has the weights
+        of the best epoch, even if `data.epochs` ends the run. Neither validation rows nor copies of
         them are trained on. Not for "direct", for warm starts, or for rows that a function makes.
     validation_fraction : share of the stored rows that is set aside for early stopping. From arrays
         in memory, the same share of each class is taken.
-    n_iter_no_change : number of passes in a row without a better score after which the run ends.
+    n_iter_no_change : number of epochs in a row without a better score after which the run ends.
     calibrate : whether rows are set aside for probabilities and intervals; "auto": for classes with
         many rows. After training, these rows determine the probabilities of classes, or the widths
         of intervals with the requested coverage. true sets aside a tenth of the rows, at most 2000,
@@ -226,7 +226,7 @@ class RunConfig(Table):
             obstacles.append(mention("solver.name", self.solver.name))
         obstacles += [mention("solver.posterior", True)] if self.solver.posterior else []
         if log_link and self.solver.name == "direct" and not self.model.fit_intercept:
-            # Newton steps would take |log mean| passes from f = 0 to the mean.
+            # Newton steps would take |log mean| epochs from f = 0 to the mean.
             obstacles.append(f"{mention('solver.name', 'direct')} and no intercept")
         if loss != SQUARES and obstacles:
             raise ConfigError(

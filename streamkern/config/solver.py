@@ -54,7 +54,7 @@ SOLVERS = ("auto", *SOLVER_OPTIONS)
 _Number = TypeVar("_Number", int, float)
 
 
-def options_of(name: str) -> tuple[str, ...]:
+def solver_options(name: str) -> tuple[str, ...]:
     """Return the settings of [solver] that are defined for a solver.
 
     "auto" has those of "block" and "direct", the solvers that it chooses between.
@@ -176,7 +176,7 @@ class SolverConfig(Table):
     @model_validator(mode="after")
     def _check_defined(self) -> SolverConfig:
         """Require that every changed setting is defined for the solver."""
-        allowed = options_of(self.name)
+        allowed = solver_options(self.name)
         for name, default in self.changed.items():
             value = getattr(self, name)
             no_ridge = name == "ridge" and value == 0

@@ -22,17 +22,17 @@ from streamkern.basics.errors import ConfigError, DataError, StreamkernError, Tr
 from streamkern.basics.message import mention
 from streamkern.basics.values import checked_list
 from streamkern.basics.warning import warn
-from streamkern.config.solver import SOLVER_OPTIONS, options_of
+from streamkern.config.solver import SOLVER_OPTIONS, solver_options
 from streamkern.estimator import files, inputs, targets
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.fitted import FittedModel, Schema, found_scaling
 from streamkern.estimator.importances import FeatureImportances
-from streamkern.estimator.labels import Labels, checked_labels, is_indicator, shape_of
+from streamkern.estimator.labels import Labels, checked_labels, is_indicator, target_shape
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameters import own_names
 from streamkern.estimator.saving import Saving
 from streamkern.ingest.frames import is_frame
-from streamkern.ingest.numeric import is_sparse, numbers_of
+from streamkern.ingest.numeric import frame_numbers, is_sparse
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.predict.evaluation import with_defined_r2
 from streamkern.stream.sources.alignment import align_columns, check_same_rows
@@ -234,7 +234,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         X, y, sample_weight, names = data.X, data.y, data.sample_weight, data.names
         if files.is_files(X):
             X, y, sample_weight = self._ingested(X, y, sample_weight, like), None, None
-        if is_classifier(self) and names is not None and shape_of(y)[1:] == (1,):
+        if is_classifier(self) and names is not None and target_shape(y)[1:] == (1,):
             y = y[:, 0]
         if like is not None or is_indicator(y):
             labels = None if like is None else like.labels
@@ -244,7 +244,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             if like is not None:
                 columns = like.target_columns
                 return align_columns(source, like.columns, "X", columns, like.encoder), like
-            flat = source.n_outputs == 1 if y is None else len(shape_of(y)) == 1
+            flat = source.n_outputs == 1 if y is None else len(target_shape(y)) == 1
             schema = Schema.of_source(source, output_names=names, flat=flat, labels=labels)
             return source, schema.of_columns(source, data)
         if y is None:
@@ -258,7 +258,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         source.columns = schema.columns if rows.ndim == 2 else None
         source.encoder = schema.encoder
         if like is None:
-            flat = len(shape_of(y)) == 1
+            flat = len(target_shape(y)) == 1
             schema = replace(schema, output_names=names, flat=flat, labels=labels)
             schema = schema.of_columns(source, data)
         return source, schema
@@ -279,14 +279,14 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
     def _ingested(self, X: Any, y: Any, sample_weight: Any, like: Schema | None) -> BaseSource:
         """Return a source of the rows of files, in a temporary store. like : as in `_source`"""
         classes = is_classifier(self) and not files.are_several_labels(y, like)
-        return files.ingested(
+        return files.ingest_temporarily(
             X, y, sample_weight, targets="classes" if classes else "values",
             seed=int(self._config(1).run.random_state), memory=self.memory, like=like,
         )  # fmt: skip
 
     def _first_rows(self, X: Any, y: Any) -> tuple[Any, Schema]:
         """Return checked rows, encoded if necessary, and the schema that they determine."""
-        numbers = numbers_of(X, "X") if is_frame(X) else None
+        numbers = frame_numbers(X, "X") if is_frame(X) else None
         if not is_frame(X) or numbers is not None or not inputs.check_text_names(X):
             holder = self._for_checks()
             rows = inputs.checked_rows(holder, X, reset=True, numbers=numbers)
@@ -304,7 +304,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         """Return the fit that `warm_start=True` starts from, or None before the first."""
         if isinstance(self.warm_start, str | os.PathLike) or not self.warm_start:
             return None
-        if self.solver in SOLVER_OPTIONS and "warm_start" not in options_of(self.solver):
+        if self.solver in SOLVER_OPTIONS and "warm_start" not in solver_options(self.solver):
             raise ConfigError(
                 f"{mention('warm_start', True)} is not defined for solver {self.solver!r}",
                 "leave it out, or use another solver",

@@ -1,6 +1,6 @@
 """Support for the callbacks of scikit-learn 1.9 and newer, which `set_callbacks` sets.
 
-A `Callback` of streamkern calls them. In their terms a `fit` is a task, and each pass a subtask.
+A `Callback` of streamkern calls them. In their terms a `fit` is a task, and each epoch a subtask.
 With older versions of scikit-learn there is no `set_callbacks`, only the parameter `callbacks`.
 """
 
@@ -37,7 +37,7 @@ class ScikitLearnCallbacks(Callback):
     def __init__(self, estimator: Any, schema: Schema, **data: Any) -> None:
         self._estimator, self._schema, self._data = estimator, schema, data
         self._fit: Any = None
-        self._pass: Any = None
+        self._epoch_task: Any = None
 
     @staticmethod
     def are_set(estimator: Any) -> bool:
@@ -45,35 +45,35 @@ class ScikitLearnCallbacks(Callback):
         return hasattr(estimator, "_skl_callbacks") or hasattr(estimator, "_parent_callback_ctx")
 
     def begin(self, run: TrainStart) -> None:
-        """Begin the task of the fit, and the task of the first remaining pass."""
-        passes = max(0, run.epochs - run.epoch)
-        self._fit = self._estimator._init_callback_context(max_subtasks=passes)
+        """Begin the task of the fit, and the task of the first remaining epoch."""
+        epochs = max(0, run.epochs - run.epoch)
+        self._fit = self._estimator._init_callback_context(max_subtasks=epochs)
         self._fit.call_on_fit_task_begin(estimator=self._estimator, **self._data)
-        if passes:
-            self._begin_pass()
+        if epochs:
+            self._begin_epoch()
 
-    def _begin_pass(self) -> None:
-        self._pass = self._fit.subcontext(task_name="pass")
-        self._pass.call_on_fit_task_begin(estimator=self._estimator, **self._data)
+    def _begin_epoch(self) -> None:
+        self._epoch_task = self._fit.subcontext(task_name="pass")
+        self._epoch_task.call_on_fit_task_begin(estimator=self._estimator, **self._data)
 
     def pass_ended(self, passed: EpochEnd) -> bool:
-        """End the task of a pass, and return whether a callback asks to end the fit."""
-        stop = self._pass.call_on_fit_task_end(
+        """End the task of an epoch, and return whether a callback asks to end the fit."""
+        stop = self._epoch_task.call_on_fit_task_end(
             estimator=self._estimator,
             **self._data,
             reconstruction_attributes=lambda: {
                 "_fitted_": FittedModel.of_result(passed.result(), self._schema)
             },
         )
-        self._pass = None
+        self._epoch_task = None
         if not (stop or passed.last):
-            self._begin_pass()
+            self._begin_epoch()
         return bool(stop)
 
     def fitted(self, fitted: FittedModel) -> None:
         """End the task of the fit. fitted : what the estimator will have as its fit"""
-        if self._pass is not None:  # begun for a pass that did not take place
-            self._pass.call_on_fit_task_end(estimator=self._estimator)
+        if self._epoch_task is not None:  # begun for an epoch that did not take place
+            self._epoch_task.call_on_fit_task_end(estimator=self._estimator)
         self._fit.call_on_fit_task_end(
             estimator=self._estimator, **self._data, reconstruction_attributes={"_fitted_": fitted}
         )

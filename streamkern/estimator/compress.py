@@ -96,10 +96,10 @@ def compress(
     with contextlib.ExitStack() as stack:
         rows = model._source_of(X, stack)
         with model._model() as kernel_model:
-            return compressed(model, kernel_model, rows, n_centers, tolerance)
+            return compress_model(model, kernel_model, rows, n_centers, tolerance)
 
 
-def compressed(
+def compress_model(
     model: _Model, kernel_model: KernelModel, rows: Any, n_centers: int | None,
     tolerance: float | None,
 ) -> _Model:  # fmt: skip

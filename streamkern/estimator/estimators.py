@@ -12,7 +12,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.estimator import inputs, targets
 from streamkern.estimator.base import KernelEstimator
-from streamkern.estimator.class_answers import ClassAnswers
+from streamkern.estimator.class_predictions import ClassPredictions
 from streamkern.estimator.docstrings import docstring
 from streamkern.estimator.files import given_data, no_targets, temporary_stores
 from streamkern.estimator.labels import (
@@ -24,9 +24,9 @@ from streamkern.estimator.labels import (
     checked_labels,
     indicator_labels,
     is_indicator,
-    shape_of,
     streamed_indicator,
     subset_accuracy,
+    target_shape,
 )
 from streamkern.estimator.mistakes import hide_traceback, suggest_keywords
 from streamkern.estimator.predicting import from_one_fit
@@ -149,7 +149,7 @@ True
             return self._with_std(X)
         if interval is not None:
             return self._with_interval(X, interval, normalised)
-        return self._answer(X, "_as_targets")
+        return self._predict(X, "_as_targets")
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -173,7 +173,7 @@ True
         if not inputs.is_stream(data.X):
             if data.y is None:
                 raise no_targets(type(self).__name__, self._state.schema)
-            y = targets.checked_values(data.y, shape_of(data.y)[0])
+            y = targets.checked_values(data.y, target_shape(data.y)[0])
             weights = targets.checked_weights(data.sample_weight, y)
             return float(super().score(data.X, y, weights))
         return self._evaluated(X, y, sample_weight)["r2"]
@@ -197,7 +197,7 @@ True
 
 @suggest_keywords
 @dataclass(kw_only=True, eq=False, repr=False)
-class KernelClassifier(ClassifierMixin, ClassAnswers, KernelEstimator):  # type: ignore[misc]
+class KernelClassifier(ClassifierMixin, ClassPredictions, KernelEstimator):  # type: ignore[misc]
     __doc__ = docstring(
         """Least-squares classification: regression on one-hot targets, the largest output wins.
 
@@ -294,7 +294,7 @@ True
                     "pieces",
                 )
             return self._write(X, out, overwrite=overwrite, order=order)
-        return self._answer(X, "_labels")
+        return self._predict(X, "_labels")
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -311,7 +311,7 @@ True
             if self._takes_indicator(y, trained) and not is_sparse(y):
                 y = checked_indicator(y, len(y))
             if trained.indicator is None:
-                y = trained.alike(checked_labels(y, shape_of(y)[0]))
+                y = trained.alike(checked_labels(y, target_shape(y)[0]))
             weights = targets.checked_weights(data.sample_weight, y)
             return float(super().score(data.X, y, weights))
         if trained.indicator is None:
@@ -358,7 +358,7 @@ True
     ) -> tuple[BaseSource, Labels]:
         if y is not None and self._takes_indicator(y, labels):
             source = inputs.open_stream(X, streamed_indicator(y), sample_weight)
-            return source, labels or indicator_labels(shape_of(y)[1], y)
+            return source, labels or indicator_labels(target_shape(y)[1], y)
         if y is not None and labels is not None:
             ids = labels.streamed_ids(y)
             return inputs.open_stream(X, ids, sample_weight, classes=labels.names), labels
@@ -387,7 +387,7 @@ True
     ) -> tuple[ArraySource, Labels]:
         if self._takes_indicator(y, labels):
             source = ArraySource(X, checked_indicator(y, X.shape[0]), sample_weight=w)
-            return source, labels or indicator_labels(shape_of(y)[1], y)
+            return source, labels or indicator_labels(target_shape(y)[1], y)
         y = checked_labels(y, X.shape[0])
         if labels is None:
             labels = Labels.of_targets(y)

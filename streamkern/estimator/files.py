@@ -34,7 +34,7 @@ from streamkern.ingest.hub_datasets import hub_names, is_hub_dataset
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import FileOpener, kind_by_ending
 from streamkern.ingest.path_patterns import expand_paths
-from streamkern.ingest.received import Received, are_paths, received, received_data
+from streamkern.ingest.received import Received, are_paths, convert_received, received_data
 from streamkern.ingest.tables.numbers import is_number
 from streamkern.ingest.zarr_groups import arrays_with_text, foreign_group, has_array, own_state
 from streamkern.predict.input_rows import FileRows, open_rows
@@ -176,7 +176,7 @@ def _weights_in(X: Any, like: Schema) -> Any:
     name = like.weight_column
     if name is None or name in (like.given_columns or ()) or not (is_frame(X) or is_dask_table(X)):
         return None
-    return received(X[name], "sample_weight") if name in X.columns else None
+    return convert_received(X[name], "sample_weight") if name in X.columns else None
 
 
 def _has_targets(X: Any) -> bool:
@@ -248,7 +248,7 @@ _block_stores: ContextVar[ExitStack | None] = ContextVar("_block_stores", defaul
 
 @contextmanager
 def temporary_stores() -> Iterator[None]:
-    """Remove the stores that `ingested` creates during a block at its end."""
+    """Remove the stores that `ingest_temporarily` creates during a block at its end."""
     with ExitStack() as stores:
         token = _block_stores.set(stores)
         try:
@@ -257,7 +257,7 @@ def temporary_stores() -> Iterator[None]:
             _block_stores.reset(token)
 
 
-def ingested(
+def ingest_temporarily(
     X: Any, y: Any, sample_weight: Any, *, targets: str, seed: int, memory: Any,
     like: Schema | None = None,
 ) -> ZarrSource:  # fmt: skip

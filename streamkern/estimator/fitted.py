@@ -29,7 +29,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.rundir.checkpoint_format import Saved
 from streamkern.solver.posterior import Posterior
 from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
-from streamkern.store.sparse_rows import as_csr, packed, sparse_features
+from streamkern.store.sparse_rows import as_csr, pack_rows, sparse_features
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
@@ -95,15 +95,15 @@ class Schema:
 
     @classmethod
     def of_source(
-        cls, source: BaseSource | KernelModel, where: str = "the store", **others: Any
+        cls, source: BaseSource | KernelModel, location: str = "the store", **others: Any
     ) -> Self:
         """Return the schema of a source or model, with `others` as further fields.
 
-        where : name of the source, for errors.
+        location : name of the source, for errors.
         """
         columns = source.columns
         if source.encoder is not None:
-            columns = Encoder.from_json(source.encoder, where).columns
+            columns = Encoder.from_json(source.encoder, location).columns
         arrays = RecordedArrays.from_form(source.file_form)
         return cls(
             tuple(source.row_shape), columns, source.encoder, True, source.target_columns,
@@ -112,11 +112,11 @@ class Schema:
         )  # fmt: skip
 
     @classmethod
-    def of_model(cls, model: KernelModel, facts: Mapping[str, Any], where: str) -> Self:
+    def of_model(cls, model: KernelModel, facts: Mapping[str, Any], location: str) -> Self:
         """Return the schema of a trained run.
 
         facts : result of `Schema.facts`, as recorded by the run; empty for a run of `train`.
-        where : path of the run, for errors.
+        location : path of the run, for errors.
         """
         indicator, names, labels = facts.get("indicator"), facts.get("outputs"), None
         if indicator is not None:
@@ -124,7 +124,7 @@ class Schema:
         elif model.classes is not None:
             labels = Labels.from_names(model.classes, facts.get("labels"))
         return cls.of_source(
-            model, where, output_names=None if names is None else tuple(names), labels=labels,
+            model, location, output_names=None if names is None else tuple(names), labels=labels,
             flat=facts.get("flat", model.n_outputs == 1), weight_column=facts.get("weight_column"),
             arrays=model.arrays,
         )  # fmt: skip
@@ -270,7 +270,7 @@ class FittedModel:
         """The scaled centers (p, d) in the order of the run; sparse ones are packed, (p, 2 k)."""
         in_order: Any = self.attributes["centers_"][self.order]
         if self.schema.sparse:
-            in_order = packed(in_order, dtype=in_order.dtype).reshape(len(self.order), -1)
+            in_order = pack_rows(in_order, dtype=in_order.dtype).reshape(len(self.order), -1)
         centers: npt.NDArray[Any] = in_order
         return centers
 
@@ -343,9 +343,9 @@ class FittedModel:
         bound = [fixed.pop(0) if is_deterministic(t) else t for t in parameter]
         bound = [] if transforms is None else [*bound, *fixed]
         return cls.of_result(
-            result, Schema.of_model(model, run.facts, run.place), scaling=scaling,
+            result, Schema.of_model(model, run.facts, run.location), scaling=scaling,
             settings=run.record["identity"]["settings"],
-            online=(SavedRun(run.place, run.saved.step, options), bound),
+            online=(SavedRun(run.location, run.saved.step, options), bound),
         )  # fmt: skip
 
     def to_predict(self) -> Self:

@@ -23,7 +23,7 @@ from streamkern.basics.text import some
 from streamkern.basics.values import to_builtin
 from streamkern.estimator.inputs import lazy_array, one_sentence
 from streamkern.estimator.targets import check_length
-from streamkern.store.class_labels import KnownClasses, labels_of
+from streamkern.store.class_labels import KnownClasses, labels_from_names
 from streamkern.store.packing import refuse_packed
 from streamkern.stream.sources.alignment import ReorderedSource
 from streamkern.stream.sources.base import BaseSource
@@ -58,9 +58,10 @@ class Labels:
     def from_names(cls, names: Sequence[str], dtype: Any = None) -> Self:
         """Return the labels for the names of classes in a source or a model.
 
-        dtype : dtype of the labels from which the names were made; None if unknown, see `labels_of`
+        dtype : dtype of the labels from which the names were made; None if unknown, see
+            `labels_from_names`
         """
-        labels = labels_of(names, None if dtype is None else str(dtype))
+        labels = labels_from_names(names, None if dtype is None else str(dtype))
         order = np.argsort(labels, kind="stable")
         same = np.array_equal(order, np.arange(len(order)))
         return cls(labels[order], None if same else order)
@@ -285,10 +286,10 @@ def _other_kind(label: Any, row: int, name: str) -> DataError:
 
 def is_indicator(y: Any) -> bool:
     """Return whether the targets have a column for each of several labels."""
-    return y is not None and len(shape_of(y)) == 2 and shape_of(y)[1] > 1
+    return y is not None and len(target_shape(y)) == 2 and target_shape(y)[1] > 1
 
 
-def shape_of(y: Any) -> tuple[int, ...]:
+def target_shape(y: Any) -> tuple[int, ...]:
     """Return the shape of targets, which may be partly unknown in Dask."""
     return tuple(y.shape if hasattr(y, "shape") else np.asarray(y).shape)
 
@@ -333,12 +334,12 @@ def check_outputs_alike(n_outputs: int, labels: Labels) -> None:
 def check_alike(y: Any, labels: Labels) -> None:
     """Raise DataError unless y has the form of the training targets: (n,), or (n, L)."""
     several, c = labels.indicator is not None, len(labels.classes)
-    if is_indicator(y) != several or (several and shape_of(y)[1] != c):
+    if is_indicator(y) != several or (several and target_shape(y)[1] != c):
         trained, remedy = f"one of {c} classes for each row", "give labels of shape (n,)"
         if several:
             trained, remedy = f"{c} labels for each row", f"give columns of 0 or 1, (n, {c})"
         raise DataError(
-            f"y has shape {shape_of(y)}, but the model was trained on {trained}", f"{remedy}"
+            f"y has shape {target_shape(y)}, but the model was trained on {trained}", f"{remedy}"
         )
 
 

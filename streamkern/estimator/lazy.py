@@ -30,8 +30,8 @@ def is_lazy(X: Any) -> bool:
     return hasattr(X, "__dask_graph__")
 
 
-def lazy_answers(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) -> Any:
-    """Return a Dask array of `estimator._answer_of_block(block, method)`, chunked as the rows of X.
+def lazy_predictions(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) -> Any:
+    """Return a Dask array of `estimator._predict_block(block, method)`, chunked as the rows of X.
 
     X : a Dask array, or a Dask data frame, whose columns are found by name
     like : the prediction for an array without rows, which has the dtype and number of columns
@@ -44,21 +44,21 @@ def lazy_answers(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) ->
     if any(count > 1 for count in X.numblocks[1:]):
         X = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
     return X.map_blocks(
-        _answer, on_demand("dask").delayed(_for_prediction(estimator)), method,
+        _predict_one_block, on_demand("dask").delayed(_for_prediction(estimator)), method,
         chunks=(X.chunks[0], *((k,) for k in like.shape[1:])),
         drop_axis=list(range(like.ndim, X.ndim)), dtype=like.dtype, meta=like,
     )  # fmt: skip
 
 
-def framed_answers(estimator: Any, table: Any, method: str, like: Any) -> Any:
-    """Return the predictions of `lazy_answers` as a Dask data frame or series, indexed as `table`.
+def framed_predictions(estimator: Any, table: Any, method: str, like: Any) -> Any:
+    """Return predictions as a Dask data frame or series, indexed as `table`.
 
     like : the prediction for a table without rows, a pandas object
     """
     columns = lazy_columns_in_order(estimator, table)
     table = table if columns is None else table[columns]
     predictor = on_demand("dask").delayed(_for_prediction(estimator, framed=True))
-    return table.map_partitions(_answer, predictor, method, meta=like)
+    return table.map_partitions(_predict_one_block, predictor, method, meta=like)
 
 
 def lazy_columns_in_order(estimator: Any, table: Any) -> list[str] | None:
@@ -84,7 +84,7 @@ def _for_prediction(estimator: Any, *, framed: bool = False) -> Any:
     return predictor
 
 
-def _answer(block: Any, estimator: Any, method: str) -> Any:
+def _predict_one_block(block: Any, estimator: Any, method: str) -> Any:
     """Return the predictions for a block of rows."""
     with _BLOCK_LOCK:
-        return estimator._answer_of_block(block, method)
+        return estimator._predict_block(block, method)

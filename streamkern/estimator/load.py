@@ -64,7 +64,7 @@ def load(
     if not isinstance(place, str | os.PathLike):
         raise ConfigError(f"{mention('place', place)} must be the path or URL of a run directory")
     run, result = load_result(place, storage_options)
-    with contextlib.closing(result.model.backend), checkpoint_errors(run.place):
+    with contextlib.closing(result.model.backend), checkpoint_errors(run.location):
         return _fitted(run, result, storage_options)
 
 

@@ -41,7 +41,7 @@ import streamkern
 from huggingface_hub import snapshot_download
 
 model = streamkern.load(snapshot_download("OWNER/NAME"))  # the name of this repository
-answers = model.predict(X)
+predictions = model.predict(X)
 ```
 
 The files hold numbers and settings, and no code.
@@ -55,12 +55,12 @@ class ModelCard:
     this card, before anything is written.
     """
 
-    def __init__(self, model: Any, place: str | os.PathLike[str]) -> None:
-        folder = local_path(place)
+    def __init__(self, model: Any, location: str | os.PathLike[str]) -> None:
+        folder = local_path(location)
         if folder is None:
             raise ConfigError(
                 f"{mention('card', True)} writes a README.md to a local folder only, not to "
-                f"{redact(place)}",
+                f"{redact(location)}",
                 "save to a local folder, and copy that",
             )
         self._path = Path(folder) / "README.md"
@@ -135,7 +135,7 @@ def _facts(model: Any, figures: Iterable[tuple[str, str, float]]) -> Iterator[tu
         yield "centers", str(model.n_centers_)
     yield "solver", str(model.solver_)
     if "samples" in model.report_:
-        yield "samples trained on, over all passes", str(model.report_["samples"])
+        yield "samples trained on, over all epochs", str(model.report_["samples"])
     if schema.given_columns is not None:
         yield "columns", _listed(schema.given_columns)
     else:

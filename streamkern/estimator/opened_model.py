@@ -16,7 +16,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.losses.losses import loss_for_figures
 from streamkern.predict.calibration import no_calibration_text
 from streamkern.train.model.kernel_model import KernelModel
-from streamkern.train.setup.assemble import accelerator_of
+from streamkern.train.setup.assemble import recorded_accelerator
 
 SMALL_KERNEL_VALUES, SMALL_CENTERS_SIZE = 1 << 17, 1 << 22
 """Limits of a small call: the kernel values that one thread computes in about the time in which
@@ -60,7 +60,7 @@ class OpeningModel(Parameters):
     def _accelerator(self) -> str:
         """The parameter `accelerator`; for "auto" the accelerator of the training."""
         auto = self.accelerator == "auto"
-        return accelerator_of(self._state.meta) if auto else self.accelerator
+        return recorded_accelerator(self._state.meta) if auto else self.accelerator
 
     def _is_small(self, n_rows: int | None) -> bool:
         """Return whether a call with `n_rows` rows is predicted by one thread with kept centers."""

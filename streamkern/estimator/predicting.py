@@ -18,12 +18,12 @@ from streamkern.basics.text import some
 from streamkern.estimator import inputs
 from streamkern.estimator.files import is_files, rows_of_files, rows_without_targets
 from streamkern.estimator.fitted import FittedAttribute, Schema
-from streamkern.estimator.lazy import framed_answers, is_lazy, lazy_answers
+from streamkern.estimator.lazy import framed_predictions, is_lazy, lazy_predictions
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.opened_model import OpeningModel
 from streamkern.ingest.frames import is_dask_table, is_frame
-from streamkern.ingest.numeric import numbers_of
-from streamkern.ingest.received import received
+from streamkern.ingest.numeric import frame_numbers
+from streamkern.ingest.received import convert_received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.losses.losses import loss_for_figures
 from streamkern.predict.prediction_table import QUANTILE_TOLERANCE, OutputFormat
@@ -143,36 +143,36 @@ class Predicting(OpeningModel):
         """True if predictions are returned as pandas objects."""
         return self._sklearn_output_config.get("predict") == "pandas"
 
-    def _answer(self, X: Any, method: str) -> Any:
+    def _predict(self, X: Any, method: str) -> Any:
         """Return predictions for X in the container of `set_output`.
 
         method : name of the method that computes the predictions from f(X), such as "_labels"
         """
-        X = received(X, "X")
+        X = convert_received(X, "X")
         if not is_lazy(X):
             return self._in_container(getattr(self, method)(self._values(X)), X, method)
         X = self._without_targets(X, self._state.schema)
         framed = self._framed_output and is_dask_table(X)
-        like = self._empty_answer(X, method, framed=framed)
-        return (framed_answers if framed else lazy_answers)(self, X, method, like)
+        like = self._empty_prediction(X, method, framed=framed)
+        return (framed_predictions if framed else lazy_predictions)(self, X, method, like)
 
-    def _answer_of_block(self, X: Any, method: str) -> Any:
+    def _predict_block(self, X: Any, method: str) -> Any:
         """Return predictions for a block of a Dask array, which may be empty after a filter."""
         if not X.shape[0]:
-            return self._empty_answer(X, method, framed=self._framed_output)
-        return self._answer(X, method)
+            return self._empty_prediction(X, method, framed=self._framed_output)
+        return self._predict(X, method)
 
-    def _empty_answer(self, X: Any, method: str, *, framed: bool) -> Any:
+    def _empty_prediction(self, X: Any, method: str, *, framed: bool) -> Any:
         """Return the predictions for no rows, which show their dtype, columns and container."""
         no_outputs = np.zeros((0, len(self._state.targets.mean)), self._dtype)
-        answer = getattr(self, method)(no_outputs)
-        return self._framed(answer, X, method) if framed else answer
+        predictions = getattr(self, method)(no_outputs)
+        return self._framed(predictions, X, method) if framed else predictions
 
-    def _in_container(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
+    def _in_container(self, predictions: npt.NDArray[Any], X: Any, method: str) -> Any:
         """Return predictions in the container of `set_output`."""
-        return self._framed(answer, X, method) if self._framed_output else answer
+        return self._framed(predictions, X, method) if self._framed_output else predictions
 
-    def _framed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
+    def _framed(self, predictions: npt.NDArray[Any], X: Any, method: str) -> Any:
         """Return predictions as a pandas object with the index of X, if it has one.
 
         Intervals have the two columns `ENDS`, or these two for each output.
@@ -183,12 +183,14 @@ class Predicting(OpeningModel):
         names = self._names_of(method)
         if method == "_ends":  # intervals, (n, 2) or (n, c, 2)
             columns: Any = list(ENDS)
-            if answer.ndim == 3:
-                columns = pandas.MultiIndex.from_product([names or range(answer.shape[1]), ENDS])
-            return pandas.DataFrame(answer.reshape(len(answer), -1), index, columns)
-        if answer.ndim == 1:
-            return pandas.Series(answer, index, name=None if names is None else names[0])
-        return pandas.DataFrame(answer, index, names)
+            if predictions.ndim == 3:
+                columns = pandas.MultiIndex.from_product(
+                    [names or range(predictions.shape[1]), ENDS]
+                )
+            return pandas.DataFrame(predictions.reshape(len(predictions), -1), index, columns)
+        if predictions.ndim == 1:
+            return pandas.Series(predictions, index, name=None if names is None else names[0])
+        return pandas.DataFrame(predictions, index, names)
 
     def _names_of(self, _method: str) -> Sequence[Any] | None:
         """Return the names of the columns of predictions."""
@@ -210,7 +212,7 @@ class Predicting(OpeningModel):
         schema = self._state.schema
         if is_files(X):
             with self._model() as model, rows_of_files(X, schema, targets=False) as rows:
-                return np.concatenate([F for _, _, F in model.answers(rows, **behind)])
+                return np.concatenate([F for _, _, F in model.predicted_tiles(rows, **behind)])
         if not inputs.is_stream(X):
             rows = self._rows(X, schema)
             with self._model(rows.shape[0]) as model:
@@ -252,8 +254,12 @@ class Predicting(OpeningModel):
                 f"model was trained for, {some([f'{q:g}' for q in levels])}",
                 "correct it, or train a model for these quantiles",
             )
-        answer = self._answer(X, "_as_targets")
-        return answer.iloc[:, columns] if hasattr(answer, "iloc") else answer[:, columns]
+        predictions = self._predict(X, "_as_targets")
+        return (
+            predictions.iloc[:, columns]
+            if hasattr(predictions, "iloc")
+            else predictions[:, columns]
+        )
 
     def _with_interval(self, X: Any, interval: float, normalised: bool) -> tuple[Any, Any]:
         """Return values and the ends of their intervals, for rows that are not lazy."""
@@ -279,8 +285,8 @@ class Predicting(OpeningModel):
 
     @staticmethod
     def _not_lazy(X: Any, request: str) -> Any:
-        """Return X as `received` does; ConfigError if it is lazy. request : for the message"""
-        X = received(X, "X")
+        """Return X, see `convert_received`; ConfigError if it is lazy. request : for messages"""
+        X = convert_received(X, "X")
         if is_lazy(X):
             raise ConfigError(
                 f"{request} is not available for Dask arrays, whose predictions are lazy",
@@ -299,7 +305,7 @@ class Predicting(OpeningModel):
 
         stack : closes the files that this method opens
         """
-        X, schema = received(X, "X"), self._state.schema
+        X, schema = convert_received(X, "X"), self._state.schema
         if is_files(X):
             return stack.enter_context(rows_of_files(X, schema, targets=False))
         if inputs.is_stream(X):
@@ -334,7 +340,7 @@ class Predicting(OpeningModel):
             rows = inputs.encoded_rows(X, Encoder.from_json(schema.encoder, "the model"))
         else:
             holder = self._for_checks(schema)
-            numbers = numbers_of(X, "X") if is_frame(X) else None
+            numbers = frame_numbers(X, "X") if is_frame(X) else None
             rows = inputs.checked_rows(
                 holder, X, reset=False, nameless=schema.named_by_store, numbers=numbers
             )

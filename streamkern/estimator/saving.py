@@ -13,7 +13,7 @@ from streamkern.estimator.model_card import ModelCard
 from streamkern.estimator.parameter_values import transform_tables
 from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.estimator.predicting import Predicting
-from streamkern.train.export.onnx_model import ModelAnswers, write_c, write_onnx
+from streamkern.train.export.onnx_model import ExportedOutputs, write_c, write_onnx
 from streamkern.train.online import Online
 from streamkern.train.saved_model import save_model, without_solver
 
@@ -115,12 +115,12 @@ class Saving(Predicting):
         snapshot = self._snapshot()
         fitted = snapshot._state
         labels = fitted.schema.labels
-        answers = ModelAnswers(flat=fitted.flat)
+        outputs = ExportedOutputs(flat=fitted.flat)
         if labels is not None:
             several = labels.indicator is not None
-            answers = ModelAnswers(None if several else labels.classes, labels.order, several)
+            outputs = ExportedOutputs(None if several else labels.classes, labels.order, several)
         with snapshot._model() as model:
-            write(model, fitted.centers, answers, path, dtype=dtype, overwrite=overwrite)
+            write(model, fitted.centers, outputs, path, dtype=dtype, overwrite=overwrite)
 
     def _save(self, fitted: FittedModel, place: Any, storage_options: Any) -> None:
         """Write the fitted model, and after `partial_fit` the state of the solver."""

@@ -17,7 +17,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
-from streamkern.estimator.files import given_data, ingested, is_files, temporary_stores
+from streamkern.estimator.files import given_data, ingest_temporarily, is_files, temporary_stores
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameters import own_names
 from streamkern.kernels.builtin import Kernel
@@ -159,7 +159,7 @@ def _data(X: Any, y: Any, sample_weight: Any, estimator: Any) -> tuple[Any, Any,
         return data.X, data.y, data.sample_weight
     kinds = {KernelClassifier: "classes", KernelRegressor: "values"}
     targets = kinds.get(type(estimator), "auto")
-    rows = ingested(X, y, sample_weight, targets=targets, seed=0, memory="auto")
+    rows = ingest_temporarily(X, y, sample_weight, targets=targets, seed=0, memory="auto")
     return rows, None, None
 
 

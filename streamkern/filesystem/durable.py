@@ -212,7 +212,7 @@ _FULL_DISK_ERRORS = {  # number -> problem, remedy
 
 
 @contextlib.contextmanager
-def disk_full_hint(where: str) -> Iterator[None]:
+def disk_full_hint(location: str) -> Iterator[None]:
     """Add the place and a remedy to the errors "no space left" and "file too large" of a block."""
     try:
         yield
@@ -222,7 +222,7 @@ def disk_full_hint(where: str) -> Iterator[None]:
         problem, remedy = _FULL_DISK_ERRORS[error.errno]
         raise OSError(
             error.errno,
-            f"{problem} while writing {redact(where)}; {remedy} and run the same command again, it "
-            "goes on where it stopped",
+            f"{problem} while writing {redact(location)}; {remedy} and run the same command "
+            "again, it goes on where it stopped",
             error.filename,
         ) from error

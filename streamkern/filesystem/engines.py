@@ -21,7 +21,7 @@ from streamkern.basics.optional import on_demand
 from streamkern.filesystem.objects import STALL_S, Bytes, Listing, ObjectNames, Outcome
 
 _EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
-# Answers with a 4xx status that concern this one request, not the object requested.
+# Responses with a 4xx status that concern this one request, not the object requested.
 _TRANSIENT_CODES = {
     *("RequestTimeout", "XAmzContentSHA256Mismatch", "BadDigest", "IncompleteBody", "SlowDown"),
     *("XAmzContentChecksumMismatch", "RequestTimeTooSkewed", "OperationAborted"),
@@ -57,12 +57,12 @@ _MAX_POOL_CONNECTIONS = 128
 
 
 def http_outcome(status: int, code: str) -> Outcome:
-    """Return the meaning of an S3 answer.
+    """Return the meaning of an S3 response.
 
     status : HTTP status
-    code : the <Code> in the body of the answer, or ""
+    code : the <Code> in the body of the response, or ""
     """
-    # An answer to HEAD has no body and so no code: there, S3 answers a bare 400 to a token
+    # A response to HEAD has no body and so no code: there, S3 sends a bare 400 to a token
     # that has expired.
     if code in _EXPIRED_CODES or (status == 400 and not code):
         return Outcome.EXPIRED
@@ -76,7 +76,7 @@ def http_outcome(status: int, code: str) -> Outcome:
 
 
 def http_message(status: int, code: str) -> str:
-    """Return the meaning of an S3 answer as text, with a remedy."""
+    """Return the meaning of an S3 response as text, with a remedy."""
     if code in _NO_BUCKET_CODES:
         return f"there is no such bucket ({code}); check its name"
     if status in (401, 403):
@@ -88,8 +88,8 @@ class ObstoreEngine:
     """S3, Google or Azure by obstore: one request an object, with the waiting outside Python.
 
     open_stores : returns (store for reading, store for writing); called again to read the
-        credentials again. They differ because the time limit of reading, between two pieces of an
-        answer, would end a long upload.
+        credentials again. They differ because the time limit of reading, between two pieces of a
+        response, would end a long upload.
     """
 
     keys_per_delete = 1000
@@ -144,11 +144,11 @@ class ObstoreEngine:
         self._reading, self._writing = await asyncio.to_thread(self._open)
 
     def explain(self, error: Exception) -> str:
-        answer = _answer_in_text(str(error))
+        response = _response_in_text(str(error))
         if _NO_TOKEN_TEXT in str(error):
             return NO_CLOUD_CREDENTIALS
-        if answer is not None:
-            return http_message(*answer)
+        if response is not None:
+            return http_message(*response)
         # The sentence is vague ("error sending request"); the reason is in the dump below it.
         sentence, _, dump = str(error).partition("Debug source:")
         reasons = re.findall(r'(?:message|error): "([^"]+)"|kind: (TimedOut|Timeout)', dump)
@@ -156,11 +156,11 @@ class ObstoreEngine:
 
     def outcome(self, error: Exception) -> Outcome:
         text = str(error)
-        answer = _answer_in_text(text)
+        response = _response_in_text(text)
         if _NO_TOKEN_TEXT in text:
             return Outcome.REFUSED
-        if answer is not None:
-            return http_outcome(*answer)
+        if response is not None:
+            return http_outcome(*response)
         if isinstance(error, FileNotFoundError):
             return Outcome.MISSING
         if isinstance(error, self._errors.AlreadyExistsError):
@@ -172,7 +172,7 @@ class ObstoreEngine:
         return Outcome.TRANSIENT if is_transient else Outcome.OTHER
 
 
-def _answer_in_text(text: str) -> tuple[int, str] | None:
+def _response_in_text(text: str) -> tuple[int, str] | None:
     """Return the HTTP status and the S3 code that an error message of obstore quotes, or None."""
     status, code = _STATUS_PATTERN.search(text), _CODE_PATTERN.search(text)
     return None if status is None else (int(status[1]), "" if code is None else code[1])
@@ -251,17 +251,17 @@ class FsspecEngine:
         self._fs, _ = await asyncio.to_thread(self._open)
 
     def explain(self, error: Exception) -> str:
-        answer = _answer_of_error(error)
-        if answer is not None:
-            return http_message(*answer)
+        response = _error_response(error)
+        if response is not None:
+            return http_message(*response)
         if type(error).__name__ == "NoCredentialsError":
             return NO_CREDENTIALS
         return f"{type(error).__name__}: {error}"
 
     def outcome(self, error: Exception) -> Outcome:
-        answer = _answer_of_error(error)
-        if answer is not None:
-            return http_outcome(*answer)
+        response = _error_response(error)
+        if response is not None:
+            return http_outcome(*response)
         if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
             return Outcome.MISSING
         if isinstance(error, FileExistsError):
@@ -278,17 +278,17 @@ class FsspecEngine:
         return Outcome.TRANSIENT if network or isinstance(error, OSError) else Outcome.OTHER
 
 
-def _answer_of_error(error: BaseException) -> tuple[int, str] | None:
-    """Return the HTTP status and the S3 code of the answer that caused an error, or None.
+def _error_response(error: BaseException) -> tuple[int, str] | None:
+    """Return the HTTP status and the S3 code of the response that caused an error, or None.
 
     The causes of an error are searched, too, because s3fs drops the code of botocore's error.
     """
     cause: BaseException | None = error
     while cause is not None:
-        answer, status = getattr(cause, "response", None), getattr(cause, "status", None)
-        if isinstance(answer, dict) and "ResponseMetadata" in answer:
-            status = int(answer["ResponseMetadata"].get("HTTPStatusCode", 0))
-            code = str(answer.get("Error", {}).get("Code", ""))
+        response, status = getattr(cause, "response", None), getattr(cause, "status", None)
+        if isinstance(response, dict) and "ResponseMetadata" in response:
+            status = int(response["ResponseMetadata"].get("HTTPStatusCode", 0))
+            code = str(response.get("Error", {}).get("Code", ""))
             return status, "" if code.isdigit() else code  # without a body it repeats the status
         if isinstance(status, int) and status >= 300:  # aiohttp's
             return status, ""

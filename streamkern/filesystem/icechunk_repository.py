@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 _URL_PATTERN = re.compile(
-    r"icechunk\+(?P<place>[^?#]+?)(?:@(?P<kind>tag|branch|snapshot)=(?P<name>[^@/]+))?/?"
+    r"icechunk\+(?P<location>[^?#]+?)(?:@(?P<kind>tag|branch|snapshot)=(?P<name>[^@/]+))?/?"
 )
 # fsspec's names of options -> icechunk's.
 _S3_OPTIONS = {
@@ -37,7 +37,7 @@ _S3_OPTIONS = {
 class _Version(NamedTuple):
     """A repository and the version to read."""
 
-    place: str
+    location: str
     kind: str
     name: str
 
@@ -59,13 +59,13 @@ def snapshot_url(url: str, options: Mapping[str, Any] | None = None) -> str:
     version = _parsed_url(url)
     if version.kind == "snapshot":
         return url
-    snapshot = snapshot_of(icechunk_store(url, options))
+    snapshot = icechunk_snapshot(icechunk_store(url, options))
     return at_snapshot(url, str(snapshot))
 
 
 def at_snapshot(url: str, snapshot: str) -> str:
     """Return the URL of a snapshot in the repository of `url`."""
-    return f"icechunk+{_parsed_url(url).place}@snapshot={snapshot}"
+    return f"icechunk+{_parsed_url(url).location}@snapshot={snapshot}"
 
 
 def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
@@ -88,7 +88,7 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     version = _parsed_url(url)
     icechunk = import_optional("icechunk", "reading icechunk repositories", "icechunk")
     try:
-        repository = icechunk.Repository.open(_storage(icechunk, version.place, options or {}))
+        repository = icechunk.Repository.open(_storage(icechunk, version.location, options or {}))
         argument = {"snapshot": "snapshot_id"}.get(version.kind, version.kind)
         session = repository.readonly_session(**{argument: version.name})
     except icechunk.IcechunkError as error:
@@ -97,17 +97,17 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
         if re.search(r"not found|doesn't exist|invalid (?!icechunk header)", text):
             raise StoreNotFoundError(
                 f"there is no {version.kind} {version.name!r} in an icechunk repository at "
-                f"{redact(version.place)} ({text})",
+                f"{redact(version.location)} ({text})",
                 "correct the URL",
             ) from None
         raise StorageError(
             f"opening {redact(url)} failed ({text})",
             "check that the repository is complete, and can be reached with these storage options",
         ) from error
-    return store_of(session)
+    return unwrap_icechunk_store(session)
 
 
-def store_of(source: Any) -> Store:
+def unwrap_icechunk_store(source: Any) -> Store:
     """Return the zarr store of a repository (of its branch main), a session, or a session's store.
 
     Raises ConfigError for other objects, and for a writable session: its data may change.
@@ -130,11 +130,11 @@ def store_of(source: Any) -> Store:
     return store  # type: ignore[no-any-return]
 
 
-def snapshot_of(store: Any) -> str | None:
+def icechunk_snapshot(store: Any) -> str | None:
     """Return the id of the snapshot of a zarr store, wrapped or not; None for other stores."""
     while (inner := getattr(store, "_store", None)) is not None and not is_icechunk(store):
         store = inner
-    return str(store_of(store).session.snapshot_id) if is_icechunk(store) else None  # type: ignore[attr-defined]
+    return str(unwrap_icechunk_store(store).session.snapshot_id) if is_icechunk(store) else None  # type: ignore[attr-defined]
 
 
 def _parsed_url(url: str) -> _Version:
@@ -144,7 +144,9 @@ def _parsed_url(url: str) -> _Version:
             f"{redact(url)} is not a URL of an icechunk repository",
             "write icechunk+, its place, and @tag=, @branch= or @snapshot= with a name",
         )
-    return _Version(match["place"].rstrip("/"), match["kind"] or "branch", match["name"] or "main")
+    return _Version(
+        match["location"].rstrip("/"), match["kind"] or "branch", match["name"] or "main"
+    )
 
 
 def _storage(icechunk: Any, repository_url: str, options: Mapping[str, Any]) -> Any:

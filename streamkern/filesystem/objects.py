@@ -134,7 +134,7 @@ class Objects:
         self._renewals = _Renewals()
         self._stopped: threading.Event | None = None
         self.traffic = Traffic()
-        self._answered = False  # whether the server has answered anything yet
+        self._has_responded = False  # whether the server has answered anything yet
 
     def __repr__(self) -> str:
         return f"Objects({redact(self.url)!r})"
@@ -297,7 +297,7 @@ class Objects:
 
         doing, key : for messages, such as "reading" and the key of the object
         """
-        where = f"{doing} {key} of {redact(self.url)}"
+        request_text = f"{doing} {key} of {redact(self.url)}"
         renewed = False
 
         async def attempt_once() -> _T:
@@ -320,17 +320,17 @@ class Objects:
         while True:
             try:
                 result = await attempt_once()
-                self._answered = True
+                self._has_responded = True
                 return result
             except Exception as error:
                 is_transient = self._outcome(error) is Outcome.TRANSIENT
-                self._answered |= not is_transient
+                self._has_responded |= not is_transient
                 delay_s = next(delays, None) if is_transient else None
                 elapsed_s = time.monotonic() - start
                 # A server that restarts comes back; one that never answered may not exist.
-                never_answered = not self._answered and is_connection_refused(error)
-                if delay_s is None or (never_answered and elapsed_s > _REFUSED_RETRY_S):
-                    explained = self._error_to_raise(where, key, error, tries, elapsed_s)
+                never_responded = not self._has_responded and is_connection_refused(error)
+                if delay_s is None or (never_responded and elapsed_s > _REFUSED_RETRY_S):
+                    explained = self._error_to_raise(request_text, key, error, tries, elapsed_s)
                     if explained is error:  # not about the storage
                         raise
                     raise explained from error
@@ -338,7 +338,7 @@ class Objects:
                     warned = True
                     _log.warning(
                         "%s fails (%s); it is tried again until %.0f s have passed",
-                        where, self._error_text(error), self.deadline_s,
+                        request_text, self._error_text(error), self.deadline_s,
                     )  # fmt: skip
             self.traffic.add(retries=1)
             tries += 1
@@ -365,7 +365,7 @@ class Objects:
                 self._renewals.count += 1
 
     def _error_to_raise(
-        self, where: str, key: str, error: Exception, tries: int, seconds: float
+        self, request_text: str, key: str, error: Exception, tries: int, seconds: float
     ) -> Exception:
         """Return the error to raise, with a remedy; `error` itself if it is not of the storage."""
         outcome = self._outcome(error)
@@ -376,20 +376,20 @@ class Objects:
             return FileNotFoundError(f"{key} is missing from {redact(self.url)}")
         if outcome is Outcome.EXPIRED:
             return StorageAccessError(
-                f"{where}: the credentials have expired, also after they were read again",
+                f"{request_text}: the credentials have expired, also after they were read again",
                 f"renew them and run the same command again ({text})",
             )
         if outcome is Outcome.REFUSED:
             remedy = "" if _HAS_REMEDY.search(text) else "; check the URL and its storage options"
-            return StorageAccessError(f"{where} was refused: {text}{remedy}")
-        if not self._answered and is_connection_refused(error):
+            return StorageAccessError(f"{request_text} was refused: {text}{remedy}")
+        if not self._has_responded and is_connection_refused(error):
             return StorageError(
-                f"{where} failed: nothing listens at this address (connection refused, tries: "
-                f"{tries})",
+                f"{request_text} failed: nothing listens at this address (connection refused, "
+                f"tries: {tries})",
                 "check host and port, and that the server is running",
             )
         return StorageError(
-            f"{where} failed {tries} times in {seconds:.0f} s: {text}",
+            f"{request_text} failed {tries} times in {seconds:.0f} s: {text}",
             "run the same command again once the server answers, or raise the storage option "
             f"deadline_s={self.deadline_s:g}",
         )

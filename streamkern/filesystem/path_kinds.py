@@ -31,7 +31,7 @@ _NOT_STORES: Final[Mapping[Kind, tuple[str, str]]] = {
 _RUN_FORMAT = re.compile(rb'"format":\s*"streamkern-')
 
 
-def place_kind(url: str | os.PathLike[str]) -> Kind:
+def content_kind(url: str | os.PathLike[str]) -> Kind:
     """Return the kind of `url`: "runs" is a folder with run directories directly in it."""
     path = local_path(url)
     if path is None:
@@ -61,42 +61,43 @@ def enclosing(url: str | os.PathLike[str]) -> tuple[Path, Kind] | None:
     path = local_path(url)
     parents = () if path is None else Path(os.path.abspath(path)).parents
     for parent in reversed(parents):  # the outermost: an array of a store is not a store
-        if parent.is_dir() and (kind := place_kind(parent)) in ("store", "run"):
+        if parent.is_dir() and (kind := content_kind(parent)) in ("store", "run"):
             return parent, kind
     return None
 
 
 def no_store(url: str | os.PathLike[str]) -> str:
     """Return the sentence for a path that holds no zarr store, with a remedy."""
-    place, kind = redact(url), place_kind(url)
+    location, kind = redact(url), content_kind(url)
     if kind in _NOT_STORES:
         content, remedy = _NOT_STORES[kind]
-        return f"{place} is {content}, not a zarr store; {remedy}"
+        return f"{location} is {content}, not a zarr store; {remedy}"
     if kind == "folder":
         return (
-            f"there is no zarr store at {place}, which is a folder of other files; make a store "
+            f"there is no zarr store at {location}, which is a folder of other files; make a store "
             "of files with streamkern ingest"
         )
     return (
-        f"there is no zarr store at {place}; make one with streamkern ingest, or correct the path"
+        f"there is no zarr store at {location}; make one with streamkern ingest, or correct the "
+        "path"
     )
 
 
-def no_run(url: str | os.PathLike[str], place: str) -> str:
+def no_run(url: str | os.PathLike[str], location: str) -> str:
     """Return the sentence for a path that holds no run. place : `url` for messages."""
-    kind, path = place_kind(url), local_path(url)
+    kind, path = content_kind(url), local_path(url)
     if kind == "runs" and path is not None:
-        return f"{place} is a folder of runs; give one of them, such as {runs_below(path)[0]}"
+        return f"{location} is a folder of runs; give one of them, such as {runs_below(path)[0]}"
     if kind == "run":
         return (
-            f"{place} has no checkpoint yet; train the run to its first checkpoint, with the same "
-            "run_dir"
+            f"{location} has no checkpoint yet; train the run to its first checkpoint, with the "
+            "same run_dir"
         )
     description = {
         "store": ", which is a zarr store", "file": ", which is a file",
         "archive": ", which is an archive",
     }.get(kind, "")  # fmt: skip
-    return f"there is no run in {place}{description}; give the run directory of a training"
+    return f"there is no run in {location}{description}; give the run directory of a training"
 
 
 def check_output(url: str | os.PathLike[str], noun: str) -> None:

@@ -69,7 +69,7 @@ class _ObjectFile(io.RawIOBase):
 
     def __init__(self, objects: Objects, name: str, size: int, version: str) -> None:
         self._objects, self._name = objects, name
-        self._where = f"{redact(objects.url).removesuffix('/')}/{name}"
+        self._location = f"{redact(objects.url).removesuffix('/')}/{name}"
         self._size, self._version = size, version
         self._position = 0
         self._unchecked = False  # whether anything was read since the version was compared
@@ -101,7 +101,7 @@ class _ObjectFile(io.RawIOBase):
                     self.check_version()
                 return n_bytes
         raise StorageError(
-            f"{self._where} is shorter than when it was opened",
+            f"{self._location} is shorter than when it was opened",
             "run the same command again once it stays as it is",
         )
 
@@ -113,6 +113,6 @@ class _ObjectFile(io.RawIOBase):
         current = self._objects.stat(self._name)
         if current != (self._size, self._version):
             raise DataError(
-                f"{self._where} was replaced while it was read",
+                f"{self._location} was replaced while it was read",
                 "run the same command again once it stays as it is",
             )

@@ -204,9 +204,9 @@ def _is_for_obstore(scheme: str, engine: str | None, options: Mapping[str, Any])
     return installed and engine is None and not unsupported and not fsspec_first
 
 
-def path_text(place: str | os.PathLike[str]) -> str:
+def path_text(location: str | os.PathLike[str]) -> str:
     """Return a path or URL as text. Raises ConfigError for an object that is neither."""
-    value: Any = place
+    value: Any = location
     if not isinstance(value, str | os.PathLike):
         raise ConfigError(f"{value!r} is not a path or URL", "give one as text, or a pathlib.Path")
     return os.fspath(value)

@@ -111,7 +111,7 @@ def _submit(request: Coroutine[Any, Any, _T]) -> Future[_T]:
 
 @atexit.register
 def _end_requests() -> None:
-    """Cancel all requests: an answer during the shutdown of the interpreter would abort it."""
+    """Cancel all requests: a response during the shutdown of the interpreter would abort it."""
     pending = list(_pending_requests)
     for future in pending:
         future.cancel()

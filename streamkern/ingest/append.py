@@ -31,7 +31,7 @@ from streamkern.ingest.columns import recorded_form
 from streamkern.ingest.first_pass import Spooled, spool_rows
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import is_path, kind_by_ending
-from streamkern.ingest.path_patterns import expand_paths, paths_of
+from streamkern.ingest.path_patterns import expand_paths, input_paths
 from streamkern.ingest.reader import Reader, encoded_reader
 from streamkern.ingest.readers import check_header, is_table, open_reader
 from streamkern.ingest.received import received_for_store
@@ -43,11 +43,11 @@ from streamkern.store.chunk_output import (
     DEFAULT_MEMORY,
     fill_store,
     n_writers,
-    refuse_same_place,
+    refuse_same_location,
 )
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
-from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.store.row_block import RowBlock, concatenate_blocks
 from streamkern.store.store import Store, open_store
 from streamkern.store.writer import source_digest
 
@@ -106,7 +106,7 @@ def append(
     check_missing(missing)
     memory = parse_bytes(memory, "memory")
     form = FileForm(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
-    path = _checked_place(store)
+    path = _checked_store_path(store)
     form = form.checked()._replace(recorded=recorded_form(open_store(path).spec) or {})
     inputs = expand_paths(inputs, input_options)
     _refuse_svmlight(inputs, form)
@@ -127,7 +127,7 @@ def append(
                 form=form, drop_missing=drop_missing_targets,
             )  # fmt: skip
             reader = _reader(open_input, old.spec, is_table(inputs, form))
-            refuse_same_place(paths_of(inputs), path)
+            refuse_same_location(input_paths(inputs), path)
             _check_names(reader, old.spec, x)
             plan = {"inputs": reader.identity, "seed": int(seed) if shuffle else None}
             if drop_missing_targets:
@@ -153,9 +153,9 @@ def append(
 def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
     """Raise DataError for svmlight files if the store lacks their first feature number."""
     is_recorded = (form.recorded or {}).get("format") == "svmlight"
-    if is_recorded or not is_path(next(iter(paths_of(inputs)), None)):
+    if is_recorded or not is_path(next(iter(input_paths(inputs)), None)):
         return
-    if form.format == "svmlight" or "svmlight" in map(kind_by_ending, paths_of(inputs)):
+    if form.format == "svmlight" or "svmlight" in map(kind_by_ending, input_paths(inputs)):
         raise DataError(
             "svmlight files do not say whether their features count from 0 or 1, and the store, "
             "which was not made of such files, does not either",
@@ -173,7 +173,7 @@ def _reader(open_input: Callable[..., Reader], spec: StoreSpec, table: bool) -> 
     return reader
 
 
-def _checked_place(store: str | os.PathLike[str]) -> os.PathLike[str]:
+def _checked_store_path(store: str | os.PathLike[str]) -> os.PathLike[str]:
     """Return the absolute path of the store; raise ConfigError unless it is on a local disk."""
     if not isinstance(store, str | os.PathLike):
         raise ConfigError(
@@ -264,7 +264,7 @@ def _chunks_from(
         new_rows = RowBlock(
             X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW_NUMBER_DTYPE.type(before)
         )
-        return new_rows if head is None else concatenated([head, new_rows])
+        return new_rows if head is None else concatenate_blocks([head, new_rows])
 
     for i in range(first, spec.n_chunks):
         start = max(i * spec.chunk_rows, before)

@@ -27,7 +27,7 @@ from streamkern.ingest.array_reader import (
 )
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.formats import IDX_DTYPES, is_idx
-from streamkern.ingest.group_arrays import SparseRows, converted
+from streamkern.ingest.group_arrays import SparseRows, read_converted
 from streamkern.ingest.input_files import FileOpener, Url, is_path
 from streamkern.ingest.zarr_groups import zarr_array
 
@@ -43,10 +43,10 @@ class FileArray:
     """An n-dimensional array in a file, read by row slices; sequential slices do not seek."""
 
     def __init__(
-        self, file: IO[bytes], where: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self, file: IO[bytes], location: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
         self.shape, self.dtype = shape, dtype
-        self._file, self._where = file, where
+        self._file, self._location = file, location
         self._data = file.tell()
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         self._row = 0
@@ -58,7 +58,7 @@ class FileArray:
         out = np.empty((stop - start, *self.shape[1:]), self.dtype)
         if n_missing := _fill(out.reshape(-1).view(np.uint8), self._file):
             row = stop - 1 - (n_missing - 1) // self._row_bytes
-            raise _truncated(self._where, f"row {row} of {self.shape[0]}")
+            raise _truncated(self._location, f"row {row} of {self.shape[0]}")
         self._row = stop
         if stop == self.shape[0]:
             self._refuse_more()
@@ -71,7 +71,7 @@ class FileArray:
         """
         if self._file.read(1):
             raise DataError(
-                f"{self._where} goes on after the last of its {self.shape[0]} rows",
+                f"{self._location} goes on after the last of its {self.shape[0]} rows",
                 "it is damaged, or holds several arrays: save each to a file of its own",
             )
 
@@ -87,7 +87,7 @@ class FortranArray(FileArray):
         for k, piece in enumerate(pieces):
             self._file.seek(self._data + (k * self.shape[0] + start) * size)
             if _fill(piece, self._file):
-                raise _truncated(self._where, "its data")
+                raise _truncated(self._location, "its data")
         if stop == self.shape[0]:
             self._file.seek(self._data + math.prod(self.shape) * size)
             self._refuse_more()
@@ -102,13 +102,13 @@ def _fill(out: NDArray[np.uint8], file: Any) -> int:
     return len(unread)
 
 
-def _truncated(where: str, inside: str) -> DataError:
+def _truncated(location: str, inside: str) -> DataError:
     return DataError(
-        f"{where} ends inside {inside}", "the file is truncated: get it again from where it came"
+        f"{location} ends inside {inside}", "the file is truncated: get it again from where it came"
     )
 
 
-def npy_array(file: IO[bytes], where: str, opener: FileOpener | None = None) -> FileArray:
+def npy_array(file: IO[bytes], location: str, opener: FileOpener | None = None) -> FileArray:
     """Return the array after a .npy header; nothing is unpickled."""
     try:
         version = np.lib.format.read_magic(file)
@@ -118,66 +118,70 @@ def npy_array(file: IO[bytes], where: str, opener: FileOpener | None = None) -> 
         if any(size < 0 for size in shape):
             raise ValueError(f"its shape is {shape}")
     except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError) as error:
-        raise DataError(f"{where} is not a .npy file: {error}", "write it by numpy.save") from error
+        raise DataError(
+            f"{location} is not a .npy file: {error}", "write it by numpy.save"
+        ) from error
     if dtype.hasobject:
         raise DataError(
-            f"{where} holds Python objects", "save it as numbers, as by X.astype(float)"
+            f"{location} holds Python objects", "save it as numbers, as by X.astype(float)"
         )
     if fortran and len(shape) > 1:
         file = file if opener is None else opener.seekable(file)
-        return FortranArray(file, where, shape, dtype)
-    return FileArray(file, where, shape, dtype)
+        return FortranArray(file, location, shape, dtype)
+    return FileArray(file, location, shape, dtype)
 
 
-def idx_array(file: IO[bytes], where: str, opener: FileOpener | None = None) -> FileArray:
+def idx_array(file: IO[bytes], location: str, opener: FileOpener | None = None) -> FileArray:
     """Return the array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
     head = file.read(4)
     if not is_idx(head):
-        raise DataError(f"{where} is not an IDX file", "get it again from where it came")
+        raise DataError(f"{location} is not an IDX file", "get it again from where it came")
     sizes = file.read(4 * head[3])
     if len(sizes) != 4 * head[3]:
-        raise _truncated(where, "its header")
+        raise _truncated(location, "its header")
     shape = struct.unpack(f">{head[3]}I", sizes)
-    return FileArray(file, where, shape, np.dtype(IDX_DTYPES[head[2]]))
+    return FileArray(file, location, shape, np.dtype(IDX_DTYPES[head[2]]))
 
 
 def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     """Return a reader of the arrays X, y and w of a .npz archive, by name."""
-    where = redact(url)
-    identity = [opener.identity(url), *requested_names(request, where)]
-    archive = opener.keep(_archive(opener.open(url), where))
+    location = redact(url)
+    identity = [opener.identity(url), *requested_names(request, location)]
+    archive = opener.keep(_archive(opener.open(url), location))
     names = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
 
     @cache
     def open_array(name: str) -> Any:
         if name not in names:
             return None
-        return npy_array(opener.keep(_entry(archive, name, where)), f"{name} of {where}", opener)
+        return npy_array(
+            opener.keep(_entry(archive, name, location)), f"{name} of {location}", opener
+        )
 
     def read(i: int, name: str) -> Any:
         array = open_array(name)
         if array is None:
             raise StoreNotFoundError(
-                f"{where} has no array {name!r}",
+                f"{location} has no array {name!r}",
                 f"it has {', '.join(names) or 'none'}: name them with {mention('x=')} and "
                 f"{mention('y=')}; if each is a column, give a data frame of them",
             )
         if i == 0 and getattr(array.dtype, "names", None):
             raise DataError(
-                f"{name} of {where} is a structured array, whose fields are columns",
-                f"give the array itself, numpy.load({where!r})[{name!r}], in place of the file",
+                f"{name} of {location} is a structured array, whose fields are columns",
+                f"give the array itself, numpy.load({location!r})[{name!r}], in place of the file",
             )
         return array
 
-    return ArrayReader(named_arrays(open_array, read, request, where), where, identity)
+    return ArrayReader(named_arrays(open_array, read, request, location), location, identity)
 
 
-def _archive(file: Any, where: str) -> zipfile.ZipFile:
+def _archive(file: Any, location: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(file)
     except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError) as error:  # or too new
         raise DataError(
-            f"{where} is not a .npz file: {error}", "write it by numpy.savez"
+            f"{location} is not a .npz file: {error}", "write it by numpy.savez"
         ) from error
 
 
@@ -190,26 +194,28 @@ def sparse_names(url: Url, opener: FileOpener) -> list[str] | None:
 
 def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
     """Return the rows of a matrix that SciPy saved: CSR is read by pieces, others are converted."""
-    where = redact(url)
-    archive = opener.keep(_archive(opener.open(url), where))
+    location = redact(url)
+    archive = opener.keep(_archive(opener.open(url), location))
 
     def member(name: str) -> Any:
         if f"{name}.npy" not in names:
-            raise DataError(f"{where} is not a sparse matrix: it has no {name}", "save it again")
-        return npy_array(opener.keep(_entry(archive, name, where)), f"{name} of {where}", opener)
+            raise DataError(f"{location} is not a sparse matrix: it has no {name}", "save it again")
+        return npy_array(
+            opener.keep(_entry(archive, name, location)), f"{name} of {location}", opener
+        )
 
     form, shape = _read_all(member("format")).item(), _read_all(member("shape"))
     form = form.decode() if isinstance(form, bytes) else str(form)
     if shape.shape != (2,) or shape.dtype.kind not in "iu":
         raise DataError(
-            f"{where} has the shape {shape.tolist()}, and sparse rows have (n, d)",
+            f"{location} has the shape {shape.tolist()}, and sparse rows have (n, d)",
             "save it again by scipy.sparse.save_npz",
         )
     if form == "csr":
         parts = member("data"), member("indices"), _read_all(member("indptr"))
-        return SparseRows(parts, (int(shape[0]), int(shape[1])), where)
+        return SparseRows(parts, (int(shape[0]), int(shape[1])), location)
     size = sum(info.file_size for info in archive.infolist())
-    return converted(lambda: sp.load_npz(opener.open(url)), size, where, opener.memory)
+    return read_converted(lambda: sp.load_npz(opener.open(url)), size, location, opener.memory)
 
 
 def _read_all(array: Any) -> NDArray[Any]:
@@ -218,12 +224,12 @@ def _read_all(array: Any) -> NDArray[Any]:
     return np.asarray(array[:])
 
 
-def _entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
+def _entry(archive: zipfile.ZipFile, name: str, location: str) -> Any:
     """Return the open file of an array in an archive."""
     try:
         return archive.open(f"{name}.npy")
     except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown compression
-        raise DataError(f"{name} of {where} cannot be read: {error}", "save it again") from error
+        raise DataError(f"{name} of {location} cannot be read: {error}", "save it again") from error
 
 
 # Formats of files with a single array, for which y and w are given separately.
@@ -239,23 +245,27 @@ def holds_one_array(url: Url, kind: str, opener: FileOpener) -> bool:
 
 def open_single_array(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     """Return a reader of a file or store of X alone, with y and w in others or in memory."""
-    where = redact(url)
+    location = redact(url)
     opened = [_array_in(url, kind, opener)]
     if getattr(opened[0][0].dtype, "names", None):
         raise DataError(
-            f"{where} holds a structured array, whose fields are columns",
-            f"give the array itself, numpy.load({where!r}), in place of the file",
+            f"{location} holds a structured array, whose fields are columns",
+            f"give the array itself, numpy.load({location!r}), in place of the file",
         )
     if request.targets:
         target = _labels_beside(url) if kind == "idx" and request.y is None else request.y
         if target is None:
-            raise ConfigError(f"{where} holds X alone", f"give {mention('y=')}, a file or an array")
-        opened.append(_array_beside(target, "y", opener, where, keep_missing=request.drop_missing))
+            raise ConfigError(
+                f"{location} holds X alone", f"give {mention('y=')}, a file or an array"
+            )
+        opened.append(
+            _array_beside(target, "y", opener, location, keep_missing=request.drop_missing)
+        )
     if request.weighted:
-        opened.append(_array_beside(request.w, "sample_weight", opener, where))
+        opened.append(_array_beside(request.w, "sample_weight", opener, location))
     arrays, identities = zip(*opened, strict=True)
     chunks = getattr(arrays[0], "shards", None) or getattr(arrays[0], "chunks", None)
-    return ArrayReader(arrays, where, list(identities), aligned=(chunks or (1,))[0])
+    return ArrayReader(arrays, location, list(identities), aligned=(chunks or (1,))[0])
 
 
 def _array_in(
@@ -271,7 +281,7 @@ def _array_in(
 
 
 def _array_beside(
-    source: Any, name: str, opener: FileOpener, where: str, *, keep_missing: bool = False
+    source: Any, name: str, opener: FileOpener, location: str, *, keep_missing: bool = False
 ) -> tuple[Any, Any]:
     """Return the array of `source`, a file or data in memory, and its identity."""
     if not is_path(source):
@@ -281,7 +291,7 @@ def _array_beside(
     if not holds_one_array(source, kind, opener):
         raise ConfigError(
             f"{mention(f'{name}={redact(source)}')} must be a .npy or IDX file, or a Zarr array, "
-            f"beside {where}"
+            f"beside {location}"
         )
     return _array_in(source, kind, opener, keep_missing=keep_missing)
 

@@ -27,9 +27,9 @@ from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.decompress import DAMAGE
 from streamkern.ingest.frames import is_frame, names_of_columns
 from streamkern.ingest.group_arrays import SparseRows, StoredSparseRows, decoded_array
-from streamkern.ingest.numeric import is_sparse, no_rows, numbers_of, numeric, with_lengths
+from streamkern.ingest.numeric import frame_numbers, is_sparse, no_rows, numeric, with_lengths
 from streamkern.ingest.reader import Reader, rows_with_targets
-from streamkern.ingest.received import received, received_targets
+from streamkern.ingest.received import convert_received, received_targets
 from streamkern.store.conventions import check_dimensions
 from streamkern.store.sample_weights import warn_of_unused
 from streamkern.store.sparse_rows import PackedRows, longest_row
@@ -45,7 +45,7 @@ class ArrayReader(Reader):
     Parameters
     ----------
     arrays : X; X and y; or X, y and w
-    where : str
+    location : str
         Name in messages.
     identity : JSON
         Identifies the data, so that an interrupted ingest is not resumed with other data.
@@ -62,7 +62,7 @@ class ArrayReader(Reader):
     """
 
     def __init__(
-        self, arrays: Sequence[Any], where: str, identity: Any, *, aligned: int = 1,
+        self, arrays: Sequence[Any], location: str, identity: Any, *, aligned: int = 1,
         labels: NDArray[Any] | None = None, columns: Sequence[str] | None = None,
         target_columns: Sequence[str] | None = None, order: Sequence[int] | None = None,
         encoder: Any = None,
@@ -71,22 +71,22 @@ class ArrayReader(Reader):
         if len(X.shape) < 2:
             lists = "" if np.dtype(X.dtype) != object else ", numpy.stack(X[:]) if it holds lists"
             raise DataError(
-                f"X of {where} has the shape {tuple(X.shape)}, and rows and columns are needed",
+                f"X of {location} has the shape {tuple(X.shape)}, and rows and columns are needed",
                 f"write it as (n, d), X.reshape(-1, 1) if it is one feature{lists}",
             )
         if y is not None and (len(y.shape) < 1 or X.shape[0] != y.shape[0]):
             raise DataError(
-                f"X of {where} has {X.shape[0]} rows and y has the shape {tuple(y.shape)}",
+                f"X of {location} has {X.shape[0]} rows and y has the shape {tuple(y.shape)}",
                 "give a target for each row",
             )
         if w is not None and tuple(w.shape) != (X.shape[0],):
             raise DataError(
-                f"the sample weights of {where} have shape {tuple(w.shape)}",
+                f"the sample weights of {location} have shape {tuple(w.shape)}",
                 f"give one number for each of its {X.shape[0]} rows",
             )
         self._n_rows = int(X.shape[0])
         self.natural_dtype, self.identity = np.dtype(X.dtype), identity
-        self._X, self._y, self._w, self._where = X, y, w, where
+        self._X, self._y, self._w, self._location = X, y, w, location
         self._aligned, self._labels = aligned, labels
         if is_sparse(X):
             self.sparse_shape = int(X.shape[1]), longest_row(X.indptr, X.shape[1])
@@ -111,7 +111,7 @@ class ArrayReader(Reader):
         # At least a chunk at a time: a smaller slice would decode the same chunk again.
         rows = max(block_bytes // row_bytes, self._aligned, 1)
         rows -= rows % self._aligned
-        check_row_bytes(row_bytes, min(self._aligned, n_rows), self._where, block_bytes)
+        check_row_bytes(row_bytes, min(self._aligned, n_rows), self._location, block_bytes)
         while start < n_rows:
             stop = min(start - start % rows + rows, n_rows)
             try:
@@ -123,7 +123,7 @@ class ArrayReader(Reader):
                 if not str(error).endswith(MISSING_CHUNK_TEXT):
                     raise
                 raise CorruptChunkError(
-                    f"{error} {self._where}",
+                    f"{error} {self._location}",
                     f"restore it, or, if its writer leaves out chunks that "
                     f"hold only the fill value, pass {mention('missing', 'fill')}",
                 ) from error
@@ -131,7 +131,7 @@ class ArrayReader(Reader):
                 raise
             except Exception as error:  # a codec, a truncated file: whatever the library raises
                 raise DataError(
-                    f"{self._where}, rows {start} to {stop - 1}, cannot be read: {error}",
+                    f"{self._location}, rows {start} to {stop - 1}, cannot be read: {error}",
                     "if it is damaged get it again from where it came, or write it again",
                 ) from error
             if self._order is not None:
@@ -140,52 +140,54 @@ class ArrayReader(Reader):
                 y = y.astype(object)
             if self._labels is not None:
                 y = self._labels[y.astype(np.int64)]
-            yield RawBlock(X, y, self._where, start, w=w)
+            yield RawBlock(X, y, self._location, start, w=w)
             start = stop
 
 
-def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> None:
+def check_row_bytes(row_bytes: int, rows: int, location: str, block_bytes: int) -> None:
     """Raise MemoryBudgetError if rows that are read at once take far more than a block."""
     limit = 8 * block_bytes
     if row_bytes * rows > limit:
         noun = "a row" if rows == 1 else f"a chunk ({rows} rows)"
         raise MemoryBudgetError(
-            f"{noun} of {where} takes {size_text(row_bytes * rows)}, and the memory given allows "
-            f"{size_text(limit)}",
+            f"{noun} of {location} takes {size_text(row_bytes * rows)}, and the memory given "
+            f"allows {size_text(limit)}",
             f"raise {mention('memory=')}, or make it smaller",
         )
 
 
-def requested_names(request: ReadRequest, where: str) -> list[str]:
+def requested_names(request: ReadRequest, location: str) -> list[str]:
     """Return the names of X, y and w; raise ConfigError for anything but a name."""
     for parameter, name in zip(("x", "y", "sample_weight"), request.arrays, strict=False):
         if not isinstance(name, str):
             name_text = name if isinstance(name, int | list | tuple) else type(name).__name__
             frame = "; if each array is a column, give a data frame of them in place of the file"
             raise ConfigError(
-                f"{mention(f'{parameter}={name_text}')} must be the name of an array of {where}"
+                f"{mention(f'{parameter}={name_text}')} must be the name of an array of {location}"
                 f"{frame if isinstance(name, list | tuple) else ''}"
             )
     return request.arrays
 
 
 def named_arrays(
-    find: Callable[[str], Any], read: Callable[[int, str], Any], request: ReadRequest, where: str
+    find: Callable[[str], Any], read: Callable[[int, str], Any], request: ReadRequest, location: str
 ) -> list[Any]:
     """Return the arrays X, y and w that are requested by name from a file or group.
 
     find : returns a member by its name, None if there is none
     read : returns the decoded array, given its index among X, y and w and its name
     """
-    names = requested_names(request, where)
+    names = requested_names(request, location)
     X, *others = map(find, names)
     check_dimensions(X, *zip(names[1:], others, strict=True))
     arrays = [read(i, name) for i, name in enumerate(names)]
-    warn_of_weights(find, request, arrays[0], where)
+    warn_of_weights(find, request, arrays[0], location)
     return arrays
 
 
-def warn_of_weights(find: Callable[[str], Any], request: ReadRequest, X: Any, where: str) -> None:
+def warn_of_weights(
+    find: Callable[[str], Any], request: ReadRequest, X: Any, location: str
+) -> None:
     """Warn of an unused array "w" that could be weights. find : returns a member by its name."""
     if not request.targets or "w" in request.arrays:
         return
@@ -193,7 +195,7 @@ def warn_of_weights(find: Callable[[str], Any], request: ReadRequest, X: Any, wh
         weights = find("w")
     except (OSError, StreamkernError, ValueError, TypeError, KeyError):  # not requested by the user
         return
-    warn_of_unused(weights, X.shape[0], where)
+    warn_of_unused(weights, X.shape[0], location)
 
 
 def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
@@ -338,9 +340,9 @@ def _block_array(values: Any, role: int, index: int) -> NDArray[Any]:
     """Return X, y or the weights of a block as an array. role : 0, 1 or 2 in this order."""
     if role:
         return np.asarray(received_targets(values, ("", "y", "sample_weight")[role]))
-    X = received(values, "X")
+    X = convert_received(values, "X")
     if is_frame(X):
-        X = numbers_of(X, "X")
+        X = frame_numbers(X, "X")
         if X is None:
             raise DataError(
                 f"block {index} of the iterator is a data frame with columns that are not numbers, "

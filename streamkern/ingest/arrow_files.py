@@ -20,7 +20,7 @@ from streamkern.ingest.input_files import FileOpener, Url, plain_path
 from streamkern.ingest.tables.arrow import arrow, arrow_ipc, compute, is_of_kind
 
 
-def _check_footer(where: str, metadata: Any) -> None:
+def _check_footer(location: str, metadata: Any) -> None:
     """Raise DataError if the footer contradicts itself: columns would be read past each other.
 
     The column chunks cannot be checked: Arrow ends the process if their metadata is damaged.
@@ -28,7 +28,7 @@ def _check_footer(where: str, metadata: Any) -> None:
     rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if rows != metadata.num_rows:
         raise DataError(
-            f"{where} is damaged: its groups have {rows} rows, the file {metadata.num_rows}",
+            f"{location} is damaged: its groups have {rows} rows, the file {metadata.num_rows}",
             "write it again",
         )
 
@@ -41,11 +41,13 @@ class ParquetReader(ArrowReader):
 
     def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
         self._url, self._opener = url, opener
-        self._identity, where = opener.identity(url), redact(url)
-        with readable_file(where, "Parquet"), self._opened() as file:
-            _check_footer(where, file.metadata)
+        self._identity, location = opener.identity(url), redact(url)
+        with readable_file(location, "Parquet"), self._opened() as file:
+            _check_footer(location, file.metadata)
             self.schema, n_rows = file.schema_arrow, file.metadata.num_rows
-            super().__init__(where, self.schema, n_rows, request, [self._identity, request.json()])
+            super().__init__(
+                location, self.schema, n_rows, request, [self._identity, request.json()]
+            )
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -58,14 +60,14 @@ class ParquetReader(ArrowReader):
             yield files.enter_context(parquet.ParquetFile(file, page_checksum_verification=True))
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        with readable_file(self._where, "Parquet"), self._opened() as file:
+        with readable_file(self._location, "Parquet"), self._opened() as file:
             if self._opener.identity(self._url) != self._identity:
                 raise DataError(
-                    f"{self._where} was replaced while it was read",
+                    f"{self._location} was replaced while it was read",
                     "run the same command again once it stays as it is",
                 )
             row_bytes = self._row_bytes(file)
-            check_row_bytes(row_bytes, 1, self._where, block_bytes)
+            check_row_bytes(row_bytes, 1, self._location, block_bytes)
             rows = max(1, block_bytes // row_bytes)
             yield from file.iter_batches(batch_size=rows, columns=columns)
 
@@ -89,10 +91,10 @@ class ArrowFileReader(ArrowReader):
 
     def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
         self._url, self._opener = url, opener
-        where, identity = redact(url), [opener.identity(url), request.json()]
-        with readable_file(where, "Arrow IPC (Feather version 2)"), self._opened(None) as opened:
+        location, identity = redact(url), [opener.identity(url), request.json()]
+        with readable_file(location, "Arrow IPC (Feather version 2)"), self._opened(None) as opened:
             self.schema = opened[0]
-        super().__init__(where, self.schema, None, request, identity)
+        super().__init__(location, self.schema, None, request, identity)
 
     @contextmanager
     def _opened(self, columns: list[str] | None) -> Iterator[tuple[Any, Iterator[Any]]]:
@@ -112,13 +114,13 @@ class ArrowFileReader(ArrowReader):
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         n_rows = 0
-        with readable_file(self._where, "Arrow IPC"), self._opened(columns) as (_, batches):
+        with readable_file(self._location, "Arrow IPC"), self._opened(columns) as (_, batches):
             for batch in batches:
                 batch.validate(full=True)  # damaged offsets would end the process
                 if batch.nbytes > 8 * block_bytes:
                     raise MemoryBudgetError(
-                        f"a record batch of {self._where} takes {size_text(batch.nbytes)}, and the "
-                        f"memory given allows {size_text(8 * block_bytes)}",
+                        f"a record batch of {self._location} takes {size_text(batch.nbytes)}, "
+                        f"and the memory given allows {size_text(8 * block_bytes)}",
                         f"raise {mention('memory=')}, or write it in smaller batches",
                     )
                 rows = max(1, block_bytes * len(batch) // max(1, batch.nbytes))
@@ -137,36 +139,36 @@ class JsonLinesReader(ArrowReader):
     def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
         self._url, self._opener = url, opener
         self.schema: Any = None
-        where, n_rows = redact(url), 0
+        location, n_rows = redact(url), 0
         schema = import_optional("pyarrow", "reading JSON lines").schema([])
-        for table in self._tables(_MAX_LINE_BYTES, where, None, _TYPE_PIECE_BYTES):
-            schema, n_rows = _unified(schema, table.schema, where), n_rows + len(table)
-            self._warn_of_rounding(table, where)
+        for table in self._tables(_MAX_LINE_BYTES, location, None, _TYPE_PIECE_BYTES):
+            schema, n_rows = _unified(schema, table.schema, location), n_rows + len(table)
+            self._warn_of_rounding(table, location)
         self.schema = schema
-        super().__init__(where, schema, n_rows, request, [opener.identity(url), request.json()])
+        super().__init__(location, schema, n_rows, request, [opener.identity(url), request.json()])
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         size = max(block_bytes, _TYPE_PIECE_BYTES)
-        for table in self._tables(size, self._where, self.schema, None):
+        for table in self._tables(size, self._location, self.schema, None):
             yield from table.select(self.schema.names).combine_chunks().to_batches()
 
-    def _warn_of_rounding(self, table: Any, where: str) -> None:
+    def _warn_of_rounding(self, table: Any, location: str) -> None:
         """Warn of integers of more than 64 bits, which Arrow rounds."""
         for name, column in zip(table.column_names, table.columns, strict=True):
             if is_of_kind(column.type, "floating") and len(column):
                 ends = compute.min_max(column).as_py()
                 if max(abs(end or 0) for end in ends.values()) >= 2**63:
                     warn(
-                        f"column {name!r} of {where} holds numbers above 2**63, which are rounded "
-                        "to 16 digits"
+                        f"column {name!r} of {location} holds numbers above 2**63, which are "
+                        "rounded to 16 digits"
                     )
 
-    def _tables(self, size: int, where: str, schema: Any, step: int | None) -> Iterator[Any]:
+    def _tables(self, size: int, location: str, schema: Any, step: int | None) -> Iterator[Any]:
         """Yield a table for each piece of whole lines."""
         json = import_optional("pyarrow.json")
         parse_options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer")
         with closing(self._opener.open_once(self._url)) as file:
-            for number, text in line_pieces(file, size, where, step):
+            for number, text in line_pieces(file, size, location, step):
                 content = without_blank(text)
                 if not content:
                     continue
@@ -175,19 +177,19 @@ class JsonLinesReader(ArrowReader):
                     table = json.read_json(arrow.BufferReader(content), read_options, parse_options)
                 except arrow.ArrowException as error:
                     raise DataError(
-                        f"{where} is not a file of JSON lines with columns of one type each: "
+                        f"{location} is not a file of JSON lines with columns of one type each: "
                         f"{error} (rows from line {number} on)",
                         "correct it",
                     ) from error
                 if len(table) != content.count(b"\n"):
                     raise DataError(
-                        f"the lines of {where} from {number} on are not one JSON object each",
+                        f"the lines of {location} from {number} on are not one JSON object each",
                         "write one a line",
                     )
                 yield table
 
 
-def _unified(schema_so_far: Any, schema: Any, where: str) -> Any:
+def _unified(schema_so_far: Any, schema: Any, location: str) -> Any:
     """Return a schema that holds the values of both; raise DataError if there is none."""
     text = arrow.string()
     for field in schema:
@@ -200,7 +202,7 @@ def _unified(schema_so_far: Any, schema: Any, where: str) -> Any:
         return arrow.unify_schemas([schema_so_far, schema], promote_options="permissive")
     except arrow.ArrowException as error:
         raise DataError(
-            f"{where} has columns that are of one type first and of another later ({error})",
+            f"{location} has columns that are of one type first and of another later ({error})",
             "correct them",
         ) from error
 

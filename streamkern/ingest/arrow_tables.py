@@ -26,7 +26,7 @@ from streamkern.ingest.tables.arrow import (
     is_text_type,
     plain_cells,
     present,
-    unwrapped,
+    unwrap_column,
 )
 from streamkern.ingest.tables.cells import MISSING, RowsInFile, row_number
 from streamkern.ingest.tables.key_columns import (
@@ -50,7 +50,7 @@ def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
     return np.result_type(*dtypes) if all(k.kind in "biuf" for k in dtypes) else None
 
 
-def _data_columns(schema: Any, request: ReadRequest, where: str) -> list[str]:
+def _data_columns(schema: Any, request: ReadRequest, location: str) -> list[str]:
     """Return the names of the columns, without an index that was not requested by name."""
     metadata = schema.pandas_metadata
     metadata = metadata.get("index_columns", ()) if isinstance(metadata, dict) else ()
@@ -62,7 +62,7 @@ def _data_columns(schema: Any, request: ReadRequest, where: str) -> list[str]:
     )
     for name in () if request.whole else unnamed:
         if name not in requested | index:
-            warn_of_index(name, where)
+            warn_of_index(name, location)
             index.add(name)
     return [k for k in schema.names if k not in index - requested]
 
@@ -73,22 +73,22 @@ class ArrowReader(Reader):
     typed = True  # text is never a number, even if it looks like one
 
     def __init__(
-        self, where: str, schema: Any, n_rows: int | None, request: ReadRequest, identity: Any
+        self, location: str, schema: Any, n_rows: int | None, request: ReadRequest, identity: Any
     ) -> None:
-        self._n_rows, self.identity, self._where = n_rows, identity, where
+        self._n_rows, self.identity, self._location = n_rows, identity, location
         is_default = request.x is None and request.targets
         name = "X" if request.x is None else request.x
         is_list_column = name in schema.names and is_list_type(schema.field(name).type)
         self._lists = is_list_column and request.cells is None
         if self._lists:
             request = request._replace(x=name, columns=None)
-        columns = _data_columns(schema, request, where)
-        split = split_columns(columns, request, where)
+        columns = _data_columns(schema, request, location)
+        split = split_columns(columns, request, location)
         if self._lists and is_default:
             unused = [k for k in columns if k not in {*split.all, *request.dropped}]
             if unused:
                 warn(
-                    f"the lists in column {name!r} of {where} are all of the features, and its "
+                    f"the lists in column {name!r} of {location} are all of the features, and its "
                     f"columns {some(unused)} are not used; {mention('x', name)} says so without "
                     "this warning"
                 )
@@ -130,7 +130,7 @@ class ArrowReader(Reader):
             if not self._drop_missing:
                 row = start + int(np.argmax(missing))
                 raise DataError(
-                    f"the target of {self._where}, row {row} is missing",
+                    f"the target of {self._location}, row {row} is missing",
                     f"{mention('drop_missing_targets', True)} leaves such rows out",
                 )
             rows = start + np.flatnonzero(~missing)
@@ -155,7 +155,7 @@ class ArrowReader(Reader):
         return RawBlock(
             X,
             y[0] if len(y) == 1 else targets,
-            self._where,
+            self._location,
             start,
             None if self._lists else self._features,
             weights,
@@ -205,7 +205,8 @@ class ArrowReader(Reader):
                 kind = NotNumbersError if name in features else DataError
                 row = row_number(rows, column.is_null().index(True).as_py())
                 raise kind(
-                    f"{self._where}, row {row}, column {name!r} is null; fill in or drop such rows"
+                    f"{self._location}, row {row}, column {name!r} is null; fill in or drop such "
+                    "rows"
                 )
 
     def _with_texts(self, batch: Any, start: int) -> Any:
@@ -218,15 +219,15 @@ class ArrowReader(Reader):
             except (UnicodeDecodeError, arrow.ArrowException) as error:
                 remedy = "leave it out" if field.name in self._features else "write it as text"
                 raise DataError(
-                    f"{self._where}, column {field.name!r} is {field.type} and holds bytes after "
-                    f"row {start} that are not text in UTF-8",
+                    f"{self._location}, column {field.name!r} is {field.type} and holds bytes "
+                    f"after row {start} that are not text in UTF-8",
                     f"{remedy}",
                 ) from error
             if field.name not in self._warned_of_bytes:
                 self._warned_of_bytes.add(field.name)
                 warn(
-                    f"column {field.name!r} of {self._where} is {field.type}, and is read as text "
-                    "in UTF-8, which it may be"
+                    f"column {field.name!r} of {self._location} is {field.type}, and is read as "
+                    "text in UTF-8, which it may be"
                 )
             batch = batch.set_column(k, field.with_type(arrow.large_string()), column)
         return batch
@@ -239,7 +240,7 @@ class ArrowReader(Reader):
         if differs.any():
             k = int(np.argmax(differs))
             raise DataError(
-                f"{self._where}, row {row_number(rows, k)}: the list in {name!r} has {sizes[k]} "
+                f"{self._location}, row {row_number(rows, k)}: the list in {name!r} has {sizes[k]} "
                 f"numbers, that of row {row_number(rows, 0)} has {sizes[0]}",
                 "give lists of one length",
             )
@@ -247,7 +248,7 @@ class ArrowReader(Reader):
         if flat.null_count:
             k = flat.is_null().index(True).as_py() // int(sizes[0])
             raise DataError(
-                f"{self._where}, row {row_number(rows, k)}: the list in {name!r} holds a null",
+                f"{self._location}, row {row_number(rows, k)}: the list in {name!r} holds a null",
                 "fill in or drop such rows",
             )
         width = int(sizes[0]) if len(sizes) else 1
@@ -259,7 +260,7 @@ class ArrowReader(Reader):
             column = self._floats(column, name)
         if not is_of_kind(column.type, "integer", "floating", "boolean"):
             raise NotNumbersError(
-                f"{self._where}, column {name!r} is {column.type}",
+                f"{self._location}, column {name!r} is {column.type}",
                 "features and weights are numbers here: encode or leave out the column",
             )
         return as_array(column)
@@ -267,21 +268,21 @@ class ArrowReader(Reader):
     def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
         """Return targets as a NumPy array; decimals of scale 0 become integers, others floats."""
         try:
-            column = unwrapped(column)
+            column = unwrap_column(column)
             if is_of_kind(column.type, "decimal"):
                 is_integer = column.type.scale <= 0 and column.type.precision <= 18
                 column = column.cast(arrow.int64()) if is_integer else self._floats(column, name)
             return as_array(column)
         except (UnicodeDecodeError, arrow.ArrowException) as error:
             raise DataError(
-                f"{self._where}, column {name!r} holds targets after row {start} that cannot be "
+                f"{self._location}, column {name!r} holds targets after row {start} that cannot be "
                 f"read ({error})",
                 "write them again",
             ) from error
 
 
 @contextmanager
-def readable_file(where: str, kind: str) -> Iterator[None]:
+def readable_file(location: str, kind: str) -> Iterator[None]:
     """Raise DataError for data that pyarrow cannot read as a file of this kind."""
     try:
         yield
@@ -289,5 +290,5 @@ def readable_file(where: str, kind: str) -> Iterator[None]:
         raise
     except (ValueError, arrow.ArrowException) as error:  # ValueError: names not UTF-8
         raise DataError(
-            f"{where} is not a readable {kind} file: {error}", "get it again from where it came"
+            f"{location} is not a readable {kind} file: {error}", "get it again from where it came"
         ) from error

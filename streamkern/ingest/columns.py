@@ -111,7 +111,7 @@ class Split:
 
 
 def split_columns(
-    names: Sequence[str], request: ReadRequest, where: str, *, named: bool = True
+    names: Sequence[str], request: ReadRequest, location: str, *, named: bool = True
 ) -> Split:
     """Choose columns of a table with these `names` by role.
 
@@ -124,12 +124,12 @@ def split_columns(
         columns than expected.
     """
     if (repeated := _first_repeated(names)) is not None:
-        raise DataError(f"{where} has two columns named {repeated!r}", "rename one")
+        raise DataError(f"{location} has two columns named {repeated!r}", "rename one")
     for parameter, values in (("y", request.y), ("sample_weight", request.w)):
-        _refuse_values(values, len(names), parameter, where)
+        _refuse_values(values, len(names), parameter, location)
     targets, weights = (
         [
-            _name_of(names, k, where, named)
+            _name_of(names, k, location, named)
             for k in as_list(role)
             # An integer is always a position in this table.
             if request.targets or str(k) in names or k in range(-len(names), len(names))
@@ -140,27 +140,28 @@ def split_columns(
     if request.x is None:
         features = [name for name in names if name not in set(target_names)]
     else:
-        features = [_name_of(names, k, where, named) for k in as_list(request.x)]
+        features = [_name_of(names, k, location, named) for k in as_list(request.x)]
     if (repeated := _first_repeated([*target_names, *features])) is not None:
-        raise DataError(f"column {repeated!r} of {where} is requested twice", "give it one role")
+        raise DataError(f"column {repeated!r} of {location} is requested twice", "give it one role")
     dropped_targets = [name for name in target_names if name in request.dropped]
     if dropped_targets:
         raise DataError(
-            f"column {dropped_targets[0]!r} of {where} is a target or weight and cannot be dropped",
+            f"column {dropped_targets[0]!r} of {location} is a target or weight and cannot be "
+            "dropped",
             f"leave it out of {mention('drop=')}",
         )
     unknown = [name for name in request.dropped if name not in names]
     if unknown and request.columns is None:
         raise DataError(
-            f"{where} has no column {some(unknown)} to leave out",
+            f"{location} has no column {some(unknown)} to leave out",
             f"it has {some(names)}: name those you mean with {mention('drop=')}",
         )
     features = [name for name in features if name not in request.dropped]
     if request.columns is not None and named:
-        features = in_order(features, request.columns, where)
+        features = in_order(features, request.columns, location)
     if not features:
         raise DataError(
-            f"{where} has no column left as a feature beside {', '.join(target_names)}",
+            f"{location} has no column left as a feature beside {', '.join(target_names)}",
             f"give at least one that is not named by {mention('y=')}, {mention('sample_weight=')} "
             f"or {mention('drop=')}",
         )
@@ -169,7 +170,7 @@ def split_columns(
     return Split(tuple(features), tuple(targets), tuple(weights))
 
 
-def _refuse_values(values: Any, n_columns: int, parameter: str, where: str) -> None:
+def _refuse_values(values: Any, n_columns: int, parameter: str, location: str) -> None:
     """Raise DataError if values of targets or weights are given in place of column names."""
     values = to_builtin(values)
     if values is None or isinstance(values, str | int):
@@ -177,14 +178,14 @@ def _refuse_values(values: Any, n_columns: int, parameter: str, where: str) -> N
     if len(values) > n_columns or not all(isinstance(k, str | int) for k in values):
         kind = "targets" if parameter == "y" else "weights"
         raise DataError(
-            f"{parameter} holds values, but {where} is a table with {kind} among its columns",
+            f"{parameter} holds values, but {location} is a table with {kind} among its columns",
             f"give the name of the column as {parameter}, or read the table into a data frame and "
             "give this with the values",
         )
 
 
 def in_order(
-    columns: Sequence[str], expected: Sequence[str], where: str, role: str = "x"
+    columns: Sequence[str], expected: Sequence[str], location: str, role: str = "x"
 ) -> list[str]:
     """Return `expected` if it has the same columns as `columns`; DataError names any difference.
 
@@ -202,14 +203,14 @@ def in_order(
             differences.append(f"has {some(extra)} besides")
             remedies.append(f"choose these with {mention(f'{role}=')}")
         raise DataError(
-            f"{where} {' and '.join(differences)}: its columns must be {some(expected)}, in any "
+            f"{location} {' and '.join(differences)}: its columns must be {some(expected)}, in any "
             "order",
             " and ".join(remedies),
         )
     return list(expected)
 
 
-def _name_of(names: Sequence[str], column: Any, where: str, named: bool = True) -> str:
+def _name_of(names: Sequence[str], column: Any, location: str, named: bool = True) -> str:
     """Return the name of a column given by name, or by position, negative from the end.
 
     A number is a name if a column has it, because a command line cannot tell the two apart.
@@ -223,12 +224,12 @@ def _name_of(names: Sequence[str], column: Any, where: str, named: bool = True) 
     if not isinstance(position, int) or not -len(names) <= position < len(names):
         if not named and position is None:
             raise DataError(
-                f"{where} has no header line, and so no column {column!r}",
+                f"{location} has no header line, and so no column {column!r}",
                 f"add one, give the names of its {len(names)} columns with {mention('names=')}, or "
                 f"say {mention('x=')} and {mention('y=')} by position, from 0 on",
             )
         raise DataError(
-            f"{where} has no column {column!r}",
+            f"{location} has no column {column!r}",
             f"it has {some(names)}: name those you mean with {mention('x=')} and {mention('y=')}",
         )
     return names[position]

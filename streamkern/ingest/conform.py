@@ -21,7 +21,7 @@ from streamkern.ingest.tables.numbers import is_number, numbers
 from streamkern.store import layout
 from streamkern.store.packing import native
 from streamkern.store.sample_weights import as_weights
-from streamkern.store.sparse_rows import is_packed, widened
+from streamkern.store.sparse_rows import is_packed, widen_rows
 
 
 class RawBlock(NamedTuple):
@@ -29,7 +29,7 @@ class RawBlock(NamedTuple):
 
     X : (k, ...) features
     y : (k,) or (k, c) targets; (k, 0) if none are read
-    where : name of the file
+    location : name of the file
     start : first row of the block in the file
     columns : names of the feature columns, if the format has them
     w : (k,) sample weights, as numbers or text, if there are any
@@ -39,7 +39,7 @@ class RawBlock(NamedTuple):
 
     X: NDArray[Any]
     y: NDArray[Any]
-    where: str
+    location: str
     start: int
     columns: Sequence[str] | None = None
     w: NDArray[Any] | None = None
@@ -86,14 +86,15 @@ class RawBlock(NamedTuple):
             cells = self.w.tolist()
             row = next((k for k, cell in enumerate(cells) if not is_number(str(cell))), 0)
             raise DataError(
-                f"the sample weight of {self.place(row)} is {str(cells[row])[:80]!r}, not a number",
+                f"the sample weight of {self.cell_location(row)} is {str(cells[row])[:80]!r}, "
+                "not a number",
                 "write one of 0 or above there, 0 for a row that does not count",
             ) from error
-        return as_weights(w, len(self.X), self.where, self.start)
+        return as_weights(w, len(self.X), self.location, self.start)
 
-    def place(self, row: int, column: int | None = None) -> str:
+    def cell_location(self, row: int, column: int | None = None) -> str:
         """Return ``train.csv, row 17, column 'age'`` for messages; rows are counted from 0."""
-        text = f"{self.where}, row {row_number(self.row_numbers, row)}"
+        text = f"{self.location}, row {row_number(self.row_numbers, row)}"
         if column is None:
             return text
         return f"{text}, column {column if self.columns is None else repr(self.columns[column])}"
@@ -126,13 +127,13 @@ class FeatureConverter:
         self._dtype_inferred, self._can_widen = dtype is None, can_widen
         if dtype is None:
             source = first.X.dtype if input_dtype is None else input_dtype
-            self.dtype = _storage_dtype(source, first.where)
+            self.dtype = _storage_dtype(source, first.location)
         else:
             self.dtype = layout.wanted_dtype(dtype)
-        layout.check_row_layout(self.row_shape, self.dtype, f"X of {first.where}", sparse=packed)
+        layout.check_row_layout(self.row_shape, self.dtype, f"X of {first.location}", sparse=packed)
         if packed and self.dtype not in (np.float32, np.float64):
             raise DataError(
-                f"X of {first.where} is sparse, and {self.dtype} does not hold feature numbers",
+                f"X of {first.location} is sparse, and {self.dtype} does not hold feature numbers",
                 f"give {mention('dtype', 'float32')}, or leave it out",
             )
         self.packed = packed
@@ -151,11 +152,11 @@ class FeatureConverter:
         X = block.X
         if X.shape[1:] != self._source_shape:
             raise DataError(
-                f"{block.place(0)} has rows of shape {X.shape[1:]}, the rows before have "
+                f"{block.cell_location(0)} has rows of shape {X.shape[1:]}, the rows before have "
                 f"{self._source_shape}",
                 "give rows of one shape",
             )
-        _check_numbers(X.dtype, block.where)
+        _check_numbers(X.dtype, block.location)
         if self._dtype_inferred:
             self._refuse_wider(block)
         self._refuse_nonfinite(X, block)
@@ -163,7 +164,7 @@ class FeatureConverter:
             warn_of_rounding(X, block)
         with np.errstate(over="ignore", invalid="ignore"):
             if self.packed:
-                X = widened(X, self.row_shape)
+                X = widen_rows(X, self.row_shape)
             out = np.ascontiguousarray(X, dtype=self.dtype).reshape(len(X), *self.row_shape)
         if self.dtype.kind == "u" and X.dtype.newbyteorder("=") != self.dtype:
             flat = X.reshape(len(X), -1)
@@ -174,8 +175,8 @@ class FeatureConverter:
                     remedy = "ingest all rows to a new store, which can have another dtype"
                 row, column = (int(k) for k in np.argwhere(changed)[0])
                 raise DataError(
-                    f"{block.place(row, column)} is {flat[row, column]}, which {self.dtype} "
-                    f"cannot hold exactly",
+                    f"{block.cell_location(row, column)} is {flat[row, column]}, which "
+                    f"{self.dtype} cannot hold exactly",
                     remedy,
                 )
         narrower = X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize
@@ -200,12 +201,12 @@ class FeatureConverter:
         self.row_shape = row_shape
 
     def _refuse_wider(self, block: RawBlock) -> None:
-        wanted = _storage_dtype(block.X.dtype, block.where)
+        wanted = _storage_dtype(block.X.dtype, block.location)
         if len(block.X) and not np.can_cast(wanted, self.dtype, "safe"):
             wider = np.promote_types(wanted, self.dtype) if self._can_widen else self.dtype
             raise DataError(
-                f"{block.place(0)} is {block.X.dtype.name}, and the rows before are stored as "
-                f"{self.dtype.name}, which cannot hold it: pass "
+                f"{block.cell_location(0)} is {block.X.dtype.name}, and the rows before are "
+                f"stored as {self.dtype.name}, which cannot hold it: pass "
                 f"{mention('dtype', wider.name)}{'' if self._can_widen else NEW_STORE_HINT}"
             )
 
@@ -219,7 +220,7 @@ class FeatureConverter:
         if nonfinite is not None:
             row, column, value = nonfinite
             raise NonFiniteError(
-                f"{block.place(row, column)} is {value}{as_stored}",
+                f"{block.cell_location(row, column)} is {value}{as_stored}",
                 f"streamkern trains on finite numbers: {remedy}",
             )
 
@@ -227,21 +228,21 @@ class FeatureConverter:
 def warn_of_rounding(values: NDArray[Any], block: RawBlock) -> None:
     """Warn about values that float64 rounds: long doubles, and large integers such as keys."""
     if values.dtype.kind == "f":
-        without_long_doubles(values, block.where)
+        without_long_doubles(values, block.location)
     if array_is_rounded(values):
-        warn_of_rounded(block.where)
+        warn_of_rounded(block.location)
 
 
-def _check_numbers(dtype: np.dtype[Any], where: str) -> None:
+def _check_numbers(dtype: np.dtype[Any], location: str) -> None:
     if dtype.kind not in "biuf":
         raise DataError(
-            f"X of {where} has dtype {dtype}, but features must be numeric",
+            f"X of {location} has dtype {dtype}, but features must be numeric",
             "convert X with X.astype(float) if every value is a number, or give a table, whose "
             'columns are encoded: pandas.DataFrame(X).add_prefix("x")',
         )
 
 
-def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:
+def _storage_dtype(source: np.dtype[Any], location: str) -> np.dtype[Any]:
     """Return the narrowest stored dtype that holds every value of `source` (integers to 2^53).
 
     Long doubles are rounded to float64.
@@ -249,7 +250,7 @@ def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:
     source = native(source)
     if source in layout.X_DTYPES:
         return source
-    _check_numbers(source, where)
+    _check_numbers(source, location)
     if source.kind == "b":
         return np.dtype(np.uint8)
     return np.dtype(np.float32 if source.itemsize <= 2 else np.float64)

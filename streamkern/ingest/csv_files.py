@@ -54,19 +54,21 @@ class CsvReader(Reader):
     as_text = targets_as_text = True
 
     def __init__(
-        self, where: str, open_file: Callable[[], IO[bytes]], request: ReadRequest, identity: Any,
-        form: FileForm,
+        self, location: str, open_file: Callable[[], IO[bytes]], request: ReadRequest, identity:
+        Any, form: FileForm,
     ) -> None:  # fmt: skip
-        self.identity, self._where, self._open = identity, where, open_file
+        self.identity, self._location, self._open = identity, location, open_file
         self._style, self._marks = form.style, request.marks
         self._cells, self._drop_missing = request.cells, request.drop_missing
         self._rounding_warnings = RoundingWarnings()
         if request.cells is not None:
             import_optional("pyarrow", "reading words, dates and missing values")
         with closing(self._open()) as file:
-            above, lines = csv_lines.first_lines(file, form.skip_lines or 0, form.delimiter, where)
+            above, lines = csv_lines.first_lines(
+                file, form.skip_lines or 0, form.delimiter, location
+            )
         layout = self._layout = csv_layout(
-            lines, form, where, above, request.known_names, request.names_beside
+            lines, form, location, above, request.known_names, request.names_beside
         )
         self._delimiter, self.has_cells = layout.delimiter, layout.named
         if self._delimiter != " ":  # a first line with wrong quotes is refused
@@ -76,7 +78,9 @@ class CsvReader(Reader):
         self._names = first if layout.named else [str(i) for i in range(len(first))]
         if not layout.named:
             request = request.as_recorded(form.recorded, len(first))
-        split = split_columns(self._names, self._without_index(request), where, named=layout.named)
+        split = split_columns(
+            self._names, self._without_index(request), location, named=layout.named
+        )
         position = {name: i for i, name in enumerate(self._names)}
         self._features, self._targets, self._weights = (
             [position[name] for name in names]
@@ -87,7 +91,7 @@ class CsvReader(Reader):
             self.weight_column = next(iter(split.weights), None)
         elif request.cells is not None:
             raise DataError(
-                f"{where} has no header line, and columns that are not numbers need names",
+                f"{location} has no header line, and columns that are not numbers need names",
                 f"add one, or give their names with {mention('names=')}",
             )
 
@@ -104,7 +108,7 @@ class CsvReader(Reader):
         dropped = []
         for position, name in enumerate(() if request.whole else self._layout.index_columns):
             if not requested & {name, str(position), str(position - len(self._names))}:
-                warn_of_index(name, self._where)
+                warn_of_index(name, self._location)
                 dropped.append(name)
         return request._replace(dropped=(*request.dropped, *dropped))
 
@@ -142,7 +146,7 @@ class CsvReader(Reader):
         skip, above = start + (1 if self._layout.header else 0), self._layout.skip_lines
         with closing(self._open()) as file:
             pieces = csv_lines.pieces_below(
-                csv_lines.line_pieces(file, block_bytes, self._where), above
+                csv_lines.line_pieces(file, block_bytes, self._location), above
             )
             for number, text, well_quoted in csv_lines.whole_rows(
                 pieces, self._delimiter, len(self._names)
@@ -155,7 +159,7 @@ class CsvReader(Reader):
                 if n_rows > skip:
                     rows = by_arrow(csv_lines.after_lines(content, skip)) if well_quoted else None
                     if rows is None:
-                        lines = csv_lines.numbered_lines(text, number, self._where)
+                        lines = csv_lines.numbered_lines(text, number, self._location)
                         rows = by_python(lines[skip:], start)
                     yield rows, start
                     start += n_rows - skip
@@ -172,7 +176,7 @@ class CsvReader(Reader):
         block = RawBlock(
             X,
             y[:, 0] if len(targets) == 1 else y,
-            self._where,
+            self._location,
             start,
             [self._names[k] for k in self._features],
             weights[0] if weights else None,
@@ -235,7 +239,9 @@ class CsvReader(Reader):
                 wrong = self._style.wrong_decimal_mask(text)
                 if wrong.any():
                     cell = str(text[int(np.argmax(wrong))])
-                    raise self._style.wrong_decimal_error(cell, f"column {name!r} of {self._where}")
+                    raise self._style.wrong_decimal_error(
+                        cell, f"column {name!r} of {self._location}"
+                    )
                 text = self._style.column_to_python_notation(text)
             cells[name] = with_null(text, compute.is_in(text, missing))
         return arrow.table(cells)
@@ -262,7 +268,7 @@ class CsvReader(Reader):
             if not self._style.plain:
                 for cell in filter(self._style.has_wrong_decimal, cells):
                     raise self._style.wrong_decimal_error(
-                        cell, f"a target or weight of {self._where}"
+                        cell, f"a target or weight of {self._location}"
                     )
                 cells = [self._style.to_python_notation(cell) for cell in cells]
             columns[k] = np.char.strip(np.array(cells, dtype=np.str_))
@@ -290,7 +296,7 @@ class CsvReader(Reader):
             ):
                 has_target[row] = False
                 continue
-            location = self._location(lines[row][0], start + row)
+            location = self._line_location(lines[row][0], start + row)
             if self._cells is None:
                 X[row] = self._numbers(fields, location)
             else:
@@ -316,7 +322,7 @@ class CsvReader(Reader):
         """Yield the fields of each line; raise DataError if their number is not `width`."""
         reader = csv.reader((line for _, line in lines), delimiter=self._delimiter, strict=True)
         for row, (number, line) in enumerate(lines):
-            location = self._location(number, None if start is None else start + row)
+            location = self._line_location(number, None if start is None else start + row)
             try:
                 fields = next(reader)
             except csv.Error as error:
@@ -333,10 +339,10 @@ class CsvReader(Reader):
                 fields = [*map(csv_lines.with_line_breaks, fields)]
             yield fields
 
-    def _location(self, number: int, row: int | None) -> str:
+    def _line_location(self, number: int, row: int | None) -> str:
         if row is None:
-            return f"line {number} of {self._where}"
-        return f"{self._where}, row {row} (line {number})"
+            return f"line {number} of {self._location}"
+        return f"{self._location}, row {row} (line {number})"
 
     def _numbers(self, fields: Sequence[str], location: str) -> list[float]:
         """Return the features of a row; raise NotNumbersError if a cell is not a number."""
@@ -376,14 +382,14 @@ class CsvReader(Reader):
 
 def open_csv(url: Url, request: ReadRequest, opener: FileOpener) -> CsvReader:
     """Return a reader of a CSV file, which is opened again for every pass."""
-    form, where = opener.form.for_kind("csv"), redact(url)
+    form, location = opener.form.for_kind("csv"), redact(url)
 
     def open_file() -> Any:
         file = opener.open_once(url)
         if form.encoding is None or form.encoding == "utf-8":
             return file
-        return csv_lines.RecodedFile(file, form.encoding, where)
+        return csv_lines.RecodedFile(file, form.encoding, location)
 
     options = form.json()
     identity = [opener.identity(url), request.json(), *([options] if options else [])]
-    return CsvReader(where, open_file, request, identity, form)
+    return CsvReader(location, open_file, request, identity, form)

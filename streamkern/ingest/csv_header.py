@@ -33,7 +33,7 @@ _MIN_SERIES_COLUMNS = 4  # integers seldom increase by chance over so many colum
 _MIN_LONG_SERIES_COLUMNS = 8  # nor do numbers with fractions over so many
 
 
-def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
+def informative_cells(rows: CsvRows, n_columns: int) -> list[list[str]]:
     """Return the informative cells of each column, from the rows that have all columns."""
     complete = [row for row in rows if len(row) == n_columns]
     return [
@@ -43,7 +43,7 @@ def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
 
 
 def is_header(
-    first: Sequence[str], below: CsvRows, style: NumberStyle, where: str,
+    first: Sequence[str], below: CsvRows, style: NumberStyle, location: str,
     required: Collection[str] = (), quoted: bool = False, optional: Collection[str] = (),
     unnamed: bool = False,
 ) -> bool:  # fmt: skip
@@ -62,12 +62,12 @@ def is_header(
         if has_required and len({*first}) == len(first):
             return True
         if unnamed:
-            _warn_of_names(first, below, style, where, quoted)
+            _warn_of_names(first, below, style, location, quoted)
             return False
-        return _is_header_of_numbers(first, below, style, where, quoted)
+        return _is_header_of_numbers(first, below, style, location, quoted)
     if any(numeric):
-        return _is_mixed_header(first, below, numeric, style, where)
-    return _is_header_of_words(first, below, style, where)
+        return _is_mixed_header(first, below, numeric, style, location)
+    return _is_header_of_words(first, below, style, location)
 
 
 def _occur_below(required: Collection[str], first: Sequence[str], below: CsvRows) -> bool:
@@ -79,13 +79,13 @@ def _occur_below(required: Collection[str], first: Sequence[str], below: CsvRows
 
 
 def _is_mixed_header(
-    first: Sequence[str], below: CsvRows, numeric: Sequence[bool], style: NumberStyle, where: str
+    first: Sequence[str], below: CsvRows, numeric: Sequence[bool], style: NumberStyle, location: str
 ) -> bool:
     """Return True if the names mix numbers with words, and the words are above numeric columns.
 
     Raises DataError otherwise.
     """
-    columns = columns_of(below[:_EXAMINED_ROWS], len(first))
+    columns = informative_cells(below[:_EXAMINED_ROWS], len(first))
     words = [k for k, number in enumerate(numeric) if not number]
     above_numbers = all(
         (first[k] not in UNKNOWN_CELLS or (k == 0 and not first[k]))
@@ -97,7 +97,7 @@ def _is_mixed_header(
     if above_numbers and _log10_chance(names, rows[:_EXAMINED_ROWS], style) < _LOG10_LIKELY:
         return True
     raise DataError(
-        f"the first line of {where} has words and numbers: it may be a header or a row",
+        f"the first line of {location} has words and numbers: it may be a header or a row",
         f"if the file has no header, give the names of its columns with {mention('names=')}; "
         f"{mention('header', True)} says that it is one, or add a header line, with names that are "
         "not numbers",
@@ -105,7 +105,7 @@ def _is_mixed_header(
 
 
 def _is_header_of_numbers(
-    names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
+    names: Sequence[str], below: CsvRows, style: NumberStyle, location: str, quoted: bool
 ) -> bool:
     """Return whether a line of numbers is a header; raise DataError if it is only likely."""
     rows = below[:_EXAMINED_ROWS]
@@ -122,21 +122,21 @@ def _is_header_of_numbers(
             reason = "as its numbers rise and are written otherwise than those below"
         if reason:
             warn(
-                f"the first line of {where} ({some(names)}) is read as the names of its columns, "
-                f"{reason}; {mention('header', True)} says that it names them, "
+                f"the first line of {location} ({some(names)}) is read as the names of its "
+                f"columns, {reason}; {mention('header', True)} says that it names them, "
                 f"{mention('header', False)} that it is a row"
             )
             return True
     is_numbered_series = is_numbered and len(names) > 1
     if log10_chance < (_LOG10_LIKELY if is_numbered_series else _LOG10_CERTAIN):
         raise DataError(
-            f"the first line of {where} ({some(names)}) may name its columns or be a row: say "
+            f"the first line of {location} ({some(names)}) may name its columns or be a row: say "
             f"{mention('header', True)} if it names them, and {mention('header', False)} if it is "
             f"a row"
         )
     if is_numbered_series:
         warn(
-            f"the first line of {where} ({some(names)}) is read as a row, like those below it; "
+            f"the first line of {location} ({some(names)}) is read as a row, like those below it; "
             f"{mention('header', True)} says that it names the columns, "
             f"{mention('header', False)} that it does not"
         )
@@ -144,7 +144,7 @@ def _is_header_of_numbers(
 
 
 def _warn_of_names(
-    names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
+    names: Sequence[str], below: CsvRows, style: NumberStyle, location: str, quoted: bool
 ) -> None:
     """Warn if a line that is a row, as in earlier files, would otherwise be read as names."""
     log10_chance = _log10_chance(
@@ -152,8 +152,8 @@ def _warn_of_names(
     )
     if len({*names}) == len(names) and (quoted or log10_chance < _LOG10_CERTAIN):
         warn(
-            f"the first line of {where} ({some(names)}) may name its columns; it is read as a row, "
-            "as the files before it have no header: remove it if it is not a row"
+            f"the first line of {location} ({some(names)}) may name its columns; it is read as a "
+            "row, as the files before it have no header: remove it if it is not a row"
         )
 
 
@@ -167,7 +167,9 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
         return _LOG10_CERTAIN if is_long_series else 0.0
     if _continues_below(names, rows):
         return 0.0 if len(rows) > 1 else _LOG10_LIKELY
-    columns = [[*map(style.to_python_notation, cells)] for cells in columns_of(rows, len(names))]
+    columns = [
+        [*map(style.to_python_notation, cells)] for cells in informative_cells(rows, len(names))
+    ]
     log10_notations = [_log10_notation(*pair) for pair in zip(names, columns, strict=True)]
     if all(map(is_integer, names)):
         is_series = _is_numbered(names) or _is_arithmetic(names, _MIN_LONG_SERIES_COLUMNS)
@@ -182,7 +184,9 @@ def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> fl
 
 def _differ_in_notation(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> bool:
     """Return whether every name is written in another notation than the numbers of its column."""
-    columns = ([*map(style.to_python_notation, cells)] for cells in columns_of(rows, len(names)))
+    columns = (
+        [*map(style.to_python_notation, cells)] for cells in informative_cells(rows, len(names))
+    )
     return all(_log10_notation(*pair) for pair in zip(names, columns, strict=True))
 
 
@@ -274,7 +278,7 @@ def _continues_below(names: Sequence[str], rows: CsvRows) -> bool:
 
 
 def _is_header_of_words(
-    first: Sequence[str], below: CsvRows, style: NumberStyle, where: str
+    first: Sequence[str], below: CsvRows, style: NumberStyle, location: str
 ) -> bool:
     """Return True for a line of words; raise DataError if its words occur again below it."""
     columns = [(name, [row[k].strip() for row in below]) for k, name in enumerate(first)]
@@ -291,7 +295,7 @@ def _is_header_of_words(
     )
     if not above_numbers or 2 * len(repeated) > len(first):
         raise DataError(
-            f"the first line of {where} looks like a row: {some(sorted(set(repeated)))}, or "
+            f"the first line of {location} looks like a row: {some(sorted(set(repeated)))}, or "
             "something similar, occurs again further down in the same column",
             f"if the file has no header, give the names of its columns with {mention('names=')}; "
             f"{mention('header', True)} says that it is one",

@@ -14,8 +14,8 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.csv_header import UNKNOWN_CELLS, CsvRows, columns_of, is_header
-from streamkern.ingest.csv_lines import NumberedLines, fields_of
+from streamkern.ingest.csv_header import UNKNOWN_CELLS, CsvRows, informative_cells, is_header
+from streamkern.ingest.csv_lines import NumberedLines, split_fields
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.tables.key_columns import index_columns
 from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_notation
@@ -65,14 +65,14 @@ class FirstLines(NamedTuple):
     lines : the lines
     rows : the fields of each line
     style : notation of the numbers
-    where : name of the file, for messages
+    location : name of the file, for messages
     """
 
     lines: NumberedLines
     rows: list[list[str]]
     delimiter: str
     style: NumberStyle
-    where: str
+    location: str
 
     @property
     def names(self) -> list[str]:
@@ -81,14 +81,14 @@ class FirstLines(NamedTuple):
 
 
 def csv_layout(
-    lines: NumberedLines, form: FileForm, where: str, above: NumberedLines = (),
+    lines: NumberedLines, form: FileForm, location: str, above: NumberedLines = (),
     required: Collection[str] = (), optional: Collection[str] = (),
 ) -> CsvLayout:  # fmt: skip
     """Return the layout of a CSV file.
 
     lines : its first lines that are not blank, after `skip_lines`
     form : the options of the user, and the record of earlier files
-    where : name of the file, for messages
+    location : name of the file, for messages
     above : the skipped lines
     required : names that its columns must have
     optional : names of columns that it may have besides these
@@ -100,8 +100,8 @@ def csv_layout(
     if sep is not None and delimiter in (None, sep[1]):
         skip, delimiter, lines = lines[0][0], sep[1], lines[1:]
     separator = delimiter or _delimiter(lines, form.style.decimal)
-    rows = [fields_of(line, separator) for _, line in lines]
-    head = FirstLines(lines, rows, separator, form.style, where)
+    rows = [split_fields(line, separator) for _, line in lines]
+    head = FirstLines(lines, rows, separator, form.style, location)
     if form.names is None and form.header is not False:
         rows[0] = _without_comment_sign(head)
         if not _COMMENT.match(lines[0][1]) and has_row_names(head):
@@ -122,7 +122,7 @@ def csv_layout(
         quoted = lines[0][1].count('"') == 2 * len(first) and len(lines) > 1
         quoted = quoted and not any('"' in line for _, line in lines[1:])
         unnamed = recorded.get("positions") is not None
-        header = is_header(first, below, form.style, where, required, quoted, optional, unnamed)
+        header = is_header(first, below, form.style, location, required, quoted, optional, unnamed)
     index: list[str] = []
     if header:
         refuse_unit_lines(head)
@@ -132,10 +132,10 @@ def csv_layout(
     return CsvLayout(skip, separator, header, tuple(rows[0]), header, tuple(index))
 
 
-def _described(numbered: tuple[int, str], where: str) -> str:
+def _described(numbered: tuple[int, str], location: str) -> str:
     """Return a line as messages show it."""
     number, line = numbered
-    return f"line {number} of {where} ({line.strip()[:40]!r})"
+    return f"line {number} of {location} ({line.strip()[:40]!r})"
 
 
 # ------------------------------------------------------------------------------ the first line
@@ -149,9 +149,9 @@ def _delimiter(lines: NumberedLines, decimal: str) -> str:
     """
     first = lines[0][1]
     candidates = [k for k in _DELIMITERS if k != decimal]
-    best = max(candidates, key=lambda delimiter: len(fields_of(first, delimiter)))
-    if decimal == "," and len(fields_of(first, best)) == 1:
-        by_commas = fields_of(first, ",")
+    best = max(candidates, key=lambda delimiter: len(split_fields(first, delimiter)))
+    if decimal == "," and len(split_fields(first, best)) == 1:
+        by_commas = split_fields(first, ",")
         quoted_decimals = any(re.search(r'"[^"]*[0-9],[0-9][^"]*"', line) for _, line in lines)
         if len(by_commas) > 1 and (quoted_decimals or not all(map(is_number, by_commas))):
             return ","
@@ -168,7 +168,7 @@ def _without_comment_sign(head: FirstLines) -> list[str]:
     sign = re.match(r"\s*#\s*", first)
     if sign is None or len(rows) < 2 or not all(map(head.style.is_number, rows[1])):
         return rows[0]
-    names = fields_of(first[sign.end() :], head.delimiter)
+    names = split_fields(first[sign.end() :], head.delimiter)
     words = not any(map(head.style.is_number, names))
     fits = len(names) == len(rows[1]) and (len(names) > 1 or " " not in names[0])
     return names if words and fits else rows[0]
@@ -221,11 +221,11 @@ def _check_first_line(head: FirstLines) -> None:
     longer = after == {len(first) + 1} and len(first) > 1
     if longer and not any(row[-1].strip() for row in below):
         raise DataError(
-            f"the rows of {head.where} end with {head.delimiter!r}, but line {number}, which names "
-            "the columns, does not",
+            f"the rows of {head.location} end with {head.delimiter!r}, but line {number}, which "
+            "names the columns, does not",
             "remove it from the ends of the lines",
         )
-    described = _described(head.lines[0], head.where)
+    described = _described(head.lines[0], head.location)
     differs = len(below) > 1 and len(after) == 1 and len(first) not in after and max(after) > 1
     if comment and after <= {len(first)}:
         raise DataError(
@@ -246,24 +246,24 @@ def _check_separated(head: FirstLines) -> None:
     """Raise DataError if the fields seem to be separated by a delimiter that must be named."""
     texts = [line.strip() for _, line in head.lines[:_EXAMINED_LINES]]
     for delimiter, name in _OTHER_DELIMITERS.items():
-        first, *widths = (len(fields_of(text, delimiter)) for text in texts)
+        first, *widths = (len(split_fields(text, delimiter)) for text in texts)
         if len({*widths}) == 1 and widths[0] > 1 and first in (widths[0], widths[0] - 1):
             written = delimiter if delimiter.isprintable() else ascii(delimiter)[1:-1]
             raise DataError(
-                f"the fields of {head.where} are not separated by commas, semicolons, tabs or |, "
-                f"but apparently by {name}",
+                f"the fields of {head.location} are not separated by commas, semicolons, tabs or "
+                f"|, but apparently by {name}",
                 f"confirm it with {mention('delimiter', written)}",
             )
 
 
 def _check_skipped(above: NumberedLines, head: FirstLines) -> None:
     """Raise DataError if a line is skipped as in earlier files, but is a row of this file."""
-    for row in (fields_of(line, head.delimiter) for _, line in above):
+    for row in (split_fields(line, head.delimiter) for _, line in above):
         cells = [cell.strip() for cell in row if cell.strip() not in UNKNOWN_CELLS]
         if len(row) == len(head.rows[0]) and cells and all(map(head.style.is_number, cells)):
             raise DataError(
-                f"the first lines of {head.where} would be skipped, as in the files before it, but "
-                "they hold a row",
+                f"the first lines of {head.location} would be skipped, as in the files before "
+                "it, but they hold a row",
                 f"give {mention('skip_lines=')}, the number of lines above its header or first "
                 f"row; {mention('skip_lines', 0)} skips none",
             )
@@ -273,13 +273,13 @@ def _checked_names(head: FirstLines, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the given names; raise DataError unless they fit a file without a header."""
     if len(names) != len(head.names):
         raise DataError(
-            f"{len(names)} {mention('names=')} were given ({some(names)}), but {head.where} has "
+            f"{len(names)} {mention('names=')} were given ({some(names)}), but {head.location} has "
             f"{len(head.names)} columns",
             "give a name for each",
         )
     if head.names == list(names):
         raise DataError(
-            f"the first line of {head.where} is a header with the {mention('names=')} given",
+            f"the first line of {head.location} is a header with the {mention('names=')} given",
             f"leave {mention('names=')} out",
         )
     return names
@@ -296,15 +296,15 @@ def _leading_index_columns(head: FirstLines, rows: CsvRows) -> list[str]:
     Raises DataError if the first column has no name, but does not number or name the rows.
     """
     names = head.names
-    cells = dict(zip(names, columns_of(rows, len(names)), strict=True))
+    cells = dict(zip(names, informative_cells(rows, len(names)), strict=True))
     index = index_columns(names, lambda name: all(map(is_integer, cells[name])))
     if index or names[0] or len(names) < 2:
         return index
     if len({*filter(_is_word, cells[""])}) == len(rows):
         return [""]
     raise DataError(
-        f"the first column of {head.where} has no name, and holds {some(cells[''][:2])}: give it "
-        f"one, with {mention('skip_lines', head.lines[0][0])} and "
+        f"the first column of {head.location} has no name, and holds {some(cells[''][:2])}: give "
+        f"it one, with {mention('skip_lines', head.lines[0][0])} and "
         f"{mention(f'names={_listed(names)}')}"
     )
 
@@ -319,7 +319,7 @@ def refuse_unit_lines(head: FirstLines) -> None:
         return
     for n_lines in range(1, min(_MAX_UNIT_LINES, len(rows) - 3) + 1):
         units = [row for row in rows[1 : 1 + n_lines] if len(row) == width]
-        below = columns_of(rows[1 + n_lines : _CHECKED_ROWS], width)
+        below = informative_cells(rows[1 + n_lines : _CHECKED_ROWS], width)
         numeric = [
             k
             for k, cells in enumerate(below)
@@ -333,8 +333,8 @@ def refuse_unit_lines(head: FirstLines) -> None:
         if all(any(cell not in UNKNOWN_CELLS for cell in row) for row in cells):
             last = head.lines[n_lines]
             raise DataError(
-                f"{_described(last, head.where)} has words, apparently units, in columns that hold "
-                "numbers below it",
+                f"{_described(last, head.location)} has words, apparently units, in columns that "
+                "hold numbers below it",
                 f"{mention('skip_lines', last[0])} with {mention(f'names={_listed(head.names)}')} "
                 "reads the rows below it",
             )
@@ -369,7 +369,7 @@ def _check_thousands(names: Sequence[str], rows: CsvRows, form: FileForm, head: 
     if not by_semicolons and not any("," in cell for row in rows for cell in row):
         return
     grouped, commas, commas_may_group, has_points = [], [], False, False
-    for name, cells in zip(names, columns_of(rows, len(names)), strict=True):
+    for name, cells in zip(names, informative_cells(rows, len(names)), strict=True):
         if _may_be_grouped(cells):
             grouped.append((name.strip(), next(filter(_POINT_GROUPED.fullmatch, cells))))
         elif any(map(_DECIMAL_COMMA.fullmatch, cells)):
@@ -381,7 +381,7 @@ def _check_thousands(names: Sequence[str], rows: CsvRows, form: FileForm, head: 
     if not grouped or not (commas or (by_semicolons and not has_points)):
         return
     (name, number), *_ = grouped
-    holds = f"column {name!r} of {head.where} holds numbers like {number!r}"
+    holds = f"column {name!r} of {head.location} holds numbers like {number!r}"
     if not commas:
         warn(
             f"{holds}, all with three digits behind the point, and semicolons between the fields: "

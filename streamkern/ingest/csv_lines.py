@@ -49,7 +49,9 @@ _BLANK_LINES = re.compile(rb"\n *(?=\n)")
 # ------------------------------------------------------------------------------ pieces of a file
 
 
-def line_pieces(file: IO[bytes], size: int, where: str, step: int | None = None) -> Iterator[Piece]:
+def line_pieces(
+    file: IO[bytes], size: int, location: str, step: int | None = None
+) -> Iterator[Piece]:
     """Yield (number of the first line, whole lines in at most `size` bytes, each ended by one LF).
 
     Pieces have `step` bytes if lines are shorter, by default a quarter of `size`, because parsing
@@ -65,7 +67,7 @@ def line_pieces(file: IO[bytes], size: int, where: str, step: int | None = None)
         while not ended and cut == 0:
             if len(incomplete_line) >= size:
                 raise DataError(
-                    f"line {number} of {where} is longer than {size_text(size)}, the {limit}"
+                    f"line {number} of {location} is longer than {size_text(size)}, the {limit}"
                     f"{remedy}write shorter lines"
                 )
             n_bytes = min(len(incomplete_line) + step, size)
@@ -109,28 +111,28 @@ def pieces_below(pieces: Iterable[Piece], n_above: int) -> Iterator[Piece]:
 
 
 def first_lines(
-    file: IO[bytes], n_above: int, delimiter: str | None, where: str
+    file: IO[bytes], n_above: int, delimiter: str | None, location: str
 ) -> tuple[NumberedLines, NumberedLines]:
     """Return the first lines: the skipped ones, and rows below them, both without blank lines."""
     above: list[tuple[int, str]] = []
 
     def recorded_pieces() -> Iterator[Piece]:
-        for number, text in line_pieces(file, _MAX_FIRST_LINE_BYTES, where, _FIRST_READ_BYTES):
+        for number, text in line_pieces(file, _MAX_FIRST_LINE_BYTES, location, _FIRST_READ_BYTES):
             if number <= n_above:
-                lines = numbered_lines(text, number, where)
+                lines = numbered_lines(text, number, location)
                 above.extend(line for line in lines if line[0] <= n_above)
             yield number, text
 
     pieces = pieces_below(recorded_pieces(), n_above)
     for number, text, _ in whole_rows(pieces, delimiter or _ANY_DELIMITER):
-        if lines := numbered_lines(text, number, where):
+        if lines := numbered_lines(text, number, location):
             return above, lines
     if above:
         raise DataError(
-            f"{where} has no lines below the {n_above} that {mention('skip_lines=')} leaves out",
+            f"{location} has no lines below the {n_above} that {mention('skip_lines=')} leaves out",
             "give a smaller number",
         )
-    raise DataError(f"{where} is empty", "give a file with rows")
+    raise DataError(f"{location} is empty", "give a file with rows")
 
 
 # --------------------------------------------------------------------------------------- whole rows
@@ -221,7 +223,7 @@ def is_well_quoted(content: bytes, delimiter: str) -> bool:
 # --------------------------------------------------------------------------------- lines and fields
 
 
-def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]]:
+def numbered_lines(text: bytes, number: int, location: str) -> list[tuple[int, str]]:
     """Return (line number, line) of the lines that are not blank, the first one being `number`.
 
     Raises DataError for bytes that are not text.
@@ -231,15 +233,15 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
     except UnicodeDecodeError as error:
         wrong_line = number + sum(text.count(end, 0, error.start) for end in (b"\n", b"\r"))
         raise DataError(
-            f"line {wrong_line} of {where} holds the byte {text[error.start]:#04x}, which is not "
-            "UTF-8",
+            f"line {wrong_line} of {location} holds the byte {text[error.start]:#04x}, which is "
+            "not UTF-8",
             f"give its encoding, as in {mention('encoding', _likely_encoding(text))}",
         ) from error
     numbered = []
     for line in lines:
         if "\0" in line:
             raise DataError(
-                f"line {number} of {where} holds a null byte",
+                f"line {number} of {location} holds a null byte",
                 "if it is not damaged, give its encoding, as in "
                 f"{mention('encoding', _likely_encoding(text))}",
             )
@@ -258,7 +260,7 @@ def _likely_encoding(text: bytes) -> str:
     return "utf-16-be" if text[:1] == b"\0" else "utf-16-le"
 
 
-def fields_of(line: str, delimiter: str) -> list[str]:
+def split_fields(line: str, delimiter: str) -> list[str]:
     """Return the fields of a line; one field, the line itself, if its quotes are unbalanced."""
     blanks = delimiter == " "
     line = re.sub(r"[ \t]+", " ", line).strip() if blanks and '"' not in line else line
@@ -341,15 +343,15 @@ def has_padded(content: bytes, delimiter: str) -> bool:
 class RecodedFile:
     """A text file in another encoding, read as UTF-8."""
 
-    def __init__(self, file: IO[bytes], encoding: str, where: str) -> None:
-        self._file, self._where = io.TextIOWrapper(file, encoding, newline=""), where
+    def __init__(self, file: IO[bytes], encoding: str, location: str) -> None:
+        self._file, self._location = io.TextIOWrapper(file, encoding, newline=""), location
 
     def read(self, size: int) -> bytes:
         try:
             return self._file.read(size).encode()
         except UnicodeError as error:
             raise DataError(
-                f"{self._where} is not text in {mention('encoding', self._file.encoding)} "
+                f"{self._location} is not text in {mention('encoding', self._file.encoding)} "
                 f"({error})",
                 "give the encoding that it was written in",
             ) from error

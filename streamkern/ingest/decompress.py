@@ -28,7 +28,7 @@ DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, UnicodeDecod
 Pieces = Callable[[Any], Iterator[bytes]]
 
 
-def decompressed(file: Any, name: str) -> Any:
+def open_decompressed(file: Any, name: str) -> Any:
     """Return the binary file `file`, decompressed by the ending of `name`.
 
     Closing it closes `file`.

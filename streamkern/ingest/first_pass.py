@@ -138,7 +138,7 @@ def spool_rows(
     if like is None and first.w is not None and not rows.files.counted:
         spool.discard()
         raise DataError(
-            f"all sample weights of {first.where} are 0, so there is nothing to learn",
+            f"all sample weights of {first.location} are 0, so there is nothing to learn",
             f"give some rows a weight above 0, or leave {mention('sample_weight=')} out",
         )
     return rows
@@ -184,12 +184,12 @@ def _check_shape(
     if is_packed(store_shape):
         if not features.packed:
             raise DataError(
-                f"{first.where} has dense rows, and those of the store are sparse",
+                f"{first.location} has dense rows, and those of the store are sparse",
                 "give sparse rows with the same features (scipy.sparse.csr_array)",
             )
     elif features.row_shape != store_shape:
         raise DataError(
-            f"{first.where} has rows of shape {features.row_shape}, {those} {store_shape}",
+            f"{first.location} has rows of shape {features.row_shape}, {those} {store_shape}",
             f"{verb} rows with the same features",
         )
 
@@ -201,19 +201,19 @@ def _check_fits(first: RawBlock, values: TargetConverter, like: StoreSpec) -> No
         argument = mention("sample_weight=")
         raise DataError(
             f"the rows of the store have {'' if weighted else 'no '}sample weights, and those of "
-            f"{first.where} have {'none' if weighted else 'some'}",
+            f"{first.location} have {'none' if weighted else 'some'}",
             f"name theirs with {argument}" if weighted else f"leave {argument} out",
         )
     if like.classes is not None or like.y_dtype is None:
         return
     if values.shape != (like.n_outputs,):
         raise DataError(
-            f"{first.where} has {values.shape[0]} targets, and the store has {like.n_outputs}",
+            f"{first.location} has {values.shape[0]} targets, and the store has {like.n_outputs}",
             "append rows with the same targets",
         )
     if not np.can_cast(values.dtype, like.y_dtype, "safe"):
         raise DataError(
-            f"the targets of {first.where} are {values.dtype.name}, and the store holds "
+            f"the targets of {first.location} are {values.dtype.name}, and the store holds "
             f"{like.y_dtype.name}, which would round them",
             "convert them first",
         )
@@ -280,7 +280,7 @@ class FilesRead:
 
     def count(self, block: RawBlock) -> None:
         if block.start == 0 or not self.counts:
-            self.counts.append((block.where, 0))
+            self.counts.append((block.location, 0))
         name, n_rows = self.counts[-1]
         self.counts[-1] = (name, n_rows + len(block.X))
 

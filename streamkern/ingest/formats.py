@@ -240,7 +240,9 @@ def is_idx(head: bytes) -> bool:
     return len(head) >= 4 and head[:2] == b"\0\0" and head[2] in IDX_DTYPES and head[3] > 0
 
 
-def content_of(head: bytes, path: str, kind: str | None = None) -> tuple[str | None, str] | None:
+def detect_content(
+    head: bytes, path: str, kind: str | None = None
+) -> tuple[str | None, str] | None:
     """Return (format, message) for a file that begins with `head`; None if it may be a CSV.
 
     The format is None if it is not read. The message names the content and the remedy.
@@ -258,7 +260,7 @@ def content_of(head: bytes, path: str, kind: str | None = None) -> tuple[str | N
     if readable is not None:
         remedy = f"give {mention('format', readable)}, or rename it"
         return readable, f"{_FORMAT_NAMES[readable]}; {remedy}"
-    if ending := compression_of(head):
+    if ending := detect_compression(head):
         words = f"compressed by {COMPRESSIONS[ending]}, but its name lacks the ending {ending}"
         return None, f"{words}; rename it to {path.rpartition('/')[2]}{ending}"
     if text and head.strip() and kind in _BINARY_FORMATS:
@@ -276,7 +278,7 @@ def is_utf8_text(head: bytes) -> bool:
     return _CONTROL_CHARACTERS.search(head) is None
 
 
-def compression_of(head: bytes) -> str | None:
+def detect_compression(head: bytes) -> str | None:
     """Return the ending that a compressed file should have; None if it is not compressed."""
     if is_utf8_text(head):
         return None

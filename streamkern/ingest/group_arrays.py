@@ -20,7 +20,7 @@ from streamkern.basics.optional import import_optional
 from streamkern.basics.text import size_text, some
 from streamkern.basics.warning import warn
 from streamkern.store.conventions import CSR_MEMBERS, is_group
-from streamkern.store.packing import Unpacked, mask_to_nan, native, packing_of
+from streamkern.store.packing import Unpacked, detect_packing, mask_to_nan, native
 from streamkern.store.sparse_rows import as_csr, longest_row
 
 GetMember = Callable[[str], Any]
@@ -172,7 +172,7 @@ def decoded_array(
     member : an array or a group of zarr or h5py
     keep_missing : whether missing values become NaN or None in place of an error
 
-    For the other arguments see `array_of_group` and `packing_of`.
+    For the other arguments see `array_of_group` and `detect_packing`.
     """
     if not hasattr(member, "shape"):
         if not is_group(member):
@@ -183,7 +183,7 @@ def decoded_array(
             f"{name} holds codes of categories as AnnData wrote them before version 0.8",
             "read the file with anndata and write it again",
         )
-    packing = packing_of(member, name, **options)
+    packing = detect_packing(member, name, **options)
     if packing is None:
         return member
     if packing.changes and packing.dtype.kind != "b":
@@ -209,7 +209,7 @@ def array_of_group(
         return None
     parts: list[Any] = [get(part) for part in CSR_MEMBERS]
     for part, array in zip(CSR_MEMBERS, parts, strict=True):
-        if packing_of(array, f"{part} of {name}") is not None:
+        if detect_packing(array, f"{part} of {name}") is not None:
             raise DataError(
                 f"{part} of {name} is packed by its attributes, which is not supported for sparse "
                 "matrices",
@@ -225,7 +225,7 @@ def array_of_group(
     if by_rows:
         return SparseRows((parts[0], parts[1], parts[2]), shape, name)
     size = sum(array.shape[0] * np.dtype(array.dtype).itemsize for array in parts)
-    return converted(
+    return read_converted(
         lambda: sp.csc_array(tuple(np.asarray(a[:]) for a in parts), shape=shape),
         size,
         name,
@@ -233,7 +233,7 @@ def array_of_group(
     )
 
 
-def converted(make: Callable[[], Any], size: int, name: str, memory: int) -> SparseRows:
+def read_converted(make: Callable[[], Any], size: int, name: str, memory: int) -> SparseRows:
     """Return the rows of a sparse matrix that is not stored by rows; `make` reads all of it.
 
     size : bytes of its parts
@@ -301,14 +301,15 @@ def _attribute_text(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def enumeration_as_names(array: Any, dataset: Any, where: str, *, labels: bool) -> Any:
+def enumeration_as_names(array: Any, dataset: Any, location: str, *, labels: bool) -> Any:
     """Return an array of an enumeration as names if it holds labels."""
     names = import_optional("h5py").check_enum_dtype(dataset.dtype)
     if names is None:
         return array
     if not labels:
         raise DataError(
-            f"{where} holds the numbers of names ({some(list(names))}), which are not measurements",
+            f"{location} holds the numbers of names ({some(list(names))}), which are not "
+            "measurements",
             "write it as numbers if they are meant",
         )
     by_number = {int(number): name for name, number in names.items()}
@@ -317,7 +318,7 @@ def enumeration_as_names(array: Any, dataset: Any, where: str, *, labels: bool) 
         unknown = [k for k in np.unique(numbers).tolist() if k not in by_number]
         if unknown:
             raise DataError(
-                f"{where} holds {unknown[0]}, which is the number of no name", "correct it"
+                f"{location} holds {unknown[0]}, which is the number of no name", "correct it"
             )
         named = np.array([by_number[k] for k in numbers.ravel().tolist()], object)
         return named.reshape(numbers.shape)

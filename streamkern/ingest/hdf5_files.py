@@ -54,15 +54,15 @@ def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
     Raises DataError if the file is damaged or a dataset is refused, and StoreNotFoundError if there
     is no dataset of a requested name.
     """
-    where, identity = redact(url), [opener.identity(url), request.json()]
+    location, identity = redact(url), [opener.identity(url), request.json()]
     h5py, data = import_optional("h5py"), opener.fetched(url)
     columns = targets = None
     try:
         opened = opener.keep(h5py.File(data, "r"))
-        file = Hdf5File(opened, where, opener)
+        file = Hdf5File(opened, location, opener)
         table = file.table(request)
         if table is None:
-            arrays = named_arrays(opened.get, partial(file.array, request), request, where)
+            arrays = named_arrays(opened.get, partial(file.array, request), request, location)
         else:
             arrays, split = table
             columns, targets = split.features, split.targets
@@ -70,12 +70,12 @@ def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
         raise
     except Exception as error:  # whatever the library raises for damage
         raise DataError(
-            f"{where} is not a readable HDF5 file: {error}",
+            f"{location} is not a readable HDF5 file: {error}",
             "get it again from where it came, or write it again",
         ) from error
     aligned = (arrays[0].chunks or (1,))[0]
     return ArrayReader(
-        arrays, where, identity, aligned=aligned, columns=columns, target_columns=targets
+        arrays, location, identity, aligned=aligned, columns=columns, target_columns=targets
     )
 
 
@@ -83,12 +83,12 @@ class Hdf5File:
     """An open HDF5 file.
 
     file : an open `h5py.File`
-    where : its name in error messages
+    location : its name in error messages
     opener : its options `memory`, `missing` and `external` apply
     """
 
-    def __init__(self, file: Any, where: str, opener: FileOpener) -> None:
-        self._file, self._where, self._memory = file, where, opener.memory
+    def __init__(self, file: Any, location: str, opener: FileOpener) -> None:
+        self._file, self._location, self._memory = file, location, opener.memory
         self._fill, self._external = opener.missing == "fill", opener.external
         self._netcdf = "_NCProperties" in file.attrs
 
@@ -97,25 +97,25 @@ class Hdf5File:
 
         Raises StoreNotFoundError if it is missing, and DataError if it is refused.
         """
-        member, where = self._file.get(name), f"{name} of {self._where}"
+        member, location = self._file.get(name), f"{name} of {self._location}"
         is_dataset = not is_group(member)
         member = self._dataset(name) if is_dataset else member
         if ("MATLAB_class" if is_dataset else "MATLAB_sparse") in member.attrs:
             raise self._matlab_error(name)
         array = decoded_array(
-            member, lambda part: self._dataset(f"{name}/{part}"), where, self._memory,
+            member, lambda part: self._dataset(f"{name}/{part}"), location, self._memory,
             keep_missing=request.keeps(i), **({"netcdf": self._netcdf} if is_dataset else {}),
         )  # fmt: skip
         if array is None:
-            raise StoreNotFoundError(no_member(name, self._file, self._where))
+            raise StoreNotFoundError(no_member(name, self._file, self._location))
         if not is_dataset:
             return array
-        return without_padding(enumeration_as_names(array, member, where, labels=i == 1), member)
+        return without_padding(enumeration_as_names(array, member, location, labels=i == 1), member)
 
     def _matlab_error(self, name: str) -> DataError:
         return DataError(
-            f"{name} of {self._where} was written by MATLAB, which stores arrays transposed, and "
-            "may hold text as codes",
+            f"{name} of {self._location} was written by MATLAB, which stores arrays transposed, "
+            "and may hold text as codes",
             "write the rows again in Python, as with np.savez('data.npz', "
             "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file by scipy.io or mat73",
         )
@@ -133,13 +133,13 @@ class Hdf5File:
         if not self._is_compound(name):
             return None
         table = self._dataset(name)
-        names, where = list(table.dtype.names), f"{name} of {self._where}"
+        names, location = list(table.dtype.names), f"{name} of {self._location}"
         columns = request._replace(x=None) if isinstance(request.x, str) else request
-        split = split_columns(names, columns, where)
+        split = split_columns(names, columns, location)
         for column in (*split.features, *split.targets, *split.weights):
             if table.dtype[column].shape:
                 raise DataError(
-                    f"column {column!r} of {where} holds arrays",
+                    f"column {column!r} of {location} holds arrays",
                     "save them as datasets of their own",
                 )
         parts = [_CompoundColumns(table, split.features)]
@@ -164,7 +164,7 @@ class Hdf5File:
         """
         member = self._file.get(name)
         if member is None or not hasattr(member, "shape"):
-            raise StoreNotFoundError(no_member(name, self._file, self._where))
+            raise StoreNotFoundError(no_member(name, self._file, self._location))
         object_info = import_optional("h5py").h5o.get_info
         if object_info(member.id).fileno != object_info(self._file.id).fileno:
             self._refuse_external(name, "is a link to another file")
@@ -179,7 +179,7 @@ class Hdf5File:
         """
         if dataset.shape is None:
             raise DataError(
-                f"{name} of {self._where} is an empty dataset",
+                f"{name} of {self._location} is an empty dataset",
                 f"write rows to it, or name another one with {mention('x=')} and {mention('y=')}",
             )
         creation = dataset.id.get_create_plist()
@@ -192,7 +192,7 @@ class Hdf5File:
             self._refuse_unwritten(name, "has parts that were never written")
         elif (offset := _damaged_chunk(dataset, creation)) is not None:
             raise DataError(
-                f"the chunk at row {offset[0]} of {name} of {self._where} is damaged",
+                f"the chunk at row {offset[0]} of {name} of {self._location} is damaged",
                 "get the file again from where it came",
             )
 
@@ -208,7 +208,7 @@ class Hdf5File:
         """Raise DataError if a virtual dataset lacks data, or has some in other files."""
         if depth == _MAX_DEPTH:
             raise DataError(
-                f"{name} of {self._where} nests virtual datasets more than {_MAX_DEPTH} deep",
+                f"{name} of {self._location} nests virtual datasets more than {_MAX_DEPTH} deep",
                 "write it as a dataset that holds its rows",
             )
         covered = 0
@@ -245,14 +245,14 @@ class Hdf5File:
         """Raise DataError unless data in other files are allowed."""
         if not self._external:
             raise DataError(
-                f"{name} of {self._where} {state}",
+                f"{name} of {self._location} {state}",
                 f"pass {mention('external', True)} if you know where the file comes from",
             )
 
     def _refuse_unwritten(self, name: str, state: str) -> None:
         """Raise DataError for data that was never written, or whose source is missing."""
         raise DataError(
-            f"{name} of {self._where} {state}",
+            f"{name} of {self._location} {state}",
             f"pass {mention('missing', 'fill')} to read the fill value there",
         )
 
@@ -318,34 +318,34 @@ def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayRead
         magic = file.read(4)
     if not magic.startswith(b"CDF"):
         return open_hdf5(url, request, opener)
-    where, identity = redact(url), [opener.identity(url), request.json()]
+    location, identity = redact(url), [opener.identity(url), request.json()]
     if magic not in _CLASSIC_MAGIC_BYTES:
         raise DataError(
-            f"{where} is NetCDF of 64-bit data, which SciPy does not read", f"{_CONVERT_REMEDY}"
+            f"{location} is NetCDF of 64-bit data, which SciPy does not read", f"{_CONVERT_REMEDY}"
         )
-    variables = _variables(url, where, opener)
+    variables = _variables(url, location, opener)
 
     def read(i: int, name: str) -> Any:
         if name not in variables:
-            raise StoreNotFoundError(no_member(name, variables, where))
+            raise StoreNotFoundError(no_member(name, variables, location))
         array = decoded_array(
-            variables[name], variables.get, f"{name} of {where}", opener.memory,
+            variables[name], variables.get, f"{name} of {location}", opener.memory,
             keep_missing=request.keeps(i), netcdf=True,
         )  # fmt: skip
         return joined_characters(array)
 
-    arrays = named_arrays(variables.get, read, request, where)
-    return ArrayReader(arrays, where, identity)
+    arrays = named_arrays(variables.get, read, request, location)
+    return ArrayReader(arrays, location, identity)
 
 
-def _variables(url: Url, where: str, opener: FileOpener) -> dict[str, _Variable]:
+def _variables(url: Url, location: str, opener: FileOpener) -> dict[str, _Variable]:
     """Return the variables of a classic file, which is read whole into memory."""
     with opener.open_once(url) as file:
         size = file.seek(0, 2)
         if 2 * size > opener.memory:
             raise MemoryBudgetError(
-                f"{where} is a classic NetCDF file of {size_text(size)}, which is read whole, and "
-                f"{size_text(opener.memory)} of memory are allowed",
+                f"{location} is a classic NetCDF file of {size_text(size)}, which is read whole, "
+                f"and {size_text(opener.memory)} of memory are allowed",
                 f"raise {mention('memory=')}, or {_CONVERT_REMEDY}",
                 needed=2 * size,
             )
@@ -355,7 +355,8 @@ def _variables(url: Url, where: str, opener: FileOpener) -> dict[str, _Variable]
                 return {name: _Variable(variable) for name, variable in opened.variables.items()}
         except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
             raise DataError(
-                f"{where} is not a readable NetCDF file: {error}", "get it again from where it came"
+                f"{location} is not a readable NetCDF file: {error}",
+                "get it again from where it came",
             ) from error
 
 

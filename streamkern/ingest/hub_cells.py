@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, MissingDependencyError
 from streamkern.basics.text import some
-from streamkern.ingest.tables.arrow import as_array, compute, unwrapped
+from streamkern.ingest.tables.arrow import as_array, compute, unwrap_column
 from streamkern.ingest.tables.cells import RowsInFile, row_number
 
 _CHANNELS_OF_MODE = {"L": 1, "RGB": 3, "RGBA": 4}  # channels of the image modes with uint8 pixels
@@ -42,7 +42,7 @@ class WideColumn:
             return
         declared = getattr(feature, "shape", None)
         if declared is None:
-            declared = (len(unwrapped(first)[0].as_py() or ()),)
+            declared = (len(unwrap_column(first)[0].as_py() or ()),)
         elif None in declared:
             raise DataError(
                 f"column {name!r} of X holds arrays of the shape {tuple(declared)}",
@@ -53,7 +53,7 @@ class WideColumn:
 
     def rows(self, column: Any, numbers: RowsInFile) -> NDArray[Any]:
         """Return cells as rows (k, ...). numbers : row numbers of the cells, for messages"""
-        cells = unwrapped(column)
+        cells = unwrap_column(column)
         if cells.null_count:
             raise self._refusal(numbers, cells.is_null().index(True).as_py(), "is null")
         if self._images:

@@ -25,7 +25,7 @@ from streamkern.ingest.tables.arrow import (
     compute,
     is_list_type,
     is_of_kind,
-    unwrapped,
+    unwrap_column,
     with_null,
 )
 
@@ -125,7 +125,7 @@ class HubColumns:
         if not is_of_hub(feature, "ClassLabel"):
             with _kept_types(ValueError, arrow.ArrowException):
                 return column if column.type == kind else column.cast(kind)
-        codes = unwrapped(column).cast(arrow.int32())
+        codes = unwrap_column(column).cast(arrow.int32())
         codes = with_null(codes, compute.equal(codes, -1))  # a label that is not known
         names = arrow.array(feature.names, arrow.string())
         try:

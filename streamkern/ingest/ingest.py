@@ -37,7 +37,7 @@ from streamkern.filesystem.urls import check_missing, zarr_store
 from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.path_patterns import expand_paths, paths_of
+from streamkern.ingest.path_patterns import expand_paths, input_paths
 from streamkern.ingest.reader import Reader
 from streamkern.ingest.readers import check_header, column_there, is_table, open_reader
 from streamkern.ingest.received import received_for_store
@@ -49,7 +49,7 @@ from streamkern.store.chunk_output import (
     checked_chunk_bytes,
     fill_store,
     n_writers,
-    refuse_same_place,
+    refuse_same_location,
 )
 from streamkern.store.layout import StoreSpec
 from streamkern.store.row_block import RowBlock
@@ -217,7 +217,7 @@ def ingest(
         )  # fmt: skip
         reader = open_input(dropped=options.declared.dropped, columns=options.columns)
         check_header(reader, options.columns, x)
-        refuse_same_place(paths_of(inputs), out_url)
+        refuse_same_location(input_paths(inputs), out_url)
         row_seed = int(seed) if shuffle else None
         source = _source(reader, options, targets, row_seed, dtype, drop_missing_targets)
         plan, identity = {"source": source, "chunk_bytes": chunk_bytes}, json_digest(source)
@@ -225,7 +225,7 @@ def ingest(
             if is_made_from(mark, plan, compress):
                 spill.clear(identity)  # left by a call that was killed after it had published
                 return open_store(out_url, storage_options=storage_options).spec
-            _check_place(mark, source, out_url)
+            _check_output_location(mark, source, out_url)
         spool = partial(
             spool_rows, files=files, seed=source["seed"], scratch=spill, targets=targets,
             dtype=dtype, memory=memory, progress=progress, row_shape=options.row_shape,
@@ -272,7 +272,7 @@ def _store_at(
     return mark
 
 
-def _check_place(
+def _check_output_location(
     mark: Mapping[str, Any], source: Mapping[str, Any], url: str | os.PathLike[str]
 ) -> None:
     """Raise before pass 1 the errors that the writer would raise after it."""

@@ -28,8 +28,14 @@ from streamkern.filesystem.path_kinds import ARCHIVES
 from streamkern.filesystem.remote_file import is_object, open_object, split_object
 from streamkern.filesystem.urls import local_path
 from streamkern.filesystem.waiting import is_connection_refused
-from streamkern.ingest.decompress import COMPRESSIONS, DAMAGE, decompressed
-from streamkern.ingest.formats import ENDINGS, HEAD_BYTES, FileForm, compression_of, content_of
+from streamkern.ingest.decompress import COMPRESSIONS, DAMAGE, open_decompressed
+from streamkern.ingest.formats import (
+    ENDINGS,
+    HEAD_BYTES,
+    FileForm,
+    detect_compression,
+    detect_content,
+)
 
 Url = str | os.PathLike[str]
 _COPY_BYTES, _MAX_BYTES_IN_MEMORY = 8 << 20, 64 << 20
@@ -163,7 +169,7 @@ class FileOpener:
 
     def open_once(self, url: Url) -> Any:
         """Return an open binary file, decompressed by its ending; the caller closes it."""
-        return decompressed(self._raw(url), str(url))
+        return open_decompressed(self._raw(url), str(url))
 
     def _raw(self, url: Url) -> Any:
         """Return the open file without decompressing it."""
@@ -195,7 +201,7 @@ class FileOpener:
 
         A folder is a store.
         """
-        text, ending = redact(url), ending_of(url)
+        text, ending = redact(url), data_ending(url)
         kind = self.form.format or self.form.recorded_kind(ending) or ENDINGS.get(ending)
         if kind is not None:
             return kind
@@ -240,32 +246,32 @@ class FileOpener:
             return ENDINGS.get(os.path.splitext(file.name)[1].lower())
 
     def _content(self, url: Url, kind: str | None = None) -> tuple[str | None, str] | None:
-        """Return `content_of` a file, decompressed by its ending."""
+        """Return `detect_content` a file, decompressed by its ending."""
         with explained_damage(url), self.open_once(url) as file:
-            return content_of(file.read(HEAD_BYTES), redact(url), kind)
+            return detect_content(file.read(HEAD_BYTES), redact(url), kind)
 
     def misnamed(self, url: Url, kind: str) -> str | None:
         """Return an error message for a file whose content is not `kind`; None if it may be.
 
         url : the file, which could not be read as `kind`
         """
-        path, where = local_path(url), redact(url)
+        path, location = local_path(url), redact(url)
         if path is not None and not path.is_file():
             return None
-        ending = os.path.splitext(where)[1].lower()
+        ending = os.path.splitext(location)[1].lower()
         try:
             with self._raw(url) as file:
                 head = file.read(HEAD_BYTES)
             if not head:
-                return f"{where} is empty; give a file with rows"
-            compression = compression_of(head)
+                return f"{location} is empty; give a file with rows"
+            compression = detect_compression(head)
             if ending in COMPRESSIONS and compression != ending:
                 problem = "is not compressed"
                 if compression is not None:
                     problem = f"is compressed by {COMPRESSIONS[compression]}"
-                name = where.rpartition("/")[2][: -len(ending)] + (compression or "")
+                name = location.rpartition("/")[2][: -len(ending)] + (compression or "")
                 return (
-                    f"{where} {problem}, and its name says {COMPRESSIONS[ending]}; rename it to "
+                    f"{location} {problem}, and its name says {COMPRESSIONS[ending]}; rename it to "
                     f"{name}"
                 )
             content = self._content(url, kind)
@@ -273,7 +279,7 @@ class FileOpener:
             return None
         if content is None or content[0] == kind or {content[0], kind} == {"hdf5", "netcdf"}:
             return None
-        return f"{where} is {content[1]}"
+        return f"{location} is {content[1]}"
 
 
 def plain_path(url: Url) -> str | os.PathLike[str] | None:
@@ -284,10 +290,10 @@ def plain_path(url: Url) -> str | os.PathLike[str] | None:
 
 def kind_by_ending(url: Url) -> str | None:
     """Return the format of the ending, without a suffix of compression; None if it is unknown."""
-    return ENDINGS.get(ending_of(url))
+    return ENDINGS.get(data_ending(url))
 
 
-def ending_of(url: Url) -> str:
+def data_ending(url: Url) -> str:
     """Return the ending of a name, such as ".csv" for "a.csv.gz"; "" if it has none."""
     text = redact(url).rstrip("/").lower()
     for suffix in COMPRESSIONS:

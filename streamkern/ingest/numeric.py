@@ -128,7 +128,7 @@ def _is_number(cell: Any) -> bool:
     return True
 
 
-def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
+def frame_numbers(frame: Any, name: str) -> NDArray[Any] | None:
     """Return numbers (n, d) in a dtype that holds all; None if a column has other cells or gaps."""
     kinds = [_number_kind(dtype) for dtype in frame.schema.values()]
     if set(kinds) <= {"number"}:
@@ -190,7 +190,7 @@ def column_values(series: Any, name: str, *, keep_missing: bool = False) -> NDAr
     if kind == "number" and (series.dtype.is_float() or not series.is_null().any()):
         return np.asarray(series.to_numpy())
     if kind == "perhaps":
-        numbers = numbers_of(series.alias(name).to_frame(), name)
+        numbers = frame_numbers(series.alias(name).to_frame(), name)
         if numbers is not None:
             return numbers[:, 0]
     missing = np.asarray(series.is_null().to_numpy(), bool)

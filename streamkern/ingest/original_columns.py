@@ -129,14 +129,14 @@ class OriginalColumns:
         self._check_types(schema, redact(url), first)
         return [index_of[name] for name in wanted]
 
-    def _check_types(self, schema: Any, where: str, first: str) -> None:
+    def _check_types(self, schema: Any, location: str, first: str) -> None:
         """Raise DataError if a type differs from the first file; merge whether it is nullable."""
         for field in schema or ():
             first_field = self.schema.field(field.name)
             if first_field.type != field.type:
                 raise DataError(
-                    f"column {field.name!r} is {field.type} in {where} and {first_field.type} in "
-                    f"{first}",
+                    f"column {field.name!r} is {field.type} in {location} and {first_field.type} "
+                    f"in {first}",
                     "write each to a file of its own, or give them one type",
                 )
             if field.nullable and not first_field.nullable:

@@ -90,7 +90,7 @@ def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
             )
 
 
-def paths_of(inputs: Any) -> list[Url]:
+def input_paths(inputs: Any) -> list[Url]:
     """Return the paths in `inputs`, which may be anything that `ingest` takes."""
     paths = inputs if isinstance(inputs, list | tuple) else [inputs]
     return [k for k in paths if is_path(k)]
@@ -212,53 +212,55 @@ def _entries(tree: _Tree, folder: str) -> list[str]:
 
 def _files_in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
     """Return the files of a folder, or the folder itself if it is a Zarr group."""
-    where = redact(str(url)).rstrip("/")
+    location = redact(str(url)).rstrip("/")
     names = _entries(tree, folder)
-    if where.endswith(".zarr") or not _ZARR_FILES.isdisjoint(names):
+    if location.endswith(".zarr") or not _ZARR_FILES.isdisjoint(names):
         return [url]
     data_names = [n for n in names if n[0] not in "._" and not _SCRATCH_FOLDER.fullmatch(n)]
     data_names.sort(key=_natural_key)
     if not data_names:
         raise StoreNotFoundError(
-            f"there is no zarr group at {where}, and the folder has no files",
+            f"there is no zarr group at {location}, and the folder has no files",
             "give the path of a store, or of a folder with files",
         )
     folders = [n[:-1] for n in data_names if n.endswith("/") and not n.endswith(".zarr/")]
     if any(_PARTITION.fullmatch(name) for name in folders):
-        raise _partitioned(where, f"is partitioned into folders ({some(folders)})", where)
+        raise _partitioned(location, f"is partitioned into folders ({some(folders)})", location)
     if folders:
         raise DataError(
-            f"{where} holds folders ({some(folders)})",
-            f"name the files with a pattern, such as {where}/**/*.parquet",
+            f"{location} holds folders ({some(folders)})",
+            f"name the files with a pattern, such as {location}/**/*.parquet",
         )
-    _check_one_format(data_names, where)
+    _check_one_format(data_names, location)
     return [tree.url(f"{folder}{name}".rstrip("/")) for name in data_names]
 
 
 def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
     """Return the files that match a pattern, and the files of the folders that match it."""
-    where = redact(url)
+    location = redact(url)
     names = sorted({*_matches(tree, "", tuple(parts))}, key=_natural_key)
     # Markers such as _SUCCESS and _metadata hold no data.
     names = [n for n in names if not (_last(n).startswith("_") and kind_by_ending(n) is None)]
     if not names:
-        raise StoreNotFoundError(f"no file matches {where}", "check the pattern")
+        raise StoreNotFoundError(f"no file matches {location}", "check the pattern")
     partitions = {tuple(p for p in n.split("/")[:-1] if _PARTITION.fullmatch(p)) for n in names}
     if len(partitions) > 1:
         partition_names = some(["/".join(p) for p in sorted(partitions)])
-        root = _WILDCARD.split(where)[0].rpartition("/")[0] or "."
-        raise _partitioned(where, f"matches files of several partitions ({partition_names})", root)
+        root = _WILDCARD.split(location)[0].rpartition("/")[0] or "."
+        raise _partitioned(
+            location, f"matches files of several partitions ({partition_names})", root
+        )
     files: list[Url] = []
     for name in names:
         url_of_name = tree.url(name.rstrip("/"))
         files += _files_in_folder(tree, url_of_name, name) if name.endswith("/") else [url_of_name]
-    _check_one_format([str(file) for file in files], where)
+    _check_one_format([str(file) for file in files], location)
     return files
 
 
-def _partitioned(where: str, reason: str, folder: str) -> DataError:
+def _partitioned(location: str, reason: str, folder: str) -> DataError:
     return DataError(
-        f"{where} {reason}, whose names are a column that the files lack",
+        f"{location} {reason}, whose names are a column that the files lack",
         f"write it into a file, as by pandas.read_parquet({folder!r}).to_parquet('whole.parquet')",
     )
 
@@ -293,13 +295,13 @@ def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2]
 
 
-def _check_one_format(names: Sequence[str], where: str) -> None:
+def _check_one_format(names: Sequence[str], location: str) -> None:
     by_kind: dict[str | None, str] = {}
     for name in names:
         by_kind.setdefault(kind_by_ending(name), _last(name))
     if len(by_kind) > 1:
         raise DataError(
-            f"{where} has files of several formats ({some(list(by_kind.values()))})",
+            f"{location} has files of several formats ({some(list(by_kind.values()))})",
             "name the files of one format, as with *.csv",
         )
 

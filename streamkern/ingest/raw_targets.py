@@ -51,7 +51,7 @@ def plain_targets(block: RawBlock) -> RawBlock:
     elif all(isinstance(k, Decimal | float) for k in present):
         converted = np.array([np.nan if is_missing(k) else float(k) for k in labels])
         if objects_are_rounded(block.y.ravel(), converted):
-            warn_of_rounded(f"the target of {block.where}")
+            warn_of_rounded(f"the target of {block.location}")
     else:
         return block
     return block._replace(y=converted.reshape(y.shape))
@@ -62,8 +62,8 @@ def refuse_odd_text(block: RawBlock, texts: Sequence[str]) -> None:
     for row, text in enumerate(texts):
         if "\0" in text or (not text.isascii() and _is_broken(text)):
             raise DataError(
-                f"the target of {block.place(row)} is {text[:80]!r}, which holds a null character "
-                "or half a character of Unicode",
+                f"the target of {block.cell_location(row)} is {text[:80]!r}, which holds a null "
+                "character or half a character of Unicode",
                 "correct it",
             )
 
@@ -87,7 +87,7 @@ def missing_target(block: RawBlock, row: int, *, labels: bool = False) -> DataEr
     if text and labels:
         remedy += f", and {mention('targets', 'classes')} takes {text!r} for a label"
     error_class = NonFiniteError if block.y.dtype.kind == "f" else DataError
-    return error_class(f"the target of {block.place(row)} is missing{note}; {remedy}")
+    return error_class(f"the target of {block.cell_location(row)} is missing{note}; {remedy}")
 
 
 def other_notation_error(block: RawBlock, row: int, text: str, notation: str) -> DataError:
@@ -102,7 +102,8 @@ def other_notation_error(block: RawBlock, row: int, text: str, notation: str) ->
             f"in a CSV {option}, elsewhere give numbers; {as_classes} takes such text for labels"
         )
     return DataError(
-        f"the target of {block.place(row)} is {text[:80]!r}, {notation_text(notation)}", remedy
+        f"the target of {block.cell_location(row)} is {text[:80]!r}, {notation_text(notation)}",
+        remedy,
     )
 
 
@@ -124,9 +125,9 @@ def as_values(block: RawBlock) -> NDArray[Any]:
     ):
         y = np.array([np.nan if is_missing(k) else float(k) for k in y.ravel()]).reshape(y.shape)
     if block.y.dtype.kind in "UO" and y.dtype.kind == "f" and objects_are_rounded(block.y, y):
-        warn_of_rounded(f"the target of {block.where}")
+        warn_of_rounded(f"the target of {block.location}")
     if y.dtype.kind not in "biuf":
-        raise DataError(f"y of {block.where} is {dtype_problem(y.dtype)}")
+        raise DataError(f"y of {block.location} is {dtype_problem(y.dtype)}")
     missing = missing_in(y)
     if missing.any():
         raise missing_target(block, int(np.argmax(missing)))
@@ -147,7 +148,7 @@ def _numbers_of_text(block: RawBlock) -> NDArray[np.float64]:
     if notation is not None:
         raise other_notation_error(block, row, wrong, notation)
     raise DataError(
-        f"the target of {block.place(row)} is {wrong[:80]!r}, not a number",
+        f"the target of {block.cell_location(row)} is {wrong[:80]!r}, not a number",
         f"correct it, or pass {mention('targets', 'classes')} if all targets are labels",
     )
 
@@ -172,7 +173,7 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
             return y.astype(np.int64)
         row = int(np.argmin(integers))
         raise DataError(
-            f"the label of {block.place(row)} is {y[row]}",
+            f"the label of {block.cell_location(row)} is {y[row]}",
             f"class labels are integers or text; pass {mention('targets', 'values')} for "
             "regression",
         )
@@ -181,7 +182,7 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
         for row, label in enumerate(labels):
             if not isinstance(label, str) and type(label) is not int:
                 raise DataError(
-                    f"the label of {block.place(row)} is {label!r}",
+                    f"the label of {block.cell_location(row)} is {label!r}",
                     "class labels are integers or text: write them as text, of arrays "
                     "list(map(str, y))",
                 )
@@ -190,12 +191,13 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
         for row, label in enumerate(labels):
             if not -(2**63) <= label < 2**64:
                 raise DataError(
-                    f"the label of {block.place(row)} is an integer of {label.bit_length()} bits",
+                    f"the label of {block.cell_location(row)} is an integer of "
+                    f"{label.bit_length()} bits",
                     "64 are allowed: write such labels as text",
                 )
         return np.array(labels, dtype=object)  # Python integers do not wrap
     if kind != "U":
-        raise DataError(f"y of {block.where} is {dtype_problem(y.dtype)}")
+        raise DataError(f"y of {block.location} is {dtype_problem(y.dtype)}")
     _refuse_long(block, int(np.char.str_len(y).max()))
     return y
 
@@ -203,7 +205,7 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
 def mixed_labels(block: RawBlock) -> DataError:
     """Return the error for labels that mix text and integers."""
     return DataError(
-        f"{block.where} mixes text and integer labels", "use one kind, as list(map(str, y)) is"
+        f"{block.location} mixes text and integer labels", "use one kind, as list(map(str, y)) is"
     )
 
 
@@ -216,7 +218,8 @@ def _decoded(label: Any, block: RawBlock, row: int) -> Any:
         return label.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"the label of {block.place(row)} is {label[:80]!r}, which is not text in UTF-8",
+            f"the label of {block.cell_location(row)} is {label[:80]!r}, which is not text in "
+            "UTF-8",
             "write labels as text or integers",
         ) from error
 
@@ -224,7 +227,7 @@ def _decoded(label: Any, block: RawBlock, row: int) -> Any:
 def _refuse_long(block: RawBlock, length: int) -> None:
     if length > MAX_LABEL:
         raise DataError(
-            f"a label of {block.where} after row {block.start} has {length} characters, "
+            f"a label of {block.location} after row {block.start} has {length} characters, "
             f"{MAX_LABEL} are allowed",
             "shorten it",
         )

@@ -251,10 +251,10 @@ class EncodedReader(WrappingReader):
         parts = (k.part(first, first + step) for k in blocks for first in range(0, len(k.X), step))
         for block in parts:
             if self._fitted is None:
-                X = self._encoder.encode(block.X, block.where, block.row_numbers)
+                X = self._encoder.encode(block.X, block.location, block.row_numbers)
                 unknown.add(block.X)
             else:
-                X = self._fitted.encode(block.X, block.where, block.row_numbers, row)
+                X = self._fitted.encode(block.X, block.location, block.row_numbers, row)
             row += len(X)
             yield block._replace(X=X, columns=self.columns)
         unknown.warn_if_many(some([name for name, _ in self.files]) if self.files else "the input")

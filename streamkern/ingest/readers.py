@@ -35,7 +35,7 @@ from streamkern.ingest.frame_reader import FrameReader, HubReader
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.hdf5_files import open_hdf5, open_netcdf
 from streamkern.ingest.hub_datasets import is_hub_dataset
-from streamkern.ingest.input_files import FileOpener, Url, ending_of, explained_damage, is_path
+from streamkern.ingest.input_files import FileOpener, Url, data_ending, explained_damage, is_path
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.reader import FileReader, ManyReader, Reader, TargetedRows
 from streamkern.ingest.svmlight_files import open_svmlight, read_alike
@@ -272,7 +272,7 @@ def _reader_of(kind: str, url: Url, request: ReadRequest, opener: FileOpener) ->
             f"the sample weights of {redact(url)} are in it: give the name of their array or column"
         )
     open_file = _READERS[kind]
-    form: Mapping[str, Any] | None = opener.form.for_kind(kind).record(kind, ending_of(url))
+    form: Mapping[str, Any] | None = opener.form.for_kind(kind).record(kind, data_ending(url))
     arrays = kind in NAMED_ARRAYS or (kind == "zarr" and own_state(url, opener) is None)
     if arrays:
         recorded_arrays = RecordedArrays.from_form(opener.form.recorded)

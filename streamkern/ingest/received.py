@@ -1,7 +1,7 @@
 """Convert the rows, targets and weights that a caller passes to the types used internally.
 
-`fit`, `predict`, `score` and `tune`, `ingest_store` and `append_store` all call `received`, so that
-they accept the same inputs, and refuse others with the same messages.
+`fit`, `predict`, `score` and `tune`, `ingest_store` and `append_store` all call `convert_received`,
+so that they accept the same inputs, and refuse others with the same messages.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from streamkern.ingest.numeric import (
     GIVE_ROWS,
     array_of_list,
     column_values,
+    frame_numbers,
     is_sparse,
-    numbers_of,
     with_lengths,
 )
 from streamkern.store.conventions import check_dimensions
-from streamkern.store.packing import packing_of
+from streamkern.store.packing import detect_packing
 from streamkern.store.sample_weights import warn_of_unused
 
 _DASK_BLOCK_BYTES = 4 << 20  # bytes of an unread file in one block of a Dask array
 
 
-def received(data: Any, name: str, *, keep_missing: bool = False) -> Any:
+def convert_received(data: Any, name: str, *, keep_missing: bool = False) -> Any:
     """Convert `data` from the types of other libraries to the types used internally.
 
     A table becomes a narwhals data frame, also if it is lazy, a reader or a structured array. A
@@ -123,12 +123,12 @@ def received(data: Any, name: str, *, keep_missing: bool = False) -> Any:
 
 
 def received_targets(y: Any, name: str = "y", *, keep_missing: bool = False) -> Any:
-    """Return targets or weights as `received` does, except that a data frame becomes an array.
+    """Return targets or weights, see `convert_received`; a data frame becomes an array.
 
     One column of words becomes (n,), columns of numbers become (n, c).
     keep_missing : whether missing values of a column are kept, in place of an error
     """
-    values = received(y, name, keep_missing=keep_missing)
+    values = convert_received(y, name, keep_missing=keep_missing)
     if is_sparse(values):
         return values.toarray()
     if name == "y" and _is_scalar(values):
@@ -138,7 +138,7 @@ def received_targets(y: Any, name: str = "y", *, keep_missing: bool = False) -> 
         )
     if not is_frame(values):
         return values
-    numbers = numbers_of(values, name)
+    numbers = frame_numbers(values, name)
     if numbers is not None:
         return numbers
     if len(values.columns) == 1:
@@ -172,7 +172,7 @@ def received_for_store(
     elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
         return X, x, y, sample_weight, form  # blocks
     else:
-        X, name_types = X if is_hub_dataset(X) else received(X, "X"), (str, int)
+        X, name_types = X if is_hub_dataset(X) else convert_received(X, "X"), (str, int)
     tables = is_frame(X) or is_hub_dataset(X)
     if not (y is None or isinstance(y, name_types) or (tables and are_names(y, X))):
         y = received_targets(y, "y", keep_missing=True)
@@ -190,7 +190,7 @@ def _check_arrays(X: Any, y: Any, sample_weight: Any) -> None:
 
 
 class Received(NamedTuple):
-    """Rows, targets and weights as `received` returns them, and the names of the targets.
+    """Rows, targets and weights as `convert_received` returns them, and the names of the targets.
 
     names : names of the target columns; None if they have none
     of_columns : whether the targets are columns of the table that contains the rows
@@ -223,7 +223,7 @@ def received_data(
         return Received(X, y, sample_weight)
     if is_hub_dataset(X) and (data := _of_hub(X, y, sample_weight)) is not None:
         return data
-    X = received(X, "X")
+    X = convert_received(X, "X")
     if isinstance(sample_weight, int | np.integer) and (is_frame(X) or is_dask_table(X)):
         raise DataError(
             f"{mention('sample_weight', sample_weight)} is a whole number beside a table, and may "
@@ -237,7 +237,7 @@ def received_data(
         if isinstance(sample_weight, str) and sample_weight in X.columns:
             column, sample_weight = sample_weight, X[sample_weight]
             dropped.append(column)
-        targets, w = received(X[y], "y"), _weights(sample_weight, X)
+        targets, w = convert_received(X[y], "y"), _weights(sample_weight, X)
         return Received(X.drop(columns=dropped), targets, w, (y,), True, column)
     for name, argument in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(argument, str):
@@ -322,9 +322,9 @@ def _dataset_arrays(data: Any, request: ReadRequest) -> tuple[Any, Any, Any]:
     if not all(isinstance(name, str) and name in data for name in (x, y)):
         _refuse_containers(data, "X")
     if isinstance(sample_weight, str) and sample_weight in data:
-        sample_weight = received(data[sample_weight], "sample_weight")
+        sample_weight = convert_received(data[sample_weight], "sample_weight")
     check_dimensions(data[x], (y, data[y]))
-    X, targets = received(data[x], x), received(data[y], y)
+    X, targets = convert_received(data[x], x), convert_received(data[y], y)
     if sample_weight is None and "w" in data and "w" not in (x, y):
         warn_of_unused(data["w"], X.shape[0], "the xarray.Dataset")
     return X, targets, sample_weight
@@ -382,7 +382,7 @@ def _values_of_dataarray(array: Any, name: str) -> Any:
 
     Raises DataError for a DataArray whose attributes declare packed numbers.
     """
-    packing = packing_of(array, name)
+    packing = detect_packing(array, name)
     if packing is not None and (packing.changes or packing.gaps):
         reasons = ", ".join([*packing.attributes, *(text for text, _ in packing.gaps)])
         raise DataError(

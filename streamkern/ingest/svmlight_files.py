@@ -25,7 +25,7 @@ from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.reader import FileReader, Reader
 from streamkern.ingest.tables.key_columns import text_is_rounded, warn_of_rounded
-from streamkern.store.sparse_rows import MAX_GAP, longest_row, packed
+from streamkern.store.sparse_rows import MAX_GAP, longest_row, pack_rows
 
 _PIECE_BYTES = 4 << 20  # bytes of text that are parsed at a time
 _MAX_FEATURES_OF_DENSE_ROWS = 1 << 24
@@ -45,7 +45,7 @@ class SvmlightReader(Reader):
     def __init__(
         self, url: Url, request: ReadRequest, opener: FileOpener, n_features: int | None
     ) -> None:
-        self._url, self._opener, self._where = url, opener, redact(url)
+        self._url, self._opener, self._location = url, opener, redact(url)
         self._targets, self._warned_of_rounding = request.targets, False
         recorded = opener.form.recorded or {}
         self.first: int | None = None
@@ -57,11 +57,11 @@ class SvmlightReader(Reader):
         self.identity = [opener.identity(url), n_features, self.first]
         self._scan_file()
         if self._n_rows == 0:
-            raise DataError(f"{self._where} has no rows", "give a file with some")
+            raise DataError(f"{self._location} has no rows", "give a file with some")
         if other_rows and n_features is not None and 0 < self.lowest <= self.highest < n_features:
             raise DataError(
-                f"{self._where} does not say whether its features count from 0 or 1, and the model "
-                "was not trained on svmlight files",
+                f"{self._location} does not say whether its features count from 0 or 1, and the "
+                "model was not trained on svmlight files",
                 "give the rows as an array, which sklearn.datasets.load_svmlight_file reads, given "
                 "n_features and zero_based",
             )
@@ -74,14 +74,15 @@ class SvmlightReader(Reader):
         if self.first is not None:
             if self.first > self.lowest:
                 raise DataError(
-                    f"{self._where} has a feature 0, and in the rows before features count from 1",
+                    f"{self._location} has a feature 0, and in the rows before features count "
+                    "from 1",
                     "number its features alike, or ingest all files together, to a new store",
                 )
             base = self.first
         self._zero_based, highest = base == 0, self.highest
         width = max(1, highest + 1 - base)
         if n_features is not None and width > n_features:
-            found = f"{self._where} has the feature {highest}, counted from {base}"
+            found = f"{self._location} has the feature {highest}, counted from {base}"
             if self.first is not None:
                 raise DataError(
                     f"{found}, and the rows before have {n_features} features",
@@ -104,13 +105,13 @@ class SvmlightReader(Reader):
         row_bytes = 8 * (2 * self.width if self.width is not None else self._width)
         if self.width is None and self._width > _MAX_FEATURES_OF_DENSE_ROWS:
             raise DataError(
-                f"{self._where} has {self._width:,} features, and a row with {self._longest:,} "
+                f"{self._location} has {self._width:,} features, and a row with {self._longest:,} "
                 "that are not 0",
                 f"such rows are made dense, with at most {_MAX_FEATURES_OF_DENSE_ROWS:,} features: "
                 "hash or choose features first",
             )
         step = max(1, block_bytes // row_bytes)
-        check_row_bytes(row_bytes, 1, self._where, block_bytes)
+        check_row_bytes(row_bytes, 1, self._location, block_bytes)
         for first, lines in self._pieces():
             if first + len(lines) <= start:
                 continue
@@ -119,10 +120,10 @@ class SvmlightReader(Reader):
                 X, y = self._parsed(part, first + offset, self._width, self._zero_based)
                 self._warn_of_rounding(X, part)
                 labels = y.astype(np.int64) if self._labels_are_integers else y
-                rows = X.toarray() if self.width is None else packed(X, self.width, np.float64)
+                rows = X.toarray() if self.width is None else pack_rows(X, self.width, np.float64)
                 yield RawBlock(
                     rows, labels if self._targets else np.empty((len(y), 0)),
-                    self._where, first + offset,
+                    self._location, first + offset,
                 )  # fmt: skip
 
     def _warn_of_queries(self) -> None:
@@ -130,7 +131,7 @@ class SvmlightReader(Reader):
         _, lines = next(self._pieces())
         if b" qid:" in lines[0].replace(b"\t", b" "):
             warn(
-                f"the rows of {self._where} have a qid, the query that they belong to; it is "
+                f"the rows of {self._location} have a qid, the query that they belong to; it is "
                 "ignored: their targets are fitted as they are"
             )
 
@@ -140,7 +141,7 @@ class SvmlightReader(Reader):
             cells = (cell.rpartition(b":")[2].decode() for k in lines for cell in k.split()[1:])
             if any(map(text_is_rounded, cells)):
                 self._warned_of_rounding = True
-                warn_of_rounded(self._where)
+                warn_of_rounded(self._location)
 
     def _scan_file(self) -> None:
         """Count the rows, and find the lowest and highest index and whether labels are integers."""
@@ -178,8 +179,8 @@ class SvmlightReader(Reader):
                 middle = len(lines) // 2  # to find the line
                 self._parsed(lines[:middle], first, width, zero_based)
                 self._parsed(lines[middle:], first + middle, width, zero_based)
-            location = f"{self._where}, line {self._line_number(first)}"
-            raise DataError(f"{location}, {_line_problem(lines[0], error)}") from error
+            line_location = f"{self._location}, line {self._line_number(first)}"
+            raise DataError(f"{line_location}, {_line_problem(lines[0], error)}") from error
         return X, y
 
     def _line_number(self, row: int) -> int:
@@ -192,19 +193,19 @@ class SvmlightReader(Reader):
 
 def open_svmlight(url: Url, request: ReadRequest, opener: FileOpener) -> SvmlightReader:
     """Return a reader of an svmlight or libsvm file. An integer `x` is the number of features."""
-    where = redact(url)
+    location = redact(url)
     if request.y is not None or request.w is not None:
         name = "y" if request.y is not None else "sample_weight"
         raise ConfigError(
-            f"{mention(f'{name}=')} was given for {where}, whose rows begin with their targets and "
-            "have no weights",
+            f"{mention(f'{name}=')} was given for {location}, whose rows begin with their "
+            "targets and have no weights",
             "leave it out",
         )
     if [str(k).isdecimal() for k in as_list(request.x)] == [True]:  # text on a command line
         request = request._replace(x=int(as_list(request.x)[0]))
     if request.x is not None and (not isinstance(request.x, int) or request.x < 1):
         raise ConfigError(
-            f"{mention('x', request.x)} was given for {where}, whose features have no names",
+            f"{mention('x', request.x)} was given for {location}, whose features have no names",
             "leave it out, or give the number of features, where rows have more than this file "
             "shows",
         )

@@ -74,7 +74,7 @@ class TargetConverter:
             )
         y = plain_targets(first).y
         if y.ndim not in (1, 2) or (y.ndim == 2 and y.shape[1] < 1):
-            raise DataError(f"y of {first.where} has shape {y.shape}", "give (n,) or (n, c)")
+            raise DataError(f"y of {first.location} has shape {y.shape}", "give (n,) or (n, c)")
         if y.ndim == 2 and y.shape[1] == 1:  # one column may hold labels
             y = y[:, 0]
         self._auto = targets == "auto"
@@ -82,7 +82,7 @@ class TargetConverter:
         self.are_classes = targets == "classes" or (self._auto and _look_like_labels(first, y))
         if self.are_classes and y.ndim > 1:
             raise DataError(
-                f"y of {first.where} has shape {y.shape}",
+                f"y of {first.location} has shape {y.shape}",
                 f"class labels are one column, use {mention('targets', 'values')} for a matrix",
             )
         # Shape and dtype of the targets of a row: codes, or values.
@@ -157,7 +157,7 @@ class TargetConverter:
         index_of = {name: i for i, name in enumerate(ordered)}
         return tuple(ordered), np.array([index_of[name] for name in names], np.int64)
 
-    def check_classes(self, where: str) -> None:
+    def check_classes(self, location: str) -> None:
         """Raise DataError if classes inferred by "auto" look like values or names of rows.
 
         Warns if many classes are integers. Called once all rows are converted.
@@ -178,13 +178,13 @@ class TargetConverter:
             elif have_units:
                 remedy = "write them without the unit if they are numbers"
             raise DataError(
-                f"the targets of {where} ({some(labels[:5])}, ...) would be {n_classes} classes, "
-                f"most of them with few of the {n_rows} rows",
+                f"the targets of {location} ({some(labels[:5])}, ...) would be {n_classes} "
+                f"classes, most of them with few of the {n_rows} rows",
                 f"{remedy}, or pass {mention('targets', 'classes')} if they are classes",
             )
         if integers and many:
             warn(
-                f"the targets of {where} are whole numbers and become {n_classes} classes; pass "
+                f"the targets of {location} are whole numbers and become {n_classes} classes; pass "
                 f"{mention('targets', 'values')} if they are numbers, or "
                 f"{mention('targets', 'classes')} if they are classes"
             )
@@ -195,7 +195,8 @@ class TargetConverter:
         y = y.reshape(len(y), -1)
         if y.shape[1:] != self.shape:
             raise DataError(
-                f"{block.place(0)} has {y.shape[1]} targets, the rows before have {self.shape[0]}",
+                f"{block.cell_location(0)} has {y.shape[1]} targets, the rows before have "
+                f"{self.shape[0]}",
                 "give all rows as many",
             )
         warn_of_rounding(y, block)
@@ -238,8 +239,8 @@ class TargetConverter:
             return
         row, label = next(k for k in enumerate(y.tolist()) if known.find(k[1]) is None)
         raise DataError(
-            f"the label of {block.place(row)} is {label!r}, which is none of the classes of the "
-            f"store, {some(known.names)}",
+            f"the label of {block.cell_location(row)} is {label!r}, which is none of the classes "
+            f"of the store, {some(known.names)}",
             "correct it, or ingest all rows to a new store",
         )
 
@@ -259,8 +260,8 @@ class TargetConverter:
         if self._kind == _INTEGER_TEXT and is_number(label) and np.isinf(float(label)):
             raise _not_finite(block, row, label)
         raise DataError(
-            f"the target of {block.place(row)} is {label!r}, {_label_kind(label)}, and that of the "
-            f"first row is {self._kind}",
+            f"the target of {block.cell_location(row)} is {label!r}, {_label_kind(label)}, and "
+            f"that of the first row is {self._kind}",
             f"pass {mention('targets', 'values')} if all are numbers, "
             f"{mention('targets', 'classes')} if all are labels, or correct it",
         )
@@ -272,14 +273,14 @@ class TargetConverter:
             raise mixed_labels(block)
         if n > MAX_CLASSES:
             raise DataError(
-                f"{block.where} has more than {MAX_CLASSES} distinct labels by row "
+                f"{block.location} has more than {MAX_CLASSES} distinct labels by row "
                 f"{block.start + len(block.y)}",
                 f"pass {mention('targets', 'values')} if they are numbers",
             )
         first = next(iter(self._codes))
         if self._auto and n > MAX_AUTO_CLASSES and (isinstance(first, int) or is_integer(first)):
             raise DataError(
-                f"{block.where} has more than {MAX_AUTO_CLASSES} distinct integer targets",
+                f"{block.location} has more than {MAX_AUTO_CLASSES} distinct integer targets",
                 f"pass {mention('targets', 'values')} for regression or "
                 f"{mention('targets', 'classes')} to keep them as labels",
             )
@@ -287,7 +288,7 @@ class TargetConverter:
 
 def _not_finite(block: RawBlock, row: int, value: object) -> NonFiniteError:
     return NonFiniteError(
-        f"the target of {block.place(row)} is {value}, and targets are finite",
+        f"the target of {block.cell_location(row)} is {value}, and targets are finite",
         "correct such rows, or leave them out",
     )
 

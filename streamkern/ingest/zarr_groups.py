@@ -24,7 +24,7 @@ from streamkern.ingest.array_reader import (
 from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.group_arrays import StoredSparseRows, decoded_array
 from streamkern.ingest.input_files import FileOpener, Url
-from streamkern.store.class_labels import labels_of
+from streamkern.store.class_labels import labels_from_names
 from streamkern.store.conventions import no_member
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sparse_rows import sparse_features
@@ -37,14 +37,14 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
 
     The arrays of a streamkern store are verified, and class ids become labels.
     """
-    where, options = redact(url), opener.options or None
+    location, options = redact(url), opener.options or None
     state = own_state(url, opener)
     # The metadata of streamkern stores are checked, and chunks bound to their positions.
     own_store = None if state is None else open_store(url, storage_options=options)
-    group = _group(_strict(zarr_store(url, storage_options=options), opener), where)
+    group = _group(_strict(zarr_store(url, storage_options=options), opener), location)
     columns = target_columns = order = None
     if state is not None:
-        request, columns, target_columns, order = own_columns(state, request, where)
+        request, columns, target_columns, order = own_columns(state, request, location)
     own_arrays = {} if own_store is None else own_store.rows
     own_targets = own_store is not None and request.targets and request.y is None
     mark_name = ATTRIBUTE if state is None and not opener.foreign else None
@@ -54,13 +54,13 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
             return own_arrays[name]
         return _member(group, name, url, opener, mark_name, keep_missing=request.keeps(i))
 
-    identity: dict[str, Any] = {"kind": "zarr", "url": where, "asked": request.json()}
+    identity: dict[str, Any] = {"kind": "zarr", "url": location, "asked": request.json()}
     if own_store is None:
-        arrays = named_arrays(partial(_get, group), read, request, where)
+        arrays = named_arrays(partial(_get, group), read, request, location)
         identity |= opener.reading
         identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks or ())] for a in arrays]
     else:
-        names = requested_names(request, where)
+        names = requested_names(request, location)
         if own_targets and request.w is None and "w" in own_arrays:
             names.append("w")  # weights of streamkern stores are kept
         arrays = [read(i, name) for i, name in enumerate(names)]
@@ -73,10 +73,10 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
         if features is not None and names[0] == "X":
             arrays[0] = StoredSparseRows(arrays[0], features)
         if own_targets and spec.classes is not None:
-            labels = labels_of(spec.classes, spec.label_dtype)
+            labels = labels_from_names(spec.classes, spec.label_dtype)
     return ArrayReader(
         arrays,
-        where,
+        location,
         identity,
         aligned=aligned,
         labels=labels,
@@ -89,15 +89,15 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
 
 def arrays_of_group(group: zarr.Group, request: ReadRequest, opener: FileOpener) -> list[Any]:
     """Return the arrays X, y and w of an open group that another program wrote."""
-    where = str(group.store_path)
+    location = str(group.store_path)
     if group.attrs.get(ATTRIBUTE) is not None and not opener.foreign:
-        raise ConfigError(f"{redact(where)} is a store that streamkern wrote", "give its URL")
-    strict_group = _group(_strict(group.store, opener), redact(where), group.path)
+        raise ConfigError(f"{redact(location)} is a store that streamkern wrote", "give its URL")
+    strict_group = _group(_strict(group.store, opener), redact(location), group.path)
 
     def read(i: int, name: str) -> Any:
-        return _member(strict_group, name, where, opener, None, keep_missing=request.keeps(i))
+        return _member(strict_group, name, location, opener, None, keep_missing=request.keeps(i))
 
-    return named_arrays(partial(_get, strict_group), read, request, redact(where))
+    return named_arrays(partial(_get, strict_group), read, request, redact(location))
 
 
 def foreign_group(source: Any, options: Any = None, *, any_mark: bool = False) -> zarr.Group | None:
@@ -107,13 +107,13 @@ def foreign_group(source: Any, options: Any = None, *, any_mark: bool = False) -
     any_mark : whether a streamkern store counts as well
     """
     if isinstance(source, zarr.Group):
-        where, store, path = str(source.store_path), source.store, source.path
+        location, store, path = str(source.store_path), source.store, source.path
     else:
-        where, store, path = redact(source), zarr_store(source, storage_options=options), ""
-    if not any_mark and store_mark(StrictStore(store), path, where) is not None:
+        location, store, path = redact(source), zarr_store(source, storage_options=options), ""
+    if not any_mark and store_mark(StrictStore(store), path, location) is not None:
         return None
     try:
-        return _group(StrictStore(store), redact(where), path)
+        return _group(StrictStore(store), redact(location), path)
     except Exception:  # the error is raised where the rows are opened
         return None
 
@@ -129,11 +129,11 @@ def arrays_with_text(group: zarr.Group, x: str, y: str, w: str | None) -> list[A
         return None
     if np.dtype(arrays[1].dtype).kind not in "USTO":
         return None
-    where = redact(str(group.store_path))
+    location = redact(str(group.store_path))
     if w is None:
-        warn_of_weights(partial(_get, group), ReadRequest(x, y), arrays[0], where)
+        warn_of_weights(partial(_get, group), ReadRequest(x, y), arrays[0], location)
     for array, name in zip(arrays, names, strict=True):
-        refuse_packed(array, f"{name!r} of {where}")
+        refuse_packed(array, f"{name!r} of {location}")
     return [arrays[0], *(array[:] for array in arrays[1:])]
 
 
@@ -171,7 +171,7 @@ def own_state(url: Url, opener: FileOpener) -> Mapping[str, Any] | None:
 
 
 def own_columns(
-    state: Mapping[str, Any], request: ReadRequest, where: str
+    state: Mapping[str, Any], request: ReadRequest, location: str
 ) -> tuple[ReadRequest, Any, Any, list[int] | None]:
     """Return the request for a streamkern store, whose columns have the names of their table.
 
@@ -191,16 +191,16 @@ def own_columns(
     feature_names = set(names if request.columns is None else request.columns)
     if state.get("encoder") is not None and feature_names != set(names):
         raise DataError(
-            f"{where} holds the features of an encoded table, which are others than those wanted "
-            f"({some(sorted(feature_names ^ set(names)))})",
+            f"{location} holds the features of an encoded table, which are others than those "
+            f"wanted ({some(sorted(feature_names ^ set(names)))})",
             f"ingest the tables of both together, or its table with {mention('like=')} and the "
             "other store",
         )
     features = ReadRequest(x, (), targets=False, columns=request.columns)
-    columns = split_columns(names, features, where).features
+    columns = split_columns(names, features, location).features
     if state.get("encoder") is not None and set(columns) != set(names):
         raise DataError(
-            f"{where} holds the features of an encoded table, which can only be used together",
+            f"{location} holds the features of an encoded table, which can only be used together",
             f"leave {mention('x=')} out, or ingest the columns wanted from the table",
         )
     order = [names.index(name) for name in columns]
@@ -208,7 +208,7 @@ def own_columns(
     return request._replace(x=None), columns, targets, None if all_in_order else order
 
 
-def _group(store: Any, where: str, path: str = "") -> zarr.Group:
+def _group(store: Any, location: str, path: str = "") -> zarr.Group:
     """Return the group of a store, whose arrays are read by their own metadata.
 
     Consolidated metadata may be older than the arrays, and hide rows that were appended.
@@ -216,7 +216,9 @@ def _group(store: Any, where: str, path: str = "") -> zarr.Group:
     try:
         return zarr.open_group(store, path=path, mode="r", use_consolidated=False)
     except FileNotFoundError as error:
-        raise StoreNotFoundError(f"there is no zarr group at {where}", "check the path") from error
+        raise StoreNotFoundError(
+            f"there is no zarr group at {location}", "check the path"
+        ) from error
 
 
 def _member(
@@ -224,16 +226,16 @@ def _member(
     keep_missing: bool,
 ) -> Any:  # fmt: skip
     """Return an array of a foreign group. mark_name : the attribute of streamkern stores."""
-    where = redact(url)
+    location = redact(url)
     member = _get(group, name)
     if member is not None and mark_name is not None and member.attrs.get(mark_name) == STORE:
         raise lost_mark(str(url))
     array = decoded_array(
-        member, lambda part: _part(group, f"{name}/{part}", where), f"{name} of {where}",
+        member, lambda part: _part(group, f"{name}/{part}", location), f"{name} of {location}",
         opener.memory, keep_missing=keep_missing, fill_is_gap=opener.missing != "fill",
     )  # fmt: skip
     if array is None:
-        raise StoreNotFoundError(no_member(name, group, where))
+        raise StoreNotFoundError(no_member(name, group, location))
     return array
 
 
@@ -245,8 +247,8 @@ def _get(group: Any, name: str) -> Any:
         return None
 
 
-def _part(group: Any, path: str, where: str) -> Any:
+def _part(group: Any, path: str, location: str) -> Any:
     member = _get(group, path)
     if not isinstance(member, zarr.Array):
-        raise DataError(f"{where} has no array {path!r}", "write the group again")
+        raise DataError(f"{location} has no array {path!r}", "write the group again")
     return member

@@ -195,7 +195,7 @@ class Kernel:
         `builtin.get_kernel` accepts the description. A user-defined kernel is described by its
         class, and by some kernel values that detect a changed class.
         """
-        description = {"kernel": name_of(type(self)), **self.parameters()}
+        description = {"kernel": kernel_name(type(self)), **self.parameters()}
         if type(self) not in BUILT_IN.values():
             description["values"] = sample_values(self)
         if self.metric is not None:
@@ -392,7 +392,7 @@ BUILT_IN: dict[str, type[Kernel]] = {"sum": Sum, "product": Product}
 """Name in a run file -> kernel; `builtin` adds the others."""
 
 
-def name_of(kernel: type[Kernel]) -> str:
+def kernel_name(kernel: type[Kernel]) -> str:
     """Return the name of a built-in kernel in a run file, or "module.Class" of another one."""
     for name, built_in in BUILT_IN.items():
         if built_in is kernel:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.own_class import subclasses, undefined_class
-from streamkern.kernels.base import BUILT_IN, Geometry, Product, Sum, name_of
+from streamkern.kernels.base import BUILT_IN, Geometry, Product, Sum, kernel_name
 from streamkern.kernels.base import Kernel as Kernel
 from streamkern.kernels.parameters import (
     checking_names,
@@ -332,7 +332,9 @@ def _bandwidth_for(kernel: Kernel | type[Kernel], bandwidth: float | str | Bandw
 def _class_of(name: object) -> type[Kernel]:
     """Return the class of a kernel by its name."""
     built_in = BUILT_IN.get(our_name(name)) if isinstance(name, str) else None
-    user_defined = [cls for cls in own_classes() if name in (name_of(cls), reference_of(cls))]
+    user_defined = [
+        cls for cls in own_classes() if name in (kernel_name(cls), class_reference(cls))
+    ]
     if built_in is not None or user_defined:
         return built_in or user_defined[-1]  # the last one defined
     if isinstance(name, str) and "." in name:
@@ -346,7 +348,7 @@ def own_classes() -> Iterator[type[Kernel]]:
     return subclasses(Kernel)
 
 
-def reference_of(kernel_class: type[Kernel]) -> str:
+def class_reference(kernel_class: type[Kernel]) -> str:
     """Return "module:Class", by which settings name a class."""
     return f"{kernel_class.__module__}:{kernel_class.__qualname__}"
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.kernels.base import Kernel, name_of
+from streamkern.kernels.base import Kernel, kernel_name
 from streamkern.kernels.builtin import (
     Cauchy,
     Dispersal,
@@ -80,7 +80,7 @@ _SCALES: dict[type[Kernel], Callable[[Any, np.random.Generator, int], Draws]] = 
 def check_sampled(kernel: Kernel) -> None:
     """Raise ConfigError unless the frequencies of `kernel` can be drawn."""
     if type(kernel) is not LaplaceL1 and type(kernel) not in _SCALES:
-        supported = ", ".join(sorted(name_of(cls) for cls in (*_SCALES, LaplaceL1)))
+        supported = ", ".join(sorted(kernel_name(cls) for cls in (*_SCALES, LaplaceL1)))
         raise ConfigError(
             f"{mention('model.features', 'fourier')} does not support {kernel!r}",
             f"use one of {supported}, or {mention('features', 'nystrom')}",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from streamkern.basics.own_class import imported_class, undefined_class
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.builtin import own_classes, reference_of
+from streamkern.kernels.builtin import class_reference, own_classes
 
 CLASS_KEYS = ("kind", "kernel", "parts", "of")
 """Keys of a table or a description whose values may contain names of classes."""
@@ -30,7 +30,7 @@ def given_kernel(value: object) -> object:
     """
 
     def import_class(name: str) -> str:
-        return reference_of(imported_class(name, Kernel, "model.kernel"))
+        return class_reference(imported_class(name, Kernel, "model.kernel"))
 
     return _map_class_names(import_class, value)
 
@@ -65,6 +65,6 @@ def _map_class_names(function: Callable[[str], str], kernel: object) -> object:
 
 def _check_defined(name: str) -> str:
     """Return the name of a class. ConfigError if this process has not defined the class."""
-    if name not in map(reference_of, own_classes()):
+    if name not in map(class_reference, own_classes()):
         raise undefined_class("kernel", name)
     return name

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 from streamkern.backend.base import Array
-from streamkern.backend.expression import evaluate_expression, parsed, substitute
+from streamkern.backend.expression import evaluate_expression, parse_expression, substitute
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import Laplace
@@ -82,7 +82,7 @@ def _slope_of(expression: str) -> str:
 
 def derivative(expression: str) -> str:
     """Return d expression / ds, as an expression (see `backend.expression`)."""
-    return ast.unparse(_derivative_of(parsed(expression)))
+    return ast.unparse(_derivative_of(parse_expression(expression)))
 
 
 def _derivative_of(node: ast.expr) -> ast.expr:

@@ -20,8 +20,8 @@ MIN_SPREAD: Final = 1e-4
 """Smallest spread of the errors, divided by the scale of the targets. With a smaller one, ramps
 would be so narrow that steps make no progress."""
 FIRST_WIDTH, LAST_WIDTH = 0.5, 0.05
-"""Half width of the ramp of a quantile's gradient at the start and at the end of a run, divided by
-the spread of the errors."""
+"""Half width h of the ramp of a quantile's gradient at the start and at the end of a run, divided
+by the spread of the errors."""
 
 
 def spread(
@@ -112,11 +112,11 @@ class _Levels(Loss):
 class Quantile(_Levels):
     """The pinball loss, whose minimum is a quantile: (1 - q) e for e > 0, and -q e for e < 0.
 
-    Its gradient jumps at e = 0. Steps replace the jump by a ramp of half width `width`, whose slope
-    1 / (2 width) bounds the curvature. The ramp becomes narrower during a run, see `at`: early
+    Its gradient jumps at e = 0. Steps replace the jump by a ramp of half width h, whose slope
+    1 / (2 h) bounds the curvature. The ramp becomes narrower during a run, see `at`: early
     steps are large, and late ones approach the quantile.
 
-    width : (c,) in units of the targets; None before it is estimated from the data.
+    width : (c,) half width h in units of the targets; None before it is estimated from the data.
     """
 
     name, figure, robust = "quantile", "pinball_loss", True
@@ -133,13 +133,13 @@ class Quantile(_Levels):
         return 0.5 / np.asarray(self.width, np.float64)
 
     def at(self, rows_per_center: float) -> Self:
-        """Return the loss with the width divided by 1 + rows_per_center.
+        """Return the loss with h divided by 1 + rows_per_center.
 
         It is divided by at most `FIRST_WIDTH` / `LAST_WIDTH`.
         """
         assert self.width is not None
         factor = max(LAST_WIDTH / FIRST_WIDTH, 1 / (1 + rows_per_center))
-        return replace(self, width=[factor * width for width in self.width])
+        return replace(self, width=[factor * h for h in self.width])
 
     def fitted(self, errors: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> Self:
         """Return the loss with a ramp of `FIRST_WIDTH` robust standard deviations of the errors.
@@ -151,7 +151,7 @@ class Quantile(_Levels):
         return replace(self, width=(FIRST_WIDTH * tail_factor * spread(errors, scale)).tolist())
 
     def parameters(self) -> dict[str, Any]:
-        """Return the quantiles and the first width."""
+        """Return the quantiles and the first h."""
         return super().parameters() | {"width": self.width}
 
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
@@ -163,8 +163,8 @@ class Quantile(_Levels):
 
     def curvatures(self, xp: Any, errors: Any, Y: Any) -> Any:
         """Return the curvatures of the sharpest majorising squares, as for Huber's loss."""
-        width = xp.asarray(self.width, errors.dtype)
-        return width / xp.maximum(xp.abs(errors), width)
+        h = xp.asarray(self.width, errors.dtype)
+        return h / xp.maximum(xp.abs(errors), h)
 
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows, without the ramp: (m,) float64."""

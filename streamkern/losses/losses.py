@@ -34,7 +34,7 @@ def loss_class(loss: str | Loss) -> type[Loss]:
     return LOSS_CLASSES[loss] if isinstance(loss, str) else type(loss)
 
 
-def loss_of(name: str | Loss, quantile: float | Sequence[float] | None = None) -> Loss | None:
+def make_loss(name: str | Loss, quantile: float | Sequence[float] | None = None) -> Loss | None:
     """Return the loss of a name or a `Loss`, before `Loss.fitted`; None for the squared error.
 
     quantile : setting `model.quantile`, for losses that take it.

@@ -16,7 +16,7 @@ from streamkern.losses.losses import saved_loss
 LARGEST_STEP: Final = 2.0
 """Largest change of an output z of a log link by the step of a block, in any row of the batch."""
 MOST_DOUBLINGS: Final = 2
-"""Number of passes of Newton's method in which the longest move of a row, for a log link, doubles.
+"""Number of epochs of Newton's method in which the longest move of a row, for a log link, doubles.
 
 With fewer doublings it takes more steps. With many, it may not converge from means that are much
 too large for targets of the gamma loss (tests/train/test_counts.py).
@@ -86,18 +86,18 @@ class ScaledLoss:
             F = self.loss.gradient(self._xp, F, Y)
         return F
 
-    def curvatures(self, errors: Array, Y: Array, passes: int) -> Array:
+    def curvatures(self, errors: Array, Y: Array, epochs: int) -> Array:
         """Return the curvatures (m, c) for a Newton step, in units of gain^2 L.
 
         errors : the result of `errors` for the targets Y; for a log link, the last call of it.
-        passes : number of passes before this one. For a log link, the longest move of a row alone
-            doubles in the first passes: long moves overshoot far from the minimum, and save steps
+        epochs : number of epochs before this one. For a log link, the longest move of a row alone
+            doubles in the first epochs: long moves overshoot far from the minimum, and save steps
             near it.
         """
         if isinstance(self.loss, LogLink):
-            longest_move = LONGEST_MOVE * 2.0 ** min(passes, MOST_DOUBLINGS)
+            longest_move = LONGEST_MOVE * 2.0 ** min(epochs, MOST_DOUBLINGS)
             return self.loss.newton_curvatures(self._xp, self._predictions, Y, longest_move)
-        loss = self.loss.at(self._age + passes)
+        loss = self.loss.at(self._age + epochs)
         return loss.curvatures(self._xp, errors * self._gain if self.scales_targets else errors, Y)
 
     def residual(

@@ -131,6 +131,6 @@ def check_epochs(problem: ProblemShape, solver: str) -> None:
     if problem.epochs < 2:
         raise ConfigError(
             f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver {solver!r}, "
-            "whose first pass takes no step",
+            "whose first epoch takes no step",
             "set it to the number of steps plus 1, or leave it out",
         )

@@ -213,7 +213,7 @@ def with_defined_r2(figures: dict[str, float], n_rows: int | None) -> dict[str, 
     return figures | {"r2": float("nan")}
 
 
-def prefixed(data: str, figures: Mapping[str, float]) -> dict[str, float]:
+def with_data_prefix(data: str, figures: Mapping[str, float]) -> dict[str, float]:
     """Prefix each key with the data set: prefixed("test", {"mse": 1.0}) has "test_mse"."""
     return {f"{data}_{name}": value for name, value in figures.items()}
 

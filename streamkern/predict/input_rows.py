@@ -29,7 +29,7 @@ from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import TargetConverter
 from streamkern.ingest.zarr_groups import foreign_group, has_array, own_columns, own_state
 from streamkern.store.class_labels import KnownClasses
-from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.store.row_block import RowBlock, concatenate_blocks
 from streamkern.stream.sources.alignment import ColumnSubset, column_index, targets_in_order
 from streamkern.stream.sources.base import UNIT_BYTES, BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
@@ -106,12 +106,12 @@ class FileRows:
             pending.append(self._block(raw, end))
             end += len(raw.X)
             while end - first >= self._unit_rows:
-                rows = concatenated(pending)
+                rows = concatenate_blocks(pending)
                 yield first, rows.take(slice(self._unit_rows))
                 pending = [rows.take(slice(self._unit_rows, None))]
                 first += self._unit_rows
         if end > first:
-            yield first, concatenated(pending)
+            yield first, concatenate_blocks(pending)
         self.n_rows = end
 
     def _block(self, raw: RawBlock, first: int) -> RowBlock:
@@ -136,8 +136,8 @@ class FileRows:
         if (ids < 0).any():
             row = int(np.argmin(ids))
             raise DataError(
-                f"the label of {raw.place(row)} is {targets.labels[codes[row]]!r}, which is not a "
-                f"class of the model ({some(self._known_classes.names)})",
+                f"the label of {raw.cell_location(row)} is {targets.labels[codes[row]]!r}, which "
+                f"is not a class of the model ({some(self._known_classes.names)})",
                 "leave such rows out, or train on rows of all classes",
             )
         return ids
@@ -258,7 +258,7 @@ def _open_store(
     return source if chosen is None else ColumnSubset(source, chosen)
 
 
-def _check_own(unresolved: ReadRequest, mark: Mapping[str, Any], where: str) -> None:
+def _check_own(unresolved: ReadRequest, mark: Mapping[str, Any], location: str) -> None:
     """Raise ConfigError for a requested name that is not a column of a streamkern store."""
     for name, requested, stored_names in (
         ("x", unresolved.x, mark.get("columns")),
@@ -271,7 +271,7 @@ def _check_own(unresolved: ReadRequest, mark: Mapping[str, Any], where: str) -> 
             )
             store_text = "with its own weights" if name == "sample_weight" else description
             raise ConfigError(
-                f"{mention(name, requested)} cannot be used with {where}, a store of streamkern "
+                f"{mention(name, requested)} cannot be used with {location}, a store of streamkern "
                 f"{store_text}",
                 f"leave {mention(f'{name}=')} out",
             )

@@ -1,6 +1,6 @@
 """Store predictions as they are computed, and return them in the order of their positions.
 
-    model --(place, row, values)--> buckets on the disk --one at a time, sorted--> output
+    model --(position, row, values)--> buckets on the disk --one at a time, sorted--> output
 
 A bucket is a file for a range of positions that fits in memory. So predictions are sorted in
 bounded memory: each is written to a bucket once, and read once, sequentially. Saved predictions
@@ -49,8 +49,10 @@ class PredictionBuffer:
         chunk_rows: int,
     ) -> None:  # fmt: skip
         number_fields: list[Any] = [("row", np.uint64)] if numbered else []
-        self._number_field = "row" if numbered else "place"
-        self._record = np.dtype([("place", np.uint64), *number_fields, ("values", dtype, (width,))])
+        self._number_field = "row" if numbered else "position"
+        self._record = np.dtype(
+            [("position", np.uint64), *number_fields, ("values", dtype, (width,))]
+        )
         chunks = BUFFER_SLAB_BYTES // (chunk_rows * self._record.itemsize)
         self._slab_rows = chunk_rows * max(1, chunks)
         self._pending: list[NDArray[Any]] = []
@@ -65,7 +67,7 @@ class PredictionBuffer:
     def add(self, positions: NDArray[Any], rows: NDArray[Any], values: NDArray[Any]) -> None:
         """Add values (k, width) at `positions` (k,), with their row numbers."""
         records = np.empty(len(positions), self._record)
-        records["place"], records["values"] = positions, values
+        records["position"], records["values"] = positions, values
         if self._number_field == "row":
             records["row"] = rows
         self._pending.append(records)
@@ -102,7 +104,7 @@ class PredictionBuffer:
         for first in range(0, self.n_rows, self._slab_rows):
             records = self._records(first)
             count = min(self._slab_rows, self.n_rows - first)
-            positions = records["place"] - np.uint64(first)
+            positions = records["position"] - np.uint64(first)
             present = np.zeros(count, bool)
             present[positions[positions < count]] = True
             if len(records) != count or not present.all():
@@ -125,7 +127,7 @@ class PredictionBuffer:
             return
         records = np.concatenate(self._pending)
         self._pending, self._pending_bytes = [], 0
-        bucket = records["place"] // np.uint64(self._slab_rows)
+        bucket = records["position"] // np.uint64(self._slab_rows)
         order = np.argsort(bucket, kind="stable")
         numbers, starts = np.unique(bucket[order], return_index=True)
         parts = np.split(records[order], starts[1:])

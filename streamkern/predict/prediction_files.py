@@ -129,18 +129,18 @@ def write_csv(path: Path, table: PredictionTable, slabs: Slabs) -> None:
         writer = csv.writer(file, lineterminator="\n")
         # Python before 3.13 does not quote a CR, which would end the line for most readers.
         quoting_writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
-        writer.writerow(map(escaped, header) if table.escapes_formulas else header)
+        writer.writerow(map(escape_formula, header) if table.escapes_formulas else header)
         for _, rows, values in slabs:
             for start in range(0, len(values), step):
                 columns = table.columns(rows, values, slice(start, start + step))
                 cells = [_texts(*k) for k in zip(columns, header, strict=True)]
                 if table.escapes_formulas:
-                    cells = [[*map(escaped, column)] for column in cells]
+                    cells = [[*map(escape_formula, column)] for column in cells]
                 has_returns = any("\r" in "".join(column) for column in cells)
                 (quoting_writer if has_returns else writer).writerows(zip(*cells, strict=True))
 
 
-def escaped(text: str) -> str:
+def escape_formula(text: str) -> str:
     """Return a CSV cell with "'" in front of text that a spreadsheet would read as a formula."""
     is_formula = text[:1] in tuple("=+-@\t\r") and not _NUMBER.fullmatch(text)
     return f"'{text}" if is_formula else text

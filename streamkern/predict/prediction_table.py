@@ -19,7 +19,7 @@ from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.losses.base import Loss
 from streamkern.predict.calibration import Calibration, Intervals, check_level, interval_ends
 from streamkern.predict.probabilities import Probabilities
-from streamkern.store.class_labels import labels_of
+from streamkern.store.class_labels import labels_from_names
 
 CHUNK_BYTES = 8 << 20  # bytes of the values in a Zarr chunk
 Slabs = Iterable[tuple[int, Any, Any]]
@@ -105,8 +105,8 @@ class PredictionTable:
 
 
 def output_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
-    """Return the labels (c,) as written to files: those of `labels_of`, but dates as text."""
-    labels = labels_of(names, dtype)
+    """Return labels (c,) as written to files: as `labels_from_names`, but dates as text."""
+    labels = labels_from_names(names, dtype)
     if labels.dtype.kind in "iu" and np.can_cast(labels.dtype, np.int64):
         return labels.astype(np.int64)
     return labels if labels.dtype.kind in "biufU" else np.array(names)

@@ -45,7 +45,7 @@ from streamkern.predict.prediction_files import (
     PredictionGroup,
 )
 from streamkern.predict.prediction_table import PredictionTable, Slabs
-from streamkern.store.chunk_output import refuse_same_place
+from streamkern.store.chunk_output import refuse_same_location
 from streamkern.stream.sources.base import UNIT_BYTES
 
 ORDERS = ("source", "store")
@@ -197,7 +197,7 @@ def _check_table(table: PredictionTable, url: str | os.PathLike[str], ending: st
             f"({mention('with_input', True)})",
             "write .csv or .parquet",
         )
-    refuse_same_place(table.input_columns.urls, url)
+    refuse_same_location(table.input_columns.urls, url)
     if ending == ".csv":
         table.input_columns.check_texts()
 

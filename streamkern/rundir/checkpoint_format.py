@@ -74,8 +74,8 @@ class Saved:
 
 
 @contextlib.contextmanager
-def checkpoint_errors(place: str) -> Iterator[None]:
-    """Convert errors of looking up entries of a document in `place` to CheckpointError.
+def checkpoint_errors(location: str) -> Iterator[None]:
+    """Convert errors of looking up entries of a document in `location` to CheckpointError.
 
     A document with a valid checksum may still lack entries, because a checksum is not a signature:
     a user who edits a document can compute it again.
@@ -86,7 +86,7 @@ def checkpoint_errors(place: str) -> Iterator[None]:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(
-            f"{place} holds a document that was edited and sealed again "
+            f"{location} holds a document that was edited and sealed again "
             f"({type(error).__name__}: {error})",
             "restore it from a copy, or start again in a new run directory",
         ) from error
@@ -224,21 +224,21 @@ def checked_meta(meta: Mapping[str, object], name: str) -> dict[str, Any]:
     return copied
 
 
-def _checked_json(value: object, where: str) -> Any:
+def _checked_json(value: object, location: str) -> Any:
     """Return a copy of a value as JSON values. where : name of the value in messages"""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise CheckpointError(f"{where} has the key {key!r}", "keys must be strings")
-        return {k: _checked_json(v, f"{where}[{k!r}]") for k, v in value.items()}
+                raise CheckpointError(f"{location} has the key {key!r}", "keys must be strings")
+        return {k: _checked_json(v, f"{location}[{k!r}]") for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_checked_json(v, f"{where}[{i}]") for i, v in enumerate(value)]
+        return [_checked_json(v, f"{location}[{i}]") for i, v in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
-        raise CheckpointError(f"{where} is {value}", "JSON holds finite numbers only, use None")
+        raise CheckpointError(f"{location} is {value}", "JSON holds finite numbers only, use None")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     raise CheckpointError(
-        f"{where} is {type(value).__name__}, not JSON", "convert it (NumPy scalars: .item())"
+        f"{location} is {type(value).__name__}, not JSON", "convert it (NumPy scalars: .item())"
     )
 
 
@@ -318,7 +318,7 @@ def _read_arrays(
         name: into(name, tuple(shape), np.dtype(dtype))
         for name, (shape, dtype) in body["arrays"].items()
     }
-    arrays = {name: place for name, place in targets.items() if place is not None}
+    arrays = {name: location for name, location in targets.items() if location is not None}
     n_concurrent = _n_concurrent(folder, arrays.values())
 
     def open_array(name: str, x: ChunkedArray) -> zarr.Array[Any]:

@@ -26,7 +26,7 @@ CheckpointId = tuple[int, int]
 """Number of the writer, and step. A later checkpoint has a higher id."""
 
 
-def stem_of(writer: int, step: int | str) -> str:
+def name_stem(writer: int, step: int | str) -> str:
     """Return the name of a setup or checkpoint without ``.json``: ``000000000003-000000000042``.
 
     writer : number of the writer; 0 on a disk, where names do not contain it
@@ -36,7 +36,7 @@ def stem_of(writer: int, step: int | str) -> str:
     return f"{writer:012d}-{text}" if writer else text
 
 
-def writer_of(name: str) -> int:
+def writer_number(name: str) -> int:
     """Return the writer's number in the name of a setup or a checkpoint; 0 on a disk."""
     match = re.match(r"(\d{12})-(\d{12}|setup)", name)
     return int(match[1]) if match else 0
@@ -68,9 +68,9 @@ def _run_documents(folder: RunStorage) -> Iterator[Bytes]:
     names = folder.names()
     setups = (name for name in names if name.endswith(".json") and _SETUP_NAME.match(name))
     yield from _read_existing(folder, [*sorted(names & {CONFIG, "writer.json"}), *sorted(setups)])
-    for where in ("lease/", CHECKPOINTS):
-        newest = sorted(name for name in folder.names(where) if name.endswith(".json"))[-3:]
-        yield from _read_existing(folder, [where + name for name in newest])
+    for folder_name in ("lease/", CHECKPOINTS):
+        newest = sorted(name for name in folder.names(folder_name) if name.endswith(".json"))[-3:]
+        yield from _read_existing(folder, [folder_name + name for name in newest])
 
 
 def _read_existing(folder: RunStorage, names: Sequence[str]) -> Iterator[Bytes]:
@@ -82,28 +82,28 @@ def _read_existing(folder: RunStorage, names: Sequence[str]) -> Iterator[Bytes]:
 
 def n_logged_lines(folder: RunStorage) -> int:
     """Return the number of log lines that the newest intact checkpoint, or the setup, records."""
-    setups, checkpoints = published(folder)
+    setups, checkpoints = published_manifests(folder)
     manifest = newest_intact(folder, setups + checkpoints)
     return 0 if manifest is None else int(manifest["log"])
 
 
 def stored_records(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None]:
     """Return the records of the run log in order, and a warning if any are damaged or lost."""
-    where = f"the run log in {folder.place}"
+    location = f"the run log in {folder.location}"
     try:
         stored = n_logged_lines(folder)  # read before the log, which only grows
-        return read_lines(folder.read_log(), where, stored)
+        return read_lines(folder.read_log(), location, stored)
     except StorageError:
         raise
     except OSError as error:
-        raise RunError(f"{where} cannot be read: {os_error_text(error)}") from error
+        raise RunError(f"{location} cannot be read: {os_error_text(error)}") from error
 
 
-def published(folder: RunStorage) -> tuple[list[str], list[str]]:
+def published_manifests(folder: RunStorage) -> tuple[list[str], list[str]]:
     """Return the names of the manifests of setups, and of checkpoints, each oldest first."""
-    setups = [stem_of(writer, "setup") for writer, _ in checkpoint_ids(folder.names())]
+    setups = [name_stem(writer, "setup") for writer, _ in checkpoint_ids(folder.names())]
     checkpoints = [
-        CHECKPOINTS + stem_of(*checkpoint)
+        CHECKPOINTS + name_stem(*checkpoint)
         for checkpoint in checkpoint_ids(folder.names(CHECKPOINTS))
     ]
     return [f"{name}.json" for name in setups], [f"{name}.json" for name in checkpoints]
@@ -135,7 +135,7 @@ def read_config(folder: RunStorage) -> dict[str, Any] | None:
         raise
     except (OSError, ValueError) as error:
         raise RunError(
-            f"{folder.place}/run.json is damaged ({error})",
+            f"{folder.location}/run.json is damaged ({error})",
             "restore it from a copy, or run the same command again, which writes it again if "
             "there is a setup or a checkpoint",
         ) from error
@@ -150,7 +150,7 @@ def repair_run_json(folder: RunStorage, run: Mapping[str, Any]) -> None:
         stored, state = None, "was damaged or edited"
     if stored != run:
         write_config(folder, run)
-        text = f"{folder.place}/run.json {state}; it is written again from its setup"
+        text = f"{folder.location}/run.json {state}; it is written again from its setup"
         warn(text)
 
 
@@ -176,20 +176,20 @@ class CheckpointRetention:
 
     def delete_unfinished(self, lock: WriterLock) -> None:
         """Delete files that earlier writers left unfinished."""
-        for where in ("", CHECKPOINTS):
+        for folder_name in ("", CHECKPOINTS):
             try:
-                self._sweep(lock, where, self._folder.names(where))
+                self._sweep(lock, folder_name, self._folder.names(folder_name))
             except StorageError:
                 raise
             except OSError as error:  # a writer that lost the run may use the same files
                 self._log_failure(error)
 
-    def delete_old(self, lock: WriterLock, where: str, names: set[str]) -> None:
+    def delete_old(self, lock: WriterLock, folder_name: str, names: set[str]) -> None:
         """Delete the checkpoints among `names` that are too old, and groups without a manifest.
 
         A failure is only logged, because the new checkpoint is durable already.
 
-        where : folder, "" or `CHECKPOINTS`
+        folder_name : folder, "" or `CHECKPOINTS`
         names : names in it; deleted manifests are removed
 
         Raises RunLockedError if another writer has taken over the run. That writer may have resumed
@@ -198,28 +198,32 @@ class CheckpointRetention:
         """
         try:
             lock.check()
-            if where == CHECKPOINTS:
-                old = [stem_of(*checkpoint) for checkpoint in checkpoint_ids(names)]
+            if folder_name == CHECKPOINTS:
+                old = [name_stem(*checkpoint) for checkpoint in checkpoint_ids(names)]
                 intact = [stem for stem in old if stem not in self.unverified]
                 retired = {f"{stem}.json" for stem in (*intact[: -self._keep], *self.unverified)}
-                self._folder.delete([where + name for name in sorted(retired)])
+                self._folder.delete([folder_name + name for name in sorted(retired)])
                 names -= retired
                 self.unverified.clear()
-            self._sweep(lock, where, names)
+            self._sweep(lock, folder_name, names)
         except OSError as error:
             self._log_failure(error)
 
-    def _sweep(self, lock: WriterLock, where: str, names: set[str]) -> None:
+    def _sweep(self, lock: WriterLock, folder_name: str, names: set[str]) -> None:
         """Delete temporary files, and groups of this or earlier writers without a manifest."""
         for name in names:
             match = GROUP_NAME.fullmatch(name)
             if is_temporary(name):
-                self._folder.delete([where + name])
-            elif match and ("setup" in name) == (not where) and writer_of(name) <= lock.number:
+                self._folder.delete([folder_name + name])
+            elif (
+                match
+                and ("setup" in name) == (not folder_name)
+                and writer_number(name) <= lock.number
+            ):
                 manifest = f"{match[1]}.json"
                 # A manifest that cannot be read may refer to any group, so none is deleted.
-                if manifest not in names or self._group(where + manifest) not in (None, name):
-                    self._folder.delete_group(where + name)
+                if manifest not in names or self._group(folder_name + manifest) not in (None, name):
+                    self._folder.delete_group(folder_name + name)
 
     def _group(self, manifest: str) -> str | None:
         if manifest not in self._groups:
@@ -230,5 +234,5 @@ class CheckpointRetention:
         return self._groups[manifest]
 
     def _log_failure(self, error: OSError) -> None:
-        place = self._folder.place
-        _log.warning("old files in %s could not be deleted: %s", place, os_error_text(error))
+        location = self._folder.location
+        _log.warning("old files in %s could not be deleted: %s", location, os_error_text(error))

@@ -258,10 +258,10 @@ def current_holder(objects: Objects) -> str | None:
     return holder_text(holder) + ("" if _runs_here(holder) else " (unless it was killed there)")
 
 
-def locked_error(place: str, holder: str | None) -> RunError:
+def locked_error(location: str, holder: str | None) -> RunError:
     """Return the error for a second writer. holder : description of the first one, or None"""
     return RunLockedError(
-        f"run directory {place} is being written by {holder or 'another process'}",
+        f"run directory {location} is being written by {holder or 'another process'}",
         "wait for it, stop it, or give another run directory",
     )
 

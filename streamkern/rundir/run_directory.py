@@ -54,7 +54,7 @@ from streamkern.rundir.file_names import (
     CheckpointId,
     CheckpointRetention,
     checkpoint_ids,
-    stem_of,
+    name_stem,
 )
 from streamkern.rundir.run_log import RunLog, last_line
 from streamkern.rundir.run_storage import WriterLock, open_folder, os_error_text
@@ -89,7 +89,7 @@ class RunDirectory:
         if keep < 1:
             raise ConfigError(f"keep={keep} must be at least 1, or no checkpoint would remain")
         self._folder = open_folder(path, storage_options)
-        self.place = self._folder.place
+        self.location = self._folder.location
         self.writable = writable
         self._run: dict[str, Any] | None = None  # the configuration in setup and checkpoints
         self._run_is_known = False
@@ -117,7 +117,7 @@ class RunDirectory:
             return
         if not self.writable:
             if not self._folder.exists():
-                raise RunError(no_run(self.place, self.place))
+                raise RunError(no_run(self.location, self.location))
             return
         with self._acquiring():
             lock = self._folder.acquire_lock(self._highest_writer())
@@ -141,7 +141,7 @@ class RunDirectory:
             raise
         except OSError as error:
             raise RunError(
-                f"run directory {self.place} cannot be written to: {os_error_text(error)}",
+                f"run directory {self.location} cannot be written to: {os_error_text(error)}",
                 "give another run directory, or run the same command again once that is solved",
             ) from error
 
@@ -152,11 +152,11 @@ class RunDirectory:
         """
         names = self._folder.names()
         if "zarr.json" in names:
-            raise RunError(f"{self.place} is a zarr store", "give a new or empty directory")
+            raise RunError(f"{self.location} is a zarr store", "give a new or empty directory")
         foreign = file_names.foreign_files(self._folder)
         if foreign is not None:
             raise RunError(
-                f"{self.place} holds {foreign!r} but no run of streamkern",
+                f"{self.location} holds {foreign!r} but no run of streamkern",
                 "give a new or empty directory",
             )
         manifests = checkpoint_ids(names) + checkpoint_ids(self._folder.names(CHECKPOINTS))
@@ -190,7 +190,7 @@ class RunDirectory:
     def recorded(self) -> dict[str, Any] | None:
         """Return the configuration in the manifest of the setup, or of the newest intact
         checkpoint. None if there is no manifest, so that nothing has been computed yet."""
-        setups, checkpoints = file_names.published(self._folder)
+        setups, checkpoints = file_names.published_manifests(self._folder)
         manifest = file_names.newest_intact(self._folder, checkpoints + setups)
         return None if manifest is None else manifest["run"]
 
@@ -209,7 +209,7 @@ class RunDirectory:
         """Store the setup. A run does so once; another call would replace it atomically."""
         with self._writing("the setup") as lock:
             names = self._folder.names()
-            self._publish(lock, "", stem_of(lock.number, "setup"), 0, arrays, meta, names)
+            self._publish(lock, "", name_stem(lock.number, "setup"), 0, arrays, meta, names)
             self._retention.delete_old(lock, "", names)
 
     def save(
@@ -235,7 +235,7 @@ class RunDirectory:
         with self._writing(f"the checkpoint of step {step}") as lock:
             names = self._folder.names(CHECKPOINTS)
             intact = [
-                r for r in checkpoint_ids(names) if stem_of(*r) not in self._retention.unverified
+                r for r in checkpoint_ids(names) if name_stem(*r) not in self._retention.unverified
             ]
             newest, checkpoint = max(intact, default=(0, 0)), (lock.number, step)
             if newest[0] > lock.number:
@@ -243,13 +243,13 @@ class RunDirectory:
             if not newest <= checkpoint or not 0 <= step < 10**12:
                 raise CheckpointError(
                     f"step={step} must be between the newest checkpoint, {newest[1]} in"
-                    f" {self.place}, and 10^12",
+                    f" {self.location}, and 10^12",
                     "resume from that one or give a new run directory",
                 )
             self._publish(
-                lock, CHECKPOINTS, stem_of(*checkpoint), step, arrays, meta, names, before
+                lock, CHECKPOINTS, name_stem(*checkpoint), step, arrays, meta, names, before
             )
-            self._retention.unverified.discard(stem_of(*checkpoint))
+            self._retention.unverified.discard(name_stem(*checkpoint))
             self._retention.delete_old(lock, CHECKPOINTS, names)
 
     def delete_old(self) -> None:
@@ -264,7 +264,7 @@ class RunDirectory:
     def _publish(
         self,
         lock: WriterLock,
-        where: str,
+        folder_name: str,
         stem: str,
         step: int,
         arrays: Mapping[str, ChunkedArray],
@@ -272,7 +272,7 @@ class RunDirectory:
         names: set[str],
         before: Callable[[], object] | None = None,
     ) -> None:
-        """Write a group and publish its manifest in the folder `where`; add both to `names`."""
+        """Write a group and publish its manifest in `folder_name`; add both to `names`."""
 
         def ready() -> int:
             logged = self._log.flush()
@@ -282,10 +282,17 @@ class RunDirectory:
             return logged
 
         group = publish_checkpoint(
-            self._folder, where + stem, step, arrays, meta, run=self._run, taken=names, ready=ready
+            self._folder,
+            folder_name + stem,
+            step,
+            arrays,
+            meta,
+            run=self._run,
+            taken=names,
+            ready=ready,
         )
         names |= {group, f"{stem}.json"}
-        self._retention.record_group(f"{where}{stem}.json", group)
+        self._retention.record_group(f"{folder_name}{stem}.json", group)
 
     @contextlib.contextmanager
     def _writing(self, file_text: str) -> Iterator[WriterLock]:
@@ -293,7 +300,7 @@ class RunDirectory:
         with self._save_lock:
             if self._lock is None:
                 raise RunError(
-                    f"{file_text} cannot be written: {self.place} was not acquired",
+                    f"{file_text} cannot be written: {self.location} was not acquired",
                     "use it in a with block",
                 )
             try:
@@ -304,7 +311,7 @@ class RunDirectory:
                 if not isinstance(error, StorageError):
                     self._lock.check()  # the directory may be gone, or have a new writer
                 raise CheckpointError(
-                    f"{file_text} could not be written to {self.place}: {os_error_text(error)}",
+                    f"{file_text} could not be written to {self.location}: {os_error_text(error)}",
                     "earlier checkpoints are untouched, so run the same command again once that is "
                     "solved",
                 ) from error
@@ -333,17 +340,17 @@ class RunDirectory:
         ]:
             try:
                 saved = load_checkpoint(
-                    self._folder, f"{CHECKPOINTS}{stem_of(*remaining[-1])}.json", into
+                    self._folder, f"{CHECKPOINTS}{name_stem(*remaining[-1])}.json", into
                 )
             except UnverifiedError as error:
                 failures[remaining[-1]] = str(error)
                 damaged += remaining[-1:] if remaining[-1] in self._published() else []
                 continue
             self._check_same_run(saved)
-            self._retention.unverified.update(stem_of(*checkpoint) for checkpoint in damaged)
+            self._retention.unverified.update(name_stem(*checkpoint) for checkpoint in damaged)
             skipped = tuple(
-                f"checkpoint of step {checkpoint[1]} in {self.place} was skipped, and that of step "
-                f"{saved.step} is used: {failures[checkpoint]}"
+                f"checkpoint of step {checkpoint[1]} in {self.location} was skipped, and that of "
+                f"step {saved.step} is used: {failures[checkpoint]}"
                 for checkpoint in damaged
             )
             return replace(saved, skipped=skipped)
@@ -351,7 +358,7 @@ class RunDirectory:
             return None
         reasons = "; ".join(f"step {step}: {why}" for (_, step), why in failures.items())
         raise CheckpointError(
-            f"{self.place} has {len(failures)} checkpoint(s) and none verifies ({reasons})",
+            f"{self.location} has {len(failures)} checkpoint(s) and none verifies ({reasons})",
             "restore one from a copy, or start again in a new run directory",
         )
 
@@ -362,8 +369,8 @@ class RunDirectory:
         """
         if self._run_is_known and saved.run != self._run:
             raise ResumeMismatchError(
-                f"the checkpoint of step {saved.step} in {self.place} was made by another run than "
-                "its setup",
+                f"the checkpoint of step {saved.step} in {self.location} was made by another run "
+                "than its setup",
                 "put back the files of one run, or start again in a new run directory",
             )
 
@@ -380,12 +387,12 @@ class RunDirectory:
         setups = checkpoint_ids(self._folder.names())
         if not setups:
             return None
-        manifest = f"{stem_of(setups[-1][0], 'setup')}.json"
+        manifest = f"{name_stem(setups[-1][0], 'setup')}.json"
         try:
             saved = load_checkpoint(self._folder, manifest, into)
         except UnverifiedError as error:
             raise CheckpointError(
-                f"the setup in {self.place} does not verify ({error})",
+                f"the setup in {self.location} does not verify ({error})",
                 f"delete {manifest} there to have it computed again",
             ) from error
         if self._lock is None:

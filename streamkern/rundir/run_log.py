@@ -339,10 +339,12 @@ def last_line(data: bytes, stored: int) -> int:
     return max([stored, *numbers])
 
 
-def read_lines(data: bytes, where: str, stored: int = 0) -> tuple[list[dict[str, Any]], str | None]:
+def read_lines(
+    data: bytes, location: str, stored: int = 0
+) -> tuple[list[dict[str, Any]], str | None]:
     """Return the records of a log in order, and a sentence if any are damaged or lost.
 
-    where : name of the log, for the sentence
+    location : name of the log, for the sentence
     stored : number of lines that a checkpoint records. An incomplete last line after these does not
         count as damage, because a kill has truncated it, or it is being written.
     """
@@ -354,9 +356,11 @@ def read_lines(data: bytes, where: str, stored: int = 0) -> tuple[list[dict[str,
     sentences = []
     if damaged:
         damaged_text = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
-        sentences.append(f"{len(damaged)} damaged line(s) of {where} are left out: {damaged_text}")
+        sentences.append(
+            f"{len(damaged)} damaged line(s) of {location} are left out: {damaged_text}"
+        )
     if n_lost > 0:
-        sentences.append(f"{n_lost} line(s) of {where} are lost")
+        sentences.append(f"{n_lost} line(s) of {location} are lost")
     return records, "; ".join(sentences) or None
 
 

@@ -82,7 +82,7 @@ def os_error_text(error: OSError) -> str:
 class LocalFolder:
     """A folder of the local file system, with files by name (``checkpoints/000000000042.json``).
 
-    place : path, for messages
+    location : path, for messages
     in_flight_bytes : bytes that are transferred at once to hide the latency of requests; 0 if there
         is none
     used_names : names of files and folders that a run uses, except setups
@@ -93,7 +93,7 @@ class LocalFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.abspath(path))
-        self.place = str(self.path)
+        self.location = str(self.path)
 
     def exists(self) -> bool:
         return self.path.is_dir()
@@ -174,7 +174,7 @@ class LocalFolder:
             if holder is not None or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        raise lease.locked_error(self.place, holder)
+        raise lease.locked_error(self.location, holder)
 
     def holder(self) -> str | None:
         """Return a description of the process in ``writer.json``; None if it has ended, or there
@@ -234,28 +234,28 @@ class _RunFileLock:
 
     def check(self) -> None:
         """Raise RunLostError if the folder is gone or another process has taken over."""
-        place = self._folder.place
+        location = self._folder.location
         try:
             note = unseal("writer", self._folder.read("writer.json"))
         except (FileNotFoundError, NotADirectoryError):
             raise RunLostError(
-                f"run directory {place} is gone: it was moved or deleted",
+                f"run directory {location} is gone: it was moved or deleted",
                 "put it back, or give its new place, and run the same command again",
             ) from None
         except OSError as error:
             raise RunLostError(
-                f"run directory {place} cannot be read any more: {os_error_text(error)}",
+                f"run directory {location} cannot be read any more: {os_error_text(error)}",
                 "run the same command again once that is solved",
             ) from error
         except ValueError as error:
             raise RunLostError(
-                f"{place}/writer.json is damaged ({error}), so another process may be writing "
+                f"{location}/writer.json is damaged ({error}), so another process may be writing "
                 "there",
                 "run the same command again",
             ) from None
         if note.get("token") != self._token:
             raise RunLostError(
-                f"run directory {place} was taken over by "
+                f"run directory {location} was taken over by "
                 f"{self._folder.holder() or 'another process'} after its run.lock was deleted, so "
                 "this process writes nothing more",
                 "keep run.lock while a process writes to the directory",
@@ -285,7 +285,7 @@ class ObjectFolder:
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
-        self.place = redact(objects.url)
+        self.location = redact(objects.url)
 
     def exists(self) -> bool:
         return bool(self.objects.list())

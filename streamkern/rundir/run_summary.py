@@ -20,7 +20,7 @@ from streamkern.rundir.chunked_array import discard_target
 from streamkern.rundir.file_names import (
     CHECKPOINTS,
     checkpoint_ids,
-    published,
+    published_manifests,
     read_config,
     stored_records,
 )
@@ -33,7 +33,7 @@ Manifest = Mapping[str, Any]
 class RunSummary:
     """The state of a run as its directory records it.
 
-    place : path or URL of the directory, without secrets
+    location : path or URL of the directory, without secrets
     bound : configuration of the run, as given to `RunDirectory.write_config`
     setup, saved : intact manifests of the setup and of the newest checkpoint, or None
     steps : steps that have a checkpoint, oldest first
@@ -42,7 +42,7 @@ class RunSummary:
     notes : a sentence for everything that is damaged or lost
     """
 
-    place: str
+    location: str
     bound: Mapping[str, Any]
     setup: Manifest | None
     saved: Manifest | None
@@ -53,24 +53,24 @@ class RunSummary:
 
 
 def glance(
-    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> RunSummary:
     """Return the current state of a run.
 
     Raises RunError if there is no run, and StorageError if the storage fails.
     """
-    folder = open_folder(place, storage_options)
+    folder = open_folder(location, storage_options)
     notes: list[str] = []
-    setups, checkpoints = published(folder)
+    setups, checkpoints = published_manifests(folder)
     setup, saved = (_newest_intact(folder, names, notes) for names in (setups, checkpoints))
     bound = _recorded_config(folder, setup or saved, notes)
     if bound is None and not setups + checkpoints:
-        raise RunError(no_run(place, folder.place))
+        raise RunError(no_run(location, folder.location))
     steps = tuple(step for _, step in checkpoint_ids(folder.names(CHECKPOINTS)))
     records, damage = stored_records(folder)
     notes += [damage] if damage is not None else []
     return RunSummary(
-        folder.place, bound or {}, setup, saved, steps, tuple(records), folder.holder(),
+        folder.location, bound or {}, setup, saved, steps, tuple(records), folder.holder(),
         tuple(notes),
     )  # fmt: skip
 
@@ -81,8 +81,8 @@ def _newest_intact(folder: RunStorage, names: list[str], notes: list[str]) -> Ma
         try:
             return read_manifest(folder, name)
         except UnverifiedError as error:
-            if any(name in kind for kind in published(folder)):  # not deleted by a writer
-                notes.append(f"{folder.place}: {error}")
+            if any(name in kind for kind in published_manifests(folder)):  # not deleted by a writer
+                notes.append(f"{folder.location}: {error}")
     return None
 
 
@@ -104,23 +104,23 @@ WHOLE_CHECK = "whole"
 
 
 def verify(
-    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
     """Return `WHOLE_CHECK`, or the damage, for every setup and then every checkpoint, oldest first.
 
     Holds one chunk of 8 to 64 MiB in memory, or 64 MiB of chunks from an object store. Raises
     StorageError if the storage fails.
     """
-    folder = open_folder(place, storage_options)
+    folder = open_folder(location, storage_options)
     results = {}
-    for name in chain(*published(folder)):
+    for name in chain(*published_manifests(folder)):
         try:
             load_checkpoint(folder, name, discard_target)
             results[name] = WHOLE_CHECK
         except UnverifiedError as error:
             results[name] = str(error)
     # Another process may have deleted a checkpoint while it was read.
-    present = set(chain(*published(folder)))
+    present = set(chain(*published_manifests(folder)))
     return {
         n.removesuffix(".json"): result
         for n, result in results.items()

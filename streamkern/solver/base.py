@@ -4,8 +4,8 @@ The package `train` has the training loop, reads the data and measures the time.
 
     init(alpha) -> State
     step(state, batch) -> loss      updates the state with one batch
-    end_pass(state) -> facts        called after the last batch of every epoch
-    finished(state) -> reason       why further passes would change nothing, or None
+    end_epoch(state) -> facts        called after the last batch of every epoch
+    finished(state) -> reason       why further epochs would change nothing, or None
     finish(state)                   adds pending parts to the weights at the end of a run
     weights(state) -> (p, c)        the weights to evaluate
 
@@ -57,11 +57,11 @@ class State:
     averaged : number of iterates in the average.
     scale : factor on every step size, below 1 after a back-off.
     ridge : the ridge that the solver found last.
-    pending : further arrays by name, such as sums over the rows of a pass, or temporary centers and
-        their weights.
+    pending : further arrays by name, such as sums over the rows of an epoch, or temporary centers
+        and their weights.
     n_pending : number of temporary centers.
     rows : number of rows in the sums or, for solvers without sums, of all steps.
-    passes : number of completed passes, for solvers that count them.
+    passes : number of completed epochs, for solvers that count them; named as in checkpoints.
     """
 
     alpha: Array
@@ -157,7 +157,7 @@ class Solver:
     def _step(self, state: State, batch: Batch) -> Array:
         raise NotImplementedError
 
-    def end_pass(self, state: State) -> dict[str, Any]:
+    def end_epoch(self, state: State) -> dict[str, Any]:
         """Finish an epoch after its last batch and return the entries for the log.
 
         The entry "note" is a sentence that is shown to the user as a warning. This method is called
@@ -166,7 +166,7 @@ class Solver:
         return {}
 
     def finished(self, state: State) -> str | None:
-        """Return why no further pass is needed, or None. The result depends on `state` only."""
+        """Return why no further epoch is needed, or None. The result depends on `state` only."""
         return None
 
     def finish(self, state: State) -> None:

@@ -23,7 +23,7 @@ residual and the sketches of a block together.
 In K_b u, row i itself causes the part (eta_b / m) ell_b(x_i) r_i. If this part ("own" above) were
 subtracted from r, rows of high leverage would have less influence on the later blocks, and the
 limit would be a differently weighted least-squares solution (docs/block-preconditioner.md). So it
-stays in r. If every pass draws batches of m of its n rows without replacement, this part and the
+stays in r. If every epoch draws batches of m of its n rows without replacement, this part and the
 leverages in w are multiplied by (n - m) / (n - 1). This is 0 for a full batch, which has no noise
 and converges to the unweighted least-squares solution.
 
@@ -101,7 +101,7 @@ def residual(first: int, stop: int, minus_targets: bool) -> Assignments:
 def finite_population_factor(cycled: int | None, m: int) -> float:
     """Return the variance of a mean of m rows of a stream, relative to m independent rows.
 
-    cycled : number of rows of the stream, if each pass has all of them; None if every row is new.
+    cycled : number of rows of the stream, if each epoch has all of them; None if every row is new.
     """
     return 1.0 if cycled is None else (cycled - m) / max(cycled - 1, 1)
 

@@ -75,15 +75,15 @@ class Direct(Method[DirectSizes]):
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for early stopping or an impossible posterior.
 
-        The model is exact after one pass or, with random transforms, sums the rows of all passes.
-        So no pass makes it worse, and early stopping has nothing to stop.
+        The model is exact after one epoch or, with random transforms, sums the rows of all epochs.
+        So no epoch makes it worse, and early stopping has nothing to stop.
         """
         super().check(problem, options)
         if problem.n_validation_rows:
             raise ConfigError(
                 f"{mention('run.early_stopping')} has no meaning for "
                 f"{mention('solver', 'direct')}, whose model gets no better "
-                "and no worse with further passes",
+                "and no worse with further epochs",
                 "leave it out, or use another solver",
             )
         if problem.posterior:
@@ -144,12 +144,12 @@ class Direct(Method[DirectSizes]):
         batch_sizes = batch_candidates(problem)
         return [sizes for n in n_sums for sizes in self._sized(batch_sizes, n_sums=n)]
 
-    def passes(self, problem: ProblemShape) -> int:
-        """Return 1 if every pass has the same rows, else the number of epochs."""
+    def n_epochs(self, problem: ProblemShape) -> int:
+        """Return 1 if every epoch has the same rows, else the number of epochs."""
         return 1 if problem.repeats else problem.epochs
 
     def _n_summed_rows(self, problem: ProblemShape) -> int:
-        return problem.n_rows * self.passes(problem)
+        return problem.n_rows * self.n_epochs(problem)
 
     def _n_factors(self, problem: ProblemShape) -> int:
         """Return the approximate number of factors; outputs with similar ridges share one."""

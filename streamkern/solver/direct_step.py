@@ -5,8 +5,8 @@ is added to two sums:
 
     G += K^T K   (p, p),     B += K^T Y   (p, c).
 
-At the end of a pass over all n rows, (G / n + ridge K(Z, Z)) alpha = B / n is solved by a Cholesky
-factorisation. The solution alpha (p, c) minimises
+At the end of an epoch, after all n rows, (G / n + ridge K(Z, Z)) alpha = B / n is solved by a
+Cholesky factorisation. The solution alpha (p, c) minimises
 |K alpha - Y|^2 / (2 n) + ridge / 2 tr(alpha^T K(Z, Z) alpha), and is the fixed point of
 `solver.block_step`. If transforms are random, another epoch adds new rows to the sums. Otherwise
 another epoch is skipped, because the same rows would not change alpha.
@@ -17,7 +17,7 @@ equations without part k. The squared error of their solution alpha on the rows 
 
     sum_i |y_i|^2 - 2 tr(alpha^T B_k) + tr(alpha^T G_k alpha).
 
-So no second pass over the rows is needed. The noise, n times the ridge, does not depend on the
+So no second epoch is needed. The noise, n times the ridge, does not depend on the
 number of rows. Therefore, if a ridge is best for n' of the n rows, n' / n times this ridge is used
 for all rows.
 
@@ -52,11 +52,11 @@ from streamkern.solver.base import State
 from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver, middle, on_grid
 from streamkern.solver.left_out import LeftOut, left_out_together, residuals_without
 from streamkern.solver.precondition.held_out import (
-    bits_of,
     geometric_search,
+    hash_rows,
+    held_out_parts,
     is_not_center,
     parabola_minimum,
-    part_of,
     rounding,
 )
 from streamkern.solver.precondition.norm import eps
@@ -172,8 +172,8 @@ class DirectSolver(EquationSolver):
             return
         # Copies of a row have to be in the same part. Without random transforms they are equal.
         equal = self.repeats
-        origins = bits_of(batch.X, self.backend) if equal else batch.row_ids % self.n_stored
-        part = part_of(origins, self.n_sums - 1)
+        origins = hash_rows(batch.X, self.backend) if equal else batch.row_ids % self.n_stored
+        part = held_out_parts(origins, self.n_sums - 1)
         part[~is_not_center(self.op, self.Z, K)] = 0
         slice_rows = len(self.K) // HELD_SHARE + 1
         for k in range(1, self.n_sums):

@@ -1,4 +1,4 @@
-"""Base class of solvers that sum over the rows of a pass and solve equations at its end.
+"""Base class of solvers that sum over the rows of an epoch and solve equations at its end.
 
 If every output has its own ridge, outputs with equal ridges share a factor (`outputs_by_ridge`).
 """
@@ -18,7 +18,7 @@ from streamkern.basics.errors import DivergenceError
 from streamkern.basics.message import mention
 from streamkern.planning.memory import MAX_PANEL_OUTPUTS
 from streamkern.solver.base import Solver, State
-from streamkern.solver.posterior import Posterior, diagonalised
+from streamkern.solver.posterior import Posterior, diagonalise_pair
 from streamkern.solver.precondition.norm import eps
 
 KERNEL_SLAB_ROWS = 1024
@@ -35,12 +35,12 @@ SINGULAR_NOTE = "the equations of solver 'direct'"
 class EquationSolver(Solver):
     """Base class of the solvers whose weights come from a Cholesky factor.
 
-    `State.alpha` has the weights after the last completed pass. `State.average` has the weights
+    `State.alpha` has the weights after the last completed epoch. `State.average` has the weights
     that were computed last, from the `State.averaged` rows that were in the sums at that time.
 
     ridge : the ridge; None: the solver finds it, and stores it in `State.ridge`.
     tried : the ridges of the last search, with their errors.
-    repeats : whether every pass has the same rows.
+    repeats : whether every epoch has the same rows.
     jitter : jitter of the last equations.
     factor_jitter : jitter of their factor, which may be only a preconditioner of the equations.
     least_jitter : smallest jitter that was tried.
@@ -66,10 +66,10 @@ class EquationSolver(Solver):
     ridges: Floats | None = None
     tried: Sequence[tuple[float, float]] = ()
 
-    def end_pass(self, state: State) -> dict[str, Any]:
+    def end_epoch(self, state: State) -> dict[str, Any]:
         """Solve the equations on rank 0 and broadcast the weights; return the entries for the log.
 
-        The next pass measures its loss with these weights.
+        The next epoch measures its loss with these weights.
         """
         self.gather(state)
         if self.ranks.rank == 0:
@@ -87,7 +87,7 @@ class EquationSolver(Solver):
         return facts
 
     def _note(self) -> str:
-        """Return the warning; the text is the same in every pass, so Python shows it only once."""
+        """Return the warning; the text is the same in every epoch, so Python shows it only once."""
         names = "features" if self.op.kernel.explicit else "centers"
         return (
             f"{SINGULAR_NOTE} for {len(self.Z)} {names} are singular to rounding: "
@@ -96,10 +96,10 @@ class EquationSolver(Solver):
         )
 
     def finished(self, state: State) -> str | None:
-        """Return a reason after the first pass if every pass has the same rows, else None."""
+        """Return a reason after the first epoch if every epoch has the same rows, else None."""
         if not (self.repeats and state.passes):
             return None
-        return f"all {state.rows} rows are in the equations; another pass would bring the same"
+        return f"all {state.rows} rows are in the equations; another epoch would bring the same"
 
     def weights(self, state: State) -> Array:
         """Return the weights for all rows so far; solve again if rows were added since.
@@ -196,7 +196,7 @@ class EquationSolver(Solver):
         scale = float(R.diagonal().max())
         jitter = max(10 * eps(self.op.dtype), self._sum_rounding(state) / (tau.min() * scale))
         self._factor(R, state, 1.0, lambda: self._fill_norm(R), jitter)
-        U, lam = diagonalised(self.backend, R, self._whitened_gram(state, R))
+        U, lam = diagonalise_pair(self.backend, R, self._whitened_gram(state, R))
         lam_host = self.backend.to_host(lam)
         squares, norms, n = self._fit_statistics(state, U, lam, tau)
         taus, index = np.unique(tau, return_inverse=True)

@@ -1,29 +1,30 @@
-"""FALKON for losses other than squares: conjugate gradient whose every pass is a Newton iteration.
+"""FALKON for losses other than squares: conjugate gradient whose every epoch is a Newton iteration.
 
 Marteau-Ferey, Bach and Rudi 2019 ("Globally convergent Newton methods for ill-conditioned
 generalized self-concordant losses") solve each Newton step by conjugate gradient with FALKON's
-preconditioner M = H^T H (`falkon_step`). Here a pass sums, at its weights alpha,
+preconditioner M = H^T H (`falkon_step`). Here an epoch sums, at its weights alpha,
 
     g = K^T (w r) / n + ridge K(Z, Z) alpha,
     A v = K^T (w h (K v)) / n + ridge K(Z, Z) v
 
 for the direction v of every output, with gradient and curvatures as in
 `solver.safeguarded_newton`, and its step is D = a v. To first order, g + a A v is the gradient
-after this step, so that the next direction needs no further pass (Daniel 1967, SIAM J. Numer.
+after this step, so that the next direction needs no further epoch (Daniel 1967, SIAM J. Numer.
 Anal. 4, 10-26):
 
     a = -(g . v) / (v . A v);   z = M (g + a A v);   v <- -z + (z . A v) / (v . A v) v.
 
-With constant curvatures this is preconditioned conjugate gradient. The first pass has no v yet; its
-step is v = -M g, the Newton step if M^-1 were the Hessian, and the second pass corrects its length.
+With constant curvatures this is preconditioned conjugate gradient. The first epoch has no v yet;
+its step is v = -M g, the Newton step if M^-1 were the Hessian, and the second epoch corrects its
+length.
 
 Differences from the paper: one iteration of conjugate gradient for each Newton step, with
 directions that stay conjugate from step to step; the M of squares, with all curvatures 1; and no
-path of decreasing ridges. None of them takes more passes (docs/explanation/losses-measured.md).
+path of decreasing ridges. None of them takes more epochs (docs/explanation/losses-measured.md).
 
-The run ends when sqrt(g . M g) is at most the tolerance times its value in the first pass.
+The run ends when sqrt(g . M g) is at most the tolerance times its value in the first epoch.
 
-Cost per pass 2 n p (d + 4 c) + 2 p^2 (d + 2 c) FLOPs; memory p^2 for H.
+Cost per epoch 2 n p (d + 4 c) + 2 p^2 (d + 2 c) FLOPs; memory p^2 for H.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         """Return the arrays of `SafeguardedNewton._pending`, and the arrays of conjugate gradient.
 
         product : (p, c) sum of K^T (w h (K v)).
-        squares : (2, c) g . M g after the last step that passed the test, and of the first pass.
+        squares : (2, c) g . M g after the last step that passed the test, and of the first epoch.
         bound : (1,) B of the step.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
@@ -52,7 +53,7 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         return super()._pending() | arrays
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Add a batch to the sums and return the loss of the weights of the pass."""
+        """Add a batch to the sums and return the loss of the weights of the epoch."""
         m, c, pending = len(batch.X), self.n_outputs, state.pending
         K, Kv = self.K[:m], self.Kv[:m]
         with self.backend.single_threaded_blas():
@@ -69,14 +70,14 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         """Return the names of the sums."""
         return ("gradient", "product", "bend")
 
-    def end_pass(self, state: State) -> dict[str, Any]:
-        """Test the step that led to the weights of the pass, and compute the next one."""
-        facts = super().end_pass(state)
+    def end_epoch(self, state: State) -> dict[str, Any]:
+        """Test the step that led to the weights of the epoch, and compute the next one."""
+        facts = super().end_epoch(state)
         return {"iteration": state.passes - 1, "residual": self._residual(state)} | facts
 
     def _majorant_curvature(self, state: State, both: Array, penalty: Array) -> float:
         """Return B of the step that is tested, which `_take_step` stored in "bound"."""
-        if state.passes == 1:  # the first step is v itself, whose sums this pass has
+        if state.passes == 1:  # the first step is v itself, whose sums this epoch has
             state.pending["bound"][0] = super()._majorant_curvature(state, both, penalty)
         return float(state.pending["bound"][0])
 

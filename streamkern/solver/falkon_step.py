@@ -1,27 +1,27 @@
-"""FALKON: preconditioned conjugate gradient, each iteration one pass over the rows.
+"""FALKON: preconditioned conjugate gradient, each iteration one epoch.
 
 Rudi, Carratino and Rosasco 2017, "FALKON: an optimal large scale kernel method", Alg. 1. With
 K = K(X, Z) over all n rows, the equations are the same as in `solver.direct_step`,
 
     A alpha = b,    A = K^T K / n + ridge K(Z, Z),    b = K^T Y / n,
 
-and M = H^T H = (K(Z, Z)^2 / p + mu K(Z, Z))^-1 their preconditioner. The first pass sums the
+and M = H^T H = (K(Z, Z)^2 / p + mu K(Z, Z))^-1 their preconditioner. The first epoch sums the
 residual at the start, r = b - A alpha; every further one sums A v for the direction v:
 
     a = (r . M r) / (v . A v);   alpha += a v;   r -= a A v;
     v <- M r + (r . M r)_new / (r . M r)_old v,
 
-with separate scalars a for every output. So `epochs` passes make `epochs` - 1 iterations. A must be
-the same operator in every pass, so all passes use the order and the random draws of epoch 0.
+with separate scalars a for every output. So E epochs make E - 1 iterations. A must be
+the same operator in every epoch, so all epochs use the order and the random draws of epoch 0.
 
 The weights of the model are the last ones with a residual near the least so far (`WORST_RESIDUAL`).
 
-The reported loss is that of the weights before the pass; K alpha and K v are computed together.
+The reported loss is that of the weights before the epoch; K alpha and K v are computed together.
 Products of a batch are in the precision of the operator; sums over batches, vectors and scalars are
 float64.
 
 Each rank of a grid (`backend.rank_grid`) has some rows of X, and the part of its column of the
-centers and of all vectors of the iteration; sums over rows are added at the end of a pass. Each
+centers and of all vectors of the iteration; sums over rows are added at the end of an epoch. Each
 rank has its stripe of H (`Communicator.triangle`); while M r is computed, every rank has all of r
 and of M r. With a ridge, the centers are broadcast (`Partition.norm_product`).
 
@@ -29,7 +29,7 @@ Differences from the paper: conjugate gradient in alpha with M, not in beta = H^
 gives the same iterates and keeps rounding errors of H out of the residual; and batches in place of
 all rows.
 
-Cost per pass 2 n p (d + 3 c) FLOPs, and with a ridge 2 p^2 (d + c); memory p^2 for H.
+Cost per epoch 2 n p (d + 3 c) FLOPs, and with a ridge 2 p^2 (d + c); memory p^2 for H.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class PreconditionedSolver(Solver):
     @staticmethod
     def _failure(state: State) -> DivergenceError:
         return DivergenceError(
-            f"solver 'falkon' has a residual that is not finite after {state.passes} passes",
+            f"solver 'falkon' has a residual that is not finite after {state.passes} epochs",
             "check the data for outliers, or give a larger bandwidth",
         )
 
@@ -169,7 +169,7 @@ class FalkonSolver(PreconditionedSolver):
 
         alpha64 : (p, c) weights, in float64.
         v, r, b : (p, c) direction, residual and right-hand side, in float64.
-        sums : (p, c) sum of A v or, in the first pass, of r, over the rows so far.
+        sums : (p, c) sum of A v or, in the first epoch, of r, over the rows so far.
         both : (p, 2 c) [alpha, v], in the precision of the products of a batch.
         squares : (2, c) r . M r and b . M b.
         least : (1,) least residual so far.
@@ -182,7 +182,7 @@ class FalkonSolver(PreconditionedSolver):
         return arrays | {"squares": xp.zeros((2, c)), "both": xp.zeros((p, 2 * c), self.op.dtype)}
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Add a batch to the sums and return its loss with the weights before the pass."""
+        """Add a batch to the sums and return its loss with the weights before the epoch."""
         X, Y, w = batch.X, batch.Y, batch.w
         m, c, xp, pending = len(X), self.n_outputs, self.backend.xp, state.pending
         self._make_room(m)
@@ -206,11 +206,11 @@ class FalkonSolver(PreconditionedSolver):
         return loss
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
-        """Return the names of the sums over rows; in the first pass also the right-hand side."""
+        """Return the names of the sums over rows; in the first epoch also the right-hand side."""
         return ("sums",) if state.passes else ("sums", "b")
 
-    def end_pass(self, state: State) -> dict[str, Any]:
-        """Compute the residual after the first pass; do an iteration after every later pass.
+    def end_epoch(self, state: State) -> dict[str, Any]:
+        """Compute the residual after the first epoch; do an iteration after every later epoch.
 
         Returns the entries for the log on rank 0, and none on other ranks.
 
@@ -227,7 +227,7 @@ class FalkonSolver(PreconditionedSolver):
         return {} if self.ranks.rank else facts
 
     def _iterate(self, state: State) -> None:
-        """Update alpha, r, v and `squares` as in the module docstring, from the sums of a pass."""
+        """Update alpha, r, v and `squares`, see the module docstring, from the sums of an epoch."""
         pending, xp = state.pending, self.backend.xp
         v, r, sums, squares = (pending[name] for name in ("v", "r", "sums", "squares"))
         sums *= 1 / state.rows
@@ -254,7 +254,7 @@ class FalkonSolver(PreconditionedSolver):
         """Broadcast the vectors of the first rank of each column to the column; scalars to all.
 
         All other arrays are then equal on all ranks, bit for bit: b does not change after the first
-        pass, sums are 0, and `_accept_weights` only compares and rounds.
+        epoch, sums are 0, and `_accept_weights` only compares and rounds.
         """
         for name in ("alpha64", "v", "r") if state.passes else ("alpha64", "v", "r", "b"):
             self.partition.column_broadcast(state.pending[name])

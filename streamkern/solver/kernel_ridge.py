@@ -48,7 +48,7 @@ from streamkern.solver.left_out import LEFT_OUT, LeftOut, groups_of_copies, pack
 from streamkern.solver.precondition.held_out import rounding
 from streamkern.solver.precondition.norm import eps
 from streamkern.solver.refined import conjugate_gradient
-from streamkern.solver.ridge_curve import MAX_FACTORS, better_ridge, inverted
+from streamkern.solver.ridge_curve import MAX_FACTORS, apply_inverse, better_ridge
 
 PRODUCT_COLUMNS = 256
 """Columns of a kernel matrix that are converted to float64 at a time."""
@@ -100,7 +100,7 @@ class KernelRidgeSolver(EquationSolver):
         return {"Y": zeros((p, c)), "root": zeros(p)}
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Store the targets of a batch and return the loss of f = 0, as there is only one pass."""
+        """Store the targets of a batch and return the loss of f = 0, as there is only one epoch."""
         m, xp, rows = len(batch.X), self.backend.xp, self.backend.asarray(batch.row_ids)
         root = None if batch.w is None else xp.sqrt(batch.w)
         r = xp.negative(batch.Y, out=self.r[:m])
@@ -190,7 +190,7 @@ class KernelRidgeSolver(EquationSolver):
 
         A : lower factor of approximately this matrix, in float32.
         """
-        root, precondition = state.pending["root"][:, None], partial(inverted, self.backend, A)
+        root, precondition = state.pending["root"][:, None], partial(apply_inverse, self.backend, A)
         factor_jitter, rounding_jitter = self.factor_jitter, 10 * eps(A.dtype) * self.scale
         self.jitter = self.least_jitter
         if factor_jitter > self.least_jitter:  # the equations need about as much, or a little less

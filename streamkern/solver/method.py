@@ -23,7 +23,7 @@ from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.basics.message import mention
-from streamkern.config.solver import SolverConfig, options_of
+from streamkern.config.solver import SolverConfig, solver_options
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.scaled import ScaledLoss
@@ -131,7 +131,7 @@ class Method(Generic[_S]):
     in_place = False
     """Whether the centers are the rows of the training set, in store order."""
     same_rows = False
-    """Whether every pass must have the same rows in the same batches, with the same random draws.
+    """Whether every epoch must have the same rows in the same batches, with the same random draws.
 
     `Solver.finished` ends the run of such a method.
     """
@@ -225,7 +225,7 @@ class Method(Generic[_S]):
 
     def asks_ridge(self, problem: ProblemShape) -> bool:
         """Return whether the estimated noise of the targets determines the ridge."""
-        takes_ridge = "ridge" in options_of(self.name)
+        takes_ridge = "ridge" in solver_options(self.name)
         return problem.finds_ridge and takes_ridge and not self.finds_ridge(problem)
 
     def asks_noise(self, problem: ProblemShape) -> bool:
@@ -340,7 +340,7 @@ class Method(Generic[_S]):
         """Return the number of columns that K(X, Z) is multiplied with in a step."""
         return problem.c
 
-    def passes(self, problem: ProblemShape) -> int:
+    def n_epochs(self, problem: ProblemShape) -> int:
         """Return the largest number of epochs whose rows are read."""
         return problem.epochs
 

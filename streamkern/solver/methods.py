@@ -1,11 +1,11 @@
 """The training methods, by name, and the choice of solver "auto" between block and direct.
 
-The block solver reaches the error of the exact model after one to a few passes, in any memory. The
-direct solver computes the exact model after one pass or, if random transforms change the rows from
-pass to pass, after all passes, but sums p x p matrices in float64. Which of them is faster depends
-on the number of rows per center. If the ridge is set to 0, the block solver is always chosen: with
-noisy targets and few rows per center, the exact solution without a ridge is the worse model.
-Conjugate gradient needs more passes than the block solver, and EigenPro far more steps
+The block solver reaches the error of the exact model after one to a few epochs, in any memory. The
+direct solver computes the exact model after one epoch or, if random transforms change the rows from
+epoch to epoch, after all epochs, but sums p x p matrices in float64. Which of them is faster
+depends on the number of rows per center. If the ridge is set to 0, the block solver is always
+chosen: with noisy targets and few rows per center, the exact solution without a ridge is the worse
+model. Conjugate gradient needs more epochs than the block solver, and EigenPro far more steps
 (`python -m benchmarks.solvers`).
 """
 
@@ -93,7 +93,7 @@ def _why_block(problem: ProblemShape, options: SolverConfig) -> str | None:
         (not problem.squares, "chosen, as it minimises other losses than squares"),
         (setting is not None, f"chosen, as solver.{setting} is set"),
         (problem.features != "kernel", f"chosen for {problem.features} features"),
-        (problem.n_validation_rows, "chosen, as the direct solver has no passes to stop early"),
+        (problem.n_validation_rows, "chosen, as the direct solver has no epochs to stop early"),
         (options.ridge == 0, "chosen, as the ridge is 0: with noisy targets, averaged steps then "
             "give a better model than the exact solution"),
     )  # fmt: skip

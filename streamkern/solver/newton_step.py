@@ -1,6 +1,6 @@
-"""Newton's method for losses other than squares, one step for each pass over the rows.
+"""Newton's method for losses other than squares, one step for each epoch.
 
-In addition to the gradient g of `solver.safeguarded_newton`, a pass sums the Hessians at its
+In addition to the gradient g of `solver.safeguarded_newton`, an epoch sums the Hessians at its
 weights,
 
     G_k += K^T diag(w h_k) K   (p, p) for output k,
@@ -8,15 +8,15 @@ weights,
 and at its end the step is D_k = -(G_k / n + ridge K(Z, Z))^-1 (g_k / n + ridge K(Z, Z) alpha_k).
 
 The computed K(Z, Z) has eigenvalues below 0, of the size of its rounding errors. Along their
-eigenvectors the penalised loss would have no minimum, and steps would grow from pass to pass. The
+eigenvectors the penalised loss would have no minimum, and steps would grow from epoch to epoch. The
 solver therefore uses K(Z, Z) + e I in place of K(Z, Z), where e estimates the norm of the rounding
 errors.
 
 Marteau-Ferey, Bach and Rudi 2019 reach small ridges by a path of decreasing ridges. With exact
-factors, as here, such a path took more passes.
+factors, as here, such a path took more epochs.
 
-Cost per row c p^2 + 2 p (d + 3 c) FLOPs, c p^2 of them in float64; c p^3 / 3 at the end of a pass.
-Memory (c + 1) p^2 float64.
+Cost per row c p^2 + 2 p (d + 3 c) FLOPs, c p^2 of them in float64; c p^3 / 3 at the end of an
+epoch. Memory (c + 1) p^2 float64.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         return super()._pending() | {"G": self.backend.xp.zeros((c, p, p))}
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Add a batch to the sums and return the loss of the weights of the pass."""
+        """Add a batch to the sums and return the loss of the weights of the epoch."""
         m, xp, pending, w = len(batch.X), self.backend.xp, state.pending, batch.w
         K = self.wide_K[:m]
         with self.backend.single_threaded_blas():
@@ -142,16 +142,16 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         super()._set_weights(state)
         D, products = state.pending["direction"], state.pending["both"][:, self.n_outputs :]
         products[...] = D
-        D[...] = products  # D as it was rounded, to which the sums of the pass refer
+        D[...] = products  # D as it was rounded, to which the sums of the epoch refer
 
-    def end_pass(self, state: State) -> dict[str, Any]:
-        """Test the step that led to the weights of the pass, and compute the next one.
+    def end_epoch(self, state: State) -> dict[str, Any]:
+        """Test the step that led to the weights of the epoch, and compute the next one.
 
         If the run has stalled, the decrement is stored with a minus sign, for `finished`.
         """
         a_before, length, first = self.backend.to_host(state.pending["slopes"]).tolist()
         same_loss = self._is_same_loss(state)
-        facts = super().end_pass(state)
+        facts = super().end_epoch(state)
         a = facts["decrement"]
         full_step = same_loss and facts["taken"] and length == 1.0
         if full_step and self._is_last_loss(state) and a_before <= a <= STALLED_DECREMENT * first:

@@ -112,7 +112,7 @@ class Posterior:
         return xp.sqrt(variance, out=variance)
 
 
-def diagonalised(backend: Backend, R: Array, S: Array) -> tuple[Array, Array]:
+def diagonalise_pair(backend: Backend, R: Array, S: Array) -> tuple[Array, Array]:
     """Return U (p, p) and lam (p,) with U^T R R^T U = I and U^T R S R^T U = diag(lam).
 
     lam is descending. Takes about 9 p^3 FLOPs, most of them for the eigenvectors.

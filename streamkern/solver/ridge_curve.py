@@ -132,7 +132,7 @@ def better_ridge(
     scale : size of the kernel values.
     """
     taus = ridges_near(tau, least_ridge(op, len(A), scale))
-    invert = partial(inverted, op.backend, A)
+    invert = partial(apply_inverse, op.backend, A)
     errors = errors_of_ridges(op.backend, invert, Y, counted, tau, taus)
     best = largest_good(taus, errors)
     # Ridges below `least_ridge` are not tried: the smallest ridge is then no edge.
@@ -141,7 +141,7 @@ def better_ridge(
     return BetterRidge(best, at_edge, dict(zip(taus.tolist(), errors.tolist(), strict=True)))
 
 
-def inverted(backend: Backend, A: Array, v: Array) -> Array:
+def apply_inverse(backend: Backend, A: Array, v: Array) -> Array:
     """Return (A A^T)^-1 v, (n, w) float64. A : (n, n) lower factor, in any precision."""
     solved = backend.xp.array(v, A.dtype)
     backend.solve_lower(A, solved)

@@ -1,7 +1,7 @@
-"""Newton steps for losses other than squares, each tested by the next pass over the rows.
+"""Newton steps for losses other than squares, each tested by the next epoch.
 
 The objective is the mean of the losses plus the penalty ridge / 2 tr(alpha^T K(Z, Z) alpha).
-A pass sums the gradient K^T (w r) at its weights, with K = K(X, Z) and the residual r of the
+An epoch sums the gradient K^T (w r) at its weights, with K = K(X, Z) and the residual r of the
 quadratic function that majorises the loss (`losses.scaled`). A subclass computes the step D, from
 the curvatures h of the outputs relative to the majorant (`Loss.curvatures`).
 
@@ -9,7 +9,7 @@ For Huber's loss and quantiles, h is the curvature of the sharpest quadratic fun
 the loss at the error and is nowhere below it (Huber 1981, section 7.8; De Leeuw and Lange 2009).
 This is IRLS, and every step descends. For other losses h is the second derivative, or for the log
 loss twice the diagonal p (1 - p) of the Hessian, which bounds the Hessian (Gershgorin). A step may
-then be too long. So the next pass tests the step, by its gradient. Along D, let -a be the slope at
+then be too long. So the next epoch tests the step, by its gradient. Along D, let -a be the slope at
 the start of the step (a is the decrement), b the slope at its end, s its length, and B the
 curvature of the majorant, |K D|^2 / n + ridge |D|^2. The slope rises at a rate of at most B, so the
 objective at the end is not above the objective at the start if
@@ -22,8 +22,8 @@ s a / (a + b), where linear interpolation of the slopes is 0.
 The curvature of a loss with a log link has no bound. For such a loss, B is summed with the largest
 curvature of each row between the start and the end of the step (`ScaledLoss.largest_curvatures`).
 
-The weights of the model are the last that passed the test. The first pass begins at f = 0. The
-ramps of quantiles become narrower from pass to pass; a step between two different ramps is not
+The weights of the model are the last that passed the test. The first epoch begins at f = 0. The
+ramps of quantiles become narrower from epoch to epoch; a step between two different ramps is not
 tested. The log loss does not change if the same function is added to all outputs; such a common
 part is removed from the steps.
 """
@@ -45,7 +45,7 @@ from streamkern.solver.base import Solver, State
 class SafeguardedNewton(Solver):
     """Base class of solvers by Newton steps, as in the module docstring.
 
-    `State.alpha` has the weights of the pass, `State.average` the last that passed the test. A
+    `State.alpha` has the weights of the epoch, `State.average` the last that passed the test. A
     subclass has a second base class, which defines `jitter`, `_norm_times` and `_failure`.
     """
 
@@ -82,12 +82,12 @@ class SafeguardedNewton(Solver):
     def _expand(
         self, state: State, batch: Batch, values: Array, r: Array, scratch: Array
     ) -> tuple[Array, Array, Array]:
-        """Return the residual w r (m, c), the curvatures h (m, c) and the error of the batch.
+        """Return w r and the curvatures, both (m, c), and the error of the batch.
 
         values : (m, 2 c), K times [alpha, v].
         r, scratch : (m, c), overwritten.
         """
-        c, passes = self.n_outputs, state.passes
+        c, epochs = self.n_outputs, state.passes
         assert self.loss is not None
         r[...], Kv = values[:, :c], values[:, c:]
         errors = self.loss.errors(r, batch.Y)
@@ -97,14 +97,14 @@ class SafeguardedNewton(Solver):
             length = float(state.pending["slopes"][1])
             curvature = curvature * self.loss.largest_curvatures(Kv * length, batch.Y)
         state.pending["bend"] += self._weigh(curvature, batch.w).sum(axis=0, dtype=np.float64)
-        h = self.loss.curvatures(errors, batch.Y, passes)
-        r, row_weights = self.loss.residual(errors, batch.Y, passes)
+        curvatures = self.loss.curvatures(errors, batch.Y, epochs)
+        r, row_weights = self.loss.residual(errors, batch.Y, epochs)
         if row_weights is not None:
             r *= row_weights[:, None]
-        return self._weigh(r, batch.w), h, measured
+        return self._weigh(r, batch.w), curvatures, measured
 
-    def end_pass(self, state: State) -> dict[str, Any]:
-        """Test the step that led to the weights of the pass, and compute the next one.
+    def end_epoch(self, state: State) -> dict[str, Any]:
+        """Test the step that led to the weights of the epoch, and compute the next one.
 
         Raises DivergenceError if the sums are not finite.
         """
@@ -154,19 +154,19 @@ class SafeguardedNewton(Solver):
         return v - v.mean(axis=1, keepdims=True) if self.loss.loss.shift_invariant else v
 
     def _is_same_loss(self, state: State) -> bool:
-        """Return whether this pass has the same loss as the previous pass."""
+        """Return whether this epoch has the same loss as the previous epoch."""
         assert self.loss is not None
-        loss_at, t = self.loss.loss.at, state.passes
-        return t > 0 and loss_at(t).parameters() == loss_at(t - 1).parameters()
+        loss_at, epoch = self.loss.loss.at, state.passes
+        return epoch > 0 and loss_at(epoch).parameters() == loss_at(epoch - 1).parameters()
 
     def _is_last_loss(self, state: State) -> bool:
-        """Return whether the loss of the completed pass is also that of all later passes."""
+        """Return whether the loss of the completed epoch is also that of all later epochs."""
         assert self.loss is not None
-        loss_at, t = self.loss.loss.at, state.passes
-        return t > 0 and loss_at(t - 1).parameters() == loss_at(math.inf).parameters()
+        loss_at, epoch = self.loss.loss.at, state.passes
+        return epoch > 0 and loss_at(epoch - 1).parameters() == loss_at(math.inf).parameters()
 
     def _set_weights(self, state: State) -> None:
-        """Set the weights of the next pass, in the precision of the products of a batch."""
+        """Set the weights of the next epoch, in the precision of the products of a batch."""
         pending, c = state.pending, self.n_outputs
         length = float(pending["slopes"][1])
         pending["both"][:, :c] = pending["tested"] + length * pending["direction"]
@@ -177,7 +177,7 @@ class SafeguardedNewton(Solver):
         return state.average
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:
-        """Change nothing, as the end of the pass shortens a step that is too long.
+        """Change nothing, as the end of the epoch shortens a step that is too long.
 
         Raises DivergenceError if the gradient is not finite.
         """

@@ -42,7 +42,7 @@ from streamkern.store.writer import statistics_json
 from streamkern.store.zarr_json import (
     read_documents,
     root_metadata,
-    sealed,
+    seal_mark,
     store_documents,
     store_mark,
 )
@@ -119,7 +119,7 @@ class StoreAppender(ChunkOutput):
             old = self._old.stored.read_crcs()[: self._first_chunk]
             crc = self._write_crcs(self._group, self._crc_table, old)
             arrays = self._documents()
-            mark = sealed({**self._attributes(stats), "crc": crc}, arrays)
+            mark = seal_mark({**self._attributes(stats), "crc": crc}, arrays)
             root = root_metadata(mark, arrays, self._other_attributes())
             self._sync_new_files()
             self._check_unchanged()

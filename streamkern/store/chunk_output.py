@@ -219,7 +219,7 @@ def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
     return chunk_bytes
 
 
-def refuse_same_place(
+def refuse_same_location(
     inputs: Iterable[str | os.PathLike[str]], out_url: str | os.PathLike[str]
 ) -> None:
     """Raise ConfigError if one of the inputs is at the place of the output."""

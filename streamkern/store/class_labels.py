@@ -22,7 +22,7 @@ INTEGER = np.dtype(np.int64).str
 _BOOLEAN_TEXTS = {"true": True, "false": False}
 
 
-def labels_of(names: Sequence[str], dtype: str | None = None) -> NDArray[Any]:
+def labels_from_names(names: Sequence[str], dtype: str | None = None) -> NDArray[Any]:
     """Return the labels (c,) from which the names of classes were made.
 
     dtype : dtype of the labels, as text. None, as in older stores and runs: integers if all names
@@ -87,7 +87,7 @@ class KnownClasses:
 
     def __init__(self, names: Sequence[str], dtype: str | None = None) -> None:
         self.names = tuple(names)
-        labels = labels_of(names, dtype)
+        labels = labels_from_names(names, dtype)
         self.dtype: np.dtype[Any] = labels.dtype
         self._ids: dict[Any, int] = {name: k for k, name in enumerate(names)}
         values = labels.tolist()
@@ -106,7 +106,7 @@ class KnownClasses:
 
     def class_ids(self, names: Sequence[str], dtype: str | None) -> list[int | None]:
         """Return the id of each class of other data; None for a new class."""
-        return [self.find(label) for label in labels_of(names, dtype)]
+        return [self.find(label) for label in labels_from_names(names, dtype)]
 
 
 def _number(text: str) -> bool | int | float | None:

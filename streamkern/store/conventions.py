@@ -33,18 +33,18 @@ def rows_of_slice(
     return block if selected.step == 1 else block[:: selected.step].copy()
 
 
-def text_of(value: str | bytes) -> str:
+def decode_text(value: str | bytes) -> str:
     """Return the value as text; bytes are decoded as UTF-8."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def number_of(value: Any) -> Any:
+def attribute_number(value: Any) -> Any:
     """Return the number that an attribute holds; None if it is not a number.
 
     Numbers may be stored as text, in decimal or as xarray writes floats, see `_float_from_base64`.
     """
     if isinstance(value, bytes):
-        value = text_of(value)
+        value = decode_text(value)
     if isinstance(value, bool | int | float | np.number | np.bool_):
         return value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, str):
@@ -89,7 +89,7 @@ def as_stored(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
     return dtype.type(integer) if info.min <= integer <= info.max else None
 
 
-def dimensions_of(array: Any) -> tuple[str, ...] | None:
+def named_dimensions(array: Any) -> tuple[str, ...] | None:
     """Return the names of an array's dimensions; None unless all of them have one.
 
     array : of xarray, Zarr, h5py or SciPy's NetCDF reader.
@@ -126,9 +126,9 @@ def check_dimensions(X: Any, *others: tuple[str, Any]) -> None:
 
     others : pairs of a name, for the message, and its array, or None if it is missing.
     """
-    names = dimensions_of(X) or ()
+    names = named_dimensions(X) or ()
     for name, array in others:
-        first = (dimensions_of(array) or ("",))[0] if array is not None else ""
+        first = (named_dimensions(array) or ("",))[0] if array is not None else ""
         if first not in set(names[1:]) - {*names[:1]}:
             continue
         raise DataError(
@@ -146,7 +146,7 @@ _MAX_MEMBERS, _MAX_DEPTH = 200, 4
 """Largest number of members that are read for a message, and largest depth of their groups."""
 
 
-def no_member(name: str, group: Any, where: str) -> str:
+def no_member(name: str, group: Any, location: str) -> str:
     """Return the error message that the group has no array of this name, and which it has."""
     paths = []
     try:
@@ -155,14 +155,14 @@ def no_member(name: str, group: Any, where: str) -> str:
         if not paths:
             paths = list(_paths(group))
     except Exception:  # plain HTTP cannot list, and a file may be damaged
-        return f"{where} has no array {name!r}: name the arrays with x= and y="
+        return f"{location} has no array {name!r}: name the arrays with x= and y="
     more = ", ..." if len(paths) > _MAX_MESSAGE_NAMES else ""
     names = (
         f"it has {', '.join(paths[:_MAX_MESSAGE_NAMES]) or 'none'}{more}: name them with x= and y="
     )
     if is_group(member):
-        return f"{name!r} of {where} is a group and not an array; {names}"
-    return f"{where} has no array {name!r}; {names}"
+        return f"{name!r} of {location} is a group and not an array; {names}"
+    return f"{location} has no array {name!r}; {names}"
 
 
 def _paths(group: Any) -> Iterator[str]:

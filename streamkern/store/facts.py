@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from streamkern.basics.text import html_table_of, redact, size_text
+from streamkern.basics.text import facts_html_table, redact, size_text
 from streamkern.store.sparse_rows import is_packed, sparse_features
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def store_html(stored: StoredChunks) -> str:
         ("chunks", chunks_text(facts)),
         ("size", f"{size_text(facts['decoded_bytes'])} decoded"),
     ]
-    return html_table_of(table_rows)
+    return facts_html_table(table_rows)
 
 
 def _targets(spec: StoreSpec) -> str:

@@ -23,7 +23,7 @@ from streamkern.basics.errors import (
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest
-from streamkern.filesystem.icechunk_repository import snapshot_of
+from streamkern.filesystem.icechunk_repository import icechunk_snapshot
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.path_kinds import no_store
 from streamkern.filesystem.urls import StrictStore
@@ -241,19 +241,19 @@ def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
 def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
     """Return the spec of foreign arrays; y and w are read for classes and weights."""
     X, y, w = arrays
-    where = f"{names[0]!r} of {redact(url)}"
+    location = f"{names[0]!r} of {redact(url)}"
     if X.ndim < 2 or X.shape[0] < 1:
         raise DataError(
-            f"{where} has shape {X.shape}", "give an array of rows (n, d), one at least"
+            f"{location} has shape {X.shape}", "give an array of rows (n, d), one at least"
         )
     x_dtype = native(np.dtype(X.dtype))
     if x_dtype.kind in "biuf" and x_dtype not in layout.X_DTYPES:
         raise DataError(
-            f"{where} has dtype {x_dtype}, but rows that are read without ingest have "
+            f"{location} has dtype {x_dtype}, but rows that are read without ingest have "
             f"{layout.X_DTYPE_NAMES}",
             "ingest it, which converts it (streamkern ingest, or ingest_store)",
         )
-    layout.check_row_layout(X.shape[1:], x_dtype, where)
+    layout.check_row_layout(X.shape[1:], x_dtype, location)
     classes, counts, n_outputs = None, None, 0
     if y is not None:
         check_dimensions(X, (repr(names[1]), y))
@@ -288,7 +288,7 @@ def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
 
 def foreign_fingerprint(arrays: Arrays, names: ArrayNames) -> str:
     """Return the fingerprint of the snapshot, which covers the contents, else of the metadata."""
-    snapshot = snapshot_of(arrays[0].store_path.store)
+    snapshot = icechunk_snapshot(arrays[0].store_path.store)
     if snapshot is not None:
         paths = [a.path for a in arrays if a is not None]
         return f"icechunk:{snapshot}:{'+'.join(paths)}"
@@ -300,15 +300,15 @@ def foreign_fingerprint(arrays: Arrays, names: ArrayNames) -> str:
     return "meta:" + json_digest(description, b"")  # of the text and a line break
 
 
-def _scan_classes(y: Any, where: str) -> tuple[int, ...]:
+def _scan_classes(y: Any, location: str) -> tuple[int, ...]:
     """Return the rows per class id 0..max of a foreign integer y, in one pass by chunks."""
     counts = np.zeros(0, np.int64)
-    for _, stored in _slabs(where, y):
+    for _, stored in _slabs(location, y):
         ids = stored.astype(np.int64)
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= MAX_INFERRED_CLASSES:
             raise DataError(
-                f"{where} holds the integer {low if low < 0 else high}",
+                f"{location} holds the integer {low if low < 0 else high}",
                 f"integers are taken for class ids 0..{MAX_INFERRED_CLASSES - 1}: ingest the store "
                 "to map its labels",
             )
@@ -322,19 +322,20 @@ def _scan_weights(
     y: Any, w: Any, classes: tuple[str, ...] | None, names: ArrayNames, url: str
 ) -> tuple[float, ...]:
     """Return sums of foreign sample weights, as in `StoreSpec`, in one pass over w, y by class."""
-    where = f"{names[2]!r} of {redact(url)}"
+    location = f"{names[2]!r} of {redact(url)}"
     if y is None or w.shape != y.shape[:1]:
         raise DataError(
-            f"{where} has shape {w.shape}", "sample weights are one number for each row, beside y"
+            f"{location} has shape {w.shape}",
+            "sample weights are one number for each row, beside y",
         )
     totals = np.zeros(1 if classes is None else len(classes))
-    for start, part, *ids in _slabs(where, w, *([] if classes is None else [y])):
-        part = as_weights(part, len(part), where, start)
+    for start, part, *ids in _slabs(location, w, *([] if classes is None else [y])):
+        part = as_weights(part, len(part), location, start)
         add_totals(totals, ids[0] if ids else part, part, classes is not None)
     return tuple(totals.tolist())
 
 
-def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
+def _slabs(location: str, *arrays: Any) -> Iterator[Any]:
     """Yield the first row and the rows of `arrays`, some chunks of the first at a time."""
     step = max(unit_rows(arrays[0]), 1 << 16)
     for start in range(0, arrays[0].shape[0], step):
@@ -342,7 +343,7 @@ def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
             parts = [np.asarray(array[start : start + step]) for array in arrays]
         except CorruptChunkError as error:
             raise CorruptChunkError(
-                f"{where}: {error}",
+                f"{location}: {error}",
                 f"restore it from a copy, or pass {mention('missing', 'fill')} if absent "
                 "chunks hold the fill value",
             ) from error
@@ -350,7 +351,7 @@ def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
             raise
         except Exception as error:
             raise CorruptChunkError(
-                f"{where} does not decode near row {start} ({error})", "restore it from a copy"
+                f"{location} does not decode near row {start} ({error})", "restore it from a copy"
             ) from error
         yield start, *parts
 

@@ -20,9 +20,9 @@ from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.store.conventions import (
     XARRAY_DIMENSIONS,
     as_stored,
-    number_of,
+    attribute_number,
+    decode_text,
     rows_of_slice,
-    text_of,
 )
 
 _NEUTRAL_SCALES = {"scale_factor": 1.0, "add_offset": 0.0}
@@ -153,7 +153,7 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
-def packing_of(
+def detect_packing(
     array: Any, name: str, *, fill_is_gap: bool = True, netcdf: bool = False
 ) -> Packing | None:
     """Return the packing of the numbers of `array`; None if they are stored unpacked.
@@ -219,9 +219,9 @@ def packing_of(
 def refuse_packed(array: Any, name: str, **options: Any) -> None:
     """Raise DataError if the numbers of an array are packed, or may be missing.
 
-    For readers of chunks, which read numbers as stored; see `packing_of` for the options.
+    For readers of chunks, which read numbers as stored; see `detect_packing` for the options.
     """
-    packing = packing_of(array, name, **options)
+    packing = detect_packing(array, name, **options)
     if packing is None:
         return
     reasons = list(packing.attributes) or [text.removeprefix("its ") for text, _ in packing.gaps]
@@ -237,7 +237,7 @@ def refuse_packed(array: Any, name: str, **options: Any) -> None:
 
 def _text_packing(fills: Mapping[str, Any], stored: np.dtype[Any], name: str) -> Packing | None:
     """Return the packing of an array of text, in which a value may stand for a missing one."""
-    texts = [(f"its {k}", text_of(v)) for k, v in fills.items() if isinstance(v, str | bytes)]
+    texts = [(f"its {k}", decode_text(v)) for k, v in fills.items() if isinstance(v, str | bytes)]
     texts = [(what, text) for what, text in texts if text]  # an empty label is always refused
     if not texts or stored.kind not in "OSUT":
         return None
@@ -270,7 +270,7 @@ class _Attributes:
         value = self.scalar(key)
         if value is None:
             return default
-        number = number_of(value)
+        number = attribute_number(value)
         if number is None or isinstance(number, complex):
             raise DataError(f"{self.name} has {key}={value!r}, which is not a number", "correct it")
         return float(number)
@@ -278,7 +278,7 @@ class _Attributes:
     def says(self, key: str, text: str) -> bool:
         """Return whether an attribute holds this text."""
         value = self.values.get(key)
-        return isinstance(value, str | bytes) and text_of(value) == text
+        return isinstance(value, str | bytes) and decode_text(value) == text
 
     def by_spelling(self) -> dict[str, str]:
         """Return the names of the attributes by their spelling; of equal spellings, the last."""
@@ -288,7 +288,7 @@ class _Attributes:
         """Raise DataError for numbers that are dates or durations."""
         for key in ("units", "dtype"):
             value = self.values.get(key)
-            text = text_of(value) if isinstance(value, str | bytes) else ""
+            text = decode_text(value) if isinstance(value, str | bytes) else ""
             is_date = key == "units" and _TIME_UNITS.match(text)
             if is_date or (key == "dtype" and "timedelta64" in text):
                 raise DataError(
@@ -308,7 +308,7 @@ class _Attributes:
     def _refuse_scale(self, key: str, neutral: float) -> None:
         """Raise DataError if an attribute holds numbers other than the neutral one."""
         value = self.values[key]
-        numbers = [number_of(k) for k in np.ravel(np.asarray(value)).tolist()]
+        numbers = [attribute_number(k) for k in np.ravel(np.asarray(value)).tolist()]
         if None not in numbers and any(k != neutral for k in numbers):
             raise DataError(
                 f"{self.name} has the attribute {key}={value}, by which its numbers may be scaled",
@@ -319,7 +319,9 @@ class _Attributes:
         """Raise DataError if an attribute holds a number, perhaps the count of missing ones."""
         value = self.values[key]
         values = np.ravel(np.asarray(value))
-        if values.dtype.kind != "b" and any(number_of(k) is not None for k in values.tolist()):
+        if values.dtype.kind != "b" and any(
+            attribute_number(k) is not None for k in values.tolist()
+        ):
             raise DataError(
                 f"{self.name} has the attribute {key}={value}, which may be the number that stands "
                 "for missing values or say something else",
@@ -342,7 +344,7 @@ class _Attributes:
         """
         numbers = []
         for k in np.ravel(np.asarray(fill)).tolist():
-            number = number_of(k)
+            number = attribute_number(k)
             if number is None:
                 if k in (None, ""):
                     continue
@@ -358,7 +360,7 @@ class _Attributes:
         names = [key for key in _BOUND_KEYS if key in self.values]
         for key in names:
             limits = np.ravel(np.asarray(self.values[key]))
-            numbers = [number_of(k) for k in limits.tolist()]
+            numbers = [attribute_number(k) for k in limits.tolist()]
             if None in numbers or len(numbers) != 1 + (key == "valid_range"):
                 raise DataError(
                     f"{self.name} has {key}={self.values[key]}, which is not a "
@@ -378,7 +380,7 @@ class _Attributes:
         if unsigned is None or stored.kind not in "iu":
             return stored
         is_text = isinstance(unsigned, str | bytes)
-        word = (text_of(unsigned) if is_text else str(bool(unsigned))).lower()
+        word = (decode_text(unsigned) if is_text else str(bool(unsigned))).lower()
         if word not in ("true", "false"):
             raise DataError(
                 f"{self.name} has _Unsigned={unsigned!r}, which is neither true nor false",

@@ -62,7 +62,7 @@ class RowBlock(NamedTuple):
         return RowBlock.from_arrays([array.copy() for array in self.arrays])
 
 
-def concatenated(blocks: Sequence[RowBlock]) -> RowBlock:
+def concatenate_blocks(blocks: Sequence[RowBlock]) -> RowBlock:
     """Return the rows of several blocks, one after the other."""
     arrays = zip(*(block.arrays for block in blocks), strict=True)
     return RowBlock.from_arrays([np.concatenate(parts) for parts in arrays])
@@ -101,13 +101,13 @@ def checked_chunk(spec: StoreSpec, i: int, rows: RowBlock) -> RowBlock:
     return RowBlock(X, y, w, row_ids.astype(layout.ROW_NUMBER_DTYPE, copy=False))
 
 
-def check_finite(values: NDArray[Any], where: str, first_row: int) -> None:
+def check_finite(values: NDArray[Any], location: str, first_row: int) -> None:
     """Raise NonFiniteError that names the first row and column with NaN or infinity, if any."""
     position = layout.first_nonfinite(values)
     if position is not None:
         row, column, value = position
         raise NonFiniteError(
-            f"{value} in {where}, row {first_row + row}, column {column}",
+            f"{value} in {location}, row {first_row + row}, column {column}",
             "correct it, or leave the row out",
         )
 

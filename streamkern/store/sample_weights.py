@@ -33,10 +33,10 @@ IMBALANCE_RATIO = 100
 ClassWeight = Mapping[str, float] | Literal["balanced"]
 
 
-def as_weights(w: Any, n_rows: int, where: str, first_row: int = 0) -> NDArray[np.float32]:
+def as_weights(w: Any, n_rows: int, location: str, first_row: int = 0) -> NDArray[np.float32]:
     """Return the weights as (n_rows,) float32, finite and none below 0.
 
-    where, first_row : for messages
+    location, first_row : for messages
 
     Raises
     ------
@@ -46,7 +46,7 @@ def as_weights(w: Any, n_rows: int, where: str, first_row: int = 0) -> NDArray[n
     w = np.asarray(w)
     if w.shape != (n_rows,) or w.dtype.kind not in "biuf":
         raise DataError(
-            f"the sample weights of {where} have shape {w.shape} and dtype {w.dtype}",
+            f"the sample weights of {location} have shape {w.shape} and dtype {w.dtype}",
             f"give one number for each of its {n_rows} rows",
         )
     with np.errstate(over="ignore"):
@@ -56,29 +56,29 @@ def as_weights(w: Any, n_rows: int, where: str, first_row: int = 0) -> NDArray[n
     underflows = 0 < largest < np.finfo(WEIGHT_DTYPE).tiny
     if underflows or (invalid.any() and np.isfinite(largest) and w.min() >= 0):
         raise DataError(
-            f"the sample weights of {where} are up to {largest:.3g}, which float32 cannot hold",
+            f"the sample weights of {location} are up to {largest:.3g}, which float32 cannot hold",
             "divide all of them by their mean",
         )
     if invalid.any():
         row = int(np.argmax(invalid))
         raise DataError(
-            f"the sample weight of {where}, row {first_row + row}, is {w[row]}",
+            f"the sample weight of {location}, row {first_row + row}, is {w[row]}",
             "weights are finite numbers, 0 or above",
         )
     return weights
 
 
-def warn_of_unused(w: Any, n_rows: int, where: str) -> None:
+def warn_of_unused(w: Any, n_rows: int, location: str) -> None:
     """Warn if the array `w` of a group or file could be sample weights that were not requested.
 
     w : the member called "w", or None
     n_rows : rows of X beside it
-    where : name of the group, for messages
+    location : name of the group, for messages
     """
     dtype = getattr(w, "dtype", None)
     if getattr(w, "shape", None) == (n_rows,) and getattr(dtype, "kind", "") in "biuf":
         warn(
-            f"the array 'w' of {where} has a number for each row, and is not used as sample "
+            f"the array 'w' of {location} has a number for each row, and is not used as sample "
             f"weights; give {mention('sample_weight', 'w')} to use it, or ignore this if it holds "
             f"something else"
         )
@@ -147,7 +147,7 @@ def has_weight(w: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(w > NEGLIGIBLE_WEIGHT * w.max(initial=0))
 
 
-def weights_of(
+def weigh_rows(
     y: NDArray[Any], w: NDArray[Any] | None, factors: NDArray[np.float64] | None
 ) -> NDArray[np.float64]:
     """Return the weights (k,) of rows with targets y, (k,) class ids or (k, c) values.

@@ -56,7 +56,7 @@ def longest_row(indptr: NDArray[Any], n_features: int) -> int:
     return int(np.diff(indptr).max(initial=1)) + n_features // MAX_GAP
 
 
-def packed(X: Any, width: int | None = None, dtype: Any = np.float32) -> NDArray[Any]:
+def pack_rows(X: Any, width: int | None = None, dtype: Any = np.float32) -> NDArray[Any]:
     """Return the packed rows (n, 2, k) of a sparse array X (n, d) of SciPy.
 
     width : k; by default the k of the longest row. Raises DataError if a row is longer
@@ -97,8 +97,8 @@ def entries(rows: Any, xp: Any) -> tuple[Any, Any, Any]:
     """
     rows = rows.reshape(len(rows), 2, math.prod(rows.shape[1:]) // 2)
     features = xp.cumsum(rows[:, 0].astype(np.int64), axis=1)
-    row, place = xp.nonzero(rows[:, 1])
-    return row, features[row, place], rows[row, 1, place]
+    row, slot = xp.nonzero(rows[:, 1])
+    return row, features[row, slot], rows[row, 1, slot]
 
 
 def as_csr(rows: NDArray[Any], n_features: int) -> Any:
@@ -122,7 +122,7 @@ def put_packed(rows: Any, out: Any) -> None:
         out[:, out_start + k : out_start + k_out] = 0
 
 
-def widened(rows: NDArray[Any], row_shape: Sequence[int]) -> NDArray[Any]:
+def widen_rows(rows: NDArray[Any], row_shape: Sequence[int]) -> NDArray[Any]:
     """Return packed rows (n, 2, k) in the shape `row_shape`. Raises as `put_packed`."""
     if rows.shape[1:] == tuple(row_shape):
         return rows
@@ -178,7 +178,7 @@ class PackedRows:
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         return rows_of_slice(
-            rows, len(self), lambda *span: packed(self._csr(*span), self.shape[2], self.dtype)
+            rows, len(self), lambda *span: pack_rows(self._csr(*span), self.shape[2], self.dtype)
         )
 
 

@@ -20,10 +20,10 @@ from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError, 
 from streamkern.basics.text import redact
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.icechunk_repository import (
+    icechunk_snapshot,
     is_icechunk,
-    snapshot_of,
     snapshot_url,
-    store_of,
+    unwrap_icechunk_store,
 )
 from streamkern.filesystem.objects import MAX_READS
 from streamkern.filesystem.urls import check_missing, local_path, zarr_store
@@ -261,13 +261,13 @@ class Store:
 
     def _checked_weights(self, w: NDArray[Any], i: int) -> NDArray[np.float32]:
         """Return the stored sample weights of chunk `i`; raise DataError if they are invalid."""
-        where = f"{self.stored.key(self.stored.w, i)} of {self!r}"
-        return as_weights(w, len(w), where, self.chunk_bounds(i)[0])
+        location = f"{self.stored.key(self.stored.w, i)} of {self!r}"
+        return as_weights(w, len(w), location, self.chunk_bounds(i)[0])
 
     def _check_finite(self, block: NDArray[Any], i: int, array: Any) -> None:
-        where = layout.first_nonfinite(block)
-        if where is not None:
-            row, column, value = where
+        nonfinite = layout.first_nonfinite(block)
+        if nonfinite is not None:
+            row, column, value = nonfinite
             raise NonFiniteError(
                 f"{value} in {self.stored.key(array, i)} (chunk {i}) of {self!r}: row "
                 f"{self.chunk_bounds(i)[0] + row}, column {column}",
@@ -348,8 +348,8 @@ def open_store(
         text, reopen = str(url.store_path), None
         inner, prefix = url.store, url.path
     elif not isinstance(url, str | os.PathLike):  # of icechunk
-        inner, prefix = store_of(url), ""
-        text = f"icechunk+session:///@snapshot={snapshot_of(inner)}"
+        inner, prefix = unwrap_icechunk_store(url), ""
+        text = f"icechunk+session:///@snapshot={icechunk_snapshot(inner)}"
         reopen = partial(open_store, inner, x=x, y=y, w=w, missing=missing, foreign=foreign)
     else:
         # Absolute, because a worker that opens the store has another working directory.

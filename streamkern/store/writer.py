@@ -116,7 +116,7 @@ class StoreWriter(ChunkOutput):
         the unfinished store there has a different plan. With `overwrite`, anything that
         streamkern wrote is replaced.
         """
-        mark, where = mark_at(self._store, url), redact(url)
+        mark, location = mark_at(self._store, url), redact(url)
         writing: Any = {
             "kind": STORE, "schema": layout.STORE_SCHEMA, "status": "writing", "plan": plan,
             "writer": self._writer_id,
@@ -131,13 +131,14 @@ class StoreWriter(ChunkOutput):
                 return group, True
             if not overwrite and status == "complete":
                 raise DataError(
-                    f"{where} already holds a store", f"{mention('overwrite', True)} replaces it"
+                    f"{location} already holds a store", f"{mention('overwrite', True)} replaces it"
                 )
             if not overwrite and not same:
                 old = {"schema": mark.get("schema"), **(mark.get("plan") or {})}
                 names = _differences(old, {"schema": layout.STORE_SCHEMA, **plan})
                 raise ResumeMismatchError(
-                    f"{where} holds an unfinished store made with other settings or data ({names})",
+                    f"{location} holds an unfinished store made with other settings or data "
+                    f"({names})",
                     f"repeat the call with those, or pass {mention('overwrite', True)}",
                 )
         return begin_group(self._store, url, writing), False

@@ -149,7 +149,7 @@ def lost_mark(url: str) -> CorruptChunkError:
 
 def sealed_mark(mark: Mapping[str, Any], store: Any, path: str, url: str) -> dict[str, Any]:
     """Return the attribute of a finished store, with digests of the stored zarr.json files."""
-    return sealed(mark, read_documents(store, path, url, layout.array_names(mark)))
+    return seal_mark(mark, read_documents(store, path, url, layout.array_names(mark)))
 
 
 def read_documents(
@@ -160,7 +160,7 @@ def read_documents(
     return {name: _parse_zarr_json(data or b"", f"{name} of {redact(url)}") for name, data in files}
 
 
-def sealed(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def seal_mark(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the attribute of a finished store, with the digests of its arrays' documents."""
     digests = {name: document_digest(document) for name, document in arrays.items()}
     as_json = json.loads(json.dumps({**mark, "metadata": digests}))
@@ -172,7 +172,7 @@ def root_metadata(
 ) -> bytes:
     """Return the zarr.json of a group with consolidated metadata.
 
-    mark : the `streamkern` attribute with its digests, see `sealed`
+    mark : the `streamkern` attribute with its digests, see `seal_mark`
     arrays : documents of the arrays
     attributes : the group's other attributes
     """
@@ -247,12 +247,12 @@ def _read_zarr_json(store: Any, path: str, names: Iterable[str]) -> list[bytes |
     return [None if value is None else value.to_bytes() for value in sync(get_all())]
 
 
-def _parse_zarr_json(data: bytes, where: str) -> Mapping[str, Any]:
+def _parse_zarr_json(data: bytes, location: str) -> Mapping[str, Any]:
     """Return a JSON object. where : the name of its file in error messages"""
     try:
         document = parsed_json(data)
     except ValueError as error:
-        raise CorruptChunkError(f"{where} is not JSON ({error})", _REMEDY) from error
+        raise CorruptChunkError(f"{location} is not JSON ({error})", _REMEDY) from error
     if not isinstance(document, Mapping):
-        raise CorruptChunkError(f"{where} is not a JSON object", _REMEDY)
+        raise CorruptChunkError(f"{location} is not a JSON object", _REMEDY)
     return document

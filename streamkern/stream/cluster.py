@@ -17,8 +17,8 @@ from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.unit_readers import (
     Recipe,
-    address_of,
     checked_versions,
+    cluster_text,
     run_on,
     version_mismatch,
 )
@@ -140,7 +140,7 @@ def check_versions(client: Any) -> None:
             if version != local_version:
                 raise ConfigError(
                     version_mismatch(
-                        name, local_version, version, f"{process} of {address_of(client)}"
+                        name, local_version, version, f"{process} of {cluster_text(client)}"
                     )
                 )
 

@@ -33,7 +33,7 @@ from streamkern.store.chunk_output import (
     checked_chunk_bytes,
     fill_store,
     n_writers,
-    refuse_same_place,
+    refuse_same_location,
 )
 from streamkern.store.layout import StoreSpec
 from streamkern.store.row_block import RowBlock
@@ -45,7 +45,7 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.mixture import open_stores, stored_rows
 from streamkern.stream.sources.sampling import values_of_rows
-from streamkern.stream.sources.stores import stores_of
+from streamkern.stream.sources.stores import stores_in
 from streamkern.stream.sources.transforms import from_config
 from streamkern.stream.sources.unit_edges import unit_edges
 from streamkern.stream.sources.user import as_source
@@ -222,7 +222,7 @@ def _checked_settings(
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_PER_CHUNK)
     if source.n_outputs < 1:
         raise ConfigError("the source has no targets y", "add them: a store needs targets")
-    refuse_same_place((store.url for store in stores_of(source)), out_url)
+    refuse_same_location((store.url for store in stores_in(source)), out_url)
     return chunk_bytes
 
 

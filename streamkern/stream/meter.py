@@ -11,7 +11,7 @@ from typing import NamedTuple
 from streamkern.filesystem.cache import CacheCounts
 from streamkern.filesystem.traffic import Traffic
 from streamkern.stream.batch_reader import BatchReader
-from streamkern.stream.sources.stores import stores_of
+from streamkern.stream.sources.stores import stores_in
 
 WINDOW_S = 10.0
 _MIN_INTERVAL_S = 0.25
@@ -81,7 +81,7 @@ class Meter:
         self, loader: BatchReader, samples: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._loader, self._clock = loader, clock
-        stored = [store.stored for store in stores_of(loader.source)]
+        stored = [store.stored for store in stores_in(loader.source)]
         caches = dict.fromkeys(chunks.cache for chunks in stored if chunks.cache is not None)
         self._counters: list[Traffic | CacheCounts] = [chunks.traffic for chunks in stored]
         self._counters += [cache.counts for cache in caches]

@@ -64,10 +64,10 @@ class RowMaker:
         # Factors of 1 keep the sample weights unchanged; training divides them by their mean.
         self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
 
-    def make(self, rows: RowBlock, epoch: int, where: str) -> RowBlock:
+    def make(self, rows: RowBlock, epoch: int, location: str) -> RowBlock:
         """Return `rows` of this epoch after the feed transforms, as arrays of the backend.
 
-        row_ids stay as they are, on the host. `where` names the rows in errors.
+        row_ids stay as they are, on the host. `location` names the rows in errors.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class RowMaker:
                 y = Y
             elif not xp.array_equal(Y, self._as_values(y)):
                 raise DataError(
-                    f"a transform changed targets of {where}, though it returned Y itself for "
+                    f"a transform changed targets of {location}, though it returned Y itself for "
                     "the first rows",
                     "let it return a new array in every call, so that targets are stored as values",
                 )
@@ -102,7 +102,7 @@ class RowMaker:
             converted = X.astype(self.dtype, copy=False)
         if self.source.feed_transforms and self.dtype.kind == "u" and (converted != X).any():
             raise DataError(
-                f"transforms of {where} made numbers that are not {self.dtype.name}",
+                f"transforms of {location} made numbers that are not {self.dtype.name}",
                 "let transforms that are marked keeps_integers return whole numbers in its range",
             )
         X = converted.reshape(len(X), *self.source.row_shape)

@@ -120,7 +120,7 @@ MAX_OPEN_SOURCES = 4  # sources that a worker keeps open
 _RESUME_HINT = "run the same command again: a run with a run_dir resumes from its last checkpoint"
 
 
-def address_of(client: Any) -> str:
+def cluster_text(client: Any) -> str:
     """Return "the cluster at ADDRESS" for messages."""
     scheduler = client.scheduler
     return "the cluster" if scheduler is None else f"the cluster at {redact(scheduler.address)}"
@@ -148,7 +148,7 @@ class ClusterReader:
     def __init__(self, source: BaseSource, client: Any, patience_s: float) -> None:
         self._killed_worker = on_demand("distributed").KilledWorker
         self._client, self._patience_s = client, patience_s
-        self._address = address_of(client)
+        self._address = cluster_text(client)
         self._recipe, self._numbers = Recipe(source), itertools.count()
         # Two tasks are the same as `read_unit` only if a class does not override it.
         is_default = type(source).read_unit is BaseSource.read_unit
@@ -156,7 +156,7 @@ class ClusterReader:
         self._recipe_future: Any = None
         self._lock = threading.Lock()
         self._request_lock = threading.Lock()
-        self._last_answer = self._last_request = time.monotonic()
+        self._last_reply_s = self._last_request = time.monotonic()
         self._problem = ""
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock:
@@ -261,10 +261,10 @@ class ClusterReader:
                 self._problem = self._cluster_problem()
                 self._last_request = time.monotonic()
                 if not self._problem:
-                    self._last_answer = self._last_request
+                    self._last_reply_s = self._last_request
         finally:
             self._request_lock.release()
-        silent_s = time.monotonic() - max(self._last_answer, start_s)
+        silent_s = time.monotonic() - max(self._last_reply_s, start_s)
         if self._problem and silent_s > self._patience_s:
             raise ClusterError(
                 f"{self._address} {self._problem} for {silent_s:.0f} s",

@@ -12,9 +12,9 @@ from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.config.run_config import NEUTRAL_VALUES, RunConfig
-from streamkern.config.solver import options_of
+from streamkern.config.solver import solver_options
 from streamkern.filesystem.urls import local_path
-from streamkern.kernels.builtin import get_kernel, reference_of
+from streamkern.kernels.builtin import class_reference, get_kernel
 from streamkern.kernels.own import kernel_of_run
 from streamkern.losses.own import loss_of_run
 from streamkern.rundir.checkpoint_format import checkpoint_errors
@@ -49,41 +49,41 @@ def continuing(
         The directory holds a run that has another parent run, or none.
     """
     ancestry = None if recorded is None else recorded["identity"].get("continues")
-    parent_place = inputs.continues
-    if parent_place is None:
+    parent_location = inputs.continues
+    if parent_location is None:
         if ancestry is not None and directory is not None:
             raise ResumeMismatchError(
-                f"{directory.place} holds a run that continues {ancestry['run']}",
+                f"{directory.location} holds a run that continues {ancestry['run']}",
                 f"repeat {mention('continues', ancestry['run'])}, or give another run_dir",
             )
         return config, inputs
-    if directory is not None and _absolute(directory.place) == _absolute(parent_place):
+    if directory is not None and _absolute(directory.location) == _absolute(parent_location):
         raise ConfigError(
-            f"{mention('run_dir', directory.place)} is the run that is continued, which stays as "
-            f"it is",
+            f"{mention('run_dir', directory.location)} is the run that is continued, which stays "
+            f"as it is",
             "give the new one its own, such as "
-            f"{mention('run_dir', directory.place.rstrip('/') + '-2')}",
+            f"{mention('run_dir', directory.location.rstrip('/') + '-2')}",
         )
-    config = _warm_started(config, parent_place, inputs)
+    config = _warm_started(config, parent_location, inputs)
     if recorded is None:
-        return _from_parent(parent_place, config, inputs, parent_id)
+        return _from_parent(parent_location, config, inputs, parent_id)
     assert directory is not None
-    if ancestry is None or ancestry["run"] != _absolute(parent_place):
+    if ancestry is None or ancestry["run"] != _absolute(parent_location):
         other_parent = "no other run" if ancestry is None else ancestry["run"]
         raise ResumeMismatchError(
-            f"{directory.place} holds a run that continues {other_parent}, and not "
-            f"{_absolute(parent_place)}",
+            f"{directory.location} holds a run that continues {other_parent}, and not "
+            f"{_absolute(parent_location)}",
             "give another run_dir",
         )
     # `_find` opens the directory again, because a load changes the state of `directory`.
     own_run = _find(config, config.run.run_dir or "")
     if own_run is None:
         raise RunError(
-            f"the setup in {directory.place} is missing; a run that continues another one cannot "
-            "be resumed without it",
+            f"the setup in {directory.location} is missing; a run that continues another one "
+            "cannot be resumed without it",
             "restore it from a copy, or continue in another run_dir",
         )
-    with checkpoint_errors(own_run.check().place):
+    with checkpoint_errors(own_run.check().location):
         # There is no digest for Fourier features, which are read from the setup.
         digest = recorded["identity"].get("centers", {"sha256": ""})
         centers = replace(own_run.stored, recorded=digest["sha256"])
@@ -104,7 +104,7 @@ def _warm_started(config: RunConfig, parent_path: str, inputs: RunInputs) -> Run
                 f"{name} are those of the run that is continued", f"leave {mention(f'{name}=')} out"
             )
     name, warm_start = config.solver.name, config.solver.warm_start
-    if "warm_start" not in options_of(name):
+    if "warm_start" not in solver_options(name):
         raise ConfigError(
             f"{mention('solver.name', name)} cannot start from existing weights, and so cannot "
             "continue a run",
@@ -134,7 +134,7 @@ def _from_parent(
             "train it to its first checkpoint",
         )
     settings = parent.record["identity"]["settings"]
-    with checkpoint_errors(parent.check().place):
+    with checkpoint_errors(parent.check().location):
         ancestry = _ancestry(_absolute(parent_path), parent) if parent_id is None else parent_id[0]
         parent = replace(parent, ancestry=ancestry, checkpoint=None)
         # The caller of the parent run gave these facts about the targets, which still hold.
@@ -182,7 +182,7 @@ def _with_model_of(
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # description of a `Kernel` object
         kernel_object = get_kernel(kernel, "auto")
         # The request may name the same class.
-        if requested["kernel"] == reference_of(type(kernel_object)):
+        if requested["kernel"] == class_reference(type(kernel_object)):
             requested["kernel"] = recorded["kernel"]
     # Settings that the record lacks were given as arrays; they may be at their defaults now.
     changed = [

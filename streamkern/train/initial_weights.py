@@ -41,7 +41,7 @@ def load_warm_start(config: RunConfig) -> ParentRun | None:
             "train it to its first checkpoint, or leave warm_start out",
         )
     run.warn_of_damage()
-    with checkpoint_errors(run.check().place):
+    with checkpoint_errors(run.check().location):
         alpha = run.weights[np.argsort(run.order)]
         samples = run.saved.meta["position"]["samples"]
         without_arrays = replace(run.saved, arrays={})

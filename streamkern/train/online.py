@@ -35,10 +35,10 @@ from streamkern.stream.sources.base import Source, check_unchanged
 from streamkern.train.loop.progress import RunProgress
 from streamkern.train.loop.step_loop import ArraysAndMeta, Position, Result, StepLoop
 from streamkern.train.model.calibrating import native_calibration
-from streamkern.train.model.training_fit import sample_of, training_fit
+from streamkern.train.model.training_fit import read_fit_sample, training_fit
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs
-from streamkern.train.restart.run_snapshot import RunSnapshot, sizes_of
+from streamkern.train.restart.run_snapshot import RunSnapshot, recorded_sizes
 from streamkern.train.run_identity import accelerator_at_start
 from streamkern.train.setup.assemble import reassemble, start
 from streamkern.train.train import closing_line
@@ -93,7 +93,7 @@ class Online:
         if method.same_rows or self.config.solver.warm_start is not None:
             reason = "warm_start needs a run of its own"
             if method.same_rows:
-                reason = f"{mention('solver', name)} needs the same rows in every pass"
+                reason = f"{mention('solver', name)} needs the same rows in every epoch"
             raise ConfigError(
                 f"{reason} and cannot be used with partial_fit", "use fit, or another solver"
             )
@@ -138,7 +138,7 @@ class Online:
             steps.calibration = native_calibration(run, setup.targets)
             setup.meta["uncalibrated"] = run.data.uncalibrated
         # Epoch numbers continue, so that each block has its own order and random transforms.
-        first_epoch, passes = steps.position.epoch, run.config.data.passes
+        first_epoch, epochs = steps.position.epoch, run.config.data.n_epochs
 
         def after_step(samples_before: int, loss: float | None) -> bool:
             run_progress.record_step(loss)
@@ -148,9 +148,9 @@ class Online:
             done_before = first_epoch, steps.position.samples
             meter, loss_text = Meter(feed.loader, done_before[1]), loss_note(setup.meta)
             run_progress.begin(
-                meter, run.data.source.n_rows, passes, done_before, loss_note=loss_text
+                meter, run.data.source.n_rows, epochs, done_before, loss_note=loss_text
             )
-            steps.run_through(feed.epochs(first_epoch, first_epoch + passes), after_step)
+            steps.run_through(feed.epochs(first_epoch, first_epoch + epochs), after_step)
         steps.solver.finish(steps.state)
         check_unchanged(run.data.source)
         model = steps.model()
@@ -164,7 +164,7 @@ class Online:
             self.setup, self.sizes = (arrays, setup.meta), run.sizes
         if (
             run.method.empty_epochs
-            and (fit := training_fit(run, model, sample_of(run))) is not None
+            and (fit := training_fit(run, model, read_fit_sample(run))) is not None
         ):
             steps.record_final_loss(fit.mse)
         self.kept = steps.snapshot()
@@ -201,21 +201,21 @@ class SavedRun:
         has advanced since the caller loaded it.
         """
         run = RunSnapshot.open(self.place, self._options, load_solver=True)
-        with checkpoint_errors(run.place):
+        with checkpoint_errors(run.location):
             record, setup, saved = run.record, run.setup, run.saved
             step = saved.meta["position"]["step"]
             if step != self._step:
                 raise RunError(
-                    f"{run.place} was loaded at step {self._step} and is at step {step} now",
+                    f"{run.location} was loaded at step {self._step} and is at step {step} now",
                     "load it again",
                 )
             if saved.meta.get("model_only"):
                 raise ConfigError(
-                    f"{run.place} holds a model without the state of its solver, from which "
+                    f"{run.location} holds a model without the state of its solver, from which "
                     "partial_fit would continue",
                     "save an estimator after partial_fit, load a run directory, or use fit",
                 )
-            sizes = sizes_of(record)
+            sizes = recorded_sizes(record)
             config = _continued(record["identity"]["settings"], run.kernel, sizes.solver)
             return Online(
                 config.with_overrides(execution), RunInputs(facts=run.facts), sizes,

@@ -81,7 +81,7 @@ def train_over(
     client = inputs.client
     ranks = config.run.n_ranks
     local = client is None and config.run.cluster is None
-    devices: Sequence[str] = devices_of(config) if local else ()
+    devices: Sequence[str] = rank_devices(config) if local else ()
     if local:
         if config.run.threads != "auto":  # the settings have the total of all ranks
             config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
@@ -276,7 +276,7 @@ def with_rank_count(config: RunConfig, *, on_cluster: bool = False) -> RunConfig
     return config.with_overrides({"run.ranks": n_gpus, "run.device": "gpu"})
 
 
-def devices_of(config: RunConfig) -> Sequence[str]:
+def rank_devices(config: RunConfig) -> Sequence[str]:
     """Return run.device for each rank on this machine; () if the settings' device is for all ranks.
 
     Raises ConfigError if several ranks would share a GPU.

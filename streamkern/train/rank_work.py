@@ -16,7 +16,7 @@ from streamkern.basics.progress import ProgressSetting, Relay
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.loop.sinks import sinks_of
+from streamkern.train.loop.sinks import make_sinks
 from streamkern.train.placement.task import RankSpec, SendMessage
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs
 from streamkern.train.start_run import acquired_run, run_directory, started_trainer
@@ -51,13 +51,13 @@ def work_as_rank(
         config = config.with_overrides({"run.threads": spec.threads})
     if settings["devices"]:
         config = config.with_overrides({"run.device": settings["devices"][spec.rank]})
-    locations: dict[str, Any] = {"workers": list(spec.addresses)}
+    addresses: dict[str, Any] = {"workers": list(spec.addresses)}
     if settings["dashboard"] is not None:
-        locations["dashboard"] = settings["dashboard"]
+        addresses["dashboard"] = settings["dashboard"]
     give_up = time.monotonic() + spec.earlier_ranks_s
     while True:
         try:
-            inputs = replace(pickle.loads(settings["given"]), rank_locations=locations)
+            inputs = replace(pickle.loads(settings["given"]), rank_addresses=addresses)
             return train_rank(
                 config, ranks, stop, inputs,
                 progress=_progress_setting(settings, spec.tell), tell=spec.tell,
@@ -93,7 +93,7 @@ def prepare_run(
         if has_setup(run_directory(config, writable=False)):
             return
     directory = run_directory(config)
-    with resumable(stop, kept=True, where=lambda: "in the setup") as request:
+    with resumable(stop, kept=True, position=lambda: "in the setup") as request:
         with acquired_run(config, inputs, directory, request) as (run, *_):
             computes_together = run.method.setup_together(run.problem)
             run.backend.close()
@@ -125,11 +125,11 @@ def train_rank(
     """
     is_rank0 = ranks.rank == 0
     with (
-        resumable(stop, kept=True, where=lambda: "before the next step") as request,
+        resumable(stop, kept=True, position=lambda: "before the next step") as request,
         started_trainer(
             config, replace(inputs, ranks=ranks), run_directory(config, writable=is_rank0), request,
             progress if is_rank0 else False, lambda record: tell({"evaluation": record}),
-            callbacks=sinks_of(config.run) if is_rank0 else (),
+            callbacks=make_sinks(config.run) if is_rank0 else (),
         ) as trainer,
     ):  # fmt: skip
         waited_in_setup_s = trainer.ranks.waited_s

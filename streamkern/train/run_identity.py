@@ -26,7 +26,7 @@ from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.differences import record_differences
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.restart.run_snapshot import calibrate_of, recorded_run
+from streamkern.train.restart.run_snapshot import recorded_calibrate, recorded_run
 from streamkern.train.restart.scaling import saved_patches
 from streamkern.train.restart.stored_centers import StoredCenters
 
@@ -87,10 +87,10 @@ def as_recorded(
     if config.data.epochs == "auto":
         resolved["data.epochs"] = record["identity"]["settings"]["data"]["epochs"]
     if config.run.calibrate == "auto":
-        resolved["run.calibrate"] = calibrate_of(record)
+        resolved["run.calibrate"] = recorded_calibrate(record)
     if config.run.accelerator == "auto":
         setup = directory.load_setup(lambda *_: None)
-        with checkpoint_errors(directory.place):
+        with checkpoint_errors(directory.location):
             resolved["run.accelerator"] = (
                 "auto" if setup is None else accelerator_at_start(setup.meta)
             )
@@ -123,7 +123,7 @@ def recorded_patches(directory: RunDirectory) -> PatchFeatures | None:
     setup = directory.load_setup(scaling_arrays)
     if setup is None:
         return None
-    with checkpoint_errors(directory.place):
+    with checkpoint_errors(directory.location):
         return saved_patches(setup.arrays, setup.meta["scaling"])
 
 
@@ -200,7 +200,7 @@ def _check_same(
                 "(streamkern train --continue, or continues of train_model)"
             )
         raise ResumeMismatchError(
-            f"{directory.place} holds a run that differs: {'; '.join(changes)}", f"{remedy}"
+            f"{directory.location} holds a run that differs: {'; '.join(changes)}", f"{remedy}"
         )
 
 

@@ -28,7 +28,7 @@ from streamkern.train.resolve.early_stopping import scores_as_json, scores_from_
 from streamkern.train.restart.run_snapshot import RunSnapshot, column_names
 from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.run_identity import library_versions
-from streamkern.train.setup.assemble import accelerator_of, operator
+from streamkern.train.setup.assemble import operator, recorded_accelerator
 
 # -- loading ---------------------------------------------------------------------------------------
 
@@ -48,10 +48,10 @@ def load_model(
     """
     run = RunSnapshot.open(run_dir, storage_options)
     run.warn_of_damage()
-    with checkpoint_errors(run.place):
-        backend = get_backend(device, threads, accelerator_of(run.setup.meta))
+    with checkpoint_errors(run.location):
+        backend = get_backend(device, threads, recorded_accelerator(run.setup.meta))
         try:
-            model = model_of(run, backend)
+            model = model_from_run(run, backend)
             return replace(model, arrays=RecordedArrays.from_run(run.setup.run, model.file_form))
         except BaseException:
             backend.close()
@@ -79,7 +79,7 @@ def load_result(
     run.warn_of_damage()
     if damage is not None:
         warn(damage)
-    with checkpoint_errors(run.place):
+    with checkpoint_errors(run.location):
         result = _result(run, records)
         result.model.arrays = RecordedArrays.from_run(record, run.setup.meta.get("file_form"))
     if damage is not None:
@@ -95,7 +95,7 @@ def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
     backend = get_backend("cpu", 1)
     try:
         return Result(
-            model_of(run, backend),
+            model_from_run(run, backend),
             run.setup.arrays["Z"],
             run.order,
             meta,
@@ -115,7 +115,7 @@ def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
         raise
 
 
-def model_of(run: RunSnapshot, backend: Backend) -> KernelModel:
+def model_from_run(run: RunSnapshot, backend: Backend) -> KernelModel:
     """Return the model of a run whose centers and weights are loaded."""
     op = operator(backend, run.setup.arrays, run.setup.meta)
     with backend.active():
@@ -125,7 +125,7 @@ def model_of(run: RunSnapshot, backend: Backend) -> KernelModel:
     return KernelModel(
         op, Z, backend.asarray(run.weights), run.classes, run.row_shape, run.fixed, run.targets,
         skipped=run.skipped, **column_names(run.setup.meta),
-        origin={"run": run.place, "step": run.saved.step},
+        origin={"run": run.location, "step": run.saved.step},
         calibration=Calibration.from_arrays(arrays), posterior=Posterior.from_arrays(arrays),
         lacking=no_calibration_text(run.setup.meta), loss=run.loss,
         centers=run.setup.arrays["Z"] if may_be_wide(settings) else None,
@@ -138,7 +138,7 @@ def model_digest(run: RunSnapshot) -> str:
     setup = replace(run.setup, arrays=run.setup.arrays | {"Z": no_centers})
     backend = get_backend("cpu", 1)
     try:
-        return model_of(replace(run, setup=setup), backend).digest()
+        return model_from_run(replace(run, setup=setup), backend).digest()
     finally:
         backend.close()
 
@@ -182,7 +182,7 @@ def without_solver(
 
 
 def save_model(
-    place: str | os.PathLike[str],
+    location: str | os.PathLike[str],
     storage_options: Mapping[str, Any] | None,
     setup: ArraysAndMeta,
     state: ArraysAndMeta,
@@ -208,8 +208,8 @@ def save_model(
     RunError, StorageError
         The directory holds something else, or cannot be written.
     """
-    directory = RunDirectory(place, keep=1, storage_options=storage_options)
-    run = RunSnapshot(directory.place, Saved(0, *setup), Saved(0, *state), setup[0]["Z"])
+    directory = RunDirectory(location, keep=1, storage_options=storage_options)
+    run = RunSnapshot(directory.location, Saved(0, *setup), Saved(0, *state), setup[0]["Z"])
     identity = {"settings": dict(settings), "data": {}, "saved": {"model": model_digest(run)}}
     record = {
         "identity": identity, "sizes": setup[1]["sizes"], "versions": library_versions(),
@@ -218,7 +218,7 @@ def save_model(
         existing = directory.recorded() or directory.read_config()
         if existing is not None and existing != record:
             raise RunError(
-                f"{directory.place} holds another model or run already",
+                f"{directory.location} holds another model or run already",
                 "give a new or empty directory",
             )
         if directory.steps():

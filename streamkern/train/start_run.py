@@ -35,7 +35,7 @@ from streamkern.train.loop.evaluations import EvaluationSchedule
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import checked_classes, open_test
-from streamkern.train.restart.run_snapshot import recorded_run, sizes_from, sizes_of
+from streamkern.train.restart.run_snapshot import recorded_run, recorded_sizes, sizes_from
 from streamkern.train.run_identity import (
     as_recorded,
     check_same_run,
@@ -158,7 +158,7 @@ def opened_run(
     config, inputs = continuing(config, inputs, directory, record, parent_id)
     patches = inputs.patches if patches is None else patches
     if directory is not None and record is not None:
-        sizes = sizes_of(record) if sizes is None else sizes
+        sizes = recorded_sizes(record) if sizes is None else sizes
         scores = has_scores(record["identity"]["data"]) if scores is None else scores
         if patches is None and config.model.patch_features:
             patches = recorded_patches(directory)

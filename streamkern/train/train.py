@@ -28,7 +28,7 @@ from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
 from streamkern.train.loop.callbacks import Callback, check_callbacks
-from streamkern.train.loop.sinks import sinks_of
+from streamkern.train.loop.sinks import make_sinks
 from streamkern.train.loop.step_loop import Result
 from streamkern.train.over_ranks import (
     RankEventHandler,
@@ -108,7 +108,7 @@ def train(
     config = as_config(config)
     rows = None if centers is None else as_centers(centers)
     metric_array = None if metric is None else np.asarray(metric)
-    all_callbacks = (*check_callbacks(callbacks), *sinks_of(config.run))
+    all_callbacks = (*check_callbacks(callbacks), *make_sinks(config.run))
     parent = None if continues is None else os.fspath(continues)
     inputs = RunInputs(source, test, rows, metric_array, client, warm, facts or {}, parent)
     directory = None
@@ -123,7 +123,7 @@ def train(
             return _over_ranks(config, inputs, stop, progress, on_evaluation, last_line=last_line)
         config, inputs = as_one_rank(config), replace(inputs, client=None)
     saves = directory is not None
-    with resumable(stop, kept=saves, where=lambda: "before the next step") as request:
+    with resumable(stop, kept=saves, position=lambda: "before the next step") as request:
         beginning = started_trainer(
             config, inputs, directory, request, progress, on_evaluation, all_callbacks
         )  # fmt: skip
@@ -168,7 +168,7 @@ def _over_ranks(
     _check_read_back(config, inputs)
     start = time.perf_counter()
     with (
-        resumable(stop, kept=True, where=lambda: "before the next step") as request,
+        resumable(stop, kept=True, position=lambda: "before the next step") as request,
         Line(setting=progress) as line,
     ):
         summary = train_over(

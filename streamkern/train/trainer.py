@@ -54,7 +54,7 @@ from streamkern.train.setup.new_setup import (
     new_setup,
     wait_for_setup,
 )
-from streamkern.train.setup.planned import decided, empty_steps, run_plan
+from streamkern.train.setup.planned import empty_steps, run_plan, setup_decisions
 from streamkern.train.setup.sharded_arrays import setup_loader, state_loader
 
 
@@ -114,7 +114,7 @@ class Trainer:
         check_order(order, self.feed.loader.order_key())
         if self.run.inputs.continued is not None and not has_checkpoint:
             self._checkpoint()  # from here on the parent run is not needed
-        run_dir = None if self.directory is None else redact(self.directory.place)
+        run_dir = None if self.directory is None else redact(self.directory.location)
         with checkpoint_errors(str(run_dir)):
             train_start = TrainStart.of(self.run, setup.meta, self.position, run_dir)
         self.callbacks.begin(train_start)
@@ -137,7 +137,7 @@ class Trainer:
         saved = None if directory is None else directory.load_setup(loader)
         if directory is None or saved is None:
             return None
-        with checkpoint_errors(directory.place):
+        with checkpoint_errors(directory.location):
             setup = reassemble(self.run, loader.arrays(saved), saved.meta)
             self.environment.of_setup(directory, saved.meta)
         return setup
@@ -154,10 +154,10 @@ class Trainer:
             self.environment.report(self._report)
             saves = self.directory is not None
             self.steps.begin(initial_weights(warm, self.steps, self.coordinator, saved=saves))
-            self._report("start", {"setup": decided(self.steps.assembled.meta), **plan})
+            self._report("start", {"setup": setup_decisions(self.steps.assembled.meta), **plan})
             self._record_skipped(() if warm is None else warm.skipped)
             return None
-        with checkpoint_errors(self.directory.place):
+        with checkpoint_errors(self.directory.location):
             self.steps.restore(loader.arrays(saved), saved.meta)
             self.evaluations.restore_metrics(saved.meta["metrics"])
             self.stopping.scores = scores_from_json(saved.meta.get("validation", ()))
@@ -206,12 +206,11 @@ class Trainer:
 
     def _loop(self) -> None:
         """Take the remaining steps; save the state if an error ends them."""
-        position, epochs = self.position, self.run.config.data.passes
-        start = time.perf_counter()
-        meter = Meter(self.feed.loader, position.samples)
-        passes, n_empty = self.run.method.passes(self.run.problem), empty_steps(self.run)
+        position, epochs = self.position, self.run.config.data.n_epochs
+        start, meter = time.perf_counter(), Meter(self.feed.loader, position.samples)
+        expected, n_empty = self.run.method.n_epochs(self.run.problem), empty_steps(self.run)
         n_rows, loss_text = self.run.data.source.n_rows, loss_note(self.steps.assembled.meta)
-        self.progress.begin(meter, n_rows, passes, empty_steps=n_empty, loss_note=loss_text)
+        self.progress.begin(meter, n_rows, expected, empty_steps=n_empty, loss_note=loss_text)
         continued = self.run.inputs.continued
         epochs_before = 0 if continued is None else continued.epochs
         batches = self._stoppable_reads(
@@ -221,7 +220,7 @@ class Trainer:
             if self.evaluations.owed or self.stopping.lacks_score(position.epoch):
                 self._evaluate()
                 if position.batch == 0:
-                    self._judge_pass()
+                    self._judge_epoch()
             self.ended, _ = self.coordinator.agree_on_end(self.ended)  # after the evaluations owed
             if not self.ended:
                 self.steps.run_through(batches, self._after_step)
@@ -263,24 +262,23 @@ class Trainer:
         position = self.position
         if position.batch == 0:
             self._end_after_epoch(self._why_finished())
-        is_last_epoch = position.epoch == self.run.config.data.passes or self.ended is not None
         has_score = self.stopping.active and position.batch == 0
         due = self.evaluations.due(position, samples_before)
         now = due or self.checkpoints.is_set_for(position.step)
         if not self.coordinator.sync_if_due(self.steps, now=now):
             return False
-        if due and (has_score or not is_last_epoch):
+        if due and (has_score or not self._is_last_epoch):
             self._evaluate()  # the end of the run evaluates again
         if position.batch == 0:
-            self._judge_pass()
+            self._judge_epoch()
         due = self.checkpoints.due(position.step) and not self.stop.requested  # a stop saves too
         self.ended, saves = self.coordinator.agree_on_end(self.ended, saves=due)
         if saves:
             self._checkpoint()
         return self.ended is not None
 
-    def _judge_pass(self) -> None:
-        """Score a pass that has ended, and call the callbacks."""
+    def _judge_epoch(self) -> None:
+        """Score an epoch that has ended, and call the callbacks."""
         stopping, is_other_rank = self.stopping, self.ranks.rank > 0
         if stopping.active and not is_other_rank:
             stopping.add_score(self.evaluations.metrics, self.steps.keep_best)
@@ -291,13 +289,11 @@ class Trainer:
                 self.steps.keep_best()
         if is_other_rank:
             return
-        is_last_epoch = self.position.epoch == self.run.config.data.passes or self.ended is not None
-        if stopping.active or not is_last_epoch:
-            self._call_pass_ended(last=is_last_epoch)
+        if stopping.active or not self._is_last_epoch:
+            self._call_pass_ended(last=self._is_last_epoch)
 
     def _call_pass_ended(self, *, last: bool) -> None:
-        """Call the callbacks for an epoch; for the last one, when its model is evaluated and
-        saved."""
+        """Call the callbacks for an epoch; for the last one, once its model is saved."""
         position, figures = self.position, dict(self.evaluations.metrics)
         counts = position.epoch, position.step, position.samples
         passed = EpochEnd(*counts, figures, last, self.steps.result)
@@ -305,13 +301,17 @@ class Trainer:
 
     def _end_after_epoch(self, reason: str | None) -> None:
         """End the run after this epoch if there is a reason and epochs are left."""
-        if reason and not self.ended and self.position.epoch < self.run.config.data.passes:
+        if reason and not self.ended and self.position.epoch < self.run.config.data.n_epochs:
             self.ended = reason
             self._report("finished", {"why": reason})
 
+    @property
+    def _is_last_epoch(self) -> bool:
+        return self.position.epoch == self.run.config.data.n_epochs or self.ended is not None
+
     def _why_finished(self) -> str | None:
         """Return why the remaining epochs are not needed, or None."""
-        has_epochs_left = self.position.epoch < self.run.config.data.passes
+        has_epochs_left = self.position.epoch < self.run.config.data.n_epochs
         return self.steps.solver.finished(self.steps.state) if has_epochs_left else None
 
     def _save_and_end(self, stopped: Stopped) -> NoReturn:
@@ -338,7 +338,7 @@ class Trainer:
         check_unchanged(self.run.data.source)
         with self._stoppable():
             loss = report_fit(self.run, self.steps.model, self._report)
-        self.steps.answer()
+        self.steps.serve_rank0()
         self.steps.record_final_loss(loss)
         self._calibrate()
         self._evaluate()
@@ -360,14 +360,14 @@ class Trainer:
         """Evaluate the model. If a signal interrupts it, the evaluation is owed."""
         context = self._evaluating()
         self.evaluations.evaluate(self.steps.model, self.position, context, self._report)
-        self.steps.answer()
+        self.steps.serve_rank0()
 
     def _calibrate(self) -> None:
         """Calibrate at the end of a run. If a signal interrupts it, the calibration is owed."""
         if self.steps.owes_calibration:
             with self._evaluating():
                 self.steps.take_calibration(self.feed)
-        self.steps.answer()
+        self.steps.serve_rank0()
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -73,7 +73,7 @@ class Candidates:
         n_fit = n - -(-n // self.n_parts)  # smallest number of rows to fit in a fold
         passes = epochs or auto_epochs(config, n_fit)
         replicas = max(1, data.source.n_rows // data.base.n_rows)
-        run_epochs = with_epochs(config, data.source.n_rows).data.passes
+        run_epochs = with_epochs(config, data.source.n_rows).data.n_epochs
         self.copies, epochs = copies_and_epochs(passes, replicas, run_epochs)
         self._fold_sources: tuple[int, tuple[Source, Source]] | None = None
         for fold in reversed(range(folds)):  # raises DataError if a fold has no rows

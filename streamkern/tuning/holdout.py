@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.store.row_block import concatenated
+from streamkern.store.row_block import concatenate_blocks
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, host_transforms
 from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
-from streamkern.stream.sources.sampling import SAMPLE_UNITS, origins_of, sample_rows
+from streamkern.stream.sources.sampling import SAMPLE_UNITS, row_origins, sample_rows
 from streamkern.stream.sources.transforms import transform_name
 from streamkern.train.resolve.training_data import Data
 
@@ -103,9 +103,9 @@ def draw_sample(data: Data, n: int, seed: int) -> SearchSample:
             max_units=max(1, SAMPLE_UNITS // len(parts)),
         )  # fmt: skip
         # Of several stored copies, take one: a copy of a fitted row must not be held out.
-        first = np.unique(origins_of(part, block.row_ids), return_index=True)[1]
+        first = np.unique(row_origins(part, block.row_ids), return_index=True)[1]
         blocks.append(block.take(np.sort(first)))
-    X, y, w, _ = concatenated(blocks)
+    X, y, w, _ = concatenate_blocks(blocks)
     stratum = np.repeat(np.arange(len(blocks)), [len(block.X) for block in blocks])
     if data.source.classes is not None:
         stratum = stratum * data.source.n_outputs + y

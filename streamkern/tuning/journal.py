@@ -140,7 +140,7 @@ class TrialJournal:
             lock.acquire()
         except filelock.Timeout:
             raise RunLockedError(
-                f"another process runs the search in {folder.place}",
+                f"another process runs the search in {folder.location}",
                 "wait for it, or give another folder",
             ) from None
         self._lock = lock
@@ -148,7 +148,7 @@ class TrialJournal:
 
     def _open(self, folder: RunStorage, path: Path | None, identity: Mapping[str, Any]) -> None:
         """Open the study, check its identity, and read its records."""
-        name = f"{folder.place}/{JOURNAL_NAME}"
+        name = f"{folder.location}/{JOURNAL_NAME}"
         try:
             self._study = _load_study(folder, path)
             recorded, trials = self._study.user_attrs.get("identity"), self._study.trials
@@ -168,7 +168,8 @@ class TrialJournal:
         ]
         if changes:
             raise ResumeMismatchError(
-                f"{folder.place} holds a search with other settings or data: {'; '.join(changes)}",
+                f"{folder.location} holds a search with other settings or data: "
+                f"{'; '.join(changes)}",
                 "restore these, or give another folder",
             )
         for trial in trials:
@@ -188,7 +189,7 @@ class TrialJournal:
         except OSError as error:
             assert self._folder is not None
             raise RunError(
-                f"{self._folder.place} cannot be used: {os_error_text(error)}"
+                f"{self._folder.location} cannot be used: {os_error_text(error)}"
             ) from error
 
 
@@ -220,13 +221,13 @@ def _check_search_folder(folder: RunStorage) -> None:
     names = folder.names()
     if OLD_JOURNAL_NAME in names and JOURNAL_NAME not in names:
         raise RunError(
-            f"{folder.place} holds a search of streamkern 0.1.0, which cannot be resumed",
+            f"{folder.location} holds a search of streamkern 0.1.0, which cannot be resumed",
             "give a new or empty folder",
         )
     foreign = sorted(name for name in names if name != LOCK_NAME and not is_temporary(name))
     if foreign and JOURNAL_NAME not in names:
         raise RunError(
-            f"{folder.place} holds {foreign[0]!r} but no search of streamkern",
+            f"{folder.location} holds {foreign[0]!r} but no search of streamkern",
             "give a new or empty folder",
         )
 
@@ -265,7 +266,7 @@ def _check_study(folder: RunStorage) -> None:
         raise ValueError("its first line")
     if json.loads(first[0]).get("study_name") != STUDY_NAME:
         raise RunError(
-            f"{folder.place}/{JOURNAL_NAME} is a study of Optuna, not a search of streamkern",
+            f"{folder.location}/{JOURNAL_NAME} is a study of Optuna, not a search of streamkern",
             "give a new or empty folder",
         )
 

@@ -177,7 +177,7 @@ def search_settings(
     def recorded_text() -> str:
         return f"with {len(journal.records())} of {total} trainings recorded"
 
-    with resumable(stop, kept=out is not None, where=recorded_text) as request, journal:
+    with resumable(stop, kept=out is not None, position=recorded_text) as request, journal:
         trainings = Trainings(candidates, journal, request, total, report, progress)
         sizes = trainings.announce()
         targets = map(candidates.targets, range(folds))

@@ -40,7 +40,7 @@ from streamkern.kernels.sparse import of_sparse_rows
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.method import Setup
-from streamkern.store.sparse_rows import packed
+from streamkern.store.sparse_rows import pack_rows
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 from streamkern.train.run_identity import changed_backend
 from streamkern.train.saved_model import load_model
@@ -106,7 +106,7 @@ def test_products_of_sparse_rows_agree(name: str, precision: str, gpu: Backend) 
     W, results = rows(2, 90, 3), []
     for backend in (Backend(1), gpu):
         op = KernelOperator(of_sparse_rows(get_kernel(name, 2.0)), backend, precision)
-        A, B = (backend.asarray(packed(k).reshape(k.shape[0], -1)) for k in (X, Z))
+        A, B = (backend.asarray(pack_rows(k).reshape(k.shape[0], -1)) for k in (X, Z))
         keep = backend.xp.empty((130, 90), op.dtype)
         left, right = op.points(A, left=True), op.points(B, right=True)
         out = op.product(left, right, backend.asarray(W, op.dtype), keep=keep)
@@ -283,7 +283,7 @@ def test_solvers_agree(name: str, precision: str, gpu: Backend) -> None:
         for t in range(10):
             case.step(solver, state, t)
             if t % 5 == 4:
-                solver.end_pass(state)
+                solver.end_epoch(state)
         solver.finish(state)
         weights.append(case.op.backend.to_host(solver.weights(state)))
     close(weights[1], weights[0], 1e-8 if precision == "float64" else 2e-3)

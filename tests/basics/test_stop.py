@@ -24,7 +24,7 @@ from streamkern.backend.base import Backend
 from streamkern.basics import machine
 from streamkern.basics import stop as stop_module
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
-from streamkern.basics.stop import Stopped, StopRequest, resumable, watched
+from streamkern.basics.stop import Stopped, StopRequest, end_on_signal, resumable
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
@@ -87,7 +87,7 @@ def test_a_closed_terminal_asks_once_however_often_it_says_so(
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     try:
         stop = StopRequest(install=True)
-        with watched(stop, ended.append), stop:  # type: ignore[arg-type]
+        with end_on_signal(stop, ended.append), stop:  # type: ignore[arg-type]
             with stop.later():
                 for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
                     signal.raise_signal(number)
@@ -154,7 +154,7 @@ def test_the_command_can_be_called_on_another_thread(tmp_path: Path) -> None:
 
 def test_only_work_that_is_kept_can_be_gone_on_with() -> None:
     def work(stop: StopRequest | None, *, kept: bool) -> None:
-        with resumable(stop, kept=kept, where=lambda: "at 3"):
+        with resumable(stop, kept=kept, position=lambda: "at 3"):
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(TrainingInterrupted, match=r"by SIGTERM at 3; run the same command again"):
@@ -391,7 +391,11 @@ AGAIN = "run the same command again to go on"
     ("inside", "code", "sentence"),
     [
         ("stop.resumable(request, kept=True)", TRY_AGAIN, f"; {AGAIN}"),
-        ("stop.resumable(request, kept=True, where=lambda: 'at 3')", TRY_AGAIN, f" at 3; {AGAIN}"),
+        (
+            "stop.resumable(request, kept=True, position=lambda: 'at 3')",
+            TRY_AGAIN,
+            f" at 3; {AGAIN}",
+        ),
         ("stop.resumable(request, kept=False)", INTERRUPTED, ""),
         ("request.later(), request.at_once()", INTERRUPTED, ""),
     ],

@@ -354,7 +354,7 @@ def test_any_source_on_any_number_of_threads(method: str, name: str) -> None:
     assert sorted(one.order) == list(range(30))
     run = opened(source, **settings)
     stored = all_rows(run.data.base, 0)
-    rows, _ = choose_centers.transformed(run, stored, one.Z.dtype)
+    rows, _ = choose_centers.transform_rows(run, stored, one.Z.dtype)
     held = {row.tobytes() for row in rows}
     assert (method == "kmeans") != ({row.tobytes() for row in one.Z} <= held)
 

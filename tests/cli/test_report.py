@@ -23,7 +23,7 @@ from streamkern.cli.page.facts import read_facts
 from streamkern.cli.page.html import NO_VALUE
 from streamkern.cli.page.page import MARK
 from streamkern.cli.page.setup_sections import _noise
-from streamkern.cli.report import _answers
+from streamkern.cli.report import _held_out_predictions
 from streamkern.filesystem.urls import open_objects
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
@@ -334,7 +334,7 @@ def test_probabilities_fit_and_the_labels_of_the_time_line_are_legible(
             (text) => text.getBoundingClientRect().height)]"""
     (_, narrow), (scrolls, wide) = ask_pages(tmp_path, [(out, 400), (out, 1280)], script)
     assert needed_widths(tmp_path, [(out, 400), (out, 1280)]) == [400, 1280]
-    assert len(rows_of(page_of(out.read_text()), "Answers on held-out rows")) == 2
+    assert len(rows_of(page_of(out.read_text()), "Predictions on held-out rows")) == 2
     assert not any(scrolls)
     assert len(narrow) == len(wide) == 1
     assert min(*narrow, *wide) > 10
@@ -373,7 +373,7 @@ def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
 ) -> None:
     """Check that the section exists if the test data does, and is left out otherwise."""
     out, page = tmp_path / "page.html", page_of(page_of_one)
-    lines = rows_of(page, "Answers on held-out rows")
+    lines = rows_of(page, "Predictions on held-out rows")
     counts = np.array([[int(cell) for cell in cells] for cells in lines.values()])
     accuracy = json.loads(run("info", folder / "one", "--json")[1])["metrics"]["test_accuracy"]
     assert counts.sum() == len(X) - 500
@@ -388,7 +388,7 @@ def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
         assert sum(str(part.tag).endswith("title") for part in drawing.iter()) == 60
     shutil.rmtree(tmp_path / "test.zarr")
     assert run("report", tmp_path / "values", "--out", out)[0] == DONE
-    assert section_text(page_of(out.read_text()), "Answers on held-out rows") == ""
+    assert section_text(page_of(out.read_text()), "Predictions on held-out rows") == ""
 
 
 def test_probabilities_are_drawn_against_the_share_of_true_ones(
@@ -396,7 +396,7 @@ def test_probabilities_are_drawn_against_the_share_of_true_ones(
 ) -> None:
     out, place = tmp_path / "page.html", tmp_path / "calibrated"
     assert main.run_command(["train", *words(folder, place, "run.calibrate=true")]) == DONE
-    found = _answers(read_facts(place), str(place), {})
+    found = _held_out_predictions(read_facts(place), str(place), {})
     assert found is not None
     assert found.reliability is not None
     model = streamkern.load(place)
@@ -416,7 +416,7 @@ def test_a_page_says_which_of_several_outputs_is_drawn(run: Run, tmp_path: Path)
     place, out = tmp_path / "two", tmp_path / "page.html"
     assert main.run_command(["train", *words(tmp_path, place)]) == DONE
     assert run("report", place, "--out", out)[0] == DONE
-    text = section_text(page_of(out.read_text()), "Answers on held-out rows")
+    text = section_text(page_of(out.read_text()), "Predictions on held-out rows")
     assert "The charts show the first of 2 outputs." in text
 
 
@@ -432,7 +432,7 @@ def test_held_out_rows_are_read_as_the_run_read_them_and_on_the_cpu(
             group.create_array(array, data=data)
     settings = ("data.x=feat", "data.y=t")
     assert main.run_command(["train", *words(tmp_path, tmp_path / "run", *settings)]) == DONE
-    found = _answers(read_facts(tmp_path / "run"), str(tmp_path / "run"), {})
+    found = _held_out_predictions(read_facts(tmp_path / "run"), str(tmp_path / "run"), {})
     assert found is not None
     true, predicted = found.pairs.T
     np.testing.assert_allclose(np.sort(true), np.sort(X[200:260, 0]))
@@ -445,7 +445,7 @@ def test_held_out_rows_are_read_as_the_run_read_them_and_on_the_cpu(
     monkeypatch.setattr("streamkern.cli.model.load_model", full)
     out = tmp_path / "page.html"
     assert run("report", tmp_path / "run", "--out", out)[0] == DONE
-    assert section_text(page_of(out.read_text()), "Answers on held-out rows") == ""
+    assert section_text(page_of(out.read_text()), "Predictions on held-out rows") == ""
 
 
 def test_what_auto_came_to_is_no_setting_that_differs(run: Run, tmp_path: Path) -> None:

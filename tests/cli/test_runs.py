@@ -48,7 +48,7 @@ def test_a_run_that_takes_one_pass_is_whole_after_it(folder: Path, printed: Prin
     lines = {line.split()[0]: line for line in printed("info", "run").splitlines() if line.strip()}
     assert lines["epoch"].endswith("1 of 1")
     assert lines["samples"].endswith("300 of 300")
-    assert "another pass would bring the same" in lines["ended"]
+    assert "another epoch would bring the same" in lines["ended"]
     assert float(lines["train_mse"].split()[1]) < 0.5 * X[:, 0].var()  # of the model, not of zero
     assert "100%" in printed("runs", ".")
     printed("report", "run")

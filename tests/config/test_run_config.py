@@ -32,7 +32,7 @@ from streamkern.config.run_config import (
     RunConfig,
     load_run_file,
 )
-from streamkern.config.solver import SOLVER_OPTIONS, SolverConfig, options_of
+from streamkern.config.solver import SOLVER_OPTIONS, SolverConfig, solver_options
 from streamkern.config.toml import toml
 from streamkern.filesystem.engines import _refuse_unknown
 from streamkern.train.resolve.resolved_run import open_run
@@ -192,7 +192,7 @@ def test_all_settings_in_a_run_file(solver: dict[str, Any], tmp_path: Path) -> N
     assert made.data.class_weight == {"a": 0.5, "b": 2.0}
     assert made.run.memory == 3 * 2**29
     assert made.run.checkpoint_cadence == (None, 300.0)
-    assert set(solver) == {"name", *options_of(made.solver.name)}
+    assert set(solver) == {"name", *solver_options(made.solver.name)}
     assert all(getattr(made.solver, key) == value for key, value in solver.items())
 
 

@@ -82,7 +82,7 @@ def test_they_may_end_the_fit() -> None:
     recorder = Recorder(stops=2)
     model = KernelRegressor(**SMALL).set_callbacks(recorder).fit(X, Y)
     assert model.n_iter_ == 2
-    assert model.report_["ended"] == "ScikitLearnCallbacks asked for no further pass"
+    assert model.report_["ended"] == "ScikitLearnCallbacks asked for no further epoch"
     two = KernelRegressor(**SMALL | {"epochs": 2}).fit(X, Y)
     np.testing.assert_array_equal(model.predict(X), two.predict(X))
 

@@ -10,7 +10,7 @@ import pytest
 
 import streamkern as sk
 from streamkern.cli.main import run_command
-from streamkern.filesystem.path_kinds import enclosing, place_kind
+from streamkern.filesystem.path_kinds import content_kind, enclosing
 from streamkern.train.saved_model import load_model
 
 X = np.random.default_rng(0).normal(size=(60, 3))
@@ -37,7 +37,7 @@ def test_the_kind_of_a_place_is_told(places: Path) -> None:
         "data.zarr": "store", "runs/first": "run", "runs": "runs", "rows.npz": "file",
         "rows.tar": "archive", "project": "folder", "nothing": "nothing", "s3://b/k": "remote",
     }  # fmt: skip
-    assert {name: place_kind(name) for name in kinds} == kinds
+    assert {name: content_kind(name) for name in kinds} == kinds
 
 
 def test_a_wrong_place_is_answered_with_what_it_is(places: Path) -> None:

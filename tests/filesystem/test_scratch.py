@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.estimator.files import ingested
+from streamkern.estimator.files import ingest_temporarily
 from streamkern.filesystem import abandoned
 from streamkern.filesystem.abandoned import (
     FIT_PREFIX,
@@ -263,7 +263,7 @@ def test_only_folders_that_nobody_holds_are_removed(
         (tmp_path / f"{prefix}killed" / LOCK_FILE).touch()
         (tmp_path / f"{prefix}of_others").mkdir()
     np.savez(tmp_path / "a.npz", X=np.eye(3), y=np.arange(3.0))
-    source = ingested(
+    source = ingest_temporarily(
         str(tmp_path / "a.npz"), None, None, targets="values", seed=0, memory="auto"
     )  # fmt: skip
     names = {path.name for path in tmp_path.iterdir() if path.is_dir()}

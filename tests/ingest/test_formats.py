@@ -26,7 +26,7 @@ from sklearn.datasets import dump_svmlight_file
 
 import streamkern as sk
 from streamkern.basics.errors import DataError, StreamkernError
-from streamkern.ingest.formats import ENDINGS, content_of
+from streamkern.ingest.formats import ENDINGS, detect_content
 from tests.rawfiles import memory_url
 
 RNG = np.random.default_rng(0)
@@ -280,7 +280,7 @@ def test_plain_text_is_taken_for_nothing_else() -> None:
         "1,2,3\n4,5,6\n", "1 2:3,4\n", "12:30 5\n", "version,y\n1,2\n", "relation,y\n", "{a},y\n",
         "a;b\n[1;2]\n", "größe,y\n1,2\n", "MATLAB 5.0,y\n",
     ):  # fmt: skip
-        assert content_of(text.encode(), "d.csv", "csv") is None, text
+        assert detect_content(text.encode(), "d.csv", "csv") is None, text
 
 
 def test_vectors_behind_their_lengths_are_written_as_rows_by_the_words_of_the_refusal(

@@ -31,7 +31,7 @@ from numcodecs.zstd import Zstd
 
 from streamkern.basics.errors import DataError, MemoryBudgetError
 from streamkern.ingest.append import append
-from streamkern.ingest.decompress import decompressed
+from streamkern.ingest.decompress import open_decompressed
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.readers import open_reader
 from tests.rawfiles import npy, write_idx
@@ -137,7 +137,7 @@ def test_formats_whose_libraries_open_files_are_read_compressed(tmp_path: Path) 
 @ENDINGS
 def test_decompressed_files_can_be_rewound(ending: str) -> None:
     data = np.random.default_rng(0).bytes(1 << 20)
-    file = decompressed(io.BytesIO(PACK[ending](data)), f"x.{ending}")
+    file = open_decompressed(io.BytesIO(PACK[ending](data)), f"x.{ending}")
     for start, size in ((0, 10), (900_000, 5), (5, 300_000), (1 << 20, 1), (0, 1 << 21)):
         file.seek(start)
         assert file.read(size) == data[start : start + size]

@@ -14,7 +14,7 @@ import zarr
 
 from streamkern import ArraySource, DataError, KernelClassifier, KernelRegressor, tune
 from streamkern.estimator.targets import counted_rows
-from streamkern.ingest.received import received, received_data
+from streamkern.ingest.received import convert_received, received_data
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -236,13 +236,13 @@ def test_fields_of_a_structured_array_keep_their_values_and_units() -> None:
         table = np.zeros(3, [("day", f"M8[{unit}]"), ("big", "u8"), ("half", ">f2")])
         table["day"] = days
         table["big"], table["half"] = 2**64 - 1, 0.5
-        frame = received(table, "X")
+        frame = convert_received(table, "X")
         assert frame.schema["day"].is_temporal(), unit
         np.testing.assert_array_equal(frame["day"].to_numpy().astype("M8[D]"), table["day"])
         assert frame["big"].to_list() == [2**64 - 1] * 3
         assert frame["half"].to_list() == [0.5] * 3
     with pytest.raises(DataError, match="complex numbers in 'z'"):
-        received(np.zeros(2, [("z", "c8")]), "X")
+        convert_received(np.zeros(2, [("z", "c8")]), "X")
 
 
 def test_rows_of_weight_0_are_left_out_of_every_form_of_data() -> None:

@@ -20,7 +20,7 @@ from streamkern.basics.errors import ConfigError, ResumeMismatchError
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.config.model import ModelConfig
 from streamkern.estimator.estimators import KernelRegressor
-from streamkern.kernels.base import name_of
+from streamkern.kernels.base import kernel_name
 from streamkern.kernels.builtin import (
     Cauchy,
     Dispersal,
@@ -52,7 +52,7 @@ def truth(kernel: Kernel, A: Array, B: Array) -> Array:
     """Return K(A, B) in float64, part by part."""
     if kernel.metric is not None:
         A, B = (X * kernel.metric if kernel.metric.ndim == 1 else X @ kernel.metric for X in (A, B))
-    name = name_of(type(kernel))
+    name = kernel_name(type(kernel))
     if name in ref.KERNELS:
         return ref.KERNELS[name](A, B, kernel.bandwidth)
     match kernel:

@@ -17,7 +17,7 @@ from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.kernels.sparse import of_sparse_rows
-from streamkern.store.sparse_rows import packed
+from streamkern.store.sparse_rows import pack_rows
 
 TAKEN = [name for name in KERNELS if name != "laplace_l1"]
 
@@ -27,7 +27,7 @@ def rows(n: int, seed: int, d: int = 300) -> Any:
 
 
 def flat(X: Any, dtype: Any = np.float64) -> npt.NDArray[Any]:
-    return packed(X, dtype=dtype).reshape(X.shape[0], -1)
+    return pack_rows(X, dtype=dtype).reshape(X.shape[0], -1)
 
 
 @pytest.mark.parametrize("accelerator", ["none", "numba"])
@@ -94,7 +94,7 @@ def test_both_backends_of_the_cpu_add_in_one_order() -> None:
 
 def test_shorter_rows_are_widened_and_longer_ones_refused() -> None:
     X, Z = rows(20, 9), rows(10, 10)
-    short, longer = flat(X), 2 * packed(X).shape[2]
+    short, longer = flat(X), 2 * pack_rows(X).shape[2]
     with get_backend("cpu", 1, "none") as backend:
         op = KernelOperator(of_sparse_rows(Gaussian()), backend)
         B = op.points(flat(Z), right=True)

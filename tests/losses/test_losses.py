@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import mean_absolute_error, mean_pinball_loss
 
 from streamkern.losses.base import Loss
-from streamkern.losses.losses import LOSS_CLASSES, SQUARES, loss_of, saved_loss
+from streamkern.losses.losses import LOSS_CLASSES, SQUARES, make_loss, saved_loss
 
 FACTORS = {"squared_hinge": 8.0, "absolute_error": 2.0}
 """Derivative of `values` over `gradient`, where they are of different size."""
@@ -78,8 +78,8 @@ def test_the_ramp_of_a_quantile_narrows_and_its_ends_stay() -> None:
 @pytest.mark.parametrize("name", ["quantile", "expectile"])
 def test_several_quantiles_are_put_in_order(name: str) -> None:
     F = np.array([[1.0, 3.0, 2.0], [0.0, 1.0, 2.0]])
-    several = loss_of(name, (0.1, 0.5, 0.9))
-    alone = loss_of(name, 0.5)
+    several = make_loss(name, (0.1, 0.5, 0.9))
+    alone = make_loss(name, 0.5)
     assert several is not None
     assert alone is not None
     assert np.array_equal(alone.ordered(np, F.copy()), F)
@@ -88,8 +88,8 @@ def test_several_quantiles_are_put_in_order(name: str) -> None:
 
 def test_values_are_those_of_scikit_learn() -> None:
     z, y = np.random.default_rng(0).standard_normal((2, 50, 1))
-    quantile = loss_of("quantile", 0.9)
-    absolute = loss_of("absolute_error")
+    quantile = make_loss("quantile", 0.9)
+    absolute = make_loss("absolute_error")
     assert quantile is not None
     assert absolute is not None
     assert quantile.values(np, z, y).mean() == pytest.approx(mean_pinball_loss(y, z, alpha=0.9))
@@ -99,7 +99,7 @@ def test_values_are_those_of_scikit_learn() -> None:
 @pytest.mark.parametrize("name", [SQUARES, *LOSS_CLASSES])
 def test_a_loss_is_made_again_from_its_record(name: str) -> None:
     if name == SQUARES:
-        assert loss_of(name) is None
+        assert make_loss(name) is None
         assert saved_loss({}) is None
         return
     loss, z, Y = drawn(name, 3, 4, 3, 1.0)

@@ -17,7 +17,7 @@ from streamkern.predict.evaluation import (
     CalibratedFigures,
     EvaluationMetrics,
     format_metrics,
-    prefixed,
+    with_data_prefix,
 )
 from streamkern.rundir.run_log import read_log
 from streamkern.stream.sources.arrays import ArraySource
@@ -64,7 +64,10 @@ def test_accuracy_is_that_of_scikit_learn(weighted: bool) -> None:
 
 
 def test_figures_in_words_say_the_data_once() -> None:
-    assert format_metrics(prefixed("test", {"mse": 0.25, "r2": 0.5})) == "test mse 0.25, R2 0.5"
+    assert (
+        format_metrics(with_data_prefix("test", {"mse": 0.25, "r2": 0.5}))
+        == "test mse 0.25, R2 0.5"
+    )
     assert format_metrics({"held_out_mse": 1.0}) == "held out mse 1"
 
 

@@ -11,7 +11,7 @@ import streamkern as sk
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.train import over_ranks
-from streamkern.train.over_ranks import devices_of, with_rank_count
+from streamkern.train.over_ranks import rank_devices, with_rank_count
 from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.start_run import acquired_run, run_directory
@@ -90,7 +90,7 @@ def of_settings() -> list[Case]:
     def devices(given: dict[str, Any]) -> Do:
         def finds() -> None:
             with mock.patch("streamkern.train.over_ranks.gpu_count", return_value=2):
-                devices_of(with_rank_count(config(TWO | given)))
+                rank_devices(with_rank_count(config(TWO | given)))
 
         return finds
 

@@ -14,7 +14,7 @@ from sklearn.feature_extraction import FeatureHasher
 
 import streamkern as sk
 from streamkern.store.appender import StoreAppender
-from streamkern.store.sparse_rows import packed
+from streamkern.store.sparse_rows import pack_rows
 from streamkern.store.statistics import RunningStatistics
 from streamkern.store.writer import StoreWriter
 from tests import damage
@@ -294,8 +294,8 @@ def of_sparse_rows() -> list[Case]:
             model.partial_fit(rows, Y)
 
     return [
-        ("ingest all rows together, to a new store", lambda: packed(long_rows(5), 2),
-         lambda: packed(long_rows(5))),
+        ("ingest all rows together, to a new store", lambda: pack_rows(long_rows(5), 2),
+         lambda: pack_rows(long_rows(5))),
         ("give the longest row among the first rows", lambda: learned(2, 5), lambda: learned(5, 2)),
         ("hash features to fewer .FeatureHasher of scikit-learn.",
          fit_values(long_rows(d=(1 << 31) + 1), Y), lambda: hashed(300)),

@@ -251,7 +251,7 @@ def test_a_log_that_ends_too_early_is_said_wherever_it_ends(place: Place) -> Non
         records, said = reader.read_log()
         whole = sum(cut >= at - 1 for at in starts[1:])
         assert [r["step"] for r in records] == [1, 2, 3, 4][:whole]
-        lost = f"{3 - whole} line(s) of the run log in {reader.place} are lost"
+        lost = f"{3 - whole} line(s) of the run log in {reader.location} are lost"
         assert said == (None if whole >= 3 else lost)
     # Another life does not cover it, and neither does one that keeps no log.
     place.folder.write(name, data[: starts[1]])
@@ -263,7 +263,7 @@ def test_a_log_that_ends_too_early_is_said_wherever_it_ends(place: Place) -> Non
     assert [r["step"] for r in records] == [1, 5]
     assert str(said).startswith("2 line(s) of the run log in")
     place.folder.delete(place.files("jsonl"))
-    assert reader.read_log() == ([], f"3 line(s) of the run log in {reader.place} are lost")
+    assert reader.read_log() == ([], f"3 line(s) of the run log in {reader.location} are lost")
 
 
 @pytest.mark.slow
@@ -538,7 +538,7 @@ def test_a_save_that_fails_leaves_the_last_one(
     spy.fail = lambda request: False
     assert_is_state(run.load_latest(), 1)
     run.save(3, state(3), meta(3))
-    place = Place(run.place, {})
+    place = Place(run.location, {})
     assert place.published() == [1, 3]
 
 
@@ -552,7 +552,7 @@ def test_old_objects_that_can_not_be_deleted_are_said(
     assert "could not be deleted: deleting checkpoints/" in caplog.text
     spy.fail = lambda request: False
     run.save(4, state(4), meta(4))
-    assert Place(run.place, {}).published() == [3, 4]
+    assert Place(run.location, {}).published() == [3, 4]
 
 
 def test_what_a_later_writer_is_writing_is_not_swept(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.direct import Direct
 from streamkern.solver.methods import resolve
-from streamkern.solver.precondition.held_out import FOLDS, part_of
+from streamkern.solver.precondition.held_out import FOLDS, held_out_parts
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.mixture import MixtureSource
@@ -117,8 +117,8 @@ def test_in_the_middle_of_a_pass_the_weights_are_those_of_the_rows_so_far() -> N
 
 
 def folds(case: Case) -> list[npt.NDArray[np.int64]]:
-    """Return the rows held out in turn: the parts of `part_of`, without rows that are centers."""
-    part = part_of(np.arange(len(case.X)), FOLDS)
+    """Return the rows held out in turn, by `held_out_parts`, without rows that are centers."""
+    part = held_out_parts(np.arange(len(case.X)), FOLDS)
     part[(case.X[:, None] == case.Z).all(axis=2).any(axis=1)] = 0
     return [np.flatnonzero(part == k) for k in range(1, FOLDS + 1)]
 
@@ -134,7 +134,7 @@ def test_a_ridge_is_measured_on_rows_that_did_not_train(weighted: bool) -> None:
     state = solver.init()
     for ids in np.array_split(np.random.default_rng(1).permutation(240), 14):
         solver.step(state, Batch(case.X[ids], case.Y[ids], ids, w[ids] if weighted else None))
-    facts = solver.end_pass(state)
+    facts = solver.end_epoch(state)
     K, K_zz, root = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z), np.sqrt(w)[:, None]
 
     def left(ridge: float) -> float:
@@ -392,7 +392,7 @@ def test_rows_that_come_again_are_read_once(tmp_path: Path) -> None:
     once = finished(settings(**DIRECT, **{"data.epochs": 1}), source=source)
     again = finished(settings(tmp_path, **DIRECT), source=source)
     assert (once.ended, again.samples) == (None, 135)
-    assert again.ended == "all 135 rows are in the equations; another pass would bring the same"
+    assert again.ended == "all 135 rows are in the equations; another epoch would bring the same"
     np.testing.assert_array_equal(again.model.weights, once.model.weights)
     resumed = finished(settings(tmp_path, **DIRECT), source=source)
     np.testing.assert_array_equal(resumed.model.weights, once.model.weights)

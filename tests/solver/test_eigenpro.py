@@ -142,7 +142,7 @@ def run(case: Case, solver: Solver, state: State, start: int, stop: int) -> Stat
     for t in range(start, stop):
         case.step(solver, state, t)
         if t % 4 == 3:
-            solver.end_pass(state)
+            solver.end_epoch(state)
     return state
 
 

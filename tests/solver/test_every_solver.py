@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from streamkern.basics.errors import ConfigError
-from streamkern.config.solver import options_of
+from streamkern.config.solver import solver_options
 from streamkern.solver.methods import METHODS as BY_NAME
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.resolve.resolved_run import open_run
@@ -282,7 +282,7 @@ def mistakes(solver: str) -> list[tuple[str, Any, str]]:
     """Return setting, value and what the message must say of the range."""
     found = list(OF_ALL)
     for name, (fine, wrong) in OF_ONE.items():
-        if name not in options_of(solver):
+        if name not in solver_options(solver):
             found.append((f"solver.{name}", fine, f"not defined for solver '{solver}'; leave it "))
         else:
             found += [(f"solver.{name}", value, words) for value, words in wrong]

@@ -251,7 +251,7 @@ def test_killed_between_the_last_pass_and_the_end(
 
 
 def test_partial_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="solver='falkon' needs the same rows in every pass"):
+    with pytest.raises(ConfigError, match="solver='falkon' needs the same rows in every epoch"):
         Online(settings(**FALKON)).advance(array_source())
 
 

@@ -176,7 +176,7 @@ def test_direct_on_features_is_ridge_regression(ridge: float) -> None:
     state, n = solver.init(), len(case.X)
     for part in np.array_split(np.arange(n), n // case.sizes.batch_size + 1):
         solver.step(state, Batch(case.X[part], case.Y[part], part))
-    solver.end_pass(state)
+    solver.end_epoch(state)
     w = np.linalg.solve(phi.T @ phi / n + ridge * np.eye(phi.shape[1]), phi.T @ case.Y / n)
     close(case.columns(case.X) @ state.alpha, phi @ w, 1e-6)
 

@@ -58,7 +58,7 @@ def test_the_buffers_are_those_of_a_pass(
             solver.step(state, Batch(X, Y, np.arange(m)))
             checkpoint.clear()
             checkpoint = [array.copy() for array in state.pending.values()] if kept else []
-            solver.end_pass(state)
+            solver.end_epoch(state)
         assert len(checkpoint) == kept * len(state.pending)
         assert state.pending["G"].nbytes == needs.sums
         assert solver.values.shape == (needs.product_rows, needs.outputs)

@@ -44,7 +44,7 @@ def trained(
         batch = Batch(X, Y, mine, weights, n_rows=len(ids))
         losses.append(float(solver.step(state, batch)[0].sum()))
         if t % 3 == 2:
-            solver.end_pass(state)
+            solver.end_epoch(state)
     solver.gather(state)
     return solver, state, losses
 
@@ -186,7 +186,7 @@ def test_what_ranks_round_in_their_own_ways_is_told(
     """Check that checkpoints of conjugate gradient have equal bits in a column of the grid, whether
     weights are taken or not, and that only the needed arrays are sent."""
     case = make_case(operator(precision=precision), "falkon", options=solver_settings(ridge=0))
-    pc, end_pass = 24 * case.Y.shape[1], FalkonSolver.end_pass
+    pc, end_epoch = 24 * case.Y.shape[1], FalkonSolver.end_epoch
     rounded = FalkonSolver._preconditioned, FalkonSolver._dot
     noise, sent, taken = 1e-3, list[int](), list[bool]()
 
@@ -207,7 +207,7 @@ def test_what_ranks_round_in_their_own_ways_is_told(
             self.ranks._total = seen  # type: ignore[method-assign]
         if state.passes == 2:  # as if there had been weights that these are too bad for
             state.pending["least"] *= 1e-9
-        facts = end_pass(self, state)
+        facts = end_epoch(self, state)
         self.ranks._total = total  # type: ignore[method-assign]
         if not self.ranks.rank:
             taken.append(facts["taken"])
@@ -218,7 +218,7 @@ def test_what_ranks_round_in_their_own_ways_is_told(
 
     monkeypatch.setattr(FalkonSolver, "_preconditioned", preconditioned)
     monkeypatch.setattr(FalkonSolver, "_dot", dot)
-    monkeypatch.setattr(FalkonSolver, "end_pass", counted)
+    monkeypatch.setattr(FalkonSolver, "end_epoch", counted)
     many = on_threads(
         size,
         lambda r: trained(case, r, lambda ids: ids % (size // columns), None, 12, columns),

@@ -10,7 +10,7 @@ import xarray as xr
 
 import streamkern as sk
 from streamkern.basics.errors import DataError
-from streamkern.store.conventions import check_dimensions, dimensions_of
+from streamkern.store.conventions import check_dimensions, named_dimensions
 
 N = 20
 A = np.random.default_rng(0).normal(size=(N, N))
@@ -19,8 +19,8 @@ FAST = {"n_centers": 10, "kernel": "gaussian", "bandwidth": 5.0, "ridge": 1e-3, 
 
 def test_names_of_dimensions_are_those_of_the_format() -> None:
     array = xr.DataArray(A, dims=("f", "s"))
-    assert dimensions_of(array) == ("f", "s")
-    assert dimensions_of(A) is None
+    assert named_dimensions(array) == ("f", "s")
+    assert named_dimensions(A) is None
     check_dimensions(array, ("y", xr.DataArray(A[0], dims=("f",))), ("w", None))
     check_dimensions(array, ("y", xr.DataArray(A[0], dims=("other",))))
     with pytest.raises(DataError, match=r"w runs along the dimension 's'.*transpose"):

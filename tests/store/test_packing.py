@@ -14,7 +14,7 @@ import zarr
 
 import streamkern
 from streamkern.basics.errors import DataError, NonFiniteError
-from streamkern.store.packing import Unpacked, packing_of
+from streamkern.store.packing import Unpacked, detect_packing
 from streamkern.store.store import open_store
 
 RNG = np.random.default_rng(1)
@@ -82,16 +82,16 @@ def test_arrays_of_other_libraries_are_refused_with_a_remedy(tmp_path: Path) -> 
 @pytest.mark.parametrize("rows", [slice(3, 50, 7), slice(None, None, -1), slice(40, 2, -5)])
 def test_slices_of_any_step_name_the_missing_row(rows: slice) -> None:
     array = zarr.create_array({}, data=np.arange(60, dtype="i2"), attributes={"scale_factor": 0.5})
-    np.testing.assert_array_equal(Unpacked(array, packing_of(array, "X"))[rows], Y_HALVES[rows])
+    np.testing.assert_array_equal(Unpacked(array, detect_packing(array, "X"))[rows], Y_HALVES[rows])
     array.attrs["_FillValue"] = 38  # a row of each slice
     with pytest.raises(NonFiniteError, match="X, row 38 is missing"):
-        Unpacked(array, packing_of(array, "X"))[rows]
+        Unpacked(array, detect_packing(array, "X"))[rows]
 
 
 def test_what_has_no_attributes_is_not_packed() -> None:
     frame: Any = da.ones((3, 2))
     for given in (X, frame, "a path", None, [1, 2]):
-        assert packing_of(given, "X") is None
+        assert detect_packing(given, "X") is None
 
 
 def test_labels_of_strings_are_read_from_arrays_of_any_kind() -> None:
@@ -125,19 +125,19 @@ def test_scales_and_gaps_are_known_by_their_other_names() -> None:
     )  # fmt: skip
     for name in scales:
         with pytest.raises(DataError, match=f"attribute {name}=.*may be scaled"):
-            packing_of(Array(name, 0.5), "X")
+            detect_packing(Array(name, 0.5), "X")
         neutral = 0.0 if name in ("Bias", "offsets") else 1.0
-        assert packing_of(Array(name, neutral), "X") is None
-        assert packing_of(Array(name, "high"), "X") is None
+        assert detect_packing(Array(name, neutral), "X") is None
+        assert detect_packing(Array(name, "high"), "X") is None
     for name in ("missing", "undef", "fill", "Null"):
         with pytest.raises(
             DataError, match=f"attribute {name}=0, .* rename it to missing_value if"
         ):
-            packing_of(Array(name, 0), "X")
-        assert packing_of(Array(name, "none"), "X") is None
-        assert packing_of(Array(name, False), "X") is None
+            detect_packing(Array(name, 0), "X")
+        assert detect_packing(Array(name, "none"), "X") is None
+        assert detect_packing(Array(name, False), "X") is None
     for name in ("missing_values", "NullValue", "bad_value", "mask_value", "NoDataVal"):
-        packing = packing_of(Array(name, -999), "X")
+        packing = detect_packing(Array(name, -999), "X")
         assert packing is not None
         assert packing.gaps == ((f"its {name}", np.int16(-999)),)
-        assert packing_of(Array(name, False), "X") is None
+        assert detect_packing(Array(name, False), "X") is None

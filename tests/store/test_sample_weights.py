@@ -127,7 +127,7 @@ def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
         right = many.step(b, Batch(case.X[repeated], case.Y[repeated], repeated))
         np.testing.assert_allclose(left, right, rtol=1e-9)
         if t % 2:
-            facts, truth = one.end_pass(a), many.end_pass(b)
+            facts, truth = one.end_epoch(a), many.end_epoch(b)
             np.testing.assert_allclose(
                 facts.get("residual", 0), truth.get("residual", 0), rtol=1e-6
             )

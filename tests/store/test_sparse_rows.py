@@ -13,7 +13,7 @@ from scipy.spatial.distance import pdist
 
 from streamkern.basics.errors import DataError
 from streamkern.store import sparse_rows
-from streamkern.store.sparse_rows import PackedRows, as_csr, packed, put_packed, widened
+from streamkern.store.sparse_rows import PackedRows, as_csr, pack_rows, put_packed, widen_rows
 
 
 @st.composite
@@ -39,7 +39,7 @@ def matrices(draw: st.DrawFn) -> Any:
 
 @given(matrices())
 def test_packed_rows_are_the_rows(X: Any) -> None:
-    rows = packed(X)
+    rows = pack_rows(X)
     back = as_csr(rows, X.shape[1])
     same = X.copy()
     same.sum_duplicates()
@@ -55,7 +55,7 @@ def test_packed_rows_are_the_rows(X: Any) -> None:
 def test_slices_are_packed_as_they_are_read(X: Any, rows: slice) -> None:
     lazy = PackedRows.of_matrix(X)
     np.testing.assert_array_equal(lazy[rows], lazy[:][rows])
-    np.testing.assert_array_equal(lazy[:], packed(X, lazy.shape[2]))
+    np.testing.assert_array_equal(lazy[:], pack_rows(X, lazy.shape[2]))
 
 
 def test_float64_values_are_kept() -> None:
@@ -67,20 +67,20 @@ def test_float64_values_are_kept() -> None:
 
 def test_distances_are_those_of_dense_rows() -> None:
     X = sp.random_array((30, 200), density=0.1, rng=np.random.default_rng(0), format="csr")
-    flat = packed(X, dtype=np.float64).reshape(30, -1)
+    flat = pack_rows(X, dtype=np.float64).reshape(30, -1)
     assert sparse_rows.packed_distances(flat) == pytest.approx(pdist(X.toarray()))
 
 
 def test_rows_move_to_a_greater_length_only() -> None:
     X = sp.csr_array(np.array([[0, 2.0, 0, 1], [0, 0, 3, 0]]))
-    rows = packed(X)
-    wide = widened(rows, (2, 5))
+    rows = pack_rows(X)
+    wide = widen_rows(rows, (2, 5))
     assert np.array_equal(as_csr(wide, 4).toarray(), X.toarray())
-    assert widened(rows, (2, 2)) is rows
+    assert widen_rows(rows, (2, 2)) is rows
     with pytest.raises(DataError, match="up to 2 entries"):
         put_packed(rows.reshape(2, -1), np.empty((2, 2)))
     with pytest.raises(DataError, match="row 0 has 2 entries"):
-        packed(X, width=1)
+        pack_rows(X, width=1)
 
 
 def test_long_and_mostly_empty_rows_stay_sparse() -> None:

@@ -58,7 +58,7 @@ def take(case: Case, solver: Solver, state: State, upload: list[Any], steps: ran
         X, Y = (send(a) for send, a in zip(upload, host, strict=True))
         solver.step(state, Batch(X, Y, ids))
         if t == 3:
-            solver.end_pass(state)
+            solver.end_epoch(state)
 
 
 @pytest.mark.full(all_but_every=5)

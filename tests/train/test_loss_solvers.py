@@ -248,7 +248,7 @@ def test_other_solvers_than_block_refuse_ranks_and_partial_fit() -> None:
     with pytest.raises(sk.ConfigError, match="is minimised with partial_fit by solver='block'"):
         model.partial_fit(X, VALUES)
     direct = sk.KernelRegressor(loss="huber", solver="direct", n_centers=P, metric="none")
-    with pytest.raises(sk.ConfigError, match="needs the same rows in every pass"):
+    with pytest.raises(sk.ConfigError, match="needs the same rows in every epoch"):
         direct.partial_fit(X, VALUES)
 
 

@@ -182,7 +182,7 @@ def test_evaluations_have_the_figure_of_the_loss(tmp_path: Path) -> None:
             {"loss": "huber", "solver": "direct", "ridge": 0.0},
             "may have no minimum without a ridge",
         ),
-        ({"loss": "huber", "solver": "direct", "epochs": 1}, "whose first pass takes no step"),
+        ({"loss": "huber", "solver": "direct", "epochs": 1}, "whose first epoch takes no step"),
     ],
 )
 def test_wrong_settings_are_refused(parameters: dict[str, Any], says: str) -> None:

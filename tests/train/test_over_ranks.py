@@ -28,7 +28,7 @@ from streamkern.train import over_ranks
 from streamkern.train.loop import progress, rank_coordinator
 from streamkern.train.loop.rank_coordinator import format_rank_figures
 from streamkern.train.loop.step_loop import StepLoop
-from streamkern.train.over_ranks import RankEventHandler, devices_of, train_over, with_rank_count
+from streamkern.train.over_ranks import RankEventHandler, rank_devices, train_over, with_rank_count
 from streamkern.train.rank_work import prepare_run, train_rank
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
@@ -339,8 +339,8 @@ def test_there_is_a_rank_for_each() -> None:
     """Check that each device has one rank."""
     found = with_rank_count(of_ranks(ranks="gpus"))
     assert (found.run.ranks, found.run.device) == (2, "gpu")
-    assert devices_of(found) == devices_of(of_ranks(ranks=2)) == ["gpu:0", "gpu:1"]
-    assert devices_of(of_ranks(ranks=3, device="cpu")) == ()
+    assert rank_devices(found) == rank_devices(of_ranks(ranks=2)) == ["gpu:0", "gpu:1"]
+    assert rank_devices(of_ranks(ranks=3, device="cpu")) == ()
     assert with_rank_count(found) is found
 
 
@@ -349,7 +349,7 @@ def test_a_gpu_is_not_shared() -> None:
     """Check also that no GPU is taken that the settings do not name."""
     for given in (of_ranks(ranks=3), of_ranks(ranks=2, device="gpu:1")):
         with pytest.raises(ConfigError, match=r"and this machine has 2; give run\.ranks='gpus'"):
-            devices_of(given)
+            rank_devices(given)
     with pytest.raises(ConfigError, match=r"cannot be used with .*device='cpu'"):
         with_rank_count(of_ranks(ranks="gpus", device="cpu"))
     for given, elsewhere in ((of_ranks(ranks="gpus", cluster="tcp://h:1"), False),
@@ -370,7 +370,7 @@ def test_without_any_there_is_a_sentence(
         "--ranks gpus needs a GPU, but none was found: no driver; give a number"
         in capsys.readouterr().err
     )
-    assert devices_of(of_ranks(ranks=2)) == ()
+    assert rank_devices(of_ranks(ranks=2)) == ()
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.loop import rank_coordinator
 from streamkern.train.rank_work import prepare_run, train_rank
 from streamkern.train.resolve.run_inputs import NO_INPUTS
-from streamkern.train.restart.run_snapshot import recorded_run, sizes_of
+from streamkern.train.restart.run_snapshot import recorded_run, recorded_sizes
 from streamkern.train.run_identity import (
     changed_backend,
     check_same_model,
@@ -141,7 +141,7 @@ def test_only_a_setup_binds(tmp_path: Path) -> None:
         directory.write_config(record)
         directory.save_setup({"a": np.zeros(1)}, {})
     assert recorded_run(directory) == record
-    assert sizes_of(record) == opened().sizes
+    assert recorded_sizes(record) == opened().sizes
 
 
 def test_only_the_model_of_a_run_by_itself_is_compared_before_its_data_are_read(

@@ -76,7 +76,7 @@ def test_auto_epochs_count_copies() -> None:
     for copies, epochs in ((1, 20), (100, 3), (1000, 1)):
         run = open_run(config(), RunInputs(AugmentedSource(ArraySource(X, Y), copies)))
         run.backend.close()
-        assert (run.config.data.passes, run.problem.epochs) == (epochs, epochs)
+        assert (run.config.data.n_epochs, run.problem.epochs) == (epochs, epochs)
 
 
 def test_the_same_samples_from_both_front_ends() -> None:

@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 import streamkern as sk
-from streamkern.store.class_labels import KnownClasses, labels_of
+from streamkern.store.class_labels import KnownClasses, labels_from_names
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:X does not have valid feature names"),
@@ -150,7 +150,7 @@ def test_answers_in_files_are_the_labels(tmp_path: Path) -> None:
 
 def test_names_without_types_are_integers_or_text_and_found_all_the_same() -> None:
     """Check stores and runs of earlier versions without types, in which booleans are 0 and 1."""
-    assert labels_of(("0", "1", "10")).tolist() == [0, 1, 10]
-    assert labels_of(("0", "1", "x")).tolist() == ["0", "1", "x"]
+    assert labels_from_names(("0", "1", "10")).tolist() == [0, 1, 10]
+    assert labels_from_names(("0", "1", "x")).tolist() == ["0", "1", "x"]
     for label, place in ((True, 1), (1, 1), (1.0, 1), ("1", 1), ("true", 1), ("01", 1), (2, None)):
         assert KnownClasses(("0", "1")).find(label) == place, label

@@ -20,7 +20,7 @@ import streamkern
 from streamkern import KernelClassifier, KernelRegressor
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.config.run_config import RunConfig
-from streamkern.store.sparse_rows import PackedRows, as_csr, packed
+from streamkern.store.sparse_rows import PackedRows, as_csr, pack_rows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.transforms import GaussianNoise
 from tests.runs import assert_same_bits, final, finished, settings, stopped
@@ -366,7 +366,7 @@ def test_sparse_rows_are_centers_too() -> None:
         X, y.astype(float)
     )
     assert (model.centers_ != X[:30]).nnz == 0
-    flat = np.ones((40, 2 * packed(X[:30]).shape[2]), np.float32)
+    flat = np.ones((40, 2 * pack_rows(X[:30]).shape[2]), np.float32)
     with pytest.raises(DataError, match="60,000 features"):
         KernelRegressor(centers=X[:30]).fit(flat, np.arange(40.0))
 

@@ -21,7 +21,7 @@ Hide = Callable[[str], str]
 
 
 @dataclass(frozen=True)
-class HeldOutAnswers:
+class HeldOutPredictions:
     """Predictions for held-out rows.
 
     n_rows : number of rows that were predicted
@@ -45,8 +45,8 @@ class HeldOutAnswers:
 class Facts:
     """The facts of a run.
 
-    name : the last part of `place`, or as many parts as make it unique
-    place : path or URL of the run directory
+    name : the last part of `location`, or as many parts as make it unique
+    location : path or URL of the run directory
     state : "finished", "running" or "stopped"
     writer : the process that works on the run; None if none does
     identity, sizes, versions : records of run.json
@@ -60,11 +60,11 @@ class Facts:
     notes : messages on damaged files
     columns : permutation importances of the columns, if measured
     test : path or URL of the test data
-    answers : predictions on the test data, if computed
+    predictions : predictions on the test data, if computed
     """
 
     name: str
-    place: str
+    location: str
     state: str
     writer: str | None
     identity: Mapping[str, Any]
@@ -81,7 +81,7 @@ class Facts:
     notes: tuple[str, ...]
     columns: Mapping[str, Any] | None = None
     test: str | None = None
-    answers: HeldOutAnswers | None = None
+    predictions: HeldOutPredictions | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -125,16 +125,16 @@ class Facts:
 
 
 def read_facts(
-    place: str | os.PathLike[str],
+    location: str | os.PathLike[str],
     storage_options: Mapping[str, Any] | None = None,
     hide: Hide = lambda text: text,
 ) -> Facts:
-    """Return the facts of the run at `place`.
+    """Return the facts of the run at `location`.
 
     Raises RunError if there is no run, StorageError if the storage fails.
     """
-    summary = glance(place, storage_options)
-    with checkpoint_errors(summary.place):
+    summary = glance(location, storage_options)
+    with checkpoint_errors(summary.location):
         return _facts(_without_secrets(summary, hide))
 
 
@@ -155,9 +155,9 @@ def _without_secrets(summary: RunSummary, hide: Hide) -> RunSummary:
         for manifest in (summary.setup, summary.saved)
     ]
     return replace(
-        summary, place=clean(summary.place), bound=clean(summary.bound), setup=clean(manifests[0]),
-        saved=clean(manifests[1]), records=clean(summary.records), writer=clean(summary.writer),
-        notes=clean(summary.notes),
+        summary, location=clean(summary.location), bound=clean(summary.bound),
+        setup=clean(manifests[0]), saved=clean(manifests[1]), records=clean(summary.records),
+        writer=clean(summary.writer), notes=clean(summary.notes),
     )  # fmt: skip
 
 
@@ -172,8 +172,8 @@ def _facts(summary: RunSummary) -> Facts:
     times = [manifest["saved"] for manifest in (summary.setup, summary.saved) if manifest]
     times += [record["time"] for record in (*summary.records[:1], *summary.records[-1:])]
     return Facts(
-        name=PurePosixPath(summary.place.rstrip("/")).name or summary.place,
-        place=summary.place,
+        name=PurePosixPath(summary.location.rstrip("/")).name or summary.location,
+        location=summary.location,
         state="running" if summary.writer else "finished" if finished else "stopped",
         writer=summary.writer,
         identity=summary.bound.get("identity", {}),
@@ -203,7 +203,7 @@ def _figures(saved_metrics: Mapping[str, Any], history: RunHistory) -> Mapping[s
 def distinct_names(runs: Sequence[Facts]) -> list[Facts]:
     """Return the runs with unique names: as many last parts of their places as necessary."""
     names = [run.name for run in runs]
-    parts = [PurePosixPath(run.place).parts for run in runs]
+    parts = [PurePosixPath(run.location).parts for run in runs]
     for length in range(2, max(map(len, parts), default=0) + 1):
         repeated = {name for name in names if names.count(name) > 1}
         names = [

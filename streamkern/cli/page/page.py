@@ -7,10 +7,10 @@ from typing import Any
 
 from streamkern.basics.text import utc_now
 from streamkern.basics.version import __version__
-from streamkern.cli.page.answers import answers_section
 from streamkern.cli.page.curves import curves_section, ranks_section
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.html import Html, joined_html, tag
+from streamkern.cli.page.predictions import predictions_section
 from streamkern.cli.page.sections import (
     clock_text,
     plan_section,
@@ -48,15 +48,15 @@ def report_page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
         tag("style", Html(CSS)),
     )
     heading = "Run" if len(runs) == 1 else f"{len(runs)} runs"
-    places = [tag("br")] * (2 * len(runs) - 1)
-    places[::2] = [tag("code", run.place) for run in runs]
+    locations = [tag("br")] * (2 * len(runs) - 1)
+    locations[::2] = [tag("code", run.location) for run in runs]
     body = tag(
         "body",
         tag("h1", names if len(runs) == 1 else heading),
-        tag("p", *places),
+        tag("p", *locations),
         summary_section(runs),
         curves_section(runs),
-        answers_section(runs),
+        predictions_section(runs),
         ranks_section(runs),
         plan_section(runs),
         settings_section(runs, defaults),

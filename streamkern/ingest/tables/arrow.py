@@ -66,7 +66,7 @@ def column_kind(arrow_type: Any) -> str | None:
     return "number" if is_number else None
 
 
-def unwrapped(column: Any) -> Any:
+def unwrap_column(column: Any) -> Any:
     """Return an Arrow array without chunks, dictionary, extension type or string views."""
     if isinstance(column, arrow.ChunkedArray):
         column = column.combine_chunks()
@@ -75,15 +75,15 @@ def unwrapped(column: Any) -> Any:
     if isinstance(column, arrow.ExtensionArray):
         column = column.storage
     if is_of_kind(column.type, "dictionary"):
-        column = unwrapped(column.dictionary).take(column.indices)
+        column = unwrap_column(column.dictionary).take(column.indices)
     if is_of_kind(column.type, "string_view"):  # few Arrow functions support string views
         column = column.cast(arrow.string())
     return column
 
 
 def plain_cells(column: Any) -> Any:
-    """Return an Arrow array as `unwrapped` does, with text stripped; empty text becomes null."""
-    column = unwrapped(column)
+    """Return a column as `unwrap_column` does, with text stripped; empty text becomes null."""
+    column = unwrap_column(column)
     if not is_text_type(column.type):
         return column
     text = compute.utf8_trim_whitespace(column)

@@ -76,25 +76,25 @@ class Encoder:
         }
 
     @classmethod
-    def from_json(cls, saved: Mapping[str, Any], where: str) -> Encoder:
+    def from_json(cls, saved: Mapping[str, Any], location: str) -> Encoder:
         """Return the encoder that `json` saved; raise DataError if a newer streamkern wrote it."""
         if saved.get("version") != ENCODER_VERSION:
             raise DataError(
-                f"the encoder of {where} is of version {saved.get('version')}, and this streamkern "
-                f"knows version {ENCODER_VERSION}",
+                f"the encoder of {location} is of version {saved.get('version')}, and this "
+                f"streamkern knows version {ENCODER_VERSION}",
                 "install a newer one",
             )
         codes = tuple(column_code(k) for k in saved["columns"])
         return cls(codes, tuple(saved["dropped"]), tuple(saved["missing"]))
 
-    def encode(self, table: Any, where: str, start: RowsInFile) -> NDArray[np.float32]:
+    def encode(self, table: Any, location: str, start: RowsInFile) -> NDArray[np.float32]:
         """Return features (k, d) of an Arrow table that has the columns.
 
-        where, start : file name, and row numbers as in `row_number`, for messages
+        location, start : file name, and row numbers as in `row_number`, for messages
 
         Raises DataError for a cell that does not fit its column as seen in training.
         """
-        parts = [encoded(k, self.cells(table, k.name), where, start) for k in self.codes]
+        parts = [encode_column(k, self.cells(table, k.name), location, start) for k in self.codes]
         return side_by_side(parts)
 
     def cells(self, table: Any, name: str) -> Any:
@@ -129,7 +129,7 @@ class UnknownWords:
         for k, code in enumerate(self._codes):
             self._counts[k] += code.n_unknown(self._encoder.cells(table, code.name))
 
-    def warn_if_many(self, where: str) -> None:
+    def warn_if_many(self, location: str) -> None:
         """Warn of columns most of whose words are unknown, usually because of their spelling.
 
         Also warn of columns without any word that had one in every training row.
@@ -137,43 +137,46 @@ class UnknownWords:
         for code, (unknown, n_words) in zip(self._codes, self._counts.tolist(), strict=True):
             if 2 * unknown > n_words:
                 warn(
-                    f"column {code.name!r} of {where} has words in {n_words:,} rows, of which "
+                    f"column {code.name!r} of {location} has words in {n_words:,} rows, of which "
                     f"{unknown:,} did not occur in training and carry no information; are they "
                     f"spelled as in training ({some([word[:40] for word in code.known])})?"
                 )
             if self._n_rows and not n_words and not code.n_missing:
                 warn(
-                    f"column {code.name!r} of {where} is missing in all of {self._n_rows:,} rows, "
+                    f"column {code.name!r} of {location} is missing in all of {self._n_rows:,} "
+                    "rows, "
                     "and in no training row: it carries no information; is it meant to be empty?"
                 )
 
 
-def column_notes(encoder: Mapping[str, Any] | None, where: str) -> dict[str, str]:
+def column_notes(encoder: Mapping[str, Any] | None, location: str) -> dict[str, str]:
     """Return a description of the encoding of each column; empty without an encoder."""
     if encoder is None:
         return {}
-    lines = Encoder.from_json(encoder, where).lines()
+    lines = Encoder.from_json(encoder, location).lines()
     return {name: f"{kind}: {text}" if text else kind for name, kind, text in lines}
 
 
-def encoded(code: ColumnCode, column: Any, where: str, start: RowsInFile) -> NDArray[np.float64]:
+def encode_column(
+    code: ColumnCode, column: Any, location: str, start: RowsInFile
+) -> NDArray[np.float64]:
     """Return the features of one column; raise DataError with the position of a wrong cell."""
     try:
         return code.encode(column)
     except WrongCellError as error:
-        raise wrong_cell(error, code.name, code.kind, where, start) from None
+        raise wrong_cell(error, code.name, code.kind, location, start) from None
 
 
 def wrong_cell(
-    error: WrongCellError, name: str, kind: str, where: str, start: RowsInFile,
+    error: WrongCellError, name: str, kind: str, location: str, start: RowsInFile,
     remedy: str = "correct it",
 ) -> DataError:  # fmt: skip
     """Return the error for a cell that does not fit a column of this `kind`."""
     noun = _NOUN_OF_KIND.get(kind, "a word")
     problem = "infinite" if error.text in ("inf", "-inf") else f"not {noun}"
-    location = f"{where}, row {row_number(start, error.row)}, column {name!r}"
+    cell_location = f"{location}, row {row_number(start, error.row)}, column {name!r}"
     reason = error.reason or f"is {problem}"
-    return DataError(f"{location} is {error.text[:80]!r}, which {reason}", f"{remedy}")
+    return DataError(f"{cell_location} is {error.text[:80]!r}, which {reason}", f"{remedy}")
 
 
 def side_by_side(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
@@ -182,7 +185,7 @@ def side_by_side(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
 
 
 def check_encoder(
-    encoder: Mapping[str, Any] | None, expected: Mapping[str, Any] | None, where: str
+    encoder: Mapping[str, Any] | None, expected: Mapping[str, Any] | None, location: str
 ) -> None:
     """Raise DataError unless both are the same encoder, or both are None.
 
@@ -192,16 +195,17 @@ def check_encoder(
         return
     if expected is None:
         raise DataError(
-            f"{where} is an encoded table, but plain numbers are needed, in the units of training",
+            f"{location} is an encoded table, but plain numbers are needed, in the units of "
+            "training",
             "give the table to a model that was trained on encoded rows, which encodes it",
         )
     if encoder is None:
         raise DataError(
-            f"{where} holds plain numbers, but the features of an encoded table are needed",
+            f"{location} holds plain numbers, but the features of an encoded table are needed",
             f"give the table itself, or ingest it with {mention('like=')} and the store trained on",
         )
     if json_digest(dict(encoder)) != json_digest(dict(expected)):
         raise DataError(
-            f"{where} is a table that was encoded in another way",
+            f"{location} is a table that was encoded in another way",
             f"ingest it again with {mention('like=')} and the store trained on",
         )

@@ -27,11 +27,11 @@ from streamkern.ingest.tables.columns import (
     OneHot,
     TargetMeans,
 )
-from streamkern.ingest.tables.encoder import Encoder, encoded, side_by_side, wrong_cell
+from streamkern.ingest.tables.encoder import Encoder, encode_column, side_by_side, wrong_cell
 from streamkern.ingest.tables.key_columns import IndexDetector
 from streamkern.ingest.tables.missing import MissingMarkers
 from streamkern.ingest.tables.scan import Column, Declared
-from streamkern.ingest.tables.words import N_FOLDS, folds_of, shrunk_means
+from streamkern.ingest.tables.words import N_FOLDS, row_folds, shrunk_means
 
 MAX_ONE_HOT = 40  # words of a column that is encoded one-hot; as in skrub's TableVectorizer
 WRONG_CELL_REMEDY = (
@@ -53,18 +53,18 @@ class FittedEncoder:
     seed: int
     fold_means: dict[str, NDArray[np.float64]]
 
-    def encode(self, table: Any, where: str, start: RowsInFile, row: int) -> NDArray[np.float32]:
+    def encode(self, table: Any, location: str, start: RowsInFile, row: int) -> NDArray[np.float32]:
         """Encode rows of the training set, with target means from the other folds.
 
         Otherwise as `Encoder.encode`. row : number of the first row, counted over all files.
         """
         if not self.fold_means:
-            return self.encoder.encode(table, where, start)
-        folds = folds_of(self.seed, row, len(table))
+            return self.encoder.encode(table, location, start)
+        folds = row_folds(self.seed, row, len(table))
         parts = []
         for code in self.encoder.codes:
             column = self.encoder.cells(table, code.name)
-            part = encoded(code, column, where, start)
+            part = encode_column(code, column, location, start)
             if isinstance(code, TargetMeans):
                 index, _ = code.word_indices(column)
                 means = self.fold_means[code.name][folds, index]
@@ -115,7 +115,7 @@ class _TableScan:
         self, first: Any, values: Any, declared: Declared, seed: int, marks: MissingMarkers,
         typed: bool,
     ) -> None:  # fmt: skip
-        self.n_rows, self._where, self._marks = 0, first.where, marks
+        self.n_rows, self._location, self._marks = 0, first.location, marks
         self._values, self._declared, self._seed = values, declared, seed
         width = MAX_TARGETS if values.are_classes else values.shape[0]
         self._n_targets = width if width <= MAX_TARGETS else 0
@@ -126,7 +126,7 @@ class _TableScan:
         unknown = [name for name in declared_names if name not in names]
         if unknown:
             raise DataError(
-                f"{first.where} has no feature column {some(unknown)}",
+                f"{first.location} has no feature column {some(unknown)}",
                 f"it has {some(names)}: name those you mean",
             )
         repeated = sorted({name for name in declared_names if declared_names.count(name) > 1})
@@ -143,7 +143,7 @@ class _TableScan:
 
     def add(self, block: Any) -> None:
         """Add the rows of a block; raise DataError for a cell that does not fit its column."""
-        folds = folds_of(self._seed, self.n_rows, len(block.X))
+        folds = row_folds(self._seed, self.n_rows, len(block.X))
         T = self._targets(block)
         self._counter.add_cells(block.X.column(0), block.row_numbers)
         for column in self._columns:
@@ -154,7 +154,12 @@ class _TableScan:
                 except WrongCellError as error:
                     kind = column.kind or "number"
                     raise wrong_cell(
-                        error, column.name, kind, block.where, block.row_numbers, WRONG_CELL_REMEDY
+                        error,
+                        column.name,
+                        kind,
+                        block.location,
+                        block.row_numbers,
+                        WRONG_CELL_REMEDY,
                     ) from None
         self.n_rows += len(block.X)
 
@@ -179,9 +184,9 @@ class _TableScan:
         words = {mark for k in self._columns if k.words is not None for mark in k.words.marks}
         marks = self._marks.texts
         missing = [*marks, *(k for k in missing if k not in (*marks, *words))]
-        self._values.check_classes(self._where)
+        self._values.check_classes(self._location)
         self._marks.warn_unseen()
-        self._counter.warn_if_index(self._columns[0].name, self._where)
+        self._counter.warn_if_index(self._columns[0].name, self._location)
         ambiguities = [
             text for k in self._columns if (text := k.ambiguity(MAX_ONE_HOT)) is not None
         ]
@@ -189,7 +194,7 @@ class _TableScan:
             raise DataError(
                 "it is not clear what to do with "
                 f"{'a column' if len(ambiguities) == 1 else f'{len(ambiguities)} columns'} of "
-                f"{self._where}: "
+                f"{self._location}: "
                 f"{'; '.join(ambiguities)} ({option_names})"
             )
         codes, fold_means, empty = [], {}, []

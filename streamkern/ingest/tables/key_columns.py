@@ -165,12 +165,12 @@ class IndexDetector:
         except (ValueError, NotImplementedError):  # words, fractions or lists
             self.matches_rows = False
 
-    def warn_if_index(self, name: str, where: str) -> None:
+    def warn_if_index(self, name: str, location: str) -> None:
         """Warn if the column `name` has counted all rows so far."""
         if self.matches_rows and self._n_rows >= _MIN_INDEX_ROWS:
             warn(
-                f"column {name!r} of {where} counts the rows, as an index does, and is a feature: "
-                f"leave it out if it says nothing about the targets, of files with "
+                f"column {name!r} of {location} counts the rows, as an index does, and is a "
+                f"feature: leave it out if it says nothing about the targets, of files with "
                 f"{mention('drop', name)}"
             )
 
@@ -188,13 +188,15 @@ def index_columns(names: Sequence[str], is_whole: Callable[[str], bool]) -> list
     return index
 
 
-def warn_of_index(name: str, where: str) -> None:
+def warn_of_index(name: str, location: str) -> None:
     """Warn that a column is left out because it numbers or names the rows."""
     if name:
-        what = f"column {name!r} of {where} holds whole numbers, as an index written by pandas does"
+        what = (
+            f"column {name!r} of {location} holds whole numbers, as an index written by pandas does"
+        )
     else:
         what = (
-            f"the first column of {where} has no name and numbers or names the rows, as an index "
-            "of pandas and row names of R do"
+            f"the first column of {location} has no name and numbers or names the rows, as an "
+            "index of pandas and row names of R do"
         )
     warn(f"{what}; it is left out: give it a name of its own if it is a feature")

@@ -24,7 +24,7 @@ N_FOLDS = 5
 FOLD_STAGE = 1001  # distinct from the random streams of the row order and of the stages of a run
 
 
-def folds_of(seed: int, start: int, n_rows: int) -> NDArray[np.int64]:
+def row_folds(seed: int, start: int, n_rows: int) -> NDArray[np.int64]:
     """Return the fold (n_rows,) of each of the rows start, start + 1, ..."""
     rows = np.arange(start, start + n_rows, dtype=np.int64)
     drawn: NDArray[np.uint32] = random_words((seed, 0, FOLD_STAGE), rows, 1)[:, 0]

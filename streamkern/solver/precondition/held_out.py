@@ -3,7 +3,8 @@
 Normal equations are sums over rows. If the held-out rows also have sums of their own, the other
 rows can be fitted, and the error on the held-out rows measured, without another pass. Rows of one
 origin are in the same part, because held-out copies of fitted rows would favour models that
-memorise rows. An origin is a stored row, or a hash of `bits_of`, which is the same for equal rows.
+memorise rows. An origin is a stored row, or a hash of `hash_rows`, which is the same for equal
+rows.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def n_parts(p: int) -> int:
     return FOLDS if p <= SMALL else 1
 
 
-def bits_of(X: Array, backend: Backend) -> npt.NDArray[np.uint64]:
+def hash_rows(X: Array, backend: Backend) -> npt.NDArray[np.uint64]:
     """Return a hash of the bits of each row of X (m, d), (m,) on the host.
 
     It is the sum, modulo 2**64, of the entries as unsigned integers times random odd numbers: equal
@@ -60,7 +61,7 @@ def bits_of(X: Array, backend: Backend) -> npt.NDArray[np.uint64]:
     return result
 
 
-def part_of(origins: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
+def held_out_parts(origins: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
     """Return the held-out part of each row, (m,), from 1 to n; 0: the row is never held out.
 
     origins : (m,) integers; rows of one origin are in the same part.

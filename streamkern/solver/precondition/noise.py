@@ -131,7 +131,7 @@ def find_noise(
     ----------
     Z : points that define explicit features; None for a kernel.
     rows : rows with distinct origins, with equal rows merged; see `distinct_origins` and
-        `samples.merged`.
+        `samples.merge_equal_rows`.
     near : noise of the same rows with another kernel, at which the search begins.
     finest : smallest penalty that is tried, relative to the mean k(x, x), to the nearest power of
         ten; 0: as small as `MIN_NOISE_EXPONENT`.

@@ -127,7 +127,7 @@ def compress_outputs(backend: Backend, Y: Array) -> Array:
     return L
 
 
-def merged(backend: Backend, rows: SampleRows) -> SampleRows:
+def merge_equal_rows(backend: Backend, rows: SampleRows) -> SampleRows:
     """Return each distinct row of X once, in the order of first appearance.
 
     Its target is the weighted mean of the targets of the equal rows, its weight the sum of their

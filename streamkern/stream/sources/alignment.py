@@ -18,7 +18,7 @@ from streamkern.ingest.columns import in_order
 from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.row_block import RowBlock
-from streamkern.store.sparse_rows import is_packed, sparse_features, widened
+from streamkern.store.sparse_rows import is_packed, sparse_features, widen_rows
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import BaseSource, DerivedSource
 from streamkern.stream.sources.transforms import Moments
@@ -87,7 +87,7 @@ def _with_channel(shape: Sequence[int]) -> tuple[int, ...]:
 def align_columns(
     source: BaseSource,
     columns: Sequence[str] | None,
-    where: str,
+    location: str,
     target_columns: Sequence[str] | None = None,
     encoder: Mapping[str, Any] | None = None,
 ) -> BaseSource:
@@ -98,20 +98,20 @@ def align_columns(
 
     columns, target_columns : the names in the wanted order; None if the order does not matter
     encoder : the encoder of the table that the columns come from
-    where : name of the data in messages
+    location : name of the data in messages
 
     Raises DataError with the names that are missing or unexpected, or if the encoder of `source`
     differs; ConfigError if `source` has transforms of its own.
     """
-    check_encoder(source.encoder, encoder, where)
+    check_encoder(source.encoder, encoder, location)
     present, present_targets = source.columns, source.target_columns
-    order = _names_in_order(present, columns, where, "x")
-    target_order = targets_in_order(present_targets, target_columns, where)
+    order = _names_in_order(present, columns, location, "x")
+    target_order = targets_in_order(present_targets, target_columns, location)
     if (order, target_order) == (present, present_targets):
         return source
     if source.feed_transforms:
         raise ConfigError(
-            f"the columns of {where} are in another order than in training, and cannot be "
+            f"the columns of {location} are in another order than in training, and cannot be "
             "reordered after its transforms",
             "leave the transforms out, or give the columns in the order of training",
         )
@@ -119,21 +119,21 @@ def align_columns(
 
 
 def targets_in_order(
-    names: tuple[str, ...] | None, expected: Sequence[str] | None, where: str
+    names: tuple[str, ...] | None, expected: Sequence[str] | None, location: str
 ) -> tuple[str, ...] | None:
     """Return the target names in the expected order; `names` if matched by position."""
     # Other numbers of targets are refused where the outputs are compared.
     several = names is not None and expected is not None and 1 < len(names) == len(expected)
-    return _names_in_order(names, expected if several else None, f"y of {where}", "y")
+    return _names_in_order(names, expected if several else None, f"y of {location}", "y")
 
 
 def _names_in_order(
-    names: tuple[str, ...] | None, expected: Sequence[str] | None, where: str, role: str
+    names: tuple[str, ...] | None, expected: Sequence[str] | None, location: str, role: str
 ) -> tuple[str, ...] | None:
     """Return the names in the expected order; `names` if columns are matched by position."""
     if names is None or expected is None or names == tuple(expected):
         return names
-    return tuple(in_order(names, expected, where, role))
+    return tuple(in_order(names, expected, location, role))
 
 
 class ReorderedSource(DerivedSource):
@@ -242,7 +242,7 @@ def column_index(names: Sequence[str] | None, wanted: Sequence[str] | None) -> A
 
 
 def align_classes(
-    source: BaseSource, classes: Sequence[str] | None, label_dtype: str | None, where: str
+    source: BaseSource, classes: Sequence[str] | None, label_dtype: str | None, location: str
 ) -> BaseSource:
     """Return `source` with its class ids as indices of `classes`; unchanged if they already are.
 
@@ -265,7 +265,7 @@ def align_classes(
     ]
     if unknown:
         raise DataError(
-            f"{where} has rows of the unknown class{'es' if len(unknown) > 1 else ''} "
+            f"{location} has rows of the unknown class{'es' if len(unknown) > 1 else ''} "
             f"{some(unknown)}; the known classes are {some(tuple(classes))}",
             "leave such rows out, or train on rows of all classes",
         )
@@ -274,7 +274,7 @@ def align_classes(
             pairs = zip(present, ids_in_classes, strict=True)
             same_class = [name for name, other_id in pairs if other_id == class_id]
             raise DataError(
-                f"{where} has rows of the classes {some(same_class)}, which all stand for the "
+                f"{location} has rows of the classes {some(same_class)}, which all stand for the "
                 f"known class '{classes[class_id]}'",
                 "give them the same label",
             )
@@ -319,7 +319,7 @@ class PaddedSource(ReorderedSource):
 
     def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
         block = self.base.read_unit(u, seed, epoch)
-        return block._replace(X=widened(block.X, self.row_shape))
+        return block._replace(X=widen_rows(block.X, self.row_shape))
 
     def statistics(self) -> Moments:
         return None, None, None, None

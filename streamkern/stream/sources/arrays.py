@@ -76,7 +76,9 @@ class ArraySource(BaseSource):
         self._w = None
         if self.weighted:
             w = _as_array(sample_weight)
-            self._w = as_weights(w if w.ndim != 1 else rows_of(w, 0, None), self.n_rows, "X")
+            self._w = as_weights(
+                w if w.ndim != 1 else read_dense_rows(w, 0, None), self.n_rows, "X"
+            )
         self._files = _mapped_files(self._X, self._y, self._w)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
@@ -121,7 +123,7 @@ class ArraySource(BaseSource):
         dtype = np.dtype(y.dtype)
         labels = np.array([], object if dtype.kind == "T" else dtype.newbyteorder("="))
         for start, stop in pairwise(self._edges):
-            labels = np.union1d(labels, rows_of(y, start, stop))
+            labels = np.union1d(labels, read_dense_rows(y, start, stop))
             if len(labels) > MAX_LABELS:
                 raise DataError(
                     f"y has over {MAX_LABELS} different labels",
@@ -171,7 +173,7 @@ class ArraySource(BaseSource):
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         start, stop = self.unit_bounds(u)
-        X = rows_of(self._X, start, stop).astype(self.dtype, copy=False)
+        X = read_dense_rows(self._X, start, stop).astype(self.dtype, copy=False)
         y = self._targets(start, stop)
         if not self._checked[u]:
             check_finite(X, f"X of unit {u}", start)
@@ -196,7 +198,7 @@ class ArraySource(BaseSource):
         position = {row.tobytes(): i for i, row in enumerate(targets)}
         matches = []
         for start, stop in pairwise(self._edges):
-            rows = rows_of(self._X, start, stop).astype(self.dtype, copy=False)
+            rows = read_dense_rows(self._X, start, stop).astype(self.dtype, copy=False)
             for i in np.flatnonzero(np.isin(row_hashes(rows), hashes)).tolist():
                 matches.append((start + i, position.get(rows[i].tobytes(), -1)))
         pairs = np.array(matches, np.int64).reshape(-1, 2)
@@ -207,7 +209,7 @@ class ArraySource(BaseSource):
         """Return class ids (k,), or values (k, c), of rows start … stop - 1."""
         if self._y is None:
             return np.empty((stop - start, 0), self.y_dtype)
-        y = rows_of(self._y, start, stop)
+        y = read_dense_rows(self._y, start, stop)
         if self._labels is None:
             return y.reshape(len(y), -1).astype(self.y_dtype, copy=False)
         return encode_labels(y, self._labels, start)
@@ -234,7 +236,7 @@ def _as_array(a: Any) -> Any:
 
 
 def _as_rows(X: Any) -> Any:
-    """Return X in a form that `rows_of` can slice by rows."""
+    """Return X in a form that `read_dense_rows` can slice by rows."""
     if not is_sparse(X):
         return _as_array(X)
     if X.ndim != 2:
@@ -243,7 +245,7 @@ def _as_rows(X: Any) -> Any:
 
 
 def _row_dtype(X: Any) -> np.dtype[Any]:
-    """Return the dtype of the result of `rows_of`."""
+    """Return the dtype of the result of `read_dense_rows`."""
     dtype: np.dtype[Any] = np.dtype(X.dtype)
     needs_cast = is_sparse(X) and dtype not in X_DTYPES and dtype.kind in "biuf"
     return np.dtype(np.float64) if needs_cast else dtype
@@ -254,7 +256,7 @@ def _in_memory(a: Any) -> bool:
     return isinstance(a, np.ndarray) or is_sparse(a) or isinstance(a, PackedRows)
 
 
-def rows_of(a: Any, start: int, stop: int | None) -> np.ndarray:
+def read_dense_rows(a: Any, start: int, stop: int | None) -> np.ndarray:
     """Return rows start … stop - 1 of an array, read and dense."""
     part = a[start:stop]
     if hasattr(part, "__dask_graph__"):

@@ -276,7 +276,7 @@ class BaseSource(ABC):
 
         units = range(self.n_units)
         first = bisect_right(units, start, key=lambda u: self.unit_bounds(u)[1])
-        yield from prefetched(self, (partial(numbered, u) for u in units[first:]))
+        yield from prefetch_results(self, (partial(numbered, u) for u in units[first:]))
 
 
 def y_shape(source: BaseSource) -> tuple[int, ...]:
@@ -330,7 +330,7 @@ def read_units(
 ) -> Iterator[RowBlock]:
     """Return the blocks of `units`, in order; threads read a few blocks ahead."""
     calls = (partial(source.read_unit, int(u), seed, epoch) for u in units)
-    return prefetched(source, calls)
+    return prefetch_results(source, calls)
 
 
 def read_labels(
@@ -338,10 +338,10 @@ def read_labels(
 ) -> Iterator[np.ndarray]:
     """Return y of `units`, as `read_units` reads them."""
     calls = (partial(source.read_targets, int(u), seed, epoch) for u in units)
-    return prefetched(source, calls)
+    return prefetch_results(source, calls)
 
 
-def prefetched(source: BaseSource, calls: Iterable[Callable[[], _T]]) -> Iterator[_T]:
+def prefetch_results(source: BaseSource, calls: Iterable[Callable[[], _T]]) -> Iterator[_T]:
     """Yield the results of the calls, in order; threads make a few calls ahead."""
     n = n_read_ahead(source.remote) - 1
     with (

@@ -15,7 +15,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.values import is_finite_number, is_whole_number, json_digest
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
-from streamkern.store.row_block import concatenated
+from streamkern.store.row_block import concatenate_blocks
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.alignment import ReorderedSource, align_columns, padded_to_one_length
@@ -245,7 +245,7 @@ class _Passes:
         filler_blocks = [
             source.read_unit(v, seed, pass_number).take(rows) for v, rows, pass_number in fillers
         ]
-        return concatenated([block, *filler_blocks]).contents
+        return concatenate_blocks([block, *filler_blocks]).contents
 
     def pieces(self, source: BaseSource, j: int, epoch: int) -> list[tuple[int, slice, int]]:
         """Return (unit of the source, its rows, number of the pass) for each part of unit j."""

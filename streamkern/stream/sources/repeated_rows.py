@@ -22,7 +22,7 @@ import numpy.typing as npt
 from streamkern.basics.array_types import Ints
 from streamkern.planning.memory import MAX_COPIES
 from streamkern.store.row_block import RowBlock
-from streamkern.stream.sources.base import BaseSource, prefetched
+from streamkern.stream.sources.base import BaseSource, prefetch_results
 
 _SPLITMIX_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
 """The multiplier of the mixing function of SplitMix64 (Steele et al. 2014)."""
@@ -143,7 +143,9 @@ def _drawn_hashes(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
     def hashes_of(u: int) -> npt.NDArray[np.uint64]:
         return row_hashes(draw.read(u).X[draw.drawn_rows(u)])
 
-    return prefetched(draw.base, (partial(hashes_of, int(u)) for u in np.flatnonzero(draw.counts)))
+    return prefetch_results(
+        draw.base, (partial(hashes_of, int(u)) for u in np.flatnonzero(draw.counts))
+    )
 
 
 def _find_matches(draws: Sequence[Draw], hashes: npt.NDArray[np.uint64]) -> _Matches:
@@ -155,7 +157,7 @@ def _find_matches(draws: Sequence[Draw], hashes: npt.NDArray[np.uint64]) -> _Mat
     for has_drawn, (k, draw) in itertools.product((True, False), enumerate(draws)):
         units = np.flatnonzero((draw.counts > 0) == has_drawn)
         calls = (partial(_matches_in_unit, draw, k, int(u), hashes) for u in units)
-        for part in prefetched(draw.base, calls):
+        for part in prefetch_results(draw.base, calls):
             below_limit = counts[part.hash] <= MAX_COPIES
             np.add.at(counts, part.hash, 1)
             if below_limit.any():

@@ -97,13 +97,13 @@ def rows_by_unit(
         yield index, block.take(index_in_unit)
 
 
-def origins_of(source: BaseSource, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
+def row_origins(source: BaseSource, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
     """Return the origins (n,) of the given rows (n,), see `BaseSource.origins`."""
     edges = unit_edges(source)
     return values_of_rows(edges, rows, lambda u: source.origins(u, epoch), np.uint64)
 
 
-def source_rows_of(source: BaseSource, rows: np.ndarray) -> np.ndarray:
+def rows_in_source(source: BaseSource, rows: np.ndarray) -> np.ndarray:
     """Return the row numbers (n,) of the given rows (n,), see `BaseSource.source_rows`."""
     return values_of_rows(unit_edges(source), rows, source.source_rows, np.int64)
 

@@ -30,7 +30,7 @@ from streamkern.store.sample_weights import add_totals
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, DerivedSource, prefetched
+from streamkern.stream.sources.base import BaseSource, DerivedSource, prefetch_results
 from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.repeated_rows import (
@@ -237,7 +237,9 @@ class _Split:
     def _count_drawn(self) -> np.ndarray:
         """Return the number of drawn rows of each unit, (n_units,); reads all origins."""
         calls = (partial(self.drawn_rows, u) for u in range(len(self.sizes)))
-        return np.array([np.count_nonzero(part) for part in prefetched(self.base, calls)], np.int64)
+        return np.array(
+            [np.count_nonzero(part) for part in prefetch_results(self.base, calls)], np.int64
+        )
 
     def drawn_rows(self, u: int) -> np.ndarray:
         """Return the rows of unit u that are set aside, (k,) bool."""

@@ -14,7 +14,7 @@ from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
 from streamkern.store.statistics import ColumnMoments
 from streamkern.store.store import Store, open_store
-from streamkern.stream.sources.base import BaseSource, prefetched, target_bytes
+from streamkern.stream.sources.base import BaseSource, prefetch_results, target_bytes
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 from streamkern.stream.sources.unit_edges import regular_edges
 
@@ -138,7 +138,7 @@ class ZarrSource(BaseSource):
             return ColumnMoments.from_statistics(float(weight), spec.target_mean, spec.target_scale)
         moments = ColumnMoments(self.n_outputs)
         calls = (partial(self.store.read_values, i) for i in range(self.store.n_chunks))
-        for y, w in prefetched(self, calls):
+        for y, w in prefetch_results(self, calls):
             moments.add(y, w)
         return moments
 
@@ -149,7 +149,7 @@ def _without_larger_base(array: np.ndarray) -> np.ndarray:
     return array.copy() if getattr(base, "nbytes", 0) > array.nbytes else array
 
 
-def stores_of(source: BaseSource) -> list[Store]:
+def stores_in(source: BaseSource) -> list[Store]:
     """Return every store that a source is made from."""
     stores = [source.store] if isinstance(source, ZarrSource) else []
-    return stores + [store for part in source.parts for store in stores_of(part)]
+    return stores + [store for part in source.parts for store in stores_in(part)]

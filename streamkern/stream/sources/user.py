@@ -323,22 +323,24 @@ class GeneratorSource(BaseSource):
         weights = {} if self.totals is None else {"weight_totals": self.totals.tolist()}
         return super().describe() | weights
 
-    def _call_function(self, seed: int, epoch: int, start: int, stop: int, where: str) -> Any:
-        """Return the result of the function; raise DataError that names `where` if it fails."""
+    def _call_function(self, seed: int, epoch: int, start: int, stop: int, location: str) -> Any:
+        """Return the result of the function; raise DataError that names `location` if it fails."""
         try:
             return self.fn(seed, epoch, start, stop)
         except (StreamkernError, OSError, MemoryError):  # errors of its files, which may be retried
             raise
         except Exception as error:
             raise DataError(
-                f"the function failed for {where}: {type(error).__name__}: {error}",
+                f"the function failed for {location}: {type(error).__name__}: {error}",
                 "correct the function",
             ) from error
 
-    def _check_repeatable(self, seed: int, epoch: int, start: int, stop: int, where: str) -> None:
+    def _check_repeatable(
+        self, seed: int, epoch: int, start: int, stop: int, location: str
+    ) -> None:
         """Raise DataError if a second call of the function returns other values for a few rows."""
         stop = min(stop, start + REPEATED_CHECK_ROWS)
-        results = [self._call_function(seed, epoch, start, stop, where) for _ in range(2)]
+        results = [self._call_function(seed, epoch, start, stop, location) for _ in range(2)]
         self._checked_repeatable = True
         if not all(isinstance(result, tuple | list) for result in results):
             return  # `_read` raises a more specific error
@@ -347,46 +349,46 @@ class GeneratorSource(BaseSource):
             floats = first.dtype.kind == second.dtype.kind == "f"  # equal_nan is only for numbers
             if not np.array_equal(first, second, equal_nan=floats):
                 raise DataError(
-                    f"{where} has other values in a second call",
+                    f"{location} has other values in a second call",
                     "compute them from the seed, the epoch and the row numbers alone, as by "
                     "streamkern.RowRandom(np, seed, epoch, 0, np.arange(start, stop))",
                 )
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         start, stop = self.unit_bounds(u)
-        where = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
+        location = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
         if not self._checked_repeatable:
-            self._check_repeatable(seed, epoch, start, stop, where)
-        arrays, rows = self._call_function(seed, epoch, start, stop, where), stop - start
+            self._check_repeatable(seed, epoch, start, stop, location)
+        arrays, rows = self._call_function(seed, epoch, start, stop, location), stop - start
         if not isinstance(arrays, tuple | list):
             raise DataError(
-                f"{where} gave a {type(arrays).__name__}", "it must give a tuple of arrays"
+                f"{location} gave a {type(arrays).__name__}", "it must give a tuple of arrays"
             )
         if len(arrays) != 2 + self.weighted:
             raise DataError(
-                f"{where} gave {len(arrays)} arrays",
+                f"{location} gave {len(arrays)} arrays",
                 "it must give (X, y, w) with weight_totals, and (X, y) without",
             )
         X, y, *w = (np.asarray(a) for a in arrays)
-        w = [as_weights(a, rows, where, start) for a in w]
+        w = [as_weights(a, rows, location, start) for a in w]
         if X.shape != (rows, *self.row_shape) or X.dtype != self.dtype:
             raise DataError(
-                f"{where} gave X {X.shape} {X.dtype}",
+                f"{location} gave X {X.shape} {X.dtype}",
                 f"give {(rows, *self.row_shape)} {self.dtype}, or correct row_shape= or "
                 f"{mention('dtype=')}",
             )
-        check_finite(X, f"X of {where}", start)
+        check_finite(X, f"X of {location}", start)
         if self.classes is not None:
             if y.shape != (rows,) or y.dtype.kind not in "iu":
                 raise DataError(
-                    f"{where} gave y {y.shape} {y.dtype}", f"give class ids, ({rows},) integers"
+                    f"{location} gave y {y.shape} {y.dtype}", f"give class ids, ({rows},) integers"
                 )
             return X, encode_labels(y, np.arange(self.n_outputs), start), *w
         flat = y.reshape(len(y), -1) if y.ndim else y
         if flat.shape != (rows, self.n_outputs) or y.dtype.kind not in "iuf":
             raise DataError(
-                f"{where} gave y {y.shape} {y.dtype}",
+                f"{location} gave y {y.shape} {y.dtype}",
                 f"give {(rows, self.n_outputs)} numbers, or correct n_outputs=",
             )
-        check_finite(y, f"y of {where}", start)
+        check_finite(y, f"y of {location}", start)
         return X, flat.astype(self.y_dtype, copy=False), *w

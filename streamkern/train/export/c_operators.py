@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
-from streamkern.train.export.c_source import CFile, Value, kind_of, literal, loops
+from streamkern.train.export.c_source import CFile, Value, c_type_key, literal, loops
 
 # Templates of C expressions: {0}, {1} and {2} are the inputs, and {f} is "f" for float32.
 _UNARY = {
@@ -50,7 +50,7 @@ def _elementwise(file: CFile, node: Any, inputs: list[Value], attributes: dict[s
     if node.op_type in _COMPARISONS:
         kind = "b1"
     elif node.op_type == "Cast":
-        kind = kind_of(file.onnx.helper.tensor_dtype_to_np_dtype(attributes["to"]))
+        kind = c_type_key(file.onnx.helper.tensor_dtype_to_np_dtype(attributes["to"]))
     out = file.new(node.output[0], shape, kind)
     suffix = "f" if inputs[0].kind == "f4" else ""
     entries = [value.at(shape) for value in inputs]

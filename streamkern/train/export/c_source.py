@@ -83,7 +83,7 @@ def loops(shape: tuple[int, ...]) -> str:
     return "".join(heads)
 
 
-def kind_of(dtype: np.dtype[Any]) -> str:
+def c_type_key(dtype: np.dtype[Any]) -> str:
     """Return the key of `C_TYPES`."""
     return "U" if dtype.kind in "UO" else f"{dtype.kind}{dtype.itemsize}"
 
@@ -116,7 +116,7 @@ class CFile:
             array = np.array([
                 text.decode() if isinstance(text, bytes) else str(text) for text in array.ravel()
             ]).reshape(array.shape)  # fmt: skip
-        kind = kind_of(array.dtype)
+        kind = c_type_key(array.dtype)
         self.values[name] = Value(f"c{len(self.values)}", array.shape, kind, array)
 
     def _add_input(self, k: int, graph_input: Any) -> None:
@@ -127,7 +127,7 @@ class CFile:
         dtype = np.dtype(
             str if is_text else self.onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         )
-        kind, size = kind_of(dtype), math.prod(shape)
+        kind, size = c_type_key(dtype), math.prod(shape)
         # The prefix avoids keywords of C, and makes names unique.
         code = (
             graph_input.name
@@ -165,7 +165,7 @@ class CFile:
         parameters = ",\n    ".join([*self.parameters, f"struct {self.name}_workspace *w"])
         return (
             f"/* {headline}\n\n"
-            f"   {self.name}_predict computes the answer for one row. It allocates nothing and\n"
+            f"   {self.name}_predict computes the prediction for one row. It allocates and\n"
             f"   keeps nothing: threads may call it, each with a workspace of its own.\n"
             f"   cc -O3 -c {self.name}.c, and link with -lm. */\n\n"
             "#include <math.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <string.h>\n\n"

@@ -149,7 +149,7 @@ _CODES: dict[type[ColumnCode], Callable[..., list[Traced]]] = {
 }  # fmt: skip
 
 
-def scaled(graph: Graph, X: Traced, transforms: Sequence[Transform], d: int) -> Traced:
+def scale_features(graph: Graph, X: Traced, transforms: Sequence[Transform], d: int) -> Traced:
     """Return rows (n, d) after the transforms of a model, which are computed in float64.
 
     Raises ConfigError for patch features, and for a user-defined transform.
@@ -177,14 +177,14 @@ def scaled(graph: Graph, X: Traced, transforms: Sequence[Transform], d: int) -> 
 
 def _scores(graph: Graph, X: Traced, scores: QuantileScores) -> list[Traced]:
     return [
-        interpolated(graph, X.take([column], axis=1), knots, levels)
+        interpolate(graph, X.take([column], axis=1), knots, levels)
         for column, knots, levels in zip(
             scores.columns.tolist(), scores.values, scores.heights, strict=True
         )
     ]
 
 
-def interpolated(graph: Graph, x: Traced, positions: Any, values: Any) -> Traced:
+def interpolate(graph: Graph, x: Traced, positions: Any, values: Any) -> Traced:
     """Return the piecewise linear function of x (n, 1) through points, constant outside of them.
 
     It is computed as a sum of ramps, one for each piece.

@@ -22,10 +22,10 @@ from streamkern.filesystem.urls import local_path
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
 from streamkern.predict.probabilities import Isotonic, Softmax
-from streamkern.store.class_labels import labels_of
+from streamkern.store.class_labels import labels_from_names
 from streamkern.train.export.c_operators import c_text
 from streamkern.train.export.c_source import check_size, identifier
-from streamkern.train.export.features import interpolated, plain_rows, scaled, table_rows
+from streamkern.train.export.features import interpolate, plain_rows, scale_features, table_rows
 from streamkern.train.export.traced import Graph, Traced, TracedModule
 from streamkern.train.model.kernel_model import KernelModel
 
@@ -37,7 +37,7 @@ MIN_LABEL_SCORE = 0.5
 
 
 @dataclass(frozen=True)
-class ModelAnswers:
+class ExportedOutputs:
     """The form of the outputs of an exported model.
 
     classes : (c,) labels in ascending order; None for numeric targets
@@ -52,20 +52,20 @@ class ModelAnswers:
     flat: bool = False
 
     @classmethod
-    def of_run(cls, model: KernelModel, facts: Mapping[str, Any]) -> ModelAnswers:
+    def of_run(cls, model: KernelModel, facts: Mapping[str, Any]) -> ExportedOutputs:
         """Return the form of the outputs for a model of a run. facts : facts of its setup"""
         flat = bool(facts.get("flat", model.n_outputs == 1)) and model.levels is None
         if facts.get("indicator") is not None:
             return cls(indicator=True)
         if model.classes is None:
             return cls(flat=flat)
-        labels = labels_of(model.classes, facts.get("labels"))
+        labels = labels_from_names(model.classes, facts.get("labels"))
         order = np.argsort(labels, kind="stable")
         return cls(labels[order], order)
 
 
 def write_onnx(
-    model: KernelModel, centers: npt.NDArray[Any], answers: ModelAnswers,
+    model: KernelModel, centers: npt.NDArray[Any], outputs: ExportedOutputs,
     path: str | os.PathLike[str], *, dtype: str = "auto", overwrite: bool = False,
 ) -> None:  # fmt: skip
     """Write a model to an ONNX file, atomically.
@@ -73,7 +73,7 @@ def write_onnx(
     Parameters
     ----------
     centers : (p, d) scaled centers in the order of the weights, before the metric is applied
-    answers : form of the outputs
+    outputs : form of the outputs
     path : path of the file, which ends in .onnx
     dtype : arithmetic of the kernel, "float32" or "float64"; "auto" for that of predictions.
         float32 gives a warning for a model whose weights may multiply rounding errors: it was
@@ -90,12 +90,12 @@ def write_onnx(
     """
     checked_ending(path, ".onnx")
     file_path = checked_path(path, overwrite)
-    graph_model = onnx_model(model, centers, answers, export_dtype(model, dtype))
+    graph_model = onnx_model(model, centers, outputs, export_dtype(model, dtype))
     _write(file_path, graph_model.SerializeToString(), overwrite)
 
 
 def write_c(
-    model: KernelModel, centers: npt.NDArray[Any], answers: ModelAnswers,
+    model: KernelModel, centers: npt.NDArray[Any], outputs: ExportedOutputs,
     path: str | os.PathLike[str], *, dtype: str = "auto", overwrite: bool = False,
 ) -> None:  # fmt: skip
     """Write a model to a C file without dependencies. Parameters and errors: see `write_onnx`.
@@ -104,7 +104,7 @@ def write_c(
     """
     checked_ending(path, ".c")
     file_path = checked_path(path, overwrite)
-    graph_model = onnx_model(model, centers, answers, export_dtype(model, dtype), for_runtime=False)
+    graph_model = onnx_model(model, centers, outputs, export_dtype(model, dtype), for_runtime=False)
     check_size(graph_model)
     kernel = repr(model.op.kernel).replace("*/", "* /")
     headline = f"A model of streamkern {__version__} with the kernel {kernel}."
@@ -174,7 +174,7 @@ def _write(file_path: Path, data: bytes, overwrite: bool) -> None:
 
 
 def onnx_model(
-    model: KernelModel, centers: npt.NDArray[Any], answers: ModelAnswers, dtype: np.dtype[Any],
+    model: KernelModel, centers: npt.NDArray[Any], outputs: ExportedOutputs, dtype: np.dtype[Any],
     *, for_runtime: bool = True,
 ) -> Any:  # fmt: skip
     """Return the ONNX model; see `write_onnx`. for_runtime : see `Graph`"""
@@ -189,11 +189,11 @@ def onnx_model(
         X = plain_rows(graph, model.row_shape, dtype, sparse=model.op.kernel.sparse)
     else:
         X = table_rows(graph, Encoder.from_json(model.encoder, "the model"))
-    X = scaled(graph, X, model.fixed, centers.shape[1])
+    X = scale_features(graph, X, model.fixed, centers.shape[1])
     # Round features as in training, because categorical ones are compared for equality.
     X = X.astype(model.op.dtype).astype(dtype)
     F = _kernel_values(graph, model, X, centers) @ model.backend.to_host(model.weights)
-    _add_outputs(graph, model, F, answers)
+    _add_outputs(graph, model, F, outputs)
     return graph.model({"streamkern_version": __version__, "kernel": repr(model.op.kernel)})
 
 
@@ -242,32 +242,32 @@ def _in_metric(kernel: Kernel, A: Any) -> Any:
     return A * metric if metric.ndim == 1 else A @ metric
 
 
-def _add_outputs(graph: Graph, model: KernelModel, F: Traced, answers: ModelAnswers) -> None:
+def _add_outputs(graph: Graph, model: KernelModel, F: Traced, outputs: ExportedOutputs) -> None:
     """Add the outputs of the graph. F : (n, c), K(X, Z) times the weights"""
     dtype, c = F.dtype, model.n_outputs
-    for_classes = answers.classes is not None
+    for_classes = outputs.classes is not None
     xp = TracedModule(graph, repr(model.loss))
     # As in `KernelModel`, numeric outputs are float64, so that a large mean costs no digits.
     F = model.targets.in_target_units(xp, F, dtype if for_classes else np.float64)
     if for_classes:
-        _add_classes(graph, model, F, answers)
+        _add_classes(graph, model, F, outputs)
         return
     if model.calibration is not None and model.calibration.shifts is not None:
         F += model.calibration.shifts
     if model.loss is not None:
         F = model.loss.ordered(xp, model.loss.predict(xp, F))
-    if answers.indicator:
+    if outputs.indicator:
         graph.output((F > MIN_LABEL_SCORE).astype(np.int64), "labels", (c,))
         graph.output(F.astype(dtype), "scores", (c,))
-    elif answers.flat:
+    elif outputs.flat:
         graph.output(F.astype(dtype).reshape(-1), "predictions", ())
     else:
         graph.output(F.astype(dtype), "predictions", (c,))
 
 
-def _add_classes(graph: Graph, model: KernelModel, F: Traced, answers: ModelAnswers) -> None:
+def _add_classes(graph: Graph, model: KernelModel, F: Traced, outputs: ExportedOutputs) -> None:
     """Add labels (n,), probabilities (n, c) if the model has them, and scores (n, c)."""
-    classes, order, c = answers.classes, answers.order, model.n_outputs
+    classes, order, c = outputs.classes, outputs.order, model.n_outputs
     assert classes is not None
 
     def in_order(values: Traced) -> Traced:
@@ -301,7 +301,7 @@ def _probabilities(graph: Graph, F: Traced, estimator: Softmax | Isotonic) -> Tr
         return graph.node("Softmax", F * estimator.slope + estimator.shift, axis=1)
     piece_ends = estimator.ends.tolist()
     columns = [
-        interpolated(graph, F.take([k], axis=1), estimator.knots[a:b], estimator.values[a:b])
+        interpolate(graph, F.take([k], axis=1), estimator.knots[a:b], estimator.values[a:b])
         for k, (a, b) in enumerate(pairwise(piece_ends))
     ]
     p = graph.node("Concat", *columns, axis=1)

@@ -14,7 +14,7 @@ from typing import Any, Self
 from streamkern.basics.errors import ConfigError
 from streamkern.train.loop.step_loop import Position, Result
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.planned import decided
+from streamkern.train.setup.planned import setup_decisions
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class TrainStart:
         cls, run: ResolvedRun, meta: dict[str, Any], position: Position, run_dir: str | None
     ) -> Self:
         """Return the start of a run with this setup, at this position."""
-        settings, passes = run.inputs.recorded(run.config), run.config.data.passes
-        return cls(settings, decided(meta), position.step, position.epoch, passes, run_dir)
+        settings, epochs = run.inputs.recorded(run.config), run.config.data.n_epochs
+        return cls(settings, setup_decisions(meta), position.step, position.epoch, epochs, run_dir)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback], stack: contextlib.ExitStack) -> None:
         self._callbacks, self._stack = callbacks, stack
         self._active: list[Callback] = []
-        self._passes = 0
+        self._n_epochs = 0
 
     def begin(self, run: TrainStart) -> None:
         """Call `begin` of all callbacks, and register their `end`."""
@@ -159,12 +159,12 @@ class Callbacks:
 
         A call for an epoch that was already reported does nothing.
         """
-        if passed.epoch <= self._passes:
+        if passed.epoch <= self._n_epochs:
             return None
-        self._passes = passed.epoch
+        self._n_epochs = passed.epoch
         with self._calling() as active:
             ended_by = [type(each).__name__ for each in active if each.pass_ended(passed)]
-        return f"{ended_by[0]} asked for no further pass" if ended_by else None
+        return f"{ended_by[0]} asked for no further epoch" if ended_by else None
 
 
 def _end_of(callback: Callback) -> Callable[..., None]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.config.run_config import ExecutionConfig
-from streamkern.predict.evaluation import prefixed
+from streamkern.predict.evaluation import with_data_prefix
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.loop.step_loop import Position
 from streamkern.train.model.kernel_model import KernelModel
@@ -77,7 +77,7 @@ class EvaluationSchedule:
         with stoppable, np.errstate(over="ignore", invalid="ignore"):
             evaluated = model()
             for name, data in self._sources.items():
-                metrics |= prefixed(name, evaluated.evaluate(data))
+                metrics |= with_data_prefix(name, evaluated.evaluate(data))
         record = {"step": position.step, "samples": position.samples, **metrics}
         report("evaluation", metrics)
         self.metrics, self.owed = metrics, False

@@ -27,8 +27,7 @@ MAX_BACK_OFFS = 8
 """Number of back-offs after which another one is an error."""
 NEGLIGIBLE_LOSS = 1e-6
 """Loss in scaled targets below which no window is bad. The loss of f = 0 is about 1; it is smaller
-only for constant targets, which f approximates to the width over which a quantile loss is
-smoothed."""
+only for constant targets, which f approximates to the half width h of a quantile's ramp."""
 
 
 @dataclass

@@ -119,19 +119,19 @@ class RunProgress:
         )
 
     def begin(
-        self, meter: Meter, n_rows: int, passes: int, done: tuple[int, int] = (0, 0),
+        self, meter: Meter, n_rows: int, epochs: int, done: tuple[int, int] = (0, 0),
         empty_steps: int = 0, loss_note: str = "",
     ) -> None:  # fmt: skip
-        """Begin the steps: `passes` epochs over `n_rows` rows.
+        """Begin the steps: `epochs` epochs over `n_rows` rows.
 
         done : numbers of epochs and samples before these, in earlier calls of `partial_fit`
         empty_steps : number of first steps of the run that only accumulate while the model is still
             zero; their losses are neither shown nor logged
         loss_note : text that is shown after the loss
         """
-        self._meter, self._passes, self._done_before = meter, passes, done
+        self._meter, self._n_epochs, self._done_before = meter, epochs, done
         self._empty_steps, self._loss_note = empty_steps, loss_note
-        self._total = n_rows * passes
+        self._total = n_rows * epochs
         self.first = self.position.step // WINDOW
 
     def record_step(self, loss: float | None) -> None:
@@ -150,7 +150,7 @@ class RunProgress:
     def _words(self) -> str:
         """Return the text of the line: share, epoch, time left, newest loss and throughput."""
         flow, position = self._meter.flow(self.position.samples), self.position
-        epoch = min(position.epoch - self._done_before[0] + 1, self._passes)
+        epoch = min(position.epoch - self._done_before[0] + 1, self._n_epochs)
         share = (position.samples - self._done_before[1]) / self._total
         has_loss = len(self.losses) > self._n_empty(self.losses)
         loss = f"train mse {self.losses[-1]:.4g}{self._loss_note}  " if has_loss else ""
@@ -159,7 +159,9 @@ class RunProgress:
         flow_text = (
             f"{three_digits(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.text()
         )
-        return f"{share:.0%}, epoch {epoch} of {self._passes}  {time_left} left  {loss}{flow_text}"
+        return (
+            f"{share:.0%}, epoch {epoch} of {self._n_epochs}  {time_left} left  {loss}{flow_text}"
+        )
 
     def _n_empty(self, losses: list[float]) -> int:
         """Return the number of losses whose windows began while the model was still zero."""

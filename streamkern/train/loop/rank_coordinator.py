@@ -92,7 +92,7 @@ class RankCoordinator:
         solver, state, position = steps.solver, steps.state, steps.position
         self._steps_since_sync += 1
         if not position.batch:
-            return True  # the end of the pass has gathered the sums
+            return True  # the end of the epoch has gathered the sums
         between_syncs = (
             position.step % GATHER_INTERVAL_STEPS
             if solver.sums_of_rows(state)

@@ -29,7 +29,7 @@ RUN_DIR_TAG = "streamkern.run_dir"
 """Tag by which a resumed run finds its run in MLflow."""
 
 
-def sinks_of(settings: ExecutionConfig) -> list[Callback]:
+def make_sinks(settings: ExecutionConfig) -> list[Callback]:
     """Return the callbacks that the settings name."""
     callbacks: list[Callback] = []
     if settings.tensorboard is not None:

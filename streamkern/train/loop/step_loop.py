@@ -336,12 +336,12 @@ class StepLoop:
         position.batch = batch.index + 1
         if batch.last:
             position.epoch, position.batch = position.epoch + 1, 0
-            self._end_pass()
+            self._end_epoch()
         self.step_is_whole = True
         return self.watch.judge() if self.watch.full else None
 
-    def _end_pass(self) -> None:
-        facts = self.solver.end_pass(self.state)
+    def _end_epoch(self) -> None:
+        facts = self.solver.end_epoch(self.state)
         if "note" in facts:
             warn(facts["note"])
             facts = {**facts, "note": render_message(facts["note"])}
@@ -351,7 +351,7 @@ class StepLoop:
     def model(self) -> KernelModel:
         """Return the model with the current weights.
 
-        If ranks partition the centers, they evaluate it together, see `answer`.
+        If ranks partition the centers, they evaluate it together, see `serve_rank0`.
         """
         data, solver, meta = self.run.data, self.solver, self.assembled.meta
         model_class: Callable[..., KernelModel] = KernelModel
@@ -364,8 +364,8 @@ class StepLoop:
             lacking=no_calibration_text(meta),
         )  # fmt: skip
 
-    def answer(self) -> None:
-        """Take part in the evaluations of rank 0, until rank 0 calls `answer` as well. Collective.
+    def serve_rank0(self) -> None:
+        """Take part in the evaluations of rank 0, until rank 0 calls this as well. Collective.
 
         All ranks call it after each point where rank 0 may evaluate the model. It does nothing
         unless ranks partition the centers.
@@ -373,7 +373,7 @@ class StepLoop:
         if not self.share.whole:
             model = self.model()
             assert isinstance(model, SharedModel)
-            model.answer()
+            model.serve_rank0()
 
     def record_final_loss(self, loss: float | None) -> None:
         """Record the training loss of the finished model if the steps did not measure it."""

@@ -37,9 +37,9 @@ from streamkern.solver.posterior import Posterior
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.alignment import align_classes, align_columns, check_row_shape
-from streamkern.stream.sources.arrays import is_sparse, rows_of
+from streamkern.stream.sources.arrays import is_sparse, read_dense_rows
 from streamkern.stream.sources.base import BaseSource, Source
-from streamkern.stream.sources.stores import stores_of
+from streamkern.stream.sources.stores import stores_in
 from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
@@ -142,7 +142,7 @@ class KernelModel(ShownFacts):
         for rows in self._tiles(X.shape[0]):
             row_ids = np.arange(rows.start, rows.stop, dtype=np.int64)
             y = np.empty((len(row_ids), 0))
-            block = RowBlock(rows_of(X, rows.start, rows.stop), y, None, row_ids)
+            block = RowBlock(read_dense_rows(X, rows.start, rows.stop), y, None, row_ids)
             out[rows] = self._host_values(block, std, spread)
         return out
 
@@ -264,7 +264,7 @@ class KernelModel(ShownFacts):
                 calibrated.add(*arrays, sigma)
         return figures.result() | ({} if calibrated is None else calibrated.result())
 
-    def answers(
+    def predicted_tiles(
         self, source: Source | FileRows, start: int = 0, *, std: bool = False, spread: bool = False
     ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield (position, row numbers (k,), f(X) (k, c) on the host) in the order of reading.
@@ -298,7 +298,7 @@ class KernelModel(ShownFacts):
         """
         n, width = source.n_rows, (1 + std + spread) * self.n_outputs
         out, has_value = np.empty((n, width), self.dtype), np.zeros(n, bool)
-        for _, rows, F in self.answers(source, std=std, spread=spread):
+        for _, rows, F in self.predicted_tiles(source, std=std, spread=spread):
             in_range = rows[rows < n]
             has_value[in_range] = True
             out[in_range] = F[rows < n]
@@ -367,7 +367,7 @@ class KernelModel(ShownFacts):
         )  # fmt: skip
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-            parts = self.answers(aligned, start, std=std, spread=normalised)
+            parts = self.predicted_tiles(aligned, start, std=std, spread=normalised)
             return ((first, rows, output_format(F)) for first, rows, F in parts)
 
         return write_predictions(
@@ -377,7 +377,7 @@ class KernelModel(ShownFacts):
 
     def _provenance(self, source: BaseSource | FileRows) -> dict[str, Any]:
         """Return JSON values that describe the model and the rows that it predicts."""
-        parts = [source] if isinstance(source, FileRows) else [s.spec for s in stores_of(source)]
+        parts = [source] if isinstance(source, FileRows) else [s.spec for s in stores_in(source)]
         files = [list(file) for part in parts for file in part.files]
         return {
             "model": {**self.origin, "sha256": self.digest()},

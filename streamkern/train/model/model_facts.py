@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
-from streamkern.basics.text import html_table_of, redact, singular
+from streamkern.basics.text import facts_html_table, redact, singular
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import categorical_text, kernel_text
 from streamkern.losses.losses import SQUARES, fitted_loss_table, loss_text
@@ -149,7 +149,7 @@ class ShownFacts:
 
     def _repr_html_(self) -> str:
         facts = self.facts().items()
-        return html_table_of((name, value_text(value)) for name, value in facts)
+        return facts_html_table((name, value_text(value)) for name, value in facts)
 
 
 def value_text(value: Any) -> str:

@@ -18,7 +18,7 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.values import checked_int
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.predict.input_rows import FileRows
-from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.store.row_block import RowBlock, concatenate_blocks
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model.kernel_model import KernelModel
@@ -152,7 +152,7 @@ def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: Any) -> Row
     sample: RowBlock | None = None
     for block in model.checked(source, targets=True).blocks():
         new_keys = rng.random(len(block.row_ids))
-        candidates = block if sample is None else concatenated([sample, block])
+        candidates = block if sample is None else concatenate_blocks([sample, block])
         keys = np.concatenate([keys, new_keys])
         selected = np.sort(np.argsort(keys, kind="stable")[:n_rows])
         sample, keys = candidates.take(selected), keys[selected]

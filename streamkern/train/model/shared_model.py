@@ -30,15 +30,15 @@ class SharedModel(KernelModel):
     grid: RankGrid = field(default_factory=RankGrid)
 
     def function(self, X: Array) -> Array:
-        """Evaluate on rank 0, while the other ranks run `answer`: see `KernelModel`."""
+        """Evaluate on rank 0, while the other ranks run `serve_rank0`: see `KernelModel`."""
         self.ranks.broadcast_scalars(X.shape)
         return self._sum_over_ranks(np.ascontiguousarray(self.backend.to_host(X)))
 
     def warn_of_unseen(self, X: Array) -> None:
         """Do nothing, because a rank does not know the values of the other ranks' centers."""
 
-    def answer(self) -> None:
-        """Evaluate for rank 0, on another rank, until rank 0 calls `answer` as well."""
+    def serve_rank0(self) -> None:
+        """Evaluate for rank 0, on another rank, until rank 0 calls `serve_rank0` as well."""
         while True:
             n, d = (int(size) for size in self.ranks.broadcast_scalars([0, 0]))
             if not n:

@@ -19,7 +19,7 @@ from streamkern.basics.warning import warn
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.solver.method import Report
 from streamkern.store.row_block import RowBlock
-from streamkern.store.sample_weights import weights_of
+from streamkern.store.sample_weights import weigh_rows
 from streamkern.stream.sources.patch_features import patches_among
 from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.stream.sources.sampling import sample_rows
@@ -86,8 +86,8 @@ class TrainingFit(NamedTuple):
         elif self.alone > ISOLATED_SHARE:
             return (
                 f"{ISOLATED_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
-                "centers, and on new rows the model answers the mean of the targets; give a larger "
-                'bandwidth, or leave bandwidth at "auto"'
+                "centers, and on new rows the model predicts the mean of the targets; give a "
+                'larger bandwidth, or leave bandwidth at "auto"'
             )
         else:
             return None
@@ -108,7 +108,7 @@ def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repor
     """
     if run.inputs.ranks.rank:
         return None
-    kernel_model, block = model(), sample_of(run)
+    kernel_model, block = model(), read_fit_sample(run)
     model_settings = run.config.model
     if text := squeezed_features(kernel_model, block):
         scores_were_tried = (
@@ -130,7 +130,7 @@ def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repor
     return None if fit is None else fit.mse
 
 
-def sample_of(run: ResolvedRun) -> RowBlock:
+def read_fit_sample(run: ResolvedRun) -> RowBlock:
     """Read up to `MAX_FIT_ROWS` training rows, without random transforms."""
     base, seed = run.data.base, run.config.run.random_state
     n = min(MAX_FIT_ROWS, base.n_rows, max(1, MAX_FIT_BYTES // (8 * run.problem.d)))
@@ -188,7 +188,7 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> Train
     block : stored rows, with targets in the units of the user
     """
     base = run.data.base
-    w = weights_of(block.y, block.w, run.data.weight_factors)
+    w = weigh_rows(block.y, block.w, run.data.weight_factors)
     if not w.any():
         return None
     F = model.values(block.X).astype(np.float64)

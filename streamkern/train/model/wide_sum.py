@@ -65,7 +65,7 @@ def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
     """Return whether the rounding errors of float32 are visible in predictions.
 
     Sums in float32 and in float64 are compared at up to 128 points between centers, which takes
-    128 p kernel values in each precision. The answer depends on the model alone, so that a row has
+    128 p kernel values in each precision. The result depends on the model alone, so that a row has
     the same prediction in every call.
 
     narrow : the function in float32.

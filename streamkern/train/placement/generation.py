@@ -96,9 +96,9 @@ class Generation:
         processes = cluster.processes(self._workers)
         silent = [worker.address for worker in self._workers if not processes.get(worker.nanny)]
         if silent:
-            no_answer = f"the nanny of {silent[0]} does not answer"
-            self._on_event("lost", why=no_answer, stopping=bool(self._stop.requested))
-            return self._kill_all(processes, no_answer)
+            no_reply = f"the nanny of {silent[0]} does not answer"
+            self._on_event("lost", why=no_reply, stopping=bool(self._stop.requested))
+            return self._kill_all(processes, no_reply)
         begin_s = max(0.0, _FIRST_MESSAGE_S - self._cluster.timeout_s)
         self._last_message_at = [time.monotonic() + begin_s] * len(self._workers)
         cluster.listen(self._receive)
@@ -258,13 +258,13 @@ class Generation:
         """
         self._release_futures()
         our_nannies = {self._workers[rank].nanny for rank in self._active}
-        answered = self._cluster.kill({n: pid for n, pid in processes.items() if n in our_nannies})
-        our_addresses = {worker.address for worker in self._workers if worker.nanny in answered}
+        replied = self._cluster.kill({n: pid for n, pid in processes.items() if n in our_nannies})
+        our_addresses = {worker.address for worker in self._workers if worker.nanny in replied}
         give_up = time.monotonic() + self._cluster.timeout_s
         while our_addresses & set(self._cluster.workers()) and time.monotonic() < give_up:
             time.sleep(_CHECK_INTERVAL_S / 2)
-        n_restarting = len(answered) + len(processes.keys() - our_nannies)
-        return GenerationEnd(lost=lost, n_restarting=n_restarting, all_gone=our_nannies <= answered)
+        n_restarting = len(replied) + len(processes.keys() - our_nannies)
+        return GenerationEnd(lost=lost, n_restarting=n_restarting, all_gone=our_nannies <= replied)
 
 
 def _error_of(future: Any) -> BaseException:

@@ -10,7 +10,7 @@ from typing import Any
 from streamkern.basics.errors import EXIT_FAILED, ConfigError, RunError, TrainingInterrupted
 from streamkern.basics.message import mention
 from streamkern.basics.stop import StopRequest
-from streamkern.stream.unit_readers import address_of
+from streamkern.stream.unit_readers import cluster_text
 from streamkern.train.placement.generation import Generation, GenerationEnd
 from streamkern.train.placement.rank_cluster import RankCluster, WorkerInfo
 from streamkern.train.placement.task import (
@@ -18,7 +18,7 @@ from streamkern.train.placement.task import (
     ProgressFunction,
     RankWork,
     of_another_run,
-    run_of,
+    worker_run,
 )
 
 MAX_FRUITLESS_GENERATIONS = 3
@@ -180,8 +180,8 @@ class _Driver:
             timed_out = time.monotonic() > give_up
             n_needed = min_workers if timed_out else max(target, min_workers)
             if len(available) >= n_needed:
-                answering = self._cluster.processes(available)  # Dask notices a lost machine late
-                available = [worker for worker in available if worker.nanny in answering]
+                responsive = self._cluster.processes(available)  # Dask notices a lost machine late
+                available = [worker for worker in available if worker.nanny in responsive]
                 timed_out = time.monotonic() > give_up
                 n_needed = min_workers if timed_out else max(target, min_workers)
             if len(available) >= n_needed:
@@ -190,7 +190,7 @@ class _Driver:
             if timed_out:
                 break
             time.sleep(_POLL_S)
-        cluster = address_of(self._cluster.client)
+        cluster = cluster_text(self._cluster.client)
         shortage = f"{len(available)} of at least {min_workers} workers are {state} at {cluster}"
         if state == "left":
             raise TrainingInterrupted(f"{shortage}", f"start others, then {_RESUME}")
@@ -199,7 +199,7 @@ class _Driver:
     def _check_free(self, addresses: list[str]) -> None:
         """Raise TrainingInterrupted if a worker is a rank of another driver, whose end a task would
         have to wait for."""
-        for address, name in self._cluster.run_on_each(run_of, addresses).items():
+        for address, name in self._cluster.run_on_each(worker_run, addresses).items():
             if name not in ("", self._cluster.name):
                 raise of_another_run(address)
 

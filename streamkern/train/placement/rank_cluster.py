@@ -15,10 +15,10 @@ from typing import Any
 from streamkern.basics.errors import ClusterError, ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
-from streamkern.stream.unit_readers import address_of, run_on
+from streamkern.stream.unit_readers import cluster_text, run_on
 
 _NANNY_TIMEOUT_S = 5.0
-"""Seconds to wait for the answer of a nanny, after which its machine counts as lost."""
+"""Seconds to wait for the reply of a nanny, after which its machine counts as lost."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class RankCluster:
         without_nanny = [address for address, worker in workers.items() if not worker["nanny"]]
         if without_nanny:
             raise ConfigError(
-                f"the worker {without_nanny[0]} of {address_of(self.client)} has no nanny, which "
+                f"the worker {without_nanny[0]} of {cluster_text(self.client)} has no nanny, which "
                 "would kill its process if another rank is lost",
                 "start it without --no-nanny",
             )
@@ -93,7 +93,7 @@ class RankCluster:
         if limited:
             limit = size_text(workers[limited[0]]["memory_limit"])
             raise ConfigError(
-                f"the worker {limited[0]} of {address_of(self.client)} has a limit of {limit} on "
+                f"the worker {limited[0]} of {cluster_text(self.client)} has a limit of {limit} on "
                 "its memory, at which Dask would stop or kill it in training",
                 f"start it with --memory-limit 0, and give {mention('run.memory')} in its place",
             )
@@ -128,31 +128,32 @@ class RankCluster:
         Those that do not answer are left out.
         """
 
-        async def answers_of(address: str) -> dict[str, Any]:
+        async def replies_of(address: str) -> dict[str, Any]:
             # Nannies are called by their own addresses: the scheduler may have forgotten a worker.
-            answers = self.client.run(function, *args, workers=[address], on_error="ignore")
-            return dict(await asyncio.wait_for(answers, _NANNY_TIMEOUT_S))
+            replies = self.client.run(function, *args, workers=[address], on_error="ignore")
+            return dict(await asyncio.wait_for(replies, _NANNY_TIMEOUT_S))
 
-        async def all_answers() -> list[dict[str, Any] | BaseException]:
-            return await asyncio.gather(*map(answers_of, addresses), return_exceptions=True)
+        async def all_replies() -> list[dict[str, Any] | BaseException]:
+            return await asyncio.gather(*map(replies_of, addresses), return_exceptions=True)
 
         by_address: dict[str, Any] = {}
-        for answer in self._wait_for(all_answers(), self.timeout_s + _NANNY_TIMEOUT_S):
-            by_address |= answer if isinstance(answer, dict) else {}
+        for reply in self._wait_for(all_replies(), self.timeout_s + _NANNY_TIMEOUT_S):
+            by_address |= reply if isinstance(reply, dict) else {}
         return by_address
 
     def _wait_for(self, request: Any, wait_s: float | None = None) -> Any:
-        """Return the answer to a request; raise ClusterError if there is none within the time."""
-        answer = run_on(self.client.loop, request)
+        """Return the reply to a request; raise ClusterError if there is none within the time."""
+        reply = run_on(self.client.loop, request)
         try:
-            return answer.result(wait_s or self.timeout_s)
+            return reply.result(wait_s or self.timeout_s)
         except (OSError, CancelledError) as error:
             raise ClusterError(
-                f"{address_of(self.client)} is gone, or has not answered for {self.timeout_s:g} s",
+                f"{cluster_text(self.client)} is gone, or has not answered for "
+                f"{self.timeout_s:g} s",
                 "start it again, then run the same command again to go on",
             ) from error
         finally:
-            answer.cancel()
+            reply.cancel()
 
 
 async def _process(dask_worker: Any) -> Any:

@@ -33,10 +33,10 @@ from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
 from streamkern.stream.unit_readers import run_on
 
-_ANSWER_S, _REPORT_INTERVAL_S = 5.0, 1.0
-"""Seconds to wait for an answer of the scheduler, and between two reports of a rank."""
-MAX_REPORT_GAP_S = _ANSWER_S + _REPORT_INTERVAL_S
-"""Longest time, in seconds, between two reports of a healthy rank: an answer may be lost."""
+_REPLY_TIMEOUT_S, _REPORT_INTERVAL_S = 5.0, 1.0
+"""Seconds to wait for a reply of the scheduler, and between two reports of a rank."""
+MAX_REPORT_GAP_S = _REPLY_TIMEOUT_S + _REPORT_INTERVAL_S
+"""Longest time, in seconds, between two reports of a healthy rank: a reply may be lost."""
 _runs: list[str] = []
 """Name of the run of which this process is a rank, if any. A process belongs to one run at a time,
 and the driver of that run may kill it."""
@@ -143,7 +143,7 @@ def start_tracker(size: int) -> dict[str, Any]:
     return {**tracker.worker_args(), "dmlc_timeout": _COLLECTIVE_TIMEOUT_S}
 
 
-def run_of(dask_worker: Any) -> str:
+def worker_run(dask_worker: Any) -> str:
     """Return the name of the run of which a worker is a rank, or "".
 
     As a function with the argument `dask_worker`, it runs even if the worker's threads are busy.
@@ -221,7 +221,7 @@ def _do_work(
 def _warnings_sent_to(tell: SendMessage) -> Iterator[None]:
     """Send warnings to the driver, which decides whether its terminal shows them."""
     with warnings.catch_warnings():  # also forgets the warnings of earlier runs
-        warnings.showwarning = lambda message, *place: tell({"warning": redact(str(message))})
+        warnings.showwarning = lambda message, *details: tell({"warning": redact(str(message))})
         yield
 
 
@@ -328,13 +328,13 @@ class _Heartbeat:
         """Return the newest message of the driver, or None if the scheduler does not answer."""
         loop, scheduler = self._worker.loop, self._worker.scheduler
         query = scheduler.get_metadata(keys=[self._spec.name], default=None)
-        answer = run_on(loop, query)
+        reply = run_on(loop, query)
         try:
-            message: dict[str, Any] | None = answer.result(_ANSWER_S)
+            message: dict[str, Any] | None = reply.result(_REPLY_TIMEOUT_S)
         except Exception:
             return None
         finally:
-            answer.cancel()
+            reply.cancel()
         return message
 
     def _act_on_driver_message(self) -> None:

@@ -11,7 +11,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.losses.base import Loss
 from streamkern.losses.checks import check_own_loss
 from streamkern.losses.log_link import LogLink
-from streamkern.losses.losses import LOSS_CLASSES, SQUARES, loss_class, loss_of
+from streamkern.losses.losses import LOSS_CLASSES, SQUARES, loss_class, make_loss
 from streamkern.train.resolve.training_data import Data, check_targets
 from streamkern.train.restart.scaling import changes_targets, known_moments
 
@@ -84,7 +84,7 @@ def _check_levels(config: RunConfig, data: Data) -> None:
             f"single target, but the data has {n_targets}",
             "give one quantile, or train a model for each target",
         )
-    loss = loss_of(config.model.loss, levels)
+    loss = make_loss(config.model.loss, levels)
     if isinstance(levels, tuple) and config.run.calibrate is True and not (loss and loss.quantiles):
         raise ConfigError(
             f"{mention('run.calibrate', True)} is for intervals, which do not exist for several "
@@ -101,7 +101,7 @@ def _check_log_link(config: RunConfig, data: Data, *, sets_unit: bool) -> None:
     sets_unit : whether the mean becomes the unit of the loss, and must be positive. Not with
         initial weights; in the first block of `partial_fit`, the setup checks it.
     """
-    loss = loss_of(config.model.loss, config.model.quantile)
+    loss = make_loss(config.model.loss, config.model.quantile)
     if not isinstance(loss, LogLink):
         return
     for source in (data.base, data.validation_rows, data.calibration_rows):

@@ -1,7 +1,7 @@
-"""Early stopping: score each pass on validation rows, keep the best weights, and decide the end.
+"""Early stopping: score each epoch on validation rows, keep the best weights, and decide the end.
 
-All decisions follow from the scores, which a checkpoint stores with the weights of the best pass.
-`stream.sources.split` describes which rows are set aside. A pass is one of `data.epochs`.
+All decisions follow from the scores, which a checkpoint stores with the weights of the best epoch.
+`stream.sources.split` describes which rows are set aside.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_early_stopping(config: RunConfig, *, complete: bool, has_initial_weigh
     elif has_initial_weights:
         problem = "cannot be used with initial weights, which the rows set aside may have trained"
     elif config.data.epochs == 1:
-        problem = f"has nothing to stop with {mention('data.epochs', 1)}, which is one pass"
+        problem = f"has nothing to stop with {mention('data.epochs', 1)}, which is one epoch"
     if problem is not None:
         raise ConfigError(f"{mention('run.early_stopping')} {problem}", "leave it out")
 
@@ -41,7 +41,7 @@ class EarlyStopping:
 
     loss_figure : name of the loss in evaluations, whose negative is the score; None for the
         squared error, whose score is the accuracy or R2
-    scores : score of each pass, -inf if it is not finite
+    scores : score of each epoch, -inf if it is not finite
     """
 
     def __init__(self, settings: ExecutionConfig, loss_figure: str | None = None) -> None:
@@ -54,15 +54,15 @@ class EarlyStopping:
         """True if rows are set aside for validation."""
         return self._patience is not None
 
-    def lacks_score(self, n_passes: int) -> bool:
-        """Return whether the last of `n_passes` passes has no score.
+    def lacks_score(self, n_epochs: int) -> bool:
+        """Return whether the last of `n_epochs` epochs has no score.
 
         This is so if a signal or an error came before its evaluation.
         """
-        return self.active and len(self.scores) < n_passes
+        return self.active and len(self.scores) < n_epochs
 
     def add_score(self, figures: Mapping[str, float], keep: Callable[[], object]) -> None:
-        """Record the score of the pass that has ended.
+        """Record the score of the epoch that has ended.
 
         figures : figures on the validation rows
         keep : called if the score is the best so far, before it is recorded; saves the weights
@@ -73,31 +73,31 @@ class EarlyStopping:
             name = "accuracy" if f"{VALIDATION_PREFIX}_accuracy" in figures else "r2"
             score = figures[f"{VALIDATION_PREFIX}_{name}"]
         score = score if math.isfinite(score) else -math.inf
-        if _best_pass([*self.scores, score]) == len(self.scores):
+        if _best_epoch([*self.scores, score]) == len(self.scores):
             keep()
         self.scores.append(score)
 
     @property
     def at_best(self) -> bool:
         """True if the newest score is above all scores before it."""
-        return bool(self.scores) and _best_pass(self.scores) == len(self.scores) - 1
+        return bool(self.scores) and _best_epoch(self.scores) == len(self.scores) - 1
 
     def reason(self) -> str | None:
-        """Return why no further pass is needed, or None."""
+        """Return why no further epoch is needed, or None."""
         if self._patience is None or not self.scores:
             return None
-        best = max(_best_pass(self.scores), 0)
-        passes_since = len(self.scores) - 1 - best
-        if passes_since < self._patience:
+        best = max(_best_epoch(self.scores), 0)
+        epochs_since = len(self.scores) - 1 - best
+        if epochs_since < self._patience:
             return None
         return (
-            f"the score on the rows set aside has not got better for {passes_since} passes; the "
-            f"weights are those of pass {best + 1}"
+            f"the score on the rows set aside has not got better for {epochs_since} epochs; the "
+            f"weights are those of epoch {best + 1}"
         )
 
 
-def _best_pass(scores: Sequence[float]) -> int:
-    """Return the index of the first pass with the highest score; -1 if no score is finite."""
+def _best_epoch(scores: Sequence[float]) -> int:
+    """Return the index of the first epoch with the highest score; -1 if no score is finite."""
     highest = max(scores, default=-math.inf)
     return scores.index(highest) if highest > -math.inf else -1
 

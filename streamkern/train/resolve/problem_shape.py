@@ -9,7 +9,7 @@ import numpy as np
 
 from streamkern.backend.base import Backend
 from streamkern.config.run_config import RunConfig
-from streamkern.config.solver import options_of, set_value
+from streamkern.config.solver import set_value, solver_options
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.points import left_bytes, point_bytes, point_width, scratch_bytes
@@ -87,7 +87,7 @@ def problem_shape(
     columns = widths(source.row_shape, source.feed_transforms)
     return ProblemShape(
         n_rows=source.n_rows,
-        epochs=config.data.passes,
+        epochs=config.data.n_epochs,
         d=data.d,
         c=len(levels) if isinstance(levels, tuple) else source.n_outputs,
         p=p,
@@ -112,7 +112,7 @@ def problem_shape(
         upload_bytes=SAVE_CHUNK_BYTES if uploads else 0,
         writes_checkpoints=run_dir is not None,
         repeats=data.repeats,
-        ridge=config.solver.ridge != 0 and "ridge" in options_of(config.solver.name),
+        ridge=config.solver.ridge != 0 and "ridge" in solver_options(config.solver.name),
         finds_ridge=config.solver.ridge == "auto",
         finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
         metric_bytes=0 if kernel.metric is None else kernel.metric.size * 8,

@@ -26,7 +26,7 @@ from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid
 from streamkern.losses.base import Loss
 from streamkern.losses.log_link import LogLink
-from streamkern.losses.losses import loss_of
+from streamkern.losses.losses import make_loss
 from streamkern.planning.effort_levels import EFFORT_LEVELS
 from streamkern.planning.memory import Buffers, default_budget, keep_stores
 from streamkern.planning.problem import ProblemShape
@@ -36,7 +36,7 @@ from streamkern.solver.method import Method
 from streamkern.solver.methods import find, resolve
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.stream.feed import CheckTargets
-from streamkern.stream.sources.sampling import source_rows_of
+from streamkern.stream.sources.sampling import rows_in_source
 from streamkern.train.resolve.calibration_split import NO_MEMORY_TO_CALIBRATE, check_calibrate
 from streamkern.train.resolve.check_loss import check_log_targets, check_loss
 from streamkern.train.resolve.early_stopping import check_early_stopping
@@ -94,7 +94,7 @@ class ResolvedRun:
     def loss(self) -> Loss | None:
         """The loss that is minimised, with the parameters of the settings; None for squares."""
         model = self.config.model
-        return loss_of(model.loss, model.quantile)
+        return make_loss(model.loss, model.quantile)
 
     @property
     def check_targets(self) -> CheckTargets | None:
@@ -111,7 +111,7 @@ class ResolvedRun:
             try:
                 check(Y, row_ids)
             except DataError:
-                check(Y, source_rows_of(self.data.source, row_ids))
+                check(Y, rows_in_source(self.data.source, row_ids))
                 raise
 
         return check_with_source_rows
@@ -352,8 +352,8 @@ def _n_kernel_values(config: RunConfig, data: Data, p: int) -> int:
     Some rows are needed to choose the kernel, all in each epoch, or once if all rows are centers.
     """
     n = data.source.n_rows
-    passes = 1 if p == n else config.data.passes
-    return n * passes * p + PLANNED_KERNELS * min(n, NOISE_ROWS) ** 2
+    n_epochs = 1 if p == n else config.data.n_epochs
+    return n * n_epochs * p + PLANNED_KERNELS * min(n, NOISE_ROWS) ** 2
 
 
 def _are_centers(config: RunConfig, inputs: RunInputs, data: Data, problem: ProblemShape) -> bool:

@@ -17,7 +17,7 @@ from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.resolve.given_arrays import check_count
 from streamkern.train.resolve.training_data import storage_options_for
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.restart.run_snapshot import calibrate_of, recorded_run
+from streamkern.train.restart.run_snapshot import recorded_calibrate, recorded_run
 from streamkern.train.restart.scaling import saved_patches
 from streamkern.train.restart.stored_centers import StoredCenters
 
@@ -39,7 +39,7 @@ class RunInputs:
     patches : patch features with which the run was started, or that rank 0 has drawn; None: they
         are drawn if the settings ask for them
     ranks : communicator of the ranks that train together
-    rank_locations : addresses for the log: "workers", of the ranks, and "dashboard", of their Dask
+    rank_addresses : addresses for the log: "workers", of the ranks, and "dashboard", of their Dask
         cluster
     """
 
@@ -54,7 +54,7 @@ class RunInputs:
     continued: ParentRun | None = None
     patches: PatchFeatures | None = None
     ranks: Communicator = SINGLE
-    rank_locations: Mapping[str, Any] = field(default_factory=dict)
+    rank_addresses: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, config: RunConfig) -> RunConfig:
         """Return the settings, in which arrays have replaced `model.centers` and `model.metric`.
@@ -100,7 +100,7 @@ class RunInputs:
         options = storage_options_for(config, parent_path)
         with RunDirectory(parent_path, writable=False, storage_options=options) as directory:
             recorded = recorded_run(directory)
-        return recorded is None or calibrate_of(recorded) is not False
+        return recorded is None or recorded_calibrate(recorded) is not False
 
     def known_patches(self, config: RunConfig) -> PatchFeatures | None:
         """Return `patches`, or the patch features of the run that provides the initial weights.

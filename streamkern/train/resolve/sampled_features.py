@@ -36,9 +36,9 @@ from streamkern.solver.precondition.noise import (
     mean_difference_in_se,
     row_errors,
 )
-from streamkern.solver.precondition.samples import SampleRows, merged
+from streamkern.solver.precondition.samples import SampleRows, merge_equal_rows
 from streamkern.store.row_block import RowBlock
-from streamkern.store.sample_weights import weight_factors, weights_of
+from streamkern.store.sample_weights import weigh_rows, weight_factors
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.patch_features import (
@@ -137,7 +137,7 @@ def _weighted_sample(source: BaseSource, config: RunConfig) -> tuple[Floats, Hos
     factors = weight_factors(source, config.data.class_weight)
     if factors is None:
         return X.astype(np.float64), block.y
-    has_weight = weights_of(block.y, block.w, factors) > 0
+    has_weight = weigh_rows(block.y, block.w, factors) > 0
     return X[has_weight].astype(np.float64), block.y[has_weight]
 
 
@@ -168,7 +168,7 @@ def _gain(scores: QuantileScores, X: HostArray, Y: Floats) -> float:
     backend = get_backend("cpu", 1, "none")
     with backend, backend.active():
         rows = SampleRows(X[:MAX_PREDICTED_ROWS], (Y - Y.mean(axis=0)) / deviation)
-        rows = merged(backend, rows)
+        rows = merge_equal_rows(backend, rows)
         added = np.empty((len(rows.X), len(scores)))
         scores.write_scores(np, rows.X, added)
         plain_errors = _errors(backend, rows)

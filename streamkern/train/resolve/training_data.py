@@ -20,12 +20,12 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
-from streamkern.filesystem.path_kinds import place_kind
+from streamkern.filesystem.path_kinds import content_kind
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.sparse import of_sparse_rows
 from streamkern.losses.log_link import LogLink
-from streamkern.losses.losses import SQUARES, loss_of
+from streamkern.losses.losses import SQUARES, make_loss
 from streamkern.solver.methods import find
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.store.sparse_rows import is_packed, sparse_features
@@ -311,7 +311,7 @@ def check_targets(config: RunConfig, source: BaseSource, of_data: str = "") -> N
 
     of_data : text that names the data in the message
     """
-    loss = loss_of(config.model.loss, config.model.quantile)
+    loss = make_loss(config.model.loss, config.model.quantile)
     if isinstance(loss, LogLink) and in_memory(source):
         for _, block in source.numbered_blocks(0):
             loss.check_targets(block.y, block.row_ids, of_data)
@@ -326,7 +326,7 @@ def in_memory(source: BaseSource) -> bool:
 
 def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None:
     """Raise ConfigError if `test` is a data file and no store, with the command to convert it."""
-    if place_kind(test) != "file":
+    if content_kind(test) != "file":
         return
     store = f"{PurePath(test).name.partition('.')[0]}.zarr"
     like = "" if source.encoder is None or not train else f" --like {redact(train[0])}"

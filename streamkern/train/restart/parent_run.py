@@ -24,7 +24,7 @@ from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.notation import bandwidths, with_bandwidths
-from streamkern.losses.losses import SQUARES, loss_class, loss_of, saved_loss
+from streamkern.losses.losses import SQUARES, loss_class, make_loss, saved_loss
 from streamkern.losses.own import loss_name
 from streamkern.stream.sources.alignment import check_same_rows
 from streamkern.stream.sources.base import BaseSource
@@ -219,7 +219,7 @@ class ParentRun(RunSnapshot):
                 "start of another loss",
                 "give both runs the same loss, or leave warm_start out",
             )
-        new_loss = loss_of(config.model.loss, config.model.quantile)
+        new_loss = make_loss(config.model.loss, config.model.quantile)
         assert new_loss is not None
         for parameter, value in new_loss.parameters().items():
             own_value = own_loss.parameters()[parameter]
@@ -263,7 +263,7 @@ class ParentRun(RunSnapshot):
         """
         if (step := self.saved.step) != ancestry["step"]:
             raise ConfigError(
-                f"{self.place} has been trained on, from step {ancestry['step']} to {step}, "
+                f"{self.location} has been trained on, from step {ancestry['step']} to {step}, "
                 "since this run began to continue it",
                 "continue it in another run_dir",
             )
@@ -356,8 +356,8 @@ class ParentRun(RunSnapshot):
 
     @property
     def _mentioned(self) -> str:
-        """The setting that names this run, for messages; `place` is True for a fitted model."""
-        return mention(f"solver.warm_start={self.place}")
+        """The setting that names this run, for messages; `location` is True for a fitted model."""
+        return mention(f"solver.warm_start={self.location}")
 
     def _keys(self, dtype: np.dtype[Any]) -> npt.NDArray[np.uint8]:
         """Return `center_digests` of the centers, in the order of `alpha`."""

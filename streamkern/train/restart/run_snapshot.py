@@ -42,7 +42,7 @@ POST_TRAINING_PREFIXES = (CALIBRATION_PREFIX, POSTERIOR_PREFIX)
 # -- the record of a run ---------------------------------------------------------------------------
 
 
-def checked_record(recorded: Mapping[str, Any] | None, place: str) -> dict[str, Any]:
+def checked_record(recorded: Mapping[str, Any] | None, location: str) -> dict[str, Any]:
     """Return the record of a run: "identity", "sizes" and "versions", see `run_record`.
 
     Raises RunError if it has other entries, because another version of streamkern has written it.
@@ -53,10 +53,10 @@ def checked_record(recorded: Mapping[str, Any] | None, place: str) -> dict[str, 
             isinstance(record[name], dict) for name in ("identity", "sizes", "versions")
         )
         # Unknown sizes, and values that pydantic converts, are not equal to the recorded ones.
-        if are_tables and len(record) == 3 and sizes_of(record).recorded() == record["sizes"]:
+        if are_tables and len(record) == 3 and recorded_sizes(record).recorded() == record["sizes"]:
             return record
     raise RunError(
-        f"{place} holds a run of another version of streamkern",
+        f"{location} holds a run of another version of streamkern",
         "continue it with that version, or give another run_dir",
     )
 
@@ -69,15 +69,15 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
     recorded = None if directory is None else directory.recorded()
     if directory is None or recorded is None:
         return None
-    return checked_record(recorded, directory.place)
+    return checked_record(recorded, directory.location)
 
 
-def calibrate_of(record: Mapping[str, Any]) -> Any:
+def recorded_calibrate(record: Mapping[str, Any]) -> Any:
     """Return the setting run.calibrate of a run; False if no rows were set aside."""
     return record["identity"]["settings"].get("run", {}).get("calibrate", False)
 
 
-def sizes_of(record: Mapping[str, Any]) -> Sizes:
+def recorded_sizes(record: Mapping[str, Any]) -> Sizes:
     """Return the sizes with which a run was started."""
     return sizes_from(record["sizes"], record["identity"]["settings"]["model"]["features"])
 
@@ -128,20 +128,20 @@ class RunSnapshot:
 
     The properties look up entries of the setup's metadata when they are used, see `check`.
 
-    place : run directory, for messages
+    location : run directory, for messages
     setup : arrays and JSON values, see `Assembled`; with the array Z only if it was loaded
     checkpoint : see `StepLoop.snapshot`; None if it was not loaded
     centers : (p, d) in storage order, loaded or in the run directory
     """
 
-    place: str
+    location: str
     setup: Saved
     checkpoint: Saved | None
     centers: HostArray | StoredCenters
 
     @classmethod
     def find(
-        cls, place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *,
+        cls, location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *,
         load_centers: bool = True, load_weights: bool = True, load_solver: bool = False,
     ) -> Self | None:  # fmt: skip
         """Return the newest good checkpoint of a run; None if it has no setup or no checkpoint yet.
@@ -156,34 +156,36 @@ class RunSnapshot:
         setup_factory = (
             on_host if load_solver else _model_array_factory(on_host if load_centers else target)
         )
-        with RunDirectory(place, writable=False, storage_options=storage_options) as run:
+        with RunDirectory(location, writable=False, storage_options=storage_options) as run:
             setup, saved = run.load_setup(setup_factory), None
             if load_weights:
                 saved = run.load_latest(on_host if load_solver else _load_weights)
         if setup is None or (saved is None and load_weights):
             return None
         if load_centers:
-            return cls(run.place, setup, saved, setup.arrays["Z"])
+            return cls(run.location, setup, saved, setup.arrays["Z"])
         shape, dtype, sha256 = target.shape, target.dtype, setup.checksums["Z"]
-        centers = StoredCenters(place, storage_options, shape, dtype, sha256)
-        return cls(run.place, setup, saved, centers)
+        centers = StoredCenters(location, storage_options, shape, dtype, sha256)
+        return cls(run.location, setup, saved, centers)
 
     @classmethod
     def open(
-        cls, place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *,
+        cls, location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *,
         load_solver: bool = False,
     ) -> Self:  # fmt: skip
         """Return what `find` returns; raise RunError if there is no trained run."""
-        run = cls.find(place, storage_options, load_solver=load_solver)
+        run = cls.find(location, storage_options, load_solver=load_solver)
         if run is None:
-            description = RunDirectory(place, writable=False, storage_options=storage_options).place
-            raise RunError(no_run(place, description))
+            description = RunDirectory(
+                location, writable=False, storage_options=storage_options
+            ).location
+            raise RunError(no_run(location, description))
         return run
 
     @property
     def record(self) -> dict[str, Any]:
         """The record of the run, see `checked_record`."""
-        return checked_record(self.setup.run, self.place)
+        return checked_record(self.setup.run, self.location)
 
     @property
     def saved(self) -> Saved:
@@ -205,7 +207,7 @@ class RunSnapshot:
     def check(self) -> Self:
         """Return this object; raise CheckpointError if the metadata lack an entry that a property
         needs."""
-        with checkpoint_errors(self.place):
+        with checkpoint_errors(self.location):
             for name in _PROPERTIES:
                 getattr(self, name)
         return self

@@ -17,7 +17,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.randomness import Stage
 from streamkern.store.row_block import RowBlock
-from streamkern.store.sample_weights import ClassWeight, weight_factors, weights_of
+from streamkern.store.sample_weights import ClassWeight, weigh_rows, weight_factors
 from streamkern.store.sparse_rows import is_packed
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
 from streamkern.stream.feed import prepare
@@ -194,7 +194,7 @@ def _sampled(
     running = RunningStatistics(int(np.prod(source.row_shape)))
     w = block.w
     if factors is not None:
-        w = weights_of(block.y, w, (factors > 0).astype(np.float64))
+        w = weigh_rows(block.y, w, (factors > 0).astype(np.float64))
     running.add(X, block.y, w)
     statistics = running.result()
     return (

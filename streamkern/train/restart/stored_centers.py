@@ -91,14 +91,14 @@ class CentersTarget:
 class StoredCenters:
     """The centers of a run, in storage order, which stay in the run directory.
 
-    place, storage_options : run directory
+    location, storage_options : run directory
     shape, dtype : shape (p, d) and dtype of all centers
     sha256 : digest of the entries of the centers' files in the manifest, which identifies them
     recorded : digest in the record of this run if it took the centers over from a parent run; the
         record has the digest of the files in the parent's directory
     """
 
-    place: str | os.PathLike[str]
+    location: str | os.PathLike[str]
     storage_options: Mapping[str, Any] | None = field(repr=False)
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -124,12 +124,12 @@ class StoredCenters:
 
     def _read(self, target: CentersTarget) -> CentersTarget:
         """Load the setup with a target; raise ConfigError if its centers have changed."""
-        run = RunDirectory(self.place, writable=False, storage_options=self.storage_options)
+        run = RunDirectory(self.location, writable=False, storage_options=self.storage_options)
         with run:
             setup = run.load_setup(target)
         if setup is None or setup.checksums["Z"] != self.sha256:
             raise ConfigError(
-                f"{run.place} has other centers than when this run was started from it",
+                f"{run.location} has other centers than when this run was started from it",
                 "start again, in another run_dir",
             )
         return target

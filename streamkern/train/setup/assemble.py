@@ -46,15 +46,20 @@ from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.setup.broadcast import (
     broadcast_setup,
     mean,
+    rank_solver_work,
     receive_setup,
     receive_shard,
-    work_of,
 )
 from streamkern.train.setup.choose_centers import ChosenCenters, choose_centers, scatter_all
 from streamkern.train.setup.choose_metric import Learned
 from streamkern.train.setup.kernel_and_metric import choose_kernel_and_metric
 from streamkern.train.setup.loss_start import LossFit, fit_loss, scale_start, setup_targets
-from streamkern.train.setup.setup_rows import SquareTargets, center_targets, n_effective, samples_of
+from streamkern.train.setup.setup_rows import (
+    SquareTargets,
+    center_targets,
+    draw_samples,
+    n_effective,
+)
 
 SAMPLED_CENTERS = 256
 """Largest number of centers from whose kernel values the size of kernel values is estimated."""
@@ -164,7 +169,7 @@ def compute_setup(
     def samples() -> tuple[SampleRows, SampleRows]:
         nonlocal sample_rows
         report("setup", {"doing": "sample"})
-        sample, probe, sample_rows = samples_of(run, dtype, targets, centers.rows, squares)
+        sample, probe, sample_rows = draw_samples(run, dtype, targets, centers.rows, squares)
         report("setup", {"doing": "preconditioner"})
         return sample, probe
 
@@ -347,13 +352,13 @@ def compute_setup_part(run: ResolvedRun) -> dict[str, Array]:
     arrays, meta = receive_setup(ranks)
     arrays |= own_centers
     op = operator(run.backend, arrays, meta, run.config.model.kernel)
-    work, samples = work_of(run, op, arrays, meta)
+    work, samples = rank_solver_work(run, op, arrays, meta)
     own_arrays = run.method.compute(work, samples, lambda event, fields: None).arrays
     scale_start(own_arrays, meta["slope"])
     return own_arrays | own_centers
 
 
-def accelerator_of(meta: Mapping[str, Any]) -> str:
+def recorded_accelerator(meta: Mapping[str, Any]) -> str:
     """Return the accelerator setting for predictions. meta : metadata of the model's setup"""
     return "none" if meta["backend"].get("accelerator") == "none" else "auto"
 

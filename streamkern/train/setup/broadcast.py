@@ -77,7 +77,7 @@ def receive_setup(ranks: Communicator) -> tuple[dict[str, HostArray], dict[str, 
     return {name: ranks.broadcast(array) for name, array in arrays.items()}, meta
 
 
-def work_of(
+def rank_solver_work(
     run: ResolvedRun,
     op: KernelOperator,
     arrays: dict[str, HostArray],

@@ -22,7 +22,7 @@ from streamkern.centers.selectors import SELECTORS
 from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.solver.method import Report
-from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.store.row_block import RowBlock, concatenate_blocks
 from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.mixture import stored_rows
@@ -124,7 +124,7 @@ def _select(
     if selection is None:
         block = block.take(order)
     rows = _known_center_rows(run, block, are_rows=method not in ("given", "file"))
-    X = run.backend.to_host(transformed(run, block, dtype)[0])
+    X = run.backend.to_host(transform_rows(run, block, dtype)[0])
     del block
     if kernel is None:
         bandwidth_rows = X
@@ -160,7 +160,7 @@ def _select_in_stripes(
 
     def parts() -> Iterator[CenterPart]:
         for selected, block in rows_by_unit(base, chosen, seed):
-            X = run.backend.to_host(transformed(run, block, dtype)[0])
+            X = run.backend.to_host(transform_rows(run, block, dtype)[0])
             storage_indices = storage_index[selected]
             for_bandwidth = storage_indices < len(bandwidth_rows)
             bandwidth_rows[storage_indices[for_bandwidth]] = X[for_bandwidth]
@@ -170,7 +170,7 @@ def _select_in_stripes(
 
     Z = scatter(parts(), p, run.inputs.ranks)
     shift = mean(Z, p, run.inputs.ranks).astype(dtype)
-    in_storage_order = concatenated(blocks).take(np.argsort(np.concatenate(streamed_indices)))
+    in_storage_order = concatenate_blocks(blocks).take(np.argsort(np.concatenate(streamed_indices)))
     rows = _known_center_rows(run, in_storage_order, are_rows=True)
     kernel = kernel or kernel_of_settings(run, bandwidth_rows, metric)
     run.backend.release()
@@ -185,7 +185,7 @@ def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
     return stripe, mean(stripe, p, ranks).astype(Z.dtype)
 
 
-def transformed(run: ResolvedRun, rows: RowBlock, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+def transform_rows(run: ResolvedRun, rows: RowBlock, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Return the features (m, d) and the targets (m, c) of rows after the fixed transforms."""
     source = run.data.source
     return prepare(
@@ -223,7 +223,7 @@ def _draw_frequencies(
     n_read, kernel = 0, known_kernel or run.config.model.kernel
     if not isinstance(kernel, Kernel) or kernel.is_open:
         block = random_rows.random_centers(base, min(random_rows.BANDWIDTH_ROWS, base.n_rows), seed)
-        X, _ = transformed(run, block, dtype)
+        X, _ = transform_rows(run, block, dtype)
         kernel, n_read = kernel_of_settings(run, run.backend.to_host(X)), len(block.X)
     order = random_rows.random_order(n_features, seed)
     Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
@@ -242,9 +242,9 @@ def _batches(
         block_bytes=sizes.loader_block_bytes, in_flight_bytes=sizes.loader_in_flight_bytes,
         threads=run.config.data.prefetch_threads,
     ) as loader:  # fmt: skip
-        passes = -(-n_left // base.n_rows)
-        for batch in loader.epochs(SETUP_EPOCH, SETUP_EPOCH + passes):
-            X = run.backend.to_host(transformed(run, batch, dtype)[0])
+        n_epochs = -(-n_left // base.n_rows)
+        for batch in loader.epochs(SETUP_EPOCH, SETUP_EPOCH + n_epochs):
+            X = run.backend.to_host(transform_rows(run, batch, dtype)[0])
             yield X[:n_left]
             n_left -= len(X)
             if n_left <= 0:

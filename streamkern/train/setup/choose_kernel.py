@@ -92,7 +92,7 @@ def must_choose_kernel(run: ResolvedRun) -> bool:
     )
 
 
-def kernels_of(run: ResolvedRun) -> tuple[Any, ...]:
+def candidate_kernels(run: ResolvedRun) -> tuple[Any, ...]:
     """Return the kernels to try, from rough to smooth.
 
     Only the first one is tried with ridge 0, or if the solver is sensitive to the conditioning of
@@ -124,56 +124,83 @@ def find_kernel(
     categorical : categorical features of the kernel
     """
     rows = rows.first(n_kernel_rows(len(rows.X)), run.backend)
-    host = run.backend.to_host(rows.X)
-    base_bandwidth = bandwidth_function(run, host, metric)
+    search = _KernelSearch(run, rows, run.backend.to_host(rows.X), metric, categorical)
+    first_notation, *other_notations = candidate_kernels(run)
+    best_fit, first_fit = search.find_bandwidth(first_notation, None, report)
+    best_fits = [best_fit]
+    for notation in other_notations:
+        best_fits.append(search.find_bandwidth(notation, best_fits[-1], report)[0])
+    best = roughest_equivalent(best_fits)
+    if best is first_fit or not (best.noise.tried and first_fit.noise.tried):
+        return best
+    errors, zero_errors, _ = row_errors(search.operator(best.kernel), None, rows, best.noise)
+    first_errors, *_ = row_errors(search.operator(first_fit.kernel), None, rows, first_fit.noise)
+    return best if is_better(errors, first_errors, zero_errors) else first_fit
 
-    def operator(kernel: Kernel) -> KernelOperator:
-        return search_operator(run, kernel, host, run.grid)
 
-    first_kernel, *other_kernels = kernels_of(run)
+class _KernelSearch:
+    """The search for a bandwidth on the examined rows, with one metric.
 
-    def best_of(
-        notation: str | Mapping[str, Any] | Kernel, start: FoundKernel | None
+    host : (n, d) the features of `rows` on the host
+    rows, metric, categorical : as in `find_kernel`
+    """
+
+    def __init__(
+        self, run: ResolvedRun, rows: SampleRows, host: HostArray, metric: Floats | None,
+        categorical: CategoricalFeatures,
+    ) -> None:  # fmt: skip
+        self._run, self._rows, self._host = run, rows, host
+        self._metric, self._categorical = metric, categorical
+        self._base_bandwidth = bandwidth_function(run, host, metric)
+
+    def operator(self, kernel: Kernel) -> KernelOperator:
+        """Return the operator of a kernel for the examined rows."""
+        return search_operator(self._run, kernel, self._host, self._run.grid)
+
+    def find_bandwidth(
+        self, notation: str | Mapping[str, Any] | Kernel, start: FoundKernel | None, report: Report
     ) -> tuple[FoundKernel, FoundKernel]:
-        fits: dict[float, FoundKernel] = {}
+        """Return the fit of a kernel with the best bandwidth, and the first fit that was tried.
+
+        start : fit of the kernel before, from whose bandwidth and noise the search starts
+        """
+        run, fits = self._run, dict[float, FoundKernel]()
 
         def error(factor: float) -> float:
-            kernel = get_kernel(notation, lambda geometry: factor * base_bandwidth(geometry))
-            kernel = run.data.kernel_of(kernel)
-            kernel = kernel if metric is None else kernel.with_metric(metric)
-            kernel = kernel.with_categorical(categorical) if categorical else kernel
-            near = [*fits.values()][-1] if fits else start
-            near_noise = None if near is None else near.noise
-            noise = find_noise(operator(kernel), None, rows, near_noise, run.method.min_penalty)
-            fits[factor] = FoundKernel(kernel, noise, round(math.log2(factor)))
-            return noise.error
+            # The newest fit has the closest bandwidth, so its noise is the best start.
+            previous = [*fits.values()][-1] if fits else start
+            noise = None if previous is None else previous.noise
+            fits[factor] = self._fit(notation, factor, noise)
+            return fits[factor].noise.error
 
         exponent_range = (
             (MIN_BANDWIDTH_LOG2, max_bandwidth_log2(run))
             if must_choose_bandwidth(run, notation)
             else (0, 0)
         )
+        # Without a start, the optimum may be far from factor 1: try every second exponent first.
         start_exponent, stride = (0, 2) if start is None else (start.factor_log2, 1)
         errors = geometric_search(error, start_exponent, *exponent_range, base=2.0, stride=stride)
         best_fit = fits[2.0 ** nearest_equivalent(errors)]
         tried = [(2.0**k, value) for k, value in errors.items() if math.isfinite(value)]
         fields = {
             "kernel": best_fit.kernel.describe(), "factor": 2.0**best_fit.factor_log2,
-            "tried": tried, "kernels": len(other_kernels) + 1,
+            "tried": tried, "kernels": len(candidate_kernels(run)),
         }  # fmt: skip
         report("bandwidth", fields)
         return best_fit, next(iter(fits.values()))
 
-    best_fit, first_fit = best_of(first_kernel, None)
-    best_fits = [best_fit]
-    for notation in other_kernels:
-        best_fits.append(best_of(notation, best_fits[-1])[0])
-    best = roughest_equivalent(best_fits)
-    if best is first_fit or not (best.noise.tried and first_fit.noise.tried):
-        return best
-    errors, zero_errors, _ = row_errors(operator(best.kernel), None, rows, best.noise)
-    first_errors, *_ = row_errors(operator(first_fit.kernel), None, rows, first_fit.noise)
-    return best if is_better(errors, first_errors, zero_errors) else first_fit
+    def _fit(
+        self, notation: str | Mapping[str, Any] | Kernel, factor: float, start: Noise | None
+    ) -> FoundKernel:
+        """Return a kernel with `factor` times the base bandwidth, and its noise."""
+        run = self._run
+        kernel = get_kernel(notation, lambda geometry: factor * self._base_bandwidth(geometry))
+        kernel = run.data.kernel_of(kernel)
+        kernel = kernel if self._metric is None else kernel.with_metric(self._metric)
+        kernel = kernel.with_categorical(self._categorical) if self._categorical else kernel
+        noise = find_noise(self.operator(kernel), None, self._rows, start, run.method.min_penalty)
+        return FoundKernel(kernel, noise, round(math.log2(factor)))
 
 
 def is_better(errors: Floats, first_errors: Floats, zero_errors: Floats) -> bool:

@@ -42,7 +42,7 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_categorical import find_categorical
-from streamkern.train.setup.choose_kernel import find_kernel, kernels_of
+from streamkern.train.setup.choose_kernel import candidate_kernels, find_kernel
 from streamkern.train.setup.held_out_models import Fitted, HeldOut, gain_in_standard_errors
 from streamkern.train.setup.metric_rounds import (
     COMPARISON_ROUNDS,
@@ -135,7 +135,7 @@ def metric_flops(run: ResolvedRun) -> int:
     n_fitted = n_compared_rows(rows)
     p = min(METRIC_FIT_ROWS, n_fitted)
     comparison = n_fitted * p**2 + 2 * p * d * (n_fitted + n_held) + SEARCH_TRIALS * p**3 // 3
-    comparison += len(kernels_of(run)) * search(n_few, SEARCH_TRIALS, SEARCH_TRIALS**2)
+    comparison += len(candidate_kernels(run)) * search(n_few, SEARCH_TRIALS, SEARCH_TRIALS**2)
     n_candidates = 2 + len(stages(n_pool))
     return rounds + steps + n_candidates * comparison
 
@@ -346,7 +346,7 @@ def _with_more_rows(fewer: Fitted, model: Fitted, ratio: float) -> Fitted:
     fewer : model of half the rows, from which the exponent follows
     """
 
-    def extrapolated(fewer_errors: Floats, errors: Floats) -> Floats:
+    def extrapolate_errors(fewer_errors: Floats, errors: Floats) -> Floats:
         if not (np.isfinite(fewer_errors).all() and fewer_errors.mean() > 0 and errors.mean() > 0):
             return errors
         return np.asarray(
@@ -354,8 +354,10 @@ def _with_more_rows(fewer: Fitted, model: Fitted, ratio: float) -> Fitted:
         )
 
     return model._replace(
-        errors=extrapolated(fewer.errors, model.errors),
-        log_losses=None if model.log_losses is None else extrapolated(fewer.losses, model.losses),
+        errors=extrapolate_errors(fewer.errors, model.errors),
+        log_losses=None
+        if model.log_losses is None
+        else extrapolate_errors(fewer.losses, model.losses),
     )
 
 

@@ -36,7 +36,7 @@ from streamkern.solver.precondition.noise import (
     mean_difference_in_se,
     weighted_gram,
 )
-from streamkern.solver.precondition.samples import SampleRows, merged
+from streamkern.solver.precondition.samples import SampleRows, merge_equal_rows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.target_scale import TargetScale
@@ -224,7 +224,7 @@ class _TargetColumns:
         self.scale = np.where(spread > 0, spread, 1.0)
         self.unexplained = min(1.0, len(y) / min(run.problem.p, run.data.base.n_rows))
         standardised = backend.asarray((columns - self.mean) / self.scale, rows.Y.dtype)
-        self.rows = merged(backend, rows._replace(Y=standardised))
+        self.rows = merge_equal_rows(backend, rows._replace(Y=standardised))
         repeats, root = self.rows.repeats, self.rows.root
         self.group, self.w = np.arange(len(y)), np.ones(len(y))
         if root is not None:

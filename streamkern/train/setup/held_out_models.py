@@ -33,7 +33,7 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import (
     KERNEL_ERROR_TOLERANCE,
     KERNEL_GAIN_SE,
-    kernels_of,
+    candidate_kernels,
     max_bandwidth_log2,
     median_distances,
     must_choose_bandwidth,
@@ -178,7 +178,7 @@ class HeldOut:
             return kernel.with_categorical(categorical) if categorical and is_distance else kernel
 
         models = list[Fitted]()
-        for notation in kernels_of(self.run):
+        for notation in candidate_kernels(self.run):
             is_open = must_choose_bandwidth(self.run, notation)
             low, high = (
                 (HELD_OUT_BANDWIDTHS_LOG2[0], max_bandwidth_log2(self.run)) if is_open else (0, 0)

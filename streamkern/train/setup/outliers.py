@@ -33,7 +33,7 @@ from streamkern.solver.precondition.noise import (
     mean_difference_in_se,
     weighted_gram,
 )
-from streamkern.solver.precondition.samples import SampleRows, merged
+from streamkern.solver.precondition.samples import SampleRows, merge_equal_rows
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import median_distances, search_operator
 
@@ -165,7 +165,7 @@ def _model(op: KernelOperator, rows: SampleRows, Y: Floats, bounded: Floats) -> 
     """Return the model of rows with the targets `bounded` (n, c), and the spread of its errors with
     respect to the targets Y (n, c); None if the noise cannot be estimated."""
     rows_with_targets = rows._replace(Y=op.backend.asarray(bounded, rows.Y.dtype))
-    merged_rows = merged(op.backend, rows_with_targets)
+    merged_rows = merge_equal_rows(op.backend, rows_with_targets)
     noise = find_noise(op, None, merged_rows)
     if not noise.tried:
         return None

@@ -17,7 +17,11 @@ from streamkern.stream.sources.patch_features import patches_among
 from streamkern.stream.sources.sampling import SAMPLE_UNITS
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.training_data import auto_epochs
-from streamkern.train.setup.choose_kernel import kernels_of, must_choose_kernel, n_kernel_rows
+from streamkern.train.setup.choose_kernel import (
+    candidate_kernels,
+    must_choose_kernel,
+    n_kernel_rows,
+)
 from streamkern.train.setup.choose_metric import metric_flops
 from streamkern.train.setup.speeds import measure_speeds
 
@@ -33,7 +37,7 @@ def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
         if problem.metric_rows:
             counts["metric"] = OpCounts(wide_factors=choices * metric_flops(run))
         if must_choose_kernel(run):
-            kernels = choices * len(kernels_of(run))
+            kernels = choices * len(candidate_kernels(run))
             kernels *= 2 if problem.metric_rows else 1  # without a metric and in the learned one
             trials = PLANNED_RIDGES * PLANNED_BANDWIDTHS * kernels
             counts["kernel"] = _noise(n_kernel_rows(problem.n_rows)).scaled(trials)
@@ -62,7 +66,7 @@ def planned_flops(run: ResolvedRun) -> dict[str, int]:
         row_flops = patches.row_flops(run.data.source.row_shape)
         n_setup_rows = run.problem.p + run.sizes.n_sample + run.sizes.n_probe
         flops["setup"] += row_flops * n_setup_rows
-        flops["training"] += row_flops * run.problem.n_rows * run.method.passes(run.problem)
+        flops["training"] += row_flops * run.problem.n_rows * run.method.n_epochs(run.problem)
     return flops
 
 
@@ -71,7 +75,7 @@ class Times:
     """Expected times of a run, in seconds.
 
     setup : until the first step
-    epoch : one pass over the rows, without evaluations
+    epoch : one reading of all rows, without evaluations
     evaluation : one evaluation of the test rows; 0 without test rows
     whole : the sum over setup, epochs and evaluations
     speeds : measured speeds, in units of work per second, from which the times were computed
@@ -89,20 +93,20 @@ def expected_times(run: ResolvedRun, test: BaseSource | None) -> Times:
 
     test : data.test
     """
-    problem, passes = run.problem, run.method.passes(run.problem)
+    problem, epochs = run.problem, run.method.n_epochs(run.problem)
     before_training = planned_op_counts(run)
     training = before_training.pop("training")
     evaluation_counts = OpCounts(entries=problem.p * (0 if test is None else test.n_rows))
     speeds = measure_speeds(run, [*before_training.values(), training, evaluation_counts])
-    kernels = len(kernels_of(run)) if must_choose_kernel(run) else 1
+    kernels = len(candidate_kernels(run)) if must_choose_kernel(run) else 1
     setup = sum(before_training.values(), NO_WORK).seconds(speeds.compute)
     setup += _rows_read_before_training(run) * speeds.read + kernels * speeds.compiled
-    epoch_s, evaluation = training.seconds(speeds.compute) / passes, 0.0
+    epoch_s, evaluation = training.seconds(speeds.compute) / epochs, 0.0
     epoch = speeds.streaming(problem.n_rows, epoch_s, problem)
     if test is not None:
         evaluation_s = evaluation_counts.seconds(speeds.compute)
         evaluation = speeds.streaming(test.n_rows, evaluation_s, problem)
-    total = setup + passes * epoch + _evaluations(run, passes) * evaluation
+    total = setup + epochs * epoch + _evaluations(run, epochs) * evaluation
     return Times(setup, epoch, evaluation, total, speeds.as_rates())
 
 
@@ -116,19 +120,19 @@ def _rows_read_before_training(run: ResolvedRun) -> int:
     return 2 * min(run.problem.n_rows, units * run.problem.unit_rows)
 
 
-def _evaluations(run: ResolvedRun, passes: int) -> int:
+def _evaluations(run: ResolvedRun, epochs: int) -> int:
     """Return the number of evaluations of the test rows."""
     settings, (per_epoch, _) = run.config.run, planned_batches(run)
     if settings.evaluate_every == "auto":
-        return passes + len(settings.evaluate_at)
+        return epochs + len(settings.evaluate_at)
     interval = settings.evaluate_every
-    return (passes * per_epoch // interval if interval else 0) + 1 + len(settings.evaluate_at)
+    return (epochs * per_epoch // interval if interval else 0) + 1 + len(settings.evaluate_at)
 
 
 def planned_batches(run: ResolvedRun) -> tuple[int, int]:
     """Return the number of batches of an epoch and of the whole run."""
     batches = math.ceil(run.problem.n_rows / run.sizes.batch_size)
-    return batches, batches * run.method.passes(run.problem)
+    return batches, batches * run.method.n_epochs(run.problem)
 
 
 def empty_steps(run: ResolvedRun) -> int:
@@ -143,10 +147,10 @@ def empty_steps(run: ResolvedRun) -> int:
     return 0 if has_initial_weights else planned_batches(run)[0] * run.method.empty_epochs
 
 
-def planned(run: ResolvedRun) -> dict[str, Any]:
+def plan_facts(run: ResolvedRun) -> dict[str, Any]:
     """Return the planned sizes and costs, short enough for a line of the log."""
     return {
-        "samples": run.problem.n_rows * run.method.passes(run.problem),
+        "samples": run.problem.n_rows * run.method.n_epochs(run.problem),
         "auto_epochs": auto_epochs(run.config, run.data.source.n_rows),
         "batches": planned_batches(run)[1],
         "peak_bytes": run.buffers.peak,
@@ -157,7 +161,7 @@ def planned(run: ResolvedRun) -> dict[str, Any]:
     }
 
 
-def decided(meta: dict[str, Any]) -> dict[str, Any]:
+def setup_decisions(meta: dict[str, Any]) -> dict[str, Any]:
     """Return the decisions of the setup, short enough for a line of the log."""
     setup = meta["setup"]
     return {
@@ -171,9 +175,9 @@ def decided(meta: dict[str, Any]) -> dict[str, Any]:
 
 def run_plan(run: ResolvedRun, setup_s: float) -> dict[str, Any]:
     """Return the plan of a run, for its log. setup_s : seconds that the setup took."""
-    data, passes = run.config.data, run.method.passes(run.problem)
+    data, epochs = run.config.data, run.method.n_epochs(run.problem)
     return {
-        "epochs": passes, "of_samples": passes * run.data.source.n_rows,
+        "epochs": epochs, "of_samples": epochs * run.data.source.n_rows,
         "train": list(data.train_urls), "test": data.test, "setup_s": setup_s,
-        "plan": planned(run), **run.inputs.rank_locations,
+        "plan": plan_facts(run), **run.inputs.rank_addresses,
     }  # fmt: skip

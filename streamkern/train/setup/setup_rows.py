@@ -26,7 +26,12 @@ from streamkern.solver.precondition.noise import (
     distinct_origins,
     find_noise,
 )
-from streamkern.solver.precondition.samples import CenterTargets, SampleRows, by_center, merged
+from streamkern.solver.precondition.samples import (
+    CenterTargets,
+    SampleRows,
+    by_center,
+    merge_equal_rows,
+)
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 from streamkern.stream.feed import prepare
@@ -34,8 +39,8 @@ from streamkern.stream.sources.class_sampling import without_class_shares
 from streamkern.stream.sources.sampling import (
     choose_copies,
     choose_rows,
-    origins_of,
     read_rows,
+    row_origins,
     sample_rows,
 )
 from streamkern.stream.sources.transforms import SETUP_EPOCH, Transform
@@ -71,7 +76,7 @@ class FewRows(NamedTuple):
     bounded: BoundedTargets | None = None
 
 
-def samples_of(
+def draw_samples(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known_centers: CenterRows | None,
     squares: SquareTargets | None = None,
 ) -> tuple[SampleRows, SampleRows, Ints]:  # fmt: skip
@@ -117,7 +122,7 @@ def few_rows(
     if isinstance(squares, FirstModel):
         targets = squares.targets
     rows = unmerged_rows(run, dtype, targets, max_rows)
-    rows = merged(run.backend, rows if squares is None else squares.in_rows(rows))
+    rows = merge_equal_rows(run.backend, rows if squares is None else squares.in_rows(rows))
     return rows._replace(repeats=None) if _are_copies(run, rows) else rows
 
 
@@ -134,7 +139,7 @@ def unmerged_rows(
     source, rates = without_class_shares(run.data.source)
     n_rows, seed = min(max_rows, source.n_rows), run.config.run.random_state
     block = sample_rows(source, n_rows, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    block = block.take(distinct_origins(origins_of(source, block.row_ids, SETUP_EPOCH), max_rows))
+    block = block.take(distinct_origins(row_origins(source, block.row_ids, SETUP_EPOCH), max_rows))
     rows = _prepared(run, block, dtype, targets, None, rates)
     if rows.root is not None:
         small = math.sqrt(NEGLIGIBLE_WEIGHT) * float(rows.root.max())
@@ -212,7 +217,7 @@ def _drawn_copies(run: ResolvedRun) -> list[tuple[Ints, int]]:
     source, seed = run.data.source, run.config.run.random_state
     n_rows = min(NOISE_ROWS, source.n_rows)
     rows = choose_rows(source, n_rows, seed, stage=SAMPLE_STAGE, max_units=MAX_COPIED_UNITS)
-    rows = rows[distinct_origins(origins_of(source, rows, SETUP_EPOCH))]
+    rows = rows[distinct_origins(row_origins(source, rows, SETUP_EPOCH))]
     # The row numbers of a mixture do not depend on the seed.
     return [(rows, (seed + r) % (1 << 32)) for r in range(COPIES)]
 

@@ -250,12 +250,12 @@ class _RequestQueue:
 
     def rows_of(self, k: int, part: slice) -> HostArray:
         """Request rows of array k, wait for them, and return them."""
-        answer: Future[HostArray] = Future()
-        self._requests.put((k, part, answer))
-        return answer.result()
+        reply: Future[HostArray] = Future()
+        self._requests.put((k, part, reply))
+        return reply.result()
 
-    def serve(self, job: Callable[[], object], answer_rows: Callable[[int, slice], Any]) -> None:
-        """Run the job on another thread, and answer its requests with `answer_rows`.
+    def serve(self, job: Callable[[], object], read_rows: Callable[[int, slice], Any]) -> None:
+        """Run the job on another thread, and answer its requests with `read_rows`.
 
         After an error, further requests fail with it, and it is raised when the job has ended.
         """
@@ -269,10 +269,10 @@ class _RequestQueue:
                     request = self._requests.get()
                     if request is None:
                         break
-                    k, part, answer = request
+                    k, part, reply = request
                     if failure is not None:
                         raise failure
-                    answer.set_result(answer_rows(k, part))
+                    reply.set_result(read_rows(k, part))
                 except BaseException as error:
                     failure = failure or error
                     if request is not None and not request[-1].done():

@@ -20,7 +20,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.op_counts import OpCounts, Speeds
 from streamkern.solver.precondition.low_rank import EIGH_FLOPS
 from streamkern.solver.precondition.noise import NOISE_ROWS
-from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.store.row_block import RowBlock, concatenate_blocks
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train.resolve.resolved_run import ResolvedRun
@@ -118,7 +118,7 @@ def _read(run: ResolvedRun) -> _ReadRows:
             wall_s, busy_s, rows = wall_s + elapsed, busy_s + cpu_s, rows + len(block.X)
         if wall_s > MEASURED_S / MEASUREMENTS:
             break
-    return _ReadRows(concatenated(blocks), wall_s / rows, min(busy_s, wall_s) / rows)
+    return _ReadRows(concatenate_blocks(blocks), wall_s / rows, min(busy_s, wall_s) / rows)
 
 
 def _prepare(run: ResolvedRun, block: RowBlock) -> tuple[Array, _Timed]:

@@ -25,7 +25,7 @@ from streamkern.ingest.tables import words as words_module
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.fit import FittedEncoder, fit
 from streamkern.ingest.tables.scan import Declared
-from streamkern.ingest.tables.words import N_FOLDS, folds_of
+from streamkern.ingest.tables.words import N_FOLDS, row_folds
 from streamkern.ingest.targets import TargetConverter
 
 N = 400
@@ -132,7 +132,7 @@ def test_words_by_targets_are_those_of_scikit_learn(classes: int | None) -> None
     )
     # Rows that are trained on: by the others of the folds alone.
     trained = found.encode(pa.table(frame), "t.csv", 0, 0)
-    folds = folds_of(5, 0, N)
+    folds = row_folds(5, 0, N)
     for fold in range(N_FOLDS):
         mine = folds == fold
         apart = TargetEncoder(smooth="auto").fit(frame[~mine], y[~mine])

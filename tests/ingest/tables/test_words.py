@@ -8,13 +8,13 @@ import pytest
 
 from streamkern.ingest.tables import words as words_module
 from streamkern.ingest.tables.cells import as_words
-from streamkern.ingest.tables.words import N_FOLDS, DistinctCounter, Words, folds_of
+from streamkern.ingest.tables.words import N_FOLDS, DistinctCounter, Words, row_folds
 
 N = 600
 
 
 def seen(texts: list[str | None], T: np.ndarray, step: int) -> Words:
-    words, folds = Words(T.shape[1]), folds_of(3, 0, len(texts))
+    words, folds = Words(T.shape[1]), row_folds(3, 0, len(texts))
     for at in range(0, len(texts), step):
         rows = slice(at, at + step)
         words.add(*as_words(pa.array(texts[rows], pa.string())), folds[rows], T[rows])
@@ -59,8 +59,8 @@ def test_many_words_are_counted_to_some_percent(n: int) -> None:
 
 
 def test_folds_follow_from_the_row_alone_and_are_alike() -> None:
-    folds = folds_of(0, 0, 10_000)
-    np.testing.assert_array_equal(folds_of(0, 4321, 100), folds[4321:4421])
-    assert (folds_of(1, 0, 100) != folds[:100]).any()
+    folds = row_folds(0, 0, 10_000)
+    np.testing.assert_array_equal(row_folds(0, 4321, 100), folds[4321:4421])
+    assert (row_folds(1, 0, 100) != folds[:100]).any()
     # Six standard deviations of a binomial count.
     assert np.abs(np.bincount(folds, minlength=N_FOLDS) - 2000).max() < 6 * 40

@@ -14,11 +14,11 @@ from streamkern.solver.precondition.held_out import (
     FOLDS,
     HELD_OUT_PARTS,
     SMALL,
-    bits_of,
     geometric_search,
+    hash_rows,
+    held_out_parts,
     n_parts,
     parabola_minimum,
-    part_of,
 )
 
 
@@ -26,7 +26,7 @@ from streamkern.solver.precondition.held_out import (
 def test_copies_of_a_stored_row_are_in_one_part(n_stored: int, copies: int, row: int) -> None:
     rows = row % n_stored + n_stored * np.arange(copies)
     for n in (1, FOLDS):
-        assert len(set(part_of(rows % n_stored, n).tolist())) == 1
+        assert len(set(held_out_parts(rows % n_stored, n).tolist())) == 1
 
 
 @pytest.mark.parametrize("stride", [1, 2, 10, 1000, 4096])
@@ -35,7 +35,7 @@ def test_parts_are_as_large_as_they_should_be_whatever_the_stride(stride: int) -
     n = 20_000
     rows = stride * np.arange(n)
     for parts, share in ((1, 1 / HELD_OUT_PARTS), (FOLDS, 1 / FOLDS)):
-        found = np.bincount(part_of(rows, parts), minlength=parts + 1)
+        found = np.bincount(held_out_parts(rows, parts), minlength=parts + 1)
         room = 5 * math.sqrt(n * share * (1 - share))
         np.testing.assert_allclose(found[1:], n * share, atol=room)
         assert len(found) == parts + 1
@@ -78,7 +78,7 @@ def test_ridges_without_an_answer_are_passed_over() -> None:
 def test_bits_are_equal_where_rows_are(dtype: type) -> None:
     rng = np.random.default_rng(0)
     X = rng.integers(0, 2, (1000, 6)).astype(dtype) * dtype(1.1)
-    found = bits_of(X, Backend(threads=1))
+    found = hash_rows(X, Backend(threads=1))
     groups, ours = (np.unique(A, axis=0, return_inverse=True)[1] for A in (X, found))
     assert len(np.unique(np.stack([groups.ravel(), ours.ravel()]), axis=1).T) == groups.max() + 1
     assert ours.max() == groups.max()

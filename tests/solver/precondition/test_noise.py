@@ -29,7 +29,7 @@ from streamkern.solver.precondition.noise import (
     or_the_mean,
     row_errors,
 )
-from streamkern.solver.precondition.samples import MANY, SampleRows, merged
+from streamkern.solver.precondition.samples import MANY, SampleRows, merge_equal_rows
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def prepared(
         kernel = get_kernel({"kernel": "laplace", "bandwidth": bandwidth})
         op = KernelOperator(kernel, backend, "float64")
         Z = op.points(X[:1], left=True, right=True)
-        yield op, Z, merged(backend, SampleRows(X, Y, None if w is None else np.sqrt(w)))
+        yield op, Z, merge_equal_rows(backend, SampleRows(X, Y, None if w is None else np.sqrt(w)))
 
 
 def found(
@@ -219,7 +219,7 @@ def test_copies_are_told_from_rows_that_were_measured_again() -> None:
 
     def may_be_copies(X: np.ndarray, Y: np.ndarray) -> bool:
         with get_backend("cpu", 1, "none") as backend:
-            repeats = merged(backend, SampleRows(X, Y)).repeats
+            repeats = merge_equal_rows(backend, SampleRows(X, Y)).repeats
         assert repeats is not None
         return repeats.may_be_copies()
 

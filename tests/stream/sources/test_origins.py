@@ -13,7 +13,7 @@ from streamkern.stream.sources import stores
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.sampling import choose_copies, origins_of, read_rows
+from streamkern.stream.sources.sampling import choose_copies, read_rows, row_origins
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise
 from tests.streams import numbered_rows as rows
@@ -30,7 +30,7 @@ def check(source: BaseSource, epoch: int = 0) -> None:
     pairs = np.unique(np.stack([ours, theirs]), axis=1).shape[1]
     assert pairs == len(np.unique(ours)) == len(np.unique(theirs))
     some = np.random.default_rng(0).permutation(source.n_rows)[:20]
-    np.testing.assert_array_equal(origins_of(source, some, epoch), told[some])
+    np.testing.assert_array_equal(row_origins(source, some, epoch), told[some])
 
 
 @pytest.mark.parametrize("copies", [1, 3])

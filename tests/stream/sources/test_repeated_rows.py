@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamkern.planning.memory import MAX_COPIES
-from streamkern.store.row_block import concatenated
+from streamkern.store.row_block import concatenate_blocks
 from streamkern.stream.materialise import materialise
 from streamkern.stream.sources import repeated_rows, split
 from streamkern.stream.sources.arrays import ArraySource
@@ -35,7 +35,7 @@ def table(
 
 def names(source: BaseSource) -> Counter[int]:
     """Return how often each row occurs, by its first feature."""
-    block = concatenated([source.read_unit(u, 0, 0) for u in range(source.n_units)])
+    block = concatenate_blocks([source.read_unit(u, 0, 0) for u in range(source.n_units)])
     assert len(block.X) == source.n_rows
     return Counter(block.X.reshape(len(block.X), -1)[:, 0].astype(int).tolist())
 
@@ -71,7 +71,7 @@ def test_copies_are_on_one_side_wherever_the_rows_are(tmp_path: Path) -> None:
     check_together(half, 0.1)
     check_together(AugmentedSource(source, 3, [GaussianNoise(0.001)]), 0.1, replicas=3)
     images = ArraySource(X.reshape(-1, 2, 2, 1), y, [RandomFlip()], unit_rows=11)
-    held = concatenated(list(split_rows(images, 0.1, 5)[1].blocks()))
+    held = concatenate_blocks(list(split_rows(images, 0.1, 5)[1].blocks()))
     assert set(Counter(held.X[:, :, :, 0].reshape(-1, 4)[:, 0].tolist()).values()) == {4}
     again = split_rows(split_rows(source, 0.2, 5)[0], 0.2, 5, TO_CALIBRATE)
     assert not set(names(again[0])) & set(names(again[1]))

@@ -21,7 +21,7 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import sample_rows
-from streamkern.stream.sources.stores import ZarrSource, stores_of
+from streamkern.stream.sources.stores import ZarrSource, stores_in
 from streamkern.stream.sources.transforms import GaussianNoise, RandomCrop, RandomFlip, Scale
 from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import GeneratorSource
@@ -357,8 +357,8 @@ def test_every_store_below_a_source_is_found(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     a, b = (ZarrSource(write(tmp_path / name, IMAGES, LABELS, 8)) for name in "ab")
     source = AugmentedSource(MixtureSource([AugmentedSource(a, 2), b]), 3)
-    assert stores_of(source) == [a.store, b.store]
-    assert stores_of(ArraySource(FLAT)) == []
+    assert stores_in(source) == [a.store, b.store]
+    assert stores_in(ArraySource(FLAT)) == []
 
 
 def test_a_missing_chunk_surfaces_with_its_key(tmp_path: Path) -> None:

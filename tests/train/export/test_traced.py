@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
-from streamkern.train.export.features import interpolated
+from streamkern.train.export.features import interpolate
 from streamkern.train.export.traced import Graph, Traced, TracedModule
 
 A = np.random.default_rng(0).normal(size=(5, 3))
@@ -87,7 +87,7 @@ def test_ramps_interpolate(points: list[tuple[float, float]], seed: int) -> None
     at, height = np.append(at, at[-1]), np.append(height, height[-1])
     x = np.append(np.random.default_rng(seed).uniform(-4, 4, 20), at)[:, None]
     graph = Graph()
-    value = interpolated(graph, graph.input("a", np.float64, (1,)), at, height)
+    value = interpolate(graph, graph.input("a", np.float64, (1,)), at, height)
     found = evaluated(graph, value, {"a": x})
     np.testing.assert_allclose(found, np.interp(x, at, height), atol=1e-9)
 

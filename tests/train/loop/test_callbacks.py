@@ -107,7 +107,7 @@ def test_one_of_them_may_end_the_run(tmp_path: Path) -> None:
         settings(tmp_path / "ended", **EPOCHS), source=stream(), callbacks=[other, heard]
     )
     assert result.epochs == 2
-    assert result.ended == "Listener asked for no further pass"
+    assert result.ended == "Listener asked for no further epoch"
     assert other.told.count("pass") == 2
     two = finished(settings(**{"data.epochs": 2}), source=stream())
     np.testing.assert_array_equal(np.asarray(result.model.weights), np.asarray(two.model.weights))

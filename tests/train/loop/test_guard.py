@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import DivergenceError
-from streamkern.config.solver import options_of
+from streamkern.config.solver import solver_options
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.stream.sources.arrays import ArraySource
@@ -252,7 +252,7 @@ def test_a_run_shorter_than_a_window_is_judged_too(
         finished(settings(tmp_path, **METHODS[method]), source=stream(method))
     assert caught.value.exit_code == 3
     named = set(re.findall(r"solver\.(\w+)", str(caught.value)))
-    assert named <= set(options_of(method))
+    assert named <= set(solver_options(method))
     assert "step_scale" in named
     assert ("damping" in named) == (method == "block")
     assert ("ridge" in named) == (method in ("block", "sgd"))

@@ -26,7 +26,7 @@ def test_a_rank_may_be_silent_for_longer_than_one_that_is_well() -> None:
     the next one."""
     order = RankSpec("name", 1, 0, ("a",), 1, 60.0, 60.0, 0.0, b"")
     assert (
-        order.report_interval_s + task._ANSWER_S
+        order.report_interval_s + task._REPLY_TIMEOUT_S
         <= task.MAX_REPORT_GAP_S
         < generation._MAX_SILENCE_S - 3
     )

@@ -18,7 +18,7 @@ from streamkern.basics.errors import ConfigError, DataError, RunError
 from streamkern.config.run_config import ExecutionConfig, RunConfig
 from streamkern.planning.memory import Buffers
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.store.row_block import concatenated
+from streamkern.store.row_block import concatenate_blocks
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.split import split_rows
@@ -131,7 +131,7 @@ def test_scores_are_of_the_rows_set_aside(values: bool) -> None:
     result = train(early(), source=noisy(values))
     with result.model.backend:
         _, aside = split_rows(noisy(values), 0.25, 0)
-        rows = concatenated([aside.read_unit(u, 0, 0) for u in range(aside.n_units)])
+        rows = concatenate_blocks([aside.read_unit(u, 0, 0) for u in range(aside.n_units)])
         F = result.model.values(rows.X)
     truth = r2_score(rows.y, F) if values else accuracy_score(rows.y, F.argmax(axis=1))
     assert max(result.validation_scores) == pytest.approx(truth, abs=1e-12)

@@ -72,7 +72,7 @@ def centers_in(place: Path) -> StoredCenters | None:
 def test_others_in_their_place_are_refused(tmp_path: Path) -> None:
     """Check a run that has been started again in the meantime."""
     with RunDirectory(tmp_path / "run") as run:
-        assert centers_in(Path(run.place)) is None
+        assert centers_in(Path(run.location)) is None
     kept = saved(tmp_path / "run", Z)
     assert (len(kept), kept.shape, kept.dtype) == (37, (37, 3), Z.dtype)
     np.testing.assert_array_equal(kept.read(slice(30, 37)), Z[30:])

@@ -39,7 +39,7 @@ from streamkern.train.setup.choose_kernel import (
     nearest_equivalent,
     roughest_equivalent,
 )
-from streamkern.train.setup.setup_rows import merged
+from streamkern.train.setup.setup_rows import merge_equal_rows
 from tests import reference as ref
 from tests.runs import (
     CLASSES,
@@ -305,7 +305,7 @@ def test_equal_rows_are_merged_with_their_weights() -> None:
     backend = Backend(threads=1)
     X = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [5.0, 6.0]], np.float32)
     Y, w = np.array([[1.0], [2.0], [4.0], [8.0]]), np.array([1.0, 0.0, 2.0, 1.0])
-    found = merged(backend, SampleRows(X, Y, np.sqrt(w)))
+    found = merge_equal_rows(backend, SampleRows(X, Y, np.sqrt(w)))
     np.testing.assert_array_equal(found.X, X[[0, 3]])
     np.testing.assert_allclose(found.Y, [[3.0], [8.0]])
     assert found.root is not None
@@ -315,7 +315,7 @@ def test_equal_rows_are_merged_with_their_weights() -> None:
     np.testing.assert_array_equal(found.repeats.Y, [[1.0], [4.0], [8.0]])
     np.testing.assert_allclose(found.repeats.w, [1.0, 2.0, 1.0], rtol=1e-6)
     alone = SampleRows(X[[0, 1, 3]], Y[[0, 1, 3]])
-    assert merged(backend, alone) is alone
+    assert merge_equal_rows(backend, alone) is alone
 
 
 def test_rows_that_every_epoch_brings_anew_are_not_the_centers() -> None:

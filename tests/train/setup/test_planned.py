@@ -45,7 +45,7 @@ def test_parts_of_the_time_add_up(
     run = open_run(config(solver, features), RunInputs(source=SOURCE))
     with run.backend:
         times = expected_times(run, SOURCE)
-        passes = run.method.passes(run.problem)
+        passes = run.method.n_epochs(run.problem)
     parts = (times.setup, times.epoch, times.evaluation)
     assert all(0 < part < math.inf for part in parts)
     whole = times.setup + passes * (times.epoch + times.evaluation)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
 from streamkern.cli.page.charts import scatter_chart
-from streamkern.cli.page.facts import Facts, HeldOutAnswers
+from streamkern.cli.page.facts import Facts, HeldOutPredictions
 from streamkern.cli.page.html import NO_HTML, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import count_cell, run_label, section
 from streamkern.predict.evaluation import ECE_BINS
@@ -18,29 +18,29 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.train.model.kernel_model import KernelModel
 
-MAX_ANSWER_ROWS, MAX_ANSWER_UNITS, ANSWERS_STAGE = 2000, 16, 44
+MAX_REPORT_ROWS, MAX_REPORT_UNITS, PREDICTIONS_STAGE = 2000, 16, 44
 """Bounds on the predicted rows and on the units from which they are drawn; stage of the draw."""
 MAX_CHART_POINTS, MAX_TABLE_CLASSES = 500, 20
 """Bounds on the points of a chart, and on the classes of a full table of mistakes."""
 
 
-def held_out_answers(model: KernelModel, source: BaseSource) -> HeldOutAnswers | None:
+def held_out_predictions(model: KernelModel, source: BaseSource) -> HeldOutPredictions | None:
     """Return predictions of a sample of rows; None if their targets are shares of classes."""
     source = model.checked(source, targets=True)
-    n = min(MAX_ANSWER_ROWS, source.n_rows)
-    block = sample_rows(source, n, 0, stage=ANSWERS_STAGE, max_units=MAX_ANSWER_UNITS)
+    n = min(MAX_REPORT_ROWS, source.n_rows)
+    block = sample_rows(source, n, 0, stage=PREDICTIONS_STAGE, max_units=MAX_REPORT_UNITS)
     F, y = model.values(block.X), np.asarray(block.y)
     if model.classes is not None and y.ndim > 1:
         return None
-    answers = F[:, 0] if model.classes is None else F.argmax(axis=1)
+    predictions = F[:, 0] if model.classes is None else F.argmax(axis=1)
     truth = y.reshape(len(y), -1)[:, 0]
-    pairs = np.column_stack([truth, answers]).astype(np.float64)
+    pairs = np.column_stack([truth, predictions]).astype(np.float64)
     if model.classes is None:
-        return HeldOutAnswers(len(y), source.n_rows, None, pairs, F.shape[1])
+        return HeldOutPredictions(len(y), source.n_rows, None, pairs, F.shape[1])
     calibration = model.calibration
     probabilities_of = None if calibration is None else calibration.probabilities
     reliability = None if probabilities_of is None else _reliability(probabilities_of(F), truth)
-    return HeldOutAnswers(
+    return HeldOutPredictions(
         len(y), source.n_rows, tuple(model.classes), pairs, reliability=reliability
     )
 
@@ -54,15 +54,15 @@ def _reliability(p: Floats, labels: npt.NDArray[Any]) -> Floats:
     return np.stack([sums[0][filled], sums[1][filled]], axis=1) / sums[2][filled, None]
 
 
-def answers_section(runs: Sequence[Facts]) -> Html:
+def predictions_section(runs: Sequence[Facts]) -> Html:
     """Return the section with predicted against true values, or tables of classes."""
-    parts = [_answers_of_run(run, k) for k, run in enumerate(runs) if run.answers is not None]
-    return section("Answers on held-out rows", *parts)
+    parts = [_run_predictions(run, k) for k, run in enumerate(runs) if run.predictions is not None]
+    return section("Predictions on held-out rows", *parts)
 
 
-def _answers_of_run(run: Facts, k: int) -> Html:
+def _run_predictions(run: Facts, k: int) -> Html:
     """Return charts for values, or tables and a chart for classes, of run k."""
-    held_out = run.answers
+    held_out = run.predictions
     assert held_out is not None
     of_text = (
         ""

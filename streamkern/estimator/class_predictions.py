@@ -58,7 +58,7 @@ def _probabilities_of(estimator: Any) -> Probabilities:
     return probabilities
 
 
-class ClassAnswers(Predicting):
+class ClassPredictions(Predicting):
     """Predictions of a model with classes, or with several labels for a row."""
 
     classes_ = FittedAttribute()
@@ -88,9 +88,11 @@ class ClassAnswers(Predicting):
         request = f"interval={interval!r}"
         X = self._not_lazy(X, request)
         fitted = self._state.calibration
-        with_rows = fitted if fitted is not None and fitted.n_rows else None
-        calibration = needed_calibration(with_rows, request, self._lacking)
-        calibration.intervals.score_quantile(interval)  # raises if the level needs more rows
+        # A softmax without calibration rows gives probabilities, but no sets.
+        usable = fitted if fitted is not None and fitted.n_rows else None
+        calibration = needed_calibration(usable, request, self._lacking)
+        # Raises if the level needs more calibration rows, before the rows are predicted.
+        calibration.intervals.score_quantile(interval)
         F = self._values(X)
         sets = self._trained_labels.sorted(calibration.intervals.sets(F, interval))
         labels = self._in_container(self._labels(F), X, "_labels")
@@ -123,15 +125,15 @@ class ClassAnswers(Predicting):
         if out is not None:
             options = {"overwrite": overwrite, "order": order, "values": True}
             return self._write(X, out, proba=True, **options)
-        return self._answer(X, "_probabilities")
+        return self._predict(X, "_probabilities")
 
     @_WithProbabilities
     @from_one_fit
     def predict_log_proba(self, X: Any) -> Any:
         """Return the logarithm of `predict_proba`."""
-        return self._answer(X, "_log_probabilities")
+        return self._predict(X, "_log_probabilities")
 
-    # Methods of F, (n, c) the outputs of the model, which `_answer` calls by name
+    # `_predict` calls these methods by name, with the outputs F (n, c) of the model.
 
     def _probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         return self._trained_labels.sorted(_probabilities_of(self)(F))
@@ -149,7 +151,7 @@ class ClassAnswers(Predicting):
 
         The columns are in the order of `classes_`. Lazy if `predict` is.
         """
-        return self._answer(X, "_sorted_values")
+        return self._predict(X, "_sorted_values")
 
     @from_one_fit
     def decision_function(self, X: Any) -> Any:
@@ -158,9 +160,10 @@ class ClassAnswers(Predicting):
         With several labels for a row it is f(X) - 1/2, (n, L), which is above 0 for the labels that
         `predict` returns. Lazy if `predict` is.
         """
-        return self._answer(X, "_decisions")
+        return self._predict(X, "_decisions")
 
     def _labels(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the label of the largest output (n,), or for several labels 0 and 1, (n, L)."""
         trained = self._trained_labels
         if trained.indicator is not None:
             return (F > HALF).astype(trained.indicator)
@@ -168,9 +171,11 @@ class ClassAnswers(Predicting):
         return labels
 
     def _sorted_values(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return F (n, c) with the columns in the order of `classes_`."""
         return self._trained_labels.sorted(F)
 
     def _decisions(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the decision function, (n,) for two classes, else (n, c)."""
         if self._trained_labels.indicator is not None:
             return F - HALF
         F = self._sorted_values(F)
