@@ -106,9 +106,10 @@ class FeatureImportances(Predicting):
         Returns
         -------
         importances : a `Bunch` of scikit-learn with `importances_mean` and `importances_std`, (k,)
-            the mean and the standard deviation of the decreases of the accuracy or R2;
-            `feature_names`, (k,) names of the columns of X; and `score`, the score on the
-            unshuffled rows.
+            the mean and the standard deviation of the decreases of the score: the accuracy of
+            classes, the D2 of the pinball loss of quantiles (`d2_pinball_score`, the mean
+            over the quantiles), else R2; `feature_names`, (k,) names of the columns of X; and
+            `score`, the score on the unshuffled rows.
 
         Raises
         ------

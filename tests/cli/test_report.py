@@ -313,6 +313,19 @@ def test_the_page_fits_narrow_and_wide_windows(page_of_both: Path, tmp_path: Pat
 
 @needs_chromium
 @pytest.mark.slow
+def test_the_page_fits_a_narrow_window_if_the_name_of_a_run_is_long(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    long = tmp_path / ("long_name_of_a_run_" * 5)
+    shutil.copytree(folder / "one", long)
+    alone, both = tmp_path / "alone.html", tmp_path / "both.html"
+    assert run("report", long, "--out", alone)[0] == DONE
+    assert run("report", long, folder / "two", "--out", both)[0] == DONE
+    assert needed_widths(tmp_path, [(alone, 400), (both, 400)]) == [400, 400]
+
+
+@needs_chromium
+@pytest.mark.slow
 def test_probabilities_fit_and_the_labels_of_the_time_line_are_legible(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:

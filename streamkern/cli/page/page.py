@@ -93,6 +93,7 @@ body {
   color: var(--text); font: 14px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", sans-serif;
 }
 h1 { margin: 0; font-size: 22px; font-weight: 600; letter-spacing: -0.01em; }
+h1, h3, p, figcaption { overflow-wrap: anywhere; }
 h2 {
   margin: 40px 0 12px; padding-top: 14px; border-top: 1px solid var(--line);
   font-size: 15px; font-weight: 600;
@@ -124,7 +125,8 @@ mark {
 time { white-space: nowrap; }
 .no { color: var(--base); }
 .bad { color: var(--bad); }
-.run { white-space: nowrap; color: var(--text); font-weight: 600; }
+.run { color: var(--text); font-weight: 600; }
+td .run, th .run { white-space: nowrap; }
 .run i {
   display: inline-block; width: 10px; height: 10px; margin-right: 7px; border-radius: 2px;
 }

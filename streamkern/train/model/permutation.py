@@ -6,6 +6,7 @@ equivalent to shuffling the column itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -32,7 +33,8 @@ class PermutationImportances:
     """Decrease of a score when each column is shuffled.
 
     names : names of the k columns, in the order of the table
-    figure : the score: "accuracy", or "r2" for numeric targets
+    figure : the score: "accuracy" for classes; "d2_pinball" for quantiles, the mean over the
+        outputs of 1 - loss / loss of the best constant; else "r2"
     score : the score on the unshuffled rows
     n_rows : number of rows that were evaluated
     mean, std : (k,) mean and standard deviation of the decrease of the score, over the shuffles of
@@ -77,7 +79,7 @@ def permutation_importances(
     n_repeats: int = SHUFFLES_PER_COLUMN,
     seed: Any = 0,
 ) -> PermutationImportances:
-    """Return the importance of each column for the accuracy, or R2, on rows with targets.
+    """Return the importance of each column for the score of a model on rows with targets.
 
     source : rows with targets that the model was not trained on.
     n_rows : largest number of these rows that are evaluated, drawn at random.
@@ -105,16 +107,12 @@ def permutation_importances(
     groups = column_groups(model.encoder, model.columns, X.shape[1])
     source_rows = np.tile(np.arange(len(X))[:, None], len(groups))
 
-    metrics = on_demand("sklearn.metrics")
+    figure, score_of_values = _score(model)
 
     def score(
         shuffled: _Shuffled, source_rows: npt.NDArray[np.int64], y: npt.NDArray[Any]
     ) -> float:
-        values = model.values(shuffled.rows(source_rows))
-        if model.classes is not None:
-            return float(metrics.accuracy_score(y, values.argmax(axis=1), sample_weight=rows.w))
-        y = np.broadcast_to(y.reshape(len(y), -1), values.shape)
-        return float(metrics.r2_score(y, values, sample_weight=rows.w))
+        return score_of_values(y, model.values(shuffled.rows(source_rows)), rows.w)
 
     unshuffled = _Shuffled(X, tuple(features for _, features in groups))
     y = rows.y
@@ -122,10 +120,34 @@ def permutation_importances(
         unshuffled, source_rows, y, scoring=score, n_repeats=n_repeats, random_state=seed
     )
     return PermutationImportances(
-        tuple(name for name, _ in groups), "r2" if model.classes is None else "accuracy",
-        score(unshuffled, source_rows, y), len(X),
+        tuple(name for name, _ in groups), figure, score(unshuffled, source_rows, y), len(X),
         importances.importances_mean, importances.importances_std,
     )  # fmt: skip
+
+
+def _score(model: KernelModel) -> tuple[str, Callable[[Floats, Floats, Any], float]]:
+    """Return the name of the score of a model, and the score of (y, values, sample weights)."""
+    metrics = on_demand("sklearn.metrics")
+    quantiles = None if model.loss is None else model.loss.quantiles
+
+    def accuracy(y: Floats, values: Floats, w: Any) -> float:
+        return float(metrics.accuracy_score(y, values.argmax(axis=1), sample_weight=w))
+
+    def r2(y: Floats, values: Floats, w: Any) -> float:
+        y = np.broadcast_to(y.reshape(len(y), -1), values.shape)
+        return float(metrics.r2_score(y, values, sample_weight=w))
+
+    def d2_pinball(y: Floats, values: Floats, w: Any) -> float:
+        y = np.broadcast_to(y.reshape(len(y), -1), values.shape)
+        levels = np.broadcast_to(quantiles, values.shape[1])
+        return float(np.mean([
+            metrics.d2_pinball_score(y[:, j], values[:, j], sample_weight=w, alpha=level)
+            for j, level in enumerate(levels)
+        ]))  # fmt: skip
+
+    if model.classes is not None:
+        return "accuracy", accuracy
+    return ("r2", r2) if quantiles is None else ("d2_pinball", d2_pinball)
 
 
 class _Shuffled:
@@ -139,7 +161,7 @@ class _Shuffled:
         return self
 
     def rows(self, source_rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return (n, d) rows; the columns of group j come from the rows places[:, j]."""
+        """Return (n, d) rows; the columns of group j come from the rows source_rows[:, j]."""
         X = np.empty_like(self._X)
         for j, features in enumerate(self._groups):
             X[:, features] = self._X[source_rows[:, j], features]
@@ -159,7 +181,7 @@ def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: Any) -> Row
     if sample is None or not len(sample.row_ids):
         raise DataError("there are no rows to compute importances from", "give rows with targets")
     n_usable = len(sample.row_ids) if sample.w is None else np.count_nonzero(sample.w)
-    n_required = 2 if model.classes is None else 1  # R2 needs a variance
+    n_required = 2 if model.classes is None else 1  # R2 and D2 need a variance
     if n_usable < n_required:
         condition = "" if sample.w is None else " with a sample weight above 0"
         raise DataError(

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.inspection import permutation_importance
+from sklearn.metrics import d2_pinball_score
 
 import streamkern as sk
 from streamkern.cli.main import run_command
@@ -41,6 +42,19 @@ def test_columns_of_a_table_are_as_important_as_scikit_learn_finds(
     assert (np.abs(ours.importances_mean - theirs.importances_mean) < 5 * spread + 1e-3).all()
     assert ours.score == pytest.approx(model.score(FRAME[400:], Y[400:]))
     assert ours.importances_mean[3] < 0.01 < ours.importances_mean[2]
+
+
+def test_quantile_importances_are_decreases_of_scikit_learns_d2_pinball_score() -> None:
+    levels = [0.1, 0.5, 0.9]
+    model = sk.KernelRegressor(**QUICK, loss="quantile", quantile=levels, random_state=0)
+    model.fit(FRAME[:400], Y[:400])
+    found = model.permutation_importances(FRAME[400:], Y[400:])
+    predictions = model.predict(FRAME[400:])
+    expected = np.mean(
+        [d2_pinball_score(Y[400:], predictions[:, j], alpha=a) for j, a in enumerate(levels)]
+    )
+    assert found.score == pytest.approx(expected, rel=1e-6)
+    assert found.importances_mean[3] < 0.05 < found.importances_mean[2] < found.importances_mean[0]
 
 
 def test_accuracy_of_classes_falls_by_columns_of_an_array(tmp_path: Path) -> None:
