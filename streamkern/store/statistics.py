@@ -60,6 +60,7 @@ class ColumnMoments:
         self._first: NDArray[np.float64] | None = None
         self._mean = np.zeros(n_columns)  # less the first row
         self._m2 = np.zeros(n_columns)
+        self._varies = np.zeros(n_columns, bool)
         self._slab_rows = max(1, _STATISTICS_SLAB_BYTES // (8 * max(1, n_columns)))
 
     @classmethod
@@ -83,6 +84,7 @@ class ColumnMoments:
             self._m2[columns],
         )
         moments._first = None if self._first is None else self._first[columns]
+        moments._varies = self._varies[columns]
         return moments
 
     def add(self, rows: NDArray[Any], w: NDArray[Any] | None = None) -> None:
@@ -122,9 +124,11 @@ class ColumnMoments:
             self._first = other.mean
         with np.errstate(over="ignore", invalid="ignore"):
             self._merge(factor * other.weight, other.mean - self._first, factor * other._m2)
+        self._varies |= other._varies
 
     def _merge(self, weight: float, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> None:
         delta = mean - self._mean
+        self._varies |= delta != 0
         total = self.weight + weight
         self._mean += delta * (weight / total)
         self._m2 += m2 + delta**2 * (self.weight * weight / total)
@@ -139,6 +143,10 @@ class ColumnMoments:
     def variance(self) -> NDArray[np.float64]:
         """Return the variances of the columns, (n_columns,); infinite if they overflow."""
         return self._m2 / (self.weight or 1.0)
+
+    def underflows(self) -> NDArray[np.bool_]:
+        """Return whether each column varies, but with squares below the range of float64."""
+        return np.asarray(self._varies & (self._m2 < np.finfo(np.float64).tiny))
 
 
 class RunningStatistics:
@@ -226,6 +234,8 @@ class RunningStatistics:
             total = float(variance.mean() + mean.var())
         if not (np.isfinite(mean).all() and np.isfinite(total)):
             raise DataError("the variance of X overflows float64", "give X in a larger unit")
+        if self._features.underflows().all():
+            raise DataError("the variance of X underflows float64", "give X in a smaller unit")
         counts = None if self._counts is None else tuple(int(c) for c in self._counts)
         target_mean, target_scale = self._target_moments()
         return Statistics(
@@ -255,4 +265,6 @@ class RunningStatistics:
         variance = targets.variance()
         if not (np.isfinite(targets.mean).all() and np.isfinite(variance).all()):
             raise DataError("the variance of y overflows float64", "give y in a larger unit")
+        if targets.underflows().any():
+            raise DataError("the variance of y underflows float64", "give y in a smaller unit")
         return targets.mean, np.sqrt(variance)

@@ -64,7 +64,8 @@ class TargetScale:
         """Return the mean of the targets, and the power of two above their standard deviation.
 
         Without `fit_intercept` the mean is 0, and the root mean square replaces the standard
-        deviation. Raises DataError if the variance overflows float64, or if all weights are 0.
+        deviation. Raises DataError if the variance overflows or underflows float64, or if
+        all weights are 0.
         """
         if not moments.weight > 0:
             raise DataError("all sample weights are zero", "give some rows a weight above 0")
@@ -76,6 +77,12 @@ class TargetScale:
             raise DataError(
                 f"the variance of target {int(np.argmax(overflows))} overflows float64",
                 "give the targets in a larger unit",
+            )
+        underflows = moments.underflows()
+        if underflows.any():
+            raise DataError(
+                f"the variance of target {int(np.argmax(underflows))} underflows float64",
+                "give the targets in a smaller unit",
             )
         mean = moments.mean if fit_intercept else np.zeros_like(moments.mean)
         bounded_scale = np.maximum(np.sqrt(mean_square), CONSTANT_TARGET * np.abs(mean))

@@ -185,6 +185,8 @@ def of_options() -> list[Case]:
          lambda: classifier(class_weight={"left": 2}).fit(sk.ArraySource(X, LABELS)),
          lambda: classifier(class_weight={"up": 2}).fit(sk.ArraySource(X, LABELS))),
         ("give X in a larger unit", ingested(X * 1e200), plain),
+        ("give X in a smaller unit", ingested(X * 1e-200), plain),
+        ("give y in a smaller unit", ingested(y=Y * 1e-200), plain),
         ("give y in a larger unit", ingested(y=Y * 1e200), plain),
     ]  # fmt: skip
 

@@ -111,6 +111,8 @@ def of_loaders() -> list[Case]:
          lambda: command("bench-read data.zarr --seconds 0.01")),
         ("give some rows a weight above 0", lambda: weighted(0), lambda: weighted(1)),
         ("give the targets in a larger unit", lambda: around_zero(1e160), lambda: around_zero(1.0)),
+        ("give the targets in a smaller unit", lambda: around_zero(1e-170),
+         lambda: around_zero(1.0)),
     ]  # fmt: skip
 
 

@@ -139,7 +139,7 @@ def _score(model: KernelModel) -> tuple[str, Callable[[Floats, Floats, Any], flo
 
     def d2_pinball(y: Floats, values: Floats, w: Any) -> float:
         y = np.broadcast_to(y.reshape(len(y), -1), values.shape)
-        levels = np.broadcast_to(quantiles, values.shape[1])
+        levels = np.broadcast_to(np.asarray(quantiles), values.shape[1])
         return float(np.mean([
             metrics.d2_pinball_score(y[:, j], values[:, j], sample_weight=w, alpha=level)
             for j, level in enumerate(levels)
