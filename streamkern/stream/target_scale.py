@@ -79,6 +79,8 @@ class TargetScale:
                 "give the targets in a larger unit",
             )
         underflows = moments.underflows()
+        if not fit_intercept:
+            underflows |= (moments.mean != 0) & (mean_square < np.finfo(np.float64).tiny)
         if underflows.any():
             raise DataError(
                 f"the variance of target {int(np.argmax(underflows))} underflows float64",
