@@ -17,11 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from streamkern.basics.errors import ConfigError, DivergenceError, RunError
 from streamkern.basics.log_scale import loss_note
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Line
 from streamkern.basics.text import redact
+from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.own import kernel_of_run
 from streamkern.losses.losses import SQUARES
@@ -31,7 +34,7 @@ from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_log import RunLog
 from streamkern.solver.methods import find
 from streamkern.stream.meter import Meter
-from streamkern.stream.sources.base import Source, check_unchanged
+from streamkern.stream.sources.base import BaseSource, Source, check_unchanged
 from streamkern.train.loop.progress import RunProgress
 from streamkern.train.loop.step_loop import ArraysAndMeta, Position, Result, StepLoop
 from streamkern.train.model.calibrating import native_calibration
@@ -111,6 +114,8 @@ class Online:
             inputs = replace(inputs, centers=self.setup[0]["Z"])
         run = open_run(config, inputs, fixed_sizes=self.sizes, complete=False)
         try:
+            if self.setup is None:
+                _warn_of_single_class(run.data.source)
             with run.backend.active(), Line(setting=progress) as line:
                 start_s = time.perf_counter()
                 result = self._train(run, RunProgress(line, RunLog(None), Position()))
@@ -244,3 +249,15 @@ def _continued(
         tables["model"]["loss"] = loss_of_run(tables["model"]["loss"])
     tables["solver"] |= {"name": solver, "warm_start": None}
     return RunConfig.from_tables(tables)
+
+
+def _warn_of_single_class(source: BaseSource) -> None:
+    """Warn if all rows of the first block, from which the setup is computed, have one class."""
+    if source.classes is None or source.totals is None or np.count_nonzero(source.totals) > 1:
+        return
+    warn(
+        "all rows of the first block of partial_fit are of class "
+        f"{source.classes[int(np.argmax(source.totals))]!r}, but kernel and preconditioner are "
+        "chosen from this block, so the model will predict badly; begin with a block that has rows "
+        "of several classes"
+    )

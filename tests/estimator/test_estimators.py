@@ -418,6 +418,14 @@ def test_held_out_data_is_evaluated_every_epoch() -> None:
 # ---------------------------------------------------------------------------------- partial_fit
 
 
+def test_partial_fit_warns_if_all_rows_of_the_first_block_have_one_class() -> None:
+    model = KernelClassifier(**QUICK, n_centers=20)
+    low = LABELS == "low"
+    with pytest.warns(UserWarning, match="all rows of the first block .* are of class 'low', but"):
+        model.partial_fit(X[low], LABELS[low], classes=["low", "mid", "high"])
+    model.partial_fit(X[~low], LABELS[~low])  # without a warning
+
+
 def test_partial_fit_of_one_block_is_fit() -> None:
     """Check solvers without rows as centers, because `fit` knows the share of these in all rows."""
     # 90 steps: enough for the guard to look at them twice.
