@@ -317,7 +317,7 @@ def test_report_fits_narrow_and_wide_windows(page_of_both: Path, tmp_path: Path)
 
 @needs_chromium
 @pytest.mark.slow
-def test_the_page_fits_a_narrow_window_if_the_name_of_a_run_is_long(
+def test_report_with_long_run_name_fits_a_narrow_window(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:
     long = tmp_path / ("long_name_of_a_run_" * 5)

@@ -418,7 +418,7 @@ def test_test_set_is_evaluated_every_epoch() -> None:
 # ---------------------------------------------------------------------------------- partial_fit
 
 
-def test_partial_fit_warns_if_all_rows_of_the_first_block_have_one_class() -> None:
+def test_partial_fit_warns_if_first_block_has_one_class() -> None:
     model = KernelClassifier(**QUICK, n_centers=20)
     low = LABELS == "low"
     with pytest.warns(UserWarning, match="all rows of the first block .* are of class 'low', but"):

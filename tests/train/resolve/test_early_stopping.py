@@ -120,7 +120,7 @@ def test_weights_are_those_of_the_best_epoch(method: str) -> None:
     assert len(result.validation_scores) == result.epochs < EPOCHS
     assert result.epochs == best + 2
     assert result.ended is not None
-    assert f"pass {best}" in result.ended
+    assert f"epoch {best}" in result.ended
     # The same rows, for as many passes as were good.
     left, _ = split_rows(noisy(), 0.25, 0)
     plain = settings(**{"solver.ridge": 0.0, "model.bandwidth": 1.0, "data.epochs": best}, **own)
