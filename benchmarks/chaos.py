@@ -51,8 +51,8 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.resident import resident_bytes
-from tests.faultproxy import FaultProxy
-from tests.s3server import S3Server
+from tests.fault_proxy import FaultProxy
+from tests.s3_server import S3Server
 
 MODULE = "benchmarks.chaos"
 ENGINES = ("obstore", "s3fs")

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import WrongResult, check
-from tests.faultproxy import FaultProxy
-from tests.s3server import S3Server
+from tests.fault_proxy import FaultProxy
+from tests.s3_server import S3Server
 
 LONG_STALLS = {"faults": {"stall": 0.2}, "limit": 12, "max_consecutive": 1, "stall_s": 90.0}
 ROWS, D, CLASSES, CHUNK_ROWS = 1200, 16, 3, 40

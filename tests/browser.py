@@ -1,4 +1,4 @@
-"""A real browser without a window: what it says on its console, and what it shows."""
+"""Open pages in a headless browser, and return its console output and its layout."""
 
 from __future__ import annotations
 

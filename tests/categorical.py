@@ -1,10 +1,10 @@
-"""A table with the effect of a group, which no distance of the numbers of groups shows."""
+"""Make a table with an effect of a category that is not a function of distances."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tests.maths import Array
+from tests.solver_problems import Array
 
 LEVEL = 3
 """The column of the numbers of groups."""

@@ -19,7 +19,7 @@ import numpy as np
 from streamkern.basics.randomness import RowRandom
 from streamkern.stream.sources.transforms import host_transform
 from streamkern.stream.sources.user import GeneratorSource
-from tests.lives import eventually
+from tests.interruptions import eventually
 
 ROOT = Path(__file__).parent.parent
 
@@ -99,14 +99,14 @@ class Misbehaving:
             self.act(self)
         return rows(seed, epoch, start, stop)
 
-    def note(self, what: str) -> int:
+    def note(self, event: str) -> int:
         """Write `what` down with this process's id; returns how often that has been done."""
-        with (self.folder / what).open("a") as file:
+        with (self.folder / event).open("a") as file:
             file.write(f"{os.getpid()}\n")
-        return len(self.notes(what))
+        return len(self.notes(event))
 
-    def notes(self, what: str) -> list[int]:
-        path = self.folder / what
+    def notes(self, event: str) -> list[int]:
+        path = self.folder / event
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 

@@ -25,10 +25,10 @@ from streamkern.cli.main import run_command
 from streamkern.stream.cluster import connect
 from streamkern.train.train import Result
 from tests.clusters import Cluster
-from tests.lives import PATIENCE_S
+from tests.interruptions import PATIENCE_S
 from tests.runs import N_TEST, Array, Printed, Run, arrays, brute_force, finished, stream
 from tests.runs import settings as run_settings
-from tests.s3server import AWS_ENVIRONMENT, S3Server
+from tests.s3_server import AWS_ENVIRONMENT, S3Server
 
 # Machines that run the tests may be busy: no example has a deadline or is judged by its speed.
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -202,7 +202,7 @@ def no_power_cuts() -> Iterator[None]:
     """Replace `os.fsync`, on which a run of a few steps spends half of its time.
 
     Data that was written is lost only if the power is cut, not if a process is killed. The cuts of
-    tests/powerloss.py follow the calls; tests/filesystem/test_durable.py makes the real call.
+    tests/power_loss.py follow the calls; tests/filesystem/test_durable.py makes the real call.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # a file that is not open is still an error
@@ -213,9 +213,9 @@ def no_power_cuts() -> Iterator[None]:
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Call a command in this process: (exit code, stdout, stderr)."""
 
-    def call(*words: object) -> tuple[int, str, str]:
+    def call(*message: object) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = run_command([str(word) for word in words])
+        code = run_command([str(word) for word in message])
         return code, *capsys.readouterr()
 
     return call
@@ -225,8 +225,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def printed(run: Run) -> Printed:
     """Call a command that succeeds: its stdout."""
 
-    def call(*words: object) -> str:
-        code, out, err = run(*words)
+    def call(*arguments: object) -> str:
+        code, out, err = run(*arguments)
         assert code == 0, err
         return out
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.columnmajor import Addressed
+from tests.numpy_cublas import Addressed
 
 LACKING = {
     "block", "bmat", "ctypeslib", "einsum_path", "errstate", "frompyfunc", "geomspace",
@@ -103,7 +103,7 @@ class Array(Addressed):
         target = here(self) if stream is None else self.view(np.ndarray)
         np.copyto(
             target, host
-        )  # with a stream, the events between the two are `virtual`'s to check
+        )  # with a stream, the events between the two are `virtual_gpu`'s to check
 
 
 def here(a: Any) -> Any:

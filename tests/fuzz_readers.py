@@ -35,7 +35,7 @@ from streamkern.config.run_config import load_run_file
 from streamkern.ingest.conform import FeatureConverter
 from streamkern.ingest.readers import open_reader
 from streamkern.ingest.targets import TargetConverter
-from tests.rawfiles import npy
+from tests.raw_files import npy
 
 SECONDS = 20
 BLOCK_BYTES = 1 << 16
@@ -202,9 +202,9 @@ def outcome(kind: str, path: Path, data: bytes) -> str:
     try:
         expected, names = rows_of(kind, data, path)
     except Exception as error:
-        whole = SEEDS[kind][1]()  # right where what was damaged is not needed
-        path.write_bytes(whole)
-        expected, names = rows_of(kind, whole, path)
+        full = SEEDS[kind][1]()  # right where what was damaged is not needed
+        path.write_bytes(full)
+        expected, names = rows_of(kind, full, path)
         found = f"read, where the usual reader finds {type(error).__name__}: {str(error)[:200]}"
         same = np.array_equal(got, expected) and (names is None or list(labels) == list(names))
         return "read" if same else found

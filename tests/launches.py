@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests import columnmajor, standin
+from tests import fake_cupy, numpy_cublas
 
 LIBRARY = ("gemmEx", "gemmStridedBatchedEx", "strsm", "dtrsm", "ssyrk", "dsyrk")
 """Calls of cuBLAS."""
@@ -28,12 +28,12 @@ def counted() -> Iterator[Counter[str]]:
         return made
 
     places: list[tuple[Any, str, Callable[..., str]]] = [
-        (standin.Array, "__array_ufunc__", lambda a, ufunc, *_: str(ufunc.__name__)),
-        (standin.Array, "__setitem__", lambda *_: "copy"),
-        (standin.Array, "__getitem__", lambda *_: "view"),
-        (standin.ElementwiseKernel, "__call__", lambda kernel, *_: str(kernel.name)),
-        (standin.ReductionKernel, "__call__", lambda kernel, *_: str(kernel.name)),
-        *((columnmajor, name, lambda *_, name=name: name) for name in LIBRARY),
+        (fake_cupy.Array, "__array_ufunc__", lambda a, ufunc, *_: str(ufunc.__name__)),
+        (fake_cupy.Array, "__setitem__", lambda *_: "copy"),
+        (fake_cupy.Array, "__getitem__", lambda *_: "view"),
+        (fake_cupy.ElementwiseKernel, "__call__", lambda kernel, *_: str(kernel.name)),
+        (fake_cupy.ReductionKernel, "__call__", lambda kernel, *_: str(kernel.name)),
+        *((numpy_cublas, name, lambda *_, name=name: name) for name in LIBRARY),
     ]
     with pytest.MonkeyPatch.context() as patch:
         for owner, name, of in places:

@@ -13,7 +13,7 @@ OPEN: Final[dict[str, Any]] = {
 """Settings that leave the scale of the targets open."""
 
 
-def made(kind: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def skewed_data(kind: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return X (n, 3) float32 and skewed targets y (n,) above 0."""
     rng = np.random.default_rng([seed, 5])
     X = rng.uniform(-1.5, 1.5, (n, 3)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Objects as a notebook shows them: tables in HTML, read by a strict parser."""
+"""Read the HTML tables that objects show in notebooks, by a strict parser."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.placement.task import RankSpec
 from streamkern.train.resolve.run_inputs import RunInputs
-from tests.lives import eventually
+from tests.interruptions import eventually
 from tests.rank_threads import on_threads
 from tests.runs import newest
 
@@ -53,7 +53,7 @@ def write_store(folder: Path) -> str:
 def settings(store: str, run_dir: Path | str, **changes: Any) -> RunConfig:
     """Return the settings of a run of `STEPS` steps in three blocks, with a checkpoint every four
     steps."""
-    asked = {
+    options = {
         "data.train": store, "data.epochs": EPOCHS, "data.batch_size": BATCH,
         "run.run_dir": str(run_dir), "run.threads": 1, "run.accelerator": "none",
         "run.device": "cpu", "run.ranks": 2, "run.precision": "float64",
@@ -61,7 +61,7 @@ def settings(store: str, run_dir: Path | str, **changes: Any) -> RunConfig:
         "model.kernel": "laplace", "model.bandwidth": 2.0, "solver.block_size": 20,
         "solver.ridge": 1e-5,
     }  # fmt: skip
-    return RunConfig().with_overrides(asked | changes)
+    return RunConfig().with_overrides(options | changes)
 
 
 def on_ranks(size: int, config: RunConfig, continues: str | None = None) -> list[Any]:
@@ -94,30 +94,30 @@ def stop_rank0_after(steps: int, patch: pytest.MonkeyPatch) -> None:
 
     def stops(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
         at = taken.position.step
-        if self._ranks.rank == 0 and at - began.setdefault(id(self), at - 1) >= steps:
+        if self._ranks.rank == 0 and at - start_time.setdefault(id(self), at - 1) >= steps:
             self._stop.requested = "the test"
         return SYNC_IF_DUE(self, taken, now=now)
 
-    began: dict[int, int] = {}
+    start_time: dict[int, int] = {}
     patch.setattr(RankCoordinator, "sync_if_due", stops)
 
 
 def trained(
     client: Any, config: RunConfig, folder: Path, *, acts: dict[str, str] | None = None,
-    told: Callable[[dict[str, Any]], None] = lambda event: None, stop: StopRequest | None = None,
-    continues: str | None = None, **limits: float,
+    reported: Callable[[dict[str, Any]], None] = lambda event: None,
+    stop: StopRequest | None = None, continues: str | None = None, **limits: float,
 ) -> Any:  # fmt: skip
     """Train on the workers of a cluster. acts : {"rank step": name} for `act`, each done once, and
     {"rank slow": seconds} for each step."""
 
-    def briefly(workers: Any, work: Any, told: dict[str, Any], **more: Any) -> Any:
-        toy = told | {"work": work, "acts": acts or {}, "folder": str(folder)}
+    def briefly(workers: Any, work: Any, reported: dict[str, Any], **more: Any) -> Any:
+        toy = reported | {"work": work, "acts": acts or {}, "folder": str(folder)}
         return run_ranks(workers, acting, toy, **more | limits)
 
     with patch.object(over_ranks, "run_ranks", briefly):
         return over_ranks.train_over(
             config, RunInputs(client=client, continues=continues),
-            stop or StopRequest(install=False), on_event=told,
+            stop or StopRequest(install=False), on_event=reported,
         )  # fmt: skip
 
 
@@ -144,21 +144,21 @@ def acting(
     return done
 
 
-def act(what: str | None, once: Path, cut: Path) -> None:
+def act(action: str | None, once: Path, cut: Path) -> None:
     """Kill or suspend this process, at once or between parts and manifest, or wait for the file
     "go"."""
-    if what is None or once.exists():
+    if action is None or once.exists():
         return
     once.write_text(str(os.getpid()))
-    if what == "kill":
+    if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "freeze":
+    elif action == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif what == "wait":
+    elif action == "wait":
         eventually((once.parent / "go").exists)
-    elif what == "cut":
+    elif action == "cut":
         eventually(cut.exists)
-    elif what == "kill before the manifest":
+    elif action == "kill before the manifest":
         write = checkpoint_format._write_arrays
 
         def killed(*args: Any) -> Any:

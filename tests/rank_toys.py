@@ -44,9 +44,9 @@ def totals(ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: 
         mine = (NUMBERS * (step + 1))[ranks.stripe(len(NUMBERS))].sum()
         total += ranks.allgather([mine]).sum()
         if ranks.rank == 0:
-            aside = folder / "aside"
-            aside.write_text(json.dumps([step + 1, total]))
-            aside.replace(folder / "saved")
+            held_out = folder / "aside"
+            held_out.write_text(json.dumps([step + 1, total]))
+            held_out.replace(folder / "saved")
         if ranks.broadcast_scalars([stop.requested is not None])[0]:
             if ranks.rank == 0:
                 time.sleep(0.5)  # the others end before it has saved
@@ -88,7 +88,7 @@ def notes(folder: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def begun(folder: Path) -> list[list[int]]:
+def started_ranks(folder: Path) -> list[list[int]]:
     """Return [generation, rank, size, process, finished steps] of all ranks that began."""
     return sorted([int(n) for n in line.split()] for line in notes(folder) if line[0].isdigit())
 
@@ -105,24 +105,24 @@ def _late() -> None:
     """Let the scheduler not answer the next request of this worker."""
     scheduler: Any = on_demand("distributed").get_worker().scheduler
 
-    async def get_metadata(**asked: Any) -> Any:
+    async def get_metadata(**options: Any) -> Any:
         del scheduler.get_metadata  # that of the others, which is answered
         await asyncio.sleep(600)
 
     scheduler.get_metadata = get_metadata
 
 
-def _act(what: str | None, once: Path) -> None:
-    if what is None or (once.exists() and not what.startswith("always")):
+def _act(action: str | None, once: Path) -> None:
+    if action is None or (once.exists() and not action.startswith("always")):
         return
     once.touch()
-    if what.endswith("kill"):
+    if action.endswith("kill"):
         os.kill(os.getpid(), signal.SIGKILL)
-    elif what.endswith("freeze"):
+    elif action.endswith("freeze"):
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif what.endswith("late"):
+    elif action.endswith("late"):
         _late()
-    elif what.endswith("data"):
+    elif action.endswith("data"):
         raise DataError("the toy is broken")
-    elif what.endswith("bug"):
+    elif action.endswith("bug"):
         raise KeyError("a bug")

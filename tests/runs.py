@@ -127,12 +127,12 @@ def settings(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
 def open_settings(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
     """Return the settings of a run with kernel, bandwidth, metric and scale of the targets
     "auto"."""
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "data.batch_size": 50, "data.epochs": 2, "run.device": "cpu", "run.threads": 1,
         "run.checkpoint_every": 1000, "solver.name": "block",
     }  # fmt: skip
     where = {} if run_dir is None else {"run.run_dir": str(run_dir)}
-    return RunConfig().with_overrides(asked | where | overrides)
+    return RunConfig().with_overrides(options | where | overrides)
 
 
 def finished(config: RunConfig, **options: Any) -> Result:
@@ -183,20 +183,20 @@ def checkpoint(run_dir: Path, step: int) -> Checkpoint:
 
 def assert_same_bits(actual: dict[str, Array], expected: dict[str, Array]) -> None:
     """Raise unless both hold the same arrays bit for bit."""
-    found, wanted = (
+    found, desired = (
         {name: (a.dtype, a.shape, a.tobytes()) for name, a in arrays.items()}
         for arrays in (actual, expected)
     )
-    assert found.keys() == wanted.keys()
-    assert not [name for name in wanted if found[name] != wanted[name]]
+    assert found.keys() == desired.keys()
+    assert not [name for name in desired if found[name] != desired[name]]
 
 
-def assert_a_stop_leaves_no_trace(
+def assert_resume_gives_same_bits(
     folder: Path, steps: Sequence[int], overrides: dict[str, Any], source: Source, **options: Any
 ) -> Result:
     """Stop a run after these steps, and compare its end with an undisturbed run."""
-    whole, parts = (settings(folder / name, **overrides) for name in ("whole", "parts"))
-    finished(whole, source=source, **options)
+    uninterrupted, parts = (settings(folder / name, **overrides) for name in ("whole", "parts"))
+    finished(uninterrupted, source=source, **options)
     for step in steps:
         stopped(parts, step, source=source, test=source, **options)
     result = finished(parts, source=source, **options)
@@ -225,7 +225,7 @@ def brute_force(result: Result, X: Array, bandwidth: float = 3.0) -> Array:
 # -- real processes ------------------------------------------------------------------------------
 
 
-def _life(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _run_child(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     try:
         target(*arguments)
     except StreamkernError as error:
@@ -239,9 +239,9 @@ def process(target: Callable[..., None], *arguments: Any) -> Any:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.runs"])
-    life = context.Process(target=_life, args=(target, arguments))
-    life.start()
-    return life
+    child = context.Process(target=_run_child, args=(target, arguments))
+    child.start()
+    return child
 
 
 def shorten_windows(setattr_: Callable[..., None] = setattr) -> None:
@@ -250,7 +250,7 @@ def shorten_windows(setattr_: Callable[..., None] = setattr) -> None:
     setattr_(os, "fsync", lambda fd: None)
 
 
-def whole_life(config: RunConfig, method: str = "block") -> None:
+def train_to_end(config: RunConfig, method: str = "block") -> None:
     """Train a run to its end, in a process of its own."""
     shorten_windows()
     train(config, source=stream(method), test=array_source(10, 5))

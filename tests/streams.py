@@ -67,7 +67,7 @@ def epoch_rows(plan: EpochPlan, sizes: np.ndarray) -> list[np.ndarray]:
     ]
 
 
-def kept(batches: Iterable[RowBlock]) -> list[RowBlock]:
+def copies_of(batches: Iterable[RowBlock]) -> list[RowBlock]:
     """Return copies of the batches, because their memory is reused."""
     return [batch.copy() for batch in batches]
 

@@ -1,4 +1,4 @@
-"""A table with every trouble that a table has, as a CSV, a Parquet file and a data frame."""
+"""Make a table with many irregularities, as a CSV file, a Parquet file and a data frame."""
 
 from __future__ import annotations
 

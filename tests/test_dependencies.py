@@ -76,7 +76,7 @@ def for_users() -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_package_imports_what_it_declares() -> None:
+def test_package_imports_declared_dependencies_only() -> None:
     assert undeclared("streamkern", for_users()) == {}
 
 
@@ -84,13 +84,13 @@ def test_the_package_imports_what_it_declares() -> None:
 @pytest.mark.parametrize(
     "folder", ["tests", "benchmarks", "examples", "experiments", "tools", "docs"]
 )
-def test_what_goes_with_it_imports_what_is_declared(folder: str) -> None:
+def test_other_folders_import_declared_dependencies_only(folder: str) -> None:
     groups = ["test", "peers", "raw-tables"] if folder == "benchmarks" else ["test"]
     declared = for_users().union(*(packages(PROJECT["dependency-groups"][g]) for g in groups))
     assert undeclared(folder, declared) == {}
 
 
-def test_an_import_of_a_package_that_another_brings_is_found() -> None:
+def test_undeclared_transitive_import_is_found() -> None:
     assert list(undeclared("streamkern", for_users() - {"filelock"})) == ["filelock"]
 
 
@@ -98,19 +98,19 @@ def test_few_packages_are_mandatory() -> None:
     assert 0 < len(PROJECT["project"]["dependencies"]) <= MOST_MANDATORY
 
 
-def test_the_oldest_versions_are_those_that_are_named() -> None:
+def test_oldest_prints_lower_bounds() -> None:
     assert oldest(["numpy>=2", "moto[server]>=5.1"]) == ["numpy==2", "moto==5.1"]
     with pytest.raises(SystemExit, match=r"'zarr>=3,<4' of pyproject.toml"):
         oldest(["zarr>=3,<4"])
 
 
-def test_every_dependency_of_a_user_has_an_oldest_version(
+def test_every_user_dependency_has_a_lower_bound(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     print_oldest(sorted(PROJECT["project"]["optional-dependencies"]))
     assert packages(capsys.readouterr().out.splitlines()) == for_users() - BROUGHT.keys()
 
 
-def test_extras_that_there_are_not_have_no_oldest_versions() -> None:
+def test_unknown_extra_is_refused() -> None:
     with pytest.raises(SystemExit, match="no extra 's4'; there are"):
         print_oldest(["s4"])

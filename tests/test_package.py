@@ -90,8 +90,8 @@ OF_SEVERAL_MODULES = {
     "train.counts": "losses with a log link, from the setting to the predictions",
     "train.losses": "other losses than squares, from the setting to the predictions",
     "train.quantiles": "several quantiles of one target, from the setting to the predictions",
-    "train.losses_going_on": "other losses than squares, continued and from other weights",
-    "train.counts_going_on": "losses with a log link, continued and from other weights",
+    "train.losses_continued": "other losses than squares, continued and from other weights",
+    "train.counts_continued": "losses with a log link, continued and from other weights",
     "train.losses_over_ranks": "other losses than squares, on several ranks",
     "train.loss_solvers": "other losses than squares, by every solver that takes them",
     "train.intercept": "mean and scale of the targets, from the settings to predictions",
@@ -121,7 +121,7 @@ def test_public_names_resolve() -> None:
         assert not isinstance(value, type) or value.__name__ == name
 
 
-def test_the_public_list_is_complete_and_sorted() -> None:
+def test_public_list_is_complete_and_sorted() -> None:
     assert list(streamkern.__all__) == sorted(set(streamkern.__all__))
     assert {name for name in dir(streamkern) if name[0] != "_"} == set(streamkern.__all__) - {
         "__version__"
@@ -161,19 +161,19 @@ def test_unknown_names_are_attribute_errors() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [("Passed", "EpochEnd"), ("Beginning", "TrainStart")])
-def test_a_renamed_public_name_warns_and_is_the_new_one(old: str, new: str) -> None:
+def test_renamed_public_name_warns_and_equals_new_one(old: str, new: str) -> None:
     with pytest.warns(FutureWarning, match=f"renamed to {new}; .*removed in 0.3.0") as caught:
         found = getattr(streamkern, old)
     assert found is getattr(streamkern, new)
     assert caught[0].filename == __file__
 
 
-def test_no_public_name_is_that_of_a_room() -> None:
+def test_public_names_differ_from_package_names() -> None:
     # Importing a room puts it in the place of such a name.
     assert not set(streamkern.__all__) & set(MODULES)
 
 
-def test_the_installed_version_is_the_one_in_the_code() -> None:
+def test_installed_version_equals_code() -> None:
     try:
         installed = importlib.metadata.version("streamkern")
     except importlib.metadata.PackageNotFoundError:
@@ -181,7 +181,7 @@ def test_the_installed_version_is_the_one_in_the_code() -> None:
     assert installed == streamkern.__version__
 
 
-def test_importing_loads_nothing_heavy() -> None:
+def test_importing_streamkern_loads_nothing_heavy() -> None:
     code = "import sys, streamkern; dir(streamkern); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
@@ -210,7 +210,7 @@ def test_no_top_level_name_is_defined_twice() -> None:
     assert LAYOUT.repeated_names() == []
 
 
-def test_a_class_has_a_name_of_its_own() -> None:
+def test_class_names_are_unique() -> None:
     """Check also private classes and those inside of functions."""
     classes = [
         node.name
@@ -236,7 +236,7 @@ def parts_of(tree: ast.AST) -> tuple[list[str], set[str]]:
     return list(docstrings.values()), names
 
 
-def test_docstrings_name_what_there_is() -> None:
+def test_docstrings_reference_existing_names() -> None:
     """Check that `A_CONSTANT`, `function` and `a.dotted.name` are in the code, or in
     `ELSEWHERE`."""
     parts = {name: parts_of(tree) for name, tree in LAYOUT.trees.items()}
@@ -250,12 +250,12 @@ def test_docstrings_name_what_there_is() -> None:
     ] == []
 
 
-def test_the_corridor_is_short() -> None:
+def test_top_level_package_has_few_entries() -> None:
     entries = [path.name for path in ROOT.iterdir() if path.name != "__pycache__"]
     assert len(entries) <= MOST_ENTRIES
 
 
-def test_every_module_is_in_a_room() -> None:
+def test_every_module_is_in_a_package_with_a_floor() -> None:
     assert {room(name) for name in MODULES} == FLOORS.keys(), "give each room a floor in ROOMS"
 
 
@@ -266,7 +266,7 @@ def arrows() -> list[tuple[str, str]]:
     return [(a, b) for a in MODULES for b in needs[a] if room(a) != room(b)]
 
 
-def test_a_room_imports_the_floors_below() -> None:
+def test_packages_import_lower_floors_only() -> None:
     assert not [k for k in arrows() if FLOORS[room(k[1])] >= FLOORS[room(k[0])]]
 
 
@@ -275,7 +275,7 @@ def test_data_and_mathematics_do_not_import_each_other() -> None:
     assert not rooms & {*product(DATA, MATHS), *product(MATHS, DATA)}
 
 
-def test_a_run_directory_knows_nothing_of_what_is_in_it() -> None:
+def test_run_directory_does_not_depend_on_its_contents() -> None:
     assert {room(other) for name, other in arrows() if room(name) == "rundir"} <= BELOW_RUNDIR
 
 
@@ -283,12 +283,12 @@ def test_no_import_circles() -> None:
     assert not LAYOUT.circles()
 
 
-def test_no_import_of_ours_is_hidden_in_a_function() -> None:
+def test_no_internal_import_is_hidden_in_a_function() -> None:
     assert LAYOUT.hidden() == []
     assert set(LAYOUT.computed()) == COMPUTED
 
 
-def test_what_needs_a_package_of_others_in_a_function_goes_through_optional() -> None:
+def test_third_party_imports_in_functions_use_import_optional() -> None:
     others = {
         f"{name}:{i.line} {i.dotted}"
         for name, found in LAYOUT.imports.items()
@@ -298,7 +298,7 @@ def test_what_needs_a_package_of_others_in_a_function_goes_through_optional() ->
     assert not others
 
 
-def test_a_room_says_what_belongs_there_and_holds_no_code() -> None:
+def test_package_init_has_docstring_and_no_code() -> None:
     for name in LAYOUT.packages:
         tree = LAYOUT.trees[name]
         assert ast.get_docstring(tree), name
@@ -306,7 +306,7 @@ def test_a_room_says_what_belongs_there_and_holds_no_code() -> None:
 
 
 @pytest.mark.slow
-def test_no_file_of_tests_imports_another() -> None:
+def test_test_files_do_not_import_each_other() -> None:
     of_a_test = re.compile(r"^\s*(?:from|import)\s[^\n(]*(?:\([^)]*)?\btest_", re.MULTILINE)
     paths = sorted(Path(__file__).parent.rglob("*.py"))
     assert not [str(path) for path in paths if of_a_test.search(path.read_text("utf-8"))]
@@ -316,7 +316,7 @@ ALL = ("whole", "journey")
 APART = ("experiments", "tools")
 
 
-def test_tests_mirror_the_rooms() -> None:
+def test_test_folders_mirror_packages() -> None:
     """Check that each test file is about a module of its room, or about several of them.
 
     `ALL` are of all rooms at once, and `APART` of programs beside the package.
@@ -331,12 +331,12 @@ def test_tests_mirror_the_rooms() -> None:
     assert of_rooms - LAYOUT.files.keys() == OF_SEVERAL_MODULES.keys()
 
 
-def test_the_page_on_the_architecture_is_that_of_the_code() -> None:
+def test_architecture_page_is_up_to_date() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text == LAYOUT.page(text), "run `python tools/layout.py --write`"
 
 
-def test_the_page_names_modules_that_there_are() -> None:
+def test_architecture_page_names_existing_modules() -> None:
     named = set(re.findall(r"`([\w/]+\.py)`", PAGE.read_text(encoding="utf-8")))
     assert named
     here = {name for name in named if (ROOT / name).is_file() or (ROOT.parent / name).is_file()}
@@ -344,18 +344,18 @@ def test_the_page_names_modules_that_there_are() -> None:
 
 
 @pytest.mark.slow
-def test_a_setting_passes_few_modules_and_records() -> None:
+def test_setting_passes_few_modules_and_records() -> None:
     for setting in SETTINGS:
         path = setting_path(setting)
         assert len(path.modules) <= MOST_ON_THE_WAY_OF_A_SETTING, (setting, path)
         assert len(path.carriers) <= MOST_CARRIERS_OF_A_SETTING, (setting, path)
 
 
-def test_a_batch_passes_few_modules(tmp_path: Path) -> None:
+def test_batch_passes_few_modules(tmp_path: Path) -> None:
     assert len(passed(tmp_path)) <= MOST_ON_THE_WAY_OF_A_BATCH
 
 
-def test_the_page_lists_the_rooms_from_the_ground_up() -> None:
+def test_architecture_page_lists_packages_bottom_up() -> None:
     text = PAGE.read_text(encoding="utf-8")
     listed = re.findall(r"^\| \d+ \| `([\w.]+)` \|", text, re.MULTILINE)
     assert sorted(listed) == sorted(set(FLOORS) - {"__main__"})

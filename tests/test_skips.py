@@ -67,24 +67,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_ci_takes_no_skip_for_want_of_a_package_and_pairs_of_a_grid(folder: Path) -> None:
-    said = assert_ends(folder, "true", 1, "-s", "--continue-on-collection-errors")
-    assert "skipped, which CI does not take: Numba is not installed" in said
-    cases = [line.split()[-3:] for line in said.splitlines() if "case" in line]
+def test_ci_fails_on_skips_for_missing_packages(folder: Path) -> None:
+    message = assert_ends(folder, "true", 1, "-s", "--continue-on-collection-errors")
+    assert "skipped, which CI does not take: Numba is not installed" in message
+    cases = [line.split()[-3:] for line in message.splitlines() if "case" in line]
     for (k, first), (m, second) in combinations(enumerate((3, 4, 5)), 2):
         assert {(case[k], case[m]) for case in cases} == {
             (str(a), str(b)) for a, b in product(range(first), range(second))
         }
     assert 20 <= len(cases) < 60  # 20 is the least
-    assert [line.split()[-1] for line in said.splitlines() if "some" in line] == ["0", "3", "6"]
+    assert [line.split()[-1] for line in message.splitlines() if "some" in line] == ["0", "3", "6"]
     assert (
         f"1 failed, {len(cases) + 12 + 3} passed, 1 skipped, {60 - len(cases) + 1 + 5} deselected, "
         "1 xfailed, 2 errors"
-    ) in said
+    ) in message
 
 
 @pytest.mark.slow
-def test_elsewhere_they_are_skipped_and_at_night_all_run(folder: Path) -> None:
+def test_local_runs_skip_and_nightly_runs_all(folder: Path) -> None:
     assert "81 passed, 4 skipped, 1 xfailed" in assert_ends(folder, "", 0, "--full")
 
 

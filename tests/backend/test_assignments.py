@@ -1,4 +1,4 @@
-"""Assignments by NumPy, by their CUDA text on the host, and by arithmetic in float64."""
+"""Check assignments by NumPy and CUDA source against arithmetic in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamkern.backend.assignments import Assignments
 from streamkern.backend.base import Backend
 from streamkern.kernels.points import preparation
 from streamkern.solver import base, block_ridge, block_step
-from tests import hostcuda, standin
+from tests import fake_cupy, host_cuda
 
 USED = {
     f"{i} {assignments.name}": assignments
@@ -35,7 +35,7 @@ def values(assignments: Assignments, dtype: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(USED))
-def test_memory_is_reused_without_an_effect(name: str) -> None:
+def test_merged_assignments_equal_separate_formulas(name: str) -> None:
     """Check in float64 that the result equals that of the separate formulas, to the last bit."""
     assignments = USED[name]
     given = values(assignments, np.float64)
@@ -47,23 +47,23 @@ def test_memory_is_reused_without_an_effect(name: str) -> None:
         np.testing.assert_array_equal(given[output], truth[output])
 
 
-@pytest.mark.skipif(hostcuda.COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(host_cuda.COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("name", sorted(USED))
-def test_cuda_computes_the_same(name: str) -> None:
+def test_cuda_assignments_equal_numpy(name: str) -> None:
     assignments = USED[name]
     given = values(assignments, np.float32)
     on_device = {
-        key: value.copy().view(standin.Array) if isinstance(value, np.ndarray) else value
+        key: value.copy().view(fake_cupy.Array) if isinstance(value, np.ndarray) else value
         for key, value in given.items()
     }
     Backend(1).assign(assignments, **given)
-    kernel = assignments.kernel(standin.modules()["cupy"])
+    kernel = assignments.kernel(fake_cupy.modules()["cupy"])
     kernel(*assignments.arguments(on_device))
     for output in assignments.outputs:
         np.testing.assert_array_equal(np.asarray(on_device[output]), given[output])
 
 
-def test_a_target_within_a_later_operand_is_read_first() -> None:
+def test_assignment_reads_overlapping_operand_before_writing() -> None:
     """Check that a target whose memory is part of a later operand is read before it is written."""
     x, y = np.array([3.0]), np.array([5.0])
     Backend(1).assign(Assignments("t", "x = (y + 1) * (x + y)"), x=x, y=y)
@@ -71,7 +71,7 @@ def test_a_target_within_a_later_operand_is_read_first() -> None:
 
 
 @pytest.mark.parametrize("doubled", [False, True])
-def test_high_points_are_two_halves(doubled: bool) -> None:
+def test_high_precision_points_are_two_halves(doubled: bool) -> None:
     X = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
     names = [f"{side}{i}" for side in ("left", "right") for i in range(3)]
     given = {name: np.empty_like(X) for name in ("x", *names)}
@@ -88,10 +88,10 @@ def test_high_points_are_two_halves(doubled: bool) -> None:
         np.testing.assert_array_equal(given[name], part * (factor if "left" in name else 1))
 
 
-@pytest.mark.skipif(hostcuda.nvrtc() is None, reason="needs NVIDIA's compiler")
+@pytest.mark.skipif(host_cuda.nvrtc() is None, reason="needs NVIDIA's compiler")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("name", sorted(USED))
-def test_cuda_compiles_without_float64(name: str, architecture: str) -> None:
+def test_assignments_compile_without_float64(name: str, architecture: str) -> None:
     assignments = USED[name]
     made: dict[str, Any] = {}
 
@@ -108,7 +108,7 @@ def test_cuda_compiles_without_float64(name: str, architecture: str) -> None:
             )
 
     assignments.kernel(Library)
-    code, log = hostcuda.compile_for(architecture, made["text"])
+    code, log = host_cuda.compile_for(architecture, made["text"])
     assert code
     assert "spill" not in log or "0 bytes spill stores" in log
-    assert ".f64" not in hostcuda.ptx_for(architecture, made["text"])
+    assert ".f64" not in host_cuda.ptx_for(architecture, made["text"])

@@ -1,4 +1,4 @@
-"""The verbs of the backend against NumPy, in place, and the pool of threads."""
+"""Check the operations of the backend against NumPy, and its thread pool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamkern.backend.devices import get_backend, gpu_problem
 from streamkern.basics.errors import BackendError, ConfigError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import install
-from tests.maths import Array, rows
+from tests.solver_problems import Array, rows
 from tests.traced_memory import traced_memory
 
 DTYPES = [np.float32, np.float64]
@@ -59,7 +59,7 @@ def test_tiles_cover_the_range_in_order(n: int, size: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("b", [1, 2, 37, 150])
-def test_cholesky_leaves_the_lower_factor(b: int, dtype: npt.DTypeLike) -> None:
+def test_cholesky_returns_lower_factor(b: int, dtype: npt.DTypeLike) -> None:
     A = positive(b, b, dtype)
     L = A.copy()
     L[np.triu_indices(b, 1)] = np.nan  # only the lower part is read
@@ -69,22 +69,22 @@ def test_cholesky_leaves_the_lower_factor(b: int, dtype: npt.DTypeLike) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_cholesky_of_a_part_of_an_array(dtype: npt.DTypeLike) -> None:
+def test_cholesky_factors_part_of_array(dtype: npt.DTypeLike) -> None:
     """Check rows of a wider array, whose other columns stay unchanged."""
-    whole = np.zeros((40, 50), dtype)
+    full = np.zeros((40, 50), dtype)
     A = positive(0, 30, dtype)
-    whole[:30, :30] = A
-    L = whole[:30, :30]
+    full[:30, :30] = A
+    L = full[:30, :30]
     assert Backend(1).cholesky(L)
     close_to(L, np.linalg.cholesky(A.astype(np.float64)))
-    assert not whole[30:].any()
-    assert not whole[:, 30:].any()
+    assert not full[30:].any()
+    assert not full[:, 30:].any()
     B = rows(1, 30, 2).astype(dtype)
     close_to(Backend(1).solve_lower(L, B.copy()), np.linalg.solve(L.astype(np.float64), B), 30)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_cholesky_fails_on_an_indefinite_or_non_finite_matrix(dtype: npt.DTypeLike) -> None:
+def test_cholesky_fails_on_indefinite_or_non_finite_matrix(dtype: npt.DTypeLike) -> None:
     A = positive(0, 30, dtype)
     for i, j, value in ((20, 20, -1.0), (0, 0, np.nan), (29, 3, np.nan), (29, 29, np.inf)):
         bad = A.copy()
@@ -95,7 +95,7 @@ def test_cholesky_fails_on_an_indefinite_or_non_finite_matrix(dtype: npt.DTypeLi
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("b", "k"), [(1, 1), (5, 1), (60, 7), (7, 60)])
-def test_triangular_solves(b: int, k: int, dtype: npt.DTypeLike) -> None:
+def test_triangular_solves_equal_reference(b: int, k: int, dtype: npt.DTypeLike) -> None:
     backend = Backend(1)
     L = positive(b, b, dtype)
     assert backend.cholesky(L)
@@ -113,7 +113,9 @@ def test_triangular_solves(b: int, k: int, dtype: npt.DTypeLike) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("b", [1, 2, 16, 17, 150])
-def test_triangular_solve_of_a_triangle(b: int, threads: int, dtype: npt.DTypeLike) -> None:
+def test_triangular_solve_of_triangular_right_side(
+    b: int, threads: int, dtype: npt.DTypeLike
+) -> None:
     L, B = positive(b, b, dtype), np.tril(rows(1, b, b)).astype(dtype)
     with Backend(threads) as backend:
         backend.chunk = 32
@@ -129,20 +131,20 @@ def test_triangular_solve_of_a_triangle(b: int, threads: int, dtype: npt.DTypeLi
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_add_gram_and_mirror(dtype: npt.DTypeLike) -> None:
+def test_add_gram_and_mirror_equal_gram_matrix(dtype: npt.DTypeLike) -> None:
     C, parts = np.zeros((50, 50), dtype), [rows(i, 20 + i, 50).astype(dtype) for i in range(3)]
     C[np.triu_indices(50, 1)] = 9.0  # the upper part does not matter
     for W in parts:
         Backend(1).add_gram(C, W, 0.25)
-    whole = np.concatenate(parts).astype(np.float64)
-    close_to(np.tril(C), np.tril(whole.T @ whole / 4))
+    full = np.concatenate(parts).astype(np.float64)
+    close_to(np.tril(C), np.tril(full.T @ full / 4))
     Backend(1).mirror_lower(C)
     np.testing.assert_array_equal(C, C.T)
-    close_to(C, whole.T @ whole / 4)
+    close_to(C, full.T @ full / 4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_add_gram_of_a_triangle_reads_no_zeros(dtype: npt.DTypeLike) -> None:
+def test_add_gram_of_triangle_skips_zeros(dtype: npt.DTypeLike) -> None:
     backend, C = Backend(2), np.zeros((100, 100), dtype)
     backend.chunk = 32
     W = np.tril(rows(0, 100, 100)).astype(dtype)
@@ -153,7 +155,7 @@ def test_add_gram_of_a_triangle_reads_no_zeros(dtype: npt.DTypeLike) -> None:
     close_to(np.tril(C), expected)
 
 
-def test_mirror_lower_over_several_blocks() -> None:
+def test_mirror_lower_spans_several_blocks() -> None:
     C = rows(0, 2100, 2100).astype(np.float32)
     expected = np.tril(C) + np.tril(C, -1).T
     Backend(1).mirror_lower(C)
@@ -163,7 +165,7 @@ def test_mirror_lower_over_several_blocks() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("m", "k", "c"), [(1, 1, 1), (70, 33, 1), (33, 70, 5), (90, 90, 3)])
-def test_products(m: int, k: int, c: int, threads: int, dtype: npt.DTypeLike) -> None:
+def test_products_equal_numpy(m: int, k: int, c: int, threads: int, dtype: npt.DTypeLike) -> None:
     A, B, Bt = (rows(i, *shape).astype(dtype) for i, shape in enumerate([(m, k), (k, c), (m, c)]))
     wide = np.zeros((m, k + 9), dtype)
     wide[:, 4 : 4 + k] = A
@@ -183,9 +185,7 @@ def test_products(m: int, k: int, c: int, threads: int, dtype: npt.DTypeLike) ->
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("c", [1, 2, 5])
-def test_a_row_times_weights_is_the_same_alone_and_among_others(
-    c: int, dtype: npt.DTypeLike
-) -> None:
+def test_product_of_one_row_has_same_bits_as_in_a_batch(c: int, dtype: npt.DTypeLike) -> None:
     tile, W = rows(1, 20, 300).astype(dtype), rows(2, 300, c).astype(dtype)
     together, alone = np.zeros((2, 20, c), dtype)
     backend = Backend(1)
@@ -199,7 +199,7 @@ def test_a_row_times_weights_is_the_same_alone_and_among_others(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dense_algebra_allocates_nothing_of_size(dtype: npt.DTypeLike) -> None:
+def test_dense_algebra_allocates_no_large_array(dtype: npt.DTypeLike) -> None:
     """Check that less than a tenth of the matrix is allocated; a wrong memory order would copy all
     of it."""
     b, c = 400, 3
@@ -230,7 +230,7 @@ def test_dense_algebra_allocates_nothing_of_size(dtype: npt.DTypeLike) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (60, 7), (60, 60), (200, 7)])
-def test_top_eigenpairs_descend(n: int, k: int, dtype: npt.DTypeLike) -> None:
+def test_top_eigenpairs_are_in_descending_order(n: int, k: int, dtype: npt.DTypeLike) -> None:
     A = positive(3, n, dtype)
     before = A.copy()
     lam, E = Backend(1).top_eigh(A, k)
@@ -245,7 +245,7 @@ def test_top_eigenpairs_descend(n: int, k: int, dtype: npt.DTypeLike) -> None:
 
 
 @pytest.mark.parametrize("lower", [False, True])
-def test_products_have_the_same_bits_on_any_number_of_threads(lower: bool) -> None:
+def test_products_have_same_bits_for_any_number_of_threads(lower: bool) -> None:
     A, B = np.tril(rows(0, 200, 200)).astype(np.float32), rows(1, 200, 4).astype(np.float32)
     results = []
     for threads in (1, 2, 3):
@@ -271,7 +271,7 @@ def test_run_calls_every_item_once(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_run_raises_the_error_and_begins_nothing_more(threads: int) -> None:
+def test_run_raises_error_and_starts_no_further_items(threads: int) -> None:
     seen: list[int] = []
 
     def fail_at_5(i: int) -> None:
@@ -288,7 +288,7 @@ def test_run_raises_the_error_and_begins_nothing_more(threads: int) -> None:
         assert len(seen) == n_seen + 1
 
 
-def test_threads_of_a_run_ignore_how_the_caller_handles_underflow() -> None:
+def test_run_ignores_underflow_settings_of_caller() -> None:
     """Check that a tile does not depend on the thread that computes it, which may be the
     caller's."""
     backend, out, both = Backend(threads=2), np.full(2, 1e-300), threading.Barrier(2)
@@ -305,16 +305,16 @@ def test_threads_of_a_run_ignore_how_the_caller_handles_underflow() -> None:
     assert not out.any()
 
 
-def test_run_raises_only_when_no_thread_is_at_work() -> None:
+def test_run_raises_after_all_threads_have_stopped() -> None:
     """Check that the caller may free the output as soon as `run` has raised."""
-    begun, failing, finished = threading.Event(), threading.Event(), threading.Event()
+    started, failing, finished = threading.Event(), threading.Event(), threading.Event()
 
     def work(i: int) -> None:
         if i == 0:
-            begun.wait()
+            started.wait()
             failing.set()
             raise ValueError("first")
-        begun.set()
+        started.set()
         failing.wait()
         threading.Event().wait(0.05)  # still at work while the other has failed
         finished.set()
@@ -325,7 +325,7 @@ def test_run_raises_only_when_no_thread_is_at_work() -> None:
         assert finished.is_set()
 
 
-def test_close_ends_the_threads_and_leaves_a_working_backend() -> None:
+def test_close_ends_threads_and_backend_can_be_reused() -> None:
     def ours() -> list[str]:
         return [t.name for t in threading.enumerate() if t.name.startswith("streamkern-tile")]
 
@@ -343,7 +343,7 @@ def test_close_ends_the_threads_and_leaves_a_working_backend() -> None:
 # --- names --------------------------------------------------------------------------------------
 
 
-def test_get_backend_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_backend_accepts_device_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "gpu_problem", lambda index=0: f"none of {index}")
     with pytest.warns(UserWarning, match="device='auto' uses the CPU: none of 0"):
         auto = get_backend("auto", threads=2)
@@ -360,7 +360,9 @@ def test_get_backend_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         get_backend("cpu", threads=0)
 
 
-def test_gpu_problem_is_a_sentence_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_problem_describes_missing_cupy_and_driver_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert gpu_problem() == f"CuPy is not installed ({install('gpu-cuda12')})"
 
@@ -373,19 +375,19 @@ def test_gpu_problem_is_a_sentence_part(monkeypatch: pytest.MonkeyPatch) -> None
     assert gpu_problem(2) == "no usable CUDA device 2 (OSError: driver too old)"
 
 
-def test_default_threads_and_memory_are_those_of_this_process() -> None:
+def test_backend_defaults_to_threads_and_memory_of_process() -> None:
     with Backend() as backend:
         assert backend.threads == available_cpus() >= 1
         assert backend.memory_available() > 0
 
 
-def test_description_can_be_stored() -> None:
+def test_description_is_json_serialisable() -> None:
     description = Backend(1).describe()
     assert description["device"] == "cpu"
     assert json.loads(json.dumps(description)) == description
 
 
-def test_uploads_are_views_on_the_cpu() -> None:
+def test_cpu_uploads_are_views() -> None:
     backend = Backend(1)
     host = np.arange(12, dtype=np.uint8).reshape(3, 4)
     uploader = backend.uploader(2)

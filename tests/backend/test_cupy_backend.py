@@ -1,6 +1,6 @@
-"""The CuPy backend against the CPU: every verb, kernel, precision and solver.
+"""Compare the CuPy backend with the CPU, for every operation, kernel, precision and solver.
 
-On a GPU where there is one, and everywhere on the `standin` for CuPy, which tries the glue alone.
+On a GPU where there is one, and everywhere on the `fake_cupy`, which tries the glue alone.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ from streamkern.store.sparse_rows import pack_rows
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 from streamkern.train.run_identity import changed_backend
 from streamkern.train.saved_model import load_model
-from tests import columnmajor, standin
-from tests.hostcuda import COMPILER
+from tests import fake_cupy, numpy_cublas
+from tests.host_cuda import COMPILER
 from tests.images import IMAGES, augmented
-from tests.maths import (
+from tests.plans import solver_settings
+from tests.runs import CLASSES, METHODS, array_source, arrays, finished, settings, stopped, stream
+from tests.solver_problems import (
     GRID,
     RADIAL,
     RIDGED,
@@ -61,8 +63,6 @@ from tests.maths import (
     operator,
     rows,
 )
-from tests.plans import solver_settings
-from tests.runs import CLASSES, METHODS, array_source, arrays, finished, settings, stopped, stream
 
 TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4, "integer": 2e-5}
 
@@ -78,12 +78,12 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compil
 )
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     if request.param == "stand-in":
-        standin.install(monkeypatch)
+        fake_cupy.install(monkeypatch)
     with get_backend("gpu") as backend, backend.active():
         yield backend
 
 
-def test_pivots_agree(gpu: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rpcholesky_pivots_on_gpu_equal_cpu(gpu: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare pivots in float64, in which no draw is so near a boundary that rounding decides."""
     monkeypatch.setattr("streamkern.centers.rpcholesky.PIVOT_BLOCK", 16)
     X, results = rows(0, 130, 9), []
@@ -96,7 +96,7 @@ def test_pivots_agree(gpu: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 @pytest.mark.parametrize("name", ["laplace", "gaussian", "polynomial"])
-def test_products_of_sparse_rows_agree(name: str, precision: str, gpu: Backend) -> None:
+def test_sparse_kernel_products_on_gpu_equal_cpu(name: str, precision: str, gpu: Backend) -> None:
     X, Z = (
         scipy.sparse.random_array(
             (n, 400), density=0.03, rng=np.random.default_rng(n), format="csr"
@@ -117,7 +117,7 @@ def test_products_of_sparse_rows_agree(name: str, precision: str, gpu: Backend) 
 
 @pytest.mark.parametrize("precision", sorted(TOLERANCE))
 @pytest.mark.parametrize("name", [*RADIAL, "own"])
-def test_kernel_products_agree(name: str, precision: str, gpu: Backend) -> None:
+def test_kernel_products_on_gpu_equal_cpu(name: str, precision: str, gpu: Backend) -> None:
     kernel: Kernel = Quartic(2.0) if name == "own" else get_kernel(name, 2.0)
     A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
     if precision == "integer":
@@ -153,7 +153,7 @@ def test_kernel_products_agree(name: str, precision: str, gpu: Backend) -> None:
     ],
     ids=repr,
 )
-def test_other_kernels_agree(kernel: Kernel, precision: str, gpu: Backend) -> None:
+def test_further_kernels_on_gpu_equal_cpu(kernel: Kernel, precision: str, gpu: Backend) -> None:
     """Check also kernels without CUDA source, which are evaluated in parts of a tile."""
     A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
     results = []
@@ -168,7 +168,7 @@ def test_other_kernels_agree(kernel: Kernel, precision: str, gpu: Backend) -> No
 
 
 @pytest.mark.parametrize("name", RADIAL)
-def test_nan_is_not_taken_for_a_distance_of_zero(name: str, gpu: Backend) -> None:
+def test_nan_row_gives_nan_kernel_values(name: str, gpu: Backend) -> None:
     op = KernelOperator(get_kernel(name, 2.0), gpu, "exact")
     A = rows(0, 5, 3)
     A[2, 1] = np.nan
@@ -178,7 +178,7 @@ def test_nan_is_not_taken_for_a_distance_of_zero(name: str, gpu: Backend) -> Non
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_dense_algebra_agrees(dtype: Any, gpu: Backend) -> None:
+def test_dense_algebra_on_gpu_equals_cpu(dtype: Any, gpu: Backend) -> None:
     R, B = rows(0, 60, 120), rows(1, 60, 4).astype(dtype)
     A = (R @ R.T / 60 + np.eye(60)).astype(dtype)
     results = []
@@ -211,7 +211,7 @@ def test_dense_algebra_agrees(dtype: Any, gpu: Backend) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_factor_is_taken_in_blocks(
+def test_blocked_cholesky_equals_reference(
     dtype: Any, gpu: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check blocks that do not divide the size, and a matrix with arbitrary values above its
@@ -233,14 +233,14 @@ def test_a_factor_is_taken_in_blocks(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_failed_cholesky_is_noticed(dtype: Any, gpu: Backend) -> None:
+def test_cholesky_reports_failure_on_gpu(dtype: Any, gpu: Backend) -> None:
     for i, j, value in ((20, 20, -1.0), (0, 0, np.nan), (29, 3, np.nan)):
         A = np.eye(30, dtype=dtype)
         A[i, j] = A[j, i] = value
         assert not gpu.cholesky(gpu.asarray(A))
 
 
-def test_uploads_arrive_in_order(gpu: Backend) -> None:
+def test_uploads_keep_their_order(gpu: Backend) -> None:
     uploader = gpu.uploader(3)
     batches = [rows(i, 20 + i % 5, 7).astype(np.float32) for i in range(20)]
     totals = []
@@ -254,7 +254,7 @@ def test_uploads_arrive_in_order(gpu: Backend) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 4, 30])
-def test_draws_are_those_of_a_processor(n: int, gpu: Backend) -> None:
+def test_random_draws_on_gpu_equal_cpu(n: int, gpu: Backend) -> None:
     """Compare words bit by bit, also for row numbers above 2^32 and in a second call; compare
     normals up to rounding."""
     ids = np.array([0, 7, 7, 2**33 + 5, 2**45 - 1, 3], np.int64)
@@ -269,7 +269,7 @@ def test_draws_are_those_of_a_processor(n: int, gpu: Backend) -> None:
 
 @pytest.mark.parametrize("precision", ["float64", "exact"])
 @pytest.mark.parametrize("name", sorted(SOLVERS))
-def test_solvers_agree(name: str, precision: str, gpu: Backend) -> None:
+def test_solver_steps_on_gpu_equal_cpu(name: str, precision: str, gpu: Backend) -> None:
     """Compare the steps from one setup, so that only the steps can differ."""
     options = solver_settings(damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
     on_cpu = make_case(operator(precision=precision), name, options=options)
@@ -290,7 +290,7 @@ def test_solvers_agree(name: str, precision: str, gpu: Backend) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SOLVERS))
-def test_setups_agree(name: str, gpu: Backend) -> None:
+def test_setups_on_gpu_equal_cpu(name: str, gpu: Backend) -> None:
     """Compare the measured quantities of two setups; factors and eigenvectors are not unique."""
     metas = [make_case(operator(backend=backend), name).setup.meta for backend in (Backend(1), gpu)]
     assert metas[0].keys() == metas[1].keys()
@@ -299,14 +299,14 @@ def test_setups_agree(name: str, gpu: Backend) -> None:
         assert device["lambda_1"] == pytest.approx(cpu["lambda_1"], rel=1e-6)
 
 
-def test_a_device_takes_larger_batches_and_keeps_them(
+def test_gpu_batch_is_critical_batch_and_survives_resume(
     gpu: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the planned batch is lowered to the critical batch of the setup, and that a
     resumed run has the same bits."""
     monkeypatch.setattr("streamkern.planning.sizes.MIN_BATCH", 4)
     monkeypatch.setattr("streamkern.planning.sizes.MAX_BATCH", 8)
-    wish = {
+    options = {
         "run.device": "gpu", "data.batch_size": "auto", "model.n_centers": 130,
         "model.bandwidth": 12.0, "solver.ridge": 0.0, "solver.damping": 0.01,
     }  # fmt: skip
@@ -316,7 +316,7 @@ def test_a_device_takes_larger_batches_and_keeps_them(
     )
     weights = []
     for name in ("whole", "stopped"):
-        config = settings(tmp_path / name, **wish)
+        config = settings(tmp_path / name, **options)
         if name == "stopped":
             stopped(config, 3, source=source)
         model = finished(config, source=source).model
@@ -326,7 +326,7 @@ def test_a_device_takes_larger_batches_and_keeps_them(
     np.testing.assert_array_equal(*weights)
 
 
-def test_rounded_noise_lets_tensor_cores_take_integers(gpu: Backend) -> None:
+def test_rounded_noise_selects_integer_precision(gpu: Backend) -> None:
     """Check that "auto" chooses "integer" on a GPU, and that its draws equal those of a CPU with
     the same precision."""
     source = augmented(RandomFlip(), GaussianNoise(9.0, round=True))
@@ -348,7 +348,7 @@ def test_rounded_noise_lets_tensor_cores_take_integers(gpu: Backend) -> None:
 
 
 @pytest.mark.parametrize("method", ["block", "eigenpro4", "falkon", "direct"])
-def test_a_model_used_during_a_run_does_not_move_its_work(method: str, gpu: Backend) -> None:
+def test_run_keeps_its_stream_while_another_backend_is_used(method: str, gpu: Backend) -> None:
     """Check that a run stays on its own stream when another backend was opened, used and closed."""
     held_out = array_source()
     config = settings(**METHODS[method] | {"run.device": "gpu", "data.epochs": 3})
@@ -368,7 +368,7 @@ def test_a_model_used_during_a_run_does_not_move_its_work(method: str, gpu: Back
     assert gpu.xp.cuda.get_current_stream() is before
 
 
-def test_a_model_answers_on_any_thread(gpu: Backend) -> None:
+def test_model_predicts_on_another_thread(gpu: Backend) -> None:
     """Check predictions on another thread, whose current stream is the default stream."""
     model = finished(settings(**{"run.device": "gpu"}), source=stream()).model
     X = arrays()[0][:7]
@@ -384,7 +384,7 @@ def test_a_model_answers_on_any_thread(gpu: Backend) -> None:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    modules = standin.modules()
+    modules = fake_cupy.modules()
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     return modules["cupy"]
@@ -396,17 +396,17 @@ def _fails(*args: Any) -> Any:
 
 @needs_compiler
 @pytest.mark.parametrize("library", ["cublas", "cusolver", "nvrtc"])
-def test_a_missing_library_is_found_before_the_run(
+def test_probe_detects_missing_cuda_library(
     library: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the probe calls what a run calls, and that "auto" falls back to the CPU with a
     message."""
     if library == "cublas":
-        monkeypatch.setattr(columnmajor, "gemmEx", _fails)
+        monkeypatch.setattr(numpy_cublas, "gemmEx", _fails)
     elif library == "cusolver":
         cupy.cuda.cusolver.spotrf = _fails
     else:
-        monkeypatch.setattr(standin.ElementwiseKernel, "__call__", _fails)
+        monkeypatch.setattr(fake_cupy.ElementwiseKernel, "__call__", _fails)
     with pytest.raises(BackendError, match=r"no usable CUDA device 0 \(OSError: libcusolver"):
         get_backend("gpu")
     with pytest.warns(UserWarning, match="device='auto' uses the CPU: no usable"):
@@ -416,24 +416,20 @@ def test_a_missing_library_is_found_before_the_run(
 
 
 @needs_compiler
-def test_wrong_numbers_of_a_device_are_found_before_the_run(
-    cupy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    true_gemm = columnmajor.gemmEx
+def test_probe_detects_wrong_products(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    true_gemm = numpy_cublas.gemmEx
 
     def doubled(*args: Any) -> None:
         true_gemm(*args)
-        columnmajor._matrix(args[14], np.float32, args[3], args[4], args[16])[...] *= 2
+        numpy_cublas._matrix(args[14], np.float32, args[3], args[4], args[16])[...] *= 2
 
-    monkeypatch.setattr(columnmajor, "gemmEx", doubled)
+    monkeypatch.setattr(numpy_cublas, "gemmEx", doubled)
     with pytest.raises(BackendError, match="CUDA device 0 computes wrong numbers"):
         get_backend("gpu")
 
 
 @needs_compiler
-def test_rounded_operands_are_found_before_the_run(
-    cupy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probe_detects_rounded_operands(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that rounded operands are refused, whatever allows them; here our own calls round to 10
     bits, as TF32 does."""
     plain = RowMajor.gemm
@@ -454,18 +450,16 @@ def test_rounded_operands_are_found_before_the_run(
 
 
 @needs_compiler
-def test_a_cache_that_can_not_be_written_is_named(
-    cupy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_cupy_cache_is_named(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(backend: Any) -> None:
         raise PermissionError(13, "Permission denied", "/home/none/.cupy")
 
     monkeypatch.setattr("streamkern.backend.devices.probe", refused)
-    said = str(gpu_problem())
-    assert "Permission denied: '/home/none/.cupy'; set CUPY_CACHE_DIR to another folder" in said
+    message = str(gpu_problem())
+    assert "Permission denied: '/home/none/.cupy'; set CUPY_CACHE_DIR to another folder" in message
 
 
-def test_half_precision_points_are_wide_multiples_of_eight(gpu: Backend) -> None:
+def test_half_precision_points_are_padded_with_zeros(gpu: Backend) -> None:
     """Check that the padding is 0, whatever the columns held before."""
     X = gpu.asarray(rows(0, 40, 9).astype(np.float32))
     for precision, width in (("fast", 16), ("high", 32), ("integer", 16), ("exact", 9)):
@@ -482,7 +476,7 @@ def test_half_precision_points_are_wide_multiples_of_eight(gpu: Backend) -> None
 
 
 @pytest.mark.parametrize("precision", ["exact", "high", "fast", "integer"])
-def test_right_sides_serve_as_left_ones(gpu: Backend, precision: str) -> None:
+def test_right_operands_can_serve_as_left_operands(gpu: Backend, precision: str) -> None:
     """Check that products have the bits of those with a left side, with padded rows."""
     op = KernelOperator(
         Laplace(2.0), gpu, precision, None, GRID if precision == "integer" else None
@@ -496,7 +490,7 @@ def test_right_sides_serve_as_left_ones(gpu: Backend, precision: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("precision", ["high", "fast", "integer"])
-def test_gradients_of_padded_points(gpu: Backend, precision: str) -> None:
+def test_agop_of_padded_points_equals_cpu(gpu: Backend, precision: str) -> None:
     """Compare the average gradient outer product with the CPU's; 9 coordinates have 16 or 32
     columns."""
     X, Z, w = rows(0, 40, 9), rows(1, 30, 9), rows(2, 30, 2)
@@ -512,7 +506,7 @@ def test_gradients_of_padded_points(gpu: Backend, precision: str) -> None:
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=0.02 * np.abs(found[1]).max())
 
 
-def test_a_broken_cupy_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_cupy_is_not_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that CuPy counts as missing only if its module does not exist, and not if its import
     fails."""
 
@@ -528,7 +522,7 @@ def test_a_broken_cupy_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @needs_compiler
-def test_full_memory_of_a_device_is_said_in_words(cupy: Any) -> None:
+def test_full_device_memory_error_names_settings_to_lower(cupy: Any) -> None:
     """Check that the error names the settings to lower, for any allocation, and that other errors
     pass unchanged."""
     with get_backend("gpu") as backend:
@@ -538,7 +532,7 @@ def test_full_memory_of_a_device_is_said_in_words(cupy: Any) -> None:
             ),
             backend.active(),
         ):
-            raise standin.OutOfMemoryError("Out of memory allocating 1,000 bytes")
+            raise fake_cupy.OutOfMemoryError("Out of memory allocating 1,000 bytes")
         with pytest.raises(KeyError), backend.active():
             raise KeyError
 
@@ -553,11 +547,11 @@ def test_tf32_is_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "what",
+    "case",
     ["cublas", "cusolver", "driver", "nvrtc", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE"],
 )
-def test_a_resume_under_other_libraries_is_told(
-    what: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
+def test_resume_with_different_libraries_is_reported(
+    case: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the libraries that compute, and their settings, are recorded, because bits depend
     on them."""
@@ -565,40 +559,40 @@ def test_a_resume_under_other_libraries_is_told(
         monkeypatch.delenv(name, raising=False)
     with get_backend("gpu") as backend:
         before = backend.describe()
-        if what == "cublas":
-            monkeypatch.setattr(columnmajor, "getVersion", lambda handle: 130100)
-        elif what == "driver":
+        if case == "cublas":
+            monkeypatch.setattr(numpy_cublas, "getVersion", lambda handle: 130100)
+        elif case == "driver":
             cupy.cuda.runtime.driverGetVersion = lambda: 13010
-        elif what == "nvrtc":
+        elif case == "nvrtc":
             cupy.cuda.nvrtc.getVersion = lambda: (13, 1)
-        elif what in CUBLAS_VARIABLES:  # a run that was recorded without it is no different
-            assert what not in before
-            monkeypatch.setenv(what, ":4096:8")
+        elif case in CUBLAS_VARIABLES:  # a run that was recorded without it is no different
+            assert case not in before
+            monkeypatch.setenv(case, ":4096:8")
         else:
             cupy.cuda.cusolver._getVersion = lambda: (12, 1, 0)
         changed = changed_backend(before, backend.describe())
     assert len(changed) == 1
-    assert changed[0].startswith(f"{what}: was ")
+    assert changed[0].startswith(f"{case}: was ")
 
 
 @needs_compiler
-def test_memory_that_a_pool_keeps_is_given_back_before_it_is_counted(
+def test_pool_memory_is_freed_before_free_memory_is_read(
     cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check free parts of used blocks, which do not fit a large array."""
-    monkeypatch.setattr(standin.Device, "mem_info", (1 << 20, 1 << 33))
+    monkeypatch.setattr(fake_cupy.Device, "mem_info", (1 << 20, 1 << 33))
     pool = cupy.get_default_memory_pool()
     pool.free_bytes = lambda: 1 << 32
-    pool.free_all_blocks = lambda: setattr(standin.Device, "mem_info", (1 << 30, 1 << 33))
+    pool.free_all_blocks = lambda: setattr(fake_cupy.Device, "mem_info", (1 << 30, 1 << 33))
     with get_backend("gpu") as backend:
         assert backend.memory_available() == 1 << 30
 
 
 @needs_compiler
-def test_a_mirror_takes_few_launches(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mirror_needs_few_kernel_launches(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that there is one launch for each pair of large blocks, where the CPU copies blocks
     that fit its cache."""
-    launches, assign = [0], standin.Array.__setitem__
+    launches, assign = [0], fake_cupy.Array.__setitem__
 
     def counted(self: Any, key: Any, value: Any) -> None:
         launches[0] += 1
@@ -606,7 +600,7 @@ def test_a_mirror_takes_few_launches(cupy: Any, monkeypatch: pytest.MonkeyPatch)
 
     with get_backend("gpu") as backend, backend.active():
         C = backend.asarray(np.tril(rows(0, 2500, 2500)).astype(np.float32))
-        monkeypatch.setattr(standin.Array, "__setitem__", counted)
+        monkeypatch.setattr(fake_cupy.Array, "__setitem__", counted)
         backend.mirror_lower(C)
         host = backend.to_host(C)
     assert launches[0] == 3
@@ -615,12 +609,12 @@ def test_a_mirror_takes_few_launches(cupy: Any, monkeypatch: pytest.MonkeyPatch)
 
 @needs_compiler
 @pytest.mark.parametrize(("own", "waits"), [(0, 0), (1, 1)])
-def test_a_device_that_reads_host_memory_is_waited_for(
+def test_upload_waits_for_device_that_reads_host_memory(
     own: int, waits: int, cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the copy has ended before the caller may free the array; a driver that stages has
     read it already."""
-    monkeypatch.setitem(standin.Device.attributes, "PageableMemoryAccess", own)
+    monkeypatch.setitem(fake_cupy.Device.attributes, "PageableMemoryAccess", own)
     with get_backend("gpu") as backend:
         waited: list[int] = []
         monkeypatch.setattr(backend, "synchronize", lambda: waited.append(1))
@@ -629,7 +623,7 @@ def test_a_device_that_reads_host_memory_is_waited_for(
 
 
 @needs_compiler
-def test_threads_take_short_turns_while_a_device_steps(
+def test_switch_interval_is_short_during_device_steps(
     cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the switch interval is restored at the end."""
@@ -658,7 +652,7 @@ def test_cupy_compiles_with_precompiled_headers(cupy: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_triangles_are_multiplied_by_blocks(
+def test_triangles_are_multiplied_blockwise(
     dtype: Any, gpu: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare with NumPy, for operands with contiguous columns and blocks that do not divide the
@@ -694,14 +688,14 @@ PART = 4096  # bytes, where a p x p array has 14 400
         ("direct", 8 * 60 * (60 + 3)),  # its equations, which it solves on the host
     ],
 )
-def test_setup_and_checkpoints_travel_by_parts(
+def test_setup_and_checkpoints_transfer_in_parts(
     method: str, most: int, cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that no p x p array is on the host, at the first start, at a resume, and for
     predictions."""
     largest = 0
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (1024, PART))
-    asnumpy, put = cupy.asnumpy, standin.Array.set
+    asnumpy, put = cupy.asnumpy, fake_cupy.Array.set
 
     def seen(a: Any) -> Array:
         nonlocal largest
@@ -718,7 +712,7 @@ def test_setup_and_checkpoints_travel_by_parts(
     weights = plain.model.backend.to_host(plain.model.weights)
     config = settings(tmp_path, **options)
     cupy.asnumpy = seen
-    monkeypatch.setattr(standin.Array, "set", sent)
+    monkeypatch.setattr(fake_cupy.Array, "set", sent)
     stopped(config, 5, source=stream())
     result = finished(config, source=stream())
     with load_model(tmp_path, device="gpu").backend:

@@ -14,7 +14,7 @@ from streamkern.backend.dense import SharedWorkspaces, Workspaces
 DTYPES = (np.float32, np.float64, np.bool_, np.float16)
 
 
-def test_no_two_arrays_in_use_share_memory() -> None:
+def test_workspaces_in_use_never_overlap() -> None:
     rng, workspaces = np.random.default_rng(0), Workspaces()
     for _ in range(50):
         with ExitStack() as blocks:
@@ -39,7 +39,7 @@ def counting() -> tuple[Any, list[int]]:
     return SimpleNamespace(empty=empty), taken
 
 
-def test_a_step_that_is_repeated_allocates_nothing() -> None:
+def test_repeated_step_allocates_nothing() -> None:
     xp, taken = counting()
     workspaces = Workspaces()
 
@@ -71,7 +71,7 @@ def in_threads(use: Callable[[], None], n: int) -> None:
         thread.join()
 
 
-def test_a_thread_has_its_own_and_an_error_gives_back() -> None:
+def test_workspaces_are_per_thread_and_released_on_error() -> None:
     xp, taken = counting()
     workspaces = Workspaces()
 
@@ -86,7 +86,7 @@ def test_a_thread_has_its_own_and_an_error_gives_back() -> None:
     assert taken == [20, 20, 20]
 
 
-def test_threads_of_one_stream_share_memory() -> None:
+def test_threads_share_workspaces_of_one_stream() -> None:
     """Check that there are as many buffers as were in use at once, for any number of threads."""
     xp, taken = counting()
     workspaces = SharedWorkspaces()

@@ -1,4 +1,4 @@
-"""Expressions of kernels are read and compiled by one thread at a time, and once."""
+"""Check that kernel expressions are parsed and compiled once, by one thread at a time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from streamkern.backend.expression import DRAWS_CUDA, NORMALS, WORDS, kernel_value, once, render
 from streamkern.kernels.builtin import Dispersal, Gaussian, Kernel, Laplace, Polynomial, get_kernel
 from streamkern.kernels.slope import derivative
-from tests import hostcuda
-from tests.maths import RADIAL
+from tests import host_cuda
+from tests.solver_problems import RADIAL
 
 
 class Passing:
@@ -76,7 +76,7 @@ def beside(work: Callable[[], Any], other: Callable[[], Any]) -> list[BaseExcept
     return failed
 
 
-def test_two_threads_may_read_expressions_at_once(collecting_at_every_step: None) -> None:
+def test_two_threads_can_parse_expressions_at_once(collecting_at_every_step: None) -> None:
     """Check that two threads can parse at once, although CPython counts the depth of the syntax
     trees of all threads together."""
     fresh = iter(range(10**6))
@@ -95,7 +95,7 @@ def test_two_threads_may_read_expressions_at_once(collecting_at_every_step: None
     assert beside(here, lambda: deep(9)) == []
 
 
-def test_threads_that_ask_at_once_get_one_value() -> None:
+def test_once_computes_value_once_for_concurrent_callers() -> None:
     made, together = list[int](), threading.Barrier(4)
 
     @once
@@ -113,7 +113,7 @@ def test_threads_that_ask_at_once_get_one_value() -> None:
     assert value(4) is not value(3)
 
 
-def test_an_error_is_not_kept_and_values_may_need_each_other() -> None:
+def test_once_does_not_cache_errors_and_allows_nesting() -> None:
     tries = list[int]()
 
     @once
@@ -133,9 +133,9 @@ def test_an_error_is_not_kept_and_values_may_need_each_other() -> None:
     assert len(tries) == 2
 
 
-needs_compiler = pytest.mark.skipif(hostcuda.COMPILER is None, reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(host_cuda.COMPILER is None, reason="needs a C++ compiler")
 needs_nvrtc = pytest.mark.skipif(
-    hostcuda.nvrtc() is None, reason="NVRTC is not installed (pip install nvidia-cuda-nvrtc)"
+    host_cuda.nvrtc() is None, reason="NVRTC is not installed (pip install nvidia-cuda-nvrtc)"
 )
 OTHERS: dict[str, Kernel] = {
     "dispersal": Dispersal(1.0, 1.3),
@@ -190,14 +190,14 @@ def epilogue(name: str, dtype: Any, *arrays: Any, scale: float) -> np.ndarray:
     pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in (tile, rows, cols)]
     number = np.ctypeslib.as_ctypes_type(dtype)(scale)
     size = ctypes.c_longlong(tile.size)
-    hostcuda.library(text).run(*pointers, number, tile.shape[1], size)
+    host_cuda.library(text).run(*pointers, number, tile.shape[1], size)
     return tile
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", RADIAL)
-def test_epilogue_is_the_kernel_to_four_ulp(name: str, dtype: Any) -> None:
+def test_epilogue_equals_kernel_to_four_ulp(name: str, dtype: Any) -> None:
     rng = np.random.default_rng(0)
     product, rows, cols = rng.normal(size=(40, 50)), rng.uniform(1, 9, 40), rng.uniform(1, 9, 50)
     product, rows, cols = (a.astype(dtype) for a in (product, rows, cols))
@@ -212,7 +212,7 @@ def test_epilogue_is_the_kernel_to_four_ulp(name: str, dtype: Any) -> None:
 @needs_compiler
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", sorted(OTHERS))
-def test_epilogue_of_products_is_the_kernel(name: str, dtype: Any) -> None:
+def test_epilogue_of_products_equals_kernel(name: str, dtype: Any) -> None:
     """Check up to a few roundings of the largest term, because sums and powers have another order
     than NumPy's."""
     rng, kernel = np.random.default_rng(0), OTHERS[name]
@@ -226,7 +226,7 @@ def test_epilogue_of_products_is_the_kernel(name: str, dtype: Any) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", RADIAL)
-def test_epilogue_keeps_nan_and_takes_marked_rows_for_the_same(name: str) -> None:
+def test_epilogue_keeps_nan_and_treats_marked_rows_as_identical(name: str) -> None:
     products = [[np.nan, np.inf, 6.0, 5.0]]  # NaN, marked, a distance below zero, zero
     value = epilogue(name, np.float32, products, [4.0], [6.0] * 4, scale=1.0)
     np.testing.assert_array_equal(value, [[np.nan, 1.0, 1.0, 1.0]])
@@ -234,35 +234,35 @@ def test_epilogue_keeps_nan_and_takes_marked_rows_for_the_same(name: str) -> Non
 
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_epilogue_compiles(architecture: str) -> None:
+def test_epilogue_compiles_for_every_architecture(architecture: str) -> None:
     for expression in EXPRESSIONS.values():
         for T in ("float", "double"):
             text = EPILOGUE.format(text=kernel_value(expression), T=T)
-            code, _ = hostcuda.compile_for(architecture, text)
+            code, _ = host_cuda.compile_for(architecture, text)
             assert b"epilogue" in code
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("what", ["words", "normals"])
-def test_draws_compile_and_compute_in_float(what: str, architecture: str) -> None:
-    body = WORDS if what == "words" else NORMALS
-    text = DRAWN.format(text=DRAWS_CUDA, body=body, T=OF_DRAWS[what])
-    code, _ = hostcuda.compile_for(architecture, text)
+@pytest.mark.parametrize("case", ["words", "normals"])
+def test_random_draws_compile_without_float64(case: str, architecture: str) -> None:
+    body = WORDS if case == "words" else NORMALS
+    text = DRAWN.format(text=DRAWS_CUDA, body=body, T=OF_DRAWS[case])
+    code, _ = host_cuda.compile_for(architecture, text)
     assert b"drawn" in code
-    assert ".f64" not in hostcuda.ptx_for(architecture, text)
+    assert ".f64" not in host_cuda.ptx_for(architecture, text)
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_epilogue_of_floats_computes_in_float(architecture: str) -> None:
+def test_float_epilogue_compiles_without_float64(architecture: str) -> None:
     """Check that no constant is left in double precision, which would take many times as long."""
     for expression in EXPRESSIONS.values():
         text = EPILOGUE.format(text=kernel_value(expression), T="float")
-        assert ".f64" not in hostcuda.ptx_for(architecture, text)
+        assert ".f64" not in host_cuda.ptx_for(architecture, text)
 
 
 @needs_nvrtc
-def test_a_mistake_in_the_text_is_an_error() -> None:
+def test_compile_error_is_raised_for_invalid_source() -> None:
     with pytest.raises(AssertionError, match="undefined"):
-        hostcuda.compile_for("sm_90", EPILOGUE.format(text="", T="float"))
+        host_cuda.compile_for("sm_90", EPILOGUE.format(text="", T="float"))

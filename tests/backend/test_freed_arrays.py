@@ -1,4 +1,4 @@
-"""Memory of freed arrays is kept for new ones."""
+"""Check that new arrays reuse the memory of freed ones."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ print(faults() - before)
 
 
 @pytest.mark.skipif(freed_arrays._MALLOC_TRIM is None, reason="needs glibc")
-def test_arrays_reuse_the_memory_of_freed_ones() -> None:
+def test_new_arrays_reuse_freed_memory() -> None:
     counts = {
         way: int(subprocess.check_output([sys.executable, "-c", CHILD, way]))
         for way in ("keep", "leave")

@@ -1,4 +1,4 @@
-"""LAPACK's routines compute what they say, and let other threads go on meanwhile."""
+"""Check LAPACK routines, and that other threads run in the meantime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def positive(n: int, dtype: npt.DTypeLike) -> Array:
 
 
 @pytest.mark.parametrize("work", ["potrf", "trsm", "syevr"])
-def test_other_threads_go_on(work: str) -> None:
+def test_lapack_releases_interpreter_lock(work: str) -> None:
     """Check that another thread works during a routine; if the routine held the interpreter, it
     would end first."""
     A = positive(1500, np.float64)
@@ -45,19 +45,19 @@ def test_other_threads_go_on(work: str) -> None:
     under_way.set()
     other = threading.Thread(target=watch)
     other.start()
-    began = seen
+    start_time = seen
     calls[work]()
     ended = seen
     under_way.clear()
     other.join()
-    assert ended - began > 3
+    assert ended - start_time > 3
 
 
 def blas_threads() -> set[int]:
     return {lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"}
 
 
-def test_the_last_thread_out_restores_the_limit_that_the_first_one_found() -> None:
+def test_last_thread_restores_blas_limit_of_first() -> None:
     """Check that no thread keeps the limit that threadpoolctl gives it."""
     blas, seen = lapack.blas_libraries(), list[set[int]]()
     turns = threading.Barrier(2, timeout=60)

@@ -1,4 +1,4 @@
-"""Compiled tiles against NumPy's, and the expressions both are written in."""
+"""Compare compiled tiles with NumPy, and check the expressions of kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamkern.backend.numba_backend import CompiledBackend, _cos, numba_proble
 from streamkern.basics.errors import BackendError, ConfigError
 from streamkern.kernels.builtin import Kernel, Laplace, get_kernel
 from streamkern.kernels.products import KernelOperator
-from tests.maths import RADIAL, Array, both, operator, rows
+from tests.solver_problems import RADIAL, Array, both, operator, rows
 
 needs_numba = pytest.mark.skipif(numba_problem() is not None, reason=str(numba_problem()))
 EPS = float(np.finfo(np.float32).eps)
@@ -37,7 +37,7 @@ class Inverse(Kernel):
 
 
 @pytest.mark.parametrize("name", RADIAL)
-def test_an_expression_is_its_kernels_profile(name: str) -> None:
+def test_expression_equals_profile_of_kernel(name: str) -> None:
     kernel = get_kernel(name, 1.0)
     assert kernel.expression is not None
     s = np.concatenate([[0.0], np.logspace(-8, 3, 200)])
@@ -48,7 +48,7 @@ def test_an_expression_is_its_kernels_profile(name: str) -> None:
         np.testing.assert_allclose(value, truth, rtol=1e-14)
 
 
-def test_every_number_takes_the_form_asked_for() -> None:
+def test_render_formats_every_number() -> None:
     text = render("(1 + sqrt(3 * s)) * exp(-0.5 / s)", "(T){}")
     assert text == "(((T)1.0 + sqrt(((T)3.0 * s))) * exp(((-(T)0.5) / s)))"
 
@@ -57,12 +57,12 @@ def test_every_number_takes_the_form_asked_for() -> None:
     "expression",
     ["s ** 2", "log(s)", "t", "True", "'s'", "exp(s, s)", "exp(x=s)", "s if s else 1", "s.real"],
 )
-def test_anything_else_is_refused(expression: str) -> None:
+def test_render_refuses_unsupported_syntax(expression: str) -> None:
     with pytest.raises(ConfigError, match="it may contain numbers, s,"):
         render(expression, "{}")
 
 
-def test_an_expression_that_is_none_is_refused() -> None:
+def test_render_refuses_invalid_python() -> None:
     with pytest.raises(ConfigError, match="expression='exp\\(' of a kernel"):
         render("exp(", "{}")
 
@@ -74,7 +74,7 @@ def test_an_expression_that_is_none_is_refused() -> None:
 @pytest.mark.full(all_but_every=2)
 @needs_numba
 @pytest.mark.parametrize("name", [*RADIAL, "inverse"])
-def test_a_compiled_profile_is_numpys(name: str) -> None:
+def test_compiled_profile_equals_numpy(name: str) -> None:
     """Check the absolute difference of the values, which are at most 1."""
     kernel = Inverse(1.0) if name == "inverse" else get_kernel(name, 1.0)
     sq = np.concatenate([[0.0, -1e-3, 1e30], np.logspace(-12, 5, 997)]).astype(np.float32)
@@ -91,7 +91,7 @@ def test_a_compiled_profile_is_numpys(name: str) -> None:
 
 @needs_numba
 @pytest.mark.parametrize("name", RADIAL)
-def test_nan_stays_nan_and_a_known_pair_is_at_distance_zero(name: str) -> None:
+def test_compiled_profile_keeps_nan_and_marks_zero_distance(name: str) -> None:
     tile = np.array([[np.nan, np.inf, 1.0]], np.float32)
     norms = np.ones(1, np.float32), np.full(3, 2, np.float32)
     with CompiledBackend(1) as backend:
@@ -109,7 +109,7 @@ def test_nan_stays_nan_and_a_known_pair_is_at_distance_zero(name: str) -> None:
     st.sampled_from(["exact", "high", "fast", "integer", "float64"]),
 )
 @settings(max_examples=40)
-def test_products_agree_with_plain_numpy(name: str, m: int, p: int, precision: str) -> None:
+def test_compiled_products_equal_numpy(name: str, m: int, p: int, precision: str) -> None:
     A, B, W = rows(0, m, 5), rows(1, p, 5), rows(2, p, 3)
     results = []
     for kind in (Backend, CompiledBackend):
@@ -126,7 +126,7 @@ def test_products_agree_with_plain_numpy(name: str, m: int, p: int, precision: s
 
 
 @needs_numba
-def test_a_kernel_without_an_expression_is_numpys() -> None:
+def test_kernel_without_expression_falls_back_to_numpy() -> None:
     class Plain(Kernel):
         def profile(self, sq: Array, xp: Any) -> Array:
             return xp.exp(-sq)  # type: ignore[no-any-return, unused-ignore]
@@ -138,7 +138,7 @@ def test_a_kernel_without_an_expression_is_numpys() -> None:
 
 
 @needs_numba
-def test_compiled_results_do_not_depend_on_the_number_of_threads() -> None:
+def test_compiled_results_do_not_depend_on_threads() -> None:
     A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3).astype(np.float32)
     results = []
     for threads in (1, 2, 3):
@@ -157,13 +157,13 @@ class Heavy(Laplace):
         return 1 / (1 + sq)  # type: ignore[no-any-return, unused-ignore]
 
 
-def test_a_profile_of_its_own_drops_the_expression_it_inherits() -> None:
+def test_overridden_profile_drops_inherited_expression() -> None:
     assert Laplace.expression is not None
     assert Heavy.expression is None
     assert Inverse.expression is not None
 
 
-def test_an_expression_of_another_function_is_refused() -> None:
+def test_expression_that_differs_from_profile_is_refused() -> None:
     class Wrong(Kernel):
         expression = "exp(-s)"
 
@@ -178,14 +178,14 @@ def test_an_expression_of_another_function_is_refused() -> None:
 
 
 @needs_numba
-def test_the_accelerator_is_chosen_and_recorded() -> None:
+def test_accelerator_is_chosen_and_recorded() -> None:
     for accelerator, name in (("auto", "numba"), ("numba", "numba"), ("none", "none")):
         with get_backend("cpu", 1, accelerator) as backend:
             assert str(backend.describe()["accelerator"]).partition(" ")[0] == name
 
 
 @needs_numba
-def test_little_is_not_worth_compiling() -> None:
+def test_auto_accelerator_skips_small_problems() -> None:
     little, much = WORTH_COMPILING - 1, WORTH_COMPILING
     chosen = (("auto", little, "none"), ("auto", much, "numba"), ("numba", little, "numba"))
     for accelerator, values, name in chosen:
@@ -193,7 +193,7 @@ def test_little_is_not_worth_compiling() -> None:
             assert str(backend.describe()["accelerator"]).partition(" ")[0] == name
 
 
-def test_without_numba_auto_is_numpy_and_numba_says_what_to_do(
+def test_missing_numba_falls_back_or_raises_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
@@ -205,7 +205,7 @@ def test_without_numba_auto_is_numpy_and_numba_says_what_to_do(
         get_backend("cpu", 1, "numba")
 
 
-def test_a_numba_that_does_not_import_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numba_that_fails_to_import_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> ModuleType:
         if name == "numba":
             raise ImportError("Numba needs NumPy 2.2 or less")
@@ -224,13 +224,13 @@ def test_a_numba_that_does_not_import_is_not_used(monkeypatch: pytest.MonkeyPatc
     numba_problem.cache_clear()
 
 
-def test_an_unknown_accelerator_is_refused() -> None:
+def test_unknown_accelerator_is_refused() -> None:
     with pytest.raises(ConfigError, match="accelerator='cython' is not known"):
         get_backend("cpu", 1, "cython")
 
 
 @needs_numba
-def test_cosines_are_as_good_as_their_argument() -> None:
+def test_compiled_cosine_is_accurate() -> None:
     """Check an absolute error of 1e-7, plus the effect of one rounding of x."""
     x = np.concatenate([np.linspace(-700, 700, 200_001), [0.0, np.nan]]).astype(np.float32)
     value = np.empty_like(x)

@@ -1,4 +1,4 @@
-"""The compiled draws against NumPy's words and against float64."""
+"""Compare compiled random draws with NumPy and with float64."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def exact_normals(pairs: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=25, deadline=None)
 @given(ROWS, st.integers(1, 9), st.integers(0, 2**31))
-def test_words_are_those_of_numpy(
+def test_compiled_words_equal_numpy(
     drawn: Fills, rows: list[int], n_blocks: int, first_block: int
 ) -> None:
     ids = np.array(rows, np.int64)
@@ -68,7 +68,7 @@ def test_words_are_those_of_numpy(
     np.testing.assert_array_equal(got, words((3, 1), ids, 4 * n_blocks, first_block=first_block))
 
 
-def test_normals_are_within_4_ulp(drawn: Fills) -> None:
+def test_compiled_normals_are_within_4_ulp(drawn: Fills) -> None:
     rows = np.arange(60, dtype=np.int64) << 28
     z = RowRandom(np, 5, 0, 1, rows, fills=drawn).normal((40,))
     exact = exact_normals(words((5, 0, 1), rows, 40).reshape(60, 20, 2)).reshape(60, 40)
@@ -77,7 +77,7 @@ def test_normals_are_within_4_ulp(drawn: Fills) -> None:
     np.testing.assert_allclose(z, plain, rtol=0, atol=4e-6)
 
 
-def test_the_extreme_words(compile_with: Any) -> None:
+def test_extreme_words_give_accurate_normals(compile_with: Any) -> None:
     extremes = np.array([0, 0xFF, 0x100, 0x1FFFFFFF, 0x20000000, 0x40000000, 0x5FFFFFFF,
                          0x80000000, 0xA0000000, 0xC0000000, 0xE0000000, 0xFFFFFFFF],
                         np.uint32)  # fmt: skip
@@ -92,16 +92,16 @@ def test_the_extreme_words(compile_with: Any) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 66])
-def test_a_row_has_the_same_bits_in_every_place(drawn: Fills, n: int) -> None:
+def test_row_has_same_bits_at_any_position(drawn: Fills, n: int) -> None:
     rows = np.random.default_rng(0).permutation(70).astype(np.int64)
-    whole = RowRandom(np, 1, 0, 2, rows, fills=drawn).normal((n,))
-    assert whole.shape == (70, n)
+    full = RowRandom(np, 1, 0, 2, rows, fills=drawn).normal((n,))
+    assert full.shape == (70, n)
     for part in (slice(0, 1), slice(3, 70), slice(69, 70), slice(None, None, -1)):
         alone = RowRandom(np, 1, 0, 2, rows[part], fills=drawn).normal((n,))
-        np.testing.assert_array_equal(alone, whole[part])
+        np.testing.assert_array_equal(alone, full[part])
 
 
-def test_threads_do_not_show(drawn: Fills) -> None:
+def test_threads_do_not_change_random_draws(drawn: Fills) -> None:
     rows = np.arange(9)
     alone = RowRandom(np, 1, 2, 3, rows, fills=drawn)
     with Backend(threads=2) as backend:
@@ -111,12 +111,12 @@ def test_threads_do_not_show(drawn: Fills) -> None:
     np.testing.assert_array_equal(alone.integers(0, 9), shared.integers(0, 9))
 
 
-def test_float64_stays_with_numpy(drawn: Fills) -> None:
+def test_float64_draws_use_numpy(drawn: Fills) -> None:
     rows = np.arange(4)
     z = RowRandom(np, 1, 2, 3, rows, np.float64, fills=drawn).normal((5,))
     np.testing.assert_array_equal(z, RowRandom(np, 1, 2, 3, rows, np.float64).normal((5,)))
 
 
-def test_no_rows_and_no_normals(drawn: Fills) -> None:
+def test_empty_draws_have_empty_shapes(drawn: Fills) -> None:
     assert RowRandom(np, 0, 0, 0, np.arange(0), fills=drawn).normal((4,)).shape == (0, 4)
     assert RowRandom(np, 0, 0, 0, np.arange(3), fills=drawn).normal((0,)).shape == (3, 0)

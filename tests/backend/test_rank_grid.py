@@ -28,7 +28,7 @@ def blocks_of(widths: list[int]) -> list[slice]:
 
 
 @given(SHAPES, st.integers(0, 50))
-def test_parts_are_the_whole(shape: tuple[int, int], n: int) -> None:
+def test_grid_parts_cover_all_rows(shape: tuple[int, int], n: int) -> None:
     """Check the parts of the grid's rows, of its columns and of all ranks; their sizes differ by at
     most one."""
     ranks = grids(*shape)
@@ -49,7 +49,7 @@ def test_parts_are_the_whole(shape: tuple[int, int], n: int) -> None:
 
 
 @given(SHAPES, WIDTHS)
-def test_every_center_is_one_columns(shape: tuple[int, int], widths: list[int]) -> None:
+def test_every_center_belongs_to_one_grid_column(shape: tuple[int, int], widths: list[int]) -> None:
     """Check that every center belongs to one column of the grid, in all its rows and in the global
     order."""
     blocks, shares = blocks_of(widths), []
@@ -71,7 +71,9 @@ def test_every_center_is_one_columns(shape: tuple[int, int], widths: list[int]) 
 
 
 @given(SHAPES, WIDTHS, st.integers(1, 9))
-def test_the_centers_within_a_part(shape: tuple[int, int], widths: list[int], step: int) -> None:
+def test_centers_are_partitioned_within_a_part(
+    shape: tuple[int, int], widths: list[int], step: int
+) -> None:
     """Check that each center is in one part, for any parts and number of blocks."""
     for grid in grids(*shape):
         share, seen = CenterPartition(blocks_of(widths), grid), np.full(sum(widths), -1)
@@ -87,7 +89,7 @@ def test_the_centers_within_a_part(shape: tuple[int, int], widths: list[int], st
 
 
 @given(SHAPES, WIDTHS, st.integers(0, 35))
-def test_parts_of_arrays(shape: tuple[int, int], widths: list[int], k: int) -> None:
+def test_array_parts_equal_partition(shape: tuple[int, int], widths: list[int], k: int) -> None:
     """Check the parts of arrays of all centers and of one block; an array that is a part already
     stays unchanged."""
     ranks, blocks = grids(*shape), blocks_of(widths)
@@ -103,13 +105,13 @@ def test_parts_of_arrays(shape: tuple[int, int], widths: list[int], k: int) -> N
     assert all(share.parts(found, ("Z", "alpha", "G."))[name] is a for name, a in found.items())
 
 
-def test_columns_divide_the_ranks() -> None:
+def test_grid_columns_must_divide_ranks() -> None:
     for size, columns in ((3, 2), (1, 2), (2, 0), (2, 4)):
         with pytest.raises(ConfigError, match=rf"run\.center_ranks={columns} must divide"):
             RankGrid(0, size, columns)
 
 
-def test_an_array_of_other_rows_is_no_part() -> None:
+def test_part_refuses_array_with_wrong_row_count() -> None:
     share = CenterPartition([slice(0, 6)], RankGrid(0, 2, 2))
     with pytest.raises(ValueError, match=r"must have .* rows, but has 5"):
         share.part(np.zeros(5))

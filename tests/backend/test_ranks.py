@@ -1,4 +1,4 @@
-"""Sums between ranks: the same bits on all of them, and no sum without one that is gone."""
+"""Check the collective operations: equal bits on all ranks, and errors if a rank has exited."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from streamkern.backend.cupy_backend import CupyBackend
 from streamkern.backend.ranks import SINGLE, Communicator, Nccl, on_devices, process_group
 from streamkern.basics.errors import BackendError, RankLostError
 from streamkern.solver.precondition.partition import gather_rows
-from tests import standin
-from tests.hostcuda import COMPILER
+from tests import fake_cupy
+from tests.host_cuda import COMPILER
 from tests.rank_threads import on_threads
 from tools.rank_threads import Threads
 
@@ -47,10 +47,10 @@ def summed(ranks: Communicator) -> list[Any]:
         a = rng.normal(size=(300, 7)).astype(dtype)
         ranks.sum(a[10:200, ::2], backend)
         totals.append(a)
-    said = ranks.broadcast_bytes(b"" if ranks.rank else bytes(range(256)))
+    message = ranks.broadcast_bytes(b"" if ranks.rank else bytes(range(256)))
     agreed = ranks.agree(True), ranks.agree(ranks.rank != 0)
     first = ranks.broadcast_scalars([ranks.rank + 5.0, 0.1, np.nan if ranks.rank else 1.0])
-    return [*totals, first, ranks.exclusive_scan(ranks.rank + 1), said, agreed]
+    return [*totals, first, ranks.exclusive_scan(ranks.rank + 1), message, agreed]
 
 
 def check_sums(results: list[list[Any]]) -> None:
@@ -71,18 +71,18 @@ def check_sums(results: list[list[Any]]) -> None:
         assert result[5] == (True, False)
 
 
-def test_what_rank_0_says_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broadcast_of_long_bytes_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check broadcasts of any length."""
     monkeypatch.setattr("streamkern.backend.ranks.RANK_SLAB_BYTES", 7)
-    said = np.random.default_rng(0).bytes(100)
-    heard = on_threads(
+    message = np.random.default_rng(0).bytes(100)
+    received = on_threads(
         3,
         lambda ranks: (
-            ranks.broadcast_bytes(b"" if ranks.rank else said),
+            ranks.broadcast_bytes(b"" if ranks.rank else message),
             ranks.broadcast_bytes(b""),
         ),
     )
-    assert heard == [(said, b"")] * 3
+    assert received == [(message, b"")] * 3
 
 
 def summed_elsewhere(ranks: Communicator) -> str:
@@ -128,48 +128,48 @@ def in_processes(size: int, work: Callable[..., Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_threads_add_up(size: int) -> None:
+def test_allreduce_of_threads_adds_up(size: int) -> None:
     check_sums(on_threads(size, summed))
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("size", [2, 3])
-def test_processes_add_up(size: int) -> None:
+def test_allreduce_of_processes_adds_up(size: int) -> None:
     check_sums(in_processes(size, summed))
 
 
-def test_only_the_thread_that_has_joined_sums() -> None:
+def test_allreduce_refuses_thread_that_has_not_joined() -> None:
     """Check that a thread that has not joined is refused; the library would treat it as a rank that
     is alone."""
-    said = in_processes(2, summed_elsewhere)
-    assert all(text.startswith("RuntimeError: only the thread that joined") for text in said)
+    message = in_processes(2, summed_elsewhere)
+    assert all(text.startswith("RuntimeError: only the thread that joined") for text in message)
 
 
-def killed_midway(ranks: Communicator) -> None:
+def kill_midway(ranks: Communicator) -> None:
     """Sum until rank 1 is gone, which it soon is."""
     backend, a = Backend(threads=1), np.ones(1000)
     ranks.sum(a, backend)
     if ranks.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     with contextlib.suppress(RankLostError):
         while True:
             ranks.sum(a, backend)
-    assert time.perf_counter() - began < 10
+    assert time.perf_counter() - start_time < 10
     raise RankLostError("seen")
 
 
-def test_a_peer_that_is_gone_is_seen() -> None:
+def test_allreduce_fails_when_a_rank_has_exited() -> None:
     """Check that all other ranks see at once that a rank has ended. In one of about thirty tries
     XGBoost 3.2 leaves one rank waiting, because its loop has ended when the sum gives it work.
     Drivers therefore end all ranks."""
-    tries = (in_processes(3, killed_midway) for _ in range(3))
+    tries = (in_processes(3, kill_midway) for _ in range(3))
     assert ["seen", None, "seen"] in tries
 
 
 @given(st.integers(0, 1000), st.integers(1, 40))
-def test_stripes_are_the_whole(n: int, size: int) -> None:
+def test_stripes_cover_all_rows(n: int, size: int) -> None:
     """Check that stripes cover all rows in order; those of a triangle have equal areas, up to whole
     rows."""
     for way in ("stripe", "triangle"):
@@ -225,7 +225,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that makes the backend of a device."""
     if COMPILER is None:
         pytest.skip("needs a C++ compiler")
-    standin.install(monkeypatch)
+    fake_cupy.install(monkeypatch)
     cuda = sys.modules["cupy"].cuda
     monkeypatch.setitem(sys.modules, "cupy.cuda", ModuleType("cupy.cuda"))
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", library())
@@ -233,14 +233,14 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Any:
     event = SimpleNamespace(record=lambda stream: None, done=True)
     monkeypatch.setattr(cuda, "Event", lambda: event)
     cuda.get_elapsed_time = lambda *events: 500.0
-    monkeypatch.setattr(standin.Immediate, "ptr", 99, raising=False)
+    monkeypatch.setattr(fake_cupy.Immediate, "ptr", 99, raising=False)
     monkeypatch.setattr(
-        standin.Device, "pci_bus_id", property(lambda self: f"0:{self.id}"), raising=False
+        fake_cupy.Device, "pci_bus_id", property(lambda self: f"0:{self.id}"), raising=False
     )
     return CupyBackend
 
 
-def test_rows_in_half_precision_stay_on_the_devices(
+def test_half_precision_broadcast_stays_on_devices(
     devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that all ranks get the rows without a sum over the host."""
@@ -261,7 +261,7 @@ def test_rows_in_half_precision_stay_on_the_devices(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_sums_are_those_of_the_host(devices: Any, dtype: Any) -> None:
+def test_device_allreduce_equals_host_allreduce(devices: Any, dtype: Any) -> None:
     """Check equal bits on all ranks, also for a view with gaps and for arrays on the host."""
     rng = np.random.default_rng(0)
     given = rng.normal(size=(3, 4, 6)).astype(dtype)
@@ -290,9 +290,7 @@ def test_sums_are_those_of_the_host(devices: Any, dtype: Any) -> None:
         np.testing.assert_array_equal(on_host, total)
 
 
-def test_where_it_can_not_be_used_sums_go_through_the_host(
-    devices: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_allreduce_falls_back_to_host(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check two ranks on one device, a rank on the CPU, a missing NCCL, and a single rank."""
     made = [lambda rank: devices(0), lambda rank: devices(rank) if rank else Backend(1)]
     for make in made:
@@ -308,7 +306,7 @@ def test_where_it_can_not_be_used_sums_go_through_the_host(
         assert "gpu-cuda13" in str(given[0].message)
 
 
-def test_gpus_of_two_machines_with_equal_names_are_two(
+def test_equal_host_names_of_two_machines_are_distinguished(
     devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check containers with the same host name, each with a GPU at the same index."""
@@ -318,7 +316,7 @@ def test_gpus_of_two_machines_with_equal_names_are_two(
     assert [type(each) for each in found] == [Nccl] * 3
 
 
-def test_extras_for_gpus_install_nccl() -> None:
+def test_gpu_extras_install_nccl() -> None:
     """Check that the extras for GPUs install NCCL, which CuPy's own extra omits."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
@@ -327,7 +325,7 @@ def test_extras_for_gpus_install_nccl() -> None:
         assert any(each.startswith(f"nvidia-nccl-cu{cuda}>=") for each in extras[f"gpu-cuda{cuda}"])
 
 
-def test_nccl_that_does_not_begin_is_told(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_start_failure_gives_warning(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the warning names the rank and NCCL's message."""
 
     def fails(size: int, identity: bytes, rank: int) -> None:
@@ -350,7 +348,7 @@ class OneOfMany(Communicator):
 
 
 @pytest.mark.gpu
-def test_a_device_sums_with_itself() -> None:
+def test_nccl_allreduces_on_one_device() -> None:
     """Check NCCL with one device, so that its calls have the arguments that it accepts."""
     nccl = pytest.importorskip("cupy.cuda.nccl")
     if not nccl.available:

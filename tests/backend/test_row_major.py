@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.backend.row_major import RowMajor, triangle_parts
-from tests import columnmajor
-from tests.columnmajor import HANDLE, TYPES, addressed
+from tests import numpy_cublas
+from tests.numpy_cublas import HANDLE, TYPES, addressed
 
 SIZES = st.integers(1, 6)
 GAPS = st.integers(0, 2)
@@ -21,13 +21,13 @@ PRECISIONS = st.sampled_from([(np.float32, 1e-5), (np.float64, 1e-13)])
 
 @pytest.fixture(scope="module")
 def blas() -> RowMajor:
-    return RowMajor(columnmajor, TYPES, lambda: HANDLE)
+    return RowMajor(numpy_cublas, TYPES, lambda: HANDLE)
 
 
 def matrix(seed: int, rows: int, columns: int, dtype: Any, gap: int = 0) -> Any:
     """Return random numbers as a view whose rows are `gap` elements apart."""
-    whole = np.random.default_rng([seed, 3]).normal(size=(rows, columns + gap)).astype(dtype)
-    return addressed(whole)[:, :columns]
+    full = np.random.default_rng([seed, 3]).normal(size=(rows, columns + gap)).astype(dtype)
+    return addressed(full)[:, :columns]
 
 
 def lower(seed: int, b: int, dtype: Any, gap: int) -> Any:
@@ -43,7 +43,7 @@ def close(actual: Any, desired: Any, tolerance: float) -> None:
 
 
 @given(SIZES, SIZES, SIZES, GAPS, PRECISIONS, st.booleans(), st.sampled_from([0.0, 1.0, -0.5]))
-def test_products(
+def test_products_equal_reference(
     blas: RowMajor, r: int, k: int, c: int, gap: int, precision: Any, transposed: bool, beta: float
 ) -> None:
     dtype, tolerance = precision
@@ -57,7 +57,7 @@ def test_products(
 
 
 @given(SIZES, SIZES, SIZES, GAPS, PRECISIONS)
-def test_products_with_a_transposed_left_side(
+def test_products_with_transposed_left_side(
     blas: RowMajor, r: int, k: int, c: int, gap: int, precision: Any
 ) -> None:
     dtype, tolerance = precision
@@ -70,7 +70,7 @@ def test_products_with_a_transposed_left_side(
 @given(
     st.integers(0, 40), SIZES, st.integers(2, 50), GAPS, PRECISIONS, st.booleans(), st.booleans()
 )
-def test_products_with_a_triangle(
+def test_products_with_triangular_operand(
     blas: RowMajor, n: int, c: int, block: int, gap: int, precision: Any, transposed: bool,
     columns: bool,
 ) -> None:  # fmt: skip
@@ -87,7 +87,9 @@ def test_products_with_a_triangle(
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_triangle_of_halves_has_sums_in_float32(blas: RowMajor, transposed: bool) -> None:
+def test_half_precision_triangle_product_accumulates_in_float32(
+    blas: RowMajor, transposed: bool
+) -> None:
     A, B = (matrix(seed, 40, columns, np.float16) for seed, columns in ((0, 40), (1, 6)))
     A *= np.tri(40, dtype=np.float16)
     out = matrix(2, 40, 6, np.float32)
@@ -101,16 +103,18 @@ def test_a_triangle_of_halves_has_sums_in_float32(blas: RowMajor, transposed: bo
     [(4000, 1, 1.0), (4096, 2, 0.75), (15_000, 3, 0.625), (15_001, 4, 0.625), (60_000, 5, 0.53125)],
 )
 @pytest.mark.parametrize("transposed", [False, True])
-def test_few_products_read_few_zeros(n: int, launches: int, share: float, transposed: bool) -> None:
+def test_triangle_parts_read_few_zeros(
+    n: int, launches: int, share: float, transposed: bool
+) -> None:
     parts = triangle_parts(n, 4096, n, 10, 10, transposed)
     assert len(parts) == launches
     entries = sum(part.r * part.k * part.n_products for part in parts)
     assert entries / n**2 == pytest.approx(share, rel=1e-3)
 
 
-def test_numbers_are_made_once() -> None:
+def test_scalars_are_allocated_once() -> None:
     """Check that each product gets its own numbers, in its precision."""
-    blas = RowMajor(columnmajor, TYPES, lambda: HANDLE)
+    blas = RowMajor(numpy_cublas, TYPES, lambda: HANDLE)
     for _ in range(3):
         for dtype in (np.float32, np.float64):
             A, B, out = (matrix(k, 3, 3, dtype) for k in range(3))
@@ -122,7 +126,7 @@ def test_numbers_are_made_once() -> None:
 
 
 @given(SIZES, SIZES, SIZES)
-def test_products_of_half_operands_are_summed_in_float32(
+def test_half_precision_products_accumulate_in_float32(
     blas: RowMajor, r: int, k: int, c: int
 ) -> None:
     A, B = (np.rint(1000 * matrix(i, n, k, np.float64)) for i, n in enumerate((r, c)))
@@ -133,7 +137,7 @@ def test_products_of_half_operands_are_summed_in_float32(
 
 
 @pytest.mark.parametrize(("r", "k", "c"), [(0, 2, 3), (2, 0, 3), (2, 3, 0)])
-def test_products_with_nothing(blas: RowMajor, r: int, k: int, c: int) -> None:
+def test_products_with_empty_operands(blas: RowMajor, r: int, k: int, c: int) -> None:
     out = addressed(np.ones((r, c)))
     blas.gemm(matrix(0, r, k, np.float64), matrix(0, k, c, np.float64), out, beta=1)
     np.testing.assert_array_equal(out, np.ones((r, c)))
@@ -142,22 +146,22 @@ def test_products_with_nothing(blas: RowMajor, r: int, k: int, c: int) -> None:
 
 
 @given(SIZES, st.integers(0, 6), GAPS, PRECISIONS, st.booleans())
-def test_triangular_solves(
+def test_triangular_solves_equal_reference(
     blas: RowMajor, b: int, k: int, gap: int, precision: Any, transposed: bool
 ) -> None:
     dtype, tolerance = precision
     L, B = lower(0, b, dtype, gap), matrix(1, b, k, dtype, gap)
-    before, whole = np.array(B), np.tril(L).astype(np.float64)
+    before, full = np.array(B), np.tril(L).astype(np.float64)
     blas.solve_lower(L, B, transposed=transposed)
-    close((whole.T if transposed else whole) @ B, before, tolerance)
+    close((full.T if transposed else full) @ B, before, tolerance)
     B = matrix(2, k, b, dtype, gap)
     before = np.array(B)
     blas.solve_lower(L, B, right=True)
-    close(B @ whole.T, before, tolerance)
+    close(B @ full.T, before, tolerance)
 
 
 @given(SIZES, st.integers(0, 6), GAPS, PRECISIONS)
-def test_lower_part_of_a_gram_matrix(
+def test_add_gram_writes_lower_triangle(
     blas: RowMajor, b: int, k: int, gap: int, precision: Any
 ) -> None:
     dtype, tolerance = precision
@@ -168,7 +172,7 @@ def test_lower_part_of_a_gram_matrix(
     np.testing.assert_array_equal(np.triu(C, 1), np.triu(before, 1))
 
 
-def test_columns_that_are_apart_are_refused(blas: RowMajor) -> None:
+def test_non_contiguous_rows_are_refused(blas: RowMajor) -> None:
     A, out = matrix(0, 4, 3, np.float64), addressed(np.zeros((4, 4)))
     with pytest.raises(AssertionError, match="rows must be contiguous"):
         blas.gemm(A, matrix(0, 4, 6, np.float64)[:, ::2], out, transposed=True)

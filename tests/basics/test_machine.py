@@ -29,14 +29,14 @@ def peaks(before: int, after: int) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, as Linux has it")
-def test_the_peak_is_what_was_taken_at_once() -> None:
+def test_peak_memory_is_measured_per_interval() -> None:
     first, second = peaks(20, 60)
     assert 59 < int(first) / 2**20 < 64
     assert 59 < int(second) / 2**20 < 64
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, as Linux has it")
-def test_a_peak_below_an_older_one_is_not_known() -> None:
+def test_peak_below_older_peak_is_unknown() -> None:
     first, second = peaks(60, 20)
     assert 59 < int(first) / 2**20 < 64
     assert second == "None"

@@ -1,4 +1,4 @@
-"""A message mentions settings, and reads in the words of the place that shows it."""
+"""Check that messages mention settings in the vocabulary of the place that shows them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamkern.basics.warning import warn, warnings_completed
 USER_TEXT = st.text().filter(lambda text: not set(text) & set("\u2062\u2064"))
 
 
-def test_a_mention_reads_as_in_python_by_default() -> None:
+def test_mention_renders_as_python_by_default() -> None:
     assert render_message(f"{mention('solver.level', 5)} is") == "solver.level=5 is"
     assert render_message(f"give {mention('y=')}") == "give y="
     assert render_message(mention("run.memory")) == "run.memory"
@@ -29,9 +29,11 @@ def test_a_mention_reads_as_in_python_by_default() -> None:
 
 
 @given(USER_TEXT, USER_TEXT, st.text())
-def test_text_of_the_user_is_never_reworded(before: str, after: str, value: str) -> None:
-    said = render_message(f"{before}{mention('n_centers', value)}{after}", lambda k: k.name.upper())
-    assert said == f"{before}N_CENTERS{after}"
+def test_user_text_is_never_reworded(before: str, after: str, value: str) -> None:
+    message = render_message(
+        f"{before}{mention('n_centers', value)}{after}", lambda k: k.name.upper()
+    )
+    assert message == f"{before}N_CENTERS{after}"
     [found] = mentions(f"{before}{mention('n_centers', value)}{after}")
     assert found.name == "n_centers"
     assert found.value == repr(value).replace("\u2062", "").replace("\u2064", "")
@@ -41,7 +43,7 @@ CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type)
            and issubclass(kind, StreamkernError)]  # fmt: skip
 
 
-def test_errors_hold_their_parts_and_travel_as_they_are() -> None:
+def test_errors_keep_rule_and_remedy_when_pickled() -> None:
     rule, remedy = f"{mention('solver.level', 5)} is above 3", f"lower {mention('level=')}"
     for kind in CLASSES:
         made = [kind(rule, remedy)]
@@ -58,14 +60,14 @@ def test_errors_hold_their_parts_and_travel_as_they_are() -> None:
     assert MemoryBudgetError("a", needed=3).needed == 3
 
 
-def test_lines_that_become_equal_are_shown_once() -> None:
+def test_identical_lines_are_shown_once() -> None:
     error = ConfigError(f"{mention('run.memory')} is 0\n{mention('run.device_memory')} is 0")
     assert len(str(error).splitlines()) == 2
     error.vocabulary = lambda k: "memory"
     assert str(error) == "memory is 0"
 
 
-def test_a_warning_keeps_its_message_for_other_words() -> None:
+def test_warning_keeps_message_for_other_vocabularies() -> None:
     with warnings.catch_warnings(record=True) as caught, warnings_completed(lambda text: " (so)"):
         warnings.simplefilter("always")
         warn(f"{mention('run.threads', 2)} is less than it could be")
@@ -75,13 +77,13 @@ def test_a_warning_keeps_its_message_for_other_words() -> None:
     assert render_message(message, lambda k: "--threads 2").startswith("--threads 2 is less")
 
 
-def test_an_error_can_be_completed() -> None:
+def test_text_can_be_appended_to_error() -> None:
     for error in (ConfigError("a"), ConfigError("a", "b")):
         error.append(" (c)")
         assert str(error) in ("a (c)", "a; b (c)")
 
 
-def test_only_errors_of_the_package_and_warnings_mention_settings() -> None:
+def test_only_package_errors_and_warnings_contain_mentions() -> None:
     """Check that other messages, which nothing renders, contain no marks of a mention."""
     ours = {name for name, value in vars(errors).items() if isinstance(value, type)}
     for path in Path(streamkern.__file__).parent.rglob("*.py"):

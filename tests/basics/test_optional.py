@@ -1,4 +1,4 @@
-"""Packages that are not there, and the command that brings them."""
+"""Check the install command for missing packages."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def anew() -> Iterator[None]:
     install.cache_clear()
 
 
-def test_a_checkout_is_installed_from_itself() -> None:
+def test_remedy_installs_checkout_in_editable_mode() -> None:
     """Check that the remedy installs the checkout, which is on no index, and keeps it editable."""
-    *command, place = shlex.split(install("files"))
+    *command, location = shlex.split(install("files"))
     assert command == ["pip", "install", "-e"]
-    folder, extra = place.removesuffix("]").split("[")
+    folder, extra = location.removesuffix("]").split("[")
     assert extra == "files"
     assert (Path(folder) / "pyproject.toml").is_file()
     with pytest.raises(MissingDependencyError, match=re.escape(install("files"))):
@@ -45,17 +45,17 @@ def test_a_checkout_is_installed_from_itself() -> None:
         ({"url": "https://host/x.whl", "archive_info": {}}, None),
     ],
 )
-def test_what_was_installed_comes_from_where_it_came(
+def test_remedy_installs_from_original_url(
     origin: Any, url: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = {"direct_url.json": None if origin is None else json.dumps(origin)}
     monkeypatch.setattr(optional, "__file__", str(tmp_path / "a" / "b" / "optional.py"))
     monkeypatch.setattr(optional, "distribution", lambda name: SimpleNamespace(read_text=read.get))
-    asked = shlex.split(install("s3"))[-1]  # as PEP 508 has it
-    assert asked == ("streamkern[s3]" if url is None else f"streamkern[s3] @ {url}")
+    requested = shlex.split(install("s3"))[-1]  # as PEP 508 has it
+    assert requested == ("streamkern[s3]" if url is None else f"streamkern[s3] @ {url}")
 
 
-def test_a_package_without_metadata_is_asked_of_an_index(
+def test_remedy_without_metadata_installs_from_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(name: str) -> Any:

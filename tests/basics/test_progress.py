@@ -59,7 +59,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return shown
 
 
-def test_a_line_is_drawn_in_its_place_and_wiped_without_a_thread() -> None:
+def test_line_is_redrawn_in_place_and_wiped_without_a_thread() -> None:
     before, terminal = threading.active_count(), Terminal()
     with Line(terminal) as line:
         assert not line.shown
@@ -75,14 +75,14 @@ def test_a_line_is_drawn_in_its_place_and_wiped_without_a_thread() -> None:
     ]
 
 
-def test_a_long_line_stays_on_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_line_is_cut_to_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     terminal = Terminal()
     Line(terminal).draw("x" * 300)
     assert terminal.getvalue() == WIPE + "x" * 99
 
 
-def test_a_pipe_gets_a_line_of_its_own_every_30_s(clock: SimpleNamespace) -> None:
+def test_pipe_gets_a_line_every_30_s(clock: SimpleNamespace) -> None:
     pipe = io.StringIO()
     with Line(pipe) as line:
         for clock.s in range(100, 200):
@@ -90,42 +90,45 @@ def test_a_pipe_gets_a_line_of_its_own_every_30_s(clock: SimpleNamespace) -> Non
     assert pipe.getvalue() == "".join(f"streamkern: {k} %\n" for k in (30, 60, 90))
 
 
-def test_a_notebook_sees_one_line_that_changes(notebook: io.StringIO) -> None:
+def test_notebook_shows_one_updated_line(notebook: io.StringIO) -> None:
     with Line(notebook) as line:
         for text in ("9 of 10", "10 of 10", "11"):
             line.draw(text)
     assert notebook.getvalue().split("\n") == ["9 of 10", "10 of 10", "11", "", ""]
 
 
-def test_the_last_line_stays_where_a_line_was_drawn_or_asked_for(notebook: io.StringIO) -> None:
+def test_last_line_stays_if_drawn_or_requested(notebook: io.StringIO) -> None:
     for stream in (notebook, io.StringIO(), Terminal()):
-        for asked, drawn in ((True, True), (True, False), ("auto", False), (False, False)):
+        for requested, drawn in ((True, True), (True, False), ("auto", False), (False, False)):
             stream.seek(0)
             stream.truncate()
-            with Line(stream, setting=asked) as line:
+            with Line(stream, setting=requested) as line:
                 if drawn:
                     line.draw("half")
                 line.finish("trained")
                 line.draw("later")
             last = stream.getvalue().replace(WIPE, "\n")
-            assert last.splitlines()[-1:] == ["streamkern: trained"][: asked is True], (asked, last)
+            assert last.splitlines()[-1:] == ["streamkern: trained"][: requested is True], (
+                requested,
+                last,
+            )
 
 
-def test_work_of_more_than_3_s_has_a_last_line_in_a_pipe_too(clock: SimpleNamespace) -> None:
-    for took, asked, always, seen in (
+def test_pipe_gets_last_line_after_3_s_of_work(clock: SimpleNamespace) -> None:
+    for took, requested, always, seen in (
         (4, "auto", True, True), (2, "auto", True, False), (4, True, False, True),
         (2, True, False, False), (4, False, True, False),
     ):  # fmt: skip
         pipe = io.StringIO()
         clock.s = 100
-        with Line(pipe, setting=asked) as line:
+        with Line(pipe, setting=requested) as line:
             clock.s += took
             line.draw("half")
             line.finish("trained", always=always)
-        assert pipe.getvalue() == "streamkern: trained\n" * seen, (took, asked)
+        assert pipe.getvalue() == "streamkern: trained\n" * seen, (took, requested)
 
 
-def test_a_line_loses_its_last_parts_where_a_terminal_is_narrow(
+def test_narrow_terminal_drops_last_parts_of_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = "40%, epoch 2 of 3  3:00 min left  train mse 0.125  100 samples/s  waits for data 25%"
@@ -140,7 +143,7 @@ def test_a_line_loses_its_last_parts_where_a_terminal_is_narrow(
             assert text[len(shown) :].startswith("  ") or shown == text
 
 
-def test_the_width_is_that_of_the_terminal_that_is_written_to(
+def test_line_uses_width_of_its_own_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -152,7 +155,7 @@ def test_the_width_is_that_of_the_terminal_that_is_written_to(
     os.close(ours)
 
 
-def test_where_the_stream_is_no_kernel_s_there_is_no_notebook(notebook: io.StringIO) -> None:
+def test_stream_outside_kernel_is_not_a_notebook(notebook: io.StringIO) -> None:
     """Check IPython on a terminal, and a cell that redirects standard error."""
     pipe = io.StringIO()
     Line(pipe).draw("half")
@@ -160,7 +163,9 @@ def test_where_the_stream_is_no_kernel_s_there_is_no_notebook(notebook: io.Strin
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_auto_waits_until_the_work_takes_long(stream: io.StringIO, clock: SimpleNamespace) -> None:
+def test_auto_progress_waits_until_work_takes_long(
+    stream: io.StringIO, clock: SimpleNamespace
+) -> None:
     first = 3.0 if stream.isatty() else 30.0
     with Line(stream, setting="auto") as line:
         for clock.s in (100.0, 100.0 + first - 0.1):
@@ -172,19 +177,19 @@ def test_auto_waits_until_the_work_takes_long(stream: io.StringIO, clock: Simple
     assert "early" not in stream.getvalue()
 
 
-@pytest.mark.parametrize("asked", [False, "auto"])
+@pytest.mark.parametrize("requested", [False, "auto"])
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
-def test_nothing_at_all_is_written_unasked_or_of_short_work(
-    kind: type[io.StringIO], asked: bool | str
+def test_progress_off_or_short_work_writes_nothing(
+    kind: type[io.StringIO], requested: bool | str
 ) -> None:
     stream = kind()
-    with Line(stream, setting=asked) as line, line.ticking(lambda: "setup"):
+    with Line(stream, setting=requested) as line, line.ticking(lambda: "setup"):
         line.draw("loss 1")
         line.close()
     assert stream.getvalue() == ""
 
 
-def test_a_broken_terminal_ends_nothing() -> None:
+def test_broken_terminal_raises_no_error() -> None:
     """Check that nothing more is written after the first failure, nor to a terminal that was closed
     before."""
     tried: list[str] = []
@@ -209,7 +214,7 @@ def test_a_broken_terminal_ends_nothing() -> None:
     assert threading.active_count() == before
 
 
-def test_one_long_call_is_drawn_by_a_thread_that_ends_with_it() -> None:
+def test_long_call_is_drawn_by_temporary_thread() -> None:
     before, terminal, seen = threading.active_count(), Terminal(), threading.Event()
     numbers = itertools.count()
 
@@ -226,7 +231,7 @@ def test_one_long_call_is_drawn_by_a_thread_that_ends_with_it() -> None:
     assert terminal.getvalue().endswith(WIPE)
 
 
-def test_without_another_thread_the_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_continues_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -240,7 +245,7 @@ def test_without_another_thread_the_work_goes_on(monkeypatch: pytest.MonkeyPatch
 # ---------------------------------------------------------------------------- a whole run, real
 
 
-def what_is_seen(ends: tuple[int, int], patch: pytest.MonkeyPatch, verbose: Any) -> str:
+def terminal_output(ends: tuple[int, int], patch: pytest.MonkeyPatch, verbose: Any) -> str:
     """Return the text at the first of two ends of a terminal or pipe; the other end is the standard
     error of a fit."""
     ours, theirs = ends
@@ -278,10 +283,10 @@ LAST = (
 SETUP = r"setup: .+  \(\d+ s so far\)"
 
 
-def test_a_terminal_sees_the_setup_and_the_steps_in_one_line(
+def test_terminal_shows_setup_and_steps_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first, *drawn, last = what_is_seen(pty.openpty(), monkeypatch, 1).split(WIPE)
+    first, *drawn, last = terminal_output(pty.openpty(), monkeypatch, 1).split(WIPE)
     assert first == ""
     assert re.fullmatch(LAST, last.strip())
     kinds = [
@@ -294,13 +299,13 @@ def test_a_terminal_sees_the_setup_and_the_steps_in_one_line(
     assert drawn[-1].startswith("100%, epoch 2 of 2  0 s left")
 
 
-def test_a_terminal_sees_nothing_of_a_short_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_nothing_for_a_short_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Line, "PATIENCE_S", 1000.0)
-    assert what_is_seen(pty.openpty(), monkeypatch, "auto") == ""
+    assert terminal_output(pty.openpty(), monkeypatch, "auto") == ""
 
 
-def test_a_pipe_sees_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    *lines, end = what_is_seen(os.pipe(), monkeypatch, 1).split("\n")
+def test_pipe_shows_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    *lines, end = terminal_output(os.pipe(), monkeypatch, 1).split("\n")
     assert end == ""
     *lines, last = lines
     assert all(re.fullmatch(f"streamkern: ({SETUP}|{STEP})", line) for line in lines), lines
@@ -308,12 +313,12 @@ def test_a_pipe_sees_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.fullmatch(LAST, last)
 
 
-def test_a_line_that_another_process_draws_is_told(clock: SimpleNamespace) -> None:
+def test_relayed_line_is_sent_once_a_second(clock: SimpleNamespace) -> None:
     """Check that the line is sent about once a second, and when it must be wiped."""
-    told: list[str] = []
-    with Line(setting=Relay(told.append)) as line:
+    reported: list[str] = []
+    with Line(setting=Relay(reported.append)) as line:
         for text in ("one", "two"):
             line.draw(text)
         clock.s += 1.0
         line.draw("three")
-    assert told == ["one", "three", ""]
+    assert reported == ["one", "three", ""]

@@ -52,7 +52,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
-def test_published_answers(counter: str, key: str, answer: str) -> None:
+def test_philox_gives_published_answers(counter: str, key: str, answer: str) -> None:
     c, k, expected = ([int(w, 16) for w in text.split()] for text in (counter, key, answer))
     even = np.array([[c[0]], [c[2]]], dtype=np.uint64)
     odd = np.array([[c[1]], [c[3]]], dtype=np.uint64)
@@ -90,21 +90,23 @@ def draw_all(rng: RowRandom) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @given(data=st.data(), seed=seeds, tile=st.integers(1, 30))
-def test_rows_do_not_feel_their_neighbours(dtype: Any, data: Any, seed: int, tile: int) -> None:
+def test_draws_of_a_row_do_not_depend_on_other_rows(
+    dtype: Any, data: Any, seed: int, tile: int
+) -> None:
     """Check that any order, any grouping and any tile size give the same bits."""
     n = data.draw(st.integers(1, 60))
     rows = data.draw(st.permutations(range(n)).map(lambda p: np.array(p) * 2**30))
-    whole = draw_all(RowRandom(np, seed, 4, 1, rows, dtype))
+    full = draw_all(RowRandom(np, seed, 4, 1, rows, dtype))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sk_random, "_HOST_TILE", tile)
         for part in data.draw(splits(n)):
             apart = draw_all(RowRandom(np, seed, 4, 1, rows[part], dtype))
-            for a, b in zip(whole, apart, strict=True):
+            for a, b in zip(full, apart, strict=True):
                 assert a.dtype == b.dtype
                 np.testing.assert_array_equal(a[part], b)
 
 
-def test_threads_do_not_change_a_bit() -> None:
+def test_threads_do_not_change_draws() -> None:
     rows = np.arange(20_000)
     with Backend(threads=3) as backend:
         for dtype in FLOATS:
@@ -114,12 +116,12 @@ def test_threads_do_not_change_a_bit() -> None:
                 np.testing.assert_array_equal(a, b)
 
 
-def test_fewer_words_are_a_prefix() -> None:
+def test_shorter_draw_is_prefix_of_longer_draw() -> None:
     rows = np.arange(50)
     np.testing.assert_array_equal(words((7,), rows, 30)[:, :11], words((7,), rows, 11))
 
 
-def test_calls_move_on_to_fresh_words() -> None:
+def test_each_call_draws_new_words() -> None:
     rows = np.arange(10)
     rng = RowRandom(np, 1, 2, (3, 4), rows)
     first, second = rng.integers(0, 2**32, (6,)), rng.integers(0, 2**32, (4,))
@@ -127,7 +129,7 @@ def test_calls_move_on_to_fresh_words() -> None:
     np.testing.assert_array_equal(second, words((1, 2, 3, 4), rows, 4, first_block=2))
 
 
-def test_no_two_samples_of_a_run_are_the_same_draw() -> None:
+def test_random_streams_of_a_run_are_distinct() -> None:
     """Check the numbers of random streams, to which the sources of a search add hundreds."""
     stages = [
         setup_rows.SAMPLE_STAGE, balanced.BALANCED_STAGE, random_rows.CENTERS_STAGE,
@@ -137,13 +139,13 @@ def test_no_two_samples_of_a_run_are_the_same_draw() -> None:
     assert len({stage % 100 for stage in stages}) == len(stages)
 
 
-def test_keys_are_hashed_not_added() -> None:
+def test_keys_are_hashed_instead_of_added() -> None:
     keys = [(1, 2), (2, 1), (3, 0), (0, 3), (12, 3), (1, 23), (123,), (1, 2, 0), (0, 1, 2)]
     assert len({philox_key(*key) for key in keys}) == len(keys)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_distributions(dtype: Any) -> None:
+def test_draws_follow_normal_and_uniform_distribution(dtype: Any) -> None:
     # p-values of fixed draws: 1e-3 would fail one seed in a thousand, and this seed does not.
     rng = RowRandom(np, 5, 0, 1, np.arange(20_000), dtype)
     normal, uniform = rng.normal((10,)), rng.uniform((10,))
@@ -160,7 +162,7 @@ def test_distributions(dtype: Any) -> None:
 @pytest.mark.parametrize(
     ("dtype", "bits", "largest"), [(np.float32, 24, 5.8), (np.float64, 53, 8.6)]
 )
-def test_the_extreme_words_give_finite_normals(dtype: Any, bits: int, largest: float) -> None:
+def test_extreme_words_give_finite_normals(dtype: Any, bits: int, largest: float) -> None:
     rng = RowRandom(np, 0, 0, 0, np.arange(1), dtype)
     for radius in (0, 0xFFFFFFFF):
         for angle in (0, 0xFFFFFFFF):
@@ -189,17 +191,17 @@ def test_permutation_is_uniform() -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(3, 3), (5, 2), (0, 2**32 + 1)])
-def test_integers_refuses_impossible_spans(low: int, high: int) -> None:
+def test_integers_refuses_invalid_ranges(low: int, high: int) -> None:
     with pytest.raises(ConfigError, match=r"integers\("):
         RowRandom(np, 0, 0, 0, np.arange(3)).integers(low, high)
 
 
-def test_other_dtypes_are_refused() -> None:
+def test_unsupported_dtypes_are_refused() -> None:
     with pytest.raises(ConfigError, match="float16"):
         RowRandom(np, 0, 0, 0, np.arange(3), np.float16)
 
 
-def test_no_rows_and_no_words() -> None:
+def test_empty_draws_have_empty_shapes() -> None:
     rng = RowRandom(np, 0, 0, 0, np.arange(0))
     assert rng.normal((4,)).shape == (0, 4)
     assert RowRandom(np, 0, 0, 0, np.arange(3)).normal((0,)).shape == (3, 0)
@@ -207,7 +209,7 @@ def test_no_rows_and_no_words() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_drawing_holds_no_more_than_is_counted(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_stay_within_counted_memory(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the memory of draws as on a device, with all counters in one tile."""
     monkeypatch.setattr("streamkern.basics.randomness._HOST_TILE", DEVICE_TILE)
     rows, out = np.arange(2000), np.empty((2000, 400), dtype)

@@ -1,4 +1,4 @@
-"""A folder that is called like a function says which function is meant."""
+"""Check the error for a package that is called like a function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamkern.basics.room import ROOM_CALLS
 
 
 @pytest.mark.parametrize("name", ROOM_CALLS)
-def test_a_folder_that_is_called_names_the_function(name: str) -> None:
+def test_calling_a_package_names_the_function(name: str) -> None:
     function = ROOM_CALLS[name].partition("(")[0]
     assert callable(getattr(streamkern, function))
     with pytest.raises(TypeError, match=rf"call streamkern\.{function}\(") as raised:
@@ -26,7 +26,7 @@ def test_a_folder_that_is_called_names_the_function(name: str) -> None:
     assert importlib.import_module(f"streamkern.{name}") is getattr(streamkern, name)
 
 
-def test_a_folder_is_there_before_anything_imports_it() -> None:
+def test_packages_are_imported_with_streamkern() -> None:
     code = (
         f"import streamkern; print(*(getattr(streamkern, k).__name__ for k in {list(ROOM_CALLS)}))"
     )
@@ -35,17 +35,17 @@ def test_a_folder_is_there_before_anything_imports_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["append", "evaluate", "plan", "report", "tune", "load"])
-def test_what_commands_do_functions_do(name: str) -> None:
+def test_every_command_has_a_public_function(name: str) -> None:
     assert callable(getattr(streamkern, name))
     assert name in streamkern.__all__
 
 
-def test_a_name_that_is_none_names_the_one_that_is() -> None:
+def test_unknown_attribute_suggests_public_name() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'open'; use streamkern\.open_store"):
         streamkern.open  # noqa: B018
 
 
-def test_a_copy_without_sources_can_be_imported(tmp_path: Path) -> None:
+def test_package_without_sources_can_be_imported(tmp_path: Path) -> None:
     """Check a package as PyInstaller ships it, with `.pyc` files in place of the sources."""
     copy = tmp_path / "streamkern"
     shutil.copytree(Path(streamkern.__file__).parent, copy, ignore=shutil.ignore_patterns("*.pyc"))

@@ -1,4 +1,4 @@
-"""Work ends when it is asked to: signals in every phase, as exceptions, wishes and exit codes."""
+"""Check signals in every phase: the exceptions, stop requests and exit codes that follow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.train import train
-from tests.lives import eventually
+from tests.interruptions import eventually
 from tests.runs import array_source, assert_same_bits, final, finished, settings
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
@@ -39,7 +39,7 @@ rng = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
-def handlers_come_back() -> Iterator[None]:
+def handlers_are_restored() -> Iterator[None]:
     before = [signal.getsignal(number) for number in SIGNALS]
     yield
     assert [signal.getsignal(number) for number in SIGNALS] == before
@@ -49,13 +49,13 @@ def handlers_come_back() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_ends_the_work_at_once(number: signal.Signals) -> None:
+def test_signal_stops_work_at_once(number: signal.Signals) -> None:
     with StopRequest(install=True), pytest.raises(Stopped, match=f"by {number.name}"):
         signal.raise_signal(number)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_waits_where_work_is_to_be_finished(number: signal.Signals) -> None:
+def test_signal_is_deferred_inside_later(number: signal.Signals) -> None:
     with StopRequest(install=True) as stop:
         with stop.later():
             assert stop.requested is None
@@ -67,7 +67,7 @@ def test_a_signal_waits_where_work_is_to_be_finished(number: signal.Signals) -> 
             stop.check()
 
 
-def test_a_second_signal_acts() -> None:
+def test_second_signal_interrupts_deferred_work() -> None:
     with StopRequest(install=True) as stop, stop.later():
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
@@ -76,7 +76,7 @@ def test_a_second_signal_acts() -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a signal of closed terminals")
-def test_a_closed_terminal_asks_once_however_often_it_says_so(
+def test_repeated_hangup_requests_stop_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check that the run is saved if SIGHUP arrives twice, or after a SIGTERM."""
@@ -108,14 +108,14 @@ def test_a_closed_terminal_asks_once_however_often_it_says_so(
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a signal of closed terminals")
-def test_what_a_hangup_ends_is_not_ended_again_by_the_next() -> None:
+def test_second_hangup_is_ignored_during_cleanup() -> None:
     with StopRequest(install=True):
         with pytest.raises(Stopped, match="by SIGHUP"):
             signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)  # while what was begun is put away
 
 
-def test_handlers_of_others_are_put_back() -> None:
+def test_previous_signal_handlers_are_restored() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     try:
@@ -127,7 +127,7 @@ def test_handlers_of_others_are_put_back() -> None:
     assert seen == [signal.SIGTERM]
 
 
-def test_signals_that_are_ignored_stay_so() -> None:
+def test_ignored_signals_stay_ignored() -> None:
     """Check signals that nohup ignores, or a shell without job control in its background jobs."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -138,21 +138,21 @@ def test_signals_that_are_ignored_stay_so() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_without_installation_nothing_changes() -> None:
+def test_without_installation_signals_keep_default_effect() -> None:
     with StopRequest(install=False), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
 
-def test_the_command_can_be_called_on_another_thread(tmp_path: Path) -> None:
+def test_command_can_run_on_another_thread(tmp_path: Path) -> None:
     codes: list[int] = []
-    words = ["info", str(tmp_path / "nothing.zarr")]
-    worker = threading.Thread(target=lambda: codes.append(main.run_command(words)))
+    arguments = ["info", str(tmp_path / "nothing.zarr")]
+    worker = threading.Thread(target=lambda: codes.append(main.run_command(arguments)))
     worker.start()
     worker.join()
     assert codes == [USAGE]
 
 
-def test_only_work_that_is_kept_can_be_gone_on_with() -> None:
+def test_only_saved_work_is_reported_as_resumable() -> None:
     def work(stop: StopRequest | None, *, kept: bool) -> None:
         with resumable(stop, kept=kept, position=lambda: "at 3"):
             signal.raise_signal(signal.SIGTERM)
@@ -166,7 +166,7 @@ def test_only_work_that_is_kept_can_be_gone_on_with() -> None:
 # ------------------------------------------------------------------------------------ in a run
 
 
-def test_setup_is_ended_at_once_and_begun_anew(
+def test_stop_in_setup_leaves_restartable_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that a stop at any product of the setup leaves nothing that hinders the next start."""
@@ -195,39 +195,37 @@ def test_setup_is_ended_at_once_and_begun_anew(
     with RunDirectory(tmp_path / "run", writable=False) as run:
         saved = run.load_latest()
     with RunDirectory(tmp_path / "whole", writable=False) as run:
-        whole = run.load_latest()
+        uninterrupted = run.load_latest()
     assert saved is not None
-    assert whole is not None
+    assert uninterrupted is not None
     assert result.samples == saved.meta["position"]["samples"]
-    for name, array in whole.arrays.items():
+    for name, array in uninterrupted.arrays.items():
         np.testing.assert_array_equal(saved.arrays[name], array)
 
 
-def test_a_run_that_is_done_is_not_stopped_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, asked = RunDirectory.__exit__, list[int]()
+def test_finished_run_is_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, requested = RunDirectory.__exit__, list[int]()
 
     def signalled(self: RunDirectory, *exc: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
-        asked.append(signal.SIGTERM)
+        requested.append(signal.SIGTERM)
         real(self, *exc)
 
     monkeypatch.setattr(RunDirectory, "__exit__", signalled)
     stopped = finished(settings(tmp_path / "a"), source=array_source())
-    assert asked
+    assert requested
     monkeypatch.undo()
-    whole = finished(settings(tmp_path / "b"), source=array_source())
-    assert stopped.samples == whole.samples
+    uninterrupted = finished(settings(tmp_path / "b"), source=array_source())
+    assert stopped.samples == uninterrupted.samples
     assert_same_bits(final(tmp_path / "a"), final(tmp_path / "b"))
 
 
 # ----------------------------------------------------------------------------------- processes
 
 
-def command(*words: object, **options: Any) -> subprocess.Popen[str]:
+def command(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "streamkern", *map(str, words)],
+        [sys.executable, "-m", "streamkern", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
     )  # fmt: skip
 
@@ -257,10 +255,10 @@ def wait_for_writer(run_dir: Path, process: subprocess.Popen[str]) -> None:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store with so many rows that the setup with 2500 centers takes seconds."""
-    place = tmp_path_factory.mktemp("stores") / "s.zarr"
+    path = tmp_path_factory.mktemp("stores") / "s.zarr"
     X = rng.standard_normal((5000, 8)).astype(np.float32)
-    ingest(X, place, y=(X[:, 0] > 0).astype(int))
-    return place
+    ingest(X, path, y=(X[:, 0] > 0).astype(int))
+    return path
 
 
 LONG = ("--set", "model.n_centers=2500", "--set", "run.device=cpu")
@@ -268,13 +266,11 @@ LONG = ("--set", "model.n_centers=2500", "--set", "run.device=cpu")
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_signal_in_setup_ends_the_run_with_75_and_the_same_command_goes_on(
-    store: Path, tmp_path: Path
-) -> None:
+def test_signal_in_setup_exits_75_and_command_resumes(store: Path, tmp_path: Path) -> None:
     """Check SIGTERM, SIGINT and a closed terminal (SIGHUP), one after the other."""
-    words = ("train", "--train", store, "--run-dir", tmp_path / "run", *LONG)
+    arguments = ("train", "--train", store, "--run-dir", tmp_path / "run", *LONG)
     for number, delay in zip(SIGNALS, (0, 0.3, 0.8), strict=True):
-        process = command(*words)
+        process = command(*arguments)
         wait_for_writer(tmp_path / "run", process)
         time.sleep(delay)
         process.send_signal(number)
@@ -285,14 +281,14 @@ def test_a_signal_in_setup_ends_the_run_with_75_and_the_same_command_goes_on(
             f"streamkern: stopped by {number.name} before the next step; run the same command "
             "again to go on"
         )
-    process = command(*words)
+    process = command(*arguments)
     assert process.wait() == DONE, process.communicate()
     process.communicate()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_run_that_keeps_nothing_ends_with_130(store: Path, number: signal.Signals) -> None:
+def test_signal_without_run_directory_exits_130(store: Path, number: signal.Signals) -> None:
     process = command("train", "--train", store, *LONG)
     assert process.stderr is not None
     assert "the model is not saved" in process.stderr.readline()
@@ -303,18 +299,18 @@ def test_a_run_that_keeps_nothing_ends_with_130(store: Path, number: signal.Sign
 
 
 @pytest.mark.slow
-def test_ingest_ends_with_75_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_signal_in_ingest_exits_75_and_command_resumes(tmp_path: Path) -> None:
     X = rng.standard_normal((400_000, 40)).astype(np.float32)
     np.savez(tmp_path / "x.npz", X=X, y=np.arange(len(X)) % 2)
-    words = ("ingest", tmp_path / "x.npz", tmp_path / "s.zarr", "--memory", "24 MiB")
-    words = (*words, "--chunk-mb", "0.25")
-    process = command(*words)
+    arguments = ("ingest", tmp_path / "x.npz", tmp_path / "s.zarr", "--memory", "24 MiB")
+    arguments = (*arguments, "--chunk-mb", "0.25")
+    process = command(*arguments)
     wait_until(lambda: any(tmp_path.glob("s.zarr*")), process)
     process.send_signal(signal.SIGHUP)
     _, err = process.communicate(timeout=120)
     assert process.returncode == TRY_AGAIN, err
     assert err == "streamkern: stopped by SIGHUP; run the same command again to go on\n"
-    process = command(*words)
+    process = command(*arguments)
     _, err = process.communicate(timeout=240)
     assert process.returncode == DONE, err
     found = streamkern.open_store(tmp_path / "s.zarr")
@@ -323,7 +319,7 @@ def test_ingest_ends_with_75_and_the_same_command_goes_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("where", ["typer", "streamkern.cli.console", "numpy", "zarr"])
-def test_ctrl_c_while_the_program_is_loaded_shows_no_traceback(store: Path, where: str) -> None:
+def test_ctrl_c_during_import_shows_no_traceback(store: Path, where: str) -> None:
     code = (
         "import signal, sys\n"
         "class Finder:\n"
@@ -342,7 +338,7 @@ def test_ctrl_c_while_the_program_is_loaded_shows_no_traceback(store: Path, wher
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a file that waits for its writer")
-def test_ctrl_c_while_the_run_file_is_read_shows_no_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_while_reading_run_file_shows_no_traceback(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run.toml")
     process = command("train", tmp_path / "run.toml")
     with open(tmp_path / "run.toml", "w"):  # it is being read
@@ -400,7 +396,7 @@ AGAIN = "run the same command again to go on"
         ("request.later(), request.at_once()", INTERRUPTED, ""),
     ],
 )
-def test_a_process_ends_in_a_library_as_it_would_outside(
+def test_signal_inside_library_call_exits_as_outside(
     number: signal.Signals, inside: str, code: int, sentence: str
 ) -> None:
     process = stuck(inside)
@@ -413,7 +409,7 @@ def test_a_process_ends_in_a_library_as_it_would_outside(
 
 
 @posix
-def test_what_a_signal_left_half_made_is_cleared_up_in_silence() -> None:
+def test_cleanup_after_signal_prints_no_errors() -> None:
     code = """
 import os, signal
 from streamkern.basics import stop
@@ -437,7 +433,7 @@ except stop.Stopped:
 @pytest.mark.slow
 @posix
 @pytest.mark.parametrize("inside", ["request.later()", "request.at_once(saves=True)"])
-def test_what_is_to_be_saved_is_ended_in_a_library_by_a_second_signal_only(inside: str) -> None:
+def test_second_signal_ends_saving_process_inside_library(inside: str) -> None:
     """Check that only a second signal ends a process that should save, while a library keeps its
     main thread from Python's handlers."""
     process = stuck(inside)
@@ -456,7 +452,7 @@ def blas_threads() -> set[int]:
     return {lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"}
 
 
-def test_fits_in_several_threads_leave_the_limits_of_the_blas_as_they_were() -> None:
+def test_concurrent_fits_restore_blas_limits() -> None:
     """Check that the first thread saves the limit of the process, and the last one restores it."""
     many, together = 6, threading.Barrier(6)
 
@@ -479,7 +475,7 @@ def test_fits_in_several_threads_leave_the_limits_of_the_blas_as_they_were() -> 
     assert inside.count({1}) == len(inside)
 
 
-def test_memory_is_planned_within_the_limit_of_address_space(
+def test_memory_plan_respects_address_space_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check `ulimit -v`, beyond which OpenBLAS requests memory for ever."""
@@ -515,7 +511,7 @@ def fitted_at(solver: str, scale: float) -> np.ndarray:
         ("direct", 1e25), ("falkon", 1e25),
     ],
 )  # fmt: skip
-def test_features_too_large_for_float32_end_in_a_sentence(solver: str, scale: float) -> None:
+def test_features_too_large_for_float32_raise_config_error(solver: str, scale: float) -> None:
     """Check products that overflow, which no damping makes positive definite."""
     with pytest.raises(
         (ConfigError, streamkern.DivergenceError),
@@ -526,12 +522,12 @@ def test_features_too_large_for_float32_end_in_a_sentence(solver: str, scale: fl
 
 @pytest.mark.parametrize("scale", [1e12, 1e18])
 @pytest.mark.parametrize("solver", ["direct", "falkon"])
-def test_features_that_float64_can_hold_are_like_others(solver: str, scale: float) -> None:
+def test_features_within_float64_range_are_learned(solver: str, scale: float) -> None:
     np.testing.assert_allclose(fitted_at(solver, scale), fitted_at(solver, 1.0), atol=2e-3)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_covariance_that_is_not_finite_names_the_scale_of_the_features() -> None:
+def test_non_finite_covariance_error_names_feature_scale() -> None:
     """Check that the loop of the block solver ends with an error that names the scale of the
     features."""
     X = (rng.standard_normal((300, 4)) * 1e12).astype(np.float32)

@@ -25,7 +25,7 @@ from streamkern.basics.text import redact, seconds_since, size_text, text_table,
         ("could not open s3://K:SECRET@b/x, retried", "could not open s3://b/x, retried"),
     ],
 )
-def test_redact(text: str, shown: str) -> None:
+def test_redact_hides_credentials(text: str, shown: str) -> None:
     assert redact(text) == shown
 
 
@@ -33,7 +33,7 @@ SECRETS = st.text(st.characters(codec="ascii", categories=("L", "N"), include_ch
 
 
 @given(key=SECRETS, secret=SECRETS)
-def test_no_secret_passes(key: str, secret: str) -> None:
+def test_redact_hides_arbitrary_secrets(key: str, secret: str) -> None:
     marked = f"<{secret}>"
     for url in (f"s3://{key}:{marked}@bucket/path", f"https://host/path?{key}={marked}"):
         assert marked not in redact(url)
@@ -43,7 +43,7 @@ def test_no_secret_passes(key: str, secret: str) -> None:
 # -- tables --------------------------------------------------------------------------------------
 
 
-def test_table() -> None:
+def test_text_table_aligns_columns() -> None:
     rows = [
         {"stage": "kernel", "seconds": 12.34567, "n": 3},
         {"stage": "save s3://k:s@b/x", "seconds": np.float64(0.5)},
@@ -60,11 +60,11 @@ def test_table() -> None:
 @pytest.mark.parametrize(
     ("n_bytes", "text"), [(90 * 2**10, "90 KiB"), (2**23, "8 MiB"), (2**70, "1.07e+09 TiB")]
 )
-def test_sizes_are_short(n_bytes: int, text: str) -> None:
+def test_size_text_is_short(n_bytes: int, text: str) -> None:
     assert size_text(n_bytes) == text
 
 
-def test_a_size_of_a_damaged_header_has_a_text() -> None:
+def test_size_text_accepts_huge_sizes() -> None:
     assert size_text(2**8000) == size_text(2**1000)
 
 
@@ -75,11 +75,11 @@ def test_a_size_of_a_damaged_header_has_a_text() -> None:
         (7860, "2:11 h"), (300_000, "3.5 days"), (float("inf"), "?"), (float("nan"), "?"),
     ],
 )  # fmt: skip
-def test_a_time_is_as_a_person_says_it(seconds: float, text: str) -> None:
+def test_time_text_is_readable(seconds: float, text: str) -> None:
     assert time_text(seconds) == text
 
 
-def test_the_age_of_a_time_is_told_and_never_negative() -> None:
+def test_seconds_since_is_never_negative() -> None:
     assert 0 <= seconds_since(utc_now()) < 60
     assert seconds_since("2001-01-01T00:00:00.000+00:00") > 7e8
     assert seconds_since("2999-01-01T00:00:00.000+00:00") == 0  # of a clock that is fast

@@ -1,4 +1,4 @@
-"""NumPy's numbers as Python's own."""
+"""Check the conversion of NumPy scalars into Python numbers."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def in_numpy(value: Any) -> Any:
 
 @settings(max_examples=50)
 @given(TABLES)
-def test_numbers_of_numpy_are_those_of_python(value: Any) -> None:
+def test_numpy_scalars_become_python_numbers(value: Any) -> None:
     back = to_builtin(in_numpy(value))
     assert back == value
     assert json.dumps(back) == json.dumps(value)
 
 
-def test_arrays_are_lists_and_all_else_stays() -> None:
+def test_arrays_become_lists_and_other_objects_are_unchanged() -> None:
     assert to_builtin({"a": np.arange(3), "b": (np.float32(0.5), "c")}) == {
         "a": [0, 1, 2],
         "b": (0.5, "c"),
     }
-    place = Path("a")
-    assert to_builtin([place])[0] is place
+    path = Path("a")
+    assert to_builtin([path])[0] is path
 
 
 @pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3), np.array(3)])
-def test_whole_numbers(number: Any) -> None:
+def test_checked_int_accepts_integers(number: Any) -> None:
     assert (checked_int("copies", number), type(checked_int("copies", number))) == (3, int)
 
 
 @pytest.mark.parametrize("wrong", [0, np.int8(-1), 2.0, np.float32(2), "3", None])
-def test_what_is_no_whole_number(wrong: Any) -> None:
+def test_checked_int_refuses_other_values(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"^copies=.* must be a whole number, at least 1$"):
         checked_int("copies", wrong)
 
@@ -67,12 +67,12 @@ values = st.recursive(
 
 
 @given(values)
-def test_what_comes_back_from_json_has_the_same_digest(value: Any) -> None:
+def test_json_roundtrip_keeps_digest(value: Any) -> None:
     turned = json.loads(json.dumps(value), object_pairs_hook=lambda p: dict(reversed(p)))
     assert json_digest(turned) == json_digest(value)
 
 
-def test_a_digest_is_the_sha256_of_sorted_text_and_of_what_is_behind_it() -> None:
+def test_json_digest_is_sha256_of_sorted_json_and_suffix() -> None:
     text = b'{"a":[1,"x"],"b":null}'
     assert json_digest({"b": None, "a": [1, "x"]}) == hashlib.sha256(text).hexdigest()
     behind = json_digest({"b": None, "a": [1, "x"]}, b"tail")

@@ -34,21 +34,21 @@ def enter(manager: Callable[[], contextlib.AbstractContextManager[None]]) -> Non
 entry, manager = ours(enter), contextlib.contextmanager(ours(warning))
 
 
-def test_a_warning_is_of_the_line_that_called_the_package() -> None:
+def test_warning_points_to_calling_line() -> None:
     with pytest.warns(UserWarning, match="now") as caught:
         entry(manager)  # here
     assert [w.filename for w in caught] == [__file__]
     assert linecache.getline(__file__, caught[0].lineno).endswith("# here\n")
 
 
-def test_a_damaged_log_warns_whoever_reads_it(tmp_path: Path) -> None:
+def test_damaged_log_warning_points_to_reader(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text("{}\n{}\n")
     with pytest.warns(UserWarning, match="run log") as caught:
         read_log(tmp_path / "log.jsonl")
     assert [w.filename for w in caught] == [__file__]
 
 
-def test_the_same_words_are_shown_once_for_a_line() -> None:
+def test_warning_is_shown_once_per_line() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for _ in range(3):
@@ -56,6 +56,6 @@ def test_the_same_words_are_shown_once_for_a_line() -> None:
     assert len(caught) == 1
 
 
-def test_nothing_in_the_package_counts_frames() -> None:
+def test_only_warning_module_calls_warnings_warn() -> None:
     files = Path(streamkern.__file__).parent.rglob("*.py")
     assert [f.name for f in files if "warnings.warn" in f.read_text()] == ["warning.py"]

@@ -1,4 +1,4 @@
-"""k-means in the metric of the kernel, against scikit-learn's on rows in that metric; its plan."""
+"""Compare k-means in the metric of the kernel with scikit-learn, and check its plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ METRICS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_centers_have_the_means_in_the_metric_and_are_nearest_to_the_middle(name: str) -> None:
+def test_kmeans_centers_equal_means_in_metric(name: str) -> None:
     A = np.eye(D) if METRICS[name] is None else METRICS[name]
     A = np.diag(A) if A.ndim == 1 else A
     batches = [X[i : i + 500] for i in range(0, N, 500)]
@@ -71,7 +71,7 @@ def test_centers_have_the_means_in_the_metric_and_are_nearest_to_the_middle(name
 
 
 @pytest.mark.parametrize("metric", [0, 8 * 784, 8 * 784**2])
-def test_the_plan_counts_the_arrays_of_the_work(metric: int) -> None:
+def test_kmeans_plan_counts_its_arrays(metric: int) -> None:
     problem = replace(PLAIN, metric_bytes=metric, threads=3)
     plan = KMeans().plan(problem, 60_000, 1 << 30)
     assert (plan.first, plan.rows, plan.streamed) == (10_000, 500_000, True)
@@ -107,7 +107,7 @@ print((peak() - before) / A.nbytes)
 """
 
 
-def test_the_inverse_of_a_metric_takes_what_is_planned() -> None:
+def test_inverse_metric_uses_planned_memory() -> None:
     one_thread = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     taken = float(subprocess.check_output([sys.executable, "-c", INVERSE], env=one_thread))
     assert 0.85 * 9 < taken < 1.05 * 9

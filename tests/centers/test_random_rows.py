@@ -26,7 +26,7 @@ seeds = st.integers(0, 2**32)
 
 @given(p=st.integers(1, runs.N), seed=seeds)
 @settings(max_examples=30)
-def test_random_centers_are_different_rows(p: int, seed: int) -> None:
+def test_random_centers_are_distinct_rows(p: int, seed: int) -> None:
     source = array_source()
     block = random_rows.random_centers(source, p, seed)
     assert len(np.unique(block.row_ids)) == p
@@ -37,7 +37,7 @@ def test_random_centers_are_different_rows(p: int, seed: int) -> None:
     np.testing.assert_array_equal(again.row_ids, block.row_ids)
 
 
-def test_random_centers_come_from_all_over_a_sorted_store() -> None:
+def test_random_centers_cover_a_sorted_store() -> None:
     """Check 300 units with one class each: at most 256 are read, and each provides its share."""
     X = np.arange(3000, dtype=np.float32).reshape(-1, 1)
     source = ArraySource(X, np.zeros((3000, 1)), unit_rows=10)
@@ -47,14 +47,14 @@ def test_random_centers_come_from_all_over_a_sorted_store() -> None:
     assert per_unit.max() <= 10
 
 
-def test_all_rows_in_their_order() -> None:
+def test_all_rows_keeps_row_order() -> None:
     block = random_rows.all_rows(array_source(), 0)
     np.testing.assert_array_equal(block.row_ids, np.arange(runs.N))
     np.testing.assert_array_equal(block.X, arrays()[0])
 
 
 @given(p=st.integers(1, 200), seed=seeds)
-def test_the_kept_order_is_a_permutation_of_the_seed(p: int, seed: int) -> None:
+def test_random_order_is_a_permutation_of_the_seed(p: int, seed: int) -> None:
     order = random_rows.random_order(p, seed)
     assert sorted(order) == list(range(p))
     np.testing.assert_array_equal(order, random_rows.random_order(p, seed))
@@ -64,7 +64,7 @@ def test_the_kept_order_is_a_permutation_of_the_seed(p: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.float16, np.float64])
-def test_given_centers_of_any_number_type(dtype: Any) -> None:
+def test_given_centers_accept_any_number_type(dtype: Any) -> None:
     given_rows = np.arange(12).reshape(2, 6).astype(dtype)
     block = random_rows.given_centers(given_rows, (3, 2, 1), 4)
     assert block.X.shape == (2, 3, 2, 1)
@@ -72,7 +72,7 @@ def test_given_centers_of_any_number_type(dtype: Any) -> None:
     assert block.y.shape == (2, 4)
 
 
-def test_signed_integers_keep_their_sign() -> None:
+def test_given_centers_keep_sign_of_integers() -> None:
     block = random_rows.given_centers(np.array([[-1, 2]]), (2,), 1)
     np.testing.assert_array_equal(block.X, [[-1.0, 2.0]])
 
@@ -93,7 +93,7 @@ NAN_ROW[2, 1] = np.nan
         (np.zeros((0, runs.D)), DataError, r"shape \(0, 5\)"),
     ],
 )
-def test_bad_centers_are_refused_before_anything_is_written(
+def test_invalid_centers_are_refused_before_writing(
     array: Any, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=message) as caught:
@@ -106,7 +106,7 @@ def test_bad_centers_are_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_number_of_centers_beside_centers_is_refused_if_it_is_another() -> None:
+def test_n_centers_that_contradicts_centers_is_refused() -> None:
     with pytest.raises(ConfigError, match="n_centers=60 but centers holds 3 rows"):
         train(runs.settings(), source=stream(), centers=np.zeros((3, 5)))
 
@@ -114,7 +114,7 @@ def test_a_number_of_centers_beside_centers_is_refused_if_it_is_another() -> Non
 # -- in a run -------------------------------------------------------------------------------------
 
 
-def test_centers_are_rows_without_augmentation() -> None:
+def test_centers_are_not_augmented() -> None:
     """Check that centers are stored rows, scaled and without noise, for any replica."""
     source = AugmentedSource(array_source(), 3, [GaussianNoise(5.0)])
     result = finished(runs.settings(), source=source)
@@ -123,7 +123,7 @@ def test_centers_are_rows_without_augmentation() -> None:
     assert len({row.tobytes() for row in result.Z}) == runs.P
 
 
-def test_host_augmentation_is_left_out_too() -> None:
+def test_centers_are_not_augmented_on_the_host() -> None:
     X = np.random.default_rng(0).integers(0, 255, (40, 2, 3, 1), np.uint8)
     y = np.arange(40) % 2
     source = AugmentedSource(ArraySource(X, y, unit_rows=20), 2, [RandomFlip()])
@@ -134,7 +134,7 @@ def test_host_augmentation_is_left_out_too() -> None:
 
 
 @pytest.mark.parametrize("kind", ["npy", "zarr", "store"])
-def test_centers_from_a_file(kind: str, tmp_path: Path) -> None:
+def test_centers_are_read_from_a_file(kind: str, tmp_path: Path) -> None:
     Z = arrays(20, 3)[0]
     if kind == "npy":
         np.save(tmp_path / "Z.npy", Z)
@@ -154,7 +154,7 @@ def test_centers_from_a_file(kind: str, tmp_path: Path) -> None:
 # -- bandwidth ------------------------------------------------------------------------------------
 
 
-def test_the_median_of_distances() -> None:
+def test_median_bandwidth_ignores_duplicate_rows() -> None:
     Z = arrays(50)[0]
     assert random_rows.median_bandwidth(Z) == pytest.approx(np.median(pdist(Z)))
     twice = np.concatenate([Z, Z[:10]])  # copies are not distances
@@ -162,14 +162,14 @@ def test_the_median_of_distances() -> None:
     assert random_rows.median_bandwidth(twice) == pytest.approx(np.median(distances[distances > 0]))
 
 
-def test_centers_that_coincide_have_any_bandwidth() -> None:
+def test_identical_centers_have_bandwidth_one() -> None:
     assert random_rows.median_bandwidth(np.ones((5, 2))) == 1
     assert random_rows.median_bandwidth(np.ones((1, 2))) == 1
 
 
 @pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["block", "eigenpro2"])
-def test_a_sorted_store_has_the_bandwidth_of_a_mixed_one(solver: str, tmp_path: Path) -> None:
+def test_sorted_store_has_same_bandwidth_as_shuffled_store(solver: str, tmp_path: Path) -> None:
     """Check EigenPro 2, which keeps the order of the store: its first 1000 rows may be of one
     class."""
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Centers that are chosen: balanced classes, means and pivots, each against plain truth."""
+"""Check the center selectors (balanced, k-means, RPCholesky) against simple references."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LOW_RANK = {"n_nystrom", "n_probe", "level"}
     seed=st.integers(0, 100),
 )
 @settings(max_examples=100)
-def test_quotas_are_as_equal_as_the_counts_allow(counts: list[int], p: int, seed: int) -> None:
+def test_class_quotas_are_balanced(counts: list[int], p: int, seed: int) -> None:
     """Compare with dealing out one row after the other, to each class in turn."""
     rng = np.random.default_rng(seed)
     favoured = rng.permutation(len(counts))
@@ -80,7 +80,7 @@ def labelled(y: Array, unit_rows: int, c: int) -> ArraySource:
     skew=st.floats(0, 3), ordered=st.booleans(), seed=st.integers(0, 2**32),
 )  # fmt: skip
 @settings(max_examples=60)
-def test_balanced_counts_are_exact(
+def test_balanced_selector_gives_exact_counts(
     c: int, n: int, share: float, unit: int, skew: float, ordered: bool, seed: int
 ) -> None:
     weights = np.arange(1, c + 1) ** -skew
@@ -98,7 +98,7 @@ def test_balanced_counts_are_exact(
 
 
 @pytest.mark.slow
-def test_every_row_of_a_class_is_as_likely() -> None:
+def test_balanced_selector_draws_rows_uniformly_within_class() -> None:
     """Check the chi-square of 400 choices of 5 of 25 rows, with 24 degrees of freedom."""
     source = labelled(np.repeat([0, 1], 25), 16, 2)
     hits = np.zeros(50)
@@ -111,7 +111,9 @@ def test_every_row_of_a_class_is_as_likely() -> None:
         assert 7 < statistic < 52  # all but 5e-4 on either side
 
 
-def test_units_are_read_until_every_class_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_balanced_selector_reads_units_until_classes_are_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Check that 256 of 1000 units are read in random order, and more only for the rare class."""
     y = np.arange(20_000) % 2
     y[10_000:10_003] = 2
@@ -125,7 +127,7 @@ def test_units_are_read_until_every_class_is_full(monkeypatch: pytest.MonkeyPatc
     assert len(np.unique(block.row_ids // 20)) <= 256 + 3
 
 
-def test_a_store_gives_its_labels_without_its_rows(
+def test_balanced_selector_reads_labels_of_store_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check also that the choice equals that of an array with the same units, and of a mixture of
@@ -134,8 +136,8 @@ def test_a_store_gives_its_labels_without_its_rows(
     ingest(X, tmp_path / "s.zarr", y=y, shuffle=False, chunk_mb=0.001)
     source = ZarrSource(tmp_path / "s.zarr")
     rows = int(source.unit_bounds(0)[1])
-    whole = ArraySource(X, y, classes=source.classes, unit_rows=rows)
-    expected = balanced.Balanced().rows(whole, 30, 3)
+    full = ArraySource(X, y, classes=source.classes, unit_rows=rows)
+    expected = balanced.Balanced().rows(full, 30, 3)
     read: list[int] = []
     plain = source.store.read_chunk
     monkeypatch.setattr(source.store, "read_chunk", lambda i: read.append(i) or plain(i))
@@ -143,13 +145,13 @@ def test_a_store_gives_its_labels_without_its_rows(
     np.testing.assert_array_equal(found[0].row_ids, expected[0].row_ids)
     np.testing.assert_array_equal(found[0].X, expected[0].X)
     assert len(read) <= 30
-    two = MixtureSource([source, whole])
+    two = MixtureSource([source, full])
     block, _ = balanced.Balanced().rows(two, 31, 0)
     np.testing.assert_array_equal(block.X, np.concatenate([X, X])[block.row_ids])
     assert sorted(np.bincount(block.y)) == [10, 10, 11]
 
 
-def test_labels_that_a_transform_changes_are_the_ones_balanced() -> None:
+def test_balanced_selector_uses_transformed_labels() -> None:
     @host_transform
     def relabelled(X: Array, y: Array, rng: Any) -> tuple[Array, Array]:
         return X, np.where(X[:, 0] < 90, 0, 1)
@@ -161,7 +163,7 @@ def test_labels_that_a_transform_changes_are_the_ones_balanced() -> None:
     assert (block.row_ids >= 90).sum() == 10
 
 
-def test_a_source_of_the_user_is_enough() -> None:
+def test_balanced_selector_accepts_user_source() -> None:
     def rows(seed: int, epoch: int, start: int, stop: int) -> tuple[Array, Array]:
         i = np.arange(start, stop)
         return i[:, None].astype(np.float32), (i % 10 == 0).astype(np.int64)
@@ -184,7 +186,7 @@ def distortion(X: Array, Z: Array) -> float:
     return float((cdist(np.float64(X), np.float64(Z)).min(axis=1) ** 2).mean())
 
 
-def test_means_without_rows_are_moved_to_some() -> None:
+def test_kmeans_moves_empty_clusters() -> None:
     """Start from one outlier and 19 copies of one row, with 5 clusters."""
     X = clusters(20_000, 5, seed=1)
     first = np.repeat(X[:1], 20, axis=0)
@@ -204,7 +206,7 @@ def chosen(run: ResolvedRun) -> tuple[choose_centers.ChosenCenters, dict[str, An
     return found, events[0][1]
 
 
-def test_kmeans_sees_scaled_rows_once_scaled_and_none_augmented() -> None:
+def test_kmeans_uses_scaled_rows_without_augmentation() -> None:
     """Check that means of scaled bytes are the scaled means of the bytes."""
     X = np.random.default_rng(0).integers(0, 255, (200, 2, 3, 1), np.uint8)
     X[::2] //= 16
@@ -221,7 +223,7 @@ def test_kmeans_sees_scaled_rows_once_scaled_and_none_augmented() -> None:
 
 
 @pytest.mark.parametrize("method", ["kmeans", "rpcholesky"])
-def test_bandwidth_is_that_of_rows(method: str) -> None:
+def test_bandwidth_comes_from_rows_for_every_selector(method: str) -> None:
     """Check that the bandwidth comes from rows: means are nearer to each other than rows are, and
     pivots farther apart."""
     source = ArraySource(*arrays(4000), classes=runs.CLASSES)
@@ -262,7 +264,7 @@ def backend() -> Iterator[Backend]:
         yield made
 
 
-def test_one_proposal_a_round_is_the_plain_algorithm(
+def test_rpcholesky_with_block_of_one_equals_simple_algorithm(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamkern.centers.rpcholesky.PIVOT_BLOCK", 1)
@@ -276,7 +278,9 @@ def test_one_proposal_a_round_is_the_plain_algorithm(
 
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
-def test_rounds_leave_as_little_as_single_pivots(precision: str, backend: Backend) -> None:
+def test_blocked_rpcholesky_leaves_as_little_trace_as_single_pivots(
+    precision: str, backend: Backend
+) -> None:
     """Compare the mean remaining trace over seeds with that of single pivots, with the bound of
     Theorem 3.1 of Chen et al., and with random rows."""
     X = clusters(400, 10, seed=3).astype(np.float32 if precision == "exact" else np.float64)
@@ -297,7 +301,7 @@ def test_rounds_leave_as_little_as_single_pivots(precision: str, backend: Backen
     assert np.mean(rounds) < np.mean(random)
 
 
-def test_a_kernel_without_rank_is_filled_up(backend: Backend) -> None:
+def test_rpcholesky_completes_choice_at_numerical_rank(backend: Backend) -> None:
     """Check rows that are nearly equal for the kernel: rounding ends the draws, and other rows
     complete the choice."""
     X = clusters(300, 3).astype(np.float32)
@@ -307,7 +311,7 @@ def test_a_kernel_without_rank_is_filled_up(backend: Backend) -> None:
     assert found.residual == pytest.approx(0, abs=1e-5)
 
 
-def test_copies_are_never_chosen_twice() -> None:
+def test_duplicate_rows_are_never_chosen_twice() -> None:
     X = np.repeat(arrays(70, 2)[0], 5, axis=0)[np.random.default_rng(0).permutation(350)]
     source = ArraySource(X, np.arange(350) % 2, unit_rows=50)
     for seed in range(5):
@@ -336,7 +340,7 @@ def sources() -> dict[str, Any]:
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("name", sources())
 @pytest.mark.parametrize("method", CHOSEN)
-def test_any_source_on_any_number_of_threads(method: str, name: str) -> None:
+def test_selectors_accept_any_source_and_number_of_threads(method: str, name: str) -> None:
     source = sources()[name]
     settings = {"model.centers": method, "model.n_centers": 30, "solver.block_size": 30}
     settings["data.scale"] = "auto"
@@ -359,7 +363,7 @@ def test_any_source_on_any_number_of_threads(method: str, name: str) -> None:
     assert (method == "kmeans") != ({row.tobytes() for row in one.Z} <= held)
 
 
-def test_integers_keep_pivots_on_the_grid_and_not_means() -> None:
+def test_integer_precision_keeps_pivots_on_grid() -> None:
     source = sources()["images"]
     for method in ("balanced", "rpcholesky", "kmeans"):
         overrides = {"model.centers": method, "run.precision": "integer", "model.n_centers": 20}
@@ -369,13 +373,13 @@ def test_integers_keep_pivots_on_the_grid_and_not_means() -> None:
 
 
 @pytest.mark.parametrize("method", CHOSEN)
-def test_a_run_keeps_its_centers_and_says_how_they_were_chosen(method: str, tmp_path: Path) -> None:
+def test_resumed_run_keeps_centers_and_reports_selector(method: str, tmp_path: Path) -> None:
     config = runs.settings(tmp_path / "run", **{"model.centers": method})
-    whole = finished(runs.settings(**{"model.centers": method}), source=stream())
+    uninterrupted = finished(runs.settings(**{"model.centers": method}), source=stream())
     runs.stopped(config, 3, source=stream())
     result = finished(config, source=stream())
-    np.testing.assert_array_equal(result.Z, whole.Z)
-    np.testing.assert_array_equal(result.model.weights, whole.model.weights)
+    np.testing.assert_array_equal(result.Z, uninterrupted.Z)
+    np.testing.assert_array_equal(result.model.weights, uninterrupted.model.weights)
     log = (tmp_path / "run" / "log.jsonl").read_text()
     lines = [json.loads(line) for line in log.splitlines()]
     events = [line for line in lines if line["event"] == "centers"]  # once, not at the resume
@@ -393,7 +397,7 @@ class Last(CenterSelector):
         return np.arange(source.n_rows - n, source.n_rows), n
 
 
-def test_a_way_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selector_needs_one_class_and_one_registration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SELECTORS, "last", Last())
     result = finished(runs.settings(**{"model.centers": "last"}), source=array_source())
     np.testing.assert_array_equal(result.Z[np.argsort(result.order)], arrays()[0][-runs.P :])
@@ -402,7 +406,7 @@ def test_a_way_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
 # -- planned and refused --------------------------------------------------------------------------
 
 
-def test_the_plan_says_how_centers_are_chosen() -> None:
+def test_plan_describes_center_selection() -> None:
     plain = plan_overview(opened())
     assert plain["centers"] == {"method": "random"}
     assert "centers" not in plain["flops"]
@@ -429,7 +433,7 @@ def test_the_plan_says_how_centers_are_chosen() -> None:
         ("block", {"block_size", "keep", "n_sample", "n_probe"}),
     ],
 )
-def test_the_plan_has_the_sizes_of_its_solver(solver: str, names: set[str]) -> None:
+def test_plan_has_sizes_of_its_solver(solver: str, names: set[str]) -> None:
     in_place = solver in ("sgd", "eigenpro1", "eigenpro2")
     words = runs.METHODS[solver] | {"solver.block_size": "auto"}
     plan = plan_overview(opened(stream(solver), **words))
@@ -443,9 +447,7 @@ def test_the_plan_has_the_sizes_of_its_solver(solver: str, names: set[str]) -> N
 
 @pytest.mark.parametrize("solver", ["direct", "block"])
 @pytest.mark.parametrize("noisy", [False, True])
-def test_the_plan_counts_the_batches_that_will_run(
-    solver: str, noisy: bool, tmp_path: Path
-) -> None:
+def test_plan_counts_batches_that_run(solver: str, noisy: bool, tmp_path: Path) -> None:
     words, source = {"solver.name": solver, "data.epochs": 3}, stream() if noisy else array_source()
     plan = plan_overview(opened(source, **words))
     finished(runs.settings(tmp_path, **words), source=source)
@@ -455,14 +457,14 @@ def test_the_plan_counts_the_batches_that_will_run(
     assert ("of one epoch: the others bring the same rows" in plan_text(plan)) == once
 
 
-def test_the_plan_of_fourier_features_has_no_centers() -> None:
+def test_plan_of_fourier_features_has_no_centers() -> None:
     words = {"model.features": "fourier", "model.n_features": 20, "model.n_centers": "auto"}
     plan = plan_overview(opened(**words))
     assert plan["centers"] == {}
     assert "20 random Fourier features, on cpu" in plan_text(plan)
 
 
-def test_candidates_are_as_many_as_memory_allows() -> None:
+def test_rpcholesky_candidates_depend_on_memory() -> None:
     def rows(budget: int, n: int = 10**6) -> int:
         problem = replace(PLAIN, p=1000, d=10, row_bytes=40, point_bytes=48, threads=1)
         return RPCholesky().plan(problem, n, budget).rows
@@ -476,20 +478,20 @@ def test_candidates_are_as_many_as_memory_allows() -> None:
 
 
 @pytest.mark.parametrize("method", CHOSEN)
-def test_of_fewer_rows_than_centers_all_are_taken_with_a_warning(method: str) -> None:
+def test_fewer_rows_than_centers_takes_all_rows_with_warning(method: str) -> None:
     with pytest.warns(UserWarning, match="n_centers=136 is more than the 135 training rows"):
         run = opened(**{"model.centers": method, "model.n_centers": 136})
     assert run.problem.p == run.problem.n_rows == 135
 
 
-def test_values_have_no_balance() -> None:
+def test_balanced_selector_refuses_regression_targets() -> None:
     X = arrays()[0]
     with pytest.raises(ConfigError, match="'balanced' needs targets that are classes, but"):
         opened(ArraySource(X, X[:, 0]), **{"model.centers": "balanced"})
 
 
 @pytest.mark.parametrize("method", ["balanced", "kmeans", "rpcholesky"])
-def test_eigenpro2_takes_all_rows(method: str) -> None:
+def test_eigenpro2_refuses_center_selectors(method: str) -> None:
     overrides = {"solver.name": "eigenpro2", "model.n_centers": "auto", "model.centers": method}
     with pytest.raises(ConfigError, match="takes all 135 training rows as centers"):
         opened(array_source(), **overrides)

@@ -1,4 +1,4 @@
-"""The command `compress`, from a run directory to a smaller model that is loaded again."""
+"""Check the command `compress`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_is_compressed(
+def test_compress_command_writes_smaller_model(
     place: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    words = ("new.csv", "small", "--x", "a,b,c", "--n-centers", 40)
-    *curve, last = printed("compress", "run", *words).splitlines()
+    arguments = ("new.csv", "small", "--x", "a,b,c", "--n-centers", 40)
+    *curve, last = printed("compress", "run", *arguments).splitlines()
     assert curve[0].split() == ["centers", "difference"]
     assert last == "40 of 300 centers are in small"
     model, small = sk.load("run"), sk.load("small")
@@ -48,12 +48,12 @@ def test_a_run_is_compressed(
     assert found["difference"] <= 0.1
 
 
-def test_an_output_that_is_taken_is_refused_before_the_rows_are_read(
+def test_compress_refuses_existing_output_before_reading_rows(
     place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
     Path("file").touch()
-    for out, words in (
+    for out, message in (
         ("run", "holds another model or run already; give a new or empty directory"),
         ("file", "is a file; give a directory"),
         ("file/x", "file/x cannot be written to"),
@@ -62,19 +62,19 @@ def test_an_output_that_is_taken_is_refused_before_the_rows_are_read(
     ):
         code, _, err = run("compress", "run", "no.csv", out)
         assert code == 2
-        assert words in err
+        assert message in err
 
 
-def test_nothing_is_left_of_a_choice_that_fails(
+def test_failed_compression_leaves_no_files(
     place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    for option, words in (
+    for option, arguments in (
         ("--tolerance 1e-9", "above --tolerance 1e-09; raise --tolerance, pass --n-centers"),
         ("--n-centers 300", "must be smaller than the number of centers of the model, 300"),
         ("--n-centers 9 --memory 1kB", "more than the 0.977 KiB of memory allowed; raise --memory"),
     ):
         code, _, err = run("compress", *NEW, "none", *option.split())
         assert code == 2
-        assert words in err
+        assert arguments in err
         assert not Path("none").exists()

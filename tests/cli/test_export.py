@@ -1,4 +1,4 @@
-"""The command `export`, from a run directory to onnxruntime."""
+"""Check the command `export` with onnxruntime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from streamkern.cli.main import run_command
 X = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
 
 
-def test_a_run_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_command_writes_onnx_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     labels = np.where(X[:, 0] > 0, "b", "a")
     options = {"n_centers": 50, "epochs": 2, "random_state": 0, "loss": "log_loss"}
     model = sk.KernelClassifier(run_dir=tmp_path / "run", **options).fit(X, labels)
@@ -27,11 +29,11 @@ def test_a_run_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert names == ["labels", "probabilities", "scores"]
     np.testing.assert_array_equal(found["labels"], model.predict(X))
     np.testing.assert_allclose(found["probabilities"], model.predict_proba(X), atol=1e-4)
-    for words, error in (
+    for arguments, error in (
         ([str(out)], "exists already; give another path, or --overwrite"),
         ([str(tmp_path / "model")], "does not end in .onnx or .c; give "),
     ):
-        assert run_command(["export", str(tmp_path / "run"), *words]) == 2
+        assert run_command(["export", str(tmp_path / "run"), *arguments]) == 2
         assert error in capsys.readouterr().err
     assert run_command(["export", str(tmp_path / "run"), str(out), "--overwrite"]) == 0
     assert run_command(["export", str(tmp_path / "no run"), str(tmp_path / "b.onnx")]) == 2

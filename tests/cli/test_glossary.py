@@ -32,9 +32,9 @@ SHOWN = (
 
 def unexplained(plain: str, with_meanings: str) -> list[str]:
     """Return the lines of facts that have no meaning in the glossary."""
-    said = with_meanings.splitlines()
-    below = dict(zip(said, [*said[1:], ""], strict=True))
-    assert [line for line in said if not line.startswith("      ")] == plain.splitlines()
+    message = with_meanings.splitlines()
+    below = dict(zip(message, [*message[1:], ""], strict=True))
+    assert [line for line in message if not line.startswith("      ")] == plain.splitlines()
     return [
         line
         for line in plain.splitlines()
@@ -42,11 +42,11 @@ def unexplained(plain: str, with_meanings: str) -> list[str]:
     ]
 
 
-def test_the_page_is_written_from_the_table() -> None:
+def test_glossary_page_equals_table() -> None:
     assert PAGE.read_text(encoding="utf-8") == glossary_page(), "run python tools/glossary.py"
 
 
-def test_every_setting_that_a_run_is_bound_to_is_explained() -> None:
+def test_every_identity_setting_has_a_meaning() -> None:
     names = {
         f"{section}.{name}"
         for section, table in RunConfig.model_fields.items()
@@ -56,13 +56,13 @@ def test_every_setting_that_a_run_is_bound_to_is_explained() -> None:
     assert set(SETTING_MEANINGS) == names - FREE_AT_RESUME - {"data.train"}
 
 
-def test_every_parameter_of_a_kernel_is_explained() -> None:
+def test_every_kernel_parameter_has_a_meaning() -> None:
     for name in KERNELS:
         assert set(get_kernel(name, lambda geometry: 1.0).describe()) <= set(FACT_MEANINGS)
 
 
 @pytest.mark.parametrize("method", SHOWN)
-def test_every_fact_of_a_run_is_explained(method: str, tmp_path: Path) -> None:
+def test_every_fact_of_a_run_has_a_meaning(method: str, tmp_path: Path) -> None:
     config = settings(tmp_path / "run", **METHODS[method])
     finished(config, source=stream(method), test=array_source(20, 5))
     found = run_overview(tmp_path / "run") | {"verified": verify(tmp_path / "run")}
@@ -72,7 +72,7 @@ def test_every_fact_of_a_run_is_explained(method: str, tmp_path: Path) -> None:
     assert "test_accuracy" in plain
 
 
-def test_every_fact_of_a_learned_metric_is_explained(tmp_path: Path) -> None:
+def test_every_fact_of_a_learned_metric_has_a_meaning(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(800, 6)).astype(np.float32)
     ingest(X, tmp_path / "s", y=np.sin(3 * X[:, 0] + X[:, 1]))
@@ -92,7 +92,7 @@ def _names(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("classes", [True, False])
-def test_every_fact_of_a_store_is_explained(classes: bool, tmp_path: Path) -> None:
+def test_every_fact_of_a_store_has_a_meaning(classes: bool, tmp_path: Path) -> None:
     y = np.arange(40) % 2 if classes else np.linspace(0, 1, 40)
     ingest(np.eye(40, 3), tmp_path / "s", y=y, sample_weight=np.ones(40))
     found = describe_store(open_store(tmp_path / "s")) | {"verified": True}
@@ -100,14 +100,14 @@ def test_every_fact_of_a_store_is_explained(classes: bool, tmp_path: Path) -> No
     assert not unexplained(store_text(found), store_text(found, explain=True))
 
 
-def test_of_an_unfinished_store_too() -> None:
+def test_every_fact_of_an_unfinished_store_has_a_meaning() -> None:
     found = {
         "unfinished": True, "url": "s", "n_rows": 9, "n_chunks": 3, "chunks_written": 1,
     }  # fmt: skip
     assert not unexplained(store_text(found), store_text(found, explain=True))
 
 
-def test_a_meaning_is_one_phrase_and_one_that_is_not_known_is_left_out() -> None:
+def test_meanings_are_single_phrases_and_unknown_facts_have_none() -> None:
     for meaning in [*FACT_MEANINGS.values(), *STORE_MEANINGS.values()]:
         assert "\n" not in meaning
         assert ". " not in meaning

@@ -1,4 +1,4 @@
-"""The command: its results, its sentences and exit codes, and runs that are stopped and killed."""
+"""Check the command line: results, error messages, exit codes, and stopped and killed runs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from streamkern.rundir.run_directory import RunDirectory, Saved
 from streamkern.store.writer import StoreWriter
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.train.saved_model import load_model
-from tests import damage
+from tests import bit_flips
 from tests.clusters import Cluster
-from tests.faults import flip_bit, remove, tree
 from tests.runs import Run
-from tests.s3server import SECRET, S3Server
+from tests.s3_server import SECRET, S3Server
+from tests.store_damage import flip_bit, remove, tree
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -80,15 +80,15 @@ def sentence(answer: tuple[int, str, str], code: int) -> str:
 
 
 def trained(stores: Path, folder: Path, run: Run, *more: object) -> Path:
-    words = ("--test", stores / "test.zarr", "--run-dir", folder / "run", "--epochs", 3)
-    assert run("train", "--train", stores / "train.zarr", *words, *BY_STEPS, *more)[0] == DONE
+    arguments = ("--test", stores / "test.zarr", "--run-dir", folder / "run", "--epochs", 3)
+    assert run("train", "--train", stores / "train.zarr", *arguments, *BY_STEPS, *more)[0] == DONE
     return folder / "run"
 
 
 # ------------------------------------------------------------------------------------- commands
 
 
-def test_version_and_help(run: Run) -> None:
+def test_version_and_help_options(run: Run) -> None:
     assert run("--version") == (DONE, f"streamkern {streamkern.__version__}\n", "")
     assert run("-h") == run("--help")
     assert run("train", "-h")[1] == run("train", "--help")[1]
@@ -103,17 +103,17 @@ def test_version_and_help(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "found"), [("streamkern tr", "train"), ("streamkern train --ep", "--epochs")]
 )
-def test_a_shell_completes_commands_and_options(words: str, found: str) -> None:
-    asked = {"_STREAMKERN_COMPLETE": "complete_bash", "COMP_WORDS": words}
+def test_shell_completion_lists_commands_and_options(words: str, found: str) -> None:
+    options = {"_STREAMKERN_COMPLETE": "complete_bash", "COMP_WORDS": words}
     done = subprocess.run(
         [Path(sys.executable).with_name("streamkern")],
-        env={**os.environ, **asked, "COMP_CWORD": str(len(words.split()) - 1)},
+        env={**os.environ, **options, "COMP_CWORD": str(len(words.split()) - 1)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.split() == [found]
 
 
-def test_the_list_of_commands_is_told_without_loading_them() -> None:
+def test_help_lists_commands_without_importing_them() -> None:
     code = (
         "import sys; from streamkern.cli.main import run_command; run_command(['--help']); "
         "print(*sys.modules)"
@@ -127,7 +127,7 @@ def test_the_list_of_commands_is_told_without_loading_them() -> None:
     )
 
 
-def test_commands_begin_without_what_takes_seconds_to_load() -> None:
+def test_commands_import_no_slow_modules() -> None:
     """Check that commands do not load slow modules, because every rank and worker starts this
     way."""
     code = (
@@ -140,11 +140,11 @@ def test_commands_begin_without_what_takes_seconds_to_load() -> None:
     assert not loaded & {"sklearn", "scipy.stats", "pandas", "pyarrow", "numba", "distributed"}
 
 
-def test_ingest_info_and_the_library_agree(run: Run, tmp_path: Path) -> None:
+def test_ingest_and_info_commands_equal_library(run: Run, tmp_path: Path) -> None:
     np.save(tmp_path / "X.npy", X)
     np.save(tmp_path / "y.npy", Y)
-    words = ("ingest", tmp_path / "X.npy", tmp_path / "s.zarr", "--y", tmp_path / "y.npy")
-    code, out, err = run(*words, "--seed", 3)
+    arguments = ("ingest", tmp_path / "X.npy", tmp_path / "s.zarr", "--y", tmp_path / "y.npy")
+    code, out, err = run(*arguments, "--seed", 3)
     assert (code, err) == (DONE, "")
     assert "600 rows of 5 float32, 3 classes: a, b, c" in out
     ingest(X, tmp_path / "same.zarr", y=Y, seed=3)
@@ -152,30 +152,30 @@ def test_ingest_info_and_the_library_agree(run: Run, tmp_path: Path) -> None:
     assert json.loads(out)["fingerprint"] == (
         streamkern.open_store(tmp_path / "same.zarr").spec.fingerprint
     )
-    code, _, err = run(*words, "--seed", 3)
+    code, _, err = run(*arguments, "--seed", 3)
     assert code == DONE
     assert "is already complete, from the same command" in err
-    assert "already holds a store" in sentence(run(*words), USAGE)
-    assert run(*words, "--overwrite")[0] == DONE
+    assert "already holds a store" in sentence(run(*arguments), USAGE)
+    assert run(*arguments, "--overwrite")[0] == DONE
 
 
-def test_ingest_of_a_table_by_columns(run: Run, tmp_path: Path) -> None:
+def test_ingest_selects_columns_of_table(run: Run, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("u,v,w,label\n1,2,3,x\n4,5,6,y\n7,8,9,x\n")
     assert run("ingest", tmp_path / "t.csv", tmp_path / "a.zarr", "--y", "-1")[0] == DONE
-    words = ("ingest", tmp_path / "t.csv", tmp_path / "b.zarr", "--y", "u", "--y", "v")
+    arguments = ("ingest", tmp_path / "t.csv", tmp_path / "b.zarr", "--y", "u", "--y", "v")
     code, out, _ = run("ingest", tmp_path / "t.csv", tmp_path / "t2.csv", tmp_path / "c.zarr")
     assert code == USAGE
     (tmp_path / "t.csv").write_text("u,v,w\n1,2,3\n4,5,6\n7,8,9\n")
-    code, out, _ = run(*words, "--targets", "values", "--no-shuffle")
+    code, out, _ = run(*arguments, "--targets", "values", "--no-shuffle")
     assert code == DONE
     assert "2 values" in out
     stored = streamkern.open_store(tmp_path / "b.zarr").read_chunk(0)
     np.testing.assert_array_equal(stored[1], [[1, 2], [4, 5], [7, 8]])
 
 
-def test_plan_says_what_the_run_will_be(run: Run, stores: Path) -> None:
-    words = ("--train", stores / "train.zarr", "--memory", "1 GiB", "--epochs", 2, *BY_STEPS)
-    code, out, err = run("plan", *words, "--json")
+def test_plan_prints_sizes_of_run(run: Run, stores: Path) -> None:
+    arguments = ("--train", stores / "train.zarr", "--memory", "1 GiB", "--epochs", 2, *BY_STEPS)
+    code, out, err = run("plan", *arguments, "--json")
     assert (code, err) == (DONE, "")
     plan = json.loads(out)
     assert plan["problem"] == {
@@ -199,47 +199,51 @@ def test_plan_says_what_the_run_will_be(run: Run, stores: Path) -> None:
     assert seconds["whole"] == pytest.approx(seconds["setup"] + 2 * seconds["epoch"])
 
 
-def test_plan_is_a_screen_and_lists_everything_when_asked(run: Run, stores: Path) -> None:
-    words = ("plan", "--train", stores / "train.zarr", *BY_STEPS, "--no-measure")
-    code, out, _ = run(*words)
+def test_plan_fits_a_screen_and_verbose_lists_everything(run: Run, stores: Path) -> None:
+    arguments = ("plan", "--train", stores / "train.zarr", *BY_STEPS, "--no-measure")
+    code, out, _ = run(*arguments)
     assert code == DONE
     assert "predicted peak" in out
     assert len(out.splitlines()) < 36
     assert "weights, their average" not in out
     assert "expected on this machine" not in out
-    code, out, _ = run(*words, "--all")
+    code, out, _ = run(*arguments, "--all")
     assert code == DONE
     assert "weights, their average" in out
     assert "5 chunks of 100 rows" in out
-    assert json.loads(run(*words, "--json")[1])["seconds"] is None
+    assert json.loads(run(*arguments, "--json")[1])["seconds"] is None
 
 
-def test_plan_says_whether_a_metric_is_looked_for_and_why(run: Run, tmp_path: Path) -> None:
+def test_plan_explains_metric_choice(run: Run, tmp_path: Path) -> None:
     X = np.random.default_rng(0).standard_normal((2000, 3), dtype=np.float32)
     streamkern.ingest_store(X, tmp_path / "table.zarr", y=X[:, 0])
 
-    def said(*words: object) -> tuple[str, bool]:
-        words = ("plan", "--train", tmp_path / "table.zarr", "--no-measure", *words)
-        plan = json.loads(run(*words, "--json")[1])
-        assert f"metric {plan['metric']['metric']}: {plan['metric']['reason']}" in run(*words)[1]
+    def output_of(*arguments: object) -> tuple[str, bool]:
+        arguments = ("plan", "--train", tmp_path / "table.zarr", "--no-measure", *arguments)
+        plan = json.loads(run(*arguments, "--json")[1])
+        assert (
+            f"metric {plan['metric']['metric']}: {plan['metric']['reason']}" in run(*arguments)[1]
+        )
         assert ("metric" in plan["memory"]["phases"]) == ("metric" in plan["flops"])
         return " ".join(plan["metric"].values()), "metric" in plan["flops"]
 
-    text, looked_for = said()
+    text, looked_for = output_of()
     assert text.startswith("learn chosen, as the rows are those of a table")
     assert text.endswith('model.metric="none" leaves it out')
     assert looked_for
-    assert said("--set", "model.metric=none") == ("none as set", False)
-    text, looked_for = said("--set", "model.bandwidth=2")
+    assert output_of("--set", "model.metric=none") == ("none as set", False)
+    text, looked_for = output_of("--set", "model.bandwidth=2")
     assert text.startswith("none chosen, as the bandwidth is set")
     assert not looked_for
     np.save(tmp_path / "scales.npy", [1.0, 2.0, 3.0])
-    assert said("--set", f"model.metric={tmp_path / 'scales.npy'}") == ("given as set", False)
+    assert output_of("--set", f"model.metric={tmp_path / 'scales.npy'}") == ("given as set", False)
 
 
-def test_plan_says_the_time_where_rows_can_be_read(run: Run, stores: Path, tmp_path: Path) -> None:
-    words = ("--test", stores / "test.zarr", *BY_STEPS)
-    _, out, _ = run("plan", "--train", stores / "train.zarr", *words)
+def test_plan_estimates_duration_if_rows_are_readable(
+    run: Run, stores: Path, tmp_path: Path
+) -> None:
+    arguments = ("--test", stores / "test.zarr", *BY_STEPS)
+    _, out, _ = run("plan", "--train", stores / "train.zarr", *arguments)
     line = next(line for line in out.splitlines() if "expected on this machine" in line)
     assert re.search(r": [\d.e-]+ s \(setup .* s, an epoch .* s, an evaluation .* s\)", line)
     shutil.copytree(stores / "train.zarr", tmp_path / "bad.zarr")
@@ -251,10 +255,10 @@ def test_plan_says_the_time_where_rows_can_be_read(run: Run, stores: Path, tmp_p
     assert "the time is unknown" in err
 
 
-def test_plan_shows_what_a_continued_run_would_be(run: Run, stores: Path, tmp_path: Path) -> None:
-    words = ("--train", stores / "train.zarr", *BY_STEPS)
+def test_plan_shows_continued_run(run: Run, stores: Path, tmp_path: Path) -> None:
+    arguments = ("--train", stores / "train.zarr", *BY_STEPS)
     first, second = tmp_path / "first", tmp_path / "second"
-    assert run("train", *words, "--run-dir", first, "--epochs", 1)[0] == DONE
+    assert run("train", *arguments, "--run-dir", first, "--epochs", 1)[0] == DONE
     onward = ("plan", "--train", stores / "train.zarr", "--no-measure", "--continue", first)
     code, out, _ = run(*onward, "--run-dir", second, "--epochs", 3, *BY_STEPS, "--json")
     assert code == DONE
@@ -266,13 +270,13 @@ def test_plan_shows_what_a_continued_run_would_be(run: Run, stores: Path, tmp_pa
     assert plan["kernel"]["bandwidth"] == facts["solver"]["bandwidth"]
     assert plan["kernels"] is None  # none is looked for
     assert not second.exists()
-    said = sentence(run(*onward, "--run-dir", first), USAGE)
-    assert "--run-dir" in said
-    assert "is the run that is continued" in said
+    message = sentence(run(*onward, "--run-dir", first), USAGE)
+    assert "--run-dir" in message
+    assert "is the run that is continued" in message
 
 
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"])
-def test_plan_of_every_solver(run: Run, stores: Path, solver: str) -> None:
+def test_plan_accepts_every_solver(run: Run, stores: Path, solver: str) -> None:
     code, out, _ = run(
         "plan", "--train", stores / "train.zarr", "--solver", solver, "--json", "--no-measure"
     )
@@ -283,8 +287,10 @@ def test_plan_of_every_solver(run: Run, stores: Path, solver: str) -> None:
     assert min(plan["flops"].values()) > 0
 
 
-def test_train_evaluate_predict_info(run: Run, stores: Path, tmp_path: Path) -> None:
-    words = (
+def test_train_evaluate_predict_and_info_work_together(
+    run: Run, stores: Path, tmp_path: Path
+) -> None:
+    arguments = (
         "--test",
         stores / "test.zarr",
         "--run-dir",
@@ -293,11 +299,11 @@ def test_train_evaluate_predict_info(run: Run, stores: Path, tmp_path: Path) -> 
         3,
         *BY_STEPS,
     )
-    code, out, err = run("train", "--train", stores / "train.zarr", *words)
+    code, out, err = run("train", "--train", stores / "train.zarr", *arguments)
     assert code == DONE
     assert "accuracy" in out
     assert [line for line in err.splitlines() if "1,500 samples" in line]
-    code, out, _ = run("train", "--train", stores / "train.zarr", *words, "--json")
+    code, out, _ = run("train", "--train", stores / "train.zarr", *arguments, "--json")
     assert code == DONE
     first = json.loads(out)
     assert first["samples"] == 1500
@@ -327,16 +333,23 @@ def test_train_evaluate_predict_info(run: Run, stores: Path, tmp_path: Path) -> 
     assert "finished" in out
 
 
-def test_training_and_info_say_where_a_run_is(
+def test_train_and_info_print_progress(
     run: Run, stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that a line is written to a pipe from time to time, and none in the first 30 s."""
-    words = ("train", "--train", stores / "train.zarr", "--run-dir", tmp_path / "run", *BY_STEPS)
-    code, _, err = run(*words, "--epochs", 4, "--set", "data.batch_size=10")
+    arguments = (
+        "train",
+        "--train",
+        stores / "train.zarr",
+        "--run-dir",
+        tmp_path / "run",
+        *BY_STEPS,
+    )
+    code, _, err = run(*arguments, "--epochs", 4, "--set", "data.batch_size=10")
     assert (code, err) == (DONE, "")
     monkeypatch.setattr(Line, "PERIODS_S", dict.fromkeys(Line.PERIODS_S, 0.0))
-    words = (*words[:4], tmp_path / "again", *BY_STEPS, "--set", "run.calibrate=false")
-    code, _, err = run(*words, "--epochs", 4, "--set", "data.batch_size=10")
+    arguments = (*arguments[:4], tmp_path / "again", *BY_STEPS, "--set", "run.calibrate=false")
+    code, _, err = run(*arguments, "--epochs", 4, "--set", "data.batch_size=10")
     lines = err.splitlines()
     assert code == DONE
     assert all(line.startswith("streamkern: ") for line in lines)
@@ -357,7 +370,7 @@ def test_training_and_info_say_where_a_run_is(
 
 
 @pytest.mark.slow
-def test_a_run_file_and_what_is_set_over_it(run: Run, stores: Path, tmp_path: Path) -> None:
+def test_options_override_run_file(run: Run, stores: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(f"""
         [data]
         train = {json.dumps(str(stores / "train.zarr"))}
@@ -373,23 +386,25 @@ def test_a_run_file_and_what_is_set_over_it(run: Run, stores: Path, tmp_path: Pa
     plan = json.loads(out)
     assert (plan["problem"]["centers"], plan["problem"]["epochs"]) == (7, 4)
     assert plan["memory"]["budget_bytes"] == 2 << 30
-    words = ("train", tmp_path / "run.toml", *settings, *FAST[2:])
-    code, out, err = run(*words)
+    arguments = ("train", tmp_path / "run.toml", *settings, *FAST[2:])
+    code, out, err = run(*arguments)
     assert code == DONE
     assert "note: without --run-dir the model is not saved" in err
     assert "samples" in out
 
 
-def test_other_libraries_are_one_line(run: Run, stores: Path, tmp_path: Path) -> None:
-    place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
-    for manifest in place.glob("checkpoints/*30.json"):
+def test_different_libraries_are_reported_in_one_line(
+    run: Run, stores: Path, tmp_path: Path
+) -> None:
+    location = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
+    for manifest in location.glob("checkpoints/*30.json"):
         manifest.unlink()
-    for checkpoint in place.glob("checkpoints/*.json"):
+    for checkpoint in location.glob("checkpoints/*.json"):
         saved = checksums.unseal("checkpoint", checkpoint.read_bytes())
         saved["meta"]["versions"]["numpy"] = "1.0"  # of who wrote it
         checkpoint.write_bytes(checksums.seal("checkpoint", saved))
-    words = ("--run-dir", place, "--epochs", 3, *BY_STEPS, "--test", stores / "test.zarr")
-    code, _, err = run("train", "--train", stores / "train.zarr", *words)
+    arguments = ("--run-dir", location, "--epochs", 3, *BY_STEPS, "--test", stores / "test.zarr")
+    code, _, err = run("train", "--train", stores / "train.zarr", *arguments)
     assert code == DONE
     warned = [line for line in err.splitlines() if "warning" in line]
     assert len(warned) == 1
@@ -397,44 +412,42 @@ def test_other_libraries_are_one_line(run: Run, stores: Path, tmp_path: Path) ->
     assert "numpy" in warned[0]
 
 
-def test_an_older_checkpoint_is_never_used_without_a_word(
-    run: Run, stores: Path, tmp_path: Path
-) -> None:
+def test_older_checkpoint_is_never_used_silently(run: Run, stores: Path, tmp_path: Path) -> None:
     """Check that the commands say if they use an older checkpoint."""
-    place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
-    newest = max(place.glob("checkpoints/*.json"))
+    location = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
+    newest = max(location.glob("checkpoints/*.json"))
     data = bytearray(newest.read_bytes())
     data[-30] ^= 4
     newest.write_bytes(data)
-    code, out, err = run("evaluate", place, stores / "test.zarr", "--json")
+    code, out, err = run("evaluate", location, stores / "test.zarr", "--json")
     assert code == DONE
-    (said,) = json.loads(out)["skipped"]
-    assert f"{newest.name} is damaged" in said
-    assert f"warning: {said}" in err
-    code, _, err = run("predict", place, stores / "test.zarr", tmp_path / "out.npy")
+    (message,) = json.loads(out)["skipped"]
+    assert f"{newest.name} is damaged" in message
+    assert f"warning: {message}" in err
+    code, _, err = run("predict", location, stores / "test.zarr", tmp_path / "out.npy")
     assert code == DONE
-    assert f"warning: {said}" in err
-    code, out, _ = run("info", place)
-    assert f"note: {said}" in out
-    words = ("--run-dir", place, "--epochs", 3, *BY_STEPS, "--test", stores / "test.zarr")
-    code, out, err = run("train", "--train", stores / "train.zarr", *words, "--json")
+    assert f"warning: {message}" in err
+    code, out, _ = run("info", location)
+    assert f"note: {message}" in out
+    arguments = ("--run-dir", location, "--epochs", 3, *BY_STEPS, "--test", stores / "test.zarr")
+    code, out, err = run("train", "--train", stores / "train.zarr", *arguments, "--json")
     assert code == DONE
-    assert json.loads(out)["skipped"] == [said]
-    assert f"warning: {said}" in err
-    code, out, err = run("evaluate", place, stores / "test.zarr", "--json")
+    assert json.loads(out)["skipped"] == [message]
+    assert f"warning: {message}" in err
+    code, out, err = run("evaluate", location, stores / "test.zarr", "--json")
     assert "skipped" not in json.loads(out)
     assert err == ""
 
 
-def test_a_lost_run_json_is_no_lost_run(run: Run, stores: Path, tmp_path: Path) -> None:
+def test_run_with_missing_run_json_is_recovered(run: Run, stores: Path, tmp_path: Path) -> None:
     """Check that other data is still refused, and that `info` still recognises the run."""
-    place = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
-    (place / "run.json").unlink()
-    words = ("--run-dir", place, "--epochs", 3, *BY_STEPS)
-    code, _, err = run("train", "--train", stores / "test.zarr", *words)
+    location = trained(stores, tmp_path, run, "--set", "run.checkpoint_every=10")
+    (location / "run.json").unlink()
+    arguments = ("--run-dir", location, "--epochs", 3, *BY_STEPS)
+    code, _, err = run("train", "--train", stores / "test.zarr", *arguments)
     assert code == USAGE
     assert "holds a run that differs: data" in err
-    code, out, _ = run("info", place)
+    code, out, _ = run("info", location)
     assert code == DONE
     assert "run.json is missing" in out
 
@@ -470,131 +483,136 @@ BAD_TRAINING = {
 
 
 @pytest.mark.parametrize("case", BAD_TRAINING)
-def test_bad_usage_is_one_sentence_and_leaves_nothing(
+def test_invalid_usage_prints_one_sentence_and_writes_nothing(
     case: str, run: Run, stores: Path, tmp_path: Path
 ) -> None:
-    words, pattern = BAD_TRAINING[case]
-    place = ["--train", str(stores / "train.zarr"), "--run-dir", str(tmp_path / "run")]
-    said = sentence(run("train", *place, *FAST, *words), USAGE)
-    assert re.search(pattern, said), said
-    assert "secret" not in said
+    arguments, pattern = BAD_TRAINING[case]
+    location = ["--train", str(stores / "train.zarr"), "--run-dir", str(tmp_path / "run")]
+    message = sentence(run("train", *location, *FAST, *arguments), USAGE)
+    assert re.search(pattern, message), message
+    assert "secret" not in message
     assert not (tmp_path / "run").exists()
 
 
-def test_remedies_are_in_the_words_of_the_command_line(
-    run: Run, stores: Path, tmp_path: Path
-) -> None:
+def test_remedies_name_command_line_options(run: Run, stores: Path, tmp_path: Path) -> None:
     rows = np.arange(40.0).reshape(10, 4)
     np.savez(tmp_path / "t.npz", X=rows, y=rows[:, 0])
     np.savetxt(tmp_path / "t.csv", rows, header="a,b,c,d", comments="", delimiter=",")
     out = tmp_path / "o.zarr"
     made = ["ingest", tmp_path / "t.csv", out]
-    for words, said in (
+    for arguments, message in (
         ([*made, "--y", "z"], "name those you mean with --x and --y"),
         ([*made, "--y", "d", "--memory", "1 MiB"], "--memory '1 MiB' is less than 16 chunks"),
         ([*made, "--y", "d", "--targets", "labels"], "--targets labels is unknown"),
         (["ingest", tmp_path / "t.npz", out, "--x", "Z"], "name them with --x and --y"),
         (["info", stores / "train.zarr", "--x", "Z"], "or pass --foreign to"),
     ):
-        assert said in sentence(run(*words), USAGE)
+        assert message in sentence(run(*arguments), USAGE)
     assert run(*made, "--y", "d")[0] == DONE
     assert "pass --overwrite" in sentence(run(*made, "--y", "c"), USAGE)
 
 
-def test_nothing_to_train_on_and_unknown_commands(run: Run, tmp_path: Path) -> None:
+def test_missing_training_set_and_unknown_command_are_refused(run: Run, tmp_path: Path) -> None:
     assert "give a run file, or --train URL" in sentence(run("train"), USAGE)
     assert "No such command 'trian'" in sentence(run("trian"), USAGE)
     (tmp_path / "run.toml").write_text('[data]\ntrain = "x.zarr"\nepoch = 3\n[run')
     assert "not valid TOML" in sentence(run("train", tmp_path / "run.toml"), USAGE)
     (tmp_path / "run.toml").write_text('[data]\ntrain = "x.zarr"\nepoch = 3\n')
-    said = sentence(run("plan", tmp_path / "run.toml"), USAGE)
-    assert "data.epoch is not a setting; did you mean data.epochs?" in said
+    message = sentence(run("plan", tmp_path / "run.toml"), USAGE)
+    assert "data.epoch is not a setting; did you mean data.epochs?" in message
 
 
-def test_a_run_file_without_its_data_is_named(run: Run, stores: Path, tmp_path: Path) -> None:
+def test_run_file_without_training_set_is_named(run: Run, stores: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("[model]\nn_centers = 10\n")
     for command in ("train", "plan", "tune"):
-        code, _, said = run(command, path)
-        assert (code, said.count("\n")) == (USAGE, 1)
-        assert f"run file '{path}': data.train is missing" in said
+        code, _, message = run(command, path)
+        assert (code, message.count("\n")) == (USAGE, 1)
+        assert f"run file '{path}': data.train is missing" in message
     assert run("plan", path, "--train", stores / "train.zarr")[0] == DONE
 
 
-def test_stores_that_are_none(run: Run, make_zarr: Any, tmp_path: Path) -> None:
+def test_invalid_stores_are_refused(run: Run, make_zarr: Any, tmp_path: Path) -> None:
     rows, labels = X[:100], np.arange(100) % 3
-    place = ("--run-dir", tmp_path / "run", *FAST)
+    location = ("--run-dir", tmp_path / "run", *FAST)
     short = make_zarr({"X": rows, "y": labels[:99]}, name="short.zarr")
-    said = sentence(run("train", "--train", short, *place), USAGE)
-    assert "has shape (99,); 100 rows of X need" in said
+    message = sentence(run("train", "--train", short, *location), USAGE)
+    assert "has shape (99,); 100 rows of X need" in message
     negative = make_zarr({"X": rows, "y": labels - 1}, name="negative.zarr")
-    assert "-1" in sentence(run("train", "--train", negative, *place), USAGE)
+    assert "-1" in sentence(run("train", "--train", negative, *location), USAGE)
     lonely = make_zarr({"X": rows}, name="lonely.zarr")
-    assert "has no array 'y'" in sentence(run("train", "--train", lonely, *place), USAGE)
+    assert "has no array 'y'" in sentence(run("train", "--train", lonely, *location), USAGE)
     assert "no zarr store" in sentence(run("info", tmp_path), USAGE)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_label_outside_the_classes(run: Run, store: Path, tmp_path: Path) -> None:
+def test_label_outside_classes_is_refused(run: Run, store: Path, tmp_path: Path) -> None:
     zarr.open_group(store, mode="r+")["y"][170] = 7
-    damage.reseal(store)
-    words = ("train", "--train", store, "--run-dir", tmp_path / "run", *FAST)
-    assert "class id 7 in y/c/1, row 170" in sentence(run(*words), USAGE)
+    bit_flips.reseal(store)
+    arguments = ("train", "--train", store, "--run-dir", tmp_path / "run", *FAST)
+    assert "class id 7 in y/c/1, row 170" in sentence(run(*arguments), USAGE)
     zarr.open_group(store, mode="r+")["y"][170] = 2
-    damage.reseal(store)
-    assert run(*words)[0] == DONE
+    bit_flips.reseal(store)
+    assert run(*arguments)[0] == DONE
 
 
-def test_a_model_for_other_rows(run: Run, stores: Path, tmp_path: Path, make_zarr: Any) -> None:
-    place = trained(stores, tmp_path, run)
+def test_model_refuses_rows_of_other_width(
+    run: Run, stores: Path, tmp_path: Path, make_zarr: Any
+) -> None:
+    location = trained(stores, tmp_path, run)
     narrow = tmp_path / "narrow.zarr"
     ingest(X[:50, :4], narrow, y=Y[:50])
-    for command in (["evaluate", place, narrow], ["predict", place, narrow, tmp_path / "p.zarr"]):
-        said = sentence(run(*command), USAGE)
-        assert "rows of shape (4,), the model was trained on (5,)" in said
+    for command in (
+        ["evaluate", location, narrow],
+        ["predict", location, narrow, tmp_path / "p.zarr"],
+    ):
+        message = sentence(run(*command), USAGE)
+        assert "rows of shape (4,), the model was trained on (5,)" in message
     assert not (tmp_path / "p.zarr").exists()
     other = make_zarr({"X": X[:50], "y": np.arange(50) % 4}, 50, "other.zarr")
-    assert "rows of the unknown classes '0', '1'" in sentence(run("evaluate", place, other), USAGE)
+    assert "rows of the unknown classes '0', '1'" in sentence(
+        run("evaluate", location, other), USAGE
+    )
     none = sentence(run("evaluate", tmp_path / "none", stores / "test.zarr"), USAGE)
     assert "there is no run in" in none
-    said = sentence(run("predict", place, stores / "test.zarr", stores / "train.zarr"), USAGE)
-    assert "holds a group of kind 'store'" in said
+    message = sentence(run("predict", location, stores / "test.zarr", stores / "train.zarr"), USAGE)
+    assert "holds a group of kind 'store'" in message
 
 
-def test_another_run_in_the_directory(run: Run, stores: Path, tmp_path: Path) -> None:
-    place = trained(stores, tmp_path, run)
-    words = ("train", "--train", stores / "train.zarr", "--run-dir", place, *BY_STEPS)
-    said = sentence(run(*words, "--epochs", 3, "--set", "solver.ridge=0.5"), USAGE)
-    assert "solver.ridge: was 'auto', now 0.5" in said
+def test_run_directory_of_another_run_is_refused(run: Run, stores: Path, tmp_path: Path) -> None:
+    location = trained(stores, tmp_path, run)
+    arguments = ("train", "--train", stores / "train.zarr", "--run-dir", location, *BY_STEPS)
+    message = sentence(run(*arguments, "--epochs", 3, "--set", "solver.ridge=0.5"), USAGE)
+    assert "solver.ridge: was 'auto', now 0.5" in message
 
 
 # ------------------------------------------------------------------------------ failures of a run
 
 
 @pytest.mark.parametrize("below", ["file", "proc"])
-def test_a_run_directory_that_can_not_be_made(
+def test_uncreatable_run_directory_is_refused(
     run: Run, stores: Path, tmp_path: Path, below: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    place = tmp_path / "file" / "run" if below == "file" else Path("/proc/nothing/run")
-    said = sentence(
-        run("train", "--train", stores / "train.zarr", "--run-dir", place, *FAST), USAGE
+    path = tmp_path / "file" / "run" if below == "file" else Path("/proc/nothing/run")
+    message = sentence(
+        run("train", "--train", stores / "train.zarr", "--run-dir", path, *FAST), USAGE
     )
-    assert str(place) in said
+    assert str(path) in message
 
 
-def test_another_writer(run: Run, stores: Path, tmp_path: Path) -> None:
+def test_locked_run_directory_is_refused(run: Run, stores: Path, tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "run"):
-        words = ("--run-dir", tmp_path / "run", *FAST)
-        said = sentence(run("train", "--train", stores / "train.zarr", *words), USAGE)
-    assert f"is being written by process {os.getpid()} " in said
+        arguments = ("--run-dir", tmp_path / "run", *FAST)
+        message = sentence(run("train", "--train", stores / "train.zarr", *arguments), USAGE)
+    assert f"is being written by process {os.getpid()} " in message
 
 
 @pytest.mark.parametrize("damage", [flip_bit, remove])
-def test_a_chunk_lost_during_the_run(
+def test_chunk_lost_during_run_can_be_restored(
     run: Run, stores: Path, store: Path, tmp_path: Path, monkeypatch: Any, damage: Any
 ) -> None:
-    words = ("--epochs", 4, *BY_STEPS, "--set", "run.checkpoint_every=10")
+    arguments = ("--epochs", 4, *BY_STEPS, "--set", "run.checkpoint_every=10")
     tested = ("--test", stores / "test.zarr")
     kept = (store / "X/c/2/0").read_bytes()
 
@@ -603,31 +621,31 @@ def test_a_chunk_lost_during_the_run(
             damage(store, "X/c/2/0")
 
     monkeypatch.setattr("streamkern.cli.runs.show_evaluation", lose)
-    place = ("--run-dir", tmp_path / "run")
-    said = sentence(run("train", "--train", store, *tested, *place, *words), FAILED)
-    assert "X/c/2/0" in said
-    assert str(store) in said
+    location = ("--run-dir", tmp_path / "run")
+    message = sentence(run("train", "--train", store, *tested, *location, *arguments), FAILED)
+    assert "X/c/2/0" in message
+    assert str(store) in message
     saved = RunDirectory(tmp_path / "run", writable=False).load_latest()
     assert saved is not None
     assert saved.step >= 10
     assert json.loads(run("info", tmp_path / "run", "--json")[1])["state"].startswith("stopped")
     monkeypatch.undo()
     (store / "X/c/2/0").write_bytes(kept)
-    assert run("train", "--train", store, *tested, *place, *words)[0] == DONE
-    whole = ("--run-dir", tmp_path / "whole")
-    assert run("train", "--train", store, *tested, *whole, *words)[0] == DONE
+    assert run("train", "--train", store, *tested, *location, *arguments)[0] == DONE
+    full = ("--run-dir", tmp_path / "whole")
+    assert run("train", "--train", store, *tested, *full, *arguments)[0] == DONE
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None:
+def test_internal_error_is_printed_in_one_line(run: Run, stores: Path, monkeypatch: Any) -> None:
     def broken(*args: object, **more: object) -> None:
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr("streamkern.cli.runs.open_run", broken)
-    words = ("plan", "--train", stores / "train.zarr")
-    said = sentence(run(*words), FAILED)
-    assert said == "ZeroDivisionError: division by zero (this is a bug; --debug shows where)"
-    code, _, err = run(*words, "--debug")
+    arguments = ("plan", "--train", stores / "train.zarr")
+    message = sentence(run(*arguments), FAILED)
+    assert message == "ZeroDivisionError: division by zero (this is a bug; --debug shows where)"
+    code, _, err = run(*arguments, "--debug")
     assert code == FAILED
     assert "Traceback" in err
 
@@ -635,7 +653,7 @@ def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None
         raise KeyboardInterrupt
 
     monkeypatch.setattr("streamkern.cli.runs.open_run", interrupted)
-    assert sentence(run(*words), 130) == "interrupted"
+    assert sentence(run(*arguments), 130) == "interrupted"
 
     def offline(*args: object, **more: object) -> None:
         error = OSError("s3://me:secret@host/x?sig=1 did not answer")
@@ -643,15 +661,15 @@ def test_a_bug_is_one_line_too(run: Run, stores: Path, monkeypatch: Any) -> None
         raise error
 
     monkeypatch.setattr("streamkern.cli.runs.open_run", offline)
-    assert sentence(run(*words), FAILED) == "s3://host/x did not answer; unit 3"
+    assert sentence(run(*arguments), FAILED) == "s3://host/x did not answer; unit 3"
 
 
 # --------------------------------------------------------------------------- data, near and remote
 
 
-def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path) -> None:
-    words = ("--copies", 3, "--transform", '{kind = "noise", sigma = 0.5}', "--seed", 7)
-    code, out, err = run("augment", stores / "train.zarr", tmp_path / "a.zarr", *words)
+def test_augment_command_equals_library_function(run: Run, stores: Path, tmp_path: Path) -> None:
+    arguments = ("--copies", 3, "--transform", '{kind = "noise", sigma = 0.5}', "--seed", 7)
+    code, out, err = run("augment", stores / "train.zarr", tmp_path / "a.zarr", *arguments)
     assert (code, err) == (DONE, "")
     assert "1,500 rows of 5 float32, 3 classes: a, b, c" in out
     spec = streamkern.augment_store(
@@ -663,16 +681,18 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
     assert run("augment", *both, tmp_path / "m.zarr", "--weights", "3,1", "--no-shuffle")[0] == DONE
     spec = streamkern.augment_store(both, tmp_path / "n.zarr", weights=[3, 1], shuffle=False)
     assert streamkern.open_store(tmp_path / "m.zarr").spec.fingerprint == spec.fingerprint
-    code, _, err = run("augment", stores / "train.zarr", tmp_path / "a.zarr", *words)
+    code, _, err = run("augment", stores / "train.zarr", tmp_path / "a.zarr", *arguments)
     assert code == DONE
     assert "is already complete, from the same command" in err
-    words = (*words, "--no-shuffle")
-    said = sentence(run("augment", stores / "train.zarr", tmp_path / "a.zarr", *words), USAGE)
-    assert "already holds a store" in said
+    arguments = (*arguments, "--no-shuffle")
+    message = sentence(
+        run("augment", stores / "train.zarr", tmp_path / "a.zarr", *arguments), USAGE
+    )
+    assert "already holds a store" in message
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["--transform", "flip"], "--transform 'flip' must be a table as in a run file"),
         (["--transform", '{kind = "blur"}'], "must be a table with kind = one of"),
@@ -681,15 +701,15 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
         (["--memory", "none"], "--memory none must be"),
     ],
 )
-def test_bad_augmentations(
-    run: Run, stores: Path, tmp_path: Path, words: list[str], said: str
+def test_invalid_augmentations_are_refused(
+    run: Run, stores: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    answer = run("augment", stores / "train.zarr", tmp_path / "out.zarr", *words)
-    assert said in sentence(answer, USAGE)
+    answer = run("augment", stores / "train.zarr", tmp_path / "out.zarr", *arguments)
+    assert message in sentence(answer, USAGE)
     assert not (tmp_path / "out.zarr").exists()
 
 
-def test_info_of_an_unfinished_store_and_of_a_verified_one(
+def test_info_describes_unfinished_and_verified_store(
     run: Run, store: Path, tmp_path: Path
 ) -> None:
     writer = StoreWriter(
@@ -701,18 +721,18 @@ def test_info_of_an_unfinished_store_and_of_a_verified_one(
     assert code == DONE
     assert "unfinished: 1 of 5 chunks are written, 20%" in out
     assert json.loads(run("info", tmp_path / "u.zarr", "--json")[1])["unfinished"]
-    said = sentence(run("train", "--train", tmp_path / "u.zarr"), USAGE)
-    assert "is an unfinished store" in said
+    message = sentence(run("train", "--train", tmp_path / "u.zarr"), USAGE)
+    assert "is an unfinished store" in message
     code, out, _ = run("info", store, "--verify")
     assert (code, "every chunk matches its digest" in out) == (DONE, True)
     flip_bit(store, "X/c/2/0")
     assert "X/c/2/0" in sentence(run("info", store, "--verify"), FAILED)
 
 
-def test_info_verifies_every_checkpoint_of_a_run(run: Run, stores: Path, tmp_path: Path) -> None:
+def test_info_verifies_every_checkpoint(run: Run, stores: Path, tmp_path: Path) -> None:
     """Check that `--verify` reads all checkpoints, where `info` alone reads the newest."""
-    words = ("--run-dir", tmp_path / "run", *FAST, "--set", "run.checkpoint_every=1")
-    assert run("train", "--train", stores / "train.zarr", *words)[0] == DONE
+    arguments = ("--run-dir", tmp_path / "run", *FAST, "--set", "run.checkpoint_every=1")
+    assert run("train", "--train", stores / "train.zarr", *arguments)[0] == DONE
     code, out, _ = run("info", tmp_path / "run", "--verify", "--json")
     checked = json.loads(out)["verified"]
     setup, *saves = checked
@@ -729,7 +749,7 @@ def test_info_verifies_every_checkpoint_of_a_run(run: Run, stores: Path, tmp_pat
     assert "does not match its checksum" in lines[1][1]
 
 
-def test_bench_read_prints_a_table_and_a_conclusion(run: Run, stores: Path) -> None:
+def test_bench_read_prints_table_and_conclusion(run: Run, stores: Path) -> None:
     code, out, err = run("bench-read", stores / "train.zarr", "--seconds", 0.02)
     assert (code, err) == (DONE, "")
     rows = [line for line in out.splitlines() if re.match("objects|chunks|batches", line)]
@@ -743,51 +763,58 @@ def test_bench_read_prints_a_table_and_a_conclusion(run: Run, stores: Path) -> N
 
 
 @pytest.mark.slow
-def test_every_command_on_s3(
+def test_every_command_works_on_s3(
     run: Run, s3: S3Server, bucket: str, stores: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     np.save(tmp_path / "X.npy", X)
     np.save(tmp_path / "y.npy", Y)
     options = s3.words(monkeypatch)
-    place = f"s3://{bucket}"
-    words = (tmp_path / "X.npy", f"{place}/s.zarr", "--y", tmp_path / "y.npy", "--chunk-mb", 0.002)
-    answers = [run("ingest", *words, *options)]
-    answers.append(run("augment", f"{place}/s.zarr", f"{place}/a.zarr", "--copies", 2, *options))
-    answers.append(run("info", f"{place}/a.zarr", "--verify", *options))
+    url = f"s3://{bucket}"
+    arguments = (
+        tmp_path / "X.npy",
+        f"{url}/s.zarr",
+        "--y",
+        tmp_path / "y.npy",
+        "--chunk-mb",
+        0.002,
+    )
+    answers = [run("ingest", *arguments, *options)]
+    answers.append(run("augment", f"{url}/s.zarr", f"{url}/a.zarr", "--copies", 2, *options))
+    answers.append(run("info", f"{url}/a.zarr", "--verify", *options))
     assert "1,200 rows" in answers[-1][1]
-    data = ("--train", f"{place}/a.zarr", "--test", f"{place}/s.zarr", "--run-dir", f"{place}/run")
+    data = ("--train", f"{url}/a.zarr", "--test", f"{url}/s.zarr", "--run-dir", f"{url}/run")
     cache = ("--cache", tmp_path / "cache", "--cache-size", "1 GiB")
     answers.append(run("plan", *data, *cache, *FAST, *options))
     answers.append(run("train", *data, *cache, *FAST, *options, "--epochs", 2))
     assert list((tmp_path / "cache").glob("*/*"))
-    answers.append(run("info", f"{place}/run", *options, "--json"))
+    answers.append(run("info", f"{url}/run", *options, "--json"))
     assert json.loads(answers[-1][1])["state"] == "finished"
-    answers.append(run("evaluate", f"{place}/run", f"{place}/s.zarr", *options, "--json"))
+    answers.append(run("evaluate", f"{url}/run", f"{url}/s.zarr", *options, "--json"))
     metrics = json.loads(answers[-1][1])
     assert metrics["rows"] == 600
-    answers.append(run("predict", f"{place}/run", f"{place}/s.zarr", f"{place}/p.zarr", *options))
+    answers.append(run("predict", f"{url}/run", f"{url}/s.zarr", f"{url}/p.zarr", *options))
     # The same from a local output, and from a local copy of the model's input.
     local = tmp_path / "p.zarr"
-    answers.append(run("predict", f"{place}/run", f"{place}/s.zarr", local, *options))
-    remote = zarr.open_group(f"{place}/p.zarr", mode="r", storage_options=s3.options())
+    answers.append(run("predict", f"{url}/run", f"{url}/s.zarr", local, *options))
+    remote = zarr.open_group(f"{url}/p.zarr", mode="r", storage_options=s3.options())
     np.testing.assert_array_equal(
         remote["labels"][:], zarr.open_group(local, mode="r")["labels"][:]
     )
-    answers.append(run("bench-read", f"{place}/s.zarr", "--seconds", 0.02, *options))
+    answers.append(run("bench-read", f"{url}/s.zarr", "--seconds", 0.02, *options))
     # Places near and far in one run.
-    mixed = ("--train", f"{place}/a.zarr", "--test", stores / "test.zarr")
+    mixed = ("--train", f"{url}/a.zarr", "--test", stores / "test.zarr")
     answers.append(run("train", *mixed, "--run-dir", tmp_path / "run", *FAST, *options))
     near = ("--train", stores / "train.zarr", "--test", stores / "test.zarr")
-    answers.append(run("train", *near, "--run-dir", f"{place}/near", *FAST, *options))
+    answers.append(run("train", *near, "--run-dir", f"{url}/near", *FAST, *options))
     assert [answer[0] for answer in answers] == [DONE] * len(answers), answers
-    said = sentence(run("train", *near, *FAST, *options), USAGE)
-    assert "storage_options were given for the local path" in said
+    message = sentence(run("train", *near, *FAST, *options), USAGE)
+    assert "storage_options were given for the local path" in message
     assert not [answer for answer in answers if SECRET in answer[1] + answer[2]]
 
 
 @pytest.mark.parametrize(
-    "words",
+    "pattern",
     [
         ["info", "s3://{}/none.zarr"],
         ["bench-read", "s3://{}/none.zarr"],
@@ -796,19 +823,19 @@ def test_every_command_on_s3(
         ["ingest", "{}.npy", "s3://none-{}/s.zarr"],
     ],
 )
-def test_what_is_not_on_s3(
-    run: Run, s3: S3Server, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_missing_objects_on_s3_are_reported(
+    run: Run, s3: S3Server, pattern: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.save(tmp_path / "X.npy", X)
     options = s3.words(monkeypatch)
-    filled = [word.replace("{}.npy", str(tmp_path / "X.npy")) for word in words]
+    filled = [word.replace("{}.npy", str(tmp_path / "X.npy")) for word in pattern]
     answer = run(*[word.format(s3.bucket) for word in filled], *options)
-    said = sentence(answer, USAGE)
-    assert "s3://" in said
-    assert SECRET not in said
+    message = sentence(answer, USAGE)
+    assert "s3://" in message
+    assert SECRET not in message
 
 
-def test_options_go_where_they_belong() -> None:
+def test_storage_options_are_routed_to_their_library() -> None:
     given = parse_options(["anon=true", "deadline_s=30", "key=0123", "secret=12", "region=eu-1"])
     assert given == {
         "anon": True, "deadline_s": 30, "key": "0123", "secret": "12", "region": "eu-1",
@@ -819,16 +846,16 @@ def test_options_go_where_they_belong() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_on_a_cluster_says_where_to_watch_it(run: Run, stores: Path, tmp_path: Path) -> None:
+def test_run_on_cluster_prints_dashboard_address(run: Run, stores: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     with Cluster(tmp_path) as cluster:
         cluster.worker()
-        words = ("--train", stores / "train.zarr", "--run-dir", tmp_path / "run", *FAST)
-        code, _, err = run("train", *words, "--dask", cluster.address)
+        arguments = ("--train", stores / "train.zarr", "--run-dir", tmp_path / "run", *FAST)
+        code, _, err = run("train", *arguments, "--dask", cluster.address)
     assert code == DONE, err
     assert f"note: reading on the cluster at {cluster.address}, dashboard http://127.0.0.1" in err
-    said = sentence(run("train", *words, "--dask", "somewhere"), USAGE)
-    assert "--dask somewhere must be the address of a Dask scheduler" in said
+    message = sentence(run("train", *arguments, "--dask", "somewhere"), USAGE)
+    assert "--dask somewhere must be the address of a Dask scheduler" in message
 
 
 # ------------------------------------------------------------------------------ processes that end
@@ -842,11 +869,11 @@ LONG = [
 STEPS = 40 * 50
 
 
-def start(store: Path, place: Path, *more: str) -> subprocess.Popen[str]:
+def start(store: Path, location: Path, *more: str) -> subprocess.Popen[str]:
     """Start the run in a process of its own."""
-    words = [sys.executable, "-m", "streamkern", "train", "--train", str(store)]
+    arguments = [sys.executable, "-m", "streamkern", "train", "--train", str(store)]
     return subprocess.Popen(
-        [*words, "--run-dir", str(place), *LONG, *more],
+        [*arguments, "--run-dir", str(location), *LONG, *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -854,9 +881,9 @@ def start(store: Path, place: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_step(process: subprocess.Popen[str], place: Path, step: int) -> None:
+def wait_for_step(process: subprocess.Popen[str], location: Path, step: int) -> None:
     """Wait until a checkpoint of at least `step` is published."""
-    directory = RunDirectory(place, writable=False)
+    directory = RunDirectory(location, writable=False)
     give_up = time.monotonic() + 60
     while max(directory.steps(), default=-1) < step:
         assert process.poll() is None, process.communicate()
@@ -864,8 +891,8 @@ def wait_for_step(process: subprocess.Popen[str], place: Path, step: int) -> Non
         time.sleep(0.002)
 
 
-def newest(place: Path) -> Saved:
-    saved = RunDirectory(place, writable=False).load_latest()
+def newest(location: Path) -> Saved:
+    saved = RunDirectory(location, writable=False).load_latest()
     assert saved is not None
     return saved
 
@@ -888,17 +915,15 @@ def end(process: subprocess.Popen[str], code: int) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, as Linux has it")
-def test_killed_stopped_out_of_disk_and_gone_on_with(
-    run: Run, stores: Path, tmp_path: Path
-) -> None:
-    store, place = stores / "train.zarr", tmp_path / "run"
-    process = start(store, place)
-    wait_for_step(process, place, 100)
+def test_run_survives_kill_stop_and_full_disk(run: Run, stores: Path, tmp_path: Path) -> None:
+    store, location = stores / "train.zarr", tmp_path / "run"
+    process = start(store, location)
+    wait_for_step(process, location, 100)
     process.kill()
     assert end(process, -signal.SIGKILL) == ""
 
-    process = start(store, place)
-    wait_for_step(process, place, 600)
+    process = start(store, location)
+    wait_for_step(process, location, 600)
     process.send_signal(signal.SIGTERM)
     err = end(process, TRY_AGAIN)
     assert re.fullmatch(
@@ -906,34 +931,36 @@ def test_killed_stopped_out_of_disk_and_gone_on_with(
         "again to go on\n",
         err,
     )
-    stopped = newest(place).step
+    stopped = newest(location).step
     assert 600 <= stopped < STEPS
 
-    process = start(store, place)
-    wait_for_step(process, place, stopped + 200)
+    process = start(store, location)
+    wait_for_step(process, location, stopped + 200)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100, 100))
     err = end(process, FAILED)
     assert err.count("\n") == 1
     # Whichever of the two came first; the log's may come while the checkpoint fails, too.
-    log = f"run log {place / 'log.jsonl'}: {os.strerror(errno.EFBIG)}"
-    checkpoint = rf"the checkpoint of step \d+ could not be written to {re.escape(str(place))}\b.*"
+    log = f"run log {location / 'log.jsonl'}: {os.strerror(errno.EFBIG)}"
+    checkpoint = (
+        rf"the checkpoint of step \d+ could not be written to {re.escape(str(location))}\b.*"
+    )
     both = f"{re.escape(log)}; and the last checkpoint failed: {checkpoint}"
     assert re.fullmatch(rf"streamkern: ({re.escape(log)}|{checkpoint}|{both})\n", err)
-    assert stopped + 200 <= newest(place).step < STEPS
+    assert stopped + 200 <= newest(location).step < STEPS
 
     # More threads to read with: the samples come in the same order.
-    end(start(store, place, "--set", "data.prefetch_threads=3"), DONE)
-    whole = ("--run-dir", tmp_path / "whole", *LONG)
-    assert run("train", "--train", store, *whole)[0] == DONE
-    assert newest(place).step == STEPS
-    assert_same_weights(place, tmp_path / "whole")
+    end(start(store, location, "--set", "data.prefetch_threads=3"), DONE)
+    uninterrupted = ("--run-dir", tmp_path / "whole", *LONG)
+    assert run("train", "--train", store, *uninterrupted)[0] == DONE
+    assert newest(location).step == STEPS
+    assert_same_weights(location, tmp_path / "whole")
 
 
 BAD_HOST = "https://[::1/x"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["ingest", "c.csv", "o.zarr", "--x", "", "--y", "label"], "--x is empty"),
         (["ingest", "c.csv", "o.zarr", "--x", "a\nb", "--y", "label"], "names of columns in one"),
@@ -955,19 +982,19 @@ BAD_HOST = "https://[::1/x"
         (["train", "--train", BAD_HOST, "--run-dir", "r"], "the host of"),
     ],
 )  # fmt: skip
-def test_odd_options_and_urls_get_a_sentence(
+def test_unusual_options_and_urls_are_refused_in_one_sentence(
     tmp_path: Path,
     stores: Path,
-    words: list[str],
-    said: str,
+    arguments: list[str],
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("c.csv").write_text("a,b,label\n1,2,0\n2,3,1\n")
-    words = [str(stores / "train.zarr") if word == "STORE" else word for word in words]
-    assert main.run_command(words) == USAGE
+    arguments = [str(stores / "train.zarr") if word == "STORE" else word for word in arguments]
+    assert main.run_command(arguments) == USAGE
     text = capsys.readouterr().err
-    assert said in text
+    assert message in text
     assert "bug" not in text
     assert sorted(os.listdir()) == ["c.csv"]

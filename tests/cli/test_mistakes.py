@@ -1,4 +1,4 @@
-"""A word that a command does not take is answered with the word that it takes."""
+"""Check that wrong words on the command line are answered with the correct ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(line: str, capsys: pytest.CaptureFixture[str], code: int = USAGE) -> str:
+def error_of(line: str, capsys: pytest.CaptureFixture[str], code: int = USAGE) -> str:
     capsys.readouterr()
     assert run_command(shlex.split(line)) == code, line
     return capsys.readouterr().err.strip()
@@ -75,14 +75,14 @@ ANSWERS = {
 }
 
 
-def test_each_mistake_is_answered_with_what_to_write(
+def test_mistakes_are_answered_with_correct_option(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for line, words in ANSWERS.items():
-        assert words in said(line, capsys), (line, said(line, capsys))
+    for line, message in ANSWERS.items():
+        assert message in error_of(line, capsys), (line, error_of(line, capsys))
 
 
-def test_the_answer_to_an_unknown_option_works_as_it_stands(
+def test_answer_to_unknown_option_works_unchanged(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = "plan --train rides.zarr --no-measure"
@@ -90,32 +90,32 @@ def test_the_answer_to_an_unknown_option_works_as_it_stands(
         ("--n-centers 5", "--set model.n_centers=5"), ("--ridge 1e-3", "--set solver.ridge=1e-3"),
         ("--seed 3", "--set run.random_state=3"),
     ):  # fmt: skip
-        assert said(f"{plan} {wrong}", capsys).endswith(right)
+        assert error_of(f"{plan} {wrong}", capsys).endswith(right)
         assert run_command(shlex.split(f"{plan} {right}")) == DONE
     assert run_command(shlex.split(f"{plan} --epochs auto")) == DONE  # as a refusal says
-    assert "--train rides.zarr" in said("plan rides.zarr", capsys)
+    assert "--train rides.zarr" in error_of("plan rides.zarr", capsys)
     assert run_command(shlex.split(plan)) == DONE
 
 
-def test_a_file_as_the_test_store_is_answered_with_the_command_that_makes_one(
+def test_file_as_test_store_suggests_ingest_command(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = Path("rides.csv").read_text().splitlines()
-    for k, words in enumerate((False, True)):
+    for k, arguments in enumerate((False, True)):
         rows = [f"{line},{w}" for line, w in zip(text[1:], "uv" * 200, strict=True)]
-        table = [f"{text[0]},c", *rows] if words else text
+        table = [f"{text[0]},c", *rows] if arguments else text
         Path(f"r{k}.csv").write_text("\n".join(table))
         assert run_command(shlex.split(f"ingest r{k}.csv r{k}.zarr --y fare")) == DONE
         Path(f"later{k}.csv").write_text("\n".join(table[:50]))
         plan = f"plan --train r{k}.zarr --no-measure --test "
-        answer = said(f"{plan} later{k}.csv", capsys)
-        assert ("--like" in answer) == words, answer
+        answer = error_of(f"{plan} later{k}.csv", capsys)
+        assert ("--like" in answer) == arguments, answer
         _, _, command = answer.partition("with streamkern ")
         assert run_command(shlex.split(command)) == DONE, command
         assert run_command(shlex.split(f"{plan} later{k}.zarr")) == DONE
 
 
-def test_text_without_quotes_in_a_run_file_is_answered_with_the_line(
+def test_unquoted_text_in_run_file_is_answered_with_correct_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for wrong, right in (
@@ -125,23 +125,23 @@ def test_text_without_quotes_in_a_run_file_is_answered_with_the_line(
     ):  # fmt: skip
         rest = "" if wrong.startswith("train") else 'train = "rides.zarr"\n'
         Path("run.toml").write_text(f"[data]\n{rest}{wrong}\n")
-        assert f", as {right}" in said("plan run.toml --no-measure", capsys)
+        assert f", as {right}" in error_of("plan run.toml --no-measure", capsys)
         Path("run.toml").write_text(f"[data]\n{rest}{right}\n")
         assert run_command(shlex.split("plan run.toml --no-measure")) == DONE, right
 
 
-def test_a_runs_folder_is_answered_with_commands_that_work(
+def test_folder_of_runs_is_answered_with_working_commands(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = sk.KernelRegressor(n_centers=9, epochs=1, metric="none", bandwidth=2.0, ridge=1e-3)
     model.fit(X, X[:, 0]).save("runs/first")
-    text = said("info runs", capsys)
+    text = error_of("info runs", capsys)
     lists, describes = (part for part in text.replace(", or", "").split("streamkern ")[1:])
     for command in (lists.partition(" describe")[0], describes):
         assert run_command(shlex.split(command)) == DONE, command
 
 
-def test_what_is_suggested_is_there() -> None:
+def test_suggested_settings_and_options_exist() -> None:
     settings = {
         f"{section}.{name}"
         for section, field in RunConfig.model_fields.items()
@@ -164,40 +164,38 @@ def refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("refused_once")
-def test_storage_options_may_be_json_or_toml(
+def test_storage_options_accept_json_and_toml(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "ab")
     for value in ('{"endpoint_url": "http://127.0.0.1:1"}', '{endpoint_url="http://127.0.0.1:1"}'):
         line = "info s3://b/a.zarr --storage-option engine=s3fs"
-        text = said(f"{line} --storage-option 'client_kwargs={value}'", capsys, code=3)
+        text = error_of(f"{line} --storage-option 'client_kwargs={value}'", capsys, code=3)
         assert "nothing listens at this address (connection refused, tries: 1)" in text, text
-    text = said("info s3://b/a.zarr --storage-option 'client_kwargs={a:unshown}'", capsys)
+    text = error_of("info s3://b/a.zarr --storage-option 'client_kwargs={a:unshown}'", capsys)
     assert "neither JSON nor TOML" in text
     assert "unshown" not in text  # no message shows what was given
 
 
 @pytest.mark.usefixtures("refused_once")
-def test_a_port_that_refuses_is_answered_soon(
+def test_refused_connection_is_reported_quickly(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        text = said(f"info {url}/x", capsys, code=3)
+        text = error_of(f"info {url}/x", capsys, code=3)
         assert "nothing listens at this address (connection refused, tries: 1)" in text, text
-        text = said(f"ingest {url}/x.csv o.zarr --y 0", capsys, code=3)
+        text = error_of(f"ingest {url}/x.csv o.zarr --y 0", capsys, code=3)
         assert "nothing listens at this address (connection refused)" in text, text
 
 
-def test_sentences_of_predict_name_options(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_errors_name_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sk.KernelRegressor(
         n_centers=9, epochs=1, metric="none", bandwidth=2.0, ridge=1e-3, run_dir="runs/a"
     ).fit("rides.zarr")
-    text = said("predict runs/a rides.csv o.csv --interval 0.9", capsys)
+    text = error_of("predict runs/a rides.csv o.csv --interval 0.9", capsys)
     assert text.endswith("train with --set run.calibrate=true"), text
     assert not os.path.exists("o.csv")
     quick = "--epochs 1 --set model.n_centers=9 --set model.metric=none"
@@ -209,7 +207,7 @@ def test_sentences_of_predict_name_options(
     assert run_command(shlex.split("predict runs/b rides.csv o.csv --interval 0.9")) == DONE
 
 
-def test_formulas_are_escaped_where_that_is_asked_for(folder: Path) -> None:
+def test_formulas_are_escaped_on_request(folder: Path) -> None:
     labels = np.array(["=1+2", "@x", "-5", "-a", "plain"])[np.arange(400) % 5]
     sk.ingest_store(X, "words.zarr", y=labels, targets="classes")
     sk.KernelClassifier(
@@ -228,8 +226,8 @@ def test_formulas_are_escaped_where_that_is_asked_for(folder: Path) -> None:
     )
 
 
-def test_append_says_the_order_of_its_arguments(
+def test_append_error_gives_argument_order(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "d.csv").write_text("a,y\n1,2.5\n")
-    assert "append d.zarr d.csv" in said("append d.csv d.zarr", capsys)
+    assert "append d.zarr d.csv" in error_of("append d.csv d.zarr", capsys)

@@ -11,14 +11,16 @@ import pytest
 from streamkern.cli.main import run_command
 
 
-def test_the_store_trained_on_is_said_to_have_other_target_means_than_its_file(
+def test_training_store_with_other_target_means_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Check that predict and evaluate say so once, and only for this store."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    words, a = rng.integers(0, 80, 400), rng.normal(size=400)
-    frame = pd.DataFrame({"a": a, "street": [f"s{k}" for k in words], "y": np.sin(words) + a})
+    arguments, a = rng.integers(0, 80, 400), rng.normal(size=400)
+    frame = pd.DataFrame(
+        {"a": a, "street": [f"s{k}" for k in arguments], "y": np.sin(arguments) + a}
+    )
     frame.to_csv("t.csv", index=False)
     assert run_command(["ingest", "t.csv", "t.zarr", "--y", "y"]) == 0
     assert run_command(["ingest", "t.csv", "like.zarr", "--y", "y", "--like", "t.zarr"]) == 0
@@ -29,6 +31,6 @@ def test_the_store_trained_on_is_said_to_have_other_target_means_than_its_file(
             capsys.readouterr()
             more = [f"answers of {rows}.csv"] if command == "predict" else []
             assert run_command([command, "run", rows, *more]) == 0
-            said = " ".join(capsys.readouterr().err.split())
-            assert said.count("mean targets of other rows") == (rows == "t.zarr"), said
-            assert ("'street'" in said) == (rows == "t.zarr")
+            message = " ".join(capsys.readouterr().err.split())
+            assert message.count("mean targets of other rows") == (rows == "t.zarr"), message
+            assert ("'street'" in message) == (rows == "t.zarr")

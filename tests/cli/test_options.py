@@ -1,4 +1,4 @@
-"""Options of one file format mean the same in every command that reads files."""
+"""Check that options of file formats mean the same in every command."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import numpy as np
 from tests.runs import Printed, Run
 
 
-def test_a_german_file_without_header_and_without_some_targets_goes_through_all_commands(
-    tmp_path: Path, run: Run, printed: Printed
-) -> None:
+def test_csv_options_work_in_every_command(tmp_path: Path, run: Run, printed: Printed) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 2))
     for name, missing in (("train", 100), ("test", 10)):
@@ -20,19 +18,19 @@ def test_a_german_file_without_header_and_without_some_targets_goes_through_all_
             for k, (a, b) in enumerate(X)
         ]
         (tmp_path / f"{name}.txt").write_bytes("".join(lines).replace(".", ",").encode("latin-1"))
-    store, place, test = tmp_path / "s.zarr", tmp_path / "run", tmp_path / "test.txt"
+    store, location, test = tmp_path / "s.zarr", tmp_path / "run", tmp_path / "test.txt"
     form = ("--names", "größe,b,y", "--decimal", ",", "--delimiter", ";", "--encoding", "latin-1")
     given = (*form, "--drop-missing-targets")
 
     printed("ingest", tmp_path / "train.txt", store, "--y", "y", *form)
-    printed("train", "--train", store, "--run-dir", place, "--set", "model.n_centers=20")
-    code, _, err = run("evaluate", place, test, *form)
+    printed("train", "--train", store, "--run-dir", location, "--set", "model.n_centers=20")
+    code, _, err = run("evaluate", location, test, *form)
     assert code == 2
     assert "row 1 is missing; --drop-missing-targets" in err
-    text = printed("evaluate", place, test, *given)
+    text = printed("evaluate", location, test, *given)
     assert "left_out" in text
     assert "54" in text.split("\n")[2].split()
-    printed("predict", place, test, tmp_path / "p.csv", *form)
+    printed("predict", location, test, tmp_path / "p.csv", *form)
     assert len((tmp_path / "p.csv").read_text().split("\n")) == 62
     text = printed("append", store, test, *given)
     assert "114 rows" in text

@@ -37,10 +37,10 @@ rng = np.random.default_rng(0)
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("stores") / "s.zarr"
+    path = tmp_path_factory.mktemp("stores") / "s.zarr"
     X = rng.standard_normal((300, 4)).astype(np.float32)
-    ingest(X, place, y=(X[:, 0] > 0).astype(int))
-    return place
+    ingest(X, path, y=(X[:, 0] > 0).astype(int))
+    return path
 
 
 # ------------------------------------------------------------------------------------- secrets
@@ -100,7 +100,7 @@ def leaks(text: str, secret: str) -> bool:
     return any(secret[i : i + 8] in text for i in range(max(1, len(secret) - 7)))
 
 
-def said(call: Any) -> str:
+def error_of(call: Any) -> str:
     try:
         call()
     except StreamkernError as error:
@@ -113,33 +113,33 @@ def said(call: Any) -> str:
 @example(KNOWN[2])
 @example(KNOWN[3])
 @given(URLS)
-def test_no_setting_that_is_refused_shows_a_secret(case: tuple[str, str]) -> None:
+def test_refused_setting_shows_no_secret(case: tuple[str, str]) -> None:
     """Check that secrets are removed before a text is shortened."""
     url, secret = case
     for key in ("train", "test", "cache", "dask"):
         tables = {"data": {"train": "x.zarr", key: url}}
-        assert not leaks(said(lambda t=tables: RunConfig.from_tables(t)), secret)
+        assert not leaks(error_of(lambda t=tables: RunConfig.from_tables(t)), secret)
     tables = {"data": {"train": [url, 3]}}
-    assert not leaks(said(lambda: RunConfig.from_tables(tables)), secret)
+    assert not leaks(error_of(lambda: RunConfig.from_tables(tables)), secret)
 
 
 @example(KNOWN[2])
 @example(KNOWN[3])
 @given(URLS)
-def test_no_place_that_is_refused_shows_a_secret(case: tuple[str, str]) -> None:
+def test_refused_url_shows_no_secret(case: tuple[str, str]) -> None:
     """Check chained URLs, and URLs with one slash."""
     url, secret = case
-    assert not leaks(said(lambda: zarr_store(url)), secret)
+    assert not leaks(error_of(lambda: zarr_store(url)), secret)
 
 
 def shown(url: str, secret: str) -> str:
     """Return the output of the commands for this URL."""
     out, err = io.StringIO(), io.StringIO()
-    words = ["train", "--train", "nothing.zarr", "--set", f"solver.name={url}", "--debug"]
+    arguments = ["train", "--train", "nothing.zarr", "--set", f"solver.name={url}", "--debug"]
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = out, err
     try:
-        assert main.run_command(words) != DONE
+        assert main.run_command(arguments) != DONE
         info = ["info", "nothing.zarr", "--x", url, "--storage-option", f"secret={secret}"]
         assert main.run_command(info) == 2
     finally:
@@ -155,14 +155,14 @@ def shown(url: str, secret: str) -> str:
 @example(KNOWN[3])
 @given(urls_with(SIGNS))
 @settings(max_examples=50)
-def test_no_command_shows_a_secret_of_its_words(case: tuple[str, str]) -> None:
+def test_command_output_shows_no_secret_of_its_arguments(case: tuple[str, str]) -> None:
     """Check all output about the arguments, also that of libraries and tracebacks."""
     assert not leaks(shown(*case), case[1])
 
 
 @given(urls_with(ENDS))
 @settings(max_examples=10)
-def test_no_command_shows_all_of_a_secret_that_looks_like_an_end(case: tuple[str, str]) -> None:
+def test_command_hides_secret_that_resembles_suffix(case: tuple[str, str]) -> None:
     assert case[1] not in shown(*case)
 
 
@@ -209,28 +209,28 @@ SLASHED = "wJalr/Xut+nFEMI"
 @pytest.fixture(scope="module")
 def furnished(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Path:
     """Return a folder with everything that the commands of `DOORS` need besides the URL."""
-    place = tmp_path_factory.mktemp("doors")
+    path = tmp_path_factory.mktemp("doors")
     X = rng.standard_normal((60, 4)).astype(np.float32)
-    np.savez(place / "raw.npz", X=X, y=np.arange(60) % 2)
-    np.save(place / "X.npy", X)
-    np.save(place / "y.npy", np.arange(60) % 2)
-    (place / "s.zarr").symlink_to(store)
+    np.savez(path / "raw.npz", X=X, y=np.arange(60) % 2)
+    np.save(path / "X.npy", X)
+    np.save(path / "y.npy", np.arange(60) % 2)
+    (path / "s.zarr").symlink_to(store)
     config = {
         "data": {"train": str(store), "epochs": 1, "batch_size": 50},
         "model": {"n_centers": 20, "bandwidth": 1.0},
-        "run": {"run_dir": str(place / "run")},
+        "run": {"run_dir": str(path / "run")},
     }
     train(RunConfig.from_tables(config)).model.backend.close()
-    return place
+    return path
 
 
-def test_the_doors_are_those_of_every_command() -> None:
-    assert {door.split()[0] for door in DOORS} == set(main.COMMANDS)
+def test_url_arguments_cover_every_command() -> None:
+    assert {entry_point.split()[0] for entry_point in DOORS} == set(main.COMMANDS)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_no_command_lets_a_url_with_a_secret_in(
-    door: str, furnished: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("entry_point", DOORS)
+def test_every_command_refuses_url_with_secret(
+    entry_point: str, furnished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the URL is refused, with no request, no file, and no part of the secret."""
     monkeypatch.chdir(furnished)
@@ -246,7 +246,7 @@ def test_no_command_lets_a_url_with_a_secret_in(
         before = sorted(furnished.iterdir())
         text = io.StringIO()
         with contextlib.redirect_stderr(text), contextlib.redirect_stdout(text):
-            code = main.run_command([word.replace("{}", url) for word in door.split()])
+            code = main.run_command([word.replace("{}", url) for word in entry_point.split()])
         shown = text.getvalue()
         assert code == 2, shown
         assert "this is a bug" not in shown
@@ -258,11 +258,11 @@ def test_no_command_lets_a_url_with_a_secret_in(
 
 
 @given(WITH_USER)
-def test_no_door_for_urls_takes_one_with_a_secret(case: tuple[str, str]) -> None:
+def test_every_url_function_refuses_url_with_secret(case: tuple[str, str]) -> None:
     """Check also the functions of Python, without the redaction of the command."""
     url, secret = case
-    for door in (local_path, zarr_store, open_rows_of, RunDirectory):
-        text = said(lambda door=door: door(url))
+    for entry_point in (local_path, zarr_store, open_rows_of, RunDirectory):
+        text = error_of(lambda entry_point=entry_point: entry_point(url))
         assert "credentials" in text
         assert not leaks(text, secret)
 
@@ -280,7 +280,7 @@ def open_rows_of(url: str) -> None:
         "https://[::1]:9000/x.csv", "simplecache::memory://x/y@z.npz", "gs://bucket/x#1",
     ],
 )  # fmt: skip
-def test_a_url_without_a_secret_may_hold_an_at(url: str) -> None:
+def test_at_sign_without_secret_is_accepted(url: str) -> None:
     """Check that a URL with an @ is accepted, and refused if it contains a secret."""
     check_open(url)
     with pytest.raises(StreamkernError, match="holds credentials"):
@@ -300,7 +300,7 @@ def test_a_url_without_a_secret_may_hold_an_at(url: str) -> None:
         "plan --set data.train=['s3://a/b','https://u:Zq7XkZq7Xk@h/x']",
     ],
 )  # fmt: skip
-def test_credentials_on_the_command_line_are_refused(
+def test_credentials_on_command_line_are_refused(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run_command(line.split()) == 2
@@ -310,17 +310,17 @@ def test_credentials_on_the_command_line_are_refused(
     assert "Zq7Xk" not in err
 
 
-def test_settings_of_a_storage_are_no_credentials() -> None:
-    words = [
+def test_storage_settings_are_not_credentials() -> None:
+    arguments = [
         "endpoint_url=http://host:9000", "anon=true", "region=eu-central-1", "secret=",
         'client_kwargs={"endpoint_url": "http://127.0.0.1:1"}', "profile=minio",
     ]  # fmt: skip
-    refuse_credentials([word for option in words for word in ("--storage-option", option)])
+    refuse_credentials([word for option in arguments for word in ("--storage-option", option)])
     refuse_credentials(["--set", "data.train=['s3://a/b','s3://c/d']", "--dask", "tcp://h:8786"])
     refuse_credentials(["https://host/x.npz?version=3", "C:/a@b/x", "zip://a/x.csv::/d/c@d.zip"])
 
 
-def test_secrets_of_the_environment_are_in_no_message(
+def test_secrets_of_environment_are_redacted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
@@ -349,7 +349,7 @@ class Gone(io.StringIO):
 
 
 @pytest.mark.parametrize("stream", [Gone(), None])
-def test_a_stream_that_fails_takes_every_write(stream: Any) -> None:
+def test_failing_stream_accepts_every_write(stream: Any) -> None:
     outlet = Outlet(stream)
     for _ in range(3):
         assert outlet.write("text") == 4
@@ -368,13 +368,13 @@ HOW = {
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, as Linux has it")
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
-def test_who_listens_does_not_change_the_outcome_of_a_run(
+def test_closed_reader_does_not_change_outcome_of_run(
     store: Path, tmp_path: Path, how: str
 ) -> None:
-    words = [sys.executable, "-m", "streamkern", "train", "--train", str(store), "--test"]
-    words += [str(store), "--run-dir", str(tmp_path / "run"), "--epochs", "2", "--set"]
-    words += ["model.n_centers=40", "--set", "run.checkpoint_every=1", "--json"]
-    script = f"set -o pipefail; {' '.join(words)} {how}"
+    arguments = [sys.executable, "-m", "streamkern", "train", "--train", str(store), "--test"]
+    arguments += [str(store), "--run-dir", str(tmp_path / "run"), "--epochs", "2", "--set"]
+    arguments += ["model.n_centers=40", "--set", "run.checkpoint_every=1", "--json"]
+    script = f"set -o pipefail; {' '.join(arguments)} {how}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (DONE, "")
     with RunDirectory(tmp_path / "run", writable=False) as run:
@@ -382,23 +382,21 @@ def test_who_listens_does_not_change_the_outcome_of_a_run(
     assert saved is not None
     assert saved.meta["position"]["done"]
     # And one that fails says so by its exit code, here as everywhere.
-    script = f"set -o pipefail; {' '.join(words[:3])} info {tmp_path / 'nothing'} {how}"
+    script = f"set -o pipefail; {' '.join(arguments[:3])} info {tmp_path / 'nothing'} {how}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, as Linux has it")
 @pytest.mark.parametrize(("how", "code"), [("> /dev/full", 3), (">&-", DONE), ("| :", DONE)])
-def test_a_command_that_only_answers_fails_when_its_answer_is_lost(
-    store: Path, how: str, code: int
-) -> None:
+def test_query_command_fails_if_its_output_is_lost(store: Path, how: str, code: int) -> None:
     script = f"set -o pipefail; {sys.executable} -m streamkern info {store} --json {how}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert ("No space left" in done.stderr) == (code == 3)
 
 
-def test_closed_streams_are_no_file_of_the_run(store: Path, tmp_path: Path) -> None:
+def test_closed_streams_do_not_become_files_of_run(store: Path, tmp_path: Path) -> None:
     """Check that no file of the run takes the number of a closed stream, to which libraries write
     errors."""
     code = (
@@ -413,7 +411,7 @@ def test_closed_streams_are_no_file_of_the_run(store: Path, tmp_path: Path) -> N
     assert int((tmp_path / "fd").read_text()) > 2
 
 
-def test_a_command_that_is_done_ends_with_its_code() -> None:
+def test_finished_command_exits_with_its_code() -> None:
     """Check an abort while the interpreter is torn down, which threads of native libraries
     sometimes cause; exit handlers run before, and threads end."""
     code = (

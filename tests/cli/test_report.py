@@ -1,4 +1,4 @@
-"""The page on runs: valid, complete, without secrets, and opened by a real browser."""
+"""Check that the report is valid, complete, free of secrets and readable by a browser."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.loop import progress
 from tests.browser import COMMAND, ask_pages, needed_widths, open_page
-from tests.faults import flip_bit, tree
 from tests.runs import Run
-from tests.s3server import SECRET, S3Server
+from tests.s3_server import SECRET, S3Server
+from tests.store_damage import flip_bit, tree
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -101,7 +101,7 @@ def rows_of(page: Any, title: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-def test_the_page_says_what_the_runs_say(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_report_shows_facts_of_runs(run: Run, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     before = tree(folder)
     assert run("report", folder / "one", folder / "two", "--out", out) == (
@@ -112,8 +112,8 @@ def test_the_page_says_what_the_runs_say(run: Run, folder: Path, tmp_path: Path)
     code, text, _ = run("info", folder / "one", "--json")
     info = json.loads(text)
     assert code == DONE
-    whole = "".join(page.itertext())
-    assert f"{info['metrics']['test_accuracy']:.4g}" in whole
+    full = "".join(page.itertext())
+    assert f"{info['metrics']['test_accuracy']:.4g}" in full
     planned = json.loads(run("plan", *words(folder, folder / "new", "solver.name='block'"),
         "--json")[1])  # fmt: skip
     measured = rows_of(page, "Planned and measured")
@@ -127,7 +127,7 @@ def test_the_page_says_what_the_runs_say(run: Run, folder: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_settings_that_differ_are_listed_and_no_others(
+def test_report_lists_only_differing_settings(
     run: Run, folder: Path, page_of_both: Path, tmp_path: Path
 ) -> None:
     differing = rows_of(page_of(page_of_both.read_text()), "Settings that differ")
@@ -140,21 +140,21 @@ def test_settings_that_differ_are_listed_and_no_others(
     assert "model.centers" not in differing
 
 
-def test_curves_hold_what_the_log_holds(folder: Path, page_of_one: str) -> None:
+def test_report_curves_equal_log(folder: Path, page_of_one: str) -> None:
     page = page_of(page_of_one)
     lines = (folder / "one" / "log.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     evaluated = [r for r in records if r["event"] == "evaluation"]
     (drawing,) = (s for s in page.iter() if s.get("aria-label") == "Test mse")
-    told = [title.text for title in drawing.iter() if str(title.tag).endswith("title")]
-    assert len(told) == len(evaluated) == 4
-    for text, each in zip(told, evaluated, strict=True):
+    reported = [title.text for title in drawing.iter() if str(title.tag).endswith("title")]
+    assert len(reported) == len(evaluated) == 4
+    for text, each in zip(reported, evaluated, strict=True):
         value, samples = re.fullmatch(r"one: (\S+) at (\S+)", text).groups()  # type: ignore[union-attr]
         assert float(value) == pytest.approx(each["test_mse"], rel=1e-3)
         assert float(samples.replace("k", "e3")) == each["samples"]
 
 
-def test_the_page_needs_nothing_else(page_of_one: str) -> None:
+def test_report_is_self_contained(page_of_one: str) -> None:
     page = page_of(page_of_one)
     assert [e.tag for e in page.iter("script")] == []
     links = {v for e in page.iter() for k, v in e.items() if k in ("href", "src", "action")}
@@ -164,7 +164,7 @@ def test_the_page_needs_nothing_else(page_of_one: str) -> None:
     assert policy.startswith("default-src 'none';")
 
 
-def test_names_of_others_are_text(run: Run, tmp_path: Path) -> None:
+def test_report_escapes_foreign_names(run: Run, tmp_path: Path) -> None:
     """Check that names of columns, classes and folders are escaped."""
     table = "\n".join(
         [",".join('"' + name.replace('"', '""') + '"' for name in [*COLUMNS, "y"])]
@@ -172,49 +172,53 @@ def test_names_of_others_are_text(run: Run, tmp_path: Path) -> None:
     )
     (tmp_path / "t.csv").write_text(table)
     assert run("ingest", tmp_path / "t.csv", tmp_path / "t.zarr", "--y", "y")[0] == DONE
-    place = tmp_path / "<u>run & 'co'"
+    path = tmp_path / "<u>run & 'co'"
     settings = [w for s in (*SETTINGS, "model.metric='learn'") for w in ("--set", s)]
-    code, _, said = run("train", "--train", tmp_path / "t.zarr", "--run-dir", place, *settings)
-    assert code == DONE, said
-    assert run("report", place, "--out", tmp_path / "page.html")[0] == DONE
+    code, _, message = run("train", "--train", tmp_path / "t.zarr", "--run-dir", path, *settings)
+    assert code == DONE, message
+    assert run("report", path, "--out", tmp_path / "page.html")[0] == DONE
     page = page_of((tmp_path / "page.html").read_text())
-    whole = "".join(page.itertext())
-    assert page.find("body/h1").text == place.name
-    assert all(name in whole for name in (*COLUMNS, *set(Y)))
+    full = "".join(page.itertext())
+    assert page.find("body/h1").text == path.name
+    assert all(name in full for name in (*COLUMNS, *set(Y)))
     assert [list(page.iter(tag)) for tag in ("b", "u")] == [[], []]
 
 
 @pytest.mark.slow
-def test_damage_is_said_and_the_rest_is_shown(run: Run, folder: Path, tmp_path: Path) -> None:
-    place = tmp_path / "run"
-    shutil.copytree(folder / "one", place)
-    lines = (place / "log.jsonl").read_bytes().splitlines(keepends=True)
-    lines[-3] = lines[-3].replace(b'"samples"', b'"Samples"')
-    (place / "log.jsonl").write_bytes(b"".join(lines))
-    newest = sorted(path.name for path in (place / "checkpoints").glob("*.json"))[-1]
-    flip_bit(place, f"checkpoints/{newest}")
-    flip_bit(place, "run.json", 40)
-    assert run("report", place, "--out", tmp_path / "page.html")[0] == DONE
-    whole = "".join(page_of((tmp_path / "page.html").read_text()).itertext())
-    for said in ("1 damaged line(s) of the run log", f"{newest} is damaged", "run.json is damaged"):
-        assert said in whole
-    assert "Training loss" in whole
-
-
-def test_a_run_that_is_being_written_and_a_saved_model(
+def test_report_names_damage_and_shows_remaining_sections(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:
-    place = tmp_path / "run"
-    shutil.copytree(folder / "one", place)
+    target = tmp_path / "run"
+    shutil.copytree(folder / "one", target)
+    lines = (target / "log.jsonl").read_bytes().splitlines(keepends=True)
+    lines[-3] = lines[-3].replace(b'"samples"', b'"Samples"')
+    (target / "log.jsonl").write_bytes(b"".join(lines))
+    newest = sorted(path.name for path in (target / "checkpoints").glob("*.json"))[-1]
+    flip_bit(target, f"checkpoints/{newest}")
+    flip_bit(target, "run.json", 40)
+    assert run("report", target, "--out", tmp_path / "page.html")[0] == DONE
+    full = "".join(page_of((tmp_path / "page.html").read_text()).itertext())
+    for message in (
+        "1 damaged line(s) of the run log",
+        f"{newest} is damaged",
+        "run.json is damaged",
+    ):
+        assert message in full
+    assert "Training loss" in full
+
+
+def test_report_shows_running_run_and_saved_model(run: Run, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(folder / "one", path)
     streamkern.KernelClassifier(kernel="laplace", bandwidth=2.0).fit(X, Y).save(tmp_path / "saved")
-    with RunDirectory(place):
-        assert run("report", place, tmp_path / "saved", "--out", tmp_path / "p.html")[0] == DONE
-    whole = "".join(page_of((tmp_path / "p.html").read_text()).itertext())
-    assert "run is being written by process" in whole
-    assert "1 damaged" not in whole
+    with RunDirectory(path):
+        assert run("report", path, tmp_path / "saved", "--out", tmp_path / "p.html")[0] == DONE
+    full = "".join(page_of((tmp_path / "p.html").read_text()).itertext())
+    assert "run is being written by process" in full
+    assert "1 damaged" not in full
 
 
-def test_runs_of_one_name_are_told_apart(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_report_distinguishes_runs_with_equal_names(run: Run, folder: Path, tmp_path: Path) -> None:
     for parent in ("a", "b"):
         shutil.copytree(folder / "one", tmp_path / parent / "run")
     places = (tmp_path / "a" / "run", tmp_path / "b" / "run")
@@ -225,18 +229,18 @@ def test_runs_of_one_name_are_told_apart(run: Run, folder: Path, tmp_path: Path)
     assert names == ["a/run", "b/run"]
 
 
-def test_what_is_no_page_is_never_replaced(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_report_never_replaces_foreign_file(run: Run, folder: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.html"
     mine.write_text("<!DOCTYPE html>\n<html></html>")
     one = folder / "one"
-    for out, said in (
+    for out, message in (
         (mine, "was not made by streamkern report; name another file"),
         (tmp_path, "cannot be replaced (Is a directory); name another file"),
         (tmp_path / "none" / "p.html", "create it first"),
     ):
         code, _, err = run("report", one, "--out", out)
         assert (code, err.count("\n")) == (USAGE, 1)
-        assert err.endswith(f"{said}\n")
+        assert err.endswith(f"{message}\n")
     assert mine.read_text() == "<!DOCTYPE html>\n<html></html>"
     code, _, err = run("report", one, folder / "train.zarr", "--out", tmp_path / "new.html")
     assert (code, err.count("\n")) == (USAGE, 1)
@@ -244,7 +248,7 @@ def test_what_is_no_page_is_never_replaced(run: Run, folder: Path, tmp_path: Pat
     assert not (tmp_path / "new.html").exists()
 
 
-def test_a_run_on_s3_without_its_secrets(
+def test_report_on_s3_run_hides_secrets(
     run: Run, folder: Path, s3: S3Server, bucket: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -252,11 +256,11 @@ def test_a_run_on_s3_without_its_secrets(
     objects = open_objects(f"s3://{bucket}/runs/one", storage_options=s3.options())
     for key, data in tree(folder / "one").items():
         objects.put(key, data)
-    place = f"s3://KEYNAME:{SECRET}@{bucket}/runs/one?sig=Zq7Xk{SECRET}"
+    url = f"s3://KEYNAME:{SECRET}@{bucket}/runs/one?sig=Zq7Xk{SECRET}"
     assert run("report", f"s3://{bucket}/runs/one", "--out", tmp_path / "p.html", *options)[0] == (
         DONE
     )
-    code, _, err = run("report", place, "--out", tmp_path / "q.html", *options)
+    code, _, err = run("report", url, "--out", tmp_path / "q.html", *options)
     assert (code, "holds credentials" in err, SECRET in err) == (USAGE, True, False)
     for text in (path.read_text() for path in tmp_path.glob("*.html")):
         assert SECRET not in text
@@ -266,13 +270,13 @@ def test_a_run_on_s3_without_its_secrets(
     assert re.search(r"^one +finished +block +60 +10000 ", out, re.MULTILINE)
 
 
-def test_secrets_of_the_environment_are_no_part_of_a_page(
+def test_report_hides_secrets_of_environment(
     run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "ZqSECRET7Xk<&>"
-    shutil.copytree(folder / "one", place)
-    monkeypatch.setenv("SOME_SECRET", place.name)
-    assert run("report", place, "--out", tmp_path / "p.html")[0] == DONE
+    path = tmp_path / "ZqSECRET7Xk<&>"
+    shutil.copytree(folder / "one", path)
+    monkeypatch.setenv("SOME_SECRET", path.name)
+    assert run("report", path, "--out", tmp_path / "p.html")[0] == DONE
     text = (tmp_path / "p.html").read_text()
     page_of(text)
     assert "ZqSECRET7Xk" not in text
@@ -285,7 +289,7 @@ needs_chromium = pytest.mark.skipif(COMMAND is None, reason="needs chromium")
 
 @needs_chromium
 @pytest.mark.slow
-def test_a_browser_has_nothing_to_complain_about(page_of_both: Path, tmp_path: Path) -> None:
+def test_browser_opens_report_without_errors(page_of_both: Path, tmp_path: Path) -> None:
     backgrounds = []
     for dark in (False, True):
         picture = tmp_path / f"{dark}.png"
@@ -300,7 +304,7 @@ def test_a_browser_has_nothing_to_complain_about(page_of_both: Path, tmp_path: P
 
 @needs_chromium
 @pytest.mark.slow
-def test_the_page_fits_narrow_and_wide_windows(page_of_both: Path, tmp_path: Path) -> None:
+def test_report_fits_narrow_and_wide_windows(page_of_both: Path, tmp_path: Path) -> None:
     """Check that wide tables scroll in their own boxes."""
     out = page_of_both
     assert needed_widths(tmp_path, [(out, 400), (out, 1280)]) == [400, 1280]
@@ -313,7 +317,7 @@ def test_the_page_fits_narrow_and_wide_windows(page_of_both: Path, tmp_path: Pat
 
 @needs_chromium
 @pytest.mark.slow
-def test_the_page_fits_a_narrow_window_if_the_name_of_a_run_is_long(
+def test_report_with_long_run_name_fits_a_narrow_window(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:
     long = tmp_path / ("long_name_of_a_run_" * 5)
@@ -326,20 +330,20 @@ def test_the_page_fits_a_narrow_window_if_the_name_of_a_run_is_long(
 
 @needs_chromium
 @pytest.mark.slow
-def test_probabilities_fit_and_the_labels_of_the_time_line_are_legible(
+def test_calibration_and_time_line_labels_are_legible(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:
     """Check that at both widths labels are at least as large as those of the other charts."""
-    out, place = tmp_path / "page.html", tmp_path / "calibrated"
+    out, path = tmp_path / "page.html", tmp_path / "calibrated"
     more = ("run.calibrate=true", "run.evaluate_every=50", "solver.name=block")
-    training = ["train", *words(folder, place, *more)]
+    training = ["train", *words(folder, path, *more)]
     with pytest.MonkeyPatch.context() as patch:  # a stop, so that there is a pause
         patch.setattr(
             "streamkern.cli.runs.show_evaluation", lambda _: signal.raise_signal(signal.SIGTERM)
         )
         assert main.run_command(training) == STOPPED
     assert main.run_command(training) == DONE
-    assert run("report", place, folder / "one", "--out", out)[0] == DONE
+    assert run("report", path, folder / "one", "--out", out)[0] == DONE
     script = """(page) => [
         [...page.document.querySelectorAll(".wide:not(.time)")].map(
             (box) => box.scrollWidth > box.clientWidth),
@@ -355,15 +359,15 @@ def test_probabilities_fit_and_the_labels_of_the_time_line_are_legible(
 
 @needs_chromium
 @pytest.mark.slow
-def test_a_browser_would_say_what_is_wrong(tmp_path: Path) -> None:
+def test_browser_helper_reports_errors_of_a_page(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.html"
     wrong.write_text("<!DOCTYPE html><title>t</title><img src='https://example.org/x.png'>"
                      "<script>undefined_name()</script>")  # fmt: skip
-    said = "\n".join(open_page(wrong, tmp_path / "p.png"))
-    assert "undefined_name is not defined" in said
+    message = "\n".join(open_page(wrong, tmp_path / "p.png"))
+    assert "undefined_name is not defined" in message
 
 
-def test_the_ridge_of_the_page_is_the_one_that_is_used() -> None:
+def test_report_shows_ridge_in_use() -> None:
     """Check that the page shows the ridge of the fresh rows, if they show more noise."""
     tried = [(1e-4, 0.3), (1e-2, 0.2), (1.0, 0.4)]
     first = {"event": "noise", "tried": tried, "ridge": 4e-8}
@@ -381,7 +385,7 @@ def section_text(page: Any, title: str) -> str:
 
 
 @pytest.mark.slow
-def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
+def test_report_shows_held_out_predictions(
     run: Run, folder: Path, page_of_one: str, tmp_path: Path
 ) -> None:
     """Check that the section exists if the test data does, and is left out otherwise."""
@@ -404,36 +408,34 @@ def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
     assert section_text(page_of(out.read_text()), "Predictions on held-out rows") == ""
 
 
-def test_probabilities_are_drawn_against_the_share_of_true_ones(
-    run: Run, folder: Path, tmp_path: Path
-) -> None:
-    out, place = tmp_path / "page.html", tmp_path / "calibrated"
-    assert main.run_command(["train", *words(folder, place, "run.calibrate=true")]) == DONE
-    found = _held_out_predictions(read_facts(place), str(place), {})
+def test_report_draws_calibration_curve(run: Run, folder: Path, tmp_path: Path) -> None:
+    out, path = tmp_path / "page.html", tmp_path / "calibrated"
+    assert main.run_command(["train", *words(folder, path, "run.calibrate=true")]) == DONE
+    found = _held_out_predictions(read_facts(path), str(path), {})
     assert found is not None
     assert found.reliability is not None
-    model = streamkern.load(place)
+    model = streamkern.load(path)
     p = model.predict_proba(X[500:])
     right = model.classes_[p.argmax(axis=1)] == Y[500:]
     shares, means = calibration_curve(right, p.max(axis=1), n_bins=15)
     np.testing.assert_allclose(found.reliability, np.stack([means, shares], axis=1), atol=1e-6)
-    assert run("report", place, "--out", out)[0] == DONE
+    assert run("report", path, "--out", out)[0] == DONE
     page = page_of(out.read_text())
     (drawing,) = (s for s in page.iter() if s.get("aria-label", "").startswith("Reliability"))
     assert sum(str(part.tag).endswith("title") for part in drawing.iter()) == len(means)
 
 
-def test_a_page_says_which_of_several_outputs_is_drawn(run: Run, tmp_path: Path) -> None:
+def test_report_names_the_drawn_output(run: Run, tmp_path: Path) -> None:
     for name, rows in (("train", slice(0, 200)), ("test", slice(200, 260))):
         ingest(X[rows], tmp_path / f"{name}.zarr", y=X[rows, :2])
-    place, out = tmp_path / "two", tmp_path / "page.html"
-    assert main.run_command(["train", *words(tmp_path, place)]) == DONE
-    assert run("report", place, "--out", out)[0] == DONE
+    location, out = tmp_path / "two", tmp_path / "page.html"
+    assert main.run_command(["train", *words(tmp_path, location)]) == DONE
+    assert run("report", location, "--out", out)[0] == DONE
     text = section_text(page_of(out.read_text()), "Predictions on held-out rows")
     assert "The charts show the first of 2 outputs." in text
 
 
-def test_held_out_rows_are_read_as_the_run_read_them_and_on_the_cpu(
+def test_report_reads_held_out_rows_like_the_run(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the rows come from the arrays that the settings name; without memory for them, the
@@ -461,7 +463,7 @@ def test_held_out_rows_are_read_as_the_run_read_them_and_on_the_cpu(
     assert section_text(page_of(out.read_text()), "Predictions on held-out rows") == ""
 
 
-def test_what_auto_came_to_is_no_setting_that_differs(run: Run, tmp_path: Path) -> None:
+def test_resolved_auto_value_is_not_a_differing_setting(run: Run, tmp_path: Path) -> None:
     """Check also that no planned value is empty."""
     streamkern.KernelRegressor(run_dir=tmp_path / "run", threads=1, n_centers=20).fit(X, X[:, 0])
     out = tmp_path / "page.html"

@@ -1,4 +1,4 @@
-"""`info` beside a process that works on the run: in its setup, in its steps, and after its end."""
+"""Check `info` during the setup and the steps of a run, and after its end."""
 
 from __future__ import annotations
 
@@ -33,20 +33,18 @@ def facts(text: str) -> dict[str, str]:
     return {name: value.strip() for name, value in pairs}
 
 
-def test_a_running_run_is_described_as_it_is_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_info_describes_running_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamkern.train.loop.guard.WINDOW", 2)
     monkeypatch.setattr("streamkern.train.loop.progress.WINDOW", 2)
     monkeypatch.setattr("streamkern.train.loop.progress.MIN_LOG_INTERVAL_S", 0.0)
     seen: dict[int, tuple[dict[str, Any], str]] = {}
 
-    def look(record: dict[str, Any]) -> None:
+    def on_record(record: dict[str, Any]) -> None:
         found = run_overview(tmp_path)
         seen[record["step"]] = found, run_text(found)
 
     config = settings(tmp_path, **{"run.evaluate_every": 3, "run.checkpoint_every": 4})
-    result = finished(config, source=stream(), test=array_source(20, 5), on_evaluation=look)
+    result = finished(config, source=stream(), test=array_source(20, 5), on_evaluation=on_record)
     found, text = seen[9]
     assert max(found["checkpoints"], default=0) < 9
     assert (found["step"], found["samples"], found["epoch"]) == (9, N + 2 * 20, 1)
@@ -66,7 +64,7 @@ def test_a_running_run_is_described_as_it_is_now(
     assert not {"time_left", "samples_per_s", "last_heard", "doing"} & set(ended)
 
 
-def test_a_setup_is_described_while_it_works(tmp_path: Path) -> None:
+def test_info_describes_running_setup(tmp_path: Path) -> None:
     seen = []
 
     class Watched(ArraySource):
@@ -81,7 +79,7 @@ def test_a_setup_is_described_while_it_works(tmp_path: Path) -> None:
     assert {shown["step"] for shown in seen if "doing" in shown} == {"0"}
 
 
-def test_steps_that_were_not_saved_are_not_those_of_a_stopped_run(
+def test_info_separates_unsaved_steps_of_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(Exception):
@@ -108,28 +106,28 @@ def _only_when_due(trainer: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_at_rest_says_which_ranks_trained_it(tmp_path: Path) -> None:
+def test_info_names_ranks_that_trained_finished_run(tmp_path: Path) -> None:
     """Check that the ranks are shown until others continue the run."""
     (tmp_path / "run").mkdir()
     store = rank_runs.write_store(tmp_path)
-    shown, said = list[str | None](), list[tuple[int, int]]()
+    shown, message = list[str | None](), list[tuple[int, int]]()
     for ranks, columns, epochs in ((4, 2, 2), (1, 1, 2), (2, 1, 3)):
         folder = tmp_path / f"{epochs} epochs"
         grid = {"run.ranks": ranks, "run.center_ranks": columns, "data.epochs": epochs}
         rank_runs.on_ranks(ranks, rank_runs.settings(store, folder, **grid))
         found = run_overview(folder)
         shown.append(facts(run_text(found)).get("ranks"))
-        said.append((found["ranks"], found["center_ranks"]))
+        message.append((found["ranks"], found["center_ranks"]))
     by_grid = "4: 2 for the rows x 2 for the centers"
     assert shown == [by_grid, by_grid, "2: 2 for the rows x 1 for the centers"]
-    assert said == [(4, 2), (4, 2), (2, 1)]
+    assert message == [(4, 2), (4, 2), (2, 1)]
     finished(settings(tmp_path / "one"), source=stream())
     alone = run_overview(tmp_path / "one")
     assert (alone["ranks"], alone["center_ranks"]) == (1, 1)
     assert "ranks" not in facts(run_text(alone))
 
 
-def test_the_data_is_named_by_its_address(tmp_path: Path) -> None:
+def test_info_names_address_of_data(tmp_path: Path) -> None:
     X, y = arrays(60)
     for name in ("train", "test"):
         ingest(X, tmp_path / name, y=y)

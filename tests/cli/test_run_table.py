@@ -1,4 +1,4 @@
-"""The table of runs: every run in a folder, and nothing else."""
+"""Check that the table of runs lists every run of a folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.train import train
-from tests.faults import flip_bit, tree
 from tests.runs import Run
+from tests.store_damage import flip_bit, tree
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_runs_are_listed_by_name(run: Run, folder: Path) -> None:
+def test_runs_lists_runs_by_name(run: Run, folder: Path) -> None:
     before = tree(folder)
     with RunDirectory(folder / "c-third"):
         code, out, err = run("runs", folder)
@@ -58,10 +58,10 @@ def test_runs_are_listed_by_name(run: Run, folder: Path) -> None:
     }
 
 
-def test_json_says_what_info_says(run: Run, folder: Path) -> None:
+def test_runs_json_equals_info_json(run: Run, folder: Path) -> None:
     info = json.loads(run("info", folder / "b-first", "--json")[1])
-    for place in (folder, folder / "b-first"):  # a run itself, too
-        code, out, _ = run("runs", place, "--json")
+    for location in (folder, folder / "b-first"):  # a run itself, too
+        code, out, _ = run("runs", location, "--json")
         rows = {row["name"]: row for row in json.loads(out)["runs"]}
         row = rows["b-first"]
         assert (code, row["held_out"]) == (0, info["metrics"])
@@ -72,7 +72,7 @@ def test_json_says_what_info_says(run: Run, folder: Path) -> None:
         assert row["started"] <= row["last_seen"]
 
 
-def test_damage_hides_no_other_run(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_damaged_run_does_not_hide_others(run: Run, folder: Path, tmp_path: Path) -> None:
     for name in ("a-second", "b-first"):
         shutil.copytree(folder / name, tmp_path / name)
     for path in (tmp_path / "a-second").glob("checkpoints/*.json"):
@@ -86,7 +86,7 @@ def test_damage_hides_no_other_run(run: Run, folder: Path, tmp_path: Path) -> No
     assert err.startswith("streamkern: note: ")
 
 
-def test_a_folder_without_runs(run: Run, folder: Path) -> None:
+def test_runs_reports_folder_without_runs(run: Run, folder: Path) -> None:
     code, out, err = run("runs", folder / "empty")
     assert (code, out) == (0, "")
     assert "there is no run in" in err

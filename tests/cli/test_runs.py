@@ -26,25 +26,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_of_more_than_a_minute_is_kept_where_no_place_was_given(
+def test_train_warns_that_model_is_not_saved_without_run_dir(
     folder: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    words = ["train", "--train", "rides.zarr", "--epochs", "1", *QUICK]
-    code, _, err = run(*words)
+    arguments = ["train", "--train", "rides.zarr", "--epochs", "1", *QUICK]
+    code, _, err = run(*arguments)
     assert code == 0
     assert "without --run-dir the model is not saved" in err
     assert not Path("runs").exists()
     monkeypatch.setattr(runs, "_expected_seconds", lambda *_: 3600.0)
-    for place in ("runs/rides", "runs/rides-2"):
-        assert f"it is saved in {place}" in run(*words)[2].replace("\n", " ")
-        assert len(sk.load(place).centers_) == 30
+    for location in ("runs/rides", "runs/rides-2"):
+        assert f"it is saved in {location}" in run(*arguments)[2].replace("\n", " ")
+        assert len(sk.load(location).centers_) == 30
     # The command that the note names.
-    assert "was already finished" in run(*words, "--run-dir", "runs/rides")[2]
+    assert "was already finished" in run(*arguments, "--run-dir", "runs/rides")[2]
 
 
-def test_a_run_that_takes_one_pass_is_whole_after_it(folder: Path, printed: Printed) -> None:
-    words = ["train", "--train", "rides.zarr", "--run-dir", "run", "--solver", "direct", *QUICK]
-    printed(*words)
+def test_one_pass_run_is_complete_after_one_epoch(folder: Path, printed: Printed) -> None:
+    arguments = ["train", "--train", "rides.zarr", "--run-dir", "run", "--solver", "direct", *QUICK]
+    printed(*arguments)
     lines = {line.split()[0]: line for line in printed("info", "run").splitlines() if line.strip()}
     assert lines["epoch"].endswith("1 of 1")
     assert lines["samples"].endswith("300 of 300")
@@ -59,25 +59,27 @@ def test_a_run_that_takes_one_pass_is_whole_after_it(folder: Path, printed: Prin
     assert "run.calibrate" not in shown
 
 
-def test_seconds_are_those_of_all_calls(folder: Path, printed: Printed) -> None:
-    words = ["train", "--train", "rides.zarr", "--run-dir", "run", "--epochs", "1", *QUICK]
-    first = json.loads(printed(*words, "--json"))
+def test_seconds_add_up_over_resumed_calls(folder: Path, printed: Printed) -> None:
+    arguments = ["train", "--train", "rides.zarr", "--run-dir", "run", "--epochs", "1", *QUICK]
+    first = json.loads(printed(*arguments, "--json"))
     worked = runs._seconds_before(sk.RunConfig().with_overrides({"run.run_dir": "run"}), "9999")
     assert 0 < worked <= first["seconds"]
-    assert json.loads(printed(*words, "--json"))["seconds"] >= worked
+    assert json.loads(printed(*arguments, "--json"))["seconds"] >= worked
 
 
-@pytest.mark.parametrize(("solver", "columns", "who"), [
+@pytest.mark.parametrize(("solver", "columns", "rank_name"), [
     ("block", 1, "all compute the setup"),
     ("block", 2, "all compute the setup"),
     ("falkon", 1, "one of them computes the setup"),
     ("eigenpro4", 2, "rank 0 computes the setup"),
 ])  # fmt: skip
-def test_plan_says_which_ranks_need_memory_for_the_setup(
-    tmp_path: Path, printed: Printed, solver: str, columns: int, who: str
+def test_plan_names_ranks_that_need_setup_memory(
+    tmp_path: Path, printed: Printed, solver: str, columns: int, rank_name: str
 ) -> None:
     X = np.random.default_rng(0).standard_normal((600, 4)).astype(np.float32)
     sk.ingest_store(X, tmp_path / "s.zarr", y=X[:, 0])
-    words = ["plan", "--train", tmp_path / "s.zarr", "--set", "model.bandwidth=1.0", "--solver",
+    arguments = ["plan", "--train", tmp_path / "s.zarr", "--set", "model.bandwidth=1.0", "--solver",
              solver, "--ranks", 2, "--center-ranks", columns, "--no-measure"]  # fmt: skip
-    assert f"within the memory given for train; {who}" in " ".join(printed(*words).split())
+    assert f"within the memory given for train; {rank_name}" in " ".join(
+        printed(*arguments).split()
+    )

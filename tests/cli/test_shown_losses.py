@@ -1,4 +1,4 @@
-"""The loss in `plan`, `info` and `report`, with its quantile, what was found for it, its figure."""
+"""Check how `plan`, `info` and `report` show the loss, its parameters and its metric."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import streamkern as sk
 from streamkern.cli.main import run_command
 from streamkern.losses.losses import fitted_loss_table, loss_text
-from tests.log_scale import made
+from tests.log_scale import skewed_data
 from tests.losses.own_losses import Distance, LogCosh
 from tests.runs import Printed, Run
 
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_plan_shows_the_loss(folder: Path, printed: Printed) -> None:
+def test_plan_shows_loss(folder: Path, printed: Printed) -> None:
     text = printed("plan", folder / "quantile.toml")
     assert "\nloss quantile(quantile 0.9), evaluated as pinball_loss\n" in text
     text = printed("plan", folder / "own.toml")
@@ -56,7 +56,7 @@ def test_plan_shows_the_loss(folder: Path, printed: Printed) -> None:
     assert sk.plan(folder / "squares.toml", measure=False)["loss"] is None
 
 
-def test_info_shows_the_loss_with_what_was_found(folder: Path, printed: Printed) -> None:
+def test_info_shows_loss_and_its_parameters(folder: Path, printed: Printed) -> None:
     text = printed("info", folder / "quantile")
     assert re.search(r"\n  loss +quantile\(quantile 0.9, width 0.\d+\)\n", text)
     assert re.search(r"\n  model.quantile +0.9\n", text)
@@ -68,9 +68,7 @@ def test_info_shows_the_loss_with_what_was_found(folder: Path, printed: Printed)
     assert "loss" not in json.loads(printed("info", folder / "squares", "--json"))["solver"]
 
 
-def test_the_report_has_a_column_of_losses_where_one_is_not_squares(
-    folder: Path, printed: Printed
-) -> None:
+def test_report_shows_losses_other_than_squared_error(folder: Path, printed: Printed) -> None:
     page = folder / "report.html"
     printed("report", folder / "quantile", folder / "squares", "--out", page)
     table = page.read_text().partition("<table")[2].partition("</table>")[0]
@@ -82,7 +80,7 @@ def test_the_report_has_a_column_of_losses_where_one_is_not_squares(
     assert "squared_error" not in (folder / "squares.html").read_text()
 
 
-def test_losses_in_words() -> None:
+def test_loss_text_names_loss_and_parameters() -> None:
     assert loss_text("huber") == "huber"
     assert loss_text(Distance()) == "tests.losses.own_losses:Distance"
     assert loss_text(LogCosh(0.25)) == "tests.losses.own_losses:LogCosh(width 0.25)"
@@ -91,20 +89,20 @@ def test_losses_in_words() -> None:
     assert fitted_loss_table({}) is None
 
 
-def test_tune_shows_the_figure_that_decides(folder: Path, run: Run) -> None:
+def test_tune_shows_metric_that_decides(folder: Path, run: Run) -> None:
     pytest.importorskip("optuna")
-    words = ["tune", folder / "quantile.toml", "--rows", 100, "--centers", 10, "--epochs", 1,
+    arguments = ["tune", folder / "quantile.toml", "--rows", 100, "--centers", 10, "--epochs", 1,
              "--refine", 0, "--bandwidths", 2.0, "--ridges", 1e-3]  # fmt: skip
-    code, text, err = run(*words)
+    code, text, err = run(*arguments)
     assert code == 0
     assert text.split("\n")[0].split()[5:7] == ["held_out_pinball_loss", "se"]
     assert "held out pinball loss" in err.splitlines()[1]
 
 
-def test_training_losses_of_logarithms_say_so(
+def test_log_scale_loss_is_labelled(
     tmp_path: Path, printed: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows, targets = made("exponential", 300)
+    rows, targets = skewed_data("exponential", 300)
     sk.ingest_store(rows, tmp_path / "rows.zarr", y=targets)
     run = str(tmp_path / "runs" / "one")
     settings = ["model.target_transform=log", "model.n_centers=50", "model.metric=none"]

@@ -60,26 +60,26 @@ MISTAKES: tuple[tuple[dict[str, Any], tuple[str, ...], str, tuple[str, str, str]
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("wording") / "train.zarr"
-    sk.ingest_store(X, place, y=X[:, 0])
-    return place
+    path = tmp_path_factory.mktemp("wording") / "train.zarr"
+    sk.ingest_store(X, path, y=X[:, 0])
+    return path
 
 
-@pytest.mark.parametrize(("parameters", "options", "table", "said"), MISTAKES)
-def test_a_mistake_is_answered_in_the_words_of_its_place(
+@pytest.mark.parametrize(("parameters", "options", "table", "message"), MISTAKES)
+def test_mistake_is_worded_for_python_and_command_line(
     parameters: dict[str, Any],
     options: tuple[str, ...],
     table: str,
-    said: tuple[str, str, str],
+    message: tuple[str, str, str],
     store: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(ValueError, match=r"must|takes|enough") as caught:
         sk.KernelRegressor(**parameters).fit(X, X[:, 0])
-    assert str(caught.value).startswith(said[0])
+    assert str(caught.value).startswith(message[0])
     assert main.run_command(["plan", "--train", str(store), *options]) == USAGE
-    assert capsys.readouterr().err.startswith(f"streamkern: {said[1]}")
+    assert capsys.readouterr().err.startswith(f"streamkern: {message[1]}")
     run_file, data = tmp_path / "run.toml", f'train = "{store}"'
     if "[data]" in table:
         table = table.replace("[data]", f"[data]\n{data}")
@@ -87,11 +87,11 @@ def test_a_mistake_is_answered_in_the_words_of_its_place(
         table = f"[data]\n{data}\n{table}"
     run_file.write_text(table)
     assert main.run_command(["plan", str(run_file)]) == USAGE
-    assert said[2] in capsys.readouterr().err
+    assert message[2] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "mentioned", "said"),
+    ("words", "mentioned", "message"),
     [
         ((), mention("accelerator", "none"), "--set run.accelerator=none"),
         (("a.toml",), mention("accelerator", "none"), 'run.accelerator="none"'),
@@ -108,15 +108,15 @@ def test_a_mistake_is_answered_in_the_words_of_its_place(
         ((), mention("rows", 3), "rows=3"),
     ],
 )
-def test_settings_are_written_as_they_can_be_given(
-    words: tuple[str, ...], mentioned: str, said: str
+def test_setting_is_rendered_as_command_line_option(
+    words: tuple[str, ...], mentioned: str, message: str
 ) -> None:
-    assert render_message(mentioned, CommandWords(main._options_of(["train"]), words)) == said
+    assert render_message(mentioned, CommandWords(main._options_of(["train"]), words)) == message
 
 
-def test_parameters_of_the_library_are_options_of_the_command() -> None:
-    words = CommandWords(main._options_of(["predict", "run", "ingest"]))
-    for mentioned, said in (
+def test_library_parameter_is_rendered_as_command_option() -> None:
+    arguments = CommandWords(main._options_of(["predict", "run", "ingest"]))
+    for mentioned, message in (
         (mention("x", ["a", "b c"]), "--x 'a,b c'"), (mention("y="), "--y"),
         (mention("missing", "fill"), "--missing fill"), (mention("overwrite", True), "--overwrite"),
         (mention("foreign", True), "--foreign"), (mention("sample_weight", 2), "--sample-weight 2"),
@@ -124,13 +124,13 @@ def test_parameters_of_the_library_are_options_of_the_command() -> None:
         (mention("calibrate", True), "--set run.calibrate=true"),
         (mention("n_centers", 5), "--set model.n_centers=5"),
     ):  # fmt: skip
-        assert render_message(mentioned, words) == said
+        assert render_message(mentioned, arguments) == message
         assert render_message(
             mentioned, CommandWords(main._options_of(["--version"]))
         ) == render_message(mentioned)
 
 
-def test_settings_are_parameters_of_the_estimators() -> None:
+def test_setting_is_rendered_as_estimator_parameter() -> None:
     for name, path in PARAMETER_SETTINGS.items():
         assert (
             render_message(f"{mention(path)}, {mention(path, 3)}", parameter_words)
@@ -139,7 +139,7 @@ def test_settings_are_parameters_of_the_estimators() -> None:
     assert render_message(mention("data.train"), parameter_words) == "data.train"
 
 
-def test_a_false_option_of_a_command_is_said_as_it_can_be_given(
+def test_false_flag_is_rendered_as_command_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "rows"
@@ -155,7 +155,7 @@ def test_a_false_option_of_a_command_is_said_as_it_can_be_given(
     assert sk.open_store(tmp_path / "s.zarr").spec.n_rows == 120
 
 
-def test_options_of_settings_are_there_and_settings_exist() -> None:
+def test_setting_options_and_settings_exist() -> None:
     options = set(main._options_of(["train"]).values())
     assert options.issuperset(SETTING_OPTIONS.values())
     for path in SETTING_OPTIONS:

@@ -1,4 +1,4 @@
-"""Settings: what is accepted, what each mistake says, and what a resume may change."""
+"""Check settings: valid values, error messages, and what a resume may change."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def complaint(**tables: Any) -> str:
     space=st.sampled_from(["", " "]),
     unit=st.sampled_from(["B", "kB", "KiB", "MB", "MiB", "GB", "GiB", "TB", "TiB", "M", "gib"]),
 )
-def test_sizes_agree_with_dask(number: float, space: str, unit: str) -> None:
+def test_parse_bytes_equals_dask(number: float, space: str, unit: str) -> None:
     text = f"{number:f}{space}{unit}"
     assert parse_bytes(text) == dask_parse_bytes(text)
 
@@ -76,14 +76,14 @@ def test_sizes_agree_with_dask(number: float, space: str, unit: str) -> None:
         ("1e9", 10**9),
     ],
 )
-def test_sizes(text: str | float, n_bytes: int) -> None:
+def test_parse_bytes_accepts_units(text: str | float, n_bytes: int) -> None:
     assert parse_bytes(text) == n_bytes
 
 
 @pytest.mark.parametrize(
     "text", ["", "GiB", "-1 GiB", "1 GiBs", "1 2", "1e", "0", "0.2 B", 0, -5, 0.5, True, None]
 )
-def test_sizes_refused(text: object) -> None:
+def test_parse_bytes_refuses_invalid_sizes(text: object) -> None:
     with pytest.raises(ConfigError, match=r"size=.*write for example"):
         parse_bytes(text)
 
@@ -92,12 +92,12 @@ def test_sizes_refused(text: object) -> None:
     ("text", "seconds"),
     [("30 s", 30), ("5 min", 300), ("5min", 300), ("1.5 h", 5400), ("2 Hours", 7200)],
 )
-def test_times(text: str, seconds: float) -> None:
+def test_parse_seconds_accepts_units(text: str, seconds: float) -> None:
     assert parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5", "5 m", "0 s", "-5 s", "five min", "5 min 3 s"])
-def test_times_refused(text: str) -> None:
+def test_parse_seconds_refuses_invalid_times(text: str) -> None:
     with pytest.raises(ConfigError, match=r"time=.*write for example"):
         parse_seconds(text)
 
@@ -105,19 +105,19 @@ def test_times_refused(text: str) -> None:
 # What is accepted
 
 
-def test_only_the_training_set_is_needed() -> None:
+def test_config_requires_only_training_set() -> None:
     made = config()
     assert made == RunConfig(data=DataConfig(train="a.zarr"))
     assert made.data.batch_size == made.solver.name == made.run.memory == "auto"
     assert made.run.checkpoint_cadence == (None, None)
 
 
-def test_every_setting_is_of_some_solver() -> None:
+def test_every_setting_belongs_to_a_solver() -> None:
     taken = {name for taken in SOLVER_OPTIONS.values() for name in taken}
     assert taken == set(SolverConfig.model_fields) - {"name"}
 
 
-def test_the_run_file_in_the_documentation_is_valid() -> None:
+def test_documented_run_file_is_valid() -> None:
     doc = config_module.__doc__
     assert doc is not None
     block = doc.partition("::\n")[2].partition("\nA wrong setting")[0]
@@ -179,7 +179,7 @@ SOLVERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_all_settings_in_a_run_file(solver: dict[str, Any], tmp_path: Path) -> None:
+def test_run_file_accepts_every_setting(solver: dict[str, Any], tmp_path: Path) -> None:
     tables = TRIED | {"solver": solver}
     tables["run"] = tables["run"] | {"memory": "1.5 GiB", "checkpoint_every": "5 min"}
     tables["model"] = {k: v for k, v in tables["model"].items() if v is not None}
@@ -208,7 +208,7 @@ def in_numpy(value: Any, key: Any = None) -> Any:
     return value if value is None else (kind or np.float32)(value)
 
 
-def test_numpy_scalars_and_paths_mean_the_same_everywhere() -> None:
+def test_numpy_scalars_and_paths_equal_python_values() -> None:
     stages = {name: set(type(stage).model_fields) for name, stage in RunConfig()}
     assert stages == {name: set(table) for name, table in TRIED.items()}
     plain, twin = RunConfig.from_tables(TRIED), RunConfig.from_tables(in_numpy(TRIED))
@@ -223,7 +223,7 @@ def test_numpy_scalars_and_paths_mean_the_same_everywhere() -> None:
     assert (overridden.run.threads, overridden.run.run_dir) == (3, "b")
 
 
-def test_tables_in_the_place_of_names_are_told_where_to_go() -> None:
+def test_positional_tables_suggest_from_tables() -> None:
     for tables in ({"model": {"n_centers": 5}}, "run.toml"):
         with pytest.raises(ConfigError, match=r"from_tables\(tables\), or load_run_file\(path\)"):
             RunConfig(tables)
@@ -231,13 +231,13 @@ def test_tables_in_the_place_of_names_are_told_where_to_go() -> None:
         ModelConfig({"n_centers": 5})
 
 
-def test_no_sentence_suggests_the_very_word_that_was_given() -> None:
+def test_errors_never_suggest_the_refused_word() -> None:
     """Check settings and their values, parameters, commands, options, and options of s3fs."""
     sentences: list[tuple[str, str]] = []
 
-    def say(word: str, ask: Callable[[], Any]) -> None:
+    def say(word: str, request: Callable[[], Any]) -> None:
         try:
-            ask()
+            request()
         except (StreamkernError, TypeError, ValueError, AttributeError) as error:
             sentences.append((word, str(error)))
 
@@ -261,15 +261,15 @@ def test_no_sentence_suggests_the_very_word_that_was_given() -> None:
         say(word, lambda w=word: streamkern.KernelRegressor().set_params(**{w: 1}))
         say(word, lambda w=word: streamkern.KernelRegressor().fit([[1]], **{w: 1}))
         say(word, lambda w=word: getattr(streamkern, w.upper()))
-        for what in ("storage option", "key of client_kwargs"):
-            say(word, lambda w=word, k=what: _refuse_unknown(k, {w: 1}, {"anon", "region_name"}))
+        for case in ("storage option", "key of client_kwargs"):
+            say(word, lambda w=word, k=case: _refuse_unknown(k, {w: 1}, {"anon", "region_name"}))
     assert len(sentences) > 500
-    for word, said in sentences:
-        for meant in re.findall(r"did you mean ['\"]?([\w.]+?)['\"]?\?", said):
-            assert meant != word, said
+    for word, message in sentences:
+        for meant in re.findall(r"did you mean ['\"]?([\w.]+?)['\"]?\?", message):
+            assert meant != word, message
 
 
-def test_frozen() -> None:
+def test_config_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config().data.epochs = 3
 
@@ -295,36 +295,40 @@ def test_frozen() -> None:
     ("run", "checkpoint_every", 0), ("run", "evaluate_every", -1), ("run", "evaluate_at", [100, 0]),
     ("run", "run_dir", ""),
 ])  # fmt: skip
-def test_a_bad_value_is_one_sentence(section: str, key: str, value: object) -> None:
+def test_invalid_value_gives_one_sentence(section: str, key: str, value: object) -> None:
     data = {"train": "a.zarr"}
-    said = complaint(**{"data": data, section: {**(data if section == "data" else {}), key: value}})
-    assert said.startswith(f"{section}.{key}={value!r} must be ")
-    assert re.search("; (correct it|did you mean )", said)
-    assert "\n" not in said
+    message = complaint(
+        **{"data": data, section: {**(data if section == "data" else {}), key: value}}
+    )
+    assert message.startswith(f"{section}.{key}={value!r} must be ")
+    assert re.search("; (correct it|did you mean )", message)
+    assert "\n" not in message
 
 
-def test_weights_go_with_a_list_of_stores() -> None:
+def test_weights_belong_to_list_of_stores() -> None:
     made = config(data={"train": ["a", Path("b")], "weights": [1, 2]})
     assert made.data.train == ("a", "b")
     assert made.identity()["data"]["weights"] == [1.0, 2.0]
     assert config().data.train_urls == ("a.zarr",)
 
 
-def test_every_mistake_is_reported_at_once() -> None:
-    said = complaint(data={"train": "a", "epochs": 0, "epocs": 1}, run={"memory": "x"}).split("\n")
-    named = [line.split("=")[0].split(" ")[0] for line in said]
+def test_every_invalid_setting_is_reported_at_once() -> None:
+    message = complaint(data={"train": "a", "epochs": 0, "epocs": 1}, run={"memory": "x"}).split(
+        "\n"
+    )
+    named = [line.split("=")[0].split(" ")[0] for line in message]
     assert named == ["data.epochs", "data.epocs", "run.memory"]
 
 
 @pytest.mark.parametrize("tables", [{}, {"data": {"test": "b.zarr"}}])
-def test_a_run_without_a_training_set_is_refused(tables: dict[str, dict[str, str]]) -> None:
+def test_run_without_training_set_is_refused(tables: dict[str, dict[str, str]]) -> None:
     """Check that it is refused when it is opened, because rows may be given beside the settings."""
     with pytest.raises(ConfigError, match=r"^data\.train is missing: it must be a path or URL"):
         open_run(RunConfig.from_tables(tables))
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
+    ("tables", "message"),
     [
         ({"solver": {"levl": 3}}, "solver.levl is not a setting; did you mean solver.level?"),
         ({"data": {"train": "a", "Epochs": 3}}, "did you mean data.epochs?"),
@@ -341,12 +345,12 @@ def test_a_run_without_a_training_set_is_refused(tables: dict[str, dict[str, str
         ({"model": 3}, "model must be a table of settings; write them under [model]"),
     ],
 )
-def test_unknown_keys_suggest_known_ones(tables: dict[str, Any], said: str) -> None:
-    assert said in complaint(**tables)
+def test_unknown_key_suggests_known_key(tables: dict[str, Any], message: str) -> None:
+    assert message in complaint(**tables)
 
 
 @pytest.mark.parametrize(
-    ("transform", "said"),
+    ("transform", "message"),
     [
         (
             {"kind": "noise", "sigma": -1},
@@ -359,12 +363,12 @@ def test_unknown_keys_suggest_known_ones(tables: dict[str, Any], said: str) -> N
         ("noise", "data.transforms[1]='noise' must be a table with kind"),
     ],
 )
-def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> None:
-    assert said in complaint(data={"train": "a", "transforms": [{"kind": "flip"}, transform]})
+def test_invalid_transform_is_named_by_position(transform: object, message: str) -> None:
+    assert message in complaint(data={"train": "a", "transforms": [{"kind": "flip"}, transform]})
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
+    ("tables", "message"),
     [
         ({"solver": {"period": 2}}, "period=2 is not defined for solver 'auto'"),
         ({"solver": {"name": "block", "level": 2}}, "level=2 is not .* solver.name=.eigenpro1"),
@@ -387,8 +391,8 @@ def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> 
         ),
     ],
 )
-def test_settings_that_contradict_each_other(tables: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_contradictory_settings_are_refused(tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         config(**tables)
 
 
@@ -400,18 +404,18 @@ def test_settings_that_contradict_each_other(tables: dict[str, Any], said: str) 
         {"name": "eigenpro3", "period": 1},
     ],
 )
-def test_settings_that_agree(solver: dict[str, Any]) -> None:
+def test_compatible_settings_are_accepted(solver: dict[str, Any]) -> None:
     assert config(solver=solver).solver == SolverConfig(**solver)
 
 
-def test_tables_built_directly_name_the_same_key() -> None:
+def test_section_built_directly_names_same_key() -> None:
     with pytest.raises(ConfigError, match=r"^run\.threads=0 must be"):
         ExecutionConfig(threads=0)
     with pytest.raises(ConfigError, match=r"^model\.kernel='rbv' must be \"auto\", one of"):
         ModelConfig(kernel="rbv")  # type: ignore[arg-type]
 
 
-def test_run_file_mistakes_name_the_file(tmp_path: Path) -> None:
+def test_run_file_error_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     with pytest.raises(ConfigError, match=r"run\.toml' cannot be read \(No such file"):
         load_run_file(path)
@@ -436,7 +440,7 @@ def test_storage_options_are_never_shown() -> None:
     assert made.with_overrides({"data.epochs": 2}).data.storage_options == {"secret": SECRET}
 
 
-def test_mistakes_never_show_secrets() -> None:
+def test_config_errors_never_show_secrets() -> None:
     with pytest.raises(ConfigError) as caught:
         DataConfig(train="a", storage_options=SECRET, secret=SECRET, epochs=0)  # type: ignore[arg-type,call-arg]
     error: BaseException = caught.value
@@ -450,33 +454,33 @@ def test_mistakes_never_show_secrets() -> None:
     ("section", "key"),
     [("data", "train"), ("data", "test"), ("model", "centers"), ("run", "run_dir")],
 )
-def test_passwords_in_urls_are_refused_unseen(section: str, key: str) -> None:
+def test_url_with_password_is_refused_and_redacted(section: str, key: str) -> None:
     tables: dict[str, dict[str, Any]] = {"data": {"train": "a"}}
     tables.setdefault(section, {})[key] = f"s3://AKIA:{SECRET}@bucket/a.zarr"
-    said = complaint(**tables)
-    assert said.startswith(f"{section}.{key}='s3://***@bucket/a.zarr' must be ")
-    assert "without a password" in said
+    message = complaint(**tables)
+    assert message.startswith(f"{section}.{key}='s3://***@bucket/a.zarr' must be ")
+    assert "without a password" in message
 
 
-def test_passwords_in_a_list_of_urls_are_refused_unseen() -> None:
+def test_list_of_urls_with_password_is_refused_and_redacted() -> None:
     urls = ["s3://bucket/a", f"s3://AKIA:{SECRET}@bucket/train.zarr"]
-    said = complaint(data={"train": urls})
-    assert SECRET not in said
-    assert "AKIA" not in said
-    assert "without a password" in said
+    message = complaint(data={"train": urls})
+    assert SECRET not in message
+    assert "AKIA" not in message
+    assert "without a password" in message
 
 
 @pytest.mark.parametrize(
     "url", ["http://host:9000/a@b", "sftp://me@host/a.zarr", "s3://bucket/a:b", "C:/a@b", "a:b@c"]
 )
-def test_urls_without_a_password_are_accepted(url: str) -> None:
+def test_url_without_password_is_accepted(url: str) -> None:
     assert config(data={"train": url}).data.train == url
 
 
 # Overrides, identity and differences
 
 
-def test_overrides_are_checked_like_the_file() -> None:
+def test_overrides_are_validated() -> None:
     made = config(solver={"name": "eigenpro4", "level": 10})
     changed = made.with_overrides(
         {"solver.name": "eigenpro2", "data.epochs": 3, "run.run_dir": None}
@@ -484,18 +488,18 @@ def test_overrides_are_checked_like_the_file() -> None:
     assert (changed.solver.name, changed.solver.level, changed.data.epochs) == ("eigenpro2", 10, 3)
     assert made.solver.name == "eigenpro4"
     assert made.with_overrides({}) == made
-    for overrides, said in [
+    for overrides, message in [
         ({"solver.levl": 3}, r"did you mean solver\.level\?"),
         ({"solver.name": "auto"}, r"solver\.level=10 is not defined for solver 'auto'"),
         ({"solver.n_nystrom": 10}, r"solver\.level=10 must lie between 1 and"),
         ({"level": 3}, r"^level is not a setting; did you mean solver\.level\?"),
         ({"sovler.level": 3}, r"^sovler is not a setting; did you mean solver\?"),
     ]:
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             made.with_overrides(overrides)
 
 
-def test_noise_without_rounding_is_written_as_it_was_before_there_was_any() -> None:
+def test_unrounded_noise_keeps_its_old_serialisation() -> None:
     plain, rounded = (
         config(data={"transforms": [{"kind": "noise", "sigma": 1.0, "round": on}]})
         for on in (False, True)
@@ -506,7 +510,7 @@ def test_noise_without_rounding_is_written_as_it_was_before_there_was_any() -> N
         assert config(data={"transforms": table}) == made
 
 
-def test_identity_is_json_and_leaves_out_what_may_change() -> None:
+def test_identity_is_json_without_settings_free_at_resume() -> None:
     made = config(data={"train": "a", "transforms": [{"kind": "noise", "sigma": 0.1}]})
     free = made.with_overrides(
         {
@@ -543,7 +547,7 @@ def test_identity_is_json_and_leaves_out_what_may_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("solver.block_size", 200, "solver.block_size: was 'auto', now 200"),
         ("data.train", "b", "data.train: was 'a.zarr', now 'b'"),
@@ -552,14 +556,14 @@ def test_identity_is_json_and_leaves_out_what_may_change() -> None:
         ("data.transforms", [{"kind": "flip"}], "data.transforms: was [], now [flip]"),
     ],
 )
-def test_differences_are_named(key: str, value: object, said: str) -> None:
+def test_changed_setting_is_named(key: str, value: object, message: str) -> None:
     made = config()
     assert record_differences(made.identity(), made.with_overrides({key: value}).identity()) == [
-        said
+        message
     ]
 
 
-def test_a_setting_of_another_version_is_a_difference() -> None:
+def test_added_or_removed_setting_is_a_difference() -> None:
     old, new = {"solver": {"a": 1, "b": None}}, {"solver": {"b": None, "c": 2}}
     assert record_differences(old, new) == [
         "solver.a: was 1, now not set",
@@ -567,7 +571,7 @@ def test_a_setting_of_another_version_is_a_difference() -> None:
     ]
 
 
-def test_a_setting_that_is_added_does_not_stop_runs_of_older_versions() -> None:
+def test_new_setting_keeps_identity_of_older_runs() -> None:
     """Check that a new setting is in NEUTRAL_VALUES, so that its neutral value is not recorded."""
     solver = "average block_size damping level n_nystrom name period projection ridge step_scale"
     assert {name: " ".join(sorted(table)) for name, table in config().identity().items()} == {
@@ -581,7 +585,7 @@ def test_a_setting_that_is_added_does_not_stop_runs_of_older_versions() -> None:
         assert key not in config().with_overrides({path: neutral}).identity()[section]
 
 
-def test_importing_the_settings_is_light() -> None:
+def test_importing_config_loads_no_heavy_modules() -> None:
     code = (
         "import sys, streamkern.config.run_config\n"
         "print(*{m.partition('.')[0] for m in sys.modules})"

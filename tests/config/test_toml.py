@@ -1,4 +1,4 @@
-"""Run files that no one would write get a sentence, soon and in little memory."""
+"""Check that hostile run files are refused quickly and in little memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.traced_memory import traced_memory
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("x = " + "[" * 100_000, "nested too deeply"),
         ("x = " + "{a = " * 50_000, "nested too deeply"),
@@ -28,39 +28,39 @@ from tests.traced_memory import traced_memory
         ("x = 1 # " + "x" * (1 << 24), "characters, 16777216 are allowed"),
     ],
 )
-def test_hostile_run_files_are_refused_in_bounded_memory(
-    tmp_path: Path, text: str, said: str
+def test_hostile_run_file_is_refused_in_bounded_memory(
+    tmp_path: Path, text: str, message: str
 ) -> None:
     """Check that they are refused before they are parsed; the long key took 27 s and 3.7 GB."""
     (tmp_path / "run.toml").write_text(text)
     with (
         traced_memory() as traced,
-        pytest.raises(ConfigError, match=rf"run\.toml' is not valid TOML \(.*{said}"),
+        pytest.raises(ConfigError, match=rf"run\.toml' is not valid TOML \(.*{message}"),
     ):
         load_run_file(tmp_path / "run.toml")
     peak = traced.peak
     assert peak < 200e6
 
 
-def test_values_of_the_command_line_are_parsed_as_carefully() -> None:
+def test_hostile_command_line_value_is_refused() -> None:
     assert parse_setting("model.kernel=" + "[" * 100_000)[1].startswith("[[")
     with pytest.raises(ConfigError, match="must be a table"):
         parse_transform("{a = " * 50_000)
 
 
-def test_numbers_and_dates_are_no_long_keys() -> None:
+def test_numbers_and_dates_are_not_long_keys() -> None:
     numbers = ", ".join(["0.25", "1.5e-3", "-2.0"] * 1000)
     text = f'a.b.c.d = [{numbers}]\nx = 1979-05-27T07:32:00.999\ny = "{"a/b." * 30}"'
     assert len(parse_toml(text)["a"]["b"]["c"]["d"]) == 3000
 
 
 @pytest.mark.slow
-def test_long_words_are_searched_once() -> None:
+def test_long_words_are_parsed_in_linear_time() -> None:
     for word in ("a" * 10**7, "a." * 20 + "a" * 10**7, "\"' " * 10**6):
         assert len(parse_toml(f"y = 1 # {word}")) == 1
 
 
-def test_copies_without_end_are_refused() -> None:
+def test_excessive_number_of_copies_is_refused() -> None:
     """Check that 10^18 copies are refused at once; planning them took 20 s and 3.5 GB."""
     source = ArraySource(np.ones((400, 4), np.float32), np.ones((400, 1)))
     with pytest.raises(ConfigError, match=r"copies=1000000000000000000 gives \d+ units"):

@@ -1,4 +1,4 @@
-"""Early stopping of the estimators: what `fit` leaves behind."""
+"""Check early stopping and partial_fit of the estimators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STOPS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_classifier_has_scores_and_history_without_a_test_set() -> None:
+def test_early_stopping_classifier_has_validation_scores_and_history() -> None:
     X, y = load_digits(return_X_y=True)
     model = KernelClassifier(**STOPS).fit(X, y)
     assert model.validation_scores_ is not None
@@ -33,7 +33,7 @@ def test_a_classifier_has_scores_and_history_without_a_test_set() -> None:
 
 
 @pytest.mark.slow
-def test_a_regressor_has_them_only_with_it() -> None:
+def test_early_stopping_regressor_has_validation_scores_and_history() -> None:
     X, y = load_diabetes(return_X_y=True)
     frame = pd.DataFrame(X).rename(columns=str)
     for transforms in ((), ({"kind": "noise", "sigma": 0.1},)):
@@ -45,12 +45,12 @@ def test_a_regressor_has_them_only_with_it() -> None:
     assert KernelRegressor(threads=1, n_centers=50).fit(X, y).validation_scores_ is None
 
 
-def test_a_run_that_is_loaded_has_them(tmp_path: Path) -> None:
+def test_loaded_run_has_validation_scores_and_history(tmp_path: Path) -> None:
     X, y = load_diabetes(return_X_y=True)
     model = KernelRegressor(**STOPS, run_dir=tmp_path / "run").fit(X, y)
     model.save(tmp_path / "saved")
-    for place in ("run", "saved"):
-        loaded = load(tmp_path / place)
+    for location in ("run", "saved"):
+        loaded = load(tmp_path / location)
         assert loaded.validation_scores_ == model.validation_scores_
         assert loaded.report_ == model.report_
         assert loaded.early_stopping is True
@@ -59,32 +59,34 @@ def test_a_run_that_is_loaded_has_them(tmp_path: Path) -> None:
         load(tmp_path / "run").partial_fit(X, y)
 
 
-def test_partial_fit_says_that_it_discards_a_fit() -> None:
+def test_partial_fit_after_fit_warns_and_restarts() -> None:
     """Check that the model is that of the block alone, as without the earlier fit."""
     X, y = load_diabetes(return_X_y=True)
     options: dict[str, Any] = {"threads": 1, "kernel": "gaussian", "metric": "none"}
     model = KernelRegressor(**options, random_state=0).fit(X[:300], y[:300])
-    says = r"discards the model of 300 centers and starts a new one from this block of 50 rows; to"
-    with pytest.warns(UserWarning, match=says):
+    message = (
+        r"discards the model of 300 centers and starts a new one from this block of 50 rows; to"
+    )
+    with pytest.warns(UserWarning, match=message):
         model.partial_fit(X[:50], y[:50])
     block = KernelRegressor(**options, random_state=0).partial_fit(X[:50], y[:50])
     np.testing.assert_array_equal(model.predict(X), block.predict(X))
     model.partial_fit(X[50:100], y[50:100])  # continues, and says nothing
 
 
-def test_partial_fit_does_not_replace_a_compressed_model() -> None:
+def test_partial_fit_refuses_compressed_model() -> None:
     """Check models that were fitted, and models of partial_fit, whose solver state is lost."""
     X, y = load_diabetes(return_X_y=True)
     model = KernelRegressor(threads=1, kernel="gaussian", metric="none", random_state=0)
-    for begun in (clone(model).fit(X[:300], y[:300]), clone(model).partial_fit(X[:300], y[:300])):
-        small = compress(begun, X, n_centers=40)
+    for started in (clone(model).fit(X[:300], y[:300]), clone(model).partial_fit(X[:300], y[:300])):
+        small = compress(started, X, n_centers=40)
         before = small.predict(X)
         with pytest.raises(ConfigError, match="cannot continue a compressed model"):
             small.partial_fit(X[:50], y[:50])
         np.testing.assert_array_equal(small.predict(X), before)
 
 
-def test_partial_fit_goes_on_from_the_best_weights(tmp_path: Path) -> None:
+def test_partial_fit_continues_from_best_weights(tmp_path: Path) -> None:
     X, y = load_diabetes(return_X_y=True)
     model = KernelRegressor(**STOPS, run_dir=tmp_path, solver="block").fit(X, y)
     loaded = load(tmp_path).set_params(early_stopping=False, epochs=1)
@@ -93,10 +95,10 @@ def test_partial_fit_goes_on_from_the_best_weights(tmp_path: Path) -> None:
     assert loaded.score(X, y) > 0.3
 
 
-def test_what_it_refuses() -> None:
+def test_early_stopping_refuses_incompatible_settings() -> None:
     X, y = load_diabetes(return_X_y=True)
     warm = KernelRegressor(**STOPS | {"early_stopping": False}, solver="block").fit(X, y)
-    for model, words in (
+    for model, message in (
         (KernelRegressor(**STOPS, solver="direct"), "has no meaning for solver='direct'"),
         (
             warm.set_params(early_stopping=True, warm_start=True),
@@ -105,13 +107,13 @@ def test_what_it_refuses() -> None:
         (KernelRegressor(**STOPS, validation_fraction=1.0), "validation_fraction=1.0 must be"),
         (KernelRegressor(**STOPS, n_iter_no_change=0), "n_iter_no_change=0 must be"),
     ):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=message):
             model.fit(X, y)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Dask's cluster
-def test_ranks_of_fit_are_placed_on_the_callers_cluster(tmp_path: Path) -> None:
+def test_fit_uses_cluster_of_callers_client(tmp_path: Path) -> None:
     """Check that the client stays open and is not a part of the model."""
     pytest.importorskip("xgboost")
     X, y = load_diabetes(return_X_y=True)

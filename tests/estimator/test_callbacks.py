@@ -1,4 +1,4 @@
-"""scikit-learn's callbacks on our estimators, and ours without them."""
+"""Check scikit-learn's callbacks on the estimators, and the package's own callbacks."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Recorder:
 
 
 @pytest.mark.parametrize(("kind", "y"), [(KernelRegressor, Y), (KernelClassifier, LABELS)])
-def test_passes_are_tasks_of_a_fit(kind: Any, y: Any) -> None:
+def test_callback_receives_every_pass_as_task(kind: Any, y: Any) -> None:
     recorder = Recorder()
     assert isinstance(recorder, sklearn_callback().FitCallback)
     model = kind(**SMALL).set_callbacks(recorder).fit(X, y)
-    passes = [(what, "pass", k) for k in range(3) for what in ("begin", "end")]
+    passes = [(event, "pass", k) for k in range(3) for event in ("begin", "end")]
     assert recorder.told == [("begin", "fit", 0), *passes, ("end", "fit", 0)]
     assert (recorder.setups, recorder.teardowns) == (1, 1)
     np.testing.assert_array_equal(recorder.predictions[-1], model.predict(X))
@@ -77,7 +77,7 @@ def test_passes_are_tasks_of_a_fit(kind: Any, y: Any) -> None:
     np.testing.assert_array_equal(recorder.predictions[0], plain.predict(X))
 
 
-def test_they_may_end_the_fit() -> None:
+def test_callback_can_stop_fit() -> None:
     sklearn_callback()
     recorder = Recorder(stops=2)
     model = KernelRegressor(**SMALL).set_callbacks(recorder).fit(X, Y)
@@ -87,7 +87,7 @@ def test_they_may_end_the_fit() -> None:
     np.testing.assert_array_equal(model.predict(X), two.predict(X))
 
 
-def test_a_fit_that_fails_tears_them_down() -> None:
+def test_failed_fit_tears_callbacks_down() -> None:
     sklearn_callback()
 
     class Failing(Recorder):
@@ -100,17 +100,17 @@ def test_a_fit_that_fails_tears_them_down() -> None:
     assert recorder.teardowns == 1
 
 
-def test_a_pass_that_early_stopping_leaves_out_ends_too() -> None:
+def test_early_stopped_pass_ends_its_task() -> None:
     sklearn_callback()
     recorder = Recorder()
     settings = SMALL | {"epochs": 40, "early_stopping": True, "n_iter_no_change": 1, "ridge": 0.0}
     model = KernelRegressor(**settings).set_callbacks(recorder).fit(X, Y)
     assert model.n_iter_ < 40
-    begun, ended = ([t for t in recorder.told if t[0] == what] for what in ("begin", "end"))
-    assert len(begun) == len(ended) == model.n_iter_ + 1
+    started, ended = ([t for t in recorder.told if t[0] == event] for event in ("begin", "end"))
+    assert len(started) == len(ended) == model.n_iter_ + 1
 
 
-def test_their_own_score_a_fit() -> None:
+def test_scikit_learn_scoring_monitor_scores_every_pass() -> None:
     module = sklearn_callback()
     monitor = module.ScoringMonitor(scoring="r2")
     model = KernelRegressor(**SMALL).set_callbacks(monitor).fit(X, Y)
@@ -121,7 +121,7 @@ def test_their_own_score_a_fit() -> None:
     assert scores[-1] == pytest.approx(model.score(X, Y))
 
 
-def test_they_reach_it_through_others() -> None:
+def test_callbacks_reach_estimator_inside_pipeline_and_search() -> None:
     sklearn_callback()
     recorder = Recorder()
     pipeline = make_pipeline(StandardScaler(), KernelRegressor(**SMALL))
@@ -143,7 +143,7 @@ class Counting(Callback):
         self.epochs.append(passed.epoch)
 
 
-def test_ours_are_a_parameter() -> None:
+def test_streamkern_callbacks_are_an_estimator_parameter() -> None:
     counting = Counting()
     model = KernelRegressor(**SMALL, callbacks=[counting]).fit(X, Y)
     assert counting.epochs == [1, 2, 3]
@@ -154,7 +154,7 @@ def test_ours_are_a_parameter() -> None:
 
 
 @pytest.mark.slow
-def test_before_scikit_learn_has_them() -> None:
+def test_estimators_work_without_scikit_learn_callbacks() -> None:
     code = (
         "import sys; sys.modules['sklearn.callback'] = None\n"
         "import numpy as np\n"

@@ -1,4 +1,4 @@
-"""Probabilities, sets and intervals of fitted estimators: saved, loaded, streamed, and refused."""
+"""Check probabilities, sets and intervals of fitted, saved, loaded and streamed models."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_small_tables_have_probabilities_by_default(tmp_path: Path) -> None:
     wrong = np.where(y[:400] == "yes", "no", "yes")
     labels, w = np.where(np.arange(400) % 4, y[:400], wrong), np.arange(400) % 4
     for class_weight in (None, "balanced"):
-        told = KernelClassifier(**quick, class_weight=class_weight).fit(X[:400], labels, w)
-        assert told.report_["calibration"]["rows"] == 300
-        assert np.abs(told.predict_proba(X[NEW])[:, 1] - p[NEW]).mean() < 0.1
+        weighted = KernelClassifier(**quick, class_weight=class_weight).fit(X[:400], labels, w)
+        assert weighted.report_["calibration"]["rows"] == 300
+        assert np.abs(weighted.predict_proba(X[NEW])[:, 1] - p[NEW]).mean() < 0.1
     for without in (
         KernelClassifier(**quick, calibrate=False).fit(X[:100], y[:100]),
         KernelClassifier(**quick, solver="sgd").fit(X[:150], y[:150]),
@@ -76,7 +76,7 @@ def test_small_tables_have_probabilities_by_default(tmp_path: Path) -> None:
             without.predict_proba(X)
 
 
-def test_a_search_over_the_centers_of_a_small_table_scores_probabilities() -> None:
+def test_search_over_n_centers_scores_probabilities() -> None:
     """Check the default of small tables, in which few rows are centers and all rows are for
     training."""
     quick: dict[str, Any] = {
@@ -98,7 +98,7 @@ def test_a_search_over_the_centers_of_a_small_table_scores_probabilities() -> No
         assert np.abs(model.predict_proba(X[NEW])[:, 1] - p[NEW]).mean() < 0.1, settings
 
 
-def test_probabilities(classifier: KernelClassifier, tmp_path: Path) -> None:
+def test_predict_proba_agrees_with_predict(classifier: KernelClassifier, tmp_path: Path) -> None:
     found = classifier.predict_proba(X[NEW])
     assert found.dtype == np.float64
     np.testing.assert_array_equal(
@@ -119,7 +119,9 @@ def test_probabilities(classifier: KernelClassifier, tmp_path: Path) -> None:
     }
 
 
-def test_sets_and_intervals(classifier: KernelClassifier, regressor: KernelRegressor) -> None:
+def test_prediction_sets_and_intervals_have_coverage(
+    classifier: KernelClassifier, regressor: KernelRegressor
+) -> None:
     labels, sets = classifier.predict(X[NEW], interval=0.95)
     np.testing.assert_array_equal(labels, classifier.predict(X[NEW]))
     assert sets[np.arange(500), (y[NEW] == "yes").astype(int)].mean() > 0.9
@@ -134,7 +136,7 @@ def test_sets_and_intervals(classifier: KernelClassifier, regressor: KernelRegre
     assert two.predict(X[:7], interval=0.9, normalised=True)[1].shape == (7, 2, 2)
 
 
-def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
+def test_normalised_intervals_follow_residual_scale(tmp_path: Path) -> None:
     """Check normalised intervals in memory, from a saved model, in files, and by the command."""
     hard = np.sin(X[:, 0]) + 0.3 * np.exp(1.5 * X[:, 1]) * rng.normal(size=1500)
     model = KernelRegressor(**QUICK).fit(X[FIT], hard[FIT], test=(X[NEW], hard[NEW]))
@@ -151,14 +153,14 @@ def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
     again = load(tmp_path / "m")
     np.testing.assert_array_equal(again.predict(X[NEW], interval=0.8, normalised=True)[1], ends)
     ingest(X[NEW], tmp_path / "x.zarr", y=hard[NEW])
-    whole = np.column_stack((values, ends))
+    full = np.column_stack((values, ends))
     again.predict(str(tmp_path / "x.zarr"), interval=0.8, normalised=True, out=tmp_path / "a.npy")
-    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), whole, atol=1e-4)
-    words = ["predict", str(tmp_path / "m"), str(tmp_path / "x.zarr"), str(tmp_path / "b.csv")]
-    assert main.run_command([*words, "--interval", "0.8", "--normalised"]) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), full, atol=1e-4)
+    arguments = ["predict", str(tmp_path / "m"), str(tmp_path / "x.zarr"), str(tmp_path / "b.csv")]
+    assert main.run_command([*arguments, "--interval", "0.8", "--normalised"]) == 0
     with open(tmp_path / "b.csv", encoding="utf-8") as file:
         rows = [[float(cell) for cell in list(row.values())[1:]] for row in csv.DictReader(file)]
-    np.testing.assert_allclose(rows, whole, atol=1e-4)
+    np.testing.assert_allclose(rows, full, atol=1e-4)
     with pytest.raises(ConfigError, match=r"interval=0\.99 needs more than 50 calibration rows"):
         model.predict(X, interval=0.99, normalised=True)
     with pytest.raises(ConfigError, match="normalised=True needs an interval; give interval"):
@@ -170,13 +172,15 @@ def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
     assert known is not None
     # as it was saved before
     model._fitted_ = replace(fitted, calibration=replace(known, normalised=None))
-    for place in ({}, {"out": tmp_path / "c.csv"}):
+    for location in ({}, {"out": tmp_path / "c.csv"}):
         with pytest.raises(ConfigError, match="normalised=True needs a residual scale"):
-            model.predict(X, interval=0.8, normalised=True, **place)
+            model.predict(X, interval=0.8, normalised=True, **location)
     assert model.predict(X[:3], interval=0.8)[1].shape == (3, 2)
 
 
-def test_what_is_refused(classifier: KernelClassifier, regressor: KernelRegressor) -> None:
+def test_unavailable_intervals_are_refused(
+    classifier: KernelClassifier, regressor: KernelRegressor
+) -> None:
     with pytest.raises(ConfigError, match=r"interval=0\.999 needs more than 100 calibration rows"):
         regressor.predict(X, interval=0.999)
     with pytest.raises(ConfigError, match="interval=2 must be a number between"):
@@ -197,7 +201,7 @@ def test_what_is_refused(classifier: KernelClassifier, regressor: KernelRegresso
         several.predict(X, interval=0.9)
 
 
-def test_on_the_command_line(
+def test_predict_and_evaluate_commands_give_probabilities(
     classifier: KernelClassifier, regressor: KernelRegressor, tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -207,9 +211,9 @@ def test_on_the_command_line(
     regressor.save(tmp_path / "r")
     ingest(X[NEW], tmp_path / "c.zarr", y=y[NEW])
     ingest(X[NEW], tmp_path / "r.zarr", y=t[NEW])
-    place = {name: str(tmp_path / name) for name in ("c", "r", "c.zarr", "r.zarr")}
+    location = {name: str(tmp_path / name) for name in ("c", "r", "c.zarr", "r.zarr")}
     out = str(tmp_path / "c.csv")
-    assert main.run_command(["predict", place["c"], place["c.zarr"], out, "--proba"]) == 0
+    assert main.run_command(["predict", location["c"], location["c.zarr"], out, "--proba"]) == 0
     with open(out, encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["row", "most_probable", "probability_no", "probability_yes"]
@@ -218,20 +222,27 @@ def test_on_the_command_line(
         classifier.predict_proba(X[NEW]), atol=1e-5,
     )  # fmt: skip
     out = str(tmp_path / "r.npy")
-    assert main.run_command(["predict", place["r"], place["r.zarr"], out, "--interval", "0.8"]) == 0
+    assert (
+        main.run_command(["predict", location["r"], location["r.zarr"], out, "--interval", "0.8"])
+        == 0
+    )
     values, ends = regressor.predict(X[NEW], interval=0.8)
     np.testing.assert_allclose(np.load(out), np.column_stack((values, ends)), atol=1e-5)
     capfd.readouterr()
-    assert main.run_command(["evaluate", place["c"], place["c.zarr"], "--json"]) == 0
-    said = capfd.readouterr().out
-    assert all(f'"{name}"' in said for name in ("log_loss", "brier", "ece", "coverage", "set_size"))
-    assert main.run_command(["evaluate", place["r"], place["r.zarr"]]) == 0
+    assert main.run_command(["evaluate", location["c"], location["c.zarr"], "--json"]) == 0
+    message = capfd.readouterr().out
+    assert all(
+        f'"{name}"' in message for name in ("log_loss", "brier", "ece", "coverage", "set_size")
+    )
+    assert main.run_command(["evaluate", location["r"], location["r.zarr"]]) == 0
     assert "width" in capfd.readouterr().out
     for wrong in (["--proba"], ["--interval", "1.5"]):
-        assert main.run_command(["predict", place["r"], place["r.zarr"], "x.csv", *wrong]) == 2
+        assert (
+            main.run_command(["predict", location["r"], location["r.zarr"], "x.csv", *wrong]) == 2
+        )
 
 
-def test_classes_of_a_store_are_sorted(tmp_path: Path) -> None:
+def test_classes_of_store_are_sorted(tmp_path: Path) -> None:
     """Check that columns of probabilities are sorted by class, as scikit-learn expects, for any
     order in the store."""
     names = np.array(["shoe", "coat", "bag"])
@@ -260,7 +271,7 @@ def test_classes_of_a_store_are_sorted(tmp_path: Path) -> None:
     assert np.mean(more.partial_fit(X, labels).predict(X) == labels) > 0.9
 
 
-def test_so_are_labels_that_look_like_numbers(tmp_path: Path) -> None:
+def test_numeric_text_labels_of_csv_are_sorted_classes(tmp_path: Path) -> None:
     for labels in (["01", "1", "002", "3"], ["-1", "+1", "1"], ["5", "123456789012345678901"]):
         which = np.arange(len(X)) % len(labels)
         rows = X[:, :1] * 0.1 + which[:, None]

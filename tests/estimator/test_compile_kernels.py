@@ -1,4 +1,4 @@
-"""Fits that compile the kernels of a GPU: each of them, on the stand-in for CuPy."""
+"""Check that every precompiling fit launches kernels on the fake CuPy."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from streamkern.basics.errors import BackendError, ConfigError
 from streamkern.cli.main import run_command
 from streamkern.estimator import compile_kernels as module
 from streamkern.estimator.compile_kernels import FITS, compile_kernels
-from tests import standin
-from tests.hostcuda import COMPILER
+from tests import fake_cupy
+from tests.host_cuda import COMPILER
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("part", range(4))
-def test_every_fit_launches_kernels(
+def test_every_precompiling_fit_launches_kernels(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Check that each fit compiles kernels; the stand-in writes a file for each, as CuPy does."""
-    standin.install(monkeypatch)
+    fake_cupy.install(monkeypatch)
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "GENERATED_ROWS", 150)
     monkeypatch.setattr(module, "FITS", dict(list(FITS.items())[part::4]))
-    launched, launch = set[str](), standin.ElementwiseKernel.__call__
+    launched, launch = set[str](), fake_cupy.ElementwiseKernel.__call__
 
-    def written(kernel: standin.ElementwiseKernel, *args: object, **options: object) -> None:
+    def written(kernel: fake_cupy.ElementwiseKernel, *args: object, **options: object) -> None:
         launched.add(kernel.name)
         (tmp_path / "cache").mkdir(exist_ok=True)
         (tmp_path / "cache" / kernel.name).touch()
         launch(kernel, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(standin.ElementwiseKernel, "__call__", written)
+    monkeypatch.setattr(fake_cupy.ElementwiseKernel, "__call__", written)
     assert run_command(["warmup", "--jobs", "1", "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
@@ -44,7 +44,7 @@ def test_every_fit_launches_kernels(
     assert err == ""
 
 
-def test_other_devices_and_numbers_are_refused() -> None:
+def test_compile_kernels_refuses_cpu_and_invalid_jobs() -> None:
     with pytest.raises(ConfigError, match="device='cpu' is not a GPU"):
         compile_kernels("cpu")
     for jobs in (0, 1.5, True):
@@ -53,7 +53,7 @@ def test_other_devices_and_numbers_are_refused() -> None:
 
 
 @pytest.mark.skipif("cupy" in __import__("sys").modules, reason="needs a machine without CuPy")
-def test_without_a_gpu_nothing_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_kernels_without_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FITS", dict(list(FITS.items())[:1]))
     for jobs in (1, 2):  # here, and in a process
         with pytest.raises(BackendError, match="cannot be used"):
@@ -64,7 +64,7 @@ def _killed(name: str, device: str) -> None:
     os._exit(3)
 
 
-def test_a_killed_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_compiler_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_fit", _killed)
     with pytest.raises(BackendError, match=r"a process that compiled .* was killed.*lower jobs"):
         compile_kernels("gpu", 2)

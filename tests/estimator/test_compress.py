@@ -1,4 +1,4 @@
-"""Models with fewer centers, against the least-squares problem solved by NumPy in float64."""
+"""Compare compressed models with least squares solved by NumPy in float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def regressor(**given: Any) -> sk.KernelRegressor:
     return sk.KernelRegressor(**usual | given).fit(X[:400], Y[:400])
 
 
-def test_the_weights_are_those_of_least_squares() -> None:
+def test_compressed_weights_solve_least_squares() -> None:
     model = regressor(scale="none", ridge=1e-6, precision="float64")
     rows = X[400:]
     small = sk.compress(model, rows, n_centers=40)
@@ -45,7 +45,7 @@ def test_the_weights_are_those_of_least_squares() -> None:
 
 
 @pytest.mark.parametrize("tolerance", [0.1, 0.01])
-def test_the_fewest_centers_within_the_tolerance_are_kept(tolerance: float) -> None:
+def test_compress_keeps_fewest_centers_within_tolerance(tolerance: float) -> None:
     model = regressor()
     small = sk.compress(model, X[400:], tolerance=tolerance)
     found = small.report_["compressed"]
@@ -56,14 +56,14 @@ def test_the_fewest_centers_within_the_tolerance_are_kept(tolerance: float) -> N
     assert small.n_centers_ - max(fewer) <= max(1, small.n_centers_ // 20)
 
 
-def test_a_store_gives_what_its_rows_give(tmp_path: Path) -> None:
+def test_compress_accepts_store(tmp_path: Path) -> None:
     model = regressor()
     sk.ingest_store(X[400:], tmp_path / "rows", y=Y[400:], shuffle=False)
     one, other = (sk.compress(model, rows, n_centers=30) for rows in (X[400:], tmp_path / "rows"))
     assert one.predict(X) == pytest.approx(other.predict(X), abs=1e-5)
 
 
-def test_a_classifier_keeps_its_probabilities_and_is_saved(tmp_path: Path) -> None:
+def test_compressed_classifier_keeps_calibration_and_can_be_saved(tmp_path: Path) -> None:
     usual: dict[str, Any] = {"kernel": "laplace", "metric": "none", "random_state": 0}
     model = sk.KernelClassifier(calibrate=True, **usual).fit(X[:600], LABELS[:600])
     small = sk.compress(model, X[600:], n_centers=100)
@@ -75,7 +75,7 @@ def test_a_classifier_keeps_its_probabilities_and_is_saved(tmp_path: Path) -> No
     assert small.score(X, LABELS) > model.score(X, LABELS) - 0.05
 
 
-def test_models_of_sparse_rows_and_of_tables_with_a_log_scale_are_compressed() -> None:
+def test_compress_accepts_sparse_and_log_scale_models() -> None:
     long = sp.csr_array((600, 9000), dtype=np.float32).tolil()
     long[:, 7::3000] = X[:600]
     rows = sp.csr_array(long)
@@ -90,7 +90,7 @@ def test_models_of_sparse_rows_and_of_tables_with_a_log_scale_are_compressed() -
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_memory_bounds_the_choice(dtype: str) -> None:
+def test_compress_respects_memory_budget(dtype: str) -> None:
     model = regressor(precision=dtype if dtype == "float64" else "exact")
     model.set_params(memory="8 MB")
     with pytest.raises(
@@ -106,16 +106,16 @@ def test_the_memory_bounds_the_choice(dtype: str) -> None:
     assert max(n for n, _ in small.report_["compressed"]["curve"]) == few
 
 
-def test_what_can_not_be_is_refused() -> None:
+def test_compress_refuses_invalid_arguments() -> None:
     model = regressor()
-    for wrong, words in (
+    for wrong, message in (
         ({"n_centers": 10, "tolerance": 0.1}, "give one of them"),
         ({"n_centers": 400}, "lower it"),
         ({"tolerance": 2.0}, "between 0 and 1"),
         ({"tolerance": "small"}, "between 0 and 1"),
         ({"tolerance": 1e-9}, "raise tolerance="),
     ):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=message):
             sk.compress(model, X[400:], **wrong)
     with pytest.raises(ConfigError, match=r"as many as X has rows.*more rows"):
         sk.compress(model, X[400:440], tolerance=1e-6)

@@ -1,4 +1,4 @@
-"""The estimators against scikit-learn's own checks, dense float64 formulas and each other."""
+"""Check the estimators with scikit-learn's checks and float64 formulas."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ CHECKED = [
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=5)
 @parametrize_with_checks(CHECKED, expected_failed_checks=expected_failures)
-def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
+def test_estimator_passes_scikit_learn_checks(estimator: Any, check: Any) -> None:
     try:
         check(estimator)
     except unittest.SkipTest as skipped:
@@ -108,7 +108,7 @@ def checks_of_array_libraries() -> str:
 
 
 @pytest.mark.slow
-def test_a_small_fit_waits_for_no_compiler() -> None:
+def test_small_fit_does_not_import_numba() -> None:
     code = """
 import sys
 import numpy as np
@@ -124,7 +124,7 @@ print("numba" in sys.modules)
 # --------------------------------------------------------------------------------- the solution
 
 
-def test_fitted_attributes_give_the_predictions() -> None:
+def test_fitted_attributes_reproduce_predictions() -> None:
     model = KernelRegressor(
         "laplace", n_centers=50, bandwidth=2.0, solver="block", epochs=2, scale="none", **SMALL
     ).fit(X, Y)
@@ -137,7 +137,7 @@ def test_fitted_attributes_give_the_predictions() -> None:
     np.testing.assert_allclose(model.predict(new), F, atol=1e-4)
 
 
-def test_converges_to_least_squares() -> None:
+def test_fit_converges_to_least_squares() -> None:
     centers = X[::5]
     model = KernelRegressor(
         kernel="laplace", centers=centers, bandwidth=2.0, epochs=200, scale="none", **SMALL
@@ -151,7 +151,7 @@ def test_converges_to_least_squares() -> None:
     np.testing.assert_allclose(model.predict(new), F, atol=5e-3 * np.ptp(Y))
 
 
-def test_ridge_is_kernel_ridge() -> None:
+def test_ridge_equals_kernel_ridge_regression() -> None:
     exact = KernelRidge(alpha=0.01 * len(X), kernel="rbf", gamma=0.5 / 1.5**2)
     exact.fit(X, Y - Y.mean(axis=0))
     model = KernelRegressor(
@@ -181,7 +181,7 @@ def test_defaults_reach_exact_least_squares_on_digits() -> None:
     assert model.score(digits[1300:], labels[1300:]) > accuracy_score(labels[1300:], exact) - 0.005
 
 
-def test_a_kernel_of_ones_own() -> None:
+def test_user_defined_kernel_is_fitted() -> None:
     class Lorentz(Kernel):
         def profile(self, sq: Any, xp: Any) -> Any:
             return 1 / (1 + sq) ** 2
@@ -198,7 +198,7 @@ def test_a_kernel_of_ones_own() -> None:
 
 
 @pytest.mark.slow
-def test_same_seed_same_bits_and_generators_as_in_scikit_learn() -> None:
+def test_equal_seeds_give_equal_bits() -> None:
     small = {"n_centers": 200, **QUICK}
     make = lambda seed: KernelRegressor(epochs=1, random_state=seed, **small).fit(X, Y)  # noqa: E731
     np.testing.assert_array_equal(make(3).dual_coef_, make(3).dual_coef_)
@@ -211,7 +211,7 @@ def test_same_seed_same_bits_and_generators_as_in_scikit_learn() -> None:
 # ------------------------------------------------------------------------- one fit after another
 
 
-def test_the_direct_solver_takes_one_pass_unless_passes_differ() -> None:
+def test_direct_solver_takes_one_pass_unless_passes_differ() -> None:
     model = KernelRegressor(solver="direct", ridge=1e-3, n_centers=60, **SMALL).fit(X, Y)
     assert model.report_["samples"] == 300
     assert "another epoch would bring the same" in model.report_["ended"]
@@ -222,7 +222,7 @@ def test_the_direct_solver_takes_one_pass_unless_passes_differ() -> None:
     assert noisy.report_["samples"] == 600
 
 
-def test_falkon_stops_at_the_tolerance() -> None:
+def test_falkon_stops_at_tolerance() -> None:
     passes = []
     for tolerance in (0.1, None, 1e-6):
         model = KernelRegressor(
@@ -240,7 +240,7 @@ def test_falkon_stops_at_the_tolerance() -> None:
 
 
 @pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4", "falkon"])
-def test_a_warm_start_goes_on_from_the_fit_before(solver: str) -> None:
+def test_warm_start_continues_from_previous_fit(solver: str) -> None:
     """Check that its first evaluation is that of a trained model, and that fits without it are
     equal.
 
@@ -264,7 +264,7 @@ def test_a_warm_start_goes_on_from_the_fit_before(solver: str) -> None:
     assert fresh.set_params(warm_start=False).fit(X, Y, test=(X, Y)).history_ == cold
 
 
-def test_a_warm_start_of_falkon_is_done_at_once() -> None:
+def test_warm_start_of_converged_falkon_stops_at_once() -> None:
     model = KernelClassifier(solver="falkon", ridge=1e-3, centers=X[:50], warm_start=True, **SMALL)
     model.fit(X, LABELS)
     first = model.report_["samples"]
@@ -280,7 +280,7 @@ def test_a_warm_start_of_falkon_is_done_at_once() -> None:
         model.set_params(centers=X[:40]).fit(X, LABELS)
 
 
-def test_a_warm_start_from_a_run_directory(tmp_path: Path) -> None:
+def test_warm_start_reads_run_directory(tmp_path: Path) -> None:
     model = KernelRegressor(n_centers=60, solver="block", run_dir=tmp_path / "a", **SMALL)
     model.fit(X, Y, test=(X, Y))
     still = {"run_dir": tmp_path / "b", "warm_start": tmp_path / "a", "epochs": 1}
@@ -295,7 +295,7 @@ def test_a_warm_start_from_a_run_directory(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- inputs
 
 
-def test_images_and_flat_rows_are_the_same_data() -> None:
+def test_images_equal_flat_rows() -> None:
     images = rng.integers(0, 256, (120, 3, 4, 2)).astype(np.uint8)
     labels = images[:, 0, 0, 0] > 127
     by_image = KernelClassifier(epochs=2, **QUICK).fit(images, labels)
@@ -325,7 +325,7 @@ def forms(X: Any, y: Any, make_zarr: Any, name: str) -> dict[str, tuple[Any, Any
     }
 
 
-def test_every_form_of_data(make_zarr: Any) -> None:
+def test_fit_accepts_every_data_format(make_zarr: Any) -> None:
     classes = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 0)
     # In float32, where the order in which moments are summed up changes no scaled feature.
     small = SMALL | {"epochs": 2, "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3}
@@ -343,7 +343,7 @@ def test_every_form_of_data(make_zarr: Any) -> None:
                 np.testing.assert_array_equal(model.classes_, [0, 1, 2], err_msg=name)
 
 
-def test_streamed_labels_need_not_be_numbers_from_zero() -> None:
+def test_streamed_labels_may_be_any_integers() -> None:
     import dask.array as da
 
     y = np.where(X[:, 0] > 0, 7, -3)
@@ -358,7 +358,7 @@ def test_streamed_labels_need_not_be_numbers_from_zero() -> None:
     assert integers.predict(lazy[0]).shape == (300,)
 
 
-def test_classes_of_a_csv_are_numbers_where_64_bits_hold_all_of_them(tmp_path: Path) -> None:
+def test_csv_classes_are_integers_if_64_bits_hold_them(tmp_path: Path) -> None:
     X = np.float32([[0, 0], [1, 1]] * 10)
     for k, names in enumerate((("1", "9223372036854775811"), ("1", "007"), ("-3", "7"))):
         rows = [f"{a:g},{b:g},{names[int(a)]}" for a, b in X.tolist()]
@@ -371,7 +371,7 @@ def test_classes_of_a_csv_are_numbers_where_64_bits_hold_all_of_them(tmp_path: P
         assert [str(label) for label in model.predict(X[:2])] == list(names)
 
 
-def test_predictions_written_to_zarr(tmp_path: Path) -> None:
+def test_predict_writes_zarr(tmp_path: Path) -> None:
     model = KernelClassifier(epochs=2, **QUICK).fit(X, LABELS)
     assert model.predict(X, out=tmp_path / "p.zarr") is None
     group = zarr.open_group(tmp_path / "p.zarr", mode="r")
@@ -386,7 +386,7 @@ def test_predictions_written_to_zarr(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_scaling_is_part_of_the_model_and_noise_is_not() -> None:
+def test_scaling_is_saved_with_model_but_noise_is_not() -> None:
     raw = X * [1, 10, 100, 1000] + 5
     scaled = (raw - raw.mean(axis=0)) / raw.std(axis=0)
     small = SMALL | {"solver": "block"}
@@ -406,7 +406,7 @@ def test_scaling_is_part_of_the_model_and_noise_is_not() -> None:
     assert set(noisy.centers_.ravel()) <= set(X.astype(np.float32).ravel())
 
 
-def test_held_out_data_is_evaluated_every_epoch() -> None:
+def test_test_set_is_evaluated_every_epoch() -> None:
     model = KernelClassifier(epochs=3, solver="block", **SMALL).fit(
         X[:200], LABELS[:200], test=(X[200:], LABELS[200:])
     )
@@ -418,7 +418,7 @@ def test_held_out_data_is_evaluated_every_epoch() -> None:
 # ---------------------------------------------------------------------------------- partial_fit
 
 
-def test_partial_fit_warns_if_all_rows_of_the_first_block_have_one_class() -> None:
+def test_partial_fit_warns_if_first_block_has_one_class() -> None:
     model = KernelClassifier(**QUICK, n_centers=20)
     low = LABELS == "low"
     with pytest.warns(UserWarning, match="all rows of the first block .* are of class 'low', but"):
@@ -426,7 +426,7 @@ def test_partial_fit_warns_if_all_rows_of_the_first_block_have_one_class() -> No
     model.partial_fit(X[~low], LABELS[~low])  # without a warning
 
 
-def test_partial_fit_of_one_block_is_fit() -> None:
+def test_partial_fit_of_one_block_equals_fit() -> None:
     """Check solvers without rows as centers, because `fit` knows the share of these in all rows."""
     # 90 steps: enough for the guard to look at them twice.
     # With rows that are others in every epoch, as those of later blocks are.
@@ -439,11 +439,11 @@ def test_partial_fit_of_one_block_is_fit() -> None:
     np.testing.assert_array_equal(fit.predict(X), partial.predict(X))
 
 
-def test_later_blocks_are_computed_with_what_the_first_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_blocks_use_accelerator_of_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
 
-    def noted(*asked: Any) -> Any:
-        backend = get_backend(*asked)
+    def noted(*requested: Any) -> Any:
+        backend = get_backend(*requested)
         used.append(backend.accelerator)
         return backend
 
@@ -454,7 +454,7 @@ def test_later_blocks_are_computed_with_what_the_first_was(monkeypatch: pytest.M
     assert used == ["none", "none"]
 
 
-def test_blocks_add_up() -> None:
+def test_partial_fit_score_improves_with_blocks() -> None:
     features, y = make_friedman1(4500, n_features=5, noise=0.5, random_state=0)
     y -= y.mean()
     model = KernelRegressor(n_centers=200, scale="none", **SMALL)
@@ -471,7 +471,7 @@ def test_blocks_add_up() -> None:
     assert scores[-1] > exact - 0.02
 
 
-def test_partial_fit_goes_on_after_pickling() -> None:
+def test_partial_fit_continues_after_pickling() -> None:
     for solver in ("block", "eigenpro4"):
         stay, travel = (KernelRegressor(solver=solver, **SMALL) for _ in range(2))
         for block in (slice(0, 100), slice(100, 200), slice(200, 300)):
@@ -480,7 +480,7 @@ def test_partial_fit_goes_on_after_pickling() -> None:
         np.testing.assert_array_equal(stay.dual_coef_, travel.dual_coef_)
 
 
-def test_a_block_that_diverges_counts_as_not_seen() -> None:
+def test_diverged_block_leaves_model_unchanged() -> None:
     model = KernelRegressor(**SMALL).partial_fit(X, Y)
     before, seen = model.dual_coef_, model.report_["samples"]
     with pytest.raises(DivergenceError, match="diverged on this block"), np.errstate(all="ignore"):
@@ -491,7 +491,7 @@ def test_a_block_that_diverges_counts_as_not_seen() -> None:
     assert model.dual_coef_ is not before
 
 
-def test_partial_fit_keeps_the_scaling_of_the_first_block() -> None:
+def test_partial_fit_keeps_scaling_of_first_block() -> None:
     model = KernelRegressor(transforms=[{"kind": "scale", "mode": "feature"}], **SMALL)
     model.partial_fit(X[:150], Y[:150])
     before = model._state.fixed[0].mean
@@ -499,7 +499,7 @@ def test_partial_fit_keeps_the_scaling_of_the_first_block() -> None:
     np.testing.assert_array_equal(model._state.fixed[0].mean, before)
 
 
-def test_partial_fit_of_a_smaller_block_and_of_streams() -> None:
+def test_partial_fit_accepts_smaller_blocks_and_streams() -> None:
     model = KernelClassifier(**SMALL).partial_fit(X, LABELS)
     model.partial_fit(X[:3], LABELS[:3])
     model.partial_fit(ArraySource(X, LABELS))
@@ -510,7 +510,7 @@ def test_partial_fit_of_a_smaller_block_and_of_streams() -> None:
     assert model.report_["samples"] == 100
 
 
-def test_partial_fit_refuses_what_it_can_not_use(tmp_path: Path) -> None:
+def test_partial_fit_refuses_invalid_input(tmp_path: Path) -> None:
     few = KernelClassifier(**SMALL).partial_fit(X[:50], np.arange(50) % 2)
     after, values = few._fitted_, KernelRegressor(**SMALL).partial_fit(X, Y)
     for call, message in (
@@ -532,7 +532,7 @@ def test_partial_fit_refuses_what_it_can_not_use(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- persistence and errors
 
 
-def test_a_run_directory_makes_fit_resumable(tmp_path: Path) -> None:
+def test_run_directory_makes_fit_resumable(tmp_path: Path) -> None:
     make = lambda **more: KernelClassifier(run_dir=tmp_path / "run", epochs=3, **more)  # noqa: E731
     first = make().fit(X, LABELS)
     again = make(threads=1).fit(X, LABELS)
@@ -545,7 +545,7 @@ def test_a_run_directory_makes_fit_resumable(tmp_path: Path) -> None:
         make(random_state=None).fit(X, LABELS)
 
 
-def test_an_interrupted_fit_goes_on(tmp_path: Path) -> None:
+def test_interrupted_fit_resumes(tmp_path: Path) -> None:
     calls = 0
 
     def interrupting(X: Any, Y: Any, rng: Any) -> Any:
@@ -561,8 +561,8 @@ def test_an_interrupted_fit_goes_on(tmp_path: Path) -> None:
     with pytest.raises(TrainingInterrupted, match=r"stopped by SIGINT after \d+ samples"):
         model.fit(X, Y)
     model.fit(X, Y)
-    whole = clone(model).set_params(run_dir=None).fit(X, Y)
-    np.testing.assert_array_equal(model.dual_coef_, whole.dual_coef_)
+    uninterrupted = clone(model).set_params(run_dir=None).fit(X, Y)
+    np.testing.assert_array_equal(model.dual_coef_, uninterrupted.dual_coef_)
     assert model.report_["samples"] == 1500
 
 
@@ -588,14 +588,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_wrong_settings_are_one_sentence() -> None:
+def test_invalid_settings_give_one_sentence() -> None:
     for settings, message in WRONG:
         with pytest.raises((ConfigError, DataError), match=message) as raised:
             KernelRegressor(**SMALL, **settings).fit(X, Y)
         assert "\n" not in str(raised.value)
 
 
-def test_wrong_data_is_one_sentence(make_zarr: Any) -> None:
+def test_invalid_data_gives_one_sentence(make_zarr: Any) -> None:
     with pytest.raises(NotFittedError):
         KernelRegressor().score(ArraySource(X, Y))
     model = KernelRegressor(epochs=1, **QUICK).fit(X, Y)
@@ -622,7 +622,7 @@ def test_wrong_data_is_one_sentence(make_zarr: Any) -> None:
             call()
 
 
-def test_r2_of_a_stream_with_a_constant_output() -> None:
+def test_r2_of_stream_with_constant_output() -> None:
     constant = np.stack([Y[:, 0], np.ones(300)], axis=1)
     model = KernelRegressor(epochs=1, **QUICK).fit(X, constant)
     expected = r2_score(constant, model.predict(X))
@@ -638,7 +638,7 @@ def curved(solver: str, **more: Any) -> KernelRegressor:
     return KernelRegressor("laplace", bandwidth=3.0, solver=solver, **settings)
 
 
-def test_the_loss_curve_is_in_squares_of_the_units_of_y() -> None:
+def test_loss_curve_is_in_squared_units_of_y() -> None:
     """Check that the curve is the variance for tiny steps, and the remaining error for a
     solution."""
     y, options = 1e3 * Y[:256] + 7e5, {"batch_size": 8, "epochs": 1, "n_centers": "auto"}
@@ -649,12 +649,12 @@ def test_the_loss_curve_is_in_squares_of_the_units_of_y() -> None:
         np.testing.assert_allclose(fitted.loss_curve_, [np.mean(error**2)], rtol=1e-3)
 
 
-def test_partial_fit_adds_to_the_loss_curve() -> None:
-    whole, parts = curved("eigenpro3").fit(X, Y), curved("eigenpro3").partial_fit(X, Y)
+def test_partial_fit_extends_loss_curve() -> None:
+    full, parts = curved("eigenpro3").fit(X, Y), curved("eigenpro3").partial_fit(X, Y)
     assert (
-        (whole.n_iter_, len(whole.loss_curve_)) == (parts.n_iter_, len(parts.loss_curve_)) == (3, 3)
+        (full.n_iter_, len(full.loss_curve_)) == (parts.n_iter_, len(parts.loss_curve_)) == (3, 3)
     )
-    assert whole.loss_curve_[-1] < whole.loss_curve_[0]
+    assert full.loss_curve_[-1] < full.loss_curve_[0]
     first = parts.loss_curve_
     pickle.loads(pickle.dumps(parts)).partial_fit(X[:50], Y[:50])
     parts.partial_fit(X[:50], Y[:50])
@@ -668,9 +668,7 @@ def test_partial_fit_adds_to_the_loss_curve() -> None:
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon", "eigenpro3", "block", "eigenpro4"])
-def test_the_loss_curve_has_the_loss_of_the_model_after_every_epoch(
-    solver: str, tmp_path: Path
-) -> None:
+def test_loss_curve_is_loss_after_every_epoch(solver: str, tmp_path: Path) -> None:
     """Check the curve after a fit, after save and load, and in the log of the run."""
     y, ridge = Y[:, 0], 1e-4 if solver in ("direct", "falkon") else "auto"
     model = curved(solver, batch_size=32, epochs=7, ridge=ridge).fit(X, y)
@@ -686,7 +684,7 @@ def test_the_loss_curve_has_the_loss_of_the_model_after_every_epoch(
     assert [r["train_mse"] for r in logged] == curve
 
 
-def test_a_fit_that_was_done_before_has_its_loss_curve(tmp_path: Path) -> None:
+def test_repeated_fit_restores_loss_curve(tmp_path: Path) -> None:
     first = curved("block", run_dir=tmp_path).fit(X, Y)
     assert len(first.loss_curve_) == 3
     for again in (curved("block", run_dir=tmp_path).fit(X, Y), streamkern.load(tmp_path)):
@@ -702,7 +700,7 @@ def test_small_fits_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
         assert capfd.readouterr() == ("", ""), verbose
 
 
-def test_verbose_fits_say_where_they_are(
+def test_verbose_fits_print_progress(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Line, "PERIODS_S", dict.fromkeys(Line.PERIODS_S, 0.0))

@@ -1,4 +1,4 @@
-"""Files are taken alike by every door: several of them, and without names of columns."""
+"""Check that all entry points accept several files, and files without column names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X, W = R.normal(size=(N, 3)), R.random(N) + 0.5
 Y = 2 * X[:, 0]
 
 
-def test_several_files_are_predicted_and_scored(
+def test_predict_and_score_accept_several_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -38,7 +38,7 @@ def test_several_files_are_predicted_and_scored(
 
 
 @pytest.mark.slow
-def test_places_of_targets_and_weights_in_files_without_names_are_remembered(
+def test_target_position_of_headerless_file_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -58,7 +58,7 @@ def test_places_of_targets_and_weights_in_files_without_names_are_remembered(
             assert sk.evaluate(known, "t.csv")["r2"] == pytest.approx(known.score(X, Y, weights))
 
 
-def test_no_temporary_store_outlives_the_call_that_made_it(
+def test_temporary_stores_are_deleted_after_each_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -1,4 +1,4 @@
-"""An estimator has the fit before or the fit after, whatever ends a fit and whoever looks on."""
+"""Check that an interrupted or failed fit leaves a consistent estimator."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_fitted_arrays_are_read_only(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:X (has|does not have valid) feature names")
-def test_what_was_chosen_has_attributes(tmp_path: Path) -> None:
+def test_chosen_settings_are_fitted_attributes(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(90, 3))
     y = np.stack((np.sin(X[:, 0]), X[:, 1]), axis=1)
     given = KernelRegressor(ridge=1e-3, solver="block", n_centers=20, epochs=1).fit(X, y[:, 0])
@@ -107,7 +107,7 @@ def test_what_was_chosen_has_attributes(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")
-def test_after_a_fit_that_fails_everything_is_as_before() -> None:
+def test_failed_fit_leaves_estimator_unchanged() -> None:
     (X, y), (other, words) = DATA[0], DATA[1]
     model = KernelClassifier(**SETTINGS).fit(X, y)
     before, known = answers(model), vars(model)["_fitted_"]
@@ -123,7 +123,7 @@ def test_after_a_fit_that_fails_everything_is_as_before() -> None:
 
 
 @pytest.mark.parametrize("kind", [KernelClassifier, KernelRegressor])
-def test_a_first_fit_that_fails_leaves_it_unfitted(kind: Any, tmp_path: Path) -> None:
+def test_failed_first_fit_leaves_estimator_unfitted(kind: Any, tmp_path: Path) -> None:
     X, y = ROWS, SIDE.astype(float)
     model = kind(**SETTINGS)
     with pytest.raises(StreamkernError):
@@ -157,7 +157,7 @@ class Interrupting(Callback):
             time.sleep(0.01)
 
 
-def test_after_an_interrupt_it_is_the_model_that_was_saved(tmp_path: Path) -> None:
+def test_interrupted_fit_leaves_saved_model(tmp_path: Path) -> None:
     X, y = ROWS, np.where(SIDE, "a", "b")
     model = KernelClassifier(**SETTINGS | {"epochs": 3}).fit(*DATA[2])
     model.set_params(run_dir=tmp_path / "run", callbacks=[Interrupting()])
@@ -167,11 +167,11 @@ def test_after_an_interrupt_it_is_the_model_that_was_saved(tmp_path: Path) -> No
     assert answers(model) == answers(saved)
     assert (model.n_iter_, list(model.classes_)) == (1, ["a", "b"])
     model.set_params(callbacks=()).fit(X, y)
-    whole = KernelClassifier(**SETTINGS | {"epochs": 3}).fit(X, y)
-    assert (model.n_iter_, answers(model)) == (3, answers(whole))
+    uninterrupted = KernelClassifier(**SETTINGS | {"epochs": 3}).fit(X, y)
+    assert (model.n_iter_, answers(model)) == (3, answers(uninterrupted))
 
 
-def test_blocks_of_two_threads_are_both_learned() -> None:
+def test_concurrent_partial_fits_are_both_learned() -> None:
     X, y = ROWS, ROWS[:, 0]
     blocks = [(X[10:25], y[10:25]), (X[25:], y[25:])]
     model = KernelRegressor(**SETTINGS | {"n_centers": 8}).partial_fit(X[:10], y[:10])
@@ -283,9 +283,9 @@ class Fits(RuleBasedStateMachine):
     def is_saved_and_loaded(self) -> None:
         if self.now is None:
             return
-        place = Path(self.folder.name) / str(time.monotonic_ns())
-        self.model.save(place)
-        self.model = load(place).set_params(**self.settings())
+        path = Path(self.folder.name) / str(time.monotonic_ns())
+        self.model.save(path)
+        self.model = load(path).set_params(**self.settings())
         # What was loaded leaves the state of its solver where it was.
         self.only_a_model, self.loaded = not self.blocks or self.loaded, True
         assert answers(self.model) == self.now
@@ -322,7 +322,7 @@ class Writing(Callback):
 
 
 @pytest.mark.parametrize("mapped", ["X", "y"])  # weights are copied
-def test_a_memory_map_that_changes_meanwhile_is_refused(tmp_path: Path, mapped: str) -> None:
+def test_memory_map_that_changes_during_fit_is_refused(tmp_path: Path, mapped: str) -> None:
     given: dict[str, Any] = {"X": ROWS, "y": ROWS[:, 0]}
     np.save(tmp_path / "a.npy", given[mapped])
     given[mapped] = np.load(tmp_path / "a.npy", mmap_mode="r")

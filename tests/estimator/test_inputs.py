@@ -1,4 +1,4 @@
-"""Data frames as they are, in estimators: encoded as `ingest` does, and by the model ever after."""
+"""Check that estimators encode data frames as `ingest` does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model() -> sk.KernelRegressor:
 
 
 @pytest.mark.slow
-def test_a_frame_trains_as_its_csv_does(tmp_path: Path, model: sk.KernelRegressor) -> None:
+def test_frame_trains_like_its_csv(tmp_path: Path, model: sk.KernelRegressor) -> None:
     write_csv(troubled(N).drop(columns="nothing"), tmp_path / "t.csv")
     spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=TARGET, drop=ID)
     assert spec.encoder is not None
@@ -48,7 +48,7 @@ def test_a_frame_trains_as_its_csv_does(tmp_path: Path, model: sk.KernelRegresso
     assert model.n_features_in_ == X.shape[1]
 
 
-def test_rows_are_encoded_by_the_model(model: sk.KernelRegressor) -> None:
+def test_model_encodes_rows_to_predict(model: sk.KernelRegressor) -> None:
     X, _ = data(1)
     answers = model.predict(X)
     np.testing.assert_array_equal(model.predict(X[list(X)[::-1]]), answers)
@@ -64,7 +64,7 @@ def test_rows_are_encoded_by_the_model(model: sk.KernelRegressor) -> None:
         assert np.isfinite(model.predict(new)).all()
 
 
-def test_a_saved_model_takes_raw_rows(tmp_path: Path, model: sk.KernelRegressor) -> None:
+def test_loaded_model_encodes_raw_rows(tmp_path: Path, model: sk.KernelRegressor) -> None:
     X, y = data(1)
     model.save(tmp_path / "model")
     again = sk.load(tmp_path / "model")
@@ -76,7 +76,7 @@ def test_a_saved_model_takes_raw_rows(tmp_path: Path, model: sk.KernelRegressor)
 
 
 @pytest.mark.slow
-def test_a_classifier_and_its_habits() -> None:
+def test_classifier_of_frame_supports_scikit_learn_tools() -> None:
     X, y = data()
     labels = np.where(y > y.median(), "dear", "cheap")
     scores = cross_val_score(sk.KernelClassifier(**FAST), X, labels, cv=3)
@@ -88,7 +88,7 @@ def test_a_classifier_and_its_habits() -> None:
     assert "City" in model.report_["encoder"]
 
 
-def test_categories_of_numbers_are_categories() -> None:
+def test_numeric_categories_are_categorical() -> None:
     X = pd.DataFrame({"a": pd.Categorical([3, 1, 2] * 40), "b": np.arange(120.0)})
     model = sk.KernelRegressor(**FAST).fit(X, np.arange(120.0) % 3)
     assert model._state.schema.columns == ("a=1", "a=2", "a=3", "b")
@@ -96,7 +96,7 @@ def test_categories_of_numbers_are_categories() -> None:
     assert plain._state.schema.columns == ("a", "b")
 
 
-def test_dates_and_numbers_are_a_table() -> None:
+def test_frame_of_dates_and_numbers_is_encoded() -> None:
     """Check dates of every unit and with time zones; durations are numbers."""
     days = pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(300), "h")
     y = np.asarray(days.hour, float)
@@ -107,14 +107,14 @@ def test_dates_and_numbers_are_a_table() -> None:
         assert model.score(frame, y) > 0.8
 
 
-def test_text_of_numbers_says_what_it_is() -> None:
+def test_numeric_text_is_refused_as_ambiguous() -> None:
     """Check that text of numbers is refused, because 01 and 1 may be two houses or one number."""
     houses = np.array(["01", "1", "10115"])
-    said = r"'house' is text in which all is written as numbers: .*float}\), .*\"category"
+    message = r"'house' is text in which all is written as numbers: .*float}\), .*\"category"
     which = np.arange(120) % 3
     X = pd.DataFrame({"house": houses[which], "b": np.arange(120.0)})
     for frame in (X, X[["house"]], X.assign(b="x"), X.astype({"house": object})):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             sk.KernelRegressor(**FAST).fit(frame, which)
     model = sk.KernelRegressor(**FAST).fit(X.astype({"house": "category"}), which)
     assert model._state.schema.columns == ("house=01", "house=1", "house=10115", "b")
@@ -125,7 +125,7 @@ def test_text_of_numbers_says_what_it_is() -> None:
     )
 
 
-def test_names_insisted_on() -> None:
+def test_unique_names_need_explicit_category_dtype() -> None:
     X = pd.DataFrame({"name": [f"n{k}" for k in range(120)], "b": np.arange(120.0)})
     with pytest.raises(DataError, match=r'or call it categorical \(.*X.astype\(.*"category"}\)\)$'):
         sk.KernelRegressor(**FAST).fit(X, X["b"])
@@ -133,7 +133,7 @@ def test_names_insisted_on() -> None:
     assert "120 words" in model.report_["encoder"]["name"]
 
 
-def test_columns_that_are_encoded_have_names() -> None:
+def test_encoded_columns_need_string_names() -> None:
     """Check that encoded columns have distinct names of type str, in `predict` too."""
     X, y = pd.DataFrame({0: pd.Categorical([3, 1, 2] * 40), 1: np.arange(120.0)}), np.arange(120.0)
     with pytest.raises(DataError, match=r"not numbers, '0', .*'0', '1' are not; convert"):
@@ -144,9 +144,9 @@ def test_columns_that_are_encoded_have_names() -> None:
         model.predict(twice)
 
 
-def test_other_rows_are_refused(model: sk.KernelRegressor) -> None:
+def test_rows_with_other_columns_are_refused(model: sk.KernelRegressor) -> None:
     X, _ = data(1)
-    for rows, words in (
+    for rows, message in (
         (X.to_numpy(), r"X is a ndarray, but .*; give a data frame with the columns"),
         (X.drop(columns="City"), "X lacks 'City'; give the columns trained on"),
         (X.assign(other=1), "X has 'other' besides"),
@@ -154,11 +154,11 @@ def test_other_rows_are_refused(model: sk.KernelRegressor) -> None:
         (X.assign(since=3), "X, row 0, column 'since' is '3', which is not a date"),
         (X.assign(size=np.inf), "X, row 0, column 'size' is 'inf', which is infinite"),
     ):
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(DataError, match=message):
             model.predict(rows)
 
 
-def test_partial_fit_goes_on_in_the_same_encoding() -> None:
+def test_partial_fit_keeps_encoding() -> None:
     X, y = data()
     model = sk.KernelRegressor(**FAST)
     model.partial_fit(X, y)
@@ -168,7 +168,7 @@ def test_partial_fit_goes_on_in_the_same_encoding() -> None:
     assert np.isfinite(model.predict(X)).all()
 
 
-def test_a_frame_of_numbers_is_as_before() -> None:
+def test_frame_of_numbers_is_not_encoded() -> None:
     X = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 3)), columns=list("abc"))
     model = sk.KernelRegressor(**FAST | {"n_centers": 20}).fit(X, X["a"])
     assert model._state.schema.encoder is None
@@ -178,7 +178,7 @@ def test_a_frame_of_numbers_is_as_before() -> None:
 
 
 @pytest.mark.parametrize("cell", [{"left": 0.0}, [1], b"red"], ids=["struct", "list", "bytes"])
-def test_a_cell_that_is_no_word_is_refused_with_its_position(cell: Any) -> None:
+def test_cell_that_is_not_text_is_refused_with_position(cell: Any) -> None:
     """Check a cell in the frame of a prediction, such as an interval of polars."""
     frame = pd.DataFrame({"x": np.sin(np.arange(40.0)), "word": ["red", "blue"] * 20})
     model = sk.KernelRegressor(n_centers=9, metric="none").fit(frame, frame["x"])

@@ -1,4 +1,4 @@
-"""Labels of every dtype come back from `predict` and `load` as they were, or are refused."""
+"""Check that labels of every dtype survive `predict` and `load`, or are refused."""
 
 from __future__ import annotations
 
@@ -135,36 +135,36 @@ MISSING: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("part", range(3))
-def test_labels_of_every_dtype_are_what_they_were(part: int, tmp_path: Path) -> None:
+def test_labels_keep_their_dtype(part: int, tmp_path: Path) -> None:
     """Check dtypes of every kind, in three parts."""
     for number, (name, y) in enumerate(list(KEPT.items())[part::3]):
         given = np.asarray(y)
-        wanted = given.astype(object) if given.dtype.kind == "T" else given
+        expected = given.astype(object) if given.dtype.kind == "T" else given
         if name in ("polars", "Arrow"):
-            wanted = given.astype(object)
-        elif wanted.dtype.kind == "O" and not isinstance(given[0], str):
-            wanted = np.array(given.tolist())
+            expected = given.astype(object)
+        elif expected.dtype.kind == "O" and not isinstance(given[0], str):
+            expected = np.array(given.tolist())
         model = KernelClassifier(**SETTINGS).fit(X, y)
         model.save(tmp_path / str(number))
         loaded = load(tmp_path / str(number))
         block = KernelClassifier(**SETTINGS).partial_fit(X, y, classes=y)
         for each in (model, loaded, block):
             found = each.predict(X)
-            assert found.dtype == wanted.dtype, name
+            assert found.dtype == expected.dtype, name
             assert each.classes_.dtype == found.dtype, name
-            assert set(each.classes_.tolist()) == set(wanted.tolist()), name
+            assert set(each.classes_.tolist()) == set(expected.tolist()), name
             assert all(type(a) is type(b) for a, b in zip(each.classes_, found, strict=False)), name
-            assert np.mean(found == wanted) == each.score(X, y) > 0.5, name
+            assert np.mean(found == expected) == each.score(X, y) > 0.5, name
         np.testing.assert_array_equal(model.predict(X), loaded.predict(X))
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning")
-def test_other_labels_are_refused_with_their_row() -> None:
-    for name, (y, said) in REFUSED.items():
-        with pytest.raises(DataError, match=said) as refused:
+def test_unsupported_labels_are_refused_with_row() -> None:
+    for name, (y, message) in REFUSED.items():
+        with pytest.raises(DataError, match=message) as refused:
             KernelClassifier(**SETTINGS).fit(X, y)
-        assert said == "continuous" or "row " in str(refused.value), name
-        with pytest.raises(DataError, match=said):
+        assert message == "continuous" or "row " in str(refused.value), name
+        with pytest.raises(DataError, match=message):
             KernelClassifier(**SETTINGS).partial_fit(X, y)
     for name, y in MISSING.items():
         with pytest.raises(DataError, match=NO_LABEL) as refused:
@@ -173,7 +173,7 @@ def test_other_labels_are_refused_with_their_row() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The number of unique classes")
-def test_numbers_that_would_be_many_classes_are_values() -> None:
+def test_integers_with_many_values_are_refused_as_classes() -> None:
     values = np.random.default_rng(1).permutation(120) % 80  # 80 classes of 1 or 2 rows
     rows = np.random.default_rng(2).normal(size=(120, 2))
     for y in (values, values.astype(float), values.astype("u1"), dask.array.from_array(values)):
@@ -188,10 +188,10 @@ def test_numbers_that_would_be_many_classes_are_values() -> None:
         assert len(KernelClassifier(**SETTINGS).fit(X, y).classes_) == len(set(y.tolist()))
 
 
-def test_the_remedy_is_one() -> None:
+def test_remedy_for_labels_works() -> None:
     fitted = KernelClassifier(**SETTINGS)
-    for name, (y, said) in REFUSED.items():
-        if said in (OTHER, "with a time zone"):
+    for name, (y, message) in REFUSED.items():
+        if message in (OTHER, "with a time zone"):
             with pytest.raises(DataError) as refused:
                 fitted.fit(X, y)
             remedy = str(refused.value).partition(" give y=")[2].partition(", for example")[0]
@@ -200,6 +200,6 @@ def test_the_remedy_is_one() -> None:
             )
 
 
-def test_a_column_of_labels_is_one_dimension() -> None:
+def test_label_column_vector_gives_one_dimension() -> None:
     with pytest.warns(DataConversionWarning):
         assert KernelClassifier(**SETTINGS).fit(X, WHICH[:, None]).predict(X).shape == (N,)

@@ -59,32 +59,36 @@ def classifier() -> KernelClassifier:
     return KernelClassifier(**SMALL).fit(X, LABELS)
 
 
-def assert_answers(lazy: Any, wanted: np.ndarray, reads: Reads) -> None:
+def assert_answers(lazy: Any, desired: np.ndarray, reads: Reads) -> None:
     assert isinstance(lazy, da.Array)
     assert reads.count == 0
-    assert (lazy.shape, lazy.dtype) == (wanted.shape, wanted.dtype)
+    assert (lazy.shape, lazy.dtype) == (desired.shape, desired.dtype)
     assert lazy.chunks[0] == (70, 70, 70, 70, 20)
-    assert_rounded(lazy[70:140].compute(), wanted[70:140])
+    assert_rounded(lazy[70:140].compute(), desired[70:140])
     assert reads.count <= 2  # that block alone, from two of the columns each
-    assert_rounded(lazy.compute(), wanted)
+    assert_rounded(lazy.compute(), desired)
 
 
-def assert_rounded(answer: np.ndarray, wanted: np.ndarray) -> None:
+def assert_rounded(answer: np.ndarray, desired: np.ndarray) -> None:
     """Check that labels are equal, and values up to the rounding of float32: a product of few rows
     may sum in another order."""
-    if wanted.dtype.kind == "f":
-        np.testing.assert_allclose(answer, wanted, atol=1e-4)
+    if desired.dtype.kind == "f":
+        np.testing.assert_allclose(answer, desired, atol=1e-4)
     else:
-        np.testing.assert_array_equal(answer, wanted)
+        np.testing.assert_array_equal(answer, desired)
 
 
-def test_blocks_of_the_rows_of_a_tile_are_the_same_bits(regressor: KernelRegressor) -> None:
+def test_lazy_predictions_of_tile_sized_blocks_are_bit_identical(
+    regressor: KernelRegressor,
+) -> None:
     rows = rng.normal(size=(2500, 4))
     lazy = regressor.predict(da.from_array(rows, chunks=(EVALUATED_ROWS, 4)))
     np.testing.assert_array_equal(lazy.compute(), regressor.predict(rows))
 
 
-def test_predictions_stay_lazy(regressor: KernelRegressor, classifier: KernelClassifier) -> None:
+def test_predictions_of_dask_arrays_are_lazy(
+    regressor: KernelRegressor, classifier: KernelClassifier
+) -> None:
     flat = KernelRegressor(**SMALL).fit(X, Y[:, 0])
     two = KernelClassifier(**SMALL).fit(X, LABELS == "mid")
     methods = ("predict", "decision_function", "predict_values")
@@ -96,7 +100,7 @@ def test_predictions_stay_lazy(regressor: KernelRegressor, classifier: KernelCla
         assert_answers(answer(reads.rows), answer(X), reads)
 
 
-def test_answers_are_of_the_model_at_the_call() -> None:
+def test_lazy_predictions_use_model_at_call() -> None:
     for method in ("fit", "partial_fit"):
         model = getattr(KernelRegressor(**SMALL), method)(X, Y)
         expected, lazy = model.predict(X), model.predict(da.from_array(X, chunks=(100, 4)))
@@ -104,7 +108,7 @@ def test_answers_are_of_the_model_at_the_call() -> None:
         assert_rounded(lazy.compute(), expected)
 
 
-def test_images_stay_lazy() -> None:
+def test_predictions_of_lazy_images_are_lazy() -> None:
     images = rng.integers(0, 256, (120, 3, 4, 2)).astype(np.uint8)
     labels = images[:, 0, 0, 0] > 127
     model = KernelClassifier(precision="float64", **SMALL).fit(images, labels)
@@ -115,7 +119,7 @@ def test_images_stay_lazy() -> None:
     assert_rounded(flat.compute(), model.predict(images))
 
 
-def test_one_block_is_computed_at_a_time(
+def test_lazy_blocks_are_computed_one_at_a_time(
     regressor: KernelRegressor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that Dask's threads do not compute several blocks at once, each of which takes memory
@@ -138,7 +142,7 @@ def test_one_block_is_computed_at_a_time(
     assert most == 1
 
 
-def test_what_can_be_seen_is_refused_at_once(regressor: KernelRegressor) -> None:
+def test_invalid_lazy_input_is_refused_at_once(regressor: KernelRegressor) -> None:
     with pytest.raises(DataError, match="X has 3 features, but KernelRegressor is expecting 4"):
         regressor.predict(da.zeros((10, 3)))
     with pytest.raises(ValueError, match=r"rows of shape \(2, 2, 1\), the model was trained on"):
@@ -147,7 +151,7 @@ def test_what_can_be_seen_is_refused_at_once(regressor: KernelRegressor) -> None
         regressor.predict(da.full((10, 4), np.nan)).compute()
 
 
-def test_partitions_of_unknown_length_stay_so(classifier: KernelClassifier) -> None:
+def test_partitions_of_unknown_length_are_predicted(classifier: KernelClassifier) -> None:
     frame = pd.DataFrame(X, columns=list("abcd"))
     table = dd.from_pandas(frame, npartitions=3).query("a < 9")
     lazy = classifier.predict(table)
@@ -162,7 +166,7 @@ def test_partitions_of_unknown_length_stay_so(classifier: KernelClassifier) -> N
         classifier.fit(unknown, LABELS)
 
 
-def test_a_graph_holds_the_model_and_nothing_of_its_training(regressor: KernelRegressor) -> None:
+def test_lazy_graph_holds_model_without_training_objects(regressor: KernelRegressor) -> None:
     model = copy.copy(regressor)
     held = [threading.Lock()]  # which no process hands to another
     model.callbacks, model.transforms, fitted = held, held, model._state
@@ -173,17 +177,17 @@ def test_a_graph_holds_the_model_and_nothing_of_its_training(regressor: KernelRe
     assert_rounded(cloudpickle.loads(sent).compute(), regressor.predict(X))
 
 
-def test_blocks_that_a_filter_leaves_empty_have_no_answers() -> None:
+def test_empty_partitions_give_empty_predictions() -> None:
     table = pd.DataFrame(np.sort(X, axis=0), columns=list("abcd"))
     lazy = dd.from_pandas(table, npartitions=4)
-    found, wanted = lazy[lazy["a"] > 1], table[table["a"] > 1]
+    found, expected = lazy[lazy["a"] > 1], table[table["a"] > 1]
     model = KernelClassifier(**SMALL).fit(table, pd.Series(LABELS, name="level"))
-    np.testing.assert_array_equal(model.predict(found).compute(), model.predict(wanted))
+    np.testing.assert_array_equal(model.predict(found).compute(), model.predict(expected))
     rows = found.to_dask_array()
-    np.testing.assert_array_equal(model.predict(rows).compute(), model.predict(wanted))
+    np.testing.assert_array_equal(model.predict(rows).compute(), model.predict(expected))
     assert model.decision_function(lazy[lazy["a"] > 99]).compute().shape == (0, 3)
     model.set_output(predict="pandas")
-    pd.testing.assert_series_equal(model.predict(found).compute(), model.predict(wanted))
+    pd.testing.assert_series_equal(model.predict(found).compute(), model.predict(expected))
     pd.testing.assert_frame_equal(
-        model.decision_function(found).compute(), model.decision_function(wanted)
+        model.decision_function(found).compute(), model.decision_function(expected)
     )

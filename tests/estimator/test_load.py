@@ -1,4 +1,4 @@
-"""Fitted estimators from run directories, and from what `save` writes."""
+"""Check estimators that are loaded from run directories and from saved models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from streamkern.basics.errors import CheckpointError, ResumeMismatchError, RunEr
 from streamkern.cli.run_info import run_overview
 from streamkern.kernels.builtin import Gaussian, Kernel
 from tests import runs
-from tests.damage import survey
+from tests.bit_flips import survey
 from tests.runs import Run
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -125,7 +125,7 @@ WAYS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_saved_estimator_is_the_one_that_is_loaded(way: str, tmp_path: Path) -> None:
+def test_saved_estimator_equals_loaded_estimator(way: str, tmp_path: Path) -> None:
     fitted = WAYS[way]()
     rows = np.abs(40 * X).astype(np.uint8).reshape(-1, 2, 2, 1) if way == "images" else X
     fitted.save(tmp_path / "saved")
@@ -138,7 +138,7 @@ def test_a_saved_estimator_is_the_one_that_is_loaded(way: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("way", ["values", "words", "direct", "a metric", "centers", "noise"])
-def test_a_run_directory_is_the_estimator_that_trained_it(
+def test_run_directory_loads_trained_estimator(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = {**SMALL, "run_dir": tmp_path / "run"}
@@ -154,7 +154,7 @@ def test_a_run_directory_is_the_estimator_that_trained_it(
 
 
 @pytest.mark.slow
-def test_an_array_is_not_kept_and_a_place_called_so_is(
+def test_array_parameters_are_not_restored_but_paths_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -173,21 +173,21 @@ def test_an_array_is_not_kept_and_a_place_called_so_is(
         )
         parts = KernelRegressor(**once, **{name: array}).partial_fit(X, Y).partial_fit(X, Y)
         parts.save(f"parts-{name}")
-        for place in ("run", "fit", "parts"):
+        for location in ("run", "fit", "parts"):
             with pytest.raises(
                 ConfigError, match=f"{name} was an array, which is not kept on disk"
             ):
-                load(f"{place}-{name}").fit(X, Y)
+                load(f"{location}-{name}").fit(X, Y)
 
 
-def test_what_trains_anew_is_the_same_model(tmp_path: Path) -> None:
+def test_refitted_loaded_estimator_equals_original(tmp_path: Path) -> None:
     fitted = KernelRegressor(**SMALL, transforms=[GaussianNoise(0.1)]).fit(X, Y)
     fitted.save(tmp_path / "saved")
     again = clone(load(tmp_path / "saved")).set_params(threads=1).fit(X, Y)
     assert np.array_equal(again.predict(X), fitted.predict(X))
 
 
-def test_names_of_features_come_back(tmp_path: Path) -> None:
+def test_feature_names_are_restored(tmp_path: Path) -> None:
     frame = pd.DataFrame(X, columns=list("abcd"))
     fitted = KernelRegressor(**SMALL).fit(frame, Y)
     fitted.save(tmp_path / "saved")
@@ -198,7 +198,7 @@ def test_names_of_features_come_back(tmp_path: Path) -> None:
         loaded.predict(frame[list("dcba")])
 
 
-def test_a_store_s_names_come_back(tmp_path: Path) -> None:
+def test_column_names_of_store_are_restored(tmp_path: Path) -> None:
     frame = pd.DataFrame(X, columns=list("abcd")).assign(target=Y[:, 0])
     frame.to_csv(tmp_path / "t.csv", index=False)
     streamkern.ingest_store(tmp_path / "t.csv", tmp_path / "t.zarr", y="target")
@@ -211,16 +211,16 @@ def test_a_store_s_names_come_back(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- going on with it
 
 
-def test_partial_fit_goes_on_as_without_a_disk_between(tmp_path: Path) -> None:
-    def begun() -> KernelClassifier:
+def test_partial_fit_continues_after_load(tmp_path: Path) -> None:
+    def started_model() -> KernelClassifier:
         return KernelClassifier(**SMALL).partial_fit(
             X[:150], LABELS[:150], classes=sorted(set(LABELS))
         )
 
-    begun().save(tmp_path / "saved")
+    started_model().save(tmp_path / "saved")
     assert run_overview(str(tmp_path / "saved"), None)["state"] == "finished"  # by no command
     loaded = load(tmp_path / "saved").partial_fit(X[150:], LABELS[150:])
-    straight = begun().partial_fit(X[150:], LABELS[150:])
+    straight = started_model().partial_fit(X[150:], LABELS[150:])
     assert np.array_equal(loaded.decision_function(X), straight.decision_function(X))
     loaded.save(tmp_path / "second")
     thrice = load(tmp_path / "second").partial_fit(X[:100], LABELS[:100])
@@ -229,7 +229,7 @@ def test_partial_fit_goes_on_as_without_a_disk_between(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4"])
-def test_partial_fit_goes_on_from_a_run(solver: str, tmp_path: Path) -> None:
+def test_partial_fit_continues_from_run_directory(solver: str, tmp_path: Path) -> None:
     """Check that the loss on the same rows does not rise."""
     settings = SMALL | {"solver": solver, "ridge": "auto", "run_dir": tmp_path / "run"}
     fitted = KernelRegressor(**settings).fit(X, Y)
@@ -243,7 +243,7 @@ def test_partial_fit_goes_on_from_a_run(solver: str, tmp_path: Path) -> None:
     same(load(tmp_path / "run"), fitted)  # which nothing has touched
 
 
-def test_a_model_without_its_solver_is_no_start_for_partial_fit(tmp_path: Path) -> None:
+def test_partial_fit_refuses_model_without_solver_state(tmp_path: Path) -> None:
     KernelRegressor(**SMALL).fit(X, Y).save(tmp_path / "saved")
     loaded = load(tmp_path / "saved")
     before = loaded.predict(X)
@@ -252,7 +252,7 @@ def test_a_model_without_its_solver_is_no_start_for_partial_fit(tmp_path: Path) 
     assert np.array_equal(loaded.predict(X), before)
 
 
-def test_a_run_that_has_gone_on_is_loaded_again(tmp_path: Path) -> None:
+def test_run_that_continued_can_be_loaded_again(tmp_path: Path) -> None:
     config = runs.settings(tmp_path / "run")
     runs.stopped(config, 3, source=runs.stream())
     loaded = load(tmp_path / "run")
@@ -269,7 +269,7 @@ def test_a_run_that_has_gone_on_is_loaded_again(tmp_path: Path) -> None:
     np.testing.assert_allclose(again.decision_function(rows), result.model.values(rows), atol=1e-5)
 
 
-def test_a_saved_model_is_a_warm_start(tmp_path: Path) -> None:
+def test_saved_model_serves_as_warm_start(tmp_path: Path) -> None:
     ways = {**SMALL, "kernel": "laplace", "bandwidth": 2.0, "solver": "block"}
     fitted = KernelRegressor(**ways).fit(X, Y)
     fitted.save(tmp_path / "saved")
@@ -282,7 +282,7 @@ def test_a_saved_model_is_a_warm_start(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- the commands read it
 
 
-def test_commands_take_a_saved_model(tmp_path: Path, run: Run) -> None:
+def test_commands_accept_saved_model(tmp_path: Path, run: Run) -> None:
     fitted = KernelClassifier(**SMALL).fit(X, LABELS)
     fitted.save(tmp_path / "saved")
     np.savez(tmp_path / "rows.npz", X=X, y=LABELS)
@@ -328,14 +328,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_model_that_needs_code_is_not_saved(tmp_path: Path) -> None:
+def test_model_with_local_function_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="twofold"):
         KernelRegressor(**SMALL, transforms=[twofold]).fit(X, Y).save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
 @pytest.mark.slow
-def test_a_model_with_an_own_kernel_is_loaded_where_its_class_is(tmp_path: Path) -> None:
+def test_model_with_user_kernel_loads_where_its_class_exists(tmp_path: Path) -> None:
     model = KernelRegressor(**SMALL | {"kernel": Odd(2.0), "bandwidth": "auto"}).fit(X, Y)
     model.save(tmp_path / "saved")
     np.testing.assert_array_equal(load(tmp_path / "saved").predict(X), model.predict(X))
@@ -344,7 +344,7 @@ def test_a_model_with_an_own_kernel_is_loaded_where_its_class_is(tmp_path: Path)
     assert "Odd' is a custom class that this process has not defined" in done.stderr
 
 
-def test_what_is_not_kept_is_asked_for_by_name(tmp_path: Path) -> None:
+def test_parameters_that_are_not_saved_must_be_set(tmp_path: Path) -> None:
     fitted = KernelRegressor(**SMALL, transforms=[twice], metric=METRIC).fit(X, Y)
     fitted.save(tmp_path / "saved")
     loaded = load(tmp_path / "saved")
@@ -357,7 +357,7 @@ def test_what_is_not_kept_is_asked_for_by_name(tmp_path: Path) -> None:
     same(loaded, fitted)
 
 
-def test_only_a_new_place_is_written_to(tmp_path: Path) -> None:
+def test_save_writes_only_to_new_folder(tmp_path: Path) -> None:
     fitted = KernelRegressor(**SMALL).fit(X, Y)
     with pytest.raises(NotFittedError):
         KernelRegressor().save(tmp_path / "saved")
@@ -384,14 +384,14 @@ def test_only_a_new_place_is_written_to(tmp_path: Path) -> None:
     assert contents(tmp_path / "saved") == before
 
 
-def test_what_is_no_run_is_not_loaded(tmp_path: Path) -> None:
+def test_load_refuses_folder_that_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="place=3 must be the path or URL"):
         load(3)  # type: ignore[arg-type]
-    for place in ("nothing", "empty"):
-        if place == "empty":
-            (tmp_path / place).mkdir()
-        with pytest.raises(RunError, match=place):
-            load(tmp_path / place)
+    for location in ("nothing", "empty"):
+        if location == "empty":
+            (tmp_path / location).mkdir()
+        with pytest.raises(RunError, match=location):
+            load(tmp_path / location)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty"]
     streamkern.ingest_store(X, tmp_path / "rows.zarr", y=LABELS)
     with pytest.raises(RunError, match=r"rows\.zarr"):
@@ -399,7 +399,7 @@ def test_what_is_no_run_is_not_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damage_is_not_loaded(tmp_path: Path) -> None:
+def test_load_refuses_damaged_files(tmp_path: Path) -> None:
     fitted = KernelRegressor(**SMALL).fit(X, Y)
     fitted.save(tmp_path / "saved")
 
@@ -414,27 +414,27 @@ def test_damage_is_not_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_save_that_was_killed_is_finished_by_the_next(tmp_path: Path) -> None:
+def test_killed_save_is_completed_by_next_save(tmp_path: Path) -> None:
     """Kill a save at every write: its result is refused or complete, and the same call completes
     it."""
     fitted = KernelRegressor(**SMALL).fit(X, Y)
     fitted.save(tmp_path / "whole")
     files = sorted(contents(tmp_path / "whole"))
     for kept in range(len(files)):
-        place = tmp_path / f"part-{kept}"
-        shutil.copytree(tmp_path / "whole", place)
+        path = tmp_path / f"part-{kept}"
+        shutil.copytree(tmp_path / "whole", path)
         for name in sorted(files, key=lambda n: (tmp_path / "whole" / n).stat().st_mtime_ns)[kept:]:
-            (place / name).unlink()
-        for folder in sorted((p for p in place.rglob("*") if p.is_dir()), reverse=True):
+            (path / name).unlink()
+        for folder in sorted((p for p in path.rglob("*") if p.is_dir()), reverse=True):
             if not any(folder.iterdir()):
                 folder.rmdir()
         with contextlib.suppress(RunError, CheckpointError):
-            same(load(place), fitted)
-        fitted.save(place)
-        same(load(place), fitted)
+            same(load(path), fitted)
+        fitted.save(path)
+        same(load(path), fitted)
 
 
-def test_a_remote_place(tmp_path: Path) -> None:
+def test_save_and_load_remote_url(tmp_path: Path) -> None:
     fitted = KernelClassifier(**SMALL).fit(X, LABELS)
     fitted.save("memory://bucket-of-load/saved")
     same(load("memory://bucket-of-load/saved"), fitted)
@@ -442,14 +442,14 @@ def test_a_remote_place(tmp_path: Path) -> None:
         load("memory://bucket-of-load/nothing-there")
 
 
-def test_partial_fit_of_a_loaded_estimator_makes_one_pass_by_default(tmp_path: Path) -> None:
+def test_partial_fit_of_loaded_estimator_makes_one_pass(tmp_path: Path) -> None:
     KernelRegressor(**{**SMALL, "epochs": 1}).partial_fit(X, Y).save(tmp_path / "saved")
     loaded = load(tmp_path / "saved").set_params(epochs="auto")
     before = loaded.n_iter_
     assert loaded.partial_fit(X, Y).n_iter_ == before + 1
 
 
-def test_a_loaded_model_shows_the_parameters_that_were_given(tmp_path: Path) -> None:
+def test_loaded_model_shows_original_parameters(tmp_path: Path) -> None:
     """Check that parameters left at "auto" do not show their values, and that labels are not
     replaced by names."""
     labels = np.where(X[:, 0] > 0, 7, 3)
@@ -458,17 +458,17 @@ def test_a_loaded_model_shows_the_parameters_that_were_given(tmp_path: Path) -> 
     }  # fmt: skip
     fitted = KernelClassifier(**given, run_dir=tmp_path / "run", threads=1).fit(X, labels)
     fitted.save(tmp_path / "saved")
-    for place in ("run", "saved"):
-        loaded = load(tmp_path / place)
+    for location in ("run", "saved"):
+        loaded = load(tmp_path / location)
         assert loaded.get_params() == KernelClassifier(**given).get_params()
-        again = load(tmp_path / place).set_params(threads=1).fit(X, labels)
+        again = load(tmp_path / location).set_params(threads=1).fit(X, labels)
         np.testing.assert_array_equal(again.predict_values(X), fitted.predict_values(X))
 
 
 # -------------------------------------------------------------------------------------- evaluate
 
 
-def test_plan_train_evaluate_and_report_go_by_a_run_file(tmp_path: Path) -> None:
+def test_commands_accept_run_file(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(60, 2))
     streamkern.ingest_store(X, tmp_path / "s.zarr", y=X[:, 0])
     run_file = tmp_path / "run.toml"
@@ -486,27 +486,27 @@ def test_plan_train_evaluate_and_report_go_by_a_run_file(tmp_path: Path) -> None
     assert streamkern.report(tmp_path / "run", tmp_path / "r.html").read_text().startswith("<!")
 
 
-def test_targets_that_are_dates_or_no_classes_are_refused_at_every_door(tmp_path: Path) -> None:
+def test_invalid_targets_are_refused_by_every_entry_point(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(60, 2))
     days = np.arange(60).astype("M8[D]")
     for y in (days, days - days[0], list(pd.period_range("2020", periods=60)), pd.Series(days)):
         with pytest.raises(streamkern.DataError, match="days since a date"):
             streamkern.KernelRegressor().fit(X, y)
-    place = tmp_path / "values.csv"
-    pd.DataFrame({"a": X[:, 0], "y": X[:, 1]}).to_csv(place, index=False)
+    path = tmp_path / "values.csv"
+    pd.DataFrame({"a": X[:, 0], "y": X[:, 1]}).to_csv(path, index=False)
     with pytest.raises(streamkern.DataError, match=r"numbers with fractions.* use KernelRegressor"):
-        streamkern.KernelClassifier().fit(str(place), "y")
+        streamkern.KernelClassifier().fit(str(path), "y")
     with pytest.raises(streamkern.DataError, match="weight above 0"):
         streamkern.KernelRegressor().fit(X, X[:, 0], np.zeros(60))
 
 
-def test_a_zip_that_is_none_is_told(tmp_path: Path) -> None:
+def test_file_named_zip_without_compression_is_reported(tmp_path: Path) -> None:
     (tmp_path / "z.csv.zip").write_bytes(b"PK")
     with pytest.raises(streamkern.DataError, match="is not compressed, and its name says zip"):
         streamkern.ingest_store(str(tmp_path / "z.csv.zip"), tmp_path / "z.zarr", y="y")
 
 
-def test_targets_are_found_in_a_table_by_the_column_they_had(tmp_path: Path) -> None:
+def test_targets_are_found_by_column_name(tmp_path: Path) -> None:
     """Check data frames and files, for models that were trained on either."""
     rows = np.random.default_rng(0).normal(size=(60, 3))
     frame = pd.DataFrame(rows, columns=list("abt"))

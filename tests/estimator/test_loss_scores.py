@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
 PINBALL = make_scorer(mean_pinball_loss, alpha=0.9, greater_is_better=False)
 
 
-def test_score_is_r2_or_accuracy_whatever_the_loss() -> None:
+def test_score_is_r2_or_accuracy_for_every_loss() -> None:
     for loss in ("quantile", "absolute_error"):
         model = sk.KernelRegressor(loss=loss, **SMALL).fit(X, Y)
         assert model.score(X, Y) == pytest.approx(r2_score(Y, model.predict(X)))
@@ -33,7 +33,7 @@ def test_score_is_r2_or_accuracy_whatever_the_loss() -> None:
 
 
 @pytest.mark.slow
-def test_the_loss_that_is_minimised_has_the_best_score_of_its_kind() -> None:
+def test_minimised_loss_has_best_score() -> None:
     def scores(scoring: Any, **parameters: Any) -> float:
         model = sk.KernelRegressor(**SMALL, **parameters)
         return float(cross_val_score(model, X, Y, cv=3, scoring=scoring).mean())
@@ -44,13 +44,13 @@ def test_the_loss_that_is_minimised_has_the_best_score_of_its_kind() -> None:
     assert scores("r2") > scores("r2", loss="quantile", quantile=0.9)
 
 
-def test_probabilities_of_a_log_loss_model_are_scored() -> None:
+def test_log_loss_probabilities_are_scored() -> None:
     model = sk.KernelClassifier(loss="log_loss", **SMALL)
     scores = cross_val_score(model, X, LABELS, cv=3, scoring="neg_log_loss")
     assert (scores > -np.log(2)).all()
 
 
-def test_searches_rank_by_a_scorer() -> None:
+def test_grid_search_ranks_by_scorer() -> None:
     model = sk.KernelRegressor(loss="quantile", **SMALL)
     search = GridSearchCV(model, {"quantile": [0.1, 0.5, 0.9]}, scoring=PINBALL, cv=2).fit(X, Y)
     assert search.best_params_ == {"quantile": 0.9}

@@ -1,4 +1,4 @@
-"""A wrong argument names the one that was meant, and its traceback ends at the call."""
+"""Check suggestions for wrong arguments, and that their tracebacks end at the call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamkern.estimator.mistakes import FOREIGN_PARAMETERS, RUN_ONLY_SETTINGS,
 X = np.random.default_rng(0).random((20, 3))
 
 
-def test_a_wrong_parameter_names_the_one_that_was_meant() -> None:
+def test_unknown_parameter_suggests_intended_one() -> None:
     runs = {
         name: rf"it is a setting of runs: run\.{name} in streamkern\.train_m"
         for name in RUN_ONLY_SETTINGS
@@ -43,7 +43,7 @@ def test_a_wrong_parameter_names_the_one_that_was_meant() -> None:
     assert not FOREIGN_PARAMETERS.keys() & PARAMETER_SETTINGS.keys()
 
 
-def test_a_wrong_argument_of_a_method_names_the_one_that_was_meant() -> None:
+def test_unknown_method_argument_suggests_intended_one() -> None:
     for wrong, hint in {
         "eval_set": r"fit has no argument 'eval_set'; give held-out rows as test=\(X, y\)",
         "validation_data": r"test=\(X, y\)",
@@ -58,34 +58,34 @@ def test_a_wrong_argument_of_a_method_names_the_one_that_was_meant() -> None:
         KernelRegressor().partial_fit(np.eye(3), np.zeros(3), w=np.ones(3))  # type: ignore[call-arg]
 
 
-def test_wrong_data_names_what_to_give() -> None:
+def test_invalid_data_error_names_valid_input() -> None:
     y, images, few = X[:, 0], np.zeros((20, 4, 4)), {"n_centers": 2, "bandwidth": 1.0}
     mixed = [np.array(["a", "b", wrong, "b"], dtype=object) for wrong in (None, 7)]
-    for call, words in (
+    for call, message in (
         (lambda: KernelClassifier(**few).fit(np.zeros((4, 2)), mixed[0]), "label of row 2 is None"),
         (lambda: KernelClassifier(**few).fit(np.zeros((4, 2)), mixed[1]), "label 7 of row 2 of y"),
         (lambda: KernelRegressor(**few).fit(X, y, test=X), r"have no targets y; .*test=\(X, y\)"),
         (lambda: KernelRegressor(**few).fit(X, y, test=(X, X, X)), r"tuple of 3; give test=\(X, y"),
         (lambda: KernelRegressor().fit(images, y), r"give them a channel: X\[\.\.\., None\]"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             call()
     KernelRegressor(**few).fit(images[..., None], y)
     model = KernelRegressor(n_centers=2, ridge=1e-3).fit(np.eye(5), np.arange(5.0))
     rows = "give rows: an array, a data frame, a path or a store"
-    for wrong, words in (
+    for wrong, message in (
         (None, f"X is None; {rows}"), (3.0, f"X=3.0 has no rows; {rows}"),
         ({1}, "X is a set, which has no order"),
         (True, "X=True has no rows"), (object(), "X=<object .* has no rows"), ([], "X is empty"),
         (range(5), "X has the shape .5,.*Reshape"), ((np.eye(5), np.zeros(5)), "X is a tuple of 2"),
         ({"a": [1.0]}, "X is a dict with the keys a"),
     ):  # fmt: skip
-        for ask in (model.predict, lambda X: KernelRegressor().fit(X, np.zeros(5))):
-            with pytest.raises(DataError, match=words):
-                ask(wrong)
+        for request in (model.predict, lambda X: KernelRegressor().fit(X, np.zeros(5))):
+            with pytest.raises(DataError, match=message):
+                request(wrong)
 
 
-def test_estimators_are_what_they_were() -> None:
+def test_estimators_keep_signature_and_pickle() -> None:
     """Check the signature, which scikit-learn reads, and pickle."""
     names = list(inspect.signature(KernelClassifier).parameters)
     assert (names[0], "class_weight" in names) == ("kernel", True)
@@ -94,7 +94,7 @@ def test_estimators_are_what_they_were() -> None:
         assert other.get_params() == model.get_params()
 
 
-def test_a_mistake_has_a_short_traceback_and_a_failure_a_full_one(
+def test_usage_error_has_short_traceback_and_failure_full_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -127,7 +127,7 @@ def test_a_mistake_has_a_short_traceback_and_a_failure_a_full_one(
     assert traceback.extract_tb(failure.value.__traceback__)[-1].name == "inner"
 
 
-def test_warnings_name_settings_as_parameters_of_the_estimator() -> None:
+def test_warnings_name_estimator_parameters() -> None:
     rng = np.random.default_rng(0)
     rows = np.repeat(rng.normal(size=(100, 3)), 2, axis=0)
     same = KernelRegressor(kernel="laplace", solver="direct", ridge=0.0, bandwidth=2.0)

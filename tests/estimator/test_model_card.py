@@ -51,7 +51,7 @@ def as_snapshot(folder: Path, cache: Path) -> Path:
     return snapshot
 
 
-def test_a_snapshot_of_the_cache_is_a_model(tmp_path: Path) -> None:
+def test_hub_cache_snapshot_can_be_loaded(tmp_path: Path) -> None:
     model = KernelClassifier(**SMALL).fit(X, np.where(Y > 0, "up", "down"))
     model.save(tmp_path / "model", card=True)
     for name in ("run.lock", "writer.json"):  # which the page leaves out
@@ -76,7 +76,7 @@ def oddly_named() -> tuple[pd.DataFrame, Any, KernelClassifier]:
 
 
 @pytest.mark.parametrize("name", ["plain", *ODD, "2024-01-01", "yes", "1.0"])
-def test_the_card_is_yaml_whatever_is_called_how(
+def test_model_card_is_valid_yaml_for_any_names(
     name: str, oddly_named: tuple[pd.DataFrame, Any, KernelClassifier], tmp_path: Path
 ) -> None:
     frame, labels, model = oddly_named
@@ -101,7 +101,7 @@ def test_the_card_is_yaml_whatever_is_called_how(
     np.testing.assert_array_equal(streamkern.load(folder).predict(frame), model.predict(frame))
 
 
-def test_a_card_claims_no_figures_of_training_rows(tmp_path: Path) -> None:
+def test_model_card_omits_training_metrics(tmp_path: Path) -> None:
     KernelRegressor(**SMALL).fit(X, Y).save(tmp_path / "a", card=True)
     front, text = front_matter(tmp_path / "a")
     assert front["tags"][-1] == "regression"
@@ -117,7 +117,7 @@ def test_a_card_claims_no_figures_of_training_rows(tmp_path: Path) -> None:
     )
 
 
-def test_a_card_of_quantiles_has_their_own_figure(tmp_path: Path) -> None:
+def test_model_card_of_quantiles_shows_pinball_loss(tmp_path: Path) -> None:
     """Check that the card has the pinball loss, because squared errors of quantiles near 0 and 1
     are large by design."""
     model = KernelRegressor(**SMALL, loss="quantile", quantile=[0.1, 0.9])
@@ -134,7 +134,7 @@ def test_a_card_of_quantiles_has_their_own_figure(tmp_path: Path) -> None:
     assert "r2" not in text
 
 
-def test_a_run_directory_and_a_loaded_model_have_cards(tmp_path: Path) -> None:
+def test_run_directory_and_loaded_model_write_cards(tmp_path: Path) -> None:
     model = KernelRegressor(**SMALL, run_dir=tmp_path / "run").fit(X[:150], Y[:150], test=(X, Y))
     model.save(tmp_path / "first" / "model", card=True)
     streamkern.load(tmp_path / "run").save(tmp_path / "second" / "model", card=True)
@@ -142,20 +142,20 @@ def test_a_run_directory_and_a_loaded_model_have_cards(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_by_default_no_card_is_written_and_one_of_the_user_stays(tmp_path: Path) -> None:
+def test_card_is_optional_and_never_replaces_a_users_card(tmp_path: Path) -> None:
     model = KernelRegressor(**SMALL).fit(X, Y)
-    place = tmp_path / "model"
-    model.save(place)
-    card = place / "README.md"
+    target = tmp_path / "model"
+    model.save(target)
+    card = target / "README.md"
     assert not card.exists()
-    model.save(place, card=True)  # of the model that is there
-    model.save(place, card=True)
+    model.save(target, card=True)  # of the model that is there
+    model.save(target, card=True)
     card.write_text(text := card.read_text() + "\nTrained for a friend.\n")
     with pytest.raises(RunError, match=r"README\.md exists already, but is not the card of this"):
-        model.save(place, card=True)
-    model.save(place)
+        model.save(target, card=True)
+    model.save(target)
     assert card.read_text() == text
-    np.testing.assert_array_equal(streamkern.load(place).predict(X), model.predict(X))
+    np.testing.assert_array_equal(streamkern.load(target).predict(X), model.predict(X))
     with pytest.raises(ConfigError, match="to a local folder only"):
         model.save("memory://model", card=True)
     (other := tmp_path / "other").mkdir()
@@ -165,7 +165,7 @@ def test_by_default_no_card_is_written_and_one_of_the_user_stays(tmp_path: Path)
     assert [path.name for path in other.iterdir()] == ["README.md"]  # nothing was written
 
 
-def test_the_hub_reads_the_card(tmp_path: Path) -> None:
+def test_hub_library_reads_model_card(tmp_path: Path) -> None:
     hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
     model = KernelRegressor(**SMALL).fit(X[:150], Y[:150], test=(X[150:], Y[150:]))
     model.save(tmp_path / "model", card=True)

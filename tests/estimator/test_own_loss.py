@@ -36,7 +36,7 @@ def figure(predicted: np.ndarray, width: float) -> float:
     return float(np.mean(width**2 * (np.logaddexp(e, -e) - np.log(2))))
 
 
-def test_outliers_do_not_disturb_an_own_loss() -> None:
+def test_user_loss_is_robust_to_outliers() -> None:
     errors = [
         np.abs(sk.KernelRegressor(loss=loss, bandwidth=3.0).fit(X, Y).predict(X) - TRUTH).mean()
         for loss in ("squared_error", LogCosh(0.3))
@@ -44,7 +44,7 @@ def test_outliers_do_not_disturb_an_own_loss() -> None:
     assert errors[1] < 0.5 * errors[0]
 
 
-def test_class_reference_and_object_train_the_same_model(tmp_path: Path) -> None:
+def test_loss_class_reference_and_object_train_the_same_model(tmp_path: Path) -> None:
     models = [
         sk.KernelRegressor(loss=loss, **SMALL).fit(X, Y).predict(X)
         for loss in (LogCosh(), LogCosh, KIND, {"kind": KIND, "width": 1.0})
@@ -53,7 +53,7 @@ def test_class_reference_and_object_train_the_same_model(tmp_path: Path) -> None
         np.testing.assert_array_equal(other, models[0])
 
 
-def test_a_saved_model_is_loaded_where_its_class_is(tmp_path: Path) -> None:
+def test_saved_model_loads_where_loss_class_exists(tmp_path: Path) -> None:
     model = sk.KernelRegressor(loss=LogCosh(0.5), **SMALL).fit(X, Y)
     model.save(tmp_path / "saved")
     loaded = sk.load(tmp_path / "saved")
@@ -67,7 +67,7 @@ def test_a_saved_model_is_loaded_where_its_class_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_predicts_where_the_class_is_not(tmp_path: Path) -> None:
+def test_model_predicts_without_loss_class(tmp_path: Path) -> None:
     """Check that predictions do not need the class, but its metric and another fit do, and that no
     code of a run directory is imported."""
     model = sk.KernelRegressor(loss=LogCosh(0.5), **SMALL).fit(X, Y)
@@ -89,7 +89,7 @@ model.fit(rows["X"], rows["Y"])
     )
 
 
-def test_estimators_with_an_own_loss_are_cloned_pickled_and_searched_over() -> None:
+def test_estimators_with_user_loss_support_clone_pickle_and_search() -> None:
     model = sk.KernelRegressor(loss=LogCosh(0.5), **SMALL)
     assert clone(model).loss.width == 0.5
     fitted = pickle.loads(pickle.dumps(model.fit(X, Y)))
@@ -104,7 +104,7 @@ def test_estimators_with_an_own_loss_are_cloned_pickled_and_searched_over() -> N
         model.set_params(loss__width=2.0)
 
 
-def test_a_run_goes_on_with_the_same_loss_only(tmp_path: Path) -> None:
+def test_run_resumes_with_same_loss_only(tmp_path: Path) -> None:
     def fit(loss: Any) -> Any:
         return sk.KernelRegressor(loss=loss, run_dir=tmp_path / "run", **SMALL).fit(X, Y)
 
@@ -115,7 +115,7 @@ def test_a_run_goes_on_with_the_same_loss_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_of_an_own_loss_goes_on_where_its_class_is(tmp_path: Path) -> None:
+def test_user_loss_model_continues_where_class_exists(tmp_path: Path) -> None:
     tables = {
         "data": {"train": str(tmp_path / "rows.zarr"), "epochs": 1},
         "model": {"n_centers": 40, "loss": Distance}, "run": {"run_dir": str(tmp_path / "first")},
@@ -145,7 +145,7 @@ finally:
     assert "Distance' is a custom class that this process has not defined" in done.stderr
 
 
-def test_a_wrong_loss_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_invalid_loss_is_refused_before_writing(tmp_path: Path) -> None:
     class Steep(LogCosh):
         def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
             return 3 * super().gradient(xp, errors, Y)
@@ -157,13 +157,13 @@ def test_a_wrong_loss_is_refused_before_anything_is_written(tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
-def test_early_stopping_watches_an_own_loss() -> None:
+def test_early_stopping_uses_user_loss() -> None:
     model = sk.KernelRegressor(loss=LogCosh(0.5), early_stopping=True, **SMALL).fit(X, Y)
     figures = [record["validation_log_cosh"] for record in model.history_]
     assert model.validation_scores_ == [-figure for figure in figures]
 
 
-def test_a_run_file_with_an_own_loss_is_written_and_read_again(tmp_path: Path) -> None:
+def test_run_file_with_user_loss_roundtrips(tmp_path: Path) -> None:
     config = sk.RunConfig.from_tables({"model": {"loss": LogCosh(0.5)}})
     (tmp_path / "run.toml").write_text(run_file_text(config))
     again = sk.load_run_file(tmp_path / "run.toml")
@@ -171,7 +171,7 @@ def test_a_run_file_with_an_own_loss_is_written_and_read_again(tmp_path: Path) -
     assert again.identity() == config.identity()
 
 
-def test_a_run_file_names_module_and_class(
+def test_run_file_names_loss_module_and_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = Path(sys.modules[LogCosh.__module__].__file__ or "").read_text()
@@ -196,7 +196,7 @@ def test_a_run_file_names_module_and_class(
     assert figures["log_cosh"] == pytest.approx(figure(loaded.predict(X), 0.5), rel=1e-6)
 
 
-def test_a_model_predicts_where_its_class_is_another_one() -> None:
+def test_model_predicts_with_changed_loss_class() -> None:
     """Check that only the metric of the loss is missing."""
     model = sk.KernelRegressor(loss=LogCosh(0.5), **SMALL).fit(X, Y)
     before = model.predict(X)

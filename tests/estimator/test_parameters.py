@@ -70,7 +70,7 @@ def twins(name: str, value: Any) -> list[Any]:
     return [np.float64(value), np.float32(value), np.float16(value)]
 
 
-def test_numbers_of_numpy_and_paths_are_the_same_settings() -> None:
+def test_numpy_scalars_and_paths_give_same_settings() -> None:
     assert set(PLAIN) == set(KernelClassifier().get_params()) >= set(PARAMETER_SETTINGS)
     for name, value in ((name, value) for name, values in PLAIN.items() for value in values):
         made = [
@@ -85,7 +85,7 @@ def test_numbers_of_numpy_and_paths_are_the_same_settings() -> None:
 
 
 @pytest.mark.parametrize("twin", [np.float32, np.float64])
-def test_a_run_goes_on_with_the_same_numbers(twin: Any, tmp_path: Path) -> None:
+def test_run_resumes_with_equal_numpy_scalars(twin: Any, tmp_path: Path) -> None:
     """Check that the identity of a run depends on the numbers, and not on their types."""
     X = np.random.default_rng(0).normal(size=(100, 3))
     kernels = [
@@ -93,10 +93,12 @@ def test_a_run_goes_on_with_the_same_numbers(twin: Any, tmp_path: Path) -> None:
         (Polynomial(2, c0=0.5), Polynomial(np.int64(2), c0=twin(0.5))),
     ]
     for k, (kernel, same) in enumerate(kernels):
-        place, few = tmp_path / str(k), {"epochs": 1, "threads": 1}
-        plain = KernelRegressor(kernel, transforms=[GaussianNoise(0.5)], run_dir=place, **few)
+        location, few = tmp_path / str(k), {"epochs": 1, "threads": 1}
+        plain = KernelRegressor(kernel, transforms=[GaussianNoise(0.5)], run_dir=location, **few)
         plain.fit(X, X[:, 0])
-        other = KernelRegressor(same, transforms=[GaussianNoise(twin(0.5))], run_dir=place, **few)
+        other = KernelRegressor(
+            same, transforms=[GaussianNoise(twin(0.5))], run_dir=location, **few
+        )
         np.testing.assert_array_equal(other.fit(X, X[:, 0]).dual_coef_, plain.dual_coef_)
 
 
@@ -110,7 +112,7 @@ class Own(streamkern.Kernel):
         return (1 + sq / 2) ** -2.0
 
 
-def test_a_kernel_that_is_not_positive_definite_is_warned_of() -> None:
+def test_kernel_that_is_not_positive_definite_gives_warning() -> None:
     with pytest.warns(UserWarning, match="is not positive definite on a few random points"):
         streamkern.KernelRegressor(Indefinite())._config(1)
     with warnings.catch_warnings():
@@ -119,14 +121,14 @@ def test_a_kernel_that_is_not_positive_definite_is_warned_of() -> None:
             streamkern.KernelRegressor(kernel)._config(1)
 
 
-def test_kernels_that_are_none_are_answered_with_what_to_give() -> None:
+def test_invalid_kernels_suggest_valid_ones() -> None:
     with pytest.raises(ConfigError, match=r"is a class; give a kernel, such as Laplace\(2.0\)"):
         streamkern.KernelRegressor(streamkern.Laplace)._config(1)
     with pytest.raises(ConfigError, match=r"of scikit-learn; give Gaussian\(length_scale\)"):
         streamkern.KernelRegressor(RBF(2.0))._config(1)
 
 
-def test_partial_fit_refuses_parameters_that_its_model_was_not_begun_with(tmp_path: Path) -> None:
+def test_partial_fit_refuses_changed_parameters(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 2))
     y = X[:, 0]
@@ -135,11 +137,11 @@ def test_partial_fit_refuses_parameters_that_its_model_was_not_begun_with(tmp_pa
         "random_state": 0,
     }  # fmt: skip
 
-    def begun() -> KernelRegressor:
+    def started_model() -> KernelRegressor:
         return KernelRegressor(**block).partial_fit(X, y)
 
     def loaded() -> Any:
-        begun().save(tmp_path / "saved")
+        started_model().save(tmp_path / "saved")
         return streamkern.load(tmp_path / "saved")
 
     changes: dict[str, Any] = {
@@ -149,12 +151,12 @@ def test_partial_fit_refuses_parameters_that_its_model_was_not_begun_with(tmp_pa
     }  # fmt: skip
     saved = loaded()
     for name, value in changes.items():
-        model = begun().set_params(**{name: value})
+        model = started_model().set_params(**{name: value})
         before = model.predict(X)
         with pytest.raises(ConfigError, match=f"{name}=.*begun with {name}=.*set it back"):
             model.partial_fit(X, y)
         np.testing.assert_array_equal(model.predict(X), before)
-        assert model.set_params(**{name: block.get(name, getattr(begun(), name))}) is model
+        assert model.set_params(**{name: block.get(name, getattr(started_model(), name))}) is model
         model.partial_fit(X, y)
     with pytest.raises(ConfigError, match=r"bandwidth=3 is set"):
         saved.set_params(bandwidth=3.0).partial_fit(X, y)
@@ -173,7 +175,7 @@ class Shift:
         return X + self.by, Y
 
 
-def test_partial_fit_tells_values_apart_and_takes_equal_ones() -> None:
+def test_partial_fit_compares_parameters_by_value() -> None:
     """Check values whose text is the same, and equal values with another text."""
     kernel, shift = streamkern.Gaussian(2.0, metric=[1.0, 2.0]), Shift(1.0)
     functions = [lambda xp, X, Y, rng: (X, Y), lambda xp, X, Y, rng: (2 * X, Y)]
@@ -193,35 +195,35 @@ def test_partial_fit_tells_values_apart_and_takes_equal_ones() -> None:
         ("centers", Path("a"), ["a"], ["b"]),
     ]  # fmt: skip
     for name, value, equal, others in cases:
-        begun = KernelRegressor(**{name: value})._model_parameters()
+        started = KernelRegressor(**{name: value})._model_parameters()
         for same in equal:
-            KernelRegressor(**{name: same})._check_unchanged(begun)
+            KernelRegressor(**{name: same})._check_unchanged(started)
         for other in others:
             with pytest.raises(ConfigError, match=f"{name}=.*begun with {name}="):
-                KernelRegressor(**{name: other})._check_unchanged(begun)
+                KernelRegressor(**{name: other})._check_unchanged(started)
     model = KernelRegressor(transforms=[shift])
     model.begun = model._model_parameters()  # type: ignore[attr-defined]
     copied = pickle.loads(pickle.dumps(model))
     copied._check_unchanged(copied.begun)
 
 
-def test_partial_fit_takes_the_passes_and_the_machine_of_each_call() -> None:
+def test_partial_fit_accepts_changed_machine_parameters() -> None:
     X = np.random.default_rng(0).normal(size=(60, 2))
     model = KernelRegressor(n_centers=20, solver="block", metric="none").partial_fit(X, X[:, 0])
     model.set_params(epochs=3, threads=1, verbose=0, memory="1 GiB").partial_fit(X, X[:, 0])
     assert model.n_iter_ == 4
 
 
-def test_the_bandwidth_of_an_own_kernel_is_found_or_given(tmp_path: Path) -> None:
+def test_bandwidth_of_user_kernel_is_chosen_or_given(tmp_path: Path) -> None:
     """Check "auto" and a given bandwidth; the model is resumed and loaded if the class is
     imported."""
     X = np.random.default_rng(0).normal(size=(80, 3))
     kernel, y = Own("auto"), np.sin(X).sum(axis=1)
-    place: dict[str, Any] = {"run_dir": tmp_path / "run", "threads": 1}
-    model = KernelRegressor(kernel, **place).fit(X, y)
+    location: dict[str, Any] = {"run_dir": tmp_path / "run", "threads": 1}
+    model = KernelRegressor(kernel, **location).fit(X, y)
     found = KernelRegressor(Own(model.bandwidth_), threads=1).fit(X, y)
     np.testing.assert_allclose(found.predict(X), model.predict(X), rtol=1e-4, atol=1e-4)
-    again, loaded = KernelRegressor(kernel, **place).fit(X, y), streamkern.load(tmp_path / "run")
+    again, loaded = KernelRegressor(kernel, **location).fit(X, y), streamkern.load(tmp_path / "run")
     for same in (again, loaded):
         np.testing.assert_array_equal(same.predict(X), model.predict(X))
     assert (loaded.kernel.bandwidth, loaded.bandwidth_) == ("auto", model.bandwidth_)
@@ -231,15 +233,15 @@ def test_the_bandwidth_of_an_own_kernel_is_found_or_given(tmp_path: Path) -> Non
     assert median.bandwidth_ == plain.bandwidth_
 
 
-def test_all_rows_as_centers_are_asked_for_by_their_number_too() -> None:
-    asked = KernelRegressor(n_centers="all")._config(1).model
-    assert (asked.centers, asked.n_centers) == ("all", "auto")
+def test_n_centers_all_takes_all_rows() -> None:
+    requested = KernelRegressor(n_centers="all")._config(1).model
+    assert (requested.centers, requested.n_centers) == ("all", "auto")
     for centers in ("kmeans", np.zeros((2, 3))):
         with pytest.raises(ConfigError, match=r"n_centers=.all"):
             KernelRegressor(n_centers="all", centers=centers)._config(1)
 
 
-def test_a_search_by_the_name_of_elsewhere_says_what_was_meant() -> None:
-    for wrong, words in (("gamma", "mean 'bandwidth'"), ("kernel__bandwidth", "by its name")):
-        with pytest.raises(ConfigError, match=words):
+def test_foreign_parameter_names_suggest_bandwidth() -> None:
+    for wrong, message in (("gamma", "mean 'bandwidth'"), ("kernel__bandwidth", "by its name")):
+        with pytest.raises(ConfigError, match=message):
             GridSearchCV(KernelRegressor(), {wrong: [1.0]}).fit(np.eye(9), np.arange(9.0))

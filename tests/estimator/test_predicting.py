@@ -1,4 +1,4 @@
-"""Answers in the form that is asked for."""
+"""Check the output formats of `predict`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_values_of_a_data_frame_keep_its_index() -> None:
+def test_predict_keeps_data_frame_index() -> None:
     model = KernelRegressor(**SMALL).fit(FRAME, VALUES)
     plain = model.predict(FRAME)
     assert isinstance(plain, np.ndarray)
@@ -46,9 +46,9 @@ def test_values_of_a_data_frame_keep_its_index() -> None:
     np.testing.assert_array_equal(back, one.to_numpy())
 
 
-def test_so_do_intervals_deviations_and_sets() -> None:
-    asked: dict[str, Any] = {"solver": "direct", "posterior": True, "calibrate": True}
-    model = KernelRegressor(**SMALL | asked).fit(FRAME, VALUES)
+def test_intervals_std_and_sets_keep_index() -> None:
+    options: dict[str, Any] = {"solver": "direct", "posterior": True, "calibrate": True}
+    model = KernelRegressor(**SMALL | options).fit(FRAME, VALUES)
     y, ends = model.predict(FRAME, interval=0.5)
     _, std = model.predict(FRAME, return_std=True)
     model.set_output(predict="pandas")
@@ -67,7 +67,7 @@ def test_so_do_intervals_deviations_and_sets() -> None:
     assert (labels.name, list(labels.index)) == ("way", list(INDEX))
 
 
-def test_the_same_numbers_in_float32_and_float64_have_the_same_answers() -> None:
+def test_float32_and_float64_rows_have_equal_predictions() -> None:
     """Check rows that float32 represents exactly; others are rounded, and large weights magnify the
     difference."""
     X = FRAME.to_numpy().astype(np.float32)
@@ -78,14 +78,14 @@ def test_the_same_numbers_in_float32_and_float64_have_the_same_answers() -> None
     assert np.abs(rounded).max() < 10 * np.finfo(np.float32).eps * weights
 
 
-def test_rows_without_an_index_are_numbered() -> None:
+def test_rows_without_index_are_numbered() -> None:
     X, y = FRAME.to_numpy(), VALUES["u"].to_numpy()
     model = KernelRegressor(**SMALL).fit(X, y).set_output(predict="pandas")
     answer = model.predict(X[:7])
     pd.testing.assert_series_equal(answer, pd.Series(answer.to_numpy()))
 
 
-def test_labels_and_scores_keep_the_index() -> None:
+def test_labels_and_scores_keep_index() -> None:
     model = KernelClassifier(**SMALL).fit(FRAME, LABELS)
     scores, values = model.decision_function(FRAME), model.predict_values(FRAME)
     copied = clone(model).fit(FRAME, LABELS)
@@ -102,27 +102,29 @@ def test_labels_and_scores_keep_the_index() -> None:
     assert copied.score(FRAME, LABELS) > 0.9
 
 
-def test_a_dask_data_frame_keeps_its_index() -> None:
+def test_dask_data_frame_keeps_index() -> None:
     table = dd.from_pandas(FRAME, npartitions=3, sort=False)
     # In float64, where the rows of a block decide the last bits alone.
     model = KernelClassifier(precision="float64", **SMALL).fit(FRAME, LABELS)
     model.set_output(predict="pandas")
     for method in ("predict", "decision_function", "predict_values"):
-        lazy, wanted = getattr(model, method)(table), getattr(model, method)(FRAME)
+        lazy, expected = getattr(model, method)(table), getattr(model, method)(FRAME)
         assert isinstance(lazy, dd.Series | dd.DataFrame)
-        same = pd.testing.assert_series_equal if wanted.ndim == 1 else pd.testing.assert_frame_equal
-        same(lazy.compute(), wanted, check_dtype=False, check_index_type=False)
+        same = (
+            pd.testing.assert_series_equal if expected.ndim == 1 else pd.testing.assert_frame_equal
+        )
+        same(lazy.compute(), expected, check_dtype=False, check_index_type=False)
     turned = model.predict(table[["c", "b", "a"]]).compute()
     np.testing.assert_array_equal(turned, model.predict(FRAME))
 
 
-def test_names_are_kept_on_disk(tmp_path: Path) -> None:
+def test_target_names_are_saved(tmp_path: Path) -> None:
     KernelRegressor(**SMALL).fit(FRAME, VALUES).save(tmp_path / "model")
     loaded = streamkern.load(tmp_path / "model").set_output(predict="pandas")
     assert list(loaded.predict(FRAME).columns) == ["u", "v"]
 
 
-def test_in_a_pipeline() -> None:
+def test_set_output_of_pipeline_keeps_predictor_output() -> None:
     """Check that `set_output` of a pipeline applies to its transformers only, as with other
     predictors."""
     last = KernelRegressor(**SMALL).set_output(predict="pandas")
@@ -131,7 +133,7 @@ def test_in_a_pipeline() -> None:
     assert list(answer.index) == list(INDEX)
 
 
-def test_other_forms_are_refused_in_one_sentence() -> None:
+def test_unsupported_output_formats_are_refused() -> None:
     model = KernelRegressor()
     with pytest.raises(ConfigError, match=r"^transform='pandas' is for transformers, .* predict="):
         model.set_output(transform="pandas")
@@ -141,7 +143,7 @@ def test_other_forms_are_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "float64", "classes"])
-def test_few_rows_are_predicted_by_one_thread_to_the_same_bits(kind: str) -> None:
+def test_few_rows_use_one_thread_with_same_bits(kind: str) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(700, 3))
     y = np.sin(X[:, 0]) + X[:, 1]
@@ -167,7 +169,7 @@ def test_few_rows_are_predicted_by_one_thread_to_the_same_bits(kind: str) -> Non
     assert len(pickle.dumps(copy)) == pytest.approx(size, rel=0.1)
 
 
-def test_few_rows_are_predicted_by_the_present_fit() -> None:
+def test_single_row_predictions_follow_refit() -> None:
     X = np.random.default_rng(0).normal(size=(80, 2))
     model = KernelRegressor(random_state=0, n_centers=40, ridge=1e-3)
     first = model.fit(X, X[:, 0]).predict(X[:1])

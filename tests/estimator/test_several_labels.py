@@ -1,4 +1,4 @@
-"""Several labels for each row, beside scikit-learn's way of it."""
+"""Compare multilabel classification with scikit-learn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model() -> KernelClassifier:
     return KernelClassifier(**SMALL).fit(X, Y)
 
 
-def test_each_label_has_the_function_that_regression_fits_to_its_column(
+def test_each_label_equals_regression_of_its_column(
     model: KernelClassifier,
 ) -> None:
     values = KernelRegressor(**SMALL).fit(X, Y.astype(float)).predict(X)
@@ -42,7 +42,7 @@ def test_each_label_has_the_function_that_regression_fits_to_its_column(
     assert model.score(X, Y) == accuracy_score(Y, model.predict(X)) > 0.8
 
 
-def test_the_answers_have_the_form_of_scikit_learns(model: KernelClassifier) -> None:
+def test_multilabel_output_equals_one_vs_rest(model: KernelClassifier) -> None:
     theirs = OneVsRestClassifier(KernelClassifier(**SMALL)).fit(X, Y)
     assert theirs.multilabel_
     np.testing.assert_array_equal(model.classes_, theirs.classes_)
@@ -53,14 +53,14 @@ def test_the_answers_have_the_form_of_scikit_learns(model: KernelClassifier) -> 
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int64, np.uint8, np.float32, object])
-def test_predictions_have_the_dtype_of_the_targets(dtype: Any, model: KernelClassifier) -> None:
+def test_predictions_have_dtype_of_targets(dtype: Any, model: KernelClassifier) -> None:
     answer = KernelClassifier(**SMALL).fit(X, Y.astype(dtype)).predict(X)
     assert answer.dtype == (np.int64 if dtype is object else dtype)
     np.testing.assert_array_equal(answer, model.predict(X))
 
 
-def test_labels_of_any_dtype_are_scored(model: KernelClassifier) -> None:
-    wanted = (model.predict(X) == Y).all(axis=1).mean()
+def test_multilabel_targets_of_any_dtype_are_scored(model: KernelClassifier) -> None:
+    expected = (model.predict(X) == Y).all(axis=1).mean()
     frame = pd.DataFrame(Y)
     for given in (
         Y.astype(object),
@@ -68,12 +68,12 @@ def test_labels_of_any_dtype_are_scored(model: KernelClassifier) -> None:
         frame.astype("Int64"),
         sp.csr_array(Y),
     ):
-        assert model.score(X, given) == pytest.approx(wanted)
+        assert model.score(X, given) == pytest.approx(expected)
     with pytest.raises(DataError, match=r"^y has shape .*; give columns of 0 or 1"):
         model.score(X, Y[:, 0])
 
 
-def test_lazy_targets_are_those_in_memory() -> None:
+def test_lazy_multilabel_targets_equal_arrays() -> None:
     rows, targets = da.from_array(X, chunks=(70, 4)), da.from_array(Y, chunks=(70, 2))
     # In float32, where the order in which moments are summed up changes no scaled feature.
     model = KernelClassifier(**SMALL, precision="exact").fit(X, Y)
@@ -87,7 +87,7 @@ def test_lazy_targets_are_those_in_memory() -> None:
         KernelClassifier(**SMALL).fit(rows, targets * 2)
 
 
-def test_blocks_of_several_labels() -> None:
+def test_partial_fit_accepts_multilabel_blocks() -> None:
     online = KernelClassifier(threads=1).partial_fit(X[:200], Y[:200], classes=[0, 1, 2])
     online.partial_fit(X[200:], Y[200:])
     assert online.score(X, Y) > 0.8
@@ -103,25 +103,27 @@ def test_blocks_of_several_labels() -> None:
         online.fit(X, Y[:, 0], test=(X, Y))
 
 
-def test_several_labels_are_kept_on_disk(model: KernelClassifier, tmp_path: Path) -> None:
+def test_multilabel_model_is_saved_and_loaded(model: KernelClassifier, tmp_path: Path) -> None:
     model.save(tmp_path / "saved")
     KernelClassifier(run_dir=tmp_path / "run", **SMALL).fit(X, Y.astype(bool))
-    for place, dtype in (("saved", int), ("run", bool)):
-        loaded = streamkern.load(tmp_path / place)
+    for location, dtype in (("saved", int), ("run", bool)):
+        loaded = streamkern.load(tmp_path / location)
         answer = loaded.predict(X)
         assert answer.dtype == dtype
         np.testing.assert_array_equal(answer, model.predict(X))
         assert loaded.score(X, Y) == model.score(X, Y)
 
 
-def test_labels_have_the_names_of_their_columns() -> None:
+def test_multilabel_output_has_column_names() -> None:
     named = pd.DataFrame(Y, columns=["red", "green", "blue"])
     model = KernelClassifier(**SMALL).fit(X, named).set_output(predict="pandas")
     assert list(model.predict(X).columns) == ["red", "green", "blue"]
     assert list(model.decision_function(X).columns) == ["red", "green", "blue"]
 
 
-def test_what_several_labels_have_no_meaning_for(model: KernelClassifier, tmp_path: Path) -> None:
+def test_multilabel_targets_refuse_unsupported_options(
+    model: KernelClassifier, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=r"^y has a column for each of 3 labels and holds 2; give"):
         KernelClassifier(**SMALL).fit(X, 2 * Y)
     with pytest.raises(ConfigError, match=r"^class_weight is for rows of one class each"):
@@ -134,13 +136,13 @@ def test_what_several_labels_have_no_meaning_for(model: KernelClassifier, tmp_pa
         KernelClassifier(centers="balanced", n_centers=50, **SMALL).fit(X, Y)
 
 
-def test_labels_that_are_neither_0_nor_1_are_named() -> None:
+def test_labels_other_than_0_and_1_are_named() -> None:
     wrong = Y.astype(object)
-    for value, words in (
+    for value, message in (
         ("a", "holds '.'; give 0 or 1"), (None, "holds None"), (0.5, "holds 0.5"),
         (np.nan, "NaN in"), (pd.NA, "no value in some row"), (pd.Timestamp("2020"), "give 0 or 1"),
     ):  # fmt: skip
         wrong[3, 1] = value
         for targets in (wrong, [tuple(row) for row in wrong.tolist()]):
-            with pytest.raises(DataError, match=words):
+            with pytest.raises(DataError, match=message):
                 KernelClassifier(**SMALL).fit(X, targets)

@@ -1,4 +1,4 @@
-"""Targets that are text: numbers for a regression, and no classes where they are numbers."""
+"""Check targets that are text: numbers for a regression, and classes otherwise."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ OTHERWISE: dict[str, list[str]] = {
 }
 
 
-def doors(y: list[str], place: Path) -> dict[str, Callable[[Any], Any]]:
+def doors(y: list[str], location: Path) -> dict[str, Callable[[Any], Any]]:
     """Return calls that fit an estimator to these targets."""
     frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "t": y})
-    frame.to_csv(place / "t.csv", index=False, sep="|")
-    frame.to_parquet(place / "t.parquet")
-    group = zarr.open_group(place / "t.zarr", mode="w")
+    frame.to_csv(location / "t.csv", index=False, sep="|")
+    frame.to_parquet(location / "t.parquet")
+    group = zarr.open_group(location / "t.zarr", mode="w")
     group["X"] = X
     group.create_array("y", data=np.array(y, np.dtypes.StringDType()))
     return {
@@ -50,9 +50,9 @@ def doors(y: list[str], place: Path) -> dict[str, Callable[[Any], Any]]:
         "polars": lambda model: model.fit(X, pl.Series("t", y)),
         "frame": lambda model: model.fit(frame, "t"),
         "Dask": lambda model: model.fit(da.from_array(X), da.from_array(np.array(y))),
-        "CSV": lambda model: model.fit(place / "t.csv", "t"),
-        "Parquet": lambda model: model.fit(place / "t.parquet", "t"),
-        "Zarr": lambda model: model.fit(place / "t.zarr"),
+        "CSV": lambda model: model.fit(location / "t.csv", "t"),
+        "Parquet": lambda model: model.fit(location / "t.parquet", "t"),
+        "Zarr": lambda model: model.fit(location / "t.zarr"),
     }
 
 
@@ -66,22 +66,22 @@ def refusal(fit: Callable[[Any], Any], model: Any) -> str:
 
 
 @pytest.mark.slow
-def test_numbers_in_another_writing_are_refused_as_classes_at_every_door(tmp_path: Path) -> None:
+def test_formatted_numbers_are_refused_as_classes(tmp_path: Path) -> None:
     for kind, y in OTHERWISE.items():
         for name, fit in doors(y, tmp_path).items():
-            said = refusal(fit, sk.KernelClassifier(**FAST, calibrate=False))
-            assert "such values in 48 rows would be as many classes" in said, (kind, name)
+            message = refusal(fit, sk.KernelClassifier(**FAST, calibrate=False))
+            assert "such values in 48 rows would be as many classes" in message, (kind, name)
 
 
-def test_numbers_in_another_writing_are_refused_as_values_at_every_door(tmp_path: Path) -> None:
+def test_formatted_numbers_are_refused_as_values(tmp_path: Path) -> None:
     for kind, y in OTHERWISE.items():
         for name, fit in doors(y, tmp_path).items():
-            said = refusal(fit, sk.KernelRegressor(**FAST))
-            words = ("a number with", "a date", "no number", "not a number")
-            assert any(word in said for word in words), (kind, name, said)
+            message = refusal(fit, sk.KernelRegressor(**FAST))
+            pattern = ("a number with", "a date", "no number", "not a number")
+            assert any(word in message for word in pattern), (kind, name, message)
 
 
-def test_a_few_such_labels_are_classes_like_others() -> None:
+def test_few_formatted_numbers_are_classes() -> None:
     for labels in (["5%", "10%"], ["0,5", "1,5", "2"], ["0.5", "1.0"], ["10 kg", "20 kg"], ["a"]):
         y = [*labels, "none"] * (N // (len(labels) + 1))
         model = sk.KernelClassifier(**FAST, calibrate=False).fit(X[: len(y)], y)
@@ -89,7 +89,7 @@ def test_a_few_such_labels_are_classes_like_others() -> None:
         assert {*model.predict(X)} <= {*y}
 
 
-def test_many_labels_that_are_no_numbers_are_classes() -> None:
+def test_many_text_labels_are_classes() -> None:
     for names in ([f"n{k}" for k in range(40)], [f"{k}0-{k}9" for k in range(40)],
                   [str(k) for k in range(40)], [*"abcdefghijklmn", "5%"]):  # fmt: skip
         refuse_numbers_as_labels(names, 48)
@@ -98,7 +98,7 @@ def test_many_labels_that_are_no_numbers_are_classes() -> None:
     refuse_numbers_as_labels(["0.1", "0.2", "0.3"], 30)
 
 
-def test_numbers_in_another_writing_are_classes_with_many_rows_for_each() -> None:
+def test_formatted_numbers_with_many_rows_each_are_classes() -> None:
     months = [f"20{k // 12 + 10}-{k % 12 + 1:02}" for k in range(30)]
     times = [f"{k % 24}:{k % 60:02}" for k in range(30)]
     kinds = [[f"{k}{unit}" for k in range(30)] for unit in ("D", "k", ",5")]
@@ -112,7 +112,7 @@ def test_numbers_in_another_writing_are_classes_with_many_rows_for_each() -> Non
     assert sk.KernelClassifier(**FAST, calibrate=False).fit(rows, y).classes_.tolist() == months
 
 
-def test_numbers_written_as_text_are_the_values_of_a_regression() -> None:
+def test_numeric_text_is_converted_for_regression() -> None:
     expected = sk.KernelRegressor(**FAST).fit(X, Y)
     texts = [repr(value) for value in Y.tolist()]
     mixed = [text if k % 2 else Y[k] for k, text in enumerate(texts)]
@@ -124,14 +124,14 @@ def test_numbers_written_as_text_are_the_values_of_a_regression() -> None:
     assert several.tolist() == [[1, 2.5], [3, 4]]
 
 
-def test_the_refusal_names_the_row_and_no_sentence_of_another_library() -> None:
+def test_target_error_names_row_in_own_words() -> None:
     cases: list[tuple[Any, str]] = [
         (["1", "x"], "'x' in row 1, which is not a number"),
         ([["1", "2"], ["3", "4,5"]], "'4,5' in row 1, a number with a decimal comma"),
     ]
-    for y, says in cases:
+    for y, message in cases:
         for call in (sk.KernelRegressor(**FAST).fit, sk.KernelRegressor(**FAST).partial_fit):
-            with pytest.raises(DataError, match=says):
+            with pytest.raises(DataError, match=message):
                 call(X[:2], y)
     model = sk.KernelRegressor(**FAST).fit(X, Y)
     for call in (model.score, lambda X, y: sk.evaluate(model, X, y)):
@@ -139,7 +139,7 @@ def test_the_refusal_names_the_row_and_no_sentence_of_another_library() -> None:
             call(X[:2], ["1", "x"])
 
 
-def test_targets_that_are_neither_numbers_nor_text_are_named() -> None:
+def test_targets_of_unsupported_type_are_named() -> None:
     for y in (pd.cut(Y, 4), [object()] * N, [{"a": 1}] * N, np.full(N, 1j).astype(object),
               [*Y[:-1], {1}]):  # fmt: skip
         for call in ("fit", "partial_fit"):
@@ -149,7 +149,7 @@ def test_targets_that_are_neither_numbers_nor_text_are_named() -> None:
                 getattr(sk.KernelRegressor(**FAST), call)(X, y)
 
 
-def test_words_as_sample_weights_are_refused_by_name() -> None:
+def test_text_sample_weights_are_refused_by_name() -> None:
     X = np.random.default_rng(0).normal(size=(20, 2))
     words = ["1", "two"] * 10
     with pytest.raises(DataError, match=r"^sample_weight holds 'two', which is not a number; give"):

@@ -1,4 +1,4 @@
-"""Tuning of an estimator: its data, its metric, its settings, and what comes back."""
+"""Check `tune`: its data, metric and settings, and the estimator that it returns."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def held_out(config: Any, source: Any) -> tuple[Any, Any]:
         *((sk.KernelRegressor, k) for k in REGRESSION_METRICS),
     ],
 )
-def test_figures_are_those_of_predictions_of_the_rows_held_out(kind: Any, metric: str) -> None:
+def test_tune_scores_equal_held_out_predictions(kind: Any, metric: str) -> None:
     """Compare with scikit-learn's metric for an estimator that is fitted to the other rows."""
     X = some_rows()
     model = kind("laplace", bandwidth=4.0, ridge=1e-4, scale="none", solver="block", **PLAIN)
@@ -94,7 +94,7 @@ def test_figures_are_those_of_predictions_of_the_rows_held_out(kind: Any, metric
     assert tuned.best["as_given"] or figures[tuned.best["bandwidth"]] == best(figures.values())
 
 
-def test_the_estimator_comes_back_ready_and_the_given_one_as_it_was() -> None:
+def test_tune_returns_fitted_estimator_and_keeps_the_given_one() -> None:
     X = some_rows(400)
     given = sk.KernelClassifier("laplace", bandwidth=0.01, ridge=0.0, n_centers=100, **PLAIN)
     before = given.get_params()
@@ -114,7 +114,7 @@ def test_the_estimator_comes_back_ready_and_the_given_one_as_it_was() -> None:
     np.testing.assert_array_equal(fitted.predict_values(X), F)
 
 
-def test_settings_that_nothing_is_surely_better_than_stay_open() -> None:
+def test_tune_leaves_insignificant_settings_auto() -> None:
     """Check that they stay "auto", so that a fit to all data finds its own."""
     X = some_rows()
     noise = np.random.default_rng(2).standard_normal(len(X))
@@ -128,7 +128,7 @@ def test_settings_that_nothing_is_surely_better_than_stay_open() -> None:
 
 
 @pytest.mark.full
-def test_a_metric_that_is_left_open_is_learned_in_every_training() -> None:
+def test_tune_learns_open_metric_in_every_trial() -> None:
     """Check that the found settings contain it, so that the fit to all rows learns one as well."""
     X = some_rows(2000)
     y = np.sin(3 * X[:, 0])
@@ -144,29 +144,29 @@ def test_a_metric_that_is_left_open_is_learned_in_every_training() -> None:
     assert found.best["held_out_mse"] == pytest.approx(error, rel=1e-4)
 
 
-def test_which_trainings_learn_a_metric() -> None:
+def test_candidates_learn_metric_if_useful() -> None:
     X = some_rows(2000)
     source = sk.ArraySource(X, X[:, 0])
 
     def words(config: sk.RunConfig, distances: Array | None = None) -> list[str]:
         data = open_data(config, source)
         made = Candidates(config, data, 1, distances=distances, centers=40, epochs=2)
-        asked = [("laplace", 3.0, 0.0), ("laplace_l1", 3.0, 0.0), ("gaussian", None, 0.0)]
+        requested = [("laplace", 3.0, 0.0), ("laplace_l1", 3.0, 0.0), ("gaussian", None, 0.0)]
         return [
             made.with_chosen_metric(made.trial).model.metric,
-            *(made.config(*each).model.metric for each in asked),
+            *(made.config(*each).model.metric for each in requested),
         ]
 
     config = sk.RunConfig()
     assert words(config) == ["learn", "learn", "none", "learn"]
     given = config.with_overrides({"model.kernel": "laplace", "model.bandwidth": 3.0})
     assert words(given) == ["none"] * 4
-    said = config.with_overrides({"model.metric": "learn-full"})
-    assert words(said) == ["learn-full"] * 4
+    message = config.with_overrides({"model.metric": "learn-full"})
+    assert words(message) == ["learn-full"] * 4
     assert words(config, np.ones(4)) == ["auto"] * 4
 
 
-def test_without_room_for_a_metric_trainings_have_none() -> None:
+def test_trials_without_memory_for_metric_learn_none() -> None:
     X = some_rows(2000)
     config = sk.RunConfig().with_overrides({"run.threads": 1, "run.accelerator": "none"})
     source = sk.ArraySource(X, X[:, 0])
@@ -185,7 +185,7 @@ def essence(found: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_data_frames_and_stores_are_taken_as_fit_takes_them(tmp_path: Path) -> None:
+def test_tune_accepts_data_frames_and_stores(tmp_path: Path) -> None:
     X = some_rows()
     y = labels_of(X)
     frame = pd.DataFrame(X, columns=list("abcd"))
@@ -203,7 +203,7 @@ def test_data_frames_and_stores_are_taken_as_fit_takes_them(tmp_path: Path) -> N
     assert (type(source.estimator), source.metric) == (sk.KernelRegressor, "mse")
 
 
-def test_the_kind_of_estimator_is_that_of_the_metric_or_the_targets() -> None:
+def test_tune_infers_estimator_from_metric_or_targets() -> None:
     quick = QUICK | {"centers": 10, "kernels": ["laplace"]}
     for y, metric, kind in (
         ([0, 1] * 20, "auto", sk.KernelClassifier),
@@ -218,7 +218,7 @@ def test_the_kind_of_estimator_is_that_of_the_metric_or_the_targets() -> None:
         assert type(sk.tune(some_rows(40), y, metric=metric, **quick).estimator) is kind
 
 
-def test_sample_weights_and_class_weights_and_transforms_count() -> None:
+def test_tune_uses_weights_class_weights_and_transforms() -> None:
     X = some_rows()
     y, w = labels_of(X), np.tile([1.0, 3.0], 100)
     given = sk.KernelClassifier(
@@ -233,7 +233,7 @@ def test_sample_weights_and_class_weights_and_transforms_count() -> None:
     assert all(a != b for i, a in enumerate(tables) for b in tables[:i])
 
 
-def test_centers_and_a_metric_of_ones_own() -> None:
+def test_tune_accepts_given_centers_and_metric() -> None:
     X = some_rows()
     X[:, 1:] *= 100  # which a metric undoes
     metric = np.array([1, 0.01, 0.01, 0.01])
@@ -249,7 +249,7 @@ def test_centers_and_a_metric_of_ones_own() -> None:
     assert errors[0] < 0.5 * errors[1]
 
 
-def test_kernels_that_are_objects() -> None:
+def test_tune_scales_bandwidths_of_kernel_objects() -> None:
     """Check that their bandwidths change by one factor."""
     X = some_rows()
     kernel = 0.5 * sk.Laplace(0.01) + sk.Gaussian(0.02)
@@ -260,15 +260,15 @@ def test_kernels_that_are_objects() -> None:
     assert found.estimator.fit(X, np.sin(X[:, 0])).bandwidth_ == 4.0
 
 
-def test_another_metric_trains_nothing_again(tmp_path: Path) -> None:
+def test_tune_with_another_metric_reuses_trials(tmp_path: Path) -> None:
     X, trained = some_rows(), list[Any]()
     y = labels_of(X)
 
     def search(metric: str, **more: Any) -> Any:
-        def heard(event: str, fields: Any) -> None:
+        def on_event(event: str, fields: Any) -> None:
             trained.extend([fields] if event == "trial" else [])
 
-        return sk.tune(X, y, metric=metric, out=tmp_path / "t", report=heard, **QUICK | more)
+        return sk.tune(X, y, metric=metric, out=tmp_path / "t", report=on_event, **QUICK | more)
 
     first = search("accuracy", kernels=["laplace"])
     assert len(trained) == 3
@@ -287,7 +287,7 @@ def test_another_metric_trains_nothing_again(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.full  # as given: tested above
 @pytest.mark.parametrize("metric", ["accuracy", "mse"])
-def test_the_readmes_example_does_not_get_worse(metric: str) -> None:
+def test_tune_does_not_worsen_readme_example(metric: str) -> None:
     X, y = load_digits(return_X_y=True)
     X, X_test, y, y_test = train_test_split(X, y, random_state=0)
     plain = sk.KernelClassifier(bandwidth=4.0, **PLAIN)
@@ -314,7 +314,7 @@ REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-def test_calls_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+def test_tune_refuses_invalid_calls(tmp_path: Path) -> None:
     for words, more, sentence in REFUSED:
         with pytest.raises((sk.ConfigError, sk.DataError), match=sentence) as caught:
             sk.tune(*words, out=tmp_path / "t", **more)
@@ -323,12 +323,12 @@ def test_calls_that_mean_nothing_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scales", [(1.0, 0.0), ((1.0, 0.5), (0.0, 0.2))])
-def test_a_kernel_that_carries_a_metric_is_searched_in_it(scales: Any) -> None:
+def test_tune_keeps_metric_of_kernel(scales: Any) -> None:
     """Check that the results equal those with the metric as a separate setting."""
     rows = np.random.default_rng(0).random((300, 2))
-    asked: dict[str, Any] = {"bandwidths": [0.3, 1.0], "ridges": [1e-4], "refine": 0}
+    options: dict[str, Any] = {"bandwidths": [0.3, 1.0], "ridges": [1e-4], "refine": 0}
     found = [
-        sk.tune(rows, np.sin(9 * rows[:, 0]), estimator=estimator, **asked)
+        sk.tune(rows, np.sin(9 * rows[:, 0]), estimator=estimator, **options)
         for estimator in (
             sk.KernelRegressor(kernel=sk.Laplace(metric=np.array(scales)), n_centers=60),
             sk.KernelRegressor(kernel=sk.Laplace(), metric=np.array(scales), n_centers=60),

@@ -1,4 +1,4 @@
-"""Measurements that tests make up, to see how an experiment judges them."""
+"""Make artificial measurements, to check how experiments judge them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def results(*measurements: tuple[str, str, float, float]) -> Results:
     return found
 
 
-def made(figures: Mapping[str, Curves]) -> Results:
+def results_of(figures: Mapping[str, Curves]) -> Results:
     """Return results with the curves of each figure."""
     return results(
         *(

@@ -25,7 +25,7 @@ X, Z, Y = RNG.standard_normal((60, 3)), RNG.standard_normal((25, 3)), RNG.standa
 
 @pytest.mark.parametrize("q", [0, 12])
 @pytest.mark.parametrize("t", [1, 2, 80])
-def test_the_closed_form_is_the_iteration(q: int, t: int) -> None:
+def test_closed_form_equals_iteration(q: int, t: int) -> None:
     K = laplace(X, X)
     values, V = scipy.linalg.eigh(K)
     values, V = values[::-1], V[:, ::-1]
@@ -39,23 +39,23 @@ def test_the_closed_form_is_the_iteration(q: int, t: int) -> None:
     np.testing.assert_allclose(V @ (part / values[:, None] * (V.T @ Y)), alpha, atol=1e-10)
 
 
-def test_tiny_eigenvalues_are_learned_in_proportion() -> None:
+def test_tiny_eigenvalues_are_learned_proportionally() -> None:
     values = np.array([1.0, 1e-20, 0.0])
     np.testing.assert_allclose(
         ep1_gradient_descent.learned(values, 1.5, 81_920), [1, 81_920 * 1.5e-20, 0], rtol=1e-9
     )
 
 
-def test_a_loss_that_falls_as_a_root_is_not_roughly_inverse() -> None:
+def test_square_root_decay_is_not_roughly_inverse() -> None:
     losses = [t**-0.5 for t in ep1_gradient_descent.ITERATIONS]
     np.testing.assert_allclose(ep1_gradient_descent.exponents(losses), -0.5, rtol=1e-9)
     assert abs(-0.5 + 1) > ep1_gradient_descent.ROUGHLY
 
 
-def test_the_verdict_of_gradient_descent_is_by_the_least_test_loss() -> None:
+def test_gradient_descent_verdict_uses_least_test_loss() -> None:
     names = ep1_gradient_descent
 
-    def made(best: int) -> Results:
+    def results_with(best: int) -> Results:
         rows = [
             (names.TEST, label, t, 1.0 if t == best else 2.0)
             for label in (names.DESCENT, "(EigenPro, q = 3)") for t in names.ITERATIONS
@@ -67,16 +67,16 @@ def test_the_verdict_of_gradient_descent_is_by_the_least_test_loss() -> None:
         return results(*rows)
 
     # Losses of 1 / t are the paper's "roughly inverse", which is said and does not decide.
-    assert "roughly inverse to the iterations is seen" in names.judge(made(10_240)).numbers
-    assert names.judge(made(10_240)).seen
-    assert names.judge(made(81_920)).seen
-    assert not names.judge(made(1280)).seen
+    assert "roughly inverse to the iterations is seen" in names.judge(results_with(10_240)).numbers
+    assert names.judge(results_with(10_240)).seen
+    assert names.judge(results_with(81_920)).seen
+    assert not names.judge(results_with(1280)).seen
 
 
 # --------------------------------------------------------------------------------------- reach
 
 
-def test_the_heat_kernel_on_a_grid_has_the_harmonics_and_their_eigenvalues() -> None:
+def test_heat_kernel_on_grid_has_harmonic_eigenvalues() -> None:
     """Check eigenvalues exp(-s j^2), and the error of gradient descent in closed form against its
     steps."""
     n, s, t = 64, ep1_reach.HEAT, 300
@@ -97,14 +97,14 @@ def test_the_heat_kernel_on_a_grid_has_the_harmonics_and_their_eigenvalues() -> 
     assert ep1_reach.relative_error(np.log(t), a, rates) == pytest.approx(left, rel=1e-9)
 
 
-def test_the_iterations_are_those_at_which_the_error_is_reached() -> None:
+def test_log_iterations_reach_the_error() -> None:
     for a, rates in ep1_reach.cases(2000).values():
         log_t = ep1_reach.log_iterations(0.05, a, rates)
         assert ep1_reach.relative_error(log_t, a, rates) <= 0.05
         assert ep1_reach.relative_error(log_t - 1e-6, a, rates) > 0.05
 
 
-def test_a_step_needs_what_the_harmonics_that_are_left_say() -> None:
+def test_step_function_needs_iterations_of_asymptotic_law() -> None:
     """Check ln t = s (4 / pi^2)^2 / eps^4 for small eps, where the sum over odd j > J of 1 / j^2 is
     1 / (2 J)."""
     a, rates = ep1_reach.cases()[ep1_reach.STEP_HEAT]
@@ -113,21 +113,25 @@ def test_a_step_needs_what_the_harmonics_that_are_left_say() -> None:
     assert (a**2).sum() / 2 == pytest.approx(1, abs=1e-4)  # Parseval: the step has the norm 1
 
 
-def test_a_polynomial_in_the_place_of_an_exponential_is_not_the_claim() -> None:
+def test_polynomial_iteration_count_rejects_exponential_claim() -> None:
     names = ep1_reach
     x = [2.0 * 1.5**k for k in range(11)]
     step = {names.STEP_HEAT: [names.law(1 / v) for v in x],
             names.SMOOTH: list(np.log(x)), names.STEP_ROUGH: list(4 * np.log(x))}  # fmt: skip
 
-    def made(curves: dict[str, list[float]], decay: list[float]) -> Results:
+    def results_with(curves: dict[str, list[float]], decay: list[float]) -> Results:
         rows = [(names.NEEDED, k, v, y) for k, ys in curves.items()
                 for v, y in zip(x, ys, strict=True)]  # fmt: skip
         return results(*rows, *((names.DECAY, "d = 1", 2.0**k, b) for k, b in enumerate(decay)))
 
-    assert names.judge(made(step, [1.0, 2.0, 4.0])).seen
-    assert not names.judge(made(step, [1.0, 2.0, 2.0])).seen
-    assert not names.judge(made(step | {names.SMOOTH: list(9 * np.log(x))}, [1.0, 2.0])).seen
-    assert not names.judge(made(step | {names.STEP_HEAT: list(9 * np.log(x))}, [1.0, 2.0])).seen
+    assert names.judge(results_with(step, [1.0, 2.0, 4.0])).seen
+    assert not names.judge(results_with(step, [1.0, 2.0, 2.0])).seen
+    assert not names.judge(
+        results_with(step | {names.SMOOTH: list(9 * np.log(x))}, [1.0, 2.0])
+    ).seen
+    assert not names.judge(
+        results_with(step | {names.STEP_HEAT: list(9 * np.log(x))}, [1.0, 2.0])
+    ).seen
 
 
 # ---------------------------------------------------------------------------------------- k_EP
@@ -135,7 +139,7 @@ def test_a_polynomial_in_the_place_of_an_exponential_is_not_the_claim() -> None:
 
 @pytest.mark.parametrize("kernel", [gaussian, laplace], ids=["gaussian", "laplace"])
 @pytest.mark.parametrize("q", [1, 7])
-def test_k_ep_is_its_definition(kernel: object, q: int) -> None:
+def test_k_ep_equals_its_definition(kernel: object, q: int) -> None:
     """Compare by eigenfunctions with unit norm in the kernel's space."""
     assert callable(kernel)
     learned = ep1_kep.PreconditionedKernel(kernel, X, q)
@@ -148,14 +152,14 @@ def test_k_ep_is_its_definition(kernel: object, q: int) -> None:
     np.testing.assert_allclose(learned(Z, X), expected, atol=1e-11)
 
 
-def test_the_features_have_k_ep_as_their_inner_products() -> None:
+def test_features_have_k_ep_as_inner_products() -> None:
     learned = ep1_kep.PreconditionedKernel(laplace, X, 9)
     Phi, Phi_z = (ep1_kep.features(learned, X, rows) for rows in (X, Z))
     np.testing.assert_allclose(Phi @ Phi.T, learned(X, X), atol=1e-10)
     np.testing.assert_allclose(Phi_z @ Phi.T, learned(Z, X), atol=1e-10)
 
 
-def test_eigenpro_on_k_is_richardson_on_k_ep() -> None:
+def test_eigenpro_on_k_equals_richardson_on_k_ep() -> None:
     """Check alpha_t = P beta_t for the whole function, and not only for the rows."""
     learned = ep1_kep.PreconditionedKernel(gaussian, X, 9)
     K, K_ep, eta = gaussian(X, X), learned(X, X), 1 / learned.values[9]
@@ -166,10 +170,10 @@ def test_eigenpro_on_k_is_richardson_on_k_ep() -> None:
         np.testing.assert_allclose(gaussian(Z, X) @ alpha, learned(Z, X) @ beta, atol=1e-10)
 
 
-def test_a_difference_beyond_rounding_is_not_the_claim() -> None:
+def test_difference_beyond_rounding_rejects_claim() -> None:
     names = ep1_kep
 
-    def made(difference: float, second: float = 0.1) -> Results:
+    def results_with(difference: float, second: float = 0.1) -> Results:
         rows = [
             (names.DIFFERENCE, label, 1.0, difference) for label in (names.LEARNED, names.LINEAR)
         ]
@@ -178,9 +182,9 @@ def test_a_difference_beyond_rounding_is_not_the_claim() -> None:
         labels = (names.EIGENPRO, names.LEARNED, names.DESCENT)
         return results(*rows, *(("test error, %", label, 1.0, 3.0) for label in labels))
 
-    assert names.judge(made(1e-12)).seen
-    assert not names.judge(made(1e-12, second=0.09)).seen  # the top is not level
-    assert not names.judge(made(1e-8)).seen
+    assert names.judge(results_with(1e-12)).seen
+    assert not names.judge(results_with(1e-12, second=0.09)).seen  # the top is not level
+    assert not names.judge(results_with(1e-8)).seen
 
 
 # -------------------------------------------------------------------------------- acceleration
@@ -195,7 +199,7 @@ def test_a_difference_beyond_rounding_is_not_the_claim() -> None:
     ],
     ids=["laplace", "gaussian", "cauchy"],
 )
-def test_the_exact_model_is_the_interpolant(name: str, kernel: Any) -> None:
+def test_exact_model_interpolates(name: str, kernel: Any) -> None:
     options = argparse.Namespace(rows=200, repetitions=1, bandwidth=0.7, device="cpu")
     (split,) = digits().splits(options)
     rows, tested = (a.reshape(-1, 64).astype(float) for a in (split.X, split.X_test))

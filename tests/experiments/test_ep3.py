@@ -17,7 +17,7 @@ import streamkern as sk
 from experiments import ep3_algorithm1, ep3_fig1, ep3_fig5, ep3_fig6, ep3_projection, ep3_table1
 from experiments.exact import laplace
 from experiments.results import ERROR, Array, Results
-from tests.experiments.measured import Curves, made, results
+from tests.experiments.measured import Curves, results, results_of
 
 RNG = np.random.default_rng(0)
 N, P, Q = 40, 15, 6
@@ -28,7 +28,7 @@ GRAM = laplace(W, W)
 OF_X, OF_Z = slice(0, N), slice(N, N + P)
 
 
-def on(where: slice, a: Array) -> Array:
+def weights_on(where: slice, a: Array) -> Array:
     """Return the weights on all points of the function K(., W[where]) a."""
     weights = np.zeros((len(W), a.shape[1]))
     weights[where] = a
@@ -42,7 +42,7 @@ def preconditioner(f: Array) -> Array:
     """
     values, E = np.linalg.eigh(GRAM[OF_X, OF_X])
     values, E = values[::-1], E[:, ::-1]
-    psi = on(OF_X, E[:, :Q] / np.sqrt(values[:Q]))
+    psi = weights_on(OF_X, E[:, :Q] / np.sqrt(values[:Q]))
     return np.asarray(f - psi @ ((1 - values[Q] / values[:Q])[:, None] * (psi.T @ GRAM @ f)))
 
 
@@ -54,17 +54,17 @@ def algorithm_1() -> ep3_algorithm1.Projected:
     return ep3_algorithm1.Projected(X, Y, Z, Q)
 
 
-def test_a_step_of_algorithm_1_is_the_projected_gradient_in_function_space() -> None:
+def test_step_of_algorithm_1_is_projected_gradient() -> None:
     """Check Eq. 16 and Lemma 4: proj_Z(f - eta P{grad L(f)})."""
     algorithm, alpha = algorithm_1(), RNG.standard_normal((P, 1))
-    f = on(OF_Z, alpha)
-    gradient = on(OF_X, GRAM[OF_X] @ f - Y)
+    f = weights_on(OF_Z, alpha)
+    gradient = weights_on(OF_X, GRAM[OF_X] @ f - Y)
     moved = f - algorithm.eta * preconditioner(gradient)
     projected = np.linalg.solve(GRAM[OF_Z, OF_Z], GRAM[OF_Z] @ moved)
     np.testing.assert_allclose(algorithm.step(alpha), projected, atol=1e-9)
 
 
-def test_algorithm_1_converges_to_it_and_no_longer_does_beyond_twice_its_step() -> None:
+def test_algorithm_1_converges_below_twice_its_step() -> None:
     algorithm = algorithm_1()
     goal, distances = algorithm.fixed_point(), {}
     usual = algorithm.eta
@@ -80,28 +80,28 @@ def test_algorithm_1_converges_to_it_and_no_longer_does_beyond_twice_its_step() 
 # --------------------------------------------------------------------------------------- verdicts
 
 
-def test_the_saturation_point_is_where_the_curve_stays_near_its_end() -> None:
+def test_saturation_point_is_where_curve_reaches_its_end() -> None:
     curve = {10.0: [9.0], 20.0: [4.0], 40.0: [4.5], 80.0: [4.05], 160.0: [4.0]}
-    assert ep3_fig1.saturation(made({ERROR: {"p = 10": curve}}), "p = 10", ERROR) == 80
+    assert ep3_fig1.saturation(results_of({ERROR: {"p = 10": curve}}), "p = 10", ERROR) == 80
     flat = {n: [4.0] for n in curve}
-    assert ep3_fig1.saturation(made({ERROR: {"p = 10": flat}}), "p = 10", ERROR) == 10
+    assert ep3_fig1.saturation(results_of({ERROR: {"p = 10": flat}}), "p = 10", ERROR) == 10
 
 
-def test_larger_models_have_to_beat_falkon_at_its_limit_and_eigenpro_2() -> None:
+def test_larger_models_must_beat_falkon_and_eigenpro2() -> None:
     ours, ep3 = ep3_fig5.OURS, ep3_fig5.EP3
     others: Curves = {"FALKON": {5: [9.0, 9.1], 10: [3.0, 3.1]}, "EigenPro 2": {10: [8.0, 8.1]}}
     lower, higher = {10: [4.0, 4.1]}, {10: [8.5, 8.6]}
 
-    def judged(default: Mapping[Any, Sequence[float]]) -> bool | None:
+    def verdict_for(default: Mapping[Any, Sequence[float]]) -> bool | None:
         curves: Curves = {**others, ep3: lower, ours: default}
-        return ep3_fig5.judge(made({ERROR: curves, ep3_fig5.SECONDS: curves})).seen
+        return ep3_fig5.judge(results_of({ERROR: curves, ep3_fig5.SECONDS: curves})).seen
 
-    assert judged(lower)
-    assert not judged(higher)
+    assert verdict_for(lower)
+    assert not verdict_for(higher)
 
 
-def test_one_pass_has_to_do_as_well_as_many_and_as_the_exact_projection() -> None:
-    def judged(one: Sequence[float], slowest: float = 2.0) -> bool | None:
+def test_one_pass_must_match_many_and_exact_projection() -> None:
+    def verdict_for(one: Sequence[float], slowest: float = 2.0) -> bool | None:
         curves: Curves = {
             "q = s/10": {1: one, 8: [3.0, 3.1]},
             ep3_projection.EXACT: {1: [3.0, 3.1]},
@@ -113,14 +113,14 @@ def test_one_pass_has_to_do_as_well_as_many_and_as_the_exact_projection() -> Non
             ERROR: curves, names.SECONDS: seconds, names.BY_BATCH.format(ERROR): by_batch,
             names.BATCH_SECONDS: by_batch,
         }  # fmt: skip
-        return names.judge(made(figures)).seen
+        return names.judge(results_of(figures)).seen
 
-    assert judged([3.0, 3.1])
-    assert not judged([4.0, 4.1])
-    assert not judged([3.0, 3.1], slowest=0.9)
+    assert verdict_for([3.0, 3.1])
+    assert not verdict_for([4.0, 4.1])
+    assert not verdict_for([3.0, 3.1], slowest=0.9)
 
 
-def costs_by(powers: Mapping[tuple[str, str, str], float]) -> Results:
+def costs_with_exponents(powers: Mapping[tuple[str, str, str], float]) -> Results:
     """Return results of Table 1 that follow its laws, or other powers: figure, method, growing."""
     names, rows = ep3_table1, []
     laws = {**names.LAWS, **powers}
@@ -135,17 +135,17 @@ def costs_by(powers: Mapping[tuple[str, str, str], float]) -> Results:
     return results(*rows)
 
 
-def test_costs_are_judged_by_every_law_of_the_table() -> None:
+def test_costs_are_judged_by_every_law_of_table() -> None:
     names = ep3_table1
-    assert names.judge(costs_by({})).seen
+    assert names.judge(costs_with_exponents({})).seen
     for law, power in names.LAWS.items():
-        verdict = names.judge(costs_by({law: power + 0.7}))
+        verdict = names.judge(costs_with_exponents({law: power + 0.7}))
         assert not verdict.seen
         figure, label, grows = law
         assert f"{label}, {figure} in {grows}: {power + 0.7:.2f}" in verdict.numbers
 
 
-def test_memory_of_a_method_is_without_process_and_reading() -> None:
+def test_method_memory_excludes_process_and_reading() -> None:
     buffers = [
         ("always", "interpreter, stacks, allocator", 64), ("always", "compiler", 144),
         ("always", "K(Z, Z)", 5), ("setup", "units being read", 9), ("setup", "factors", 7),
@@ -158,7 +158,7 @@ def test_memory_of_a_method_is_without_process_and_reading() -> None:
     assert ep3_table1.method_bytes(memory) == 12
 
 
-def test_the_plan_of_the_papers_run_says_time_memory_and_storage() -> None:
+def test_plan_of_paper_run_names_time_memory_and_storage() -> None:
     options = argparse.Namespace(noise=0.5, device="cpu", quick=True)
     text = ep3_fig6.full_run(options)
     assert text.startswith("the paper's run, 1.2e+08 samples through 60000 centers")
@@ -170,7 +170,7 @@ def test_the_plan_of_the_papers_run_says_time_memory_and_storage() -> None:
     assert "the replicas, 87.7 GiB, are never stored" in text
 
 
-def test_a_plan_that_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_that_does_not_fit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: Any, **options: Any) -> Any:
         raise sk.ConfigError("too large", "give more memory")
 
@@ -179,10 +179,10 @@ def test_a_plan_that_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     assert "cannot be planned on this machine: too large" in ep3_fig6.full_run(options)
 
 
-def test_references_are_grey_and_told_apart() -> None:
+def test_reference_curves_are_grey_and_distinct() -> None:
     plot, figure = pytest.importorskip("experiments.plot"), pytest.importorskip("matplotlib.figure")
     curve = {1.0: [1.0], 2.0: [2.0]}
-    found = made({ERROR: {"a": curve, "(b)": curve, "c": curve, "(d)": curve}})
+    found = results_of({ERROR: {"a": curve, "(b)": curve, "c": curve, "(d)": curve}})
     axes = figure.Figure().subplots()
     plot.curves(axes, found, ERROR, "x")
     looks = {
@@ -191,16 +191,16 @@ def test_references_are_grey_and_told_apart() -> None:
     assert list(looks.values()) == [("0", "--"), ("0.4", ":")]
 
 
-def test_algorithm_2_has_to_come_nearer_to_the_fixed_point_than_least_squares() -> None:
-    def judged(stochastic: float, last: float = 1e-9) -> bool | None:
+def test_algorithm_2_must_beat_least_squares_at_fixed_point() -> None:
+    def verdict_for(stochastic: float, last: float = 1e-9) -> bool | None:
         names = ep3_algorithm1
         errors: Curves = {names.EXACT: {1: [3.0], 1024: [3.0]}, names.STOCHASTIC: {64: [3.0]}}
         distances: Curves = {
             names.EXACT: {1: [0.1], 1024: [last]}, names.STOCHASTIC: {64: [stochastic]},
             names.LEAST_SQUARES: {1: [0.08], 1024: [0.08]},
         }  # fmt: skip
-        return names.judge(made({ERROR: errors, names.DISTANCE: distances})).seen
+        return names.judge(results_of({ERROR: errors, names.DISTANCE: distances})).seen
 
-    assert judged(0.01)
-    assert not judged(0.05)
-    assert not judged(0.01, last=0.01)
+    assert verdict_for(0.01)
+    assert not verdict_for(0.05)
+    assert not verdict_for(0.01, last=0.01)

@@ -21,7 +21,7 @@ from experiments.data import Data, digits, fit
 from experiments.experiment import Experiment, Point
 from experiments.readers import read_data
 from experiments.results import Measurement, Results, clearly, doubled, exponent, shown
-from tests.rawfiles import write_idx
+from tests.raw_files import write_idx
 
 pytest.importorskip("matplotlib")
 
@@ -70,7 +70,7 @@ an experiment is run by the others."""
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.full] if n in LONG else []) for n in NAMES]
 )
-def test_an_experiment_leaves_table_picture_and_verdict(
+def test_experiment_writes_table_figure_and_verdict(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert quick(name, tmp_path) == 0
@@ -83,7 +83,7 @@ def test_an_experiment_leaves_table_picture_and_verdict(
         assert found["data"] == shape | {"checksum": digits().checksum()}
 
 
-def test_the_command_lists_all_and_names_what_it_does_not_know(
+def test_command_lists_experiments_and_names_unknown_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([]) == 0
@@ -94,7 +94,7 @@ def test_the_command_lists_all_and_names_what_it_does_not_know(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_figure_of_a_verdict_has_an_axis_and_every_source_a_paper(name: str) -> None:
+def test_every_figure_has_axes_and_every_source_is_a_paper(name: str) -> None:
     experiment = experiment_named(name)
     assert experiment.source.startswith(("EP1", "EP3", "FALKON", "Lecture", "readme"))
     assert not experiment.claim.endswith(".")
@@ -133,23 +133,23 @@ def a_run(folder: Path, experiment: Experiment, rows: int = 300) -> Results:
     return run.run("ep3_fig2", experiment, data, options)
 
 
-def test_a_killed_run_measures_only_the_missing_points(tmp_path: Path) -> None:
+def test_killed_experiment_measures_only_missing_points(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
-    whole = a_run(tmp_path / "whole", counted(None, [])).values
+    uninterrupted = a_run(tmp_path / "whole", counted(None, [])).values
     first, second = list[str](), list[str]()
     with pytest.raises(KeyboardInterrupt):
         a_run(tmp_path, counted(4, first))
     (journal,) = tmp_path.glob("ep3_fig2-*.jsonl")
     journal.write_text(journal.read_text() + '{"key": "point 4", "seco')  # a line cut by the kill
-    assert a_run(tmp_path, counted(None, second)).values == whole
+    assert a_run(tmp_path, counted(None, second)).values == uninterrupted
     assert first == [f"point {k}" for k in range(4)]
     assert second == ["point 4", "point 5"]
     third = list[str]()
-    assert a_run(tmp_path, counted(None, third)).values == whole
+    assert a_run(tmp_path, counted(None, third)).values == uninterrupted
     assert third == []
 
 
-def test_other_settings_are_measured_anew_and_keep_what_was_measured(tmp_path: Path) -> None:
+def test_changed_settings_are_measured_again_and_keep_old_results(tmp_path: Path) -> None:
     measured = list[str]()
     a_run(tmp_path, counted(None, measured))
     a_run(tmp_path, counted(None, measured), rows=400)
@@ -158,38 +158,36 @@ def test_other_settings_are_measured_anew_and_keep_what_was_measured(tmp_path: P
     assert len(measured) == 12
 
 
-def test_numbers_are_of_the_code_that_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_code_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that an experiment is measured again if another experiment, whose parts it uses, has
     changed."""
-    place = tmp_path / "experiments"
-    shutil.copytree(Path(run.__file__).parent, place)
-    monkeypatch.setattr(run, "__file__", str(place / "run.py"))
+    path = tmp_path / "experiments"
+    shutil.copytree(Path(run.__file__).parent, path)
+    monkeypatch.setattr(run, "__file__", str(path / "run.py"))
     before = {name: run.code_of(name) for name in NAMES}
-    with (place / "lecture_nystrom_error.py").open("a") as file:
+    with (path / "lecture_nystrom_error.py").open("a") as file:
         file.write("# changed\n")
     changed = [name for name in NAMES if run.code_of(name) != before[name]]
     assert changed == ["falkon_leverage", "lecture_nystrom_error"]
 
 
-def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
-    place = tmp_path / "files"
-    place.mkdir()
+def test_changed_data_files_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "files"
+    path.mkdir()
     seen = []
     for seed in range(2):
         rng = np.random.default_rng(seed)
         for part, n in (("train", 300), ("test", 50)):
-            np.save(place / f"X_{part}.npy", rng.standard_normal((n, 3)).astype(np.float32))
-            np.save(place / f"y_{part}.npy", rng.integers(0, 2, n))
-        data = read_data(str(place), None, 400, tmp_path)
-        again = read_data(str(place), None, 400, tmp_path)
+            np.save(path / f"X_{part}.npy", rng.standard_normal((n, 3)).astype(np.float32))
+            np.save(path / f"y_{part}.npy", rng.integers(0, 2, n))
+        data = read_data(str(path), None, 400, tmp_path)
+        again = read_data(str(path), None, 400, tmp_path)
         assert data.checksum() == again.checksum()
         seen.append(data.checksum())
     assert seen[0] != seen[1]
 
 
-def test_points_with_one_key_are_refused(tmp_path: Path) -> None:
+def test_points_with_equal_keys_are_refused(tmp_path: Path) -> None:
     experiment = counted(None, [])
     doubles = Experiment(
         "EP3", "a claim", "x",
@@ -200,11 +198,11 @@ def test_points_with_one_key_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_experiment_ends_with_the_same_numbers(
+def test_killed_experiment_gives_same_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert quick("ep3_fig2", whole) == 0
+    uninterrupted, parts = tmp_path / "whole", tmp_path / "parts"
+    assert quick("ep3_fig2", uninterrupted) == 0
     measure, count = run.Journal.measure, 0
 
     def killed(journal: run.Journal, point: Point) -> float:
@@ -221,14 +219,16 @@ def test_a_killed_experiment_ends_with_the_same_numbers(
     capsys.readouterr()
     assert quick("ep3_fig2", parts) == 0
     assert ", 3 of them measured before;" in capsys.readouterr().out
-    values = [json.loads((p / "ep3_fig2.json").read_text())["values"] for p in (whole, parts)]
+    values = [
+        json.loads((p / "ep3_fig2.json").read_text())["values"] for p in (uninterrupted, parts)
+    ]
     assert values[0] == values[1]
 
 
 # ------------------------------------------------------------------------------------ refusals
 
 
-def test_an_experiment_refuses_what_it_can_not_use(
+def test_experiment_refuses_invalid_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = tmp_path / "few.zarr"
@@ -270,7 +270,7 @@ def test_options_out_of_range_are_refused(capsys: pytest.CaptureFixture[str]) ->
         assert message in capsys.readouterr().err
 
 
-def test_all_of_them_take_data_where_some_need_none(
+def test_all_experiments_accept_unused_data_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import experiments.__main__ as command
@@ -312,11 +312,11 @@ def test_damaged_files_are_refused_in_one_sentence(
         ("half", {"SUSY.csv": b"0.0,1.0\n0.5,2.0\n"}, "row 1 has another number"),
         ("arrays", {"X_train.npy": b"no array"}, "X_train.npy is not an array"),
     ):
-        place = tmp_path / name
-        place.mkdir()
+        path = tmp_path / name
+        path.mkdir()
         for file, content in files.items():
-            (place / file).write_bytes(content)
-        assert quick("ep3_fig2", tmp_path / "out", "--data", str(place)) == 2
+            (path / file).write_bytes(content)
+        assert quick("ep3_fig2", tmp_path / "out", "--data", str(path)) == 2
         (sentence,) = capsys.readouterr().err.splitlines()
         assert message in sentence
     write_arrays(tmp_path / "missing")
@@ -350,18 +350,18 @@ def as_set(X: np.ndarray, y: np.ndarray) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, np.column_stack([flat, y.astype(np.float32)]).tolist()))
 
 
-def test_rows_in_the_order_of_their_classes_are_refused(tmp_path: Path) -> None:
+def test_rows_sorted_by_class_are_refused(tmp_path: Path) -> None:
     X, y = np.eye(400, dtype=np.float32), np.arange(400) // 100
     for shuffle in (True, False):
         sk.ingest_store(X, tmp_path / f"{shuffle}.zarr", y=y, shuffle=shuffle)
-    whole, ordered = str(tmp_path / "True.zarr"), str(tmp_path / "False.zarr")
-    assert len(read_data(whole, whole, 200, tmp_path).X) == 200
+    full, ordered = str(tmp_path / "True.zarr"), str(tmp_path / "False.zarr")
+    assert len(read_data(full, full, 200, tmp_path).X) == 200
     assert len(read_data(ordered, ordered, 400, tmp_path).X) == 400
     with pytest.raises(sk.DataError, match="first 200 rows of"):
         read_data(ordered, ordered, 200, tmp_path)
 
 
-def test_a_test_set_may_lack_a_class_and_not_have_another_one(tmp_path: Path) -> None:
+def test_test_set_may_lack_classes_but_not_add_any(tmp_path: Path) -> None:
     folder = tmp_path / "speech"
     folder.mkdir()
     X, y = np.arange(600, dtype=np.float32).reshape(300, 2), np.arange(300) % 3
@@ -378,8 +378,8 @@ def test_a_test_set_may_lack_a_class_and_not_have_another_one(tmp_path: Path) ->
         read_data(str(folder), None, 300, tmp_path)
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_idx_files_are_read(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_idx_files_are_read(tmp_path: Path, suffix: str) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -387,8 +387,8 @@ def test_idx_files_are_read(tmp_path: Path, ending: str) -> None:
     for part, n in (("train", 300), ("t10k", 40)):
         X = rng.integers(0, 256, (n, 6, 5), dtype=np.uint8)
         y = np.arange(n, dtype=np.uint8) % 3
-        write_idx(folder / f"{part}-images-idx3-ubyte{ending}", X)
-        write_idx(folder / f"{part}-labels-idx1-ubyte{ending}", y)
+        write_idx(folder / f"{part}-images-idx3-ubyte{suffix}", X)
+        write_idx(folder / f"{part}-labels-idx1-ubyte{suffix}", y)
         written[part] = as_set(X, y)
     data = read_data(str(folder), None, 1000, tmp_path)
     assert (data.name, data.X.shape, str(data.X.dtype), data.classes) == (
@@ -404,7 +404,7 @@ def test_idx_files_are_read(tmp_path: Path, ending: str) -> None:
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "stores").rglob("*")} == before
 
 
-def test_the_binary_cifar_is_read_with_the_channels_last(tmp_path: Path) -> None:
+def test_binary_cifar_is_read_channels_last(tmp_path: Path) -> None:
     folder = tmp_path / "cifar"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -421,7 +421,7 @@ def test_the_binary_cifar_is_read_with_the_channels_last(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["SUSY.csv", "HIGGS.csv.gz"])
-def test_tables_with_the_label_first_are_read(tmp_path: Path, name: str) -> None:
+def test_tables_with_label_first_are_read(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "table"
     folder.mkdir()
     X, y = rows()
@@ -438,7 +438,7 @@ def test_tables_with_the_label_first_are_read(tmp_path: Path, name: str) -> None
     assert as_set(*found.held_out) == as_set(X[240:], y[240:])
 
 
-def test_years_are_values(tmp_path: Path) -> None:
+def test_years_are_regression_targets(tmp_path: Path) -> None:
     folder = tmp_path / "year"
     folder.mkdir()
     X, _ = rows()
@@ -488,7 +488,7 @@ def test_named_parts_and_arrays_are_read(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_experiment_runs_on_the_rows_of_a_folder(
+def test_experiment_runs_on_rows_of_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_arrays(tmp_path / "data")
@@ -502,7 +502,7 @@ def test_an_experiment_runs_on_the_rows_of_a_folder(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("held_out", [True, False])
-def test_an_experiment_runs_on_stores(
+def test_experiment_runs_on_stores(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held_out: bool
 ) -> None:
     X, y = rows()
@@ -519,7 +519,7 @@ def test_an_experiment_runs_on_stores(
 # ------------------------------------------------------------------------------------- results
 
 
-def test_a_difference_is_clear_beyond_twice_its_standard_error() -> None:
+def test_difference_is_clear_beyond_two_standard_errors() -> None:
     assert clearly(np.array([1.0, 1.1, 0.9]))
     assert not clearly(np.array([3.0, -1.0, 0.5]))
     assert not clearly(np.array([-1.0, -1.1]))
@@ -533,14 +533,14 @@ def test_sizes_double_up_to_the_largest() -> None:
     assert doubled(5, 5, quick=True) == [5]
 
 
-def test_exponents_of_power_laws() -> None:
+def test_exponent_fits_power_laws() -> None:
     x = np.array([10.0, 20.0, 80.0])
     assert exponent(x, 3 * x**1.5) == pytest.approx(1.5)
     assert shown([2.0, 4.0]) == "3 ± 1"
     assert shown([2.345]) == "2.35"
 
 
-def test_splits_differ_and_are_repeated() -> None:
+def test_splits_differ_and_are_reproducible() -> None:
     import argparse
 
     options = argparse.Namespace(rows=300, repetitions=2, bandwidth=0.7, device="cpu")
@@ -559,7 +559,7 @@ def test_splits_differ_and_are_repeated() -> None:
     assert one.error(np.eye(10)[(one.y_test + 1) % 10]) == 100
 
 
-def test_values_far_from_zero_are_trained_with_an_intercept() -> None:
+def test_targets_far_from_zero_are_trained_with_an_intercept() -> None:
     """Check years near 2000, which would otherwise take most of the model."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((400, 3))

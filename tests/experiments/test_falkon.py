@@ -41,7 +41,7 @@ def split_of(data: Data, **more: object) -> Split:
 # -------------------------------------------------------------------------- preconditioner, steps
 
 
-def test_the_error_of_the_slides_is_the_difference_of_covariances() -> None:
+def test_error_of_slides_is_difference_of_covariances() -> None:
     """Check B^T H B = I + A^-T T^-T (K_nM^T K_nM / n - K_MM^2 / M) T^-1 A^-1."""
     n, M, ridge = 80, 20, 1e-2
     K_nm, K_mm = gaussian(X, X[:M]), gaussian(X[:M], X[:M])
@@ -51,7 +51,7 @@ def test_the_error_of_the_slides_is_the_difference_of_covariances() -> None:
     np.testing.assert_allclose(G, np.eye(M) + E, atol=1e-5)
 
 
-def test_the_condition_number_is_that_of_the_eigenvalues() -> None:
+def test_condition_number_is_ratio_of_eigenvalues() -> None:
     Q = np.linalg.qr(RNG.standard_normal((6, 6)))[0]
     H = Q * np.array([1.0, 2, 3, 4, 5, 7]) @ Q.T
     assert falkon_steps.condition((H + H.T) / 2) == pytest.approx(7)
@@ -61,7 +61,7 @@ def test_the_condition_number_is_that_of_the_eigenvalues() -> None:
 
 
 @pytest.mark.parametrize(("s", "r"), falkon_rates.CASES)
-def test_targets_are_in_the_range_of_the_power(s: int, r: float) -> None:
+def test_target_is_in_range_of_operator_power(s: int, r: float) -> None:
     """Check f = L^r g, where the coefficients of g are those of f divided by eigenvalues^r and
     square-summable."""
     x = (np.arange(4000) + 0.5) / 4000
@@ -74,7 +74,7 @@ def test_targets_are_in_the_range_of_the_power(s: int, r: float) -> None:
 
 
 @pytest.mark.parametrize("s", [1, 2])
-def test_the_capacity_condition_has_the_exponent_of_the_order(s: int) -> None:
+def test_capacity_condition_has_exponent_of_spline_order(s: int) -> None:
     """Check N(lambda) = sum_i mu_i / (mu_i + lambda) = O(lambda^(-1 / 2s))."""
     mu = np.repeat(np.arange(1.0, 2e5) ** (-2 * s), 2)
     ridges = np.array([1e-4, 1e-6])
@@ -86,7 +86,7 @@ def test_the_capacity_condition_has_the_exponent_of_the_order(s: int) -> None:
 # --------------------------------------------------------------- NYTRO, number of centers, parts
 
 
-def test_the_path_of_nytro_is_gradient_descent_without_penalty() -> None:
+def test_nytro_path_is_gradient_descent_without_penalty() -> None:
     """Compare the closed form with gradient steps in Nystrom features."""
     split = split_of(digits())
     (point,) = falkon_nytro.points(digits(), options())
@@ -119,20 +119,20 @@ def nystrom_problem(split: Split) -> tuple[Array, Array, Array]:
     return gaussian(X, X[:M]) @ root, gaussian(X_test, X[:M]) @ root, labels
 
 
-def test_the_verdict_of_nytro_is_by_the_least_error_and_the_end() -> None:
+def test_nytro_verdict_uses_least_and_last_error() -> None:
     names = falkon_nytro
 
-    def judged(best: float, end: float) -> bool | None:
+    def verdict_for(best: float, end: float) -> bool | None:
         curves = ((names.NYTRO, 1, 9.0), (names.NYTRO, 2, best), (names.NYTRO, 3, end),
                   (names.RIDGE, 1, 3.0), (names.RIDGE, 2, 2.0), (names.RIDGE, 3, 4.0))  # fmt: skip
         return names.judge(results(*(("error", *curve) for curve in curves))).seen
 
-    assert judged(2.0, 5.0)
-    assert not judged(2.5, 5.0)  # worse than the ridge
-    assert not judged(2.0, 2.0)  # stopping gains nothing
+    assert verdict_for(2.0, 5.0)
+    assert not verdict_for(2.5, 5.0)  # worse than the ridge
+    assert not verdict_for(2.0, 2.0)  # stopping gains nothing
 
 
-def test_one_part_is_the_model_of_all_rows() -> None:
+def test_one_part_equals_model_of_all_rows() -> None:
     names, data = falkon_divide, digits()
     point = next(iter(names.points(data, options())))
     found = {label: value for _, label, _, value in point.measure()}
@@ -144,10 +144,10 @@ def test_one_part_is_the_model_of_all_rows() -> None:
     assert found[names.NYSTROM] == pytest.approx(expected, abs=1)
 
 
-def test_the_verdict_of_divide_and_conquer_is_by_a_part_and_by_nystrom() -> None:
+def test_divide_and_conquer_verdict_compares_part_and_nystrom() -> None:
     names = falkon_divide
 
-    def judged(part: float, nystrom: float) -> bool | None:
+    def verdict_for(part: float, nystrom: float) -> bool | None:
         rows = [
             ("error", label, float(m), value)
             for m in names.PARTS
@@ -157,26 +157,26 @@ def test_the_verdict_of_divide_and_conquer_is_by_a_part_and_by_nystrom() -> None
         ]  # fmt: skip
         return names.judge(results(*rows)).seen
 
-    assert judged(4.0, 2.0)
-    assert judged(4.0, 3.0)
-    assert not judged(3.0, 2.0)
-    assert not judged(4.0, 3.5)  # the average beats Nystrom
+    assert verdict_for(4.0, 2.0)
+    assert verdict_for(4.0, 3.0)
+    assert not verdict_for(3.0, 2.0)
+    assert not verdict_for(4.0, 3.5)  # the average beats Nystrom
 
 
-def test_the_least_number_of_centers_is_compared_with_the_theory() -> None:
+def test_least_number_of_centers_is_compared_with_theory() -> None:
     names = falkon_centers_count
 
-    def judged(M: float) -> bool | None:
+    def verdict_for(M: float) -> bool | None:
         return names.judge(results((names.LEAST, "measured", 100.0, M))).seen
 
-    assert judged(46)  # sqrt(100) log 100 = 46.05
-    assert not judged(47)
+    assert verdict_for(46)  # sqrt(100) log 100 = 46.05
+    assert not verdict_for(47)
 
 
 # -------------------------------------------------------------------------- leverage, the tables
 
 
-def test_leverage_scores_of_two_passes_are_near_the_exact_ones() -> None:
+def test_two_pass_leverage_scores_approximate_exact_scores() -> None:
     rng = np.random.default_rng(0)
     rows, _, _ = falkon_leverage.problem(rng, 1500)
     n, ridge = len(rows), falkon_leverage.RIDGE
@@ -187,7 +187,7 @@ def test_leverage_scores_of_two_passes_are_near_the_exact_ones() -> None:
     assert np.corrcoef(near, exact)[0, 1] > 0.7
 
 
-def test_the_theory_asks_for_the_centers_that_the_experiment_says() -> None:
+def test_theory_needs_documented_numbers_of_centers() -> None:
     """Check the numbers in its docstring: 190 by the sum of the scores, 1650 by n times the
     largest."""
     n, ridge = falkon_leverage.ROWS, falkon_leverage.RIDGE
@@ -198,7 +198,7 @@ def test_the_theory_asks_for_the_centers_that_the_experiment_says() -> None:
     assert n * exact.max() == pytest.approx(1650, rel=0.1)
 
 
-def test_the_error_of_clusters_counts_each_alike() -> None:
+def test_cluster_error_weights_clusters_equally() -> None:
     residuals, clusters = np.array([[1.0], [1], [1], [3]]), np.array([0, 0, 0, 5])
     assert falkon_leverage.errors_of(residuals, clusters) == {
         falkon_leverage.ERROR_OF_CLUSTERS: 5.0, falkon_leverage.ERROR_OF_ROWS: 3.0
@@ -206,7 +206,7 @@ def test_the_error_of_clusters_counts_each_alike() -> None:
 
 
 @pytest.mark.slow
-def test_the_ridge_of_the_leverage_experiment_is_the_best_of_all_rows() -> None:
+def test_leverage_ridge_is_best_for_all_rows() -> None:
     """Check that the ridge favours neither way of drawing centers, as its docstring says."""
     errors = []
     ridges = [falkon_leverage.RIDGE * factor for factor in (0.1, 1, 10)]
@@ -222,7 +222,7 @@ def test_the_ridge_of_the_leverage_experiment_is_the_best_of_all_rows() -> None:
     assert np.mean(errors, axis=0).argmin() == 1
 
 
-def test_the_made_problem_of_susys_shape_has_its_least_error() -> None:
+def test_generated_susy_problem_has_known_least_error() -> None:
     data = falkon_tables.made(argparse.Namespace(rows=20_000))
     assert data.X.shape[1] == 18
     assert data.classes == ("0", "1")
@@ -232,16 +232,16 @@ def test_the_made_problem_of_susys_shape_has_its_least_error() -> None:
     assert (right != data.y).mean() == pytest.approx(score, abs=0.01)
 
 
-def test_the_area_under_the_curve_is_the_share_of_ordered_pairs() -> None:
+def test_area_under_curve_is_share_of_ordered_pairs() -> None:
     y, scores = RNG.integers(0, 2, 50), RNG.standard_normal(50)
     pairs = scores[y == 1][:, None] > scores[y == 0]
     assert falkon_tables.area(y, scores) == pytest.approx(pairs.mean())
 
 
-def test_the_verdict_of_the_tables_is_by_the_largest_number_of_rows() -> None:
+def test_table_verdict_uses_largest_number_of_rows() -> None:
     names = falkon_tables
 
-    def judged(falkon: float, other: float) -> bool | None:
+    def verdict_for(falkon: float, other: float) -> bool | None:
         rows = [
             row
             for label in (names.FALKON, names.DEFAULT, names.EIGENPRO, names.FOURIER)
@@ -253,11 +253,11 @@ def test_the_verdict_of_the_tables_is_by_the_largest_number_of_rows() -> None:
         ]
         return names.judge(results(*rows)).seen
 
-    assert judged(3.0, 3.0)
-    assert not judged(3.0, 2.0)
+    assert verdict_for(3.0, 3.0)
+    assert not verdict_for(3.0, 2.0)
 
 
-def test_values_far_from_zero_are_judged_by_their_deviations() -> None:
+def test_targets_far_from_zero_are_judged_by_deviations() -> None:
     """Check years near 2000; without their mean every number of centers would look equally good."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((200, 2))
@@ -270,7 +270,7 @@ def test_values_far_from_zero_are_judged_by_their_deviations() -> None:
     np.testing.assert_allclose(errors[1], errors[0], rtol=1e-6)
 
 
-def test_made_reviews_are_sparse_rows_of_length_one() -> None:
+def test_generated_reviews_are_unit_sparse_rows() -> None:
     X, stars = falkon_yelp.reviews(50, np.random.default_rng(0))
     again, _ = falkon_yelp.reviews(50, np.random.default_rng(0))
     assert X.shape == (50, falkon_yelp.FEATURES)
@@ -281,9 +281,9 @@ def test_made_reviews_are_sparse_rows_of_length_one() -> None:
     assert stars.max() <= 5
 
 
-def test_reviews_of_a_file_are_counts(tmp_path: Path) -> None:
+def test_reviews_of_file_are_log_counts(tmp_path: Path) -> None:
     (tmp_path / "reviews.svm").write_text("4 1:1 7:3\n2 3:1\n")
     X, y = falkon_yelp.read(str(tmp_path / "reviews.svm"))
-    wanted = np.log([2, 4])
-    assert X.toarray()[0, [0, 6]] == pytest.approx(wanted / np.linalg.norm(wanted))
+    expected = np.log([2, 4])
+    assert X.toarray()[0, [0, 6]] == pytest.approx(expected / np.linalg.norm(expected))
     assert y.tolist() == [4, 2]

@@ -1,4 +1,4 @@
-"""Each verdict goes by its criterion: made results on either side of it."""
+"""Check that each verdict follows its criterion, with results on either side of it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from experiments.catalogue import experiment_named
 from experiments.experiment import Verdict
 from experiments.results import ERROR
-from tests.experiments.measured import Curves, made
+from tests.experiments.measured import Curves, results_of
 
 
 def verdict(name: str, figures: Mapping[str, Curves]) -> Verdict:
     """Return the verdict of an experiment on the curves of its figures."""
-    return experiment_named(name).judge(made(figures))
+    return experiment_named(name).judge(results_of(figures))
 
 
 def seen(name: str, curves: Curves) -> bool | None:
@@ -74,11 +74,11 @@ CASES: list[tuple[str, Curves, bool]] = [
 
 
 @pytest.mark.parametrize(("name", "curves", "expected"), CASES)
-def test_a_verdict_goes_by_its_criterion(name: str, curves: Curves, expected: bool) -> None:
+def test_verdict_follows_its_criterion(name: str, curves: Curves, expected: bool) -> None:
     assert seen(name, curves) is expected
 
 
-def test_the_verdict_of_colour_images_goes_by_mix_up_and_crops() -> None:
+def test_colour_image_verdict_uses_mix_up_and_crops() -> None:
     none, better = {4: [5.0, 6.0]}, {4: [3.0, 4.1]}
     colour = "crop + flip of colour images"
     assert seen("ep3_fig4", {"none": none, "noise": none, "mix-up": better, colour: better})
@@ -90,26 +90,26 @@ def test_the_verdict_of_colour_images_goes_by_mix_up_and_crops() -> None:
     assert found.line("a claim").startswith("NOT SEEN: a claim. Criterion: ")
 
 
-def test_epochs_that_are_not_reached_count_as_more_than_all() -> None:
+def test_unreached_epochs_count_as_more_than_all() -> None:
     """Check a ratio of 6 with EigenPro; a run that has not arrived may need only one more epoch."""
     from experiments.ep1_acceleration import EPOCHS_NEEDED
 
-    def judged(fast: float, slow: float, epochs: int = 64) -> Any:
+    def verdict_for(fast: float, slow: float, epochs: int = 64) -> Any:
         labels = ("gaussian", "laplace", "cauchy")
         errors = {f"EigenPro, {k}": {epochs: [1.0]} for k in labels}
         curves = {"EigenPro": {key: [fast] for key in range(3)},
                   "Pegasos": {key: [slow] for key in range(3)}}  # fmt: skip
         return verdict("ep1_acceleration", {ERROR: errors, EPOCHS_NEEDED: curves})
 
-    assert judged(3, 20).seen
-    assert not judged(3, 9).seen
-    assert judged(3, 128).seen
-    assert "more than 64" in judged(3, 128).numbers
-    assert not judged(20, 128).seen
-    assert not judged(128, 128).seen
+    assert verdict_for(3, 20).seen
+    assert not verdict_for(3, 9).seen
+    assert verdict_for(3, 128).seen
+    assert "more than 64" in verdict_for(3, 128).numbers
+    assert not verdict_for(20, 128).seen
+    assert not verdict_for(128, 128).seen
 
 
-def test_models_of_few_centers_saturate_at_far_more_rows() -> None:
+def test_models_of_few_centers_saturate_at_more_rows() -> None:
     places = (10, 20, 40, 80, 160)
 
     def grid_of(gain: Callable[[int], float]) -> Curves:
@@ -130,32 +130,32 @@ def test_models_of_few_centers_saturate_at_far_more_rows() -> None:
     assert seen("ep3_fig1", at_once) is False
 
 
-def test_a_rising_error_of_more_samples_is_told() -> None:
+def test_rising_error_is_reported() -> None:
     machine = {n: [9.0, 9.1] for n in (4, 8, 16)}
     curves = {"p = 4": {4: [9.0, 9.1], 8: [3.0, 3.1], 16: [5.0, 5.1]},
               "(kernel machine on 4 rows)": machine}  # fmt: skip
     assert "(rising from n = 8 on)" in verdict("ep3_fig2", {ERROR: curves}).numbers
 
 
-def test_falkon_and_its_steps() -> None:
+def test_falkon_steps_verdict_follows_its_criteria() -> None:
     from experiments.falkon_steps import BABY, CONDITION, EXCESS, FALKON, LEMMA, PLAIN
 
-    def judged(condition: float, falkon: float, plain: float) -> bool | None:
+    def verdict_for(condition: float, falkon: float, plain: float) -> bool | None:
         conditions = {LEMMA: {4: [condition], 8: [1.1]}}
         curves = {FALKON: {4: [falkon], 16: [0.0]}, BABY: {8: [0.01]}, PLAIN: {8: [plain]}}
         return verdict("falkon_steps", {CONDITION: conditions, EXCESS: curves}).seen
 
-    assert judged(2.0, 0.01, 0.5)
-    assert not judged(5.0, 0.01, 0.5)
-    assert not judged(2.0, 0.1, 0.5)
-    assert not judged(2.0, 0.01, 0.001)
+    assert verdict_for(2.0, 0.01, 0.5)
+    assert not verdict_for(5.0, 0.01, 0.5)
+    assert not verdict_for(2.0, 0.1, 0.5)
+    assert not verdict_for(2.0, 0.01, 0.001)
 
 
-def test_rates_are_compared_with_those_of_theory() -> None:
+def test_rates_are_compared_with_theory() -> None:
     from experiments.falkon_rates import CASES as PROBLEMS
     from experiments.falkon_rates import RISK, theory
 
-    def judged(off: float) -> bool | None:
+    def verdict_for(off: float) -> bool | None:
         sizes = np.array([100.0, 400.0, 1600.0])
         curves = {
             f"problem {k}": {float(n): [float(n ** -(theory(s, r) + off))] for n in sizes}
@@ -164,6 +164,6 @@ def test_rates_are_compared_with_those_of_theory() -> None:
         return verdict("falkon_rates", {RISK: curves}).seen
 
     assert theory(1, 0.5) == pytest.approx(2 / 3)
-    assert judged(0.0)
-    assert judged(0.5)  # faster
-    assert not judged(-0.2)
+    assert verdict_for(0.0)
+    assert verdict_for(0.5)  # faster
+    assert not verdict_for(-0.2)

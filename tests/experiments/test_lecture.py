@@ -28,7 +28,7 @@ X, Y = RNG.standard_normal((60, 5)), RNG.standard_normal((60, 2))
 # -------------------------------------------------------------------------------- random features
 
 
-def test_fastfood_is_the_product_of_its_matrices() -> None:
+def test_fastfood_equals_product_of_its_matrices() -> None:
     """Compare with S H G P H B, multiplied out with the same draws."""
     d, m, size = 5, 20, 8
     found = random_features.fastfood(X, m, np.random.default_rng(3))
@@ -84,7 +84,7 @@ def feature_verdict(slope: float, fastfood: float, orthogonal: float = 0.5) -> V
     return names.judge(results(*rows))
 
 
-def test_the_verdict_of_random_features_is_by_all_of_its_parts() -> None:
+def test_random_feature_verdict_uses_all_its_parts() -> None:
     assert feature_errors(-0.5, 1.2)
     assert "20 % larger, clearly" in feature_verdict(-0.5, 1.2).numbers
     assert "0 % larger, not clearly" in feature_verdict(-0.5, 1.0).numbers
@@ -96,7 +96,7 @@ def test_the_verdict_of_random_features_is_by_all_of_its_parts() -> None:
 # ---------------------------------------------------------------------------------------- Nystrom
 
 
-def test_the_error_at_fixed_rank_is_that_of_the_written_matrix() -> None:
+def test_fixed_rank_error_equals_explicit_matrix() -> None:
     """Compare with G_nys = C W_k^+ C^T, by the pseudo-inverse of the best approximation of rank
     k."""
     G, chosen, k = gaussian(X, X), np.arange(25), nystrom.RANK
@@ -111,7 +111,7 @@ def test_the_error_at_fixed_rank_is_that_of_the_written_matrix() -> None:
     assert nystrom.excess(G, np.arange(60), s) == pytest.approx(0, abs=1e-9)
 
 
-def test_rows_in_ten_clusters_have_an_eigengap_after_ten() -> None:
+def test_ten_clusters_have_an_eigengap_after_ten() -> None:
     values = np.linalg.eigvalsh(gaussian(*2 * [nystrom.clustered(800, RNG)]))[::-1]
     ratios = values[:20] / values[1:21]
     assert ratios[nystrom.RANK - 1] > 2
@@ -121,14 +121,14 @@ def test_rows_in_ten_clusters_have_an_eigengap_after_ten() -> None:
 # --------------------------------------------------------------------------------------- averages
 
 
-def test_the_weights_of_a_shard_minimise_its_loss() -> None:
+def test_shard_weights_minimise_shard_loss() -> None:
     W = averaging.weights(X, Y)
     gradient = X.T @ (X @ W - Y) + averaging.RIDGE * 60 * W
     assert np.abs(gradient).max() < 1e-10
 
 
-def test_the_verdict_of_averages_is_by_one_shard() -> None:
-    def judged(shared: float, own: float) -> bool | None:
+def test_averaging_verdict_compares_with_one_shard() -> None:
+    def verdict_for(shared: float, own: float) -> bool | None:
         rows = [
             ("error", label, float(m), value)
             for m in averaging.SHARDS
@@ -139,9 +139,9 @@ def test_the_verdict_of_averages_is_by_one_shard() -> None:
         ]  # fmt: skip
         return averaging.judge(results(*rows)).seen
 
-    assert judged(2.0, 2.0)
-    assert not judged(5.0, 2.0)
-    assert not judged(2.0, 6.0)
+    assert verdict_for(2.0, 2.0)
+    assert not verdict_for(5.0, 2.0)
+    assert not verdict_for(2.0, 6.0)
 
 
 # ---------------------------------------------------------------------------------------- k-means
@@ -154,12 +154,12 @@ def brute_objective(F: Array, labels: Array) -> float:
     ) / len(F)
 
 
-def test_the_objective_of_kernel_k_means_is_that_of_its_features() -> None:
+def test_kernel_k_means_objective_equals_that_of_features() -> None:
     labels = RNG.integers(0, 4, 60)
     assert clusters.objective(X @ X.T, labels) == pytest.approx(brute_objective(X, labels))
 
 
-def test_lloyds_algorithm_on_a_kernel_is_k_means_of_its_features() -> None:
+def test_lloyd_on_kernel_equals_k_means_on_features() -> None:
     from sklearn.cluster import KMeans
 
     labels = RNG.integers(0, 3, 60)
@@ -168,7 +168,7 @@ def test_lloyds_algorithm_on_a_kernel_is_k_means_of_its_features() -> None:
     np.testing.assert_array_equal(clusters.lloyd(X @ X.T, labels, 3), theirs)
 
 
-def test_lloyds_algorithm_never_raises_the_objective_and_may_leave_a_cluster_empty() -> None:
+def test_lloyd_never_raises_objective() -> None:
     K = gaussian(X, X)
     labels = RNG.integers(0, 3, 60)
     found = clusters.lloyd(K, labels, 5)
@@ -176,7 +176,7 @@ def test_lloyds_algorithm_never_raises_the_objective_and_may_leave_a_cluster_emp
     assert set(found) <= {0, 1, 2}
 
 
-def test_few_rows_are_clustered_as_by_trying_all_ways() -> None:
+def test_k_means_of_few_rows_equals_exhaustive_search() -> None:
     rows = np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [9.0]])
     ways = itertools.product(range(2), repeat=6)
     least = min(brute_objective(rows, np.array(way)) for way in ways)
@@ -186,8 +186,8 @@ def test_few_rows_are_clustered_as_by_trying_all_ways() -> None:
     assert found == pytest.approx(least)
 
 
-def test_the_verdict_of_k_means_is_by_the_largest_number_of_rows() -> None:
-    def judged(ratio: float) -> bool | None:
+def test_k_means_verdict_uses_largest_number_of_rows() -> None:
+    def verdict_for(ratio: float) -> bool | None:
         rows = [
             (figure, label, c, value)
             for c, value in ((8.0, 1.5), (64.0, ratio))
@@ -196,24 +196,24 @@ def test_the_verdict_of_k_means_is_by_the_largest_number_of_rows() -> None:
         ]
         return clusters.judge(results(*rows)).seen
 
-    assert judged(1.005)
-    assert not judged(1.02)
+    assert verdict_for(1.005)
+    assert not verdict_for(1.02)
 
 
 # ---------------------------------------------------------------------------- support vectors, PCA
 
 
-def test_the_verdict_of_support_vector_machines_is_by_the_dual() -> None:
-    def judged(ours: float) -> bool | None:
+def test_svm_verdict_compares_with_dual_solution() -> None:
+    def verdict_for(ours: float) -> bool | None:
         values = {machines.OURS: ours, machines.SQUARES: 9.0, machines.SVC: 2.0}
         return machines.judge(results(*(("error", k, 10.0, v) for k, v in values.items()))).seen
 
-    assert judged(2.0)
-    assert not judged(3.0)
+    assert verdict_for(2.0)
+    assert not verdict_for(3.0)
 
 
-def test_the_verdict_of_streamed_components_is_by_all_rows_and_by_linear_cca() -> None:
-    def judged(streamed: float, kernel: float) -> bool | None:
+def test_streamed_components_verdict_compares_with_all_rows_and_linear_cca() -> None:
+    def verdict_for(streamed: float, kernel: float) -> bool | None:
         return components.judge(
             results(
                 (components.EXPLAINED, components.STREAMED, 8.0, streamed),
@@ -223,9 +223,9 @@ def test_the_verdict_of_streamed_components_is_by_all_rows_and_by_linear_cca() -
             )
         ).seen
 
-    assert judged(49.8, 0.9)
-    assert not judged(49.0, 0.9)
-    assert not judged(49.8, 0.6)
+    assert verdict_for(49.8, 0.9)
+    assert not verdict_for(49.0, 0.9)
+    assert not verdict_for(49.8, 0.6)
 
 
 # ------------------------------------------------------------------------------ kernels of strings
@@ -239,7 +239,7 @@ def brute_subsequences(a: Array, b: Array) -> float:
     return float((equal * strings.DECAY**spans).sum())
 
 
-def test_the_kernel_of_strings_counts_common_subsequences() -> None:
+def test_string_kernel_counts_common_subsequences() -> None:
     A, _ = strings.strings(3, np.random.default_rng(0))
     raw = np.array([[brute_subsequences(a, b) for b in A[:2]] for a in A])
     own = np.array([brute_subsequences(a, a) for a in A])
@@ -248,7 +248,7 @@ def test_the_kernel_of_strings_counts_common_subsequences() -> None:
     )
 
 
-def test_the_classes_of_strings_are_not_in_the_counts_of_letters() -> None:
+def test_string_classes_do_not_depend_on_letter_counts() -> None:
     A, classes = strings.strings(500, np.random.default_rng(0))
     for letter in range(3):
         assert (np.equal(A, letter).sum(axis=1) == 1).all()
@@ -256,7 +256,7 @@ def test_the_classes_of_strings_are_not_in_the_counts_of_letters() -> None:
     np.testing.assert_array_equal(order, classes == 0)
 
 
-def test_products_of_the_root_are_the_matrix() -> None:
+def test_products_of_root_equal_matrix() -> None:
     K = gaussian(X, X)
     F, F_test = strings.root(K[:40, :40], K[40:, :40])
     np.testing.assert_allclose(F @ F.T, K[:40, :40], atol=1e-8)
@@ -264,8 +264,8 @@ def test_products_of_the_root_are_the_matrix() -> None:
     np.testing.assert_allclose(F_test @ F.T, K[40:, :40], atol=1e-8)
 
 
-def test_the_verdict_of_a_given_matrix_is_by_predictions_and_errors() -> None:
-    def judged(gap: float, ours: float) -> bool | None:
+def test_given_matrix_verdict_uses_predictions_and_errors() -> None:
+    def verdict_for(gap: float, ours: float) -> bool | None:
         return strings.judge(
             results(
                 (strings.GAP, strings.OURS, 50.0, gap),
@@ -274,6 +274,6 @@ def test_the_verdict_of_a_given_matrix_is_by_predictions_and_errors() -> None:
             )
         ).seen
 
-    assert judged(1e-6, 10.0)
-    assert not judged(1e-2, 10.0)
-    assert not judged(1e-6, 50.0)
+    assert verdict_for(1e-6, 10.0)
+    assert not verdict_for(1e-2, 10.0)
+    assert not verdict_for(1e-6, 50.0)

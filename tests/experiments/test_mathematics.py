@@ -25,7 +25,7 @@ Y = rng.standard_normal((60, 2))
         ("cauchy", lambda D: 1 / (1 + D**2)),
     ],
 )
-def test_kernels_are_their_formulas(name: str, of_distance: object) -> None:
+def test_kernels_equal_their_formulas(name: str, of_distance: object) -> None:
     expected = of_distance(cdist(X, Z))  # type: ignore[operator]
     np.testing.assert_allclose(exact.KERNELS[name](X, Z), expected, atol=1e-12)
 
@@ -39,7 +39,7 @@ def test_ridge_and_nystrom_weights_minimise_their_losses() -> None:
     assert np.abs(gradient).max() < 1e-9
 
 
-def test_with_all_centers_nystrom_is_kernel_ridge_regression() -> None:
+def test_nystrom_with_all_centers_equals_kernel_ridge() -> None:
     K, ridge = exact.laplace(X, X), 0.01
     np.testing.assert_allclose(
         K @ exact.nystrom_weights(K, K, Y, ridge), K @ exact.ridge_weights(K, Y, ridge), atol=1e-8
@@ -49,7 +49,7 @@ def test_with_all_centers_nystrom_is_kernel_ridge_regression() -> None:
 # -------------------------------------------------------------------------------------- FALKON
 
 
-def test_falkons_preconditioner_is_its_definition() -> None:
+def test_falkon_preconditioner_equals_its_definition() -> None:
     """Check B B^T = (n / M K_MM^2 + lambda n K_MM)^-1, the proposal of the slides."""
     K_mm, n, ridge = exact.gaussian(Z, Z), 60, 0.01
     B = falkon_steps.preconditioner(K_mm, n, ridge)(np.eye(12))
@@ -57,7 +57,7 @@ def test_falkons_preconditioner_is_its_definition() -> None:
     np.testing.assert_allclose(B @ B.T, expected, rtol=1e-6)
 
 
-def test_conjugate_gradient_ends_after_as_many_steps_as_unknowns() -> None:
+def test_conjugate_gradient_converges_in_dimension_steps() -> None:
     A = exact.gaussian(Z, Z) + np.eye(12)
     b = rng.standard_normal((12, 3))
     *_, last = falkon_steps.conjugate(A, b, 12)
@@ -67,7 +67,7 @@ def test_conjugate_gradient_ends_after_as_many_steps_as_unknowns() -> None:
 
 
 @pytest.mark.parametrize("s", [1, 2])
-def test_spline_kernels_have_the_eigenvalues_of_theory(s: int) -> None:
+def test_spline_kernels_have_theoretical_eigenvalues(s: int) -> None:
     """Compare with the sum k(x, z) = 1 + 2 sum_i i^(-2 s) cos(2 pi i (x - z))."""
     x, z = rng.uniform(size=20), rng.uniform(size=8)
     i = np.arange(1, 20_001)
@@ -76,7 +76,7 @@ def test_spline_kernels_have_the_eigenvalues_of_theory(s: int) -> None:
     np.testing.assert_allclose(falkon_rates.kernel(x, z, s), expected, atol=2e-4)
 
 
-def test_leverage_scores_by_all_rows_are_exact() -> None:
+def test_leverage_scores_from_all_rows_are_exact() -> None:
     K, ridge = exact.gaussian(X, X), 1e-3
     near = falkon_leverage.approximate_scores(X, X, np.ones(60), ridge)
     far = np.diag(K @ np.linalg.inv(K + 60 * ridge * np.eye(60)))
@@ -99,13 +99,13 @@ def test_random_features_are_unbiased(label: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(stacked.KINDS))
-def test_stacked_frequencies_are_those_of_the_kernels(kind: str) -> None:
+def test_stacked_frequencies_approximate_their_kernels(kind: str) -> None:
     F = stacked.features(X[:10], (kind,), 60_000, 0)
     np.testing.assert_allclose(F @ F.T, exact.KERNELS[kind](X[:10], X[:10]), atol=0.03)
 
 
 @pytest.mark.parametrize("label", list(nystrom.WAYS))
-def test_nystroms_error_vanishes_with_all_columns(label: str) -> None:
+def test_nystrom_error_vanishes_with_all_columns(label: str) -> None:
     G = exact.gaussian(X, X)
     assert nystrom.nystrom_trace(G, np.arange(60), 60) == pytest.approx(0, abs=1e-6)
     chosen = nystrom.WAYS[label](X, G, 20, np.random.default_rng(0))
@@ -119,7 +119,7 @@ def test_nystroms_error_vanishes_with_all_columns(label: str) -> None:
     assert error >= values[20:].sum() / values.sum()
 
 
-def test_streamed_components_of_all_rows_are_those_of_kernel_pca() -> None:
+def test_streamed_components_of_all_rows_equal_kernel_pca() -> None:
     from sklearn.decomposition import KernelPCA
 
     features = components.Nystrom(X)
@@ -130,7 +130,7 @@ def test_streamed_components_of_all_rows_are_those_of_kernel_pca() -> None:
     np.testing.assert_allclose(mean, features(X).mean(axis=0), atol=1e-12)
 
 
-def test_the_first_correlation_is_that_of_classical_cca() -> None:
+def test_first_correlation_equals_classical_cca() -> None:
     """Check that without damping it is the largest singular value of the angles, on the training
     rows."""
     A = rng.standard_normal((200, 3))

@@ -1,4 +1,4 @@
-"""The cache: no request in the second epoch, no wrong byte, its limit kept, whoever shares it."""
+"""Check the cache: no request in the second epoch, no wrong byte, and its size limit."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from streamkern.ingest.ingest import ingest
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.sources.stores import ZarrSource
-from tests.faultproxy import FaultProxy
-from tests.faults import tree
-from tests.s3server import S3Server
-from tests.streams import assert_same, kept
+from tests.fault_proxy import FaultProxy
+from tests.s3_server import S3Server
+from tests.store_damage import tree
+from tests.streams import assert_same, copies_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,9 +74,9 @@ def keys(n: int) -> list[str]:
     return [f"X/c/{i}/0" for i in range(n)]
 
 
-def read(objects: CachedObjects, engine: Library, wanted: Sequence[str], **how: Any) -> None:
+def read(objects: CachedObjects, engine: Library, desired: Sequence[str], **how: Any) -> None:
     """Read, and compare every byte."""
-    for key, data in zip(wanted, objects.get_many(wanted, **how), strict=True):
+    for key, data in zip(desired, objects.get_many(desired, **how), strict=True):
         assert bytes(data) == engine.bytes(key)
 
 
@@ -84,7 +84,7 @@ def entries(folder: Path) -> list[Path]:
     return [p for p in folder.glob("*/*") if p.parent.name != "new" and p.name != "used"]
 
 
-def held(folder: Path) -> int:
+def bytes_held(folder: Path) -> int:
     """Return the bytes in the folder, of finished entries and of others, as the disk counts
     them."""
     total = 0
@@ -100,7 +100,7 @@ ENTRY = 4 * BLOCK  # what 3 blocks and a header take
 # -- one reader --------------------------------------------------------------------------------
 
 
-def test_an_object_is_fetched_once(tmp_path: Path) -> None:
+def test_cache_fetches_an_object_once(tmp_path: Path) -> None:
     library, cache = Library(), Cache(tmp_path, 1 << 30)
     objects = opened(cache, library)
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_an_object_is_fetched_once(tmp_path: Path) -> None:
     assert library.asked == dict.fromkeys(keys(6), 1)
 
 
-def test_fresh_goes_to_the_storage_and_replaces_the_entry(tmp_path: Path) -> None:
+def test_refetch_replaces_cached_entry(tmp_path: Path) -> None:
     library, altered = Library(), Library(n_bytes=3 * BLOCK - 7)
     cache = Cache(tmp_path, ENTRY)  # there is room for one alone
     read(opened(cache, altered), altered, keys(1))
@@ -124,7 +124,7 @@ def test_fresh_goes_to_the_storage_and_replaces_the_entry(tmp_path: Path) -> Non
     assert library.asked == {keys(1)[0]: 1}
 
 
-def test_other_stores_and_urls_are_other_entries(tmp_path: Path) -> None:
+def test_entries_of_other_stores_and_urls_are_separate(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 1 << 30)
     libraries = [Library("1"), Library("2")]
     for library in libraries:
@@ -138,7 +138,7 @@ def test_other_stores_and_urls_are_other_entries(tmp_path: Path) -> None:
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
 
 
-def test_what_is_not_a_chunk_read_passes_through(tmp_path: Path) -> None:
+def test_only_whole_chunk_reads_are_cached(tmp_path: Path) -> None:
     library = Library()
     objects = opened(Cache(tmp_path, 1 << 30), library)
     for _ in range(2):
@@ -158,7 +158,7 @@ Damage = st.one_of(
 
 
 @given(n_bytes=st.integers(0, 9000), damage=Damage)
-def test_a_damaged_entry_is_dropped_and_fetched_again(
+def test_damaged_entry_is_dropped_and_fetched_again(
     tmp_path_factory: pytest.TempPathFactory, n_bytes: int, damage: tuple[str, int, int]
 ) -> None:
     folder = tmp_path_factory.mktemp("cache")
@@ -166,13 +166,13 @@ def test_a_damaged_entry_is_dropped_and_fetched_again(
     objects = opened(cache, library)
     read(objects, library, keys(2))
     victim, other = sorted(entries(folder))
-    data, (kind, place, bit) = bytearray(victim.read_bytes()), damage
+    data, (kind, location, bit) = bytearray(victim.read_bytes()), damage
     if kind == "flip":
-        data[place % len(data)] ^= 1 << bit
+        data[location % len(data)] ^= 1 << bit
     elif kind == "cut":
-        del data[place % len(data) :]
+        del data[location % len(data) :]
     elif kind == "append":
-        data += bytes(place)
+        data += bytes(location)
     elif kind == "foreign":
         data = bytearray(b"something that somebody else has put here" * 20)
     else:
@@ -186,14 +186,14 @@ def test_a_damaged_entry_is_dropped_and_fetched_again(
     shutil.rmtree(folder)
 
 
-def test_bad_settings(tmp_path: Path) -> None:
+def test_invalid_cache_size_is_refused(tmp_path: Path) -> None:
     for size in (-1, 1.5, "much"):
         with pytest.raises(ConfigError, match=r"cache_size=.* must be"):
             Cache(tmp_path, size)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "total", "lock", "CACHEDIR.TAG", "new/0a1b"])
-def test_a_folder_of_something_else_is_refused(name: str, tmp_path: Path) -> None:
+def test_foreign_folder_is_refused_as_cache(name: str, tmp_path: Path) -> None:
     """Check that no name alone makes a folder a cache."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("Signature: 8a477f597d28d172789f06886806bc55\n# of mine\n")
@@ -204,7 +204,7 @@ def test_a_folder_of_something_else_is_refused(name: str, tmp_path: Path) -> Non
     assert tree(tmp_path) == before
 
 
-def test_strangers_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
+def test_foreign_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
     """Check that only files with the name of an entry are evicted, however full the cache is."""
     library = Library()
     read(opened(Cache(tmp_path, 1 << 30), library), library, keys(5))
@@ -221,7 +221,7 @@ def test_strangers_files_in_a_cache_are_never_evicted(tmp_path: Path) -> None:
     assert {name: after.get(name) for name in before} == before
 
 
-def test_a_folder_that_took_its_place_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_folder_that_replaced_cache_is_unchanged(tmp_path: Path) -> None:
     """Check that a foreign folder at the path of the cache stays unchanged."""
     library, folder = Library(), tmp_path / "cache"
     objects = opened(Cache(folder, 1 << 30), library)
@@ -236,21 +236,21 @@ def test_a_folder_that_took_its_place_is_left_alone(tmp_path: Path) -> None:
 # -- the limit ---------------------------------------------------------------------------------
 
 
-def test_a_store_in_use_keeps_what_it_has(tmp_path: Path) -> None:
+def test_store_in_use_keeps_its_entries(tmp_path: Path) -> None:
     library, cache = Library(), Cache(tmp_path, 5 * ENTRY)
     objects = opened(cache, library)
     order = random.Random(0)
     for epoch in range(4):
-        before, wanted = cache.counts.hits, order.sample(keys(10), 10)
-        for key in wanted:
+        before, expected = cache.counts.hits, order.sample(keys(10), 10)
+        for key in expected:
             read(objects, library, [key])
         # A half fits, and in any order a half is found.
         assert cache.counts.hits - before == (5 if epoch else 0)
         assert len(entries(tmp_path)) == 5
-    assert held(tmp_path) <= 5 * ENTRY
+    assert bytes_held(tmp_path) <= 5 * ENTRY
 
 
-def test_idle_stores_make_room_oldest_first(tmp_path: Path) -> None:
+def test_idle_stores_are_evicted_oldest_first(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * ENTRY)
     for edition, age in (("1", 9000), ("2", 8000), ("3", 60)):
         library = Library(edition)
@@ -268,11 +268,11 @@ def test_idle_stores_make_room_oldest_first(tmp_path: Path) -> None:
         assert sum(library.asked.values()) == (3 if edition < "4" else 2) - left
 
 
-def test_a_lower_limit_holds_from_the_next_entry_on(tmp_path: Path) -> None:
+def test_lower_limit_applies_from_next_entry_on(tmp_path: Path) -> None:
     library = Library()
     read(opened(Cache(tmp_path, 1 << 30), library), library, keys(10))
     read(opened(Cache(tmp_path, 4 * ENTRY), library), library, keys(11))
-    assert held(tmp_path) <= 4 * ENTRY
+    assert bytes_held(tmp_path) <= 4 * ENTRY
     # An object above the limit is not kept, and pushes nothing out.
     large = Library("large", n_bytes=4 * ENTRY)
     n_entries = len(entries(tmp_path))
@@ -280,7 +280,7 @@ def test_a_lower_limit_holds_from_the_next_entry_on(tmp_path: Path) -> None:
     assert len(entries(tmp_path)) == n_entries > 0
 
 
-def test_auto_is_half_of_the_disk_whatever_the_cache_holds(tmp_path: Path) -> None:
+def test_auto_cache_size_is_half_of_the_disk(tmp_path: Path) -> None:
     library, cache = Library(n_bytes=1 << 20), Cache(tmp_path)
     assert 0 < cache.limit <= shutil.disk_usage(tmp_path).total // 2
     read(opened(cache, library), library, keys(3))
@@ -289,17 +289,17 @@ def test_auto_is_half_of_the_disk_whatever_the_cache_holds(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "many", "12\n34"])
-def test_a_lost_count_is_taken_again(tmp_path: Path, text: str) -> None:
+def test_lost_total_is_counted_again(tmp_path: Path, text: str) -> None:
     library, cache = Library(), Cache(tmp_path, 5 * ENTRY)
     objects = opened(cache, library)
     read(objects, library, keys(3))
     (tmp_path / "total").write_text(text)
     read(objects, library, keys(9))
-    assert held(tmp_path) <= 5 * ENTRY
-    assert int((tmp_path / "total").read_text()) == held(tmp_path)
+    assert bytes_held(tmp_path) <= 5 * ENTRY
+    assert int((tmp_path / "total").read_text()) == bytes_held(tmp_path)
 
 
-def test_an_entry_dropped_while_another_thread_counts_is_counted_again(
+def test_entry_dropped_during_count_is_counted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library, cache = Library(), Cache(tmp_path, 3 * ENTRY)
@@ -323,7 +323,7 @@ def test_an_entry_dropped_while_another_thread_counts_is_counted_again(
     dropping.join()
     read(opened(cache, library), library, ["X/c/9/0"])
     assert len(entries(tmp_path)) == 3
-    assert int((tmp_path / "total").read_text()) == held(tmp_path) == 3 * ENTRY
+    assert int((tmp_path / "total").read_text()) == bytes_held(tmp_path) == 3 * ENTRY
 
 
 # -- a folder that fails -----------------------------------------------------------------------
@@ -336,7 +336,7 @@ def one_warning(caught: list[warnings.WarningMessage]) -> str:
 
 
 @pytest.mark.parametrize("when", ["before", "lost", "blocked"])
-def test_reading_goes_on_without_the_folder(tmp_path: Path, when: str) -> None:
+def test_reading_continues_without_cache_folder(tmp_path: Path, when: str) -> None:
     library, folder = Library(), tmp_path / "cache"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -371,22 +371,22 @@ def full_disk(folder: str) -> None:
     assert not list(Path(folder).glob("new/*"))
 
 
-def test_a_full_disk_ends_caching_not_reading(tmp_path: Path) -> None:
+def test_full_disk_ends_caching_but_not_reading(tmp_path: Path) -> None:
     run("full_disk", tmp_path)
 
 
 # -- many processes ----------------------------------------------------------------------------
 
 
-def run(*words: object) -> None:
+def run(*arguments: object) -> None:
     done = subprocess.run(
-        command(*words), capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
+        command(*arguments), capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "tests.filesystem.test_cache", *map(str, words)]
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "tests.filesystem.test_cache", *map(str, arguments)]
 
 
 def share(folder: str, seed: str, idle_s: str) -> None:
@@ -411,13 +411,13 @@ def test_processes_share_a_small_cache(tmp_path: Path, idle_s: float) -> None:
     shared = [command("share", tmp_path, seed, idle_s) for seed in range(n)]
     processes = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, cwd=ROOT) for c in shared]
     while any(process.poll() is None for process in processes):
-        most, samples = max(most, held(tmp_path)), samples + 1
+        most, samples = max(most, bytes_held(tmp_path)), samples + 1
     for process in processes:
         assert (process.communicate()[1], process.returncode) == ("", 0)
     assert samples > 10
     # An entry that is replaced while it is listed may be seen twice.
     assert most <= (12 + 2 * n) * ENTRY
-    assert 0 < held(tmp_path) <= (12 + n) * ENTRY
+    assert 0 < bytes_held(tmp_path) <= (12 + n) * ENTRY
 
 
 def fill(folder: str) -> None:
@@ -431,7 +431,7 @@ def fill(folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_killed_while_writing(tmp_path: Path) -> None:
+def test_cache_survives_kill_while_writing(tmp_path: Path) -> None:
     for n_written, delay in ((0, 0.02), (1, 0.05), (4, 0.1)):
         process = subprocess.Popen(
             command("fill", tmp_path), stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -459,7 +459,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     small = Cache(tmp_path, 8 * ENTRY, idle_s=0.0)
     read(opened(small, library), library, keys(3))
     assert not list(tmp_path.glob("new/*"))
-    assert held(tmp_path) <= 8 * ENTRY
+    assert bytes_held(tmp_path) <= 8 * ENTRY
 
 
 # -- a store on S3 -----------------------------------------------------------------------------
@@ -472,11 +472,11 @@ Y = np.arange(500) % 3
 
 def batches(source: ZarrSource, epoch: int) -> list[RowBlock]:
     with BatchReader(source, batch_size=60, seed=0, threads=3) as loader:
-        return kept(loader.epoch(epoch))
+        return copies_of(loader.epoch(epoch))
 
 
 @pytest.mark.slow
-def test_the_second_epoch_does_not_touch_s3(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+def test_second_epoch_makes_no_s3_requests(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     url = f"s3://{bucket}/train.zarr"
     ingest(X, url, y=Y, chunk_mb=50 * 6 / 2**20, storage_options=s3.options())
     plain = ZarrSource(url, storage_options=s3.options())
@@ -490,9 +490,9 @@ def test_the_second_epoch_does_not_touch_s3(s3: S3Server, bucket: str, tmp_path:
         proxy.log()
         assert_same(batches(first, 0), batches(plain, 0))
         # The checksums, by which chunks are known as those of this store.
-        asked = [(method, path) for method, path, _ in proxy.log() if "/crc/" not in path]
-        assert [method for method, _ in asked] == ["GET"] * 20
-        assert all("/c/" in path for _, path in asked)
+        requested = [(method, path) for method, path, _ in proxy.log() if "/crc/" not in path]
+        assert [method for method, _ in requested] == ["GET"] * 20
+        assert all("/c/" in path for _, path in requested)
         for epoch in (1, 2):
             assert_same(batches(first, epoch), batches(plain, epoch))
             assert proxy.log() == []
@@ -510,7 +510,7 @@ def test_the_second_epoch_does_not_touch_s3(s3: S3Server, bucket: str, tmp_path:
         assert len([path for _, path, _ in proxy.log() if re.search("/[Xy]/c/", path)]) == 20
 
 
-def test_a_store_without_digests_is_not_cached(
+def test_store_without_digests_is_not_cached(
     s3: S3Server, bucket: str, tmp_path: Path, make_zarr: Any
 ) -> None:
     path = make_zarr({"X": X, "y": Y}, chunk_rows=100)

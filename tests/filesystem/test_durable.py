@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and nothing beside them."""
+"""Check that files are written atomically and leave no temporary files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _real_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", posix.fsync)
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_write_durably_replaces_file_atomically(tmp_path: Path) -> None:
     for data in (b"old", [b"n", memoryview(b"ew")]):
         write_durably(tmp_path / "file", data)
     assert (tmp_path / "file").read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_an_exclusive_write_leaves_what_is_there_and_nothing_beside_it(
+def test_exclusive_write_keeps_existing_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check also a folder in which nothing can be deleted."""
@@ -40,7 +40,7 @@ def test_an_exclusive_write_leaves_what_is_there_and_nothing_beside_it(
 
 
 @pytest.mark.parametrize("call", ["fsync", "link", "replace"])
-def test_a_write_that_fails_leaves_nothing(
+def test_failed_write_leaves_no_file(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
@@ -53,6 +53,6 @@ def test_a_write_that_fails_leaves_nothing(
     assert os.listdir(tmp_path) == []
 
 
-def test_names_of_temporary_files_are_known() -> None:
+def test_temporary_file_names_are_recognised() -> None:
     assert is_temporary(f".zarr.json.{0:032x}.streamkern")
     assert not is_temporary("zarr.json")

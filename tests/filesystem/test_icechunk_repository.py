@@ -24,7 +24,7 @@ from streamkern.cli import main
 from streamkern.filesystem.icechunk_repository import is_icechunk, snapshot_url
 from streamkern.store.store import open_store
 from streamkern.stream.sources.stores import ZarrSource
-from tests.s3server import KEY, SECRET, S3Server
+from tests.s3_server import KEY, SECRET, S3Server
 
 N = 60
 X = np.random.default_rng(4).standard_normal((N, 3)).astype(np.float32)
@@ -52,15 +52,16 @@ def rows(store: Any) -> tuple[np.ndarray, np.ndarray]:
     return found, y[:, 0]
 
 
-def test_a_tag_a_branch_and_a_snapshot_are_read_by_url(tmp_path: Path) -> None:
+def test_icechunk_tag_branch_and_snapshot_are_read_by_url(tmp_path: Path) -> None:
     repository = make(tmp_path / "repo")
     first = write(repository, X + 1, Y)
     repository.create_tag("v1.csv", snapshot_id=first)  # is not an ending
     second = write(repository)
-    place = f"icechunk+file://{tmp_path}/repo"
+    location = f"icechunk+file://{tmp_path}/repo"
     for url, shift, snapshot in (
-        (f"{place}@tag=v1.csv", 1, first), (f"{place}@branch=main", 0, second),
-        (place, 0, second), (f"{place}/", 0, second), (f"{place}@snapshot={first}", 1, first),
+        (f"{location}@tag=v1.csv", 1, first), (f"{location}@branch=main", 0, second),
+        (location, 0, second), (f"{location}/", 0, second),
+        (f"{location}@snapshot={first}", 1, first),
     ):  # fmt: skip
         found, y = rows(url)
         np.testing.assert_array_equal(found, X + np.float32(shift))
@@ -68,11 +69,11 @@ def test_a_tag_a_branch_and_a_snapshot_are_read_by_url(tmp_path: Path) -> None:
         store = open_store(url)
         assert store.spec.fingerprint == f"icechunk:{snapshot}:X+y"
         assert store.spec.foreign
-        assert store.url == snapshot_url(url) == f"{place}@snapshot={snapshot}"
+        assert store.url == snapshot_url(url) == f"{location}@snapshot={snapshot}"
         assert snapshot in repr(store)
 
 
-def test_a_store_stays_at_its_snapshot(tmp_path: Path) -> None:
+def test_icechunk_store_stays_at_its_snapshot(tmp_path: Path) -> None:
     """Check also a worker that opens it again after the branch has moved."""
     repository = make(tmp_path / "repo")
     write(repository)
@@ -86,7 +87,7 @@ def test_a_store_stays_at_its_snapshot(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows(f"icechunk+file://{tmp_path}/repo")[0], X + np.float32(1))
 
 
-def test_objects_of_icechunk_are_data_in_python() -> None:
+def test_icechunk_objects_are_accepted_as_data() -> None:
     repository = icechunk.Repository.create(icechunk.in_memory_storage())
     snapshot = write(repository)
     session = repository.readonly_session("main")
@@ -106,31 +107,31 @@ def test_objects_of_icechunk_are_data_in_python() -> None:
     assert not any(map(is_icechunk, (X, None, "icechunk", [repository])))
 
 
-def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_icechunk_branch_or_array_is_one_sentence(tmp_path: Path) -> None:
     repository = make(tmp_path / "repo")
     write(repository)
-    place = f"icechunk+file://{tmp_path}/repo"
+    location = f"icechunk+file://{tmp_path}/repo"
     for url, error, message in (
-        (f"{place}@branch=dev", StoreNotFoundError, "there is no branch 'dev'"),
-        (f"{place}@snapshot={'0' * 20}", StoreNotFoundError, "there is no snapshot"),
-        (f"{place}@snapshot=x", StoreNotFoundError, "there is no snapshot 'x'"),
+        (f"{location}@branch=dev", StoreNotFoundError, "there is no branch 'dev'"),
+        (f"{location}@snapshot={'0' * 20}", StoreNotFoundError, "there is no snapshot"),
+        (f"{location}@snapshot=x", StoreNotFoundError, "there is no snapshot 'x'"),
         ("icechunk+s3://user:pw@bucket/repo", ConfigError, "credentials"),
         ("icechunk+s3://bucket/repo?tag=v1", ConfigError, "is not a URL of an icechunk repository"),
     ):
         with pytest.raises(error, match=message):
             open_store(url)
     with pytest.raises(StoreNotFoundError, match="has no array 'Z'; it has X, y"):
-        open_store(place, x="Z")
+        open_store(location, x="Z")
     code = (
         "import sys; sys.modules['icechunk'] = None\n"
         "from streamkern import open_store\n"
-        f"open_store({place!r})"
+        f"open_store({location!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"{MissingDependencyError.__name__}: reading icechunk" in done.stderr
 
 
-def test_chunks_that_were_never_written_need_to_be_said(tmp_path: Path) -> None:
+def test_missing_icechunk_chunks_need_fill_missing_option(tmp_path: Path) -> None:
     repository = make(tmp_path / "repo")
     sparse = X.copy()
     sparse[7:14] = 0  # icechunk leaves out a chunk of the fill value, as zarr does
@@ -141,15 +142,15 @@ def test_chunks_that_were_never_written_need_to_be_said(tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.read_rows(np.arange(N))[0], sparse)
 
 
-def test_commands_take_urls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_accept_icechunk_urls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repository = make(tmp_path / "repo")
     write(repository)
     url, out = f"icechunk+file://{tmp_path}/repo", tmp_path / "p.npy"
-    words = ["--memory", "1 GiB", "--epochs", "1", "--set", "model.n_centers=20"]
+    arguments = ["--memory", "1 GiB", "--epochs", "1", "--set", "model.n_centers=20"]
     for call in (
         ["ingest", url, str(tmp_path / "s.zarr")],
         ["info", url],
-        ["train", "--train", url, "--run-dir", str(tmp_path / "run"), *words],
+        ["train", "--train", url, "--run-dir", str(tmp_path / "run"), *arguments],
         ["predict", str(tmp_path / "run"), url, str(out)],
         ["evaluate", str(tmp_path / "run"), url],
     ):
@@ -159,7 +160,7 @@ def test_commands_take_urls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert {tuple(row) for row in stored.tolist()} == {tuple(row) for row in X.tolist()}
 
 
-def test_a_repository_on_s3_with_credentials_of_the_environment_or_options(
+def test_icechunk_on_s3_uses_environment_or_option_credentials(
     s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = icechunk.Repository.create(

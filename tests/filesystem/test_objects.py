@@ -1,4 +1,4 @@
-"""Remote objects through both engines: the same bytes, the same errors, patience, no secrets."""
+"""Check remote objects with both engines: equal bytes, errors, retries and secrets."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.urls import open_objects, zarr_store
 from streamkern.filesystem.zarr_store import ObjectsStore
 from streamkern.rundir.run_directory import RunDirectory
-from tests.faultproxy import FaultProxy
-from tests.s3server import KEY, SECRET, S3Server
+from tests.fault_proxy import FaultProxy
+from tests.s3_server import KEY, SECRET, S3Server
 
 ENGINES = ("obstore", "s3fs")
 PLACES = (*ENGINES, "memory")
@@ -67,7 +67,7 @@ def place(request: pytest.FixtureRequest, s3: S3Server, bucket: str) -> Place:
     return Place(request.param, s3, bucket, "some/where")
 
 
-def test_what_was_put_is_there(place: Place) -> None:
+def test_put_objects_can_be_read(place: Place) -> None:
     objects = place.open()
     data = np.random.default_rng(0).bytes(100_000)
     objects.put("a/b", data)
@@ -80,7 +80,7 @@ def test_what_was_put_is_there(place: Place) -> None:
     assert place.raw("a/b") == b"new"
 
 
-def test_keys_below_a_folder(place: Place) -> None:
+def test_list_returns_keys_below_a_folder(place: Place) -> None:
     objects = place.open()
     for key in ("a/b/1", "a/b/2", "a/bb", "ab", "z"):
         objects.put(key, key.encode())
@@ -98,7 +98,7 @@ def test_keys_below_a_folder(place: Place) -> None:
     assert objects.list() == [*everything[:2], ("ab", 2)]
 
 
-def test_one_of_many_creates(place: Place) -> None:
+def test_create_succeeds_for_one_of_many_writers(place: Place) -> None:
     objects = place.open()
     won: list[int] = []
 
@@ -115,12 +115,12 @@ def test_one_of_many_creates(place: Place) -> None:
     assert place.raw("lock") == f"writer {won[0]}".encode()
 
 
-def test_a_missing_object_names_key_and_place(place: Place) -> None:
+def test_missing_object_error_names_key_and_url(place: Place) -> None:
     with pytest.raises(FileNotFoundError, match=r"a/b is missing from (s3|memory)://"):
         place.open().get("a/b")
 
 
-def test_zarr_arrays_are_those_of_zarr_itself(place: Place) -> None:
+def test_objects_store_is_readable_by_zarr(place: Place) -> None:
     store = ObjectsStore(place.open(), "group")
     data = np.random.default_rng(0).standard_normal((50, 3))
     group = zarr.create_group(store, attributes={"a": 1})
@@ -147,7 +147,7 @@ def test_zarr_arrays_are_those_of_zarr_itself(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("writer", PLACES)
-def test_a_store_has_the_same_bytes_through_every_engine(
+def test_store_has_equal_bytes_through_every_engine(
     writer: str, s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(1)
@@ -161,8 +161,8 @@ def test_a_store_has_the_same_bytes_through_every_engine(
         if path.is_file():
             assert target.raw(key) == path.read_bytes()
     for engine in (writer,) if writer == "memory" else ENGINES:
-        place = Place(engine, s3, bucket, "train.zarr")
-        store = open_store(place.url, storage_options=place.options)
+        location = Place(engine, s3, bucket, "train.zarr")
+        store = open_store(location.url, storage_options=location.options)
         store.verify()
         for i in range(store.n_chunks):
             for ours, theirs in zip(
@@ -173,7 +173,7 @@ def test_a_store_has_the_same_bytes_through_every_engine(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_raw_files_are_ingested_through_faults(
+def test_raw_files_are_ingested_despite_faults(
     engine: str, s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(2)
@@ -222,9 +222,7 @@ def make_store(s3: S3Server, bucket: str, rows: int = 300, **options: Any) -> st
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_chunk_costs_one_get_per_array_and_nothing_else(
-    engine: str, s3: S3Server, bucket: str
-) -> None:
+def test_chunk_needs_one_get_per_array(engine: str, s3: S3Server, bucket: str) -> None:
     url = make_store(s3, bucket)
     with FaultProxy(s3.endpoint) as proxy:
         options = {"engine": engine, **s3.options(proxy.endpoint)}
@@ -257,7 +255,7 @@ TRANSIENT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_no_fault_that_passes_changes_a_byte(engine: str, s3: S3Server, bucket: str) -> None:
+def test_transient_faults_change_no_byte(engine: str, s3: S3Server, bucket: str) -> None:
     rng = np.random.default_rng(3)
     X, y = rng.standard_normal((400, 16)).astype(np.float32), rng.standard_normal((400, 2))
     with FaultProxy(s3.endpoint, seed=5, faults=TRANSIENT, refuse_s=0.001) as proxy:
@@ -279,7 +277,7 @@ def test_no_fault_that_passes_changes_a_byte(engine: str, s3: S3Server, bucket: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_storage_that_stays_away_is_named(engine: str, s3: S3Server, bucket: str) -> None:
+def test_unavailable_storage_is_named(engine: str, s3: S3Server, bucket: str) -> None:
     url = make_store(s3, bucket)
     with FaultProxy(s3.endpoint) as proxy:
         options = {"engine": engine, "deadline_s": 0.5, **s3.options(proxy.endpoint)}
@@ -294,7 +292,7 @@ def test_a_storage_that_stays_away_is_named(engine: str, s3: S3Server, bucket: s
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_bytes_that_stay_wrong_are_an_error(engine: str, s3: S3Server, bucket: str) -> None:
+def test_persistent_wrong_bytes_raise_corrupt_chunk(engine: str, s3: S3Server, bucket: str) -> None:
     url = make_store(s3, bucket)
     options = {"engine": engine, **s3.options()}
     store = open_store(url, storage_options=options)
@@ -337,7 +335,7 @@ def test_altered_metadata_is_read_again_and_then_refused(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_one_sentence_for_what_is_not_there(
+def test_missing_bucket_or_store_gives_one_sentence(
     engine: str, s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"engine": engine, **s3.options()}
@@ -357,7 +355,7 @@ def test_one_sentence_for_what_is_not_there(
 
 
 @pytest.mark.parametrize(
-    ("url", "options", "error", "words"),
+    ("url", "options", "error", "message"),
     [
         ("gs://bucket/x", {"project": "p"}, MissingDependencyError, "install gcsfs"),
         ("gs://bucket/x", {"engine": "s3fs"}, ConfigError, 'use "obstore"'),
@@ -366,14 +364,16 @@ def test_one_sentence_for_what_is_not_there(
         ("s3://b/x", {"deadline_s": -1}, ConfigError, "must be seconds"),
     ],
 )
-def test_bad_settings(url: str, options: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_invalid_storage_options_are_refused(
+    url: str, options: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         open_objects(url, storage_options=options)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         zarr_store(url, storage_options=options)
 
 
-def test_settings_only_s3fs_knows_choose_it(s3: S3Server, bucket: str) -> None:
+def test_s3fs_options_select_fsspec_engine(s3: S3Server, bucket: str) -> None:
     url = make_store(s3, bucket)
     plain = s3.options()
     for options, engine in (
@@ -386,7 +386,7 @@ def test_settings_only_s3fs_knows_choose_it(s3: S3Server, bucket: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_is_read_from_other_clouds_by_obstore(s3: S3Server) -> None:
+def test_obstore_reads_other_clouds(s3: S3Server) -> None:
     """Check Google's storage, which answers requests of S3 if they have no credentials."""
     s3.client().create_bucket(Bucket="plain")
     expected = open_store(make_store(s3, "plain"), storage_options=s3.options())
@@ -404,7 +404,7 @@ def test_a_store_is_read_from_other_clouds_by_obstore(s3: S3Server) -> None:
         open_objects("az://container/x", storage_options={"account_name": "a"}).get("y")
 
 
-def test_no_secret_in_a_repr_or_a_message(s3: S3Server, bucket: str) -> None:
+def test_repr_and_errors_hide_secrets(s3: S3Server, bucket: str) -> None:
     for engine in ENGINES:
         objects = open_objects(
             f"s3://{bucket}/x",
@@ -444,7 +444,7 @@ def run_on(s3: S3Server, bucket: str, **options: Any) -> RunConfig:
 
 
 @pytest.mark.slow
-def test_no_checkpoint_is_made_of_two_stores(s3: S3Server, bucket: str) -> None:
+def test_checkpoint_never_mixes_two_stores(s3: S3Server, bucket: str) -> None:
     config = run_on(s3, bucket)
     train_model(config.with_overrides({"data.epochs": 1, "run.run_dir": None}))
     seen: list[int] = []
@@ -461,9 +461,9 @@ def test_no_checkpoint_is_made_of_two_stores(s3: S3Server, bucket: str) -> None:
     with pytest.raises(DataError, match="was changed while it was in use") as error:
         train_model(config, test=ZarrSource(test), on_evaluation=replace)
     assert error.value.exit_code == 3
-    place = RunDirectory(f"s3://{bucket}/run", storage_options=s3.options(), writable=False)
-    with place:
-        saved = place.load_latest()
+    location = RunDirectory(f"s3://{bucket}/run", storage_options=s3.options(), writable=False)
+    with location:
+        saved = location.load_latest()
     assert saved is not None
     assert 0 < saved.step <= seen[0]
 
@@ -483,7 +483,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_reader_that_is_stopped_does_not_wait_for_a_silent_server(engine: str) -> None:
+def test_stopped_reader_does_not_wait_for_silent_server(engine: str) -> None:
     stopped = threading.Event()
     with Silent() as endpoint:
         options = {"engine": engine, "key": KEY, "secret": SECRET, "endpoint_url": endpoint}
@@ -496,7 +496,7 @@ def test_a_reader_that_is_stopped_does_not_wait_for_a_silent_server(engine: str)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_interrupted_request_does_not_land_later(engine: str, s3: S3Server, bucket: str) -> None:
+def test_interrupted_request_is_not_completed_later(engine: str, s3: S3Server, bucket: str) -> None:
     code = f"""
 import sys, time
 from streamkern.filesystem.urls import open_objects
@@ -535,7 +535,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_forked_process_is_told(engine: str, s3: S3Server, bucket: str) -> None:
+def test_forked_process_is_refused(engine: str, s3: S3Server, bucket: str) -> None:
     code = f"""
 import multiprocessing, sys
 from streamkern.filesystem.urls import open_objects
@@ -571,9 +571,7 @@ for new in (False, True):
 
 
 @pytest.mark.slow
-def test_a_cache_keeps_nothing_of_a_store_that_took_the_place(
-    s3: S3Server, bucket: str, tmp_path: Path
-) -> None:
+def test_cache_drops_entries_of_replaced_store(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     url, cache = make_store(s3, bucket), Cache(tmp_path / "cache", 1 << 30)
     store = open_store(url, storage_options=s3.options(), cache=cache)
     before = store.read_chunk(0)
@@ -594,17 +592,17 @@ def test_a_cache_keeps_nothing_of_a_store_that_took_the_place(
         np.testing.assert_array_equal(again.read_chunk(i)[1], expected[1])
 
 
-def test_an_altered_checkpoint_is_read_again(s3: S3Server, bucket: str) -> None:
+def test_altered_checkpoint_is_read_again(s3: S3Server, bucket: str) -> None:
     arrays = {"a": np.random.default_rng(0).standard_normal((5000, 4))}
     with RunDirectory(f"s3://{bucket}/run", storage_options=s3.options()) as run:
         run.save(1, arrays, {"x": 1})
     with FaultProxy(s3.endpoint, seed=3, faults={"badbytes": 0.4, "shorten": 0.2}) as proxy:
-        place = RunDirectory(
+        location = RunDirectory(
             f"s3://{bucket}/run", storage_options=s3.options(proxy.endpoint), writable=False
         )
         for _ in range(5):
-            with place:
-                saved = place.load_latest()
+            with location:
+                saved = location.load_latest()
             assert saved is not None
             assert saved.skipped == ()
             np.testing.assert_array_equal(saved.arrays["a"], arrays["a"])

@@ -19,10 +19,17 @@ from streamkern.filesystem.ownership import (
     remove_group,
 )
 from streamkern.filesystem.urls import zarr_store
-from tests.faults import tree
+from tests.store_damage import tree
 
 MARK = {"kind": PREDICTIONS, "status": "writing"}
-STRANGERS = ("notes.txt", "values/notes.txt", "values/c/0/notes", "mine/c/0", "mine/zarr.json", "7")
+FOREIGN_FILES = (
+    "notes.txt",
+    "values/notes.txt",
+    "values/c/0/notes",
+    "mine/c/0",
+    "mine/zarr.json",
+    "7",
+)
 HIDDEN = (".values/c/0", ".values/zarr.json")
 
 
@@ -36,7 +43,7 @@ def predictions(url: str) -> None:
     publish_group(group, {**MARK, "status": "complete"})
 
 
-def test_the_mark_is_there_from_the_first_file_on(tmp_path: Path) -> None:
+def test_mark_is_written_with_first_file(tmp_path: Path) -> None:
     url = str(tmp_path / "p")
     begin_group(store_at(url), url, MARK)
     assert tree(tmp_path / "p").keys() == {"zarr.json"}
@@ -44,12 +51,12 @@ def test_the_mark_is_there_from_the_first_file_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_what_is_replaced_goes_and_strangers_files_stay(local: bool, tmp_path: Path) -> None:
+def test_replacing_group_keeps_foreign_files(local: bool, tmp_path: Path) -> None:
     url = str(tmp_path / "p") if local else f"memory://{tmp_path}/p"
     predictions(url)
     store = store_at(url)
-    strangers = (*STRANGERS, *HIDDEN)
-    for name in strangers:
+    foreign_files = (*FOREIGN_FILES, *HIDDEN)
+    for name in foreign_files:
         if local:
             (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "p" / name).write_text(name)
@@ -63,7 +70,7 @@ def test_what_is_replaced_goes_and_strangers_files_stay(local: bool, tmp_path: P
     else:
         left = {key: bytes(store.objects.get(key)) for key, _ in store.objects.list()}
     assert left.pop("zarr.json")
-    assert left == {name: name.encode() for name in strangers}
+    assert left == {name: name.encode() for name in foreign_files}
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
@@ -76,32 +83,32 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert tree(tmp_path / "elsewhere") == {"0": b"mine"}
 
 
-@pytest.mark.parametrize("what", ["file", "array", "group", "attributes", "unreadable", "folder"])
-def test_what_does_not_say_that_it_is_ours_is_refused(what: str, tmp_path: Path) -> None:
-    place = tmp_path / "p"
-    if what == "file":
-        place.write_text("mine")
-    elif what == "array":
-        zarr.create_array(place, data=np.arange(3))
-    elif what in ("group", "attributes"):
-        zarr.create_group(place, attributes={"note": "mine"} if what == "attributes" else {})
+@pytest.mark.parametrize("case", ["file", "array", "group", "attributes", "unreadable", "folder"])
+def test_group_without_mark_is_refused(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    if case == "file":
+        path.write_text("mine")
+    elif case == "array":
+        zarr.create_array(path, data=np.arange(3))
+    elif case in ("group", "attributes"):
+        zarr.create_group(path, attributes={"note": "mine"} if case == "attributes" else {})
     else:
-        place.mkdir()
-        (place / ("zarr.json" if what == "unreadable" else "notes.txt")).write_text("{")
+        path.mkdir()
+        (path / ("zarr.json" if case == "unreadable" else "notes.txt")).write_text("{")
     before = tree(tmp_path)
     with pytest.raises(DataError, match="holds something streamkern did not write"):
-        begin_group(store_at(str(place)), str(place), MARK)
+        begin_group(store_at(str(path)), str(path), MARK)
     assert tree(tmp_path) == before
 
 
-def test_one_kind_does_not_replace_another(tmp_path: Path) -> None:
+def test_group_of_another_kind_is_refused(tmp_path: Path) -> None:
     url = str(tmp_path / "p")
     predictions(url)
     with pytest.raises(DataError, match=r"kind 'predictions' .* where 'store' would go"):
         begin_group(store_at(url), url, {**MARK, "kind": "store"})
 
 
-def test_a_place_where_the_first_file_was_not_finished_is_free(tmp_path: Path) -> None:
+def test_folder_with_unfinished_first_file_is_free(tmp_path: Path) -> None:
     """Check that an unfinished first file does not occupy the folder."""
     left = tmp_path / "p" / f".zarr.json.{7:032x}.streamkern"
     left.parent.mkdir()
@@ -110,7 +117,7 @@ def test_a_place_where_the_first_file_was_not_finished_is_free(tmp_path: Path) -
     assert not left.exists()
 
 
-def test_a_groups_files_go_and_strangers_files_stay(tmp_path: Path) -> None:
+def test_remove_group_keeps_foreign_files(tmp_path: Path) -> None:
     root = tmp_path / "g"
     zarr.create_group(root).create_array("alpha", data=np.ones(3))
     (root / "alpha/c/0.0123456789abcdef0123456789abcdef.partial").write_text("killed")

@@ -32,7 +32,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_kind_of_a_place_is_told(places: Path) -> None:
+def test_path_kind_is_detected(places: Path) -> None:
     kinds = {
         "data.zarr": "store", "runs/first": "run", "runs": "runs", "rows.npz": "file",
         "rows.tar": "archive", "project": "folder", "nothing": "nothing", "s3://b/k": "remote",
@@ -40,35 +40,35 @@ def test_the_kind_of_a_place_is_told(places: Path) -> None:
     assert {name: content_kind(name) for name in kinds} == kinds
 
 
-def test_a_wrong_place_is_answered_with_what_it_is(places: Path) -> None:
+def test_wrong_path_kind_is_named_in_error(places: Path) -> None:
     runs = {
         "data.zarr": "which is a zarr store", "runs": "is a folder of runs; give one of them",
         "project": "there is no run in", "rows.npz": "which is a file",
     }  # fmt: skip
-    for name, words in runs.items():
+    for name, message in runs.items():
         for load in (sk.load, load_model):
             with pytest.raises(sk.StreamkernError) as caught:
                 load(name)
-            assert words in str(caught.value), (name, str(caught.value))
+            assert message in str(caught.value), (name, str(caught.value))
     stores = {
         "runs/first": "is a run directory, not a zarr store", "rows.tar": "unpack it",
         "rows.npz": "make one of it with streamkern ingest", "runs": "is a folder of runs",
         "project": "a folder of other files",
     }  # fmt: skip
-    for name, words in stores.items():
+    for name, message in stores.items():
         with pytest.raises(sk.DataError) as failed:
             sk.open_store(name)
-        assert words in str(failed.value), (name, str(failed.value))
+        assert message in str(failed.value), (name, str(failed.value))
 
 
-def test_nothing_is_written_into_stores_and_run_directories(places: Path) -> None:
+def test_stores_and_run_directories_refuse_other_outputs(places: Path) -> None:
     before = sorted(str(path) for path in places.rglob("*"))
     within = ["data.zarr/p", "data.zarr/X/p", "runs/first/p", "runs/first/checkpoints/p"]
     commands = [("predict", "runs/first", "rows.npz"), ("ingest", "rows.npz"),
                 ("augment", "data.zarr")]  # fmt: skip
     for command in commands:
-        for place in [f"{name}.zarr" for name in within] + ["-"]:
-            assert run_command([*command, place]) == USAGE
+        for location in [f"{name}.zarr" for name in within] + ["-"]:
+            assert run_command([*command, location]) == USAGE
     for name in within:
         assert run_command(["predict", "runs/first", "rows.npz", f"{name}.csv"]) == USAGE
     assert sorted(str(path) for path in places.rglob("*")) == before

@@ -1,4 +1,4 @@
-"""Scratch files: in a folder of their own, and nothing else is ever deleted."""
+"""Check that scratch files have their own folder, and that no other file is deleted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from streamkern.filesystem.abandoned import (
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.ingest.ingest import ingest
 from streamkern.store.store import open_store
-from tests.faults import tree
+from tests.store_damage import tree
 
 SMALL: dict[str, Any] = {"chunk_mb": 2**-6, "memory": 1 << 18}
 
@@ -44,7 +44,7 @@ def table(folder: Path, n: int = 3000) -> Path:
     return folder / "data.npz"
 
 
-def strangers(folder: Path) -> dict[str, bytes]:
+def foreign_files(folder: Path) -> dict[str, bytes]:
     (folder / "sub").mkdir(parents=True)
     for name in ("notes.txt", "state.json", "scratch.json", "0.rows", "000000000000.rows"):
         (folder / name).write_text(f"{name} of mine")
@@ -53,10 +53,10 @@ def strangers(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("spilled", [True, False])
-def test_scratch_folder_keeps_strangers_files(tmp_path: Path, spilled: bool) -> None:
+def test_scratch_folder_keeps_foreign_files(tmp_path: Path, spilled: bool) -> None:
     """Check that foreign files in the scratch folder stay."""
     data, precious = table(tmp_path), tmp_path / "precious"
-    before = strangers(precious)
+    before = foreign_files(precious)
     settings = SMALL if spilled else {}
     ingest(data, tmp_path / "a.zarr", scratch=precious, **settings)
     with pytest.raises(DataError, match="no array 'Z'"):
@@ -65,18 +65,18 @@ def test_scratch_folder_keeps_strangers_files(tmp_path: Path, spilled: bool) -> 
     assert sorted(p.name for p in precious.iterdir() if p.is_dir()) == ["sub"]
 
 
-def test_a_scratch_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_foreign_scratch_folder_is_refused(tmp_path: Path) -> None:
     """Check a foreign folder with the same name, next to the output or in the given folder."""
     data = table(tmp_path)
     for parent in (None, tmp_path / "p"):
-        before = strangers(scratch_folder(tmp_path / "a.zarr", parent))
+        before = foreign_files(scratch_folder(tmp_path / "a.zarr", parent))
         with pytest.raises(DataError, match="which streamkern did not write; move it away"):
             ingest(data, tmp_path / "a.zarr", scratch=parent, **SMALL)
         assert tree(scratch_folder(tmp_path / "a.zarr", parent)) == before
         assert not (tmp_path / "a.zarr").exists()
 
 
-def test_strangers_files_in_a_scratch_folder_of_ours_stay(tmp_path: Path) -> None:
+def test_foreign_files_in_own_scratch_folder_are_kept(tmp_path: Path) -> None:
     data, folder = table(tmp_path), scratch_folder(tmp_path / "a.zarr")
     with Scratch(folder) as scratch:
         scratch.restore("another")
@@ -88,13 +88,13 @@ def test_strangers_files_in_a_scratch_folder_of_ours_stay(tmp_path: Path) -> Non
     assert tree(folder) == {"notes.txt": b"mine", "0.rows.txt": b"mine"}
 
 
-def test_two_ingests_with_one_scratch_do_not_touch_each_other(tmp_path: Path) -> None:
+def test_concurrent_ingests_share_scratch_parent(tmp_path: Path) -> None:
     """Check that another output has another folder, and that the same output is locked."""
     data, shared = table(tmp_path), tmp_path / "shared"
     ingest(data, tmp_path / "whole.zarr", **SMALL)
 
-    def second(what: str, done: int, total: int | None) -> None:
-        if what == "write" and done < 500:
+    def second(phase: str, done: int, total: int | None) -> None:
+        if phase == "write" and done < 500:
             ingest(data, tmp_path / "b.zarr", scratch=shared, **SMALL)
             with pytest.raises(DataError, match="in use by another call for the same output"):
                 ingest(data, tmp_path / "a.zarr", scratch=shared, overwrite=True, **SMALL)
@@ -105,7 +105,7 @@ def test_two_ingests_with_one_scratch_do_not_touch_each_other(tmp_path: Path) ->
     assert not list(shared.iterdir())
 
 
-def test_the_same_command_again_clears_what_a_kill_after_publishing_left(
+def test_repeated_command_clears_scratch_left_after_publishing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that a second call removes the scratch files of a call that was killed after
@@ -128,9 +128,7 @@ def test_the_same_command_again_clears_what_a_kill_after_publishing_left(
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_a_call_that_is_done_clears_an_empty_folder_unless_another_one_does(
-    tmp_path: Path, held: bool
-) -> None:
+def test_finished_call_clears_unlocked_scratch_folder(tmp_path: Path, held: bool) -> None:
     data, out = table(tmp_path), tmp_path / "o.zarr"
     ingest(data, out, **SMALL)
     folder = scratch_folder(out)
@@ -141,11 +139,11 @@ def test_a_call_that_is_done_clears_an_empty_folder_unless_another_one_does(
         assert folder.is_dir() == held
 
 
-def test_a_call_that_is_done_keeps_the_scratch_of_another_one(tmp_path: Path) -> None:
+def test_finished_call_keeps_scratch_of_other_settings(tmp_path: Path) -> None:
     """Check that an interrupted overwrite with other settings can resume from its scratch files."""
 
-    def stop(what: str, done: int, total: int | None) -> None:
-        if what == "write":
+    def stop(phase: str, done: int, total: int | None) -> None:
+        if phase == "write":
             raise InterruptedError
 
     data, out = table(tmp_path), tmp_path / "a.zarr"
@@ -160,9 +158,7 @@ def test_a_call_that_is_done_keeps_the_scratch_of_another_one(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["in memory", "mapped"])
-def test_an_array_changed_in_its_middle_is_not_taken_for_the_same(
-    tmp_path: Path, mapped: bool
-) -> None:
+def test_array_changed_in_its_middle_is_ingested_again(tmp_path: Path, mapped: bool) -> None:
     np.save(tmp_path / "X.npy", np.zeros((2000, 3)))
     X = np.load(tmp_path / "X.npy", mmap_mode="c" if mapped else None)
     y = np.zeros(2000, int)
@@ -179,23 +175,25 @@ def test_an_array_changed_in_its_middle_is_not_taken_for_the_same(
     assert ingest(X, tmp_path / "a.zarr", y=y, overwrite=True).fingerprint != first
 
 
-def test_a_state_that_is_not_ours_owns_nothing(tmp_path: Path) -> None:
+def test_foreign_scratch_state_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s/scratch.json").write_text(json.dumps({"identity": "t", "sizes": {}}))
     with Scratch(tmp_path / "s") as scratch, pytest.raises(DataError, match="did not write"):
         scratch.restore("t")
 
 
-@pytest.mark.parametrize("place", ["a file", "below a file", "/proc"])
-def test_a_scratch_parent_that_takes_no_file_is_refused_before_anything_is_written(
-    tmp_path: Path, place: str
-) -> None:
+@pytest.mark.parametrize("location", ["a file", "below a file", "/proc"])
+def test_unwritable_scratch_parent_is_refused_before_writing(tmp_path: Path, location: str) -> None:
     (tmp_path / "file").touch()
     parents = {"a file": tmp_path / "file", "below a file": tmp_path / "file" / "x"}
-    if place == "/proc" and not Path(place).is_dir():
+    if location == "/proc" and not Path(location).is_dir():
         pytest.skip("needs /proc, as Linux has it")
     with pytest.raises(ConfigError, match=r"scratch='.*' cannot be written to"):
-        ingest(np.zeros((9, 2), "f4"), tmp_path / "o.zarr", scratch=parents.get(place, Path(place)))
+        ingest(
+            np.zeros((9, 2), "f4"),
+            tmp_path / "o.zarr",
+            scratch=parents.get(location, Path(location)),
+        )
     assert not (tmp_path / "o.zarr").exists()
 
 
@@ -203,8 +201,8 @@ def stopped_ingest(folder: Path) -> tuple[Path, Path]:
     """Return data, and an output whose ingest was stopped when rows were in scratch files."""
     data, out = table(folder), folder / "a.zarr"
 
-    def stop(what: str, done: int, total: int | None) -> None:
-        if what == "write":
+    def stop(phase: str, done: int, total: int | None) -> None:
+        if phase == "write":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -219,21 +217,21 @@ def keys(document: Any, *above: str) -> Iterator[tuple[str, ...]]:
             yield from keys(value, *above, name)
 
 
-def without(document: Any, path: tuple[str, ...]) -> Any:
+def document_without(document: Any, path: tuple[str, ...]) -> Any:
     name, *below = path
     if not below:
         return {key: value for key, value in document.items() if key != name}
-    return document | {name: without(document[name], tuple(below))}
+    return document | {name: document_without(document[name], tuple(below))}
 
 
 @pytest.mark.parametrize("how", ["schema", "altered"])
-def test_a_state_that_is_not_what_was_written_begins_anew(how: str, tmp_path: Path) -> None:
+def test_invalid_scratch_state_restarts_ingest(how: str, tmp_path: Path) -> None:
     """Check a state of another revision, one with a missing entry, and a damaged one."""
     data, out = stopped_ingest(tmp_path)
     expected = ingest(data, tmp_path / "whole.zarr", **SMALL).fingerprint
     name = scratch_folder(out) / "scratch.json"
-    whole = json.loads(name.read_bytes())
-    body = json.loads(whole["body"])
+    uninterrupted = json.loads(name.read_bytes())
+    body = json.loads(uninterrupted["body"])
     lost = [p for p in keys(body) if len(p) == 1 or (p[0] == "state" and p[1] != "leaves")]
     assert ("state", "bits") in lost
     before = tree(scratch_folder(out))
@@ -242,18 +240,18 @@ def test_a_state_that_is_not_what_was_written_begins_anew(how: str, tmp_path: Pa
             scratch.restore("nobody's")  # so that the folder is there, and empty
         for file, content in before.items():
             (scratch_folder(out) / file).write_bytes(content)
-        text = json.dumps(without(body, path))
+        text = json.dumps(document_without(body, path))
         sealed = {"schema": 0, "crc": zlib.crc32(text.encode())} if how == "schema" else {}
-        name.write_text(json.dumps({**whole, **sealed, "body": text}))
+        name.write_text(json.dumps({**uninterrupted, **sealed, "body": text}))
         with Scratch(scratch_folder(out)) as scratch:
             assert scratch.restore(body["identity"]) is None
             assert not scratch.sizes
-    name.write_text(json.dumps({**whole, **sealed, "body": text}))
+    name.write_text(json.dumps({**uninterrupted, **sealed, "body": text}))
     assert ingest(data, out, **SMALL).fingerprint == expected
     assert not scratch_folder(out).exists()
 
 
-def test_only_folders_that_nobody_holds_are_removed(
+def test_only_unlocked_temporary_folders_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -279,7 +277,7 @@ def test_only_folders_that_nobody_holds_are_removed(
     assert left == {f"{FIT_PREFIX}of_others", f"{RANKS_PREFIX}of_others"}
 
 
-def test_the_folder_of_a_killed_process_is_removed_without_another_command(
+def test_folder_of_killed_process_is_removed_by_its_guard(
     tmp_path: Path,
 ) -> None:
     """Check that a shell that outlives the process removes its folder, and keeps those of running
@@ -306,9 +304,7 @@ def test_the_folder_of_a_killed_process_is_removed_without_another_command(
         time.sleep(0.02)
 
 
-def test_a_folder_whose_guard_cannot_be_started_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_without_guard_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
@@ -320,7 +316,7 @@ def test_a_folder_whose_guard_cannot_be_started_is_removed(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the guard is a shell")
-def test_the_guard_ends_though_another_process_holds_its_pipe() -> None:
+def test_guard_exits_although_another_process_holds_its_pipe() -> None:
     folder, lock = create_locked_folder(FIT_PREFIX)
     guard = abandoned._guard_processes[folder]
     assert guard.stdin is not None

@@ -1,4 +1,4 @@
-"""Pauses between tries grow, are drawn, and end in time; cancelled requests stay cancelled."""
+"""Check the pauses between retries, and that cancelled requests stay cancelled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def drawn(until: float) -> list[float]:
     return list(itertools.islice(backoff_delays(FIRST_S, LONGEST_S, until), len(BOUNDS_S)))
 
 
-def test_each_is_drawn_from_twice_as_much_up_to_the_longest() -> None:
+def test_pauses_double_up_to_the_longest() -> None:
     many = [drawn(time.monotonic() + 1000) for _ in range(400)]
     most = [max(column) for column in zip(*many, strict=True)]
     least = [min(column) for column in zip(*many, strict=True)]
@@ -29,7 +29,7 @@ def test_each_is_drawn_from_twice_as_much_up_to_the_longest() -> None:
         assert 0.95 * bound < high <= bound
 
 
-def test_no_try_begins_after_the_end() -> None:
+def test_no_retry_starts_after_the_deadline() -> None:
     assert drawn(time.monotonic()) == []
     for _ in range(100):
         # Nobody waits here, so that one pause that would pass the end is enough.
@@ -47,7 +47,7 @@ async def _cancelled(answer: asyncio.Future[None], request: Awaitable[None]) -> 
         await task
 
 
-def test_a_cancelled_request_that_fails_in_the_same_instant_stays_cancelled() -> None:
+def test_cancelled_request_that_fails_stays_cancelled() -> None:
     async def trial() -> None:
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await _cancelled(answer, answer)
@@ -55,7 +55,7 @@ def test_a_cancelled_request_that_fails_in_the_same_instant_stays_cancelled() ->
     asyncio.run(trial())
 
 
-def test_a_cancellation_that_a_library_reports_as_an_error_is_one() -> None:
+def test_cancellation_reported_as_error_is_cancellation() -> None:
     async def reported() -> None:
         try:
             await asyncio.sleep(30)
@@ -70,7 +70,7 @@ def test_a_cancellation_that_a_library_reports_as_an_error_is_one() -> None:
     asyncio.run(trial())
 
 
-def test_errors_and_the_time_limit_of_a_request_are_raised() -> None:
+def test_request_errors_and_timeouts_are_raised() -> None:
     async def fails() -> None:
         raise OSError("server error")
 

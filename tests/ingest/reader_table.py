@@ -1,4 +1,4 @@
-"""Judges how a reader reads one case: exactly, converted with a word, or refused with a remedy."""
+"""Classify how a reader handles a case: exact, converted with a warning, or refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def outcome(read: Callable[[], Any], expected: Sequence[Any]) -> str:
 
     read : gives what was read, one entry for each row. expected : what was written; None is missing
     """
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         try:
             found = list(read())
@@ -61,9 +61,9 @@ def outcome(read: Callable[[], Any], expected: Sequence[Any]) -> str:
             return REFUSED if has_remedy else f"refused without a remedy: {text}"
         except Exception as error:
             return f"raised {type(error).__name__}: {error}"
-    ours = [str(k.message) for k in said if issubclass(k.category, UserWarning)]
-    if any(not issubclass(k.category, UserWarning) for k in said):
-        return f"warned of something else: {[str(k.message) for k in said]}"
+    ours = [str(k.message) for k in message if issubclass(k.category, UserWarning)]
+    if any(not issubclass(k.category, UserWarning) for k in message):
+        return f"warned of something else: {[str(k.message) for k in message]}"
     if len(found) == len(expected) and all(map(same, found, expected)):
         return EXACT
     return SAID if ours else f"changed silently: {found[:4]} for {list(expected)[:4]}"
@@ -91,7 +91,7 @@ def _label_as_number(label: str) -> float | str:
     return label
 
 
-def read_role(inputs: Any, role: str, targets: str = "auto", **wish: Any) -> list[Any]:
+def read_role(inputs: Any, role: str, targets: str = "auto", **options: Any) -> list[Any]:
     """Return what `ingest` makes of column ``c`` of a table in this role, one entry for each row.
 
     role : "feature" (the only one, beside the target ``t``), "target" or "weight" (beside the
@@ -101,7 +101,7 @@ def read_role(inputs: Any, role: str, targets: str = "auto", **wish: Any) -> lis
         x, y = ("c", "t") if role == "feature" else ("f", "c" if role == "target" else "t")
         w = "c" if role == "weight" else None
         inputs, _, y, w, _ = received_for_store(inputs, None, y, w)
-        opened = partial(open_reader, inputs, y, files, x=[x], sample_weight=w, **wish)
+        opened = partial(open_reader, inputs, y, files, x=[x], sample_weight=w, **options)
         if role == "feature":
             return _feature(opened)
         blocks = list(opened().blocks(0, 1 << 20))
@@ -124,14 +124,14 @@ def _feature(opened: Callable[..., Any]) -> list[Any]:
     except StreamkernError:
         if not reader.has_cells:
             raise
-    wish = EncodingOptions.checked()
-    coded = wish.reader(opened, partial(TargetConverter, targets="values"), 0, 1 << 20)
+    options = EncodingOptions.checked()
+    coded = options.reader(opened, partial(TargetConverter, targets="values"), 0, 1 << 20)
     X = np.concatenate([block.X for block in coded.blocks(0, 1 << 20)])
     (code,) = coded._encoder.codes
     missing = X[:, -1] == 1 if code.n_missing else np.zeros(len(X), bool)
     if isinstance(code, OneHot):
-        words = X[:, : len(code.known)]
-        cells = [code.known[int(np.argmax(row))] if row.any() else None for row in words]
+        message = X[:, : len(code.known)]
+        cells = [code.known[int(np.argmax(row))] if row.any() else None for row in message]
     else:
         assert isinstance(code, Number | Date)
         cells = [float(row[0]) * code.std + code.mean for row in X]

@@ -1,4 +1,4 @@
-"""Rows that are appended: all of them, each to be traced, in one step; nothing where refused."""
+"""Check that `append_store` adds all rows in one step, or none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from streamkern.store import zarr_json
 from streamkern.store.appender import StoreAppender, complete_append
 from streamkern.store.layout import StoreSpec
 from streamkern.store.store import Store, open_store
-from tests.powerloss import ROWS, SMALL, Command, data, replay, store_of, void
+from tests.power_loss import ROWS, SMALL, Command, data, replay, store_of, void
 
 D = 4
 NAMES = np.array(["Lima", "Oslo", "Rome"])
@@ -47,12 +47,12 @@ def rows(n: int, seed: int, *, classes: bool = True, weighted: bool = False) -> 
     return found
 
 
-def stored(place: Path, parts: dict[str, Any], chunk_rows: int = 8) -> Path:
+def stored(location: Path, parts: dict[str, Any], chunk_rows: int = 8) -> Path:
     """Write a store of these rows, with all three classes."""
     if parts["y"].dtype.kind == "U":
         parts["y"][:3] = NAMES[: len(parts["y"])]
-    ingest(parts["inputs"], place, **without_x(parts), chunk_mb=chunk_rows * D * 4 / 2**20)
-    return place
+    ingest(parts["inputs"], location, **without_x(parts), chunk_mb=chunk_rows * D * 4 / 2**20)
+    return location
 
 
 def old_and_new(tmp_path: Path) -> tuple[tuple[dict[str, Any], ...], Path]:
@@ -65,8 +65,8 @@ def without_x(parts: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in parts.items() if k != "inputs"}
 
 
-def added(place: Path, parts: dict[str, Any], **options: Any) -> StoreSpec:
-    return append(parts["inputs"], place, **without_x(parts), **options)
+def added(location: Path, parts: dict[str, Any], **options: Any) -> StoreSpec:
+    return append(parts["inputs"], location, **without_x(parts), **options)
 
 
 def check_rows(store: Store, *parts: dict[str, Any]) -> None:
@@ -130,46 +130,46 @@ def files_of(root: Path) -> dict[str, str]:
     st.booleans(), st.booleans(), st.sampled_from([1 << 16, 1 << 30]),
 )  # fmt: skip
 @settings(max_examples=10, deadline=None)
-def test_all_rows_are_there_and_can_be_traced(
+def test_appended_rows_are_complete_and_traceable(
     n: int, more: list[int], chunk_rows: int, classes: bool, weighted: bool, memory: int
 ) -> None:
     """Check chunks that end at the old rows, before and after them, with and without scratch
     files."""
     parts = [rows(k, i, classes=classes, weighted=weighted) for i, k in enumerate([n, *more])]
     with tempfile.TemporaryDirectory() as folder:
-        place = stored(Path(folder) / "s", parts[0], chunk_rows)
+        location = stored(Path(folder) / "s", parts[0], chunk_rows)
         for part in parts[1:]:
-            before = open_store(place).spec
-            spec = added(place, part, memory=memory)
+            before = open_store(location).spec
+            spec = added(location, part, memory=memory)
             assert spec.fingerprint != before.fingerprint
             assert spec.chunk_rows == before.chunk_rows
-        check_rows(open_store(place), *parts)
+        check_rows(open_store(location), *parts)
         check_statistics(spec, *parts)
         assert spec.files == tuple(("memory", len(part["inputs"])) for part in parts)
         assert [p.name for p in Path(folder).iterdir()] == ["s"]
 
 
-def test_other_programs_see_the_new_rows(tmp_path: Path) -> None:
+def test_zarr_reads_appended_rows(tmp_path: Path) -> None:
     parts = rows(20, 0), rows(9, 1)
-    place = stored(tmp_path / "s", parts[0])
-    added(place, parts[1])
-    store, group = open_store(place), zarr.open_group(place, mode="r")
-    one = zarr.open_group(place, mode="r", use_consolidated=False)
+    location = stored(tmp_path / "s", parts[0])
+    added(location, parts[1])
+    store, group = open_store(location), zarr.open_group(location, mode="r")
+    one = zarr.open_group(location, mode="r", use_consolidated=False)
     X = np.concatenate([store.read_chunk(i)[0] for i in range(store.n_chunks)])
-    for found in (group["X"], one["X"], zarr.open_array(place / "X", mode="r")):
+    for found in (group["X"], one["X"], zarr.open_array(location / "X", mode="r")):
         np.testing.assert_array_equal(found[:], X)  # type: ignore[index]
     assert {name: array.shape[0] for name, array in group.arrays()} == {
         "X": 29, "y": 29, "row": 29, "digests-1": 4, "crc-1": 4,
     }  # fmt: skip
 
 
-def test_new_rows_are_mixed_among_themselves_and_by_the_seed(tmp_path: Path) -> None:
+def test_appended_rows_are_shuffled_by_seed(tmp_path: Path) -> None:
     old, new = rows(16, 0), rows(40, 1)
     orders = []
     for seed in (0, 0, 1, None):
-        place = stored(tmp_path / f"s{len(orders)}", old)
-        added(place, new, seed=seed or 0, shuffle=seed is not None)
-        store = open_store(place)
+        location = stored(tmp_path / f"s{len(orders)}", old)
+        added(location, new, seed=seed or 0, shuffle=seed is not None)
+        store = open_store(location)
         orders.append(np.concatenate([store.source_rows(i) for i in range(store.n_chunks)])[16:])
     assert np.array_equal(orders[0], orders[1])
     assert not np.array_equal(orders[0], orders[2])
@@ -177,21 +177,21 @@ def test_new_rows_are_mixed_among_themselves_and_by_the_seed(tmp_path: Path) -> 
     assert not np.array_equal(np.sort(orders[0]), orders[0])
 
 
-def test_tables_are_taken_by_the_names_of_the_store(tmp_path: Path) -> None:
+def test_appended_tables_use_column_names_of_store(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b,label\n1,2,x\n3,4,y\n5,6.5,x\n")
     (tmp_path / "b.csv").write_text("label,b,a\ny,8,7\n")
-    place = tmp_path / "s"
-    ingest(tmp_path / "a.csv", place, y="label", shuffle=False)
-    spec = append(tmp_path / "b.csv", place)
+    path = tmp_path / "s"
+    ingest(tmp_path / "a.csv", path, y="label", shuffle=False)
+    spec = append(tmp_path / "b.csv", path)
     assert [Path(name).name for name, _ in spec.files] == ["a.csv", "b.csv"]
-    X, y = open_store(place).read_rows(np.array([3]))
+    X, y = open_store(path).read_rows(np.array([3]))
     assert (X.tolist(), y.tolist(), spec.columns) == ([[7.0, 8.0]], [1], ("a", "b"))
 
 
-def test_a_store_of_ours_is_appended_with_its_weights(tmp_path: Path) -> None:
+def test_store_is_appended_with_its_weights(tmp_path: Path) -> None:
     parts = rows(20, 0, weighted=True), rows(9, 1, weighted=True)
-    place, other = stored(tmp_path / "s", parts[0]), stored(tmp_path / "o", parts[1])
-    spec = append(other, place)
+    location, other = stored(tmp_path / "s", parts[0]), stored(tmp_path / "o", parts[1])
+    spec = append(other, location)
     assert spec.n_rows == 29
     assert spec.weight_totals is not None
     total = sum(part["sample_weight"].sum() for part in parts)
@@ -201,70 +201,70 @@ def test_a_store_of_ours_is_appended_with_its_weights(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------- who reads meanwhile
 
 
-def test_who_opened_the_old_store_goes_on_with_its_rows(tmp_path: Path) -> None:
+def test_open_store_keeps_its_rows_after_append(tmp_path: Path) -> None:
     """Check also a store whose tables were not read before a second append."""
     parts = rows(21, 0), rows(30, 1), rows(5, 2)
-    place = stored(tmp_path / "s", parts[0])
-    old = open_store(place)
-    added(place, parts[1])
-    newer = open_store(place)
+    location = stored(tmp_path / "s", parts[0])
+    old = open_store(location)
+    added(location, parts[1])
+    newer = open_store(location)
     check_rows(old, parts[0])
     old.check_unchanged()
-    added(place, parts[2])
+    added(location, parts[2])
     check_rows(newer, *parts[:2])
     for store in (old, newer):
         store.check_unchanged()
-    check_rows(open_store(place), *parts)
+    check_rows(open_store(location), *parts)
     stored(tmp_path / "o", rows(21, 7))
-    shutil.copy(tmp_path / "o/zarr.json", place / "zarr.json")
+    shutil.copy(tmp_path / "o/zarr.json", location / "zarr.json")
     with pytest.raises(DataError, match="was changed while it was in use"):
         old.check_unchanged()
 
 
-def test_who_opens_the_store_in_that_very_moment_gets_one_of_the_two(
+def test_store_opened_during_append_is_old_or_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a reader that read the old attribute and then the new metadata of the arrays."""
-    parts, place = old_and_new(tmp_path)
+    parts, location = old_and_new(tmp_path)
     read, done = zarr_json._array_documents, list[None]()
 
     def late(*arguments: Any) -> Any:
         if not done:
             done.append(None)
-            added(place, parts[1])
+            added(location, parts[1])
         return read(*arguments)
 
     monkeypatch.setattr(zarr_json, "_array_documents", late)
-    check_rows(open_store(place), *parts)
+    check_rows(open_store(location), *parts)
 
 
-def test_a_last_chunk_that_does_not_begin_with_the_old_rows_is_refused(tmp_path: Path) -> None:
-    place, other = stored(tmp_path / "s", rows(21, 0)), stored(tmp_path / "o", rows(24, 1))
-    old = open_store(place)
-    shutil.copy(other / "X/c/2/0", place / "X/c/2/0")
+def test_last_chunk_without_old_rows_is_refused(tmp_path: Path) -> None:
+    location, other = stored(tmp_path / "s", rows(21, 0)), stored(tmp_path / "o", rows(24, 1))
+    old = open_store(location)
+    shutil.copy(other / "X/c/2/0", location / "X/c/2/0")
     with pytest.raises(StreamkernError, match="not the chunk that was written there"):
         old.read_chunk(2)
 
 
-def test_a_store_that_travels_arrives_as_it_was_or_not_at_all(tmp_path: Path) -> None:
-    place = stored(tmp_path / "s", rows(20, 0))
-    travelling = pickle.dumps(open_store(place))
+def test_pickled_store_reopens_unchanged_or_is_refused(tmp_path: Path) -> None:
+    location = stored(tmp_path / "s", rows(20, 0))
+    travelling = pickle.dumps(open_store(location))
     assert pickle.loads(travelling).spec.n_rows == 20
-    added(place, rows(9, 1))
+    added(location, rows(9, 1))
     with pytest.raises(DataError, match=r"rows were appended .* with 20 rows, .* --continue"):
         pickle.loads(travelling)
-    shutil.rmtree(place)
-    stored(place, rows(20, 5))
+    shutil.rmtree(location)
+    stored(location, rows(20, 5))
     with pytest.raises(DataError, match="was changed while it was in use"):
         pickle.loads(travelling)
 
 
-def test_a_store_that_was_opened_and_not_read_before_two_appends_says_so(tmp_path: Path) -> None:
+def test_unread_store_after_two_appends_is_refused(tmp_path: Path) -> None:
     """Check a reader whose tables no longer exist."""
-    place = stored(tmp_path / "s", rows(21, 0))
-    old, other = open_store(place), open_store(place)
+    location = stored(tmp_path / "s", rows(21, 0))
+    old, other = open_store(location), open_store(location)
     for k in range(1, 3):
-        added(place, rows(9, k))
+        added(location, rows(9, k))
     for call in (partial(old.read_chunk, 0), old.verify, other.verify):
         with pytest.raises(
             DataError, match=r"rows were appended .* with 21 rows, .* open it again"
@@ -272,20 +272,22 @@ def test_a_store_that_was_opened_and_not_read_before_two_appends_says_so(tmp_pat
             call()
 
 
-def test_a_training_goes_on_with_the_rows_that_it_began_with(tmp_path: Path) -> None:
+def test_training_continues_with_its_original_rows(tmp_path: Path) -> None:
     """Check that its bits equal those of an undisturbed run, and that a resume is refused with the
     remedy."""
     parts, answers = (rows(60, 0), rows(30, 1)), []
     for name in ("s", "t"):
-        place = stored(tmp_path / name, parts[0])
+        location = stored(tmp_path / name, parts[0])
 
-        def grow(record: dict[str, Any], place: Path = place) -> None:
-            if record["step"] == 3 and place.name == "t":
-                added(place, parts[1])
+        def grow(record: dict[str, Any], location: Path = location) -> None:
+            if record["step"] == 3 and location.name == "t":
+                added(location, parts[1])
 
         config = sk.RunConfig.from_tables(
             {
-                "data": {"train": str(place), "test": str(place), "batch_size": 10, "epochs": 2},
+                "data": {
+                    "train": str(location), "test": str(location), "batch_size": 10, "epochs": 2,
+                },
                 "model": {"n_centers": 12, "bandwidth": 2.0},
                 "solver": {"name": "block"},
                 "run": {
@@ -329,7 +331,7 @@ GROWN = Command(
 
 
 @pytest.mark.slow
-def test_whatever_a_kill_leaves_is_the_old_store_or_the_new_one(tmp_path: Path) -> None:
+def test_killed_append_leaves_old_or_new_store(tmp_path: Path) -> None:
     """Check states after SIGKILL and after a power failure; the same command then completes the new
     store."""
     instants, counts = replay(GROWN, tmp_path / "d", sample=12)
@@ -339,7 +341,7 @@ def test_whatever_a_kill_leaves_is_the_old_store_or_the_new_one(tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_every_instant_leaves_the_old_store_or_the_new_one(tmp_path: Path) -> None:
+def test_every_instant_leaves_old_or_new_store(tmp_path: Path) -> None:
     _, counts = replay(GROWN, tmp_path / "d")
     assert counts["refused"] == 0
 
@@ -362,142 +364,142 @@ def test_other_rows_may_be_appended_after_a_kill(
 ) -> None:
     """Check that nothing of the interrupted rows remains, and that the other rows occur once."""
     parts = rows(21, 0), rows(30, 1), rows(17, 2)
-    place = stored(tmp_path / "s", parts[0])
-    killed(monkeypatch, name, lambda: added(place, parts[1]))
-    check_rows(open_store(place), parts[0])
-    added(place, parts[2])
-    check_rows(open_store(place), parts[0], parts[2])
-    added(place, parts[1])
-    added(place, parts[1])
-    check_rows(open_store(place), parts[0], parts[2], parts[1])
+    location = stored(tmp_path / "s", parts[0])
+    killed(monkeypatch, name, lambda: added(location, parts[1]))
+    check_rows(open_store(location), parts[0])
+    added(location, parts[2])
+    check_rows(open_store(location), parts[0], parts[2])
+    added(location, parts[1])
+    added(location, parts[1])
+    check_rows(open_store(location), parts[0], parts[2], parts[1])
 
 
-def test_chunks_that_a_killed_call_wrote_are_kept(
+def test_chunks_written_by_killed_append_are_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts, place = old_and_new(tmp_path)
-    killed(monkeypatch, "_write_crcs", lambda: added(place, parts[1]))
-    written = (place / "X/c/4/0").stat().st_ino
-    added(place, parts[1])
-    assert (place / "X/c/4/0").stat().st_ino == written
-    check_rows(open_store(place), *parts)
+    parts, location = old_and_new(tmp_path)
+    killed(monkeypatch, "_write_crcs", lambda: added(location, parts[1]))
+    written = (location / "X/c/4/0").stat().st_ino
+    added(location, parts[1])
+    assert (location / "X/c/4/0").stat().st_ino == written
+    check_rows(open_store(location), *parts)
 
 
-def test_what_was_left_to_do_after_the_one_step_is_done_by_the_same_call(tmp_path: Path) -> None:
-    parts, place = old_and_new(tmp_path)
-    old = {name: (place / name / "zarr.json").read_bytes() for name in ("X", "y", "row")}
-    added(place, parts[1])
+def test_repeated_append_completes_remaining_work(tmp_path: Path) -> None:
+    parts, location = old_and_new(tmp_path)
+    old = {name: (location / name / "zarr.json").read_bytes() for name in ("X", "y", "row")}
+    added(location, parts[1])
     for name, text in old.items():
-        (place / name / "zarr.json").write_bytes(text)
-    check_rows(open_store(place), *parts)
-    assert added(place, parts[1]).n_rows == 51
-    assert zarr.open_array(place / "X", mode="r").shape == (51, D)
-    complete_append(place)
+        (location / name / "zarr.json").write_bytes(text)
+    check_rows(open_store(location), *parts)
+    assert added(location, parts[1]).n_rows == 51
+    assert zarr.open_array(location / "X", mode="r").shape == (51, D)
+    complete_append(location)
 
 
-def test_the_same_rows_twice_in_a_row_need_another_seed(tmp_path: Path) -> None:
-    parts, place = old_and_new(tmp_path)
-    assert added(place, parts[1]).n_rows == 51
-    assert added(place, parts[1]).n_rows == 51
-    assert added(place, parts[1], seed=1).n_rows == 81
-    check_rows(open_store(place), *parts, parts[1])
+def test_same_rows_twice_in_a_row_need_another_seed(tmp_path: Path) -> None:
+    parts, location = old_and_new(tmp_path)
+    assert added(location, parts[1]).n_rows == 51
+    assert added(location, parts[1]).n_rows == 51
+    assert added(location, parts[1], seed=1).n_rows == 81
+    check_rows(open_store(location), *parts, parts[1])
 
 
-def test_rows_that_only_look_the_same_are_not_taken_for_it(tmp_path: Path) -> None:
+def test_iterator_that_resembles_appended_rows_is_refused(tmp_path: Path) -> None:
     """Check an iterator, of which only the beginning is known."""
-    parts, place = old_and_new(tmp_path)
+    parts, location = old_and_new(tmp_path)
     blocks = [(parts[1]["inputs"], parts[1]["y"])]
-    append(iter(blocks), place)
+    append(iter(blocks), location)
     with pytest.raises(DataError, match=r"looks like these rows.*give another seed="):
-        append(iter([*blocks, *blocks]), place)
-    assert append(iter([*blocks, *blocks]), place, seed=1).n_rows == 111
+        append(iter([*blocks, *blocks]), location)
+    assert append(iter([*blocks, *blocks]), location, seed=1).n_rows == 111
 
 
-def test_a_second_call_is_refused_while_one_is_at_work(tmp_path: Path) -> None:
-    place = stored(tmp_path / "s", rows(21, 0))
-    with Scratch(scratch_folder(place, ending=".append")) as other:
+def test_concurrent_append_is_refused(tmp_path: Path) -> None:
+    location = stored(tmp_path / "s", rows(21, 0))
+    with Scratch(scratch_folder(location, ending=".append")) as other:
         other.claim()
         with pytest.raises(DataError, match="in use by another call for the same output"):
-            added(place, rows(9, 1))
+            added(location, rows(9, 1))
         other.discard()
-    assert added(place, rows(9, 1)).n_rows == 30
+    assert added(location, rows(9, 1)).n_rows == 30
 
 
-def test_a_store_that_was_replaced_meanwhile_stays(
+def test_store_replaced_during_append_is_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, other = stored(tmp_path / "s", rows(21, 0)), rows(21, 5)
+    location, other = stored(tmp_path / "s", rows(21, 0)), rows(21, 5)
     check = StoreAppender._check_unchanged
 
     def replaced(self: StoreAppender) -> None:
-        ingest(other["inputs"], place, y=other["y"], overwrite=True, chunk_mb=128 / 2**20)
+        ingest(other["inputs"], location, y=other["y"], overwrite=True, chunk_mb=128 / 2**20)
         check(self)
 
     monkeypatch.setattr(StoreAppender, "_check_unchanged", replaced)
     with pytest.raises(DataError, match="it was replaced while they were written"):
-        added(place, rows(9, 1))
-    check_rows(open_store(place), other)
+        added(location, rows(9, 1))
+    check_rows(open_store(location), other)
 
 
 # ------------------------------------------------------------------------- tables, and replacing it
 
 
-def test_tables_of_the_old_store_go_once_nobody_needs_them(tmp_path: Path) -> None:
-    place = stored(tmp_path / "s", rows(21, 0))
+def test_tables_of_old_store_are_deleted_when_unused(tmp_path: Path) -> None:
+    location = stored(tmp_path / "s", rows(21, 0))
     for k in range(1, 4):
-        added(place, rows(9, k))
-    names = {p.name for p in place.iterdir()}
+        added(location, rows(9, k))
+    names = {p.name for p in location.iterdir()}
     assert names == {"zarr.json", "X", "y", "row", "digests-2", "crc-2", "digests-3", "crc-3"}
-    mark = json.loads((place / "zarr.json").read_text())["attributes"]["streamkern"]
+    mark = json.loads((location / "zarr.json").read_text())["attributes"]["streamkern"]
     assert [n for n, _ in mark["before"]] == [21, 30, 39]
 
 
-def test_a_reader_goes_on_with_its_rows_however_often_others_are_appended(tmp_path: Path) -> None:
-    place = stored(tmp_path / "s", rows(21, 0))
-    old = open_store(place)
+def test_reader_keeps_its_rows_after_several_appends(tmp_path: Path) -> None:
+    location = stored(tmp_path / "s", rows(21, 0))
+    old = open_store(location)
     before = [part.copy() for i in range(old.spec.n_chunks) for part in old.stored.read(i)]
     for k in range(1, 4):
-        added(place, rows(9, k))
+        added(location, rows(9, k))
         now = [part for i in range(old.spec.n_chunks) for part in old.stored.read(i)]
         assert all(np.array_equal(a, b) for a, b in zip(now, before, strict=True))
 
 
-def test_attributes_of_others_stay(tmp_path: Path) -> None:
-    place = stored(tmp_path / "s", rows(21, 0))
-    for path in (place, place / "X"):
+def test_foreign_attributes_are_kept_by_append(tmp_path: Path) -> None:
+    location = stored(tmp_path / "s", rows(21, 0))
+    for path in (location, location / "X"):
         node: Any = zarr.open(path, mode="r+")
         node.attrs["mine"] = 1
-    added(place, rows(9, 1))
-    for path in (place, place / "X"):
+    added(location, rows(9, 1))
+    for path in (location, location / "X"):
         assert zarr.open(path, mode="r").attrs["mine"] == 1
-    check_rows(open_store(place), *(rows(21, 0) | {"y": open_labels(place, 21)}, rows(9, 1)))
+    check_rows(open_store(location), *(rows(21, 0) | {"y": open_labels(location, 21)}, rows(9, 1)))
 
 
-def open_labels(place: Path, n: int) -> Any:
+def open_labels(location: Path, n: int) -> Any:
     """Return the labels of the first n rows, some of which `stored` has set."""
-    store = open_store(place)
+    store = open_store(location)
     numbers = np.concatenate([store.source_rows(i) for i in range(store.n_chunks)])
     ids = np.concatenate([store.read_targets(i) for i in range(store.n_chunks)])
     return NAMES[ids[np.argsort(numbers)]][:n]
 
 
-def test_a_store_that_rows_were_appended_to_is_replaced_as_any_other(tmp_path: Path) -> None:
-    place, new = stored(tmp_path / "s", rows(21, 0)), rows(12, 3)
-    added(place, rows(9, 1))
+def test_appended_store_can_be_overwritten(tmp_path: Path) -> None:
+    location, new = stored(tmp_path / "s", rows(21, 0)), rows(12, 3)
+    added(location, rows(9, 1))
     with pytest.raises(DataError, match=r"already holds a store.*append_store"):
-        ingest(new["inputs"], place, y=new["y"])
-    ingest(new["inputs"], place, y=new["y"], overwrite=True)
-    check_rows(open_store(place), new)
-    assert {p.name for p in place.iterdir()} == {"zarr.json", "X", "y", "row", "digests", "crc"}
-    assert "consolidated_metadata" not in json.loads((place / "zarr.json").read_text())
+        ingest(new["inputs"], location, y=new["y"])
+    ingest(new["inputs"], location, y=new["y"], overwrite=True)
+    check_rows(open_store(location), new)
+    assert {p.name for p in location.iterdir()} == {"zarr.json", "X", "y", "row", "digests", "crc"}
+    assert "consolidated_metadata" not in json.loads((location / "zarr.json").read_text())
 
 
-def test_the_first_ingest_does_not_take_it_for_its_own(tmp_path: Path) -> None:
+def test_repeated_ingest_does_not_resume_appended_store(tmp_path: Path) -> None:
     parts = rows(21, 0)
-    place = stored(tmp_path / "s", parts)
-    added(place, rows(9, 1))
+    location = stored(tmp_path / "s", parts)
+    added(location, rows(9, 1))
     with pytest.raises(DataError, match="already holds a store"):
-        stored(place, parts)
+        stored(location, parts)
 
 
 # --------------------------------------------------------------------------------------- refusals
@@ -517,29 +519,29 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused_and_nothing_is_left(name: str, tmp_path: Path) -> None:
+def test_incompatible_rows_are_refused_without_traces(name: str, tmp_path: Path) -> None:
     kind, text, given = REFUSED[name]
     if name == "class":
         given = given | {"y": np.array(["Lima", "Rome", "Bern"] * 3)}
-    place = stored(tmp_path / "s", rows(21, 0))
-    before = files_of(place)
+    location = stored(tmp_path / "s", rows(21, 0))
+    before = files_of(location)
     with pytest.raises(kind, match=text):
-        added(place, given)
-    assert files_of(place) == before
+        added(location, given)
+    assert files_of(location) == before
 
 
-def test_text_is_rounded_to_the_store_only_where_nothing_is_lost(tmp_path: Path) -> None:
-    place, more = tmp_path / "s", tmp_path / "m.csv"
-    ingest(X9, place, y=NAMES[[0, 1, 2] * 3])
+def test_numeric_text_is_rounded_only_without_loss(tmp_path: Path) -> None:
+    location, more = tmp_path / "s", tmp_path / "m.csv"
+    ingest(X9, location, y=NAMES[[0, 1, 2] * 3])
     lines = ["a,b,c,d,city", *(f"{1e9 + k},1,2,3,Oslo" for k in range(4))]
     more.write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError, match="is rounded by up to"):
-        append(more, place, y="city")
-    assert append(more, place, y="city", dtype="float32").n_rows == 13
+        append(more, location, y="city")
+    assert append(more, location, y="city", dtype="float32").n_rows == 13
 
 
-def test_wider_rows_are_rounded_to_the_store_where_that_is_asked_for(tmp_path: Path) -> None:
-    place, wide = stored(tmp_path / "s", rows(21, 0)), X9.astype(np.float64) + 1e-9
-    append(wide, place, y=NAMES[[0] * 9], dtype="float32")
-    found = open_store(place).read_rows(np.arange(21, 30))[0]
+def test_wider_rows_are_rounded_on_request(tmp_path: Path) -> None:
+    location, wide = stored(tmp_path / "s", rows(21, 0)), X9.astype(np.float64) + 1e-9
+    append(wide, location, y=NAMES[[0] * 9], dtype="float32")
+    found = open_store(location).read_rows(np.arange(21, 30))[0]
     np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(np.float32(wide), axis=0))

@@ -24,14 +24,14 @@ MATRIX = sp.random_array((50, 8), density=0.2, format="csr", rng=RNG)
 X, Y = RNG.normal(size=(50, 3)), RNG.normal(size=50)
 
 
-def read(url: Any, y: Any = None, block_bytes: int = 1 << 20, **wish: Any) -> tuple[Any, Any]:
+def read(url: Any, y: Any = None, block_bytes: int = 1 << 20, **options: Any) -> tuple[Any, Any]:
     with ExitStack() as files:
-        blocks = list(open_reader(url, y, files, **wish).blocks(0, block_bytes))
+        blocks = list(open_reader(url, y, files, **options).blocks(0, block_bytes))
     return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr", "dia"])
-def test_a_matrix_that_scipy_saved_is_rows(tmp_path: Path, form: str) -> None:
+def test_scipy_archive_is_read_as_rows(tmp_path: Path, form: str) -> None:
     np.save(tmp_path / "y.npy", Y)
     for compressed in (True, False):
         for matrix in (MATRIX, sp.csr_matrix(MATRIX).astype("f4"), MATRIX.astype(bool)):
@@ -47,9 +47,9 @@ def test_a_matrix_that_scipy_saved_is_rows(tmp_path: Path, form: str) -> None:
             read(tmp_path / "X.npz", Y, memory=100)
 
 
-def test_a_damaged_archive_of_a_matrix_is_refused(tmp_path: Path) -> None:
+def test_damaged_scipy_archive_is_refused(tmp_path: Path) -> None:
     parts = {"indices": MATRIX.indices, "indptr": MATRIX.indptr, "data": MATRIX.data}
-    whole = parts | {"format": np.array(b"csr"), "shape": np.array(MATRIX.shape)}
+    full = parts | {"format": np.array(b"csr"), "shape": np.array(MATRIX.shape)}
     for name, other in {
         "indices": {"indices": MATRIX.indices + 5},
         "shape": {"shape": np.array([50, 8, 2])},
@@ -58,7 +58,7 @@ def test_a_damaged_archive_of_a_matrix_is_refused(tmp_path: Path) -> None:
         "format": {"format": np.array(b"csx")},
         "objects": {"data": MATRIX.data.astype(object)},
     }.items():
-        np.savez(tmp_path / f"{name}.npz", **(whole | other))
+        np.savez(tmp_path / f"{name}.npz", **(full | other))
         with pytest.raises(DataError, match=rf"{name}\.npz"):
             read(tmp_path / f"{name}.npz", Y)
 
@@ -103,21 +103,21 @@ def test_two_zarr_arrays_are_rows_and_targets(tmp_path: Path, version: int) -> N
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_zipped_zarr_group_is_read_and_not_written(tmp_path: Path, version: int) -> None:
-    place = tmp_path / "z.zarr.zip"
-    with ZipStore(place, mode="w") as store:
+def test_zipped_zarr_group_is_read_but_not_written(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "z.zarr.zip"
+    with ZipStore(path, mode="w") as store:
         group = zarr.create_group(store, zarr_format=version)
         group.create_array("X", data=X, chunks=(20, 3))
         group.create_array("y", data=Y)
-    np.testing.assert_array_equal(read(place)[0], X)
+    np.testing.assert_array_equal(read(path)[0], X)
     model = streamkern.KernelRegressor(n_centers=20)
     truth = model.fit(zarr.create_array({}, data=X, chunks=(20, 3)), Y).predict(X)
-    np.testing.assert_array_equal(model.fit(place).predict(X), truth)
+    np.testing.assert_array_equal(model.fit(path).predict(X), truth)
     with pytest.raises(ConfigError, match="is not written to; write to another place"):
-        streamkern.ingest_store(X, place, y=Y, overwrite=True)
+        streamkern.ingest_store(X, path, y=Y, overwrite=True)
 
 
-def test_an_archive_that_holds_a_folder_says_how_to_zip_it(tmp_path: Path) -> None:
+def test_zip_with_folder_suggests_how_to_zip_it(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "z.zarr.zip", "w") as archive:
         archive.writestr("z.zarr/zarr.json", "{}")
     with pytest.raises(ConfigError, match=r"holds the Zarr store z\.zarr in a folder"):

@@ -1,4 +1,4 @@
-"""Arrays are read as their format means them, or refused: formats x dtypes x attributes x roles.
+"""Check arrays of every format, dtype, attribute and role: read as intended, or refused.
 
 Each case is a file written by another library, and what must come of it: the numbers, worked out
 here in plain NumPy, or a DataError. Cases are made in loops; a test lists all that fail.
@@ -27,7 +27,7 @@ from streamkern.basics.errors import DataError
 from streamkern.ingest.conform import FeatureConverter, RawBlock
 from streamkern.ingest.readers import open_reader
 from streamkern.ingest.targets import TargetConverter
-from tests.rawfiles import write_idx
+from tests.raw_files import write_idx
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning"),
@@ -49,11 +49,11 @@ class Rows(NamedTuple):
     said: list[str]
 
 
-def read(inputs: Any, y: Any = None, **wish: Any) -> Rows:
+def read(inputs: Any, y: Any = None, **options: Any) -> Rows:
     """Return all rows, converted as an ingest does."""
     with ExitStack() as files, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        reader = open_reader(inputs, y, files, **wish)
+        reader = open_reader(inputs, y, files, **options)
         blocks = list(reader.blocks(0, 1 << 20))
         features = FeatureConverter(blocks[0], None, reader.natural_dtype)
         targets = TargetConverter(blocks[0])
@@ -108,11 +108,11 @@ def difference(case: Case, rows: Rows) -> str | None:
         found = found.reshape(truth.shape) if found.size == truth.size else found
     if case.role == "y" and found.dtype.kind == "U":
         truth = truth.astype(str) if truth.dtype.kind in "US" else truth
-        whole = truth.dtype.kind in "biuf"
+        full = truth.dtype.kind in "biuf"
         integer = truth.dtype.kind != "b"
         names = (
             [str(int(k) if integer else bool(k)) for k in truth.ravel()]
-            if whole
+            if full
             else truth.astype(object).tolist()
         )
         return None if found.tolist() == names else f"{found.tolist()[:4]} for {names[:4]}"
@@ -167,10 +167,10 @@ Write = Callable[[Path, dict[str, Any]], Callable[[str, str, str], Rows]]
 
 def of_npz(order: str, packed: bool) -> Write:
     def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
-        place = path.with_suffix(".npz")
+        location = path.with_suffix(".npz")
         save = np.savez_compressed if packed else np.savez
-        save(place, **{k: np.asarray(a, order=order) for k, a in arrays.items()})
-        return lambda x, y, w: read(place, y, x=x, sample_weight=w)
+        save(location, **{k: np.asarray(a, order=order) for k, a in arrays.items()})
+        return lambda x, y, w: read(location, y, x=x, sample_weight=w)
 
     return write
 
@@ -187,26 +187,26 @@ def of_npy(order: str) -> Write:
 
 def of_hdf5(**options: Any) -> Write:
     def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
-        place = path.with_suffix(".h5")
-        with h5py.File(place, "w") as file:
+        location = path.with_suffix(".h5")
+        with h5py.File(location, "w") as file:
             for k, a in arrays.items():
                 if a.dtype.kind not in "MmUT":  # of which h5py writes none
                     filtered = a.dtype.kind != "O" or "compression" not in options
                     file.create_dataset(k, data=a, **(options if filtered else {}))
-        return lambda x, y, w: read(place, y, x=x, sample_weight=w)
+        return lambda x, y, w: read(location, y, x=x, sample_weight=w)
 
     return write
 
 
 def of_zarr(version: int, **options: Any) -> Write:
     def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
-        place = path.with_suffix(".zarr")
-        group = zarr.create_group(place, zarr_format=version)
+        location = path.with_suffix(".zarr")
+        group = zarr.create_group(location, zarr_format=version)
         for k, a in arrays.items():
             given = {key: v(np.ndim(a)) if callable(v) else v for key, v in options.items()}
             if zarr_holds(a, sharded="shards" in options):
                 group.create_array(k, data=a, **given)
-        return lambda x, y, w: read(place, y, x=x, sample_weight=w)
+        return lambda x, y, w: read(location, y, x=x, sample_weight=w)
 
     return write
 
@@ -370,12 +370,12 @@ def attribute_cases(path: Path) -> Iterator[Case]:
                 if role == "w" and dtype[0] == "i":
                     continue  # among which is -1
                 stored = packed_numbers(dtype, (N, D) if role == "X" else (N,))
-                place = path / f"{format_}-{dtype}-{role}"
-                case = Attributed(place, format_, plain() | {role: stored}, role)
-                for said, (attributes, meant, kinds) in ATTRIBUTES.items():
-                    if dtype[0] in kinds and not (role == "w" and said == "signed"):
+                location = path / f"{format_}-{dtype}-{role}"
+                case = Attributed(location, format_, plain() | {role: stored}, role)
+                for message, (attributes, meant, kinds) in ATTRIBUTES.items():
+                    if dtype[0] in kinds and not (role == "w" and message == "signed"):
                         read_it = partial(case.read, attributes)
-                        name = f"{format_}, {said}, {dtype} as {role}"
+                        name = f"{format_}, {message}, {dtype} as {role}"
                         yield Case(name, role, read_it, meant(stored))
 
 
@@ -416,19 +416,19 @@ class Attributed:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("part", range(3))
-def test_attributes_that_say_how_numbers_are_packed_are_heeded(part: int, tmp_path: Path) -> None:
+def test_packing_attributes_are_applied(part: int, tmp_path: Path) -> None:
     """Check the attributes for packed numbers in random cases, in three parts."""
     draw = random.Random(0)
     assert check(c for c in attribute_cases(tmp_path) if draw.randrange(3) == part) > 330
 
 
-def test_what_is_decoded_is_said(tmp_path: Path) -> None:
+def test_decoded_attributes_are_reported(tmp_path: Path) -> None:
     for format_ in ("hdf5", "zarr 2", "zarr 3", "arrays"):
         case = Attributed(tmp_path / format_, format_, plain(), "X")
         assert case.read({}).said == []
-        (said,) = case.read({"scale_factor": 0.1}).said
-        assert "X" in said
-        assert "scale_factor=0.1" in said
+        (message,) = case.read({"scale_factor": 0.1}).said
+        assert "X" in message
+        assert "scale_factor=0.1" in message
 
 
 # ------------------------------------------------------------------------------ text and xarray
@@ -440,8 +440,8 @@ def text_cases(path: Path) -> Iterator[Case]:
     held = {"np": "USOT", "hdf5": "SO", "zarr": "UST", "memory": "USOT"}
     for layout, write in LAYOUTS.items():
         arrays = plain()
-        for kind, words in kinds.items():
-            arrays |= {f"X{kind}": matrix(words), f"y{kind}": words, f"w{kind}": words}
+        for kind, message in kinds.items():
+            arrays |= {f"X{kind}": matrix(message), f"y{kind}": message, f"w{kind}": message}
         reads = write(path / layout.replace(" ", "-"), arrays)
         for kind in next(held[k] for k in held if layout.startswith(k)):
             for role in ("X", "y", "w"):
@@ -469,21 +469,21 @@ def missing_label_cases(path: Path) -> Iterator[Case]:
         yield Case(f"zarr {version}, empty", "y", partial(reads, "X", "y", "w"), REFUSED)
 
 
-def test_missing_labels_are_refused_with_their_row(tmp_path: Path) -> None:
+def test_missing_labels_are_refused_with_row(tmp_path: Path) -> None:
     check(missing_label_cases(tmp_path))
     for case in missing_label_cases(tmp_path / "again"):
         with pytest.raises(DataError, match="row 1"):
             case.read()
 
 
-def write_dataset(data: xr.Dataset, place: Path, encoding: dict[str, Any]) -> None:
-    if place.suffix == ".zarr":
-        version: Any = int(place.stem[-1])
-        data.to_zarr(place, zarr_format=version, consolidated=version == 2, encoding=encoding)
-    elif place.suffix == ".nc":
-        data.to_netcdf(place, engine="h5netcdf", encoding=encoding)
+def write_dataset(data: xr.Dataset, location: Path, encoding: dict[str, Any]) -> None:
+    if location.suffix == ".zarr":
+        version: Any = int(location.stem[-1])
+        data.to_zarr(location, zarr_format=version, consolidated=version == 2, encoding=encoding)
+    elif location.suffix == ".nc":
+        data.to_netcdf(location, engine="h5netcdf", encoding=encoding)
     else:
-        data.to_netcdf(place, engine="scipy", format="NETCDF3_CLASSIC", encoding=encoding)
+        data.to_netcdf(location, engine="scipy", format="NETCDF3_CLASSIC", encoding=encoding)
 
 
 def xarray_cases(path: Path) -> Iterator[Case]:
@@ -508,24 +508,25 @@ def xarray_cases(path: Path) -> Iterator[Case]:
             given = data.copy(deep=True)
             if gap:
                 given["X"][4, 1] = np.nan
-            for ending in ("2.zarr", "3.zarr", ".nc", ".cdf"):
-                place = path / f"{name}{gap}{ending}"
-                if encoding.get("dtype") == "u1" and place.suffix == ".cdf":
+            for suffix in ("2.zarr", "3.zarr", ".nc", ".cdf"):
+                location = path / f"{name}{gap}{suffix}"
+                if encoding.get("dtype") == "u1" and location.suffix == ".cdf":
                     continue
-                write_dataset(given, place, {"X": encoding})
-                engine = {".zarr": "zarr", ".nc": "h5netcdf", ".cdf": "scipy"}[place.suffix]
+                write_dataset(given, location, {"X": encoding})
+                engine = {".zarr": "zarr", ".nc": "h5netcdf", ".cdf": "scipy"}[location.suffix]
                 options = {"consolidated": False} if engine == "zarr" else {}
-                with xr.open_dataset(place, engine=engine, **options) as seen:
+                with xr.open_dataset(location, engine=engine, **options) as seen:
                     truth = seen["X"].values
                 yield Case(
-                    f"{place.name}", "X", lambda place=place: read(place, sample_weight="w"),
+                    f"{location.name}", "X",
+                    lambda location=location: read(location, sample_weight="w"),
                     REFUSED if gap else truth,
                 )  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_what_xarray_writes_is_read_as_xarray_reads_it(tmp_path: Path) -> None:
+def test_xarray_files_are_read_like_xarray(tmp_path: Path) -> None:
     n = 0
     for case in xarray_cases(tmp_path):
         n += 1
@@ -586,8 +587,8 @@ def hdf5_type_cases(path: Path) -> Iterator[Case]:
         if role == "w":
             made["half"] = (np.abs(made["half"][0]), None, np.abs(made["half"][2]))
         for name, (data, dtype, truth) in made.items():
-            place = path / f"{name}{role}.h5"
-            with h5py.File(place, "w") as file:
+            location = path / f"{name}{role}.h5"
+            with h5py.File(location, "w") as file:
                 for k, a in plain().items():
                     if k != role:
                         file[k] = a
@@ -598,10 +599,10 @@ def hdf5_type_cases(path: Path) -> Iterator[Case]:
                 else:
                     file.create_dataset(role, data=data, dtype=dtype)
             yield Case(
-                f"hdf5 {name} as {role}", role, lambda p=place: read(p, sample_weight="w"), truth
+                f"hdf5 {name} as {role}", role, lambda p=location: read(p, sample_weight="w"), truth
             )
-    place = path / "blanks.h5"
-    with h5py.File(place, "w") as file:
+    location = path / "blanks.h5"
+    with h5py.File(location, "w") as file:
         for k, a in plain().items():
             if k != "y":
                 file[k] = a
@@ -609,7 +610,7 @@ def hdf5_type_cases(path: Path) -> Iterator[Case]:
         dataset = h5py.h5d.create(file.id, b"y", blanks, made_space)
         padded = np.array([w.ljust(6).encode() for w in WORDS], "S6")
         dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, padded, mtype=blanks)
-    yield Case("hdf5 blanks", "y", lambda: read(place, sample_weight="w"), WORDS)
+    yield Case("hdf5 blanks", "y", lambda: read(location, sample_weight="w"), WORDS)
 
 
 @pytest.mark.slow
@@ -623,7 +624,7 @@ def test_each_type_of_each_format_is_read_exactly_or_refused(
     assert check(cases(tmp_path)) >= n_cases
 
 
-def test_numbers_that_are_rounded_are_said() -> None:
+def test_rounded_numbers_give_warning() -> None:
     """Check integers beyond 2^53 and long doubles, which are stored as float64."""
     wide = np.array([2**53, 2**53 + 1, 5])
     for given in (wide, -wide, wide.astype("u8"), np.full(3, 1 / np.longdouble(3))):
@@ -631,5 +632,5 @@ def test_numbers_that_are_rounded_are_said() -> None:
         with pytest.warns(UserWarning, match="rounded to 16 digits"):
             TargetConverter(block, "values").convert(block)
         if given.dtype.kind != "f":
-            said = read(np.stack([given] * 2, axis=1), np.arange(3.0)).said
-            assert any("rounded to 16 digits" in text for text in said)
+            message = read(np.stack([given] * 2, axis=1), np.arange(3.0)).said
+            assert any("rounded to 16 digits" in text for text in message)

@@ -1,4 +1,4 @@
-"""Columns have names: they are chosen, put in order, and refused, by name."""
+"""Check that columns are selected, reordered and refused by name."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def write(path: Path, order: str) -> Path:
     return path
 
 
-def read(inputs: Any, y: Any = "label", **wish: Any) -> tuple[Any, Any, Any]:
+def read(inputs: Any, y: Any = "label", **options: Any) -> tuple[Any, Any, Any]:
     """Return X, y and the reader of all rows."""
     with ExitStack() as files:
-        reader = open_reader(received_for_store(inputs, None, y, None)[0], y, files, **wish)
+        reader = open_reader(received_for_store(inputs, None, y, None)[0], y, files, **options)
         blocks = list(reader.blocks(0, 1 << 20))
     X, targets = (np.concatenate([block[k] for block in blocks]) for k in (0, 1))
     return X, targets, reader
@@ -59,7 +59,7 @@ KINDS = pytest.mark.parametrize("kind", ["csv", "parquet"])
 
 @KINDS
 @pytest.mark.parametrize("order", ["".join(k) for k in itertools.permutations("abl")])
-def test_another_order_of_columns_is_put_right(tmp_path: Path, kind: str, order: str) -> None:
+def test_columns_in_another_order_are_reordered(tmp_path: Path, kind: str, order: str) -> None:
     X, y, reader = read(write(tmp_path / f"t.{kind}", order), columns=["a", "b"])
     np.testing.assert_array_equal(X, [[1, 3], [2, 4]])
     assert y.tolist() == ["x", "y"]
@@ -75,21 +75,21 @@ def test_columns_are_chosen_by_name_or_position(tmp_path: Path, kind: str) -> No
         assert reader.columns == ("c", "a")
     X, _, _ = read(path, x=["c", "a"], columns=["a", "c"])
     np.testing.assert_array_equal(X, [[1, 5], [2, 6]])
-    for wrong, said in (
+    for wrong, message in (
         (["nope"], "has no column 'nope'; it has 'a', 'b', 'c', 'label'"),
         ([9], "has no column 9; it has"),
         (["a", "a"], "column 'a' of .* is requested twice"),
         (["label", "a"], "column 'label' of .* is requested twice"),
         ([], "has no column left as a feature beside label"),
     ):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             read(path, x=wrong)
     _, y, reader = read(path, y=["b", "c"], x=["a"])
     assert (y.shape, reader.target_columns) == ((2, 2), ("b", "c"))
 
 
 @KINDS
-def test_features_alone_leave_the_target_out_where_it_is_there(tmp_path: Path, kind: str) -> None:
+def test_reading_features_omits_target_column(tmp_path: Path, kind: str) -> None:
     for order in ("abl", "ba"):
         X, y, reader = read(write(tmp_path / f"t.{kind}", order), targets=False, columns=("a", "b"))
         np.testing.assert_array_equal(X, [[1, 3], [2, 4]])
@@ -100,7 +100,7 @@ def test_features_alone_leave_the_target_out_where_it_is_there(tmp_path: Path, k
         read(write(tmp_path / f"t.{kind}", "abc"), targets=False, columns=("a", "b"))
 
 
-def test_features_alone_of_arrays(tmp_path: Path) -> None:
+def test_reading_features_of_arrays_needs_no_targets(tmp_path: Path) -> None:
     rows = np.arange(12.0).reshape(4, 3)
     np.save(tmp_path / "X.npy", rows)
     np.savez(tmp_path / "d.npz", X=rows)
@@ -112,7 +112,7 @@ def test_features_alone_of_arrays(tmp_path: Path) -> None:
 
 
 @KINDS
-def test_several_files_go_by_the_names_of_the_first(tmp_path: Path, kind: str) -> None:
+def test_several_files_use_column_names_of_the_first(tmp_path: Path, kind: str) -> None:
     files = [
         write(tmp_path / f"{i}.{kind}", order) for i, order in enumerate(("abcl", "lcba", "bacl"))
     ]
@@ -130,7 +130,7 @@ def test_several_files_go_by_the_names_of_the_first(tmp_path: Path, kind: str) -
     assert X.shape == (6, 2)
 
 
-def test_a_file_without_header_does_not_go_with_one_that_has(tmp_path: Path) -> None:
+def test_headerless_file_cannot_follow_file_with_header(tmp_path: Path) -> None:
     (tmp_path / "bare.csv").write_text("1,3,0\n2,4,1\n")
     X, y, reader = read(tmp_path / "bare.csv", y=-1, columns=["a", "b"])
     np.testing.assert_array_equal(X, [[1, 3], [2, 4]])
@@ -141,10 +141,12 @@ def test_a_file_without_header_does_not_go_with_one_that_has(tmp_path: Path) -> 
             read([tmp_path / name for name in pair], y=-1)
 
 
-def test_wishes_for_columns_never_end_in_another_error() -> None:
+def test_invalid_column_requests_raise_data_error() -> None:
     names = ["a", "b", "1"]
-    wishes = [None, "a", "1", "-1", "٣", "9" * 5000, 1, -3, 7, ["a", 0], []]
-    for x, y, w, targets in itertools.product(wishes, wishes, wishes, (True, False)):
+    column_requests = [None, "a", "1", "-1", "٣", "9" * 5000, 1, -3, 7, ["a", 0], []]
+    for x, y, w, targets in itertools.product(
+        column_requests, column_requests, column_requests, (True, False)
+    ):
         try:
             split = split_columns(names, ReadRequest(x, y, w, targets), "t")
         except StreamkernError:
@@ -155,7 +157,7 @@ def test_wishes_for_columns_never_end_in_another_error() -> None:
 
 
 @pytest.mark.parametrize("targets", [True, False])
-def test_a_number_is_a_name_where_a_column_has_it(tmp_path: Path, targets: bool) -> None:
+def test_number_is_a_column_name_if_a_column_has_it(tmp_path: Path, targets: bool) -> None:
     table = pa.table({"2": [1.0, 2.0], "0": [0.5, 1.5], "1": [5.0, 6.0]})
     pq.write_table(table, tmp_path / "t.parquet")
     for y in (0, "0"):
@@ -168,11 +170,19 @@ def test_a_number_is_a_name_where_a_column_has_it(tmp_path: Path, targets: bool)
         assert open_reader(tmp_path / "t.parquet", -3, files).target_columns == ("2",)
 
 
-def test_the_command_line_takes_a_number_for_a_name_first(tmp_path: Path) -> None:
+def test_command_line_prefers_column_name_to_position(tmp_path: Path) -> None:
     table = pa.table({"2": [1.0, 2.0], "0": [0.5, 1.5], "1": [5.0, 6.0]})
     pq.write_table(table, tmp_path / "t.parquet")
-    words = ["ingest", str(tmp_path / "t.parquet"), str(tmp_path / "s"), "--y", "0", "--x", "1,2"]
-    assert run_command([*words, "--no-shuffle"]) == 0
+    arguments = [
+        "ingest",
+        str(tmp_path / "t.parquet"),
+        str(tmp_path / "s"),
+        "--y",
+        "0",
+        "--x",
+        "1,2",
+    ]
+    assert run_command([*arguments, "--no-shuffle"]) == 0
     X, y = open_store(tmp_path / "s").read_chunk(0)
     np.testing.assert_array_equal(X, [[5, 1], [6, 2]])
     np.testing.assert_array_equal(y, [[0.5], [1.5]])
@@ -189,7 +199,7 @@ def indexed(names: list[Any]) -> Any:
 @pytest.mark.parametrize(
     "names", [["id"], ["id", "__index_level_0__"], [{"kind": "range", "name": None}]], ids=str
 )
-def test_an_index_of_pandas_is_no_feature_unless_asked_for_by_name(
+def test_pandas_index_is_a_feature_only_if_named(
     tmp_path: Path, kind: str, names: list[Any]
 ) -> None:
     table = indexed(names)
@@ -204,7 +214,7 @@ def test_an_index_of_pandas_is_no_feature_unless_asked_for_by_name(
     np.testing.assert_array_equal(read(inputs, y="id")[1], [70, 71])
 
 
-def test_values_in_the_place_of_columns_are_answered_with_what_to_do(tmp_path: Path) -> None:
+def test_values_given_as_columns_suggest_remedy(tmp_path: Path) -> None:
     csv = tmp_path / "t.csv"
     csv.write_text("a,b,y\n1,2,3\n4,5,6\n7,8,10\n2,4,9\n")
     for y in (np.arange(4.0), [1.5, 2.5, 3.5, 4.5], ["p", "q", "p", "q"], [0, 1, 0, 1]):
@@ -215,7 +225,7 @@ def test_values_in_the_place_of_columns_are_answered_with_what_to_do(tmp_path: P
     assert ingest(csv, tmp_path / "s.zarr", y=["b", "y"]).n_outputs == 2
 
 
-def test_columns_of_lists_are_the_features_by_name_and_others_are_not_left_out_unsaid(
+def test_list_columns_are_features_by_name(
     tmp_path: Path,
 ) -> None:
     lists = pa.array([[1.0, 2.0], [3.0, 5.0], [4.0, 4.0]])
@@ -226,8 +236,8 @@ def test_columns_of_lists_are_the_features_by_name_and_others_are_not_left_out_u
     more = table.rename_columns(["X", "y"]).append_column("age", pa.array([1, 2, 3]))
     with pytest.warns(UserWarning, match="are all of the features, and its columns 'age' are not"):
         ingest(more, tmp_path / "m.zarr", y="y")
-    for k, said in enumerate(({"x": "X"}, {"drop": "age"})):
-        ingest(more, tmp_path / f"d{k}.zarr", y="y", **said)
+    for k, message in enumerate(({"x": "X"}, {"drop": "age"})):
+        ingest(more, tmp_path / f"d{k}.zarr", y="y", **message)
 
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -243,11 +253,11 @@ ARRAYS = {"feat": X, "t": T, "u": W, "X": X[::-1] + 3, "y": 1000 + T[::-1]}
 """The usual names hold other arrays."""
 
 
-def group(place: Path, **arrays: NDArray[Any]) -> Path:
-    made = zarr.open_group(place, mode="w")
+def group(location: Path, **arrays: NDArray[Any]) -> Path:
+    made = zarr.open_group(location, mode="w")
     for name, array in arrays.items():
         made.create_array(name, data=array)
-    return place
+    return location
 
 
 def train(folder: Path, name: str, *more: str) -> Path:
@@ -267,20 +277,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def evaluated(capsys: pytest.CaptureFixture[str], *words: object) -> float:
+def evaluated(capsys: pytest.CaptureFixture[str], *arguments: object) -> float:
     capsys.readouterr()
-    assert main.run_command(["evaluate", *map(str, words), "--device", "cpu", "--json"]) == 0
+    assert main.run_command(["evaluate", *map(str, arguments), "--device", "cpu", "--json"]) == 0
     return float(json.loads(capsys.readouterr().out)["r2"])
 
 
-def test_a_run_reads_groups_by_the_names_of_its_settings(
+def test_run_reads_groups_by_array_names_of_its_settings(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     run, test = folder / "run", folder / "test.zarr"
     estimator = streamkern.load(run)
     answers = estimator.predict(X[100:])
-    wanted = r2_score(T[100:], answers, sample_weight=W[100:])
-    assert wanted > 0.5
+    expected = r2_score(T[100:], answers, sample_weight=W[100:])
+    assert expected > 0.5
     opened = zarr.open_group(test, mode="r")
     for found in (
         evaluated(capsys, run, test),
@@ -290,7 +300,7 @@ def test_a_run_reads_groups_by_the_names_of_its_settings(
         streamkern.evaluate(estimator, test)["r2"],
         pickle.loads(pickle.dumps(estimator)).score(test),
     ):
-        assert found == pytest.approx(wanted)
+        assert found == pytest.approx(expected)
     for given in (test, opened):
         np.testing.assert_allclose(estimator.predict(given), answers)
     assert main.run_command(["predict", str(run), str(test), str(tmp_path / "p.npy")]) == 0
@@ -303,17 +313,17 @@ def test_a_run_reads_groups_by_the_names_of_its_settings(
     assert estimator.score(test, "y") == pytest.approx(other)
 
 
-def test_a_group_without_the_arrays_of_the_settings_has_the_usual_ones_or_is_refused(
+def test_group_without_named_arrays_falls_back_or_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     estimator, usual = streamkern.load(folder / "run"), group(tmp_path / "u.zarr", X=X, y=T)
-    wanted = r2_score(T, estimator.predict(X))
-    assert estimator.score(usual) == pytest.approx(wanted)
+    expected = r2_score(T, estimator.predict(X))
+    assert estimator.score(usual) == pytest.approx(expected)
     np.testing.assert_allclose(estimator.predict(usual), estimator.predict(X))
     np.testing.assert_allclose(
         estimator.predict(zarr.open_group(usual, mode="r")), estimator.predict(X)
     )
-    assert evaluated(capsys, folder / "run", usual) == pytest.approx(wanted)
+    assert evaluated(capsys, folder / "run", usual) == pytest.approx(expected)
     other = group(tmp_path / "o.zarr", z=X, t=T)
     for call in (estimator.score, estimator.predict):
         with pytest.raises(StoreNotFoundError, match="no array 'feat'"):
@@ -321,39 +331,39 @@ def test_a_group_without_the_arrays_of_the_settings_has_the_usual_ones_or_is_ref
     assert main.run_command(["evaluate", str(folder / "run"), str(other)]) != 0
     assert "no array 'feat'" in capsys.readouterr().err
     light = group(tmp_path / "light.zarr", feat=X, t=T)
-    assert estimator.score(light) == pytest.approx(wanted)
-    assert evaluated(capsys, folder / "run", light) == pytest.approx(wanted)
+    assert estimator.score(light) == pytest.approx(expected)
+    assert evaluated(capsys, folder / "run", light) == pytest.approx(expected)
 
 
-def test_a_run_with_the_usual_names_reads_these(
+def test_run_with_usual_names_reads_usual_arrays(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(folder, "usual")
-    wanted = r2_score(ARRAYS["y"][100:], streamkern.load(run).predict(ARRAYS["X"][100:]))
-    assert evaluated(capsys, run, folder / "test.zarr") == pytest.approx(wanted)
+    expected = r2_score(ARRAYS["y"][100:], streamkern.load(run).predict(ARRAYS["X"][100:]))
+    assert evaluated(capsys, run, folder / "test.zarr") == pytest.approx(expected)
 
 
-def npz(place: Path, **arrays: NDArray[Any]) -> Path:
-    np.savez(place.with_suffix(".npz"), **arrays)
-    return place.with_suffix(".npz")
+def npz(location: Path, **arrays: NDArray[Any]) -> Path:
+    np.savez(location.with_suffix(".npz"), **arrays)
+    return location.with_suffix(".npz")
 
 
-def hdf5(place: Path, **arrays: NDArray[Any]) -> Path:
-    with h5py.File(place.with_suffix(".h5"), "w") as file:
+def hdf5(location: Path, **arrays: NDArray[Any]) -> Path:
+    with h5py.File(location.with_suffix(".h5"), "w") as file:
         for name, array in arrays.items():
             file[name] = array
-    return place.with_suffix(".h5")
+    return location.with_suffix(".h5")
 
 
-def netcdf(place: Path, **arrays: NDArray[Any]) -> Path:
+def netcdf(location: Path, **arrays: NDArray[Any]) -> Path:
     dims = {name: ("n", "d")[: array.ndim] for name, array in arrays.items()}
     data = xarray.Dataset({name: (dims[name], array) for name, array in arrays.items()})
-    data.to_netcdf(place.with_suffix(".nc"), engine="scipy")
-    return place.with_suffix(".nc")
+    data.to_netcdf(location.with_suffix(".nc"), engine="scipy")
+    return location.with_suffix(".nc")
 
 
-def dataset(place: Path, **arrays: NDArray[Any]) -> xarray.Dataset:
-    return xarray.load_dataset(netcdf(place, **arrays))
+def dataset(location: Path, **arrays: NDArray[Any]) -> xarray.Dataset:
+    return xarray.load_dataset(netcdf(location, **arrays))
 
 
 def stored(array: Any) -> NDArray[Any]:
@@ -366,7 +376,7 @@ WRITERS = {"npz": npz, "hdf5": hdf5, "netcdf": netcdf, "zarr": group, "Dataset":
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("first", WRITERS)
-def test_the_names_given_of_the_first_data_are_those_of_later_data_in_any_form(
+def test_array_names_of_first_data_apply_to_later_formats(
     first: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     given = WRITERS[first](tmp_path / "first", X=X, t=T, u=W, y=ARRAYS["y"])
@@ -376,15 +386,15 @@ def test_the_names_given_of_the_first_data_are_those_of_later_data_in_any_form(
     streamkern.ingest_store(given, tmp_path / "s.zarr", y="t", sample_weight="u")
     of_store = streamkern.KernelRegressor(**options, run_dir=tmp_path / "of_store")
     of_store.fit(tmp_path / "s.zarr")
-    wanted = r2_score(T, estimator.predict(X), sample_weight=W)
-    assert wanted > 0.5
+    expected = r2_score(T, estimator.predict(X), sample_weight=W)
+    assert expected > 0.5
     for name, write in WRITERS.items():
         later = write(tmp_path / "later", X=X, t=T, u=W, y=ARRAYS["y"])
-        assert estimator.score(later) == pytest.approx(wanted), name
-        assert of_store.score(later) == pytest.approx(wanted, abs=0.02), name
+        assert estimator.score(later) == pytest.approx(expected), name
+        assert of_store.score(later) == pytest.approx(expected, abs=0.02), name
         if name != "Dataset":
             for run in ("saved", "of_store"):
-                assert evaluated(capsys, tmp_path / run, later) == pytest.approx(wanted, abs=0.02)
+                assert evaluated(capsys, tmp_path / run, later) == pytest.approx(expected, abs=0.02)
         streamkern.append_store(later, tmp_path / "s.zarr", seed=len(name))
         streamkern.ingest_store(later, tmp_path / f"{name}.zarr", like=tmp_path / "s.zarr")
         alike = zarr.open_group(tmp_path / f"{name}.zarr", mode="r")
@@ -395,12 +405,12 @@ def test_the_names_given_of_the_first_data_are_those_of_later_data_in_any_form(
 
 
 @pytest.mark.parametrize("form", ["npz", "hdf5", "netcdf", "zarr"])
-def test_weights_may_lack_and_targets_may_have_the_usual_name(form: str, tmp_path: Path) -> None:
+def test_weights_may_be_missing_and_targets_usual(form: str, tmp_path: Path) -> None:
     given = npz(tmp_path / "first", X=X, t=T, u=W)
     estimator = streamkern.KernelRegressor(n_centers=40, epochs=3, threads=1, device="cpu")
     estimator.fit(given, "t", sample_weight="u")
-    wanted = r2_score(T, estimator.predict(X))
-    assert estimator.score(WRITERS[form](tmp_path / "a", X=X, t=T)) == pytest.approx(wanted)
-    assert estimator.score(WRITERS[form](tmp_path / "b", X=X, y=T)) == pytest.approx(wanted)
+    expected = r2_score(T, estimator.predict(X))
+    assert estimator.score(WRITERS[form](tmp_path / "a", X=X, t=T)) == pytest.approx(expected)
+    assert estimator.score(WRITERS[form](tmp_path / "b", X=X, y=T)) == pytest.approx(expected)
     with pytest.raises(StoreNotFoundError, match="no array 't'"):
         estimator.score(WRITERS[form](tmp_path / "c", X=X, z=T))

@@ -19,7 +19,7 @@ from streamkern.cli import main
 from streamkern.ingest.conform import RoundingTracker
 from streamkern.ingest.ingest import ingest
 from streamkern.store.store import open_store
-from tests.rawfiles import memory_url
+from tests.raw_files import memory_url
 
 NARROW, WIDE = np.array([[1.5], [2.5]], np.float16), np.array([[637.0851], [0.1]])
 
@@ -44,7 +44,7 @@ def halves(*parts: Any) -> Iterator[tuple[Any, Any]]:
     ],
     ids=["floats", "integers", "signs"],
 )
-def test_several_files_are_stored_in_what_holds_all_of_them(
+def test_several_files_are_stored_in_common_dtype(
     tmp_path: Path, kind: str, first: Any, second: Any
 ) -> None:
     paths, y = [tmp_path / f"{k}.{kind}" for k in range(2)], np.array([0.5, 1.5])
@@ -61,7 +61,7 @@ def test_several_files_are_stored_in_what_holds_all_of_them(
     np.testing.assert_array_equal(X, np.concatenate([first.astype(float), second]))
 
 
-def test_blocks_that_fit_or_a_dtype_that_was_asked_for_are_taken() -> None:
+def test_fitting_blocks_and_requested_dtype_are_accepted() -> None:
     small = np.array([[1], [2]], np.uint8)
     np.testing.assert_array_equal(
         stored(halves(WIDE, NARROW, small))[:, 0], [637.0851, 0.1, 1.5, 2.5, 1, 2]
@@ -101,7 +101,7 @@ def loses(X: Any, dtype: np.dtype[Any]) -> bool:
     seed=st.integers(0, 2**32), offset=st.sampled_from([0, 1e3, 3e4, 1e6, 1.7e9]),
     d=st.integers(1, 300), cuts=st.lists(st.integers(0, 500), max_size=4),
 )  # fmt: skip
-def test_what_is_lost_is_what_all_rows_at_once_say(
+def test_tracked_rounding_equals_rounding_of_all_rows(
     seed: int, offset: float, d: int, cuts: list[int]
 ) -> None:
     """Check any division into blocks, and a resumed pass."""
@@ -118,7 +118,7 @@ def test_what_is_lost_is_what_all_rows_at_once_say(
     assert refused == loses(X, FLOAT32)
 
 
-def test_constant_columns_lose_nothing() -> None:
+def test_constant_columns_lose_no_information() -> None:
     """Check that a rounded constant column is accepted, and refused if the column has one other
     value."""
     X = np.full((1000, 2), [0.1, 1_700_000_001.0])
@@ -133,23 +133,23 @@ def test_constant_columns_lose_nothing() -> None:
         rounding.check(None, ["x.csv"])
 
 
-def test_a_csv_whose_column_float32_can_not_hold_is_refused_before_anything_is_published(
+def test_csv_column_beyond_float32_is_refused_before_publishing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = csv_file(tmp_path / "t.csv", seconds()), tmp_path / "o.zarr"
-    words = ["ingest", str(path), str(out), "--y", "y", "--targets", "values"]
-    assert main.run_command(words) == 2
-    said = capsys.readouterr().err
-    assert "column 'b' of" in said
-    assert str(path) in said
-    assert "--dtype float64" in said
+    arguments = ["ingest", str(path), str(out), "--y", "y", "--targets", "values"]
+    assert main.run_command(arguments) == 2
+    message = capsys.readouterr().err
+    assert "column 'b' of" in message
+    assert str(path) in message
+    assert "--dtype float64" in message
     assert sorted(k.name for k in tmp_path.iterdir()) == ["t.csv"]
-    assert main.run_command([*words, "--dtype", "float64", "--no-shuffle"]) == 0
+    assert main.run_command([*arguments, "--dtype", "float64", "--no-shuffle"]) == 0
     np.testing.assert_array_equal(open_store(out).read_rows(np.arange(400))[0], seconds())
 
 
 @pytest.mark.slow
-def test_whether_a_csv_is_refused_depends_on_no_memory(tmp_path: Path) -> None:
+def test_refusal_of_csv_does_not_depend_on_memory(tmp_path: Path) -> None:
     """Check also a loss that only many blocks show."""
     rows = [(k, k) for k in range(60_000)] + [(k, 2**40 + k) for k in range(60_000)]
     path = csv_file(tmp_path / "t.csv", rows)  # the spread grows with the error
@@ -161,7 +161,7 @@ def test_whether_a_csv_is_refused_depends_on_no_memory(tmp_path: Path) -> None:
             ingest(narrow, memory_url(), **options)
 
 
-def test_long_doubles_are_rounded_to_float64_at_every_door(tmp_path: Path) -> None:
+def test_long_doubles_are_rounded_to_float64_everywhere(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(30, 2)).astype(np.longdouble)
     y = X[:, 0].astype(float)
     np.save(tmp_path / "x.npy", X + np.longdouble(1) / 3)

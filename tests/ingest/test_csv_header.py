@@ -1,4 +1,4 @@
-"""Numbers as names of columns are told from a first row of numbers, or the options are named."""
+"""Check that numeric column names are distinguished from a first row of numbers."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ N = 60
 def answer(text: str, known: tuple[str, ...] = ()) -> str:
     """Return "header" or "row", "refused", or "warned" for a row with a warning."""
     lines = [line for line in enumerate(text.split("\n"), 1) if line[1].strip()]
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         try:
             header = csv_layout(lines, FileForm(), "t.csv", (), known).header
         except DataError as error:
             said_both = "header=True" in str(error) and "header=False" in str(error)
             return "refused" if said_both else str(error)
-    assert all("header=True" in str(k.message) for k in said)
-    return "header" if header else "warned" if said else "row"
+    assert all("header=True" in str(k.message) for k in message)
+    return "header" if header else "warned" if message else "row"
 
 
 def tables(r: np.random.Generator, d: int) -> dict[str, Any]:
     """Return rows (N, d) of several kinds."""
-    whole = r.integers(0, 256, (N, d))
+    full = r.integers(0, 256, (N, d))
     return {
-        "normal": r.normal(size=(N, d)), "cauchy": r.standard_cauchy((N, d)), "bytes": whole,
-        "rounded": np.round(r.normal(size=(N, d)) * 5, 1), "float bytes": whole.astype(float),
+        "normal": r.normal(size=(N, d)), "cauchy": r.standard_cauchy((N, d)), "bytes": full,
+        "rounded": np.round(r.normal(size=(N, d)) * 5, 1), "float bytes": full.astype(float),
         "small": r.integers(0, 10, (N, d)), "large": r.integers(0, 10**6, (N, d)),
         "one-hot": np.eye(d, dtype=int)[r.integers(0, d, N)], "bits": r.integers(0, 2, (N, d)),
         "mixed": np.c_[r.normal(size=(N, d - 1)), r.integers(0, 3, N)],
@@ -50,7 +50,7 @@ def tables(r: np.random.Generator, d: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_numbers_as_names_are_a_header_or_refused() -> None:
+def test_numeric_column_names_are_a_header_or_refused() -> None:
     r = np.random.default_rng(0)
     names: dict[str, Callable[[int], Any]] = {
         "from 0": range, "from 1": lambda d: range(1, d + 1),
@@ -64,9 +64,9 @@ def test_numbers_as_names_are_a_header_or_refused() -> None:
                 for index in (False, True):
                     if kind in ("range", "years") and called == "years":
                         continue  # names like the rows themselves
-                    said = answer(frame.to_csv(index=index))
-                    assert said in ("header", "refused"), (kind, called, d, index)
-                    found[said] += 1
+                    message = answer(frame.to_csv(index=index))
+                    assert message in ("header", "refused"), (kind, called, d, index)
+                    found[message] += 1
     assert found["header"] > 10 * found["refused"]
     spectrum = pd.DataFrame(r.normal(size=(N, 9)), columns=np.arange(400, 418, 2))
     assert answer(spectrum.to_csv(index=False)) == "header"
@@ -80,7 +80,7 @@ def test_numbers_as_names_are_a_header_or_refused() -> None:
     assert answer("0,1,target\n5,2,3\n6,1,4\n8,9,1\n7,4,5\n5,6,8\n") == "header"
 
 
-def test_rows_of_numbers_without_a_header_raise_no_false_alarm() -> None:
+def test_numeric_rows_without_header_are_not_refused() -> None:
     r = np.random.default_rng(1)
     found: Counter[str] = Counter()
     for _ in range(4):
@@ -97,7 +97,7 @@ def test_rows_of_numbers_without_a_header_raise_no_false_alarm() -> None:
     assert answer("0,1\n1,0\n0,1\n1,1\n") == "warned"
 
 
-def test_large_numbers_that_rise_are_no_header_in_silence() -> None:
+def test_large_rising_numbers_are_not_silently_a_header() -> None:
     r = np.random.default_rng(2)
     digits = r.integers(0, 10, (N, 8))
     for first in ([100, 200, 300, 400, 500], [100, 250, 300, 420, 500], range(100, 900, 100)):
@@ -109,7 +109,7 @@ def test_large_numbers_that_rise_are_no_header_in_silence() -> None:
         assert csv_layout(lines, FileForm(), "t.csv").header
 
 
-def test_files_are_read_with_a_header_where_the_first_had_one(tmp_path: Path) -> None:
+def test_later_files_have_a_header_like_the_first(tmp_path: Path) -> None:
     r = np.random.default_rng(0)
     train, rows, more = (tmp_path / f"{name}.csv" for name in ("train", "rows", "more"))
     X = r.normal(size=(N, 3)).round(3)
@@ -120,7 +120,7 @@ def test_files_are_read_with_a_header_where_the_first_had_one(tmp_path: Path) ->
     model = sk.KernelRegressor(n_centers=9).fit(str(train), 2)
     store = tmp_path / "plain.zarr"
     sk.ingest_store(train, store, y=2)
-    said = partial(pytest.warns, UserWarning, match="the files before it have no header")
+    message = partial(pytest.warns, UserWarning, match="the files before it have no header")
     of_arrays = sk.KernelRegressor(n_centers=9).fit(X[:, :2], X[:, 2])
     of_integer_names = sk.KernelRegressor(n_centers=9).fit(pd.DataFrame(X[:, :2]), X[:, 2])
     for nameless in (of_arrays, of_integer_names):
@@ -131,13 +131,13 @@ def test_files_are_read_with_a_header_where_the_first_had_one(tmp_path: Path) ->
         frame = pd.read_csv(rows, header=None)
         assert np.allclose(nameless.predict(frame), nameless.predict(X[:, :2]))
     for path in (rows, more):
-        with said():
+        with message():
             assert np.allclose(model.predict(path), model.predict(X[:, :2]))
-    with said():
+    with message():
         assert np.isclose(model.score(more), model.score(X[:, :2], X[:, 2]))
-    with said():
+    with message():
         assert sk.append_store(more, store).n_rows == 2 * N
-    with said():
+    with message():
         assert sk.ingest_store([train, more], tmp_path / "both.zarr", y=2).n_rows == 2 * N
     frame = pd.DataFrame(r.integers(0, 10, (N, 4)))
     frame.to_csv(train, index=False)
@@ -152,7 +152,7 @@ def test_files_are_read_with_a_header_where_the_first_had_one(tmp_path: Path) ->
 
 
 @pytest.mark.filterwarnings("ignore:the first line of .* is read as the names of its columns")
-def test_every_door_reads_numbers_as_names(tmp_path: Path) -> None:
+def test_every_entry_point_reads_numeric_names(tmp_path: Path) -> None:
     r = np.random.default_rng(0)
     frame = pd.DataFrame(np.c_[r.integers(0, 255, (N, 4)), np.arange(N) % 3])
     table, rows = tmp_path / "t.csv", tmp_path / "x.csv"
@@ -171,9 +171,7 @@ def test_every_door_reads_numbers_as_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("header", [True, False])
-def test_the_options_named_for_a_doubtful_first_line_settle_it(
-    tmp_path: Path, header: bool
-) -> None:
+def test_named_options_settle_doubtful_first_line(tmp_path: Path, header: bool) -> None:
     path = tmp_path / "t.csv"
     path.write_text("0.1,0.2,0.5\n" + "".join(f"{k},{k * k % 7},{k % 3}\n" for k in range(9)))
     with pytest.raises(DataError, match="header=True if it names them"):

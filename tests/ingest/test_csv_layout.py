@@ -1,4 +1,4 @@
-"""A header is told from a first row, and what separates fields from what stands above them."""
+"""Check the detection of headers, delimiters and lines above the header."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamkern.ingest.formats import FileForm
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.tables.numbers import NumberStyle
 from streamkern.store.store import open_store
-from tests.rawfiles import memory_url
+from tests.raw_files import memory_url
 
 
 def layout(text: str, **form: Any) -> Any:
@@ -48,7 +48,7 @@ HEADERS = [
 ]
 
 
-def test_a_first_row_of_words_is_no_header_by_guess() -> None:
+def test_first_row_of_words_is_not_assumed_a_header() -> None:
     for text in ROWS:
         with pytest.raises(DataError, match="names="):
             layout(text)
@@ -58,7 +58,7 @@ def test_a_first_row_of_words_is_no_header_by_guess() -> None:
         assert layout(text).header, text
 
 
-def test_names_stand_for_a_header(tmp_path: Path) -> None:
+def test_names_replace_a_header(tmp_path: Path) -> None:
     (tmp_path / "m.data").write_text(MUSHROOMS)
     names = ["class", "cap", "surface", "colour", "bruises"]
     url = memory_url()
@@ -72,7 +72,7 @@ def test_names_stand_for_a_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "remedy"),
+    ("text", "message", "remedy"),
     [
         ("x w y\n1 a 2\n3 b 4\n", "by blanks", {"delimiter": " "}),
         ("  x   y\n  1   2\n 13   4\n", "by blanks", {"delimiter": " "}),
@@ -84,18 +84,18 @@ def test_names_stand_for_a_header(tmp_path: Path) -> None:
         ("A title\nby me\nx,y\n1,2\n3,4\n", "has 1 field, and the next ones 2", {"skip_lines": 2}),
     ],
 )
-def test_what_stands_between_fields_or_above_them_is_told_with_the_remedy(
-    tmp_path: Path, text: str, said: str, remedy: dict[str, Any]
+def test_unclear_delimiter_or_preamble_is_refused_with_remedy(
+    tmp_path: Path, text: str, message: str, remedy: dict[str, Any]
 ) -> None:
     (tmp_path / "t.txt").write_text(text)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         ingest(tmp_path / "t.txt", memory_url(), y="y")
     spec = ingest(tmp_path / "t.txt", memory_url(), y="y", **remedy)
     assert spec.n_rows == 2
     assert spec.target_columns == ("y",)
 
 
-def test_decimal_commas_and_other_encodings_are_read_where_they_are_said(tmp_path: Path) -> None:
+def test_decimal_commas_and_encodings_are_read_on_request(tmp_path: Path) -> None:
     path, url = tmp_path / "t.csv", memory_url()
     path.write_bytes("größe;w;y\n1,5;a;2,25\n-,5;b;1e1\n7;c;3\n".encode("latin-1"))
     with pytest.raises(DataError, match="encoding='latin-1'"):
@@ -114,12 +114,12 @@ def test_decimal_commas_and_other_encodings_are_read_where_they_are_said(tmp_pat
             ingest(path, memory_url(), y="y", encoding=encoding)
 
 
-def test_the_line_of_excel_is_honoured(tmp_path: Path) -> None:
+def test_sep_line_of_excel_is_honoured(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("sep=;\nx;y\n1,5;2\n2,5;1\n")
     assert ingest(tmp_path / "t.csv", memory_url(), y="y", decimal=",").n_rows == 2
 
 
-def test_names_behind_a_comment_sign_are_the_header() -> None:
+def test_names_after_comment_sign_are_the_header() -> None:
     for text in ("# x,y\n1,2\n3,4\n", "#x,y\n1.5,2\n", "# x\n1\n2\n"):
         found = layout(text)
         assert found.header
@@ -140,10 +140,10 @@ VALUES = RNG.integers(1000, 999_999, N)
 FRACTIONS = RNG.normal(size=N).round(2)
 
 
-def stored(path: Any, **asked: Any) -> tuple[Any, Any]:
+def stored(path: Any, **options: Any) -> tuple[Any, Any]:
     """Return the columns of the store made of a file, and its first feature in the file's order."""
     url = memory_url()
-    spec = sk.ingest_store(path, url, shuffle=False, dtype="float64", **asked)
+    spec = sk.ingest_store(path, url, shuffle=False, dtype="float64", **options)
     return spec, sk.open_store(url).read_chunk(0)[0][:, 0]
 
 
@@ -158,32 +158,32 @@ def grouped(number: int, mark: str) -> str:
 
 
 @pytest.mark.slow
-def test_grouped_digits_are_read_where_they_are_said(tmp_path: Path) -> None:
+def test_grouped_digits_are_read_on_request(tmp_path: Path) -> None:
     for mark, delimiter in zip(".,, '\u202f", ";;,;,;", strict=True):
         for decimal in {".", ","} - {mark}:
-            for words in (False, True):
+            for pattern in (False, True):
                 rows = [
-                    f'"{grouped(v, mark)}{decimal}5"{delimiter}{"uv"[k % 2] if words else k}'
+                    f'"{grouped(v, mark)}{decimal}5"{delimiter}{"uv"[k % 2] if pattern else k}'
                     f'{delimiter}"{str(f).replace(".", decimal)}"'
                     for k, (v, f) in enumerate(zip(VALUES, FRACTIONS, strict=True))
                 ]
                 path = written(tmp_path, "\n".join([delimiter.join("xwy"), *rows]))
-                said = " " if mark == "\u202f" else mark
+                message = " " if mark == "\u202f" else mark
                 url = memory_url()
                 spec = sk.ingest_store(
-                    path, url, y="y", thousands=said, decimal=decimal, shuffle=False,
+                    path, url, y="y", thousands=message, decimal=decimal, shuffle=False,
                     targets="values", dtype="float64", encode="auto",
                 )  # fmt: skip
                 X, y, *_ = sk.open_store(url).read_chunk(0)
                 np.testing.assert_array_equal(y[:, 0], FRACTIONS)
-                wanted = VALUES + 0.5
-                if words:
+                expected = VALUES + 0.5
+                if pattern:
                     assert spec.columns == ("x", "w=u", "w=v")
-                    wanted = (wanted - wanted.mean()) / wanted.std()
-                np.testing.assert_allclose(X[:, 0], wanted, rtol=1e-5 if words else 0)
+                    expected = (expected - expected.mean()) / expected.std()
+                np.testing.assert_allclose(X[:, 0], expected, rtol=1e-5 if pattern else 0)
 
 
-def test_points_that_group_digits_are_not_taken_for_fractions(tmp_path: Path) -> None:
+def test_points_that_group_digits_are_refused(tmp_path: Path) -> None:
     commas = [
         f"{grouped(v, '.')};{str(f).replace('.', ',')}"
         for v, f in zip(VALUES, FRACTIONS, strict=True)
@@ -195,15 +195,15 @@ def test_points_that_group_digits_are_not_taken_for_fractions(tmp_path: Path) ->
     np.testing.assert_array_equal(stored(path, y="z", thousands=".")[1], VALUES)
     with pytest.raises(DataError, match=r"has a decimal point.*thousands='\.'"):
         stored(path, y="z", decimal=",")
-    whole = [f"{grouped(v, '.')};{k % 2}" for k, v in enumerate(VALUES)]
-    path = written(tmp_path, "\n".join(["x;y", *whole]))
+    full = [f"{grouped(v, '.')};{k % 2}" for k, v in enumerate(VALUES)]
+    path = written(tmp_path, "\n".join(["x;y", *full]))
     with pytest.warns(UserWarning, match=r"thousands='\.'"):
         np.testing.assert_array_equal(stored(path, y="y")[1], VALUES / 1000)
     np.testing.assert_array_equal(stored(path, y="y", thousands=".")[1], VALUES)
     np.testing.assert_array_equal(stored(path, y="y", decimal=".")[1], VALUES / 1000)
 
 
-def test_numbers_with_points_are_not_suspected(tmp_path: Path) -> None:
+def test_numbers_with_decimal_points_are_accepted(tmp_path: Path) -> None:
     """Check that they are read with decimal points and without a warning."""
     thousandths = [v / 1000 for v in VALUES]
     for mark, numbers, rows in (
@@ -219,7 +219,7 @@ def test_numbers_with_points_are_not_suspected(tmp_path: Path) -> None:
 _SEPARATORS = re.compile(r"(decimal|thousands)=['\"](.)['\"]")
 
 
-def test_remedies_for_numbers_in_another_writing_work(tmp_path: Path) -> None:
+def test_remedies_for_formatted_numbers_work(tmp_path: Path) -> None:
     for cells in (
         ['"1,000"', '"2,500"', '"12,000"'], ['"1,5"', '"2,25"', '"3,125"'],
         ["1 000", "2 500", "7 125"],
@@ -232,14 +232,14 @@ def test_remedies_for_numbers_in_another_writing_work(tmp_path: Path) -> None:
             path = written(tmp_path, "\n".join([names, *(f"{c},{k}" for k, c in enumerate(cells))]))
             with pytest.raises(DataError) as caught:
                 stored(path, y="y")
-            said = dict(_SEPARATORS.findall(str(caught.value)))
-            assert said, caught.value
-            if len(said) > 1 and "," in said.values() and said.get("thousands") == ",":
-                said = {"thousands": ","}  # two readings of 1,000, of which a person chooses one
-            stored(path, y="y", targets="values", **said)
+            message = dict(_SEPARATORS.findall(str(caught.value)))
+            assert message, caught.value
+            if len(message) > 1 and "," in message.values() and message.get("thousands") == ",":
+                message = {"thousands": ","}  # two readings of 1,000, of which a person chooses one
+            stored(path, y="y", targets="values", **message)
 
 
-def test_a_point_beside_decimal_commas_is_said_to_be_one(tmp_path: Path) -> None:
+def test_point_among_decimal_commas_is_reported(tmp_path: Path) -> None:
     path = written(tmp_path, "x;y\n1,5;3.5\n2,5;4.5\n")
     for y in ("x", "y"):
         with pytest.raises(DataError, match=r"is '3\.5', which has a decimal point"):
@@ -256,7 +256,7 @@ def test_any_character_may_be_the_delimiter(tmp_path: Path) -> None:
             np.testing.assert_array_equal(x, FRACTIONS)
 
 
-def test_an_index_of_the_rows_is_no_feature(tmp_path: Path) -> None:
+def test_saved_index_is_not_a_feature(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": VALUES / 1000, "y": FRACTIONS})
     shuffled = frame.sample(frac=1, random_state=0)
     mixed = frame.assign(w=["u", "v"] * (N // 2))
@@ -280,7 +280,7 @@ def test_an_index_of_the_rows_is_no_feature(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, model.predict(frame[["a"]]))
 
 
-def test_an_index_that_was_written_again_is_no_feature(tmp_path: Path) -> None:
+def test_index_saved_twice_is_not_a_feature(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": VALUES / 1000, "y": FRACTIONS})
     path = tmp_path / "d.csv"
     frame.to_csv(path)
@@ -305,7 +305,7 @@ def as_r_writes(names: list[str], mark: str, quote: str, header: list[str]) -> s
 
 
 @pytest.mark.slow
-def test_row_names_of_r_are_left_out(tmp_path: Path) -> None:
+def test_row_names_of_r_are_omitted(tmp_path: Path) -> None:
     for names in ([str(k + 1) for k in range(N)], [f"Mazda RX{k}" for k in range(N)]):
         for mark in (" ", ",", ";", "\t"):
             for quote in ('"', ""):
@@ -315,21 +315,21 @@ def test_row_names_of_r_are_left_out(tmp_path: Path) -> None:
                     if header[0] == "" and not quote and mark == " ":
                         continue
                     path = written(tmp_path, as_r_writes(names, mark, quote, header))
-                    said = {"delimiter": " "} if mark == " " else {}
+                    message = {"delimiter": " "} if mark == " " else {}
                     with pytest.warns(UserWarning, match="row names of R"):
-                        spec, x = stored(path, y="y", targets="values", **said)
+                        spec, x = stored(path, y="y", targets="values", **message)
                     assert spec.columns is not None
                     assert [name[0] for name in spec.columns] == ["a", "w", "w"]
                     assert spec.n_rows == N
                     np.testing.assert_allclose(
                         x, (FRACTIONS - FRACTIONS.mean()) / FRACTIONS.std(), rtol=1e-5
                     )
-                    if said:
+                    if message:
                         with pytest.raises(DataError, match=r"blanks.*delimiter=' '"):
                             stored(path, y="y")
 
 
-def test_lines_of_other_widths_are_not_taken_for_row_names(tmp_path: Path) -> None:
+def test_lines_of_other_widths_are_not_row_names(tmp_path: Path) -> None:
     for lines in (
         ["A title, long", "a,w,y", "1,2,3", "4,5,6", "7,8,9"],  # above the header
         ["a,y", "0.5,1,2", "1.5,2,3", "2.5,3,4"],  # numbers that name nothing
@@ -342,7 +342,7 @@ def test_lines_of_other_widths_are_not_taken_for_row_names(tmp_path: Path) -> No
             stored(written(tmp_path, "\n".join(lines)), y=-1)
 
 
-def test_a_first_column_without_a_name_that_is_no_index_is_refused(tmp_path: Path) -> None:
+def test_unnamed_first_column_that_is_not_an_index_is_refused(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": VALUES / 1000, "y": FRACTIONS})
     for index in (VALUES / 7, pd.date_range("2020-01-01", periods=N), ["r", "s"] * (N // 2)):
         path = written(tmp_path, frame.set_axis(index).to_csv())
@@ -351,7 +351,7 @@ def test_a_first_column_without_a_name_that_is_no_index_is_refused(tmp_path: Pat
         stored(path, y="y", skip_lines=1, names=["row", "a", "y"], drop="row")
 
 
-def test_lines_of_units_are_named_and_can_be_skipped(tmp_path: Path) -> None:
+def test_unit_lines_are_named_and_can_be_skipped(tmp_path: Path) -> None:
     numbers = [f"{v},{f},7" for v, f in zip(VALUES, FRACTIONS, strict=True)]
     for units in (["m,kg,s"], ["m,,s"], ["[m],-,[s]"], ["length,mass,time", "m,kg,s"]):
         path = written(tmp_path, "\n".join(["a,b,y", *units, *numbers]))

@@ -16,20 +16,20 @@ from streamkern.basics.errors import DataError
 from streamkern.ingest import csv_lines
 from streamkern.ingest.csv_lines import whole_rows
 from streamkern.ingest.readers import open_reader
-from tests.rawfiles import memory_url
+from tests.raw_files import memory_url
 
 PIECES = ["a", "bc", '"', ",", ";", "\n", "\n\n", " ", "7", "é", '""', "\t"]
 
 
-def written(tmp_path: Path, rows: list[list[str]], ending: str = "\n", **said: Any) -> Path:
+def written(tmp_path: Path, rows: list[list[str]], suffix: str = "\n", **message: Any) -> Path:
     path = tmp_path / "d.csv"
     with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator=ending, **said).writerows(rows)
+        csv.writer(file, lineterminator=suffix, **message).writerows(rows)
     return path
 
 
 @pytest.mark.slow
-def test_fields_with_line_breaks_are_what_the_csv_module_reads(tmp_path: Path) -> None:
+def test_fields_with_line_breaks_equal_csv_module(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for _ in range(150):
         rows = [["n", "text", "m"]]
@@ -39,9 +39,9 @@ def test_fields_with_line_breaks_are_what_the_csv_module_reads(tmp_path: Path) -
         if rng.random() < 0.5:  # first, or last
             turn = int(rng.integers(0, 3))
             rows = [row[turn:] + row[:turn] for row in rows]
-        ending = str(rng.choice(["\n", "\r\n"]))
+        suffix = str(rng.choice(["\n", "\r\n"]))
         quoting = int(rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
-        path = written(tmp_path, rows, ending, quoting=quoting)
+        path = written(tmp_path, rows, suffix, quoting=quoting)
         for block in (150, 1 << 20):
             with ExitStack() as files:
                 reader: Any = open_reader(path, None, files, targets=False, cells=[])
@@ -51,7 +51,7 @@ def test_fields_with_line_breaks_are_what_the_csv_module_reads(tmp_path: Path) -
             assert found == rows[1:]
 
 
-def test_a_store_of_fields_with_line_breaks_is_that_of_a_frame(tmp_path: Path) -> None:
+def test_store_of_fields_with_line_breaks_equals_frame(tmp_path: Path) -> None:
     words = ["red\nhot", "blue", "a, b\n\nc", 'say "no"\n']
     frame = pd.DataFrame({"a": np.arange(60) / 7, "w": [words[k % 4].strip() for k in range(60)]})
     frame["y"] = frame["a"] + (frame["w"] == "blue")
@@ -69,7 +69,7 @@ def test_a_store_of_fields_with_line_breaks_is_that_of_a_frame(tmp_path: Path) -
     assert sk.ingest_store(label, memory_url(), y="y").classes == ("down", "up\nside")
 
 
-def test_a_stray_quote_swallows_no_rows(tmp_path: Path) -> None:
+def test_stray_quote_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
     for lines, bad in (
         (["x,w,y", '1,"b,3', '4,e",6', "7,f,9"], 2),
@@ -83,7 +83,7 @@ def test_a_stray_quote_swallows_no_rows(tmp_path: Path) -> None:
             sk.ingest_store(path, memory_url(), y="y", overwrite=True)
 
 
-def test_line_breaks_are_read_where_all_columns_are_words(tmp_path: Path) -> None:
+def test_line_breaks_are_read_in_all_text_tables(tmp_path: Path) -> None:
     address = "Main St, Apt B\nBronx, NY"
     rows = [[f"n{k % 7}", address if k % 3 == 0 else "Elm Rd", "ab"[k % 2]] for k in range(60)]
     path = written(tmp_path, [["name", "address", "kind"], *rows])
@@ -92,7 +92,7 @@ def test_line_breaks_are_read_where_all_columns_are_words(tmp_path: Path) -> Non
     assert f"address={address}" in (sk.open_store(url).spec.columns or ())
 
 
-def test_an_open_quote_costs_no_memory_and_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_quote_needs_bounded_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the number of reads of a byte does not grow with the length of the file."""
     looked: list[int] = []
     real = csv_lines.is_well_quoted
@@ -109,14 +109,14 @@ def test_an_open_quote_costs_no_memory_and_few_looks(monkeypatch: pytest.MonkeyP
     assert sum(looked) < 30 * sum(len(text) for _, text in pieces)
 
 
-def test_lines_are_numbered_as_an_editor_does(tmp_path: Path) -> None:
+def test_lines_are_numbered_like_in_an_editor(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
     path.write_text('x,w,y\n1,"a\nb\n\nc",2\n3,d,4,5\n')
     with pytest.raises(DataError, match=r"row 1 \(line 6\)"):
         sk.ingest_store(path, memory_url(), y="y")
 
 
-def test_lines_above_the_header_may_hold_any_quotes(tmp_path: Path) -> None:
+def test_skipped_lines_may_contain_any_quotes(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
     path.write_text('He said "oh\n\n,"\nx,w,y\n1,"a\nb",2\n3,d,4\n5,e,6\n')
     url = memory_url()

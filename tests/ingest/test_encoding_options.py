@@ -1,4 +1,4 @@
-"""`like=` of plain numbers: columns, targets, weights and the way files are written are taken."""
+"""Check `like=`: columns, targets, weights and file options of an existing store are used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_rows_like_a_store_of_plain_numbers_have_its_columns_in_its_order() -> None:
+def test_like_takes_columns_of_store_in_its_order() -> None:
     first = ingest(TABLE, "s.zarr", y="fare", sample_weight="weight")
     other = TABLE[["fare", "c", "weight", "b", "a"]]
     other.to_csv("o.csv", index=False)
@@ -35,7 +35,7 @@ def test_rows_like_a_store_of_plain_numbers_have_its_columns_in_its_order() -> N
     assert ingest(X, "x.zarr", y=X[:, 0], like="s.zarr").n_rows == N
 
 
-def test_files_like_those_of_a_store_are_read_as_they_were(
+def test_like_takes_file_options_of_store(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     TABLE.to_csv("t.log", index=False, sep=";", decimal=",")
@@ -44,8 +44,8 @@ def test_files_like_those_of_a_store_are_read_as_they_were(
     assert (again.fingerprint, again.file_form) == (first.fingerprint, first.file_form)
     table = TABLE.assign(word=["x", "y", "z"] * (N // 3))
     table.to_csv("w.log", index=False, sep=";", decimal=",")
-    words = "ingest w.log w.zarr --y fare --sample-weight weight --format csv --decimal ,"
-    run_command(words.split())
+    arguments = "ingest w.log w.zarr --y fare --sample-weight weight --format csv --decimal ,"
+    run_command(arguments.split())
     assert run_command(["ingest", "w.log", "v.zarr", "--like", "w.zarr"]) == 0, (
         capsys.readouterr().err
     )

@@ -27,7 +27,7 @@ from sklearn.datasets import dump_svmlight_file
 import streamkern as sk
 from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.ingest.formats import ENDINGS, detect_content
-from tests.rawfiles import memory_url
+from tests.raw_files import memory_url
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3)).round(3)
@@ -58,10 +58,10 @@ def rows_of(store: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_later_files_are_read_as_those_that_the_store_was_made_of(tmp_path: Path) -> None:
+def test_later_files_are_read_with_options_of_the_store(tmp_path: Path) -> None:
     for k, form in enumerate(FORMS):
-        ending = "log" if "format" in form else "csv"
-        one, two = (tmp_path / f"{name}{k}.{ending}" for name in "ab")
+        suffix = "log" if "format" in form else "csv"
+        one, two = (tmp_path / f"{name}{k}.{suffix}" for name in "ab")
         store = tmp_path / f"{k}.zarr"
         one.write_bytes(table(form))
         two.write_bytes(table(form, X + 1, Y + 1))
@@ -71,13 +71,13 @@ def test_later_files_are_read_as_those_that_the_store_was_made_of(tmp_path: Path
         np.testing.assert_array_equal(found, np.r_[X, X + 1])
         np.testing.assert_allclose(targets, np.r_[Y, Y + 1])
     model = sk.KernelRegressor(n_centers=20, metric="none", run_dir=tmp_path / "run").fit(store)
-    wanted = model.predict(X)
+    expected = model.predict(X)
     for predicted in (model.predict(one), sk.load(tmp_path / "run").predict(one)):
-        np.testing.assert_allclose(predicted, wanted)
+        np.testing.assert_allclose(predicted, expected)
     assert sk.evaluate(tmp_path / "run", one)["r2"] > 0
 
 
-def test_options_that_are_given_win_over_the_recorded_ones(tmp_path: Path) -> None:
+def test_given_options_override_recorded_ones(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(table(FORMS[-1]))
     sk.ingest_store(tmp_path / "a.csv", tmp_path / "s.zarr", y="y", **FORMS[-1])
     (tmp_path / "b.csv").write_bytes(table({}))
@@ -99,7 +99,7 @@ def svm(path: Path, X: Any, y: Any, first: int) -> Path:
     return path
 
 
-def test_svmlight_files_go_on_counting_features_as_the_store_does(tmp_path: Path) -> None:
+def test_svmlight_files_keep_feature_numbering_of_store(tmp_path: Path) -> None:
     dense = np.c_[X, X]
     narrow = np.c_[np.zeros(60), X[:, 1:], np.zeros((60, 3))]  # neither a first feature nor a last
     for first in (0, 1):
@@ -185,16 +185,16 @@ def y_of(kind: str) -> dict[str, Any]:
     return {"y": "y"} if kind in TABLES else {}
 
 
-def stored(path: Path, **asked: Any) -> tuple[Any, Any]:
+def stored(path: Path, **options: Any) -> tuple[Any, Any]:
     """Return the rows and targets of the store that is made of a file."""
     url = memory_url()
-    sk.ingest_store(path, url, shuffle=False, dtype="float32", **asked)
+    sk.ingest_store(path, url, shuffle=False, dtype="float32", **options)
     X, y, *_ = sk.open_store(url).read_chunk(0)
     return X, y[:, 0]
 
 
 @pytest.mark.slow
-def test_a_name_that_says_nothing_leaves_it_to_the_content(tmp_path: Path) -> None:
+def test_content_decides_format_of_unknown_names(tmp_path: Path) -> None:
     for kind, write in WRITERS.items():
         for name in ("file", "file.bin", "file.json", "table.2024", "x.v1"):
             write(tmp_path / name)
@@ -203,35 +203,35 @@ def test_a_name_that_says_nothing_leaves_it_to_the_content(tmp_path: Path) -> No
             np.testing.assert_array_equal(targets, TARGETS)
 
 
-def test_an_arrow_stream_is_read_under_every_name_of_arrow(tmp_path: Path) -> None:
-    for ending in (".arrows", ".arrow", ".feather", ".ipc", ".ARROWS"):
-        as_stream(tmp_path / f"d{ending}")
-        np.testing.assert_array_equal(stored(tmp_path / f"d{ending}", y="y")[0], CELLS)
+def test_arrow_stream_is_read_under_every_arrow_name(tmp_path: Path) -> None:
+    for suffix in (".arrows", ".arrow", ".feather", ".ipc", ".ARROWS"):
+        as_stream(tmp_path / f"d{suffix}")
+        np.testing.assert_array_equal(stored(tmp_path / f"d{suffix}", y="y")[0], CELLS)
 
 
 @pytest.mark.slow
-def test_another_format_than_the_name_says_is_named_and_can_be_given(tmp_path: Path) -> None:
+def test_format_that_contradicts_name_is_named_and_can_be_given(tmp_path: Path) -> None:
     endings = [e for e, kind in ENDINGS.items() if kind not in ("zarr", "idx")]
     for kind, write in WRITERS.items():
         write(tmp_path / "made")
-        for ending in endings:
-            named = ENDINGS[ending]
+        for suffix in endings:
+            named = ENDINGS[suffix]
             if (
                 named == kind
                 or {named, kind} == {"hdf5", "netcdf"}
                 or (named, kind) == ("npz", "npy")
             ):
                 continue
-            path = tmp_path / f"d{ending}"
+            path = tmp_path / f"d{suffix}"
             shutil.copy(tmp_path / "made", path)
-            asked = y_of(kind) if named in ("csv", *TABLES) else {}
+            options = y_of(kind) if named in ("csv", *TABLES) else {}
             with pytest.raises(StreamkernError, match=f"format='{kind}'"):
-                sk.ingest_store(path, memory_url(), **asked)
+                sk.ingest_store(path, memory_url(), **options)
         np.testing.assert_array_equal(stored(path, format=kind, **y_of(kind))[0], CELLS)
 
 
 @pytest.mark.slow
-def test_a_compression_that_the_name_hides_or_claims_is_named(tmp_path: Path) -> None:
+def test_hidden_or_false_compression_is_named(tmp_path: Path) -> None:
     text = FRAME.to_csv(index=False).encode()
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
@@ -253,7 +253,7 @@ def test_a_compression_that_the_name_hides_or_claims_is_named(tmp_path: Path) ->
             stored(tmp_path / f"d.csv{real}", y="y")
 
 
-def test_files_of_other_programs_are_named(tmp_path: Path) -> None:
+def test_unsupported_formats_are_named(tmp_path: Path) -> None:
     page, pointer = b"<!DOCTYPE html>\n<html>", b"version https://git-lfs.github.com/spec/v1\noid"
     orc.write_table(TABLE, tmp_path / "o")
     savemat(tmp_path / "m", {"X": CELLS})
@@ -265,16 +265,16 @@ def test_files_of_other_programs_are_named(tmp_path: Path) -> None:
         "read_excel": b"PK\x03\x04" + b"\0" * 26 + b"[Content_Types].xml",
         "array of JSON": json.dumps(FRAME.to_dict("records")).encode(), "is empty": b"",
     }  # fmt: skip
-    for said, data in files.items():
+    for message, data in files.items():
         for name in ("d.csv", "d.parquet", "d.npz", "d.jsonl", "d.svm", "d.h5", "d.unknown"):
-            if (said, name) == ("is empty", "d.unknown"):
+            if (message, name) == ("is empty", "d.unknown"):
                 continue
             (tmp_path / name).write_bytes(data)
-            with pytest.raises(DataError, match=said):
+            with pytest.raises(DataError, match=message):
                 sk.ingest_store(tmp_path / name, memory_url())
 
 
-def test_plain_text_is_taken_for_nothing_else() -> None:
+def test_plain_text_is_not_mistaken_for_other_formats() -> None:
     for text in (
         "ORCID,y\n1,2\n", "PAR1,y\n1,2\n", "BZh,y\n", "PK,y\n", "CDF,y\n1,2\n", "html,y\n",
         "1,2,3\n4,5,6\n", "1 2:3,4\n", "12:30 5\n", "version,y\n1,2\n", "relation,y\n", "{a},y\n",
@@ -283,24 +283,22 @@ def test_plain_text_is_taken_for_nothing_else() -> None:
         assert detect_content(text.encode(), "d.csv", "csv") is None, text
 
 
-def test_vectors_behind_their_lengths_are_written_as_rows_by_the_words_of_the_refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remedy_for_vector_files_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows = np.arange(60).reshape(20, 3)
-    for ending, dtype in ((".fvecs", "<f4"), (".ivecs", "<i4"), (".bvecs", "u1")):
+    for suffix, dtype in ((".fvecs", "<f4"), (".ivecs", "<i4"), (".bvecs", "u1")):
         lengths = np.full((20, 1), 3, "<i4").view("u1")
         held = rows.astype(dtype).view("u1").reshape(20, -1)
-        np.hstack([lengths, held]).tofile(f"v{ending}")
+        np.hstack([lengths, held]).tofile(f"v{suffix}")
         with pytest.raises(DataError, match="as an array: ") as caught:
-            sk.ingest_store(f"v{ending}", tmp_path / "s.zarr", y=rows[:, 0])
+            sk.ingest_store(f"v{suffix}", tmp_path / "s.zarr", y=rows[:, 0])
         first, _, second = str(caught.value).partition("as an array: ")[2].partition(", numpy.save")
         known = {"numpy": np}
         exec(f"{first}\nnumpy.save{second}", known)
         assert np.array_equal(np.load("v.npy"), rows)
 
 
-def test_an_archive_of_one_file_is_read_by_the_ending_of_that_file(tmp_path: Path) -> None:
+def test_archive_of_one_file_is_read_by_inner_ending(tmp_path: Path) -> None:
     table = pd.DataFrame({"a": np.arange(20.0) ** 2, "b": np.arange(20.0) ** 3, "y": range(20)})
     store, path = tmp_path / "s.zarr", tmp_path / "t.zip"
     for name, written in (

@@ -1,4 +1,4 @@
-"""Data frames as narwhals sees them: an index is left out, and a column without a type is named."""
+"""Check data frames: a saved index is omitted, and a column without a type is named."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ WITH_INDEX = pd.DataFrame({"Unnamed: 0": range(5), "a": range(5)})
 
 
 @pytest.mark.parametrize("make", [pd.DataFrame, pl.from_pandas, pa.Table.from_pandas])
-def test_only_features_lose_an_index_that_was_saved(make: type) -> None:
+def test_saved_index_is_dropped_from_features_only(make: type) -> None:
     with pytest.warns(UserWarning, match="'Unnamed: 0' of X holds whole numbers, as an index"):
         assert as_frame(make(WITH_INDEX), "X").columns == ["a"]
     assert as_frame(make(WITH_INDEX), "y").columns == ["Unnamed: 0", "a"]
 
 
 @pytest.mark.parametrize("values", [[1, "x"], [b"x", 1.5], [object(), None]])
-def test_a_column_without_a_type_is_named_with_the_reason_of_arrow(values: list[object]) -> None:
+def test_untyped_column_is_named_with_reason_of_arrow(values: list[object]) -> None:
     with pytest.raises((pa.ArrowException, TypeError)) as reason:
         pa.Array.from_pandas(pd.Series(values, dtype=object))
     frame = as_frame(pd.DataFrame({"a": [1, 2], "odd": pd.Series(values, dtype=object)}), "X")
-    said = f"X has a column, 'odd', that is neither numbers, words nor dates ({reason.value})"
-    with pytest.raises(DataError, match=re.escape(said)):
+    message = f"X has a column, 'odd', that is neither numbers, words nor dates ({reason.value})"
+    with pytest.raises(DataError, match=re.escape(message)):
         arrow_table(frame, "X")

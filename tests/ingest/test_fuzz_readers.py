@@ -1,4 +1,4 @@
-"""No input makes a reader lie, hang, grow, or fail without a sentence: mutated files of each kind.
+"""Check that mutated input files are read correctly or refused with a message.
 
 With --full 100 000 of each. A batch runs in a process of its own, as a C library may end it.
 """
@@ -57,14 +57,12 @@ def check(kind: str, first: int, count: int, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("kind", SEEDS)
-def test_mutated_files_are_read_right_or_refused(kind: str, tmp_path: Path) -> None:
+def test_mutated_files_are_read_correctly_or_refused(kind: str, tmp_path: Path) -> None:
     check(kind, 0, 300, tmp_path)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", SEEDS)
-def test_a_hundred_thousand_mutated_files_are_read_right_or_refused(
-    kind: str, tmp_path: Path
-) -> None:
+def test_many_mutated_files_are_read_correctly_or_refused(kind: str, tmp_path: Path) -> None:
     for first in range(0, 100_000, BATCH):
         check(kind, first, BATCH, tmp_path)

@@ -80,18 +80,18 @@ def in_zarr_2(path: Path, write: Callable[[Any], None]) -> Path:
     return in_zarr(path, write, 2)
 
 
-PLACES = pytest.mark.parametrize("place", [in_hdf5, in_zarr, in_zarr_2])
+CONTAINERS = pytest.mark.parametrize("write_group", [in_hdf5, in_zarr, in_zarr_2])
 
 
-def read(url: Any, y: Any = "y", block_bytes: int = 1 << 20, **wish: Any) -> tuple[Any, Any]:
+def read(url: Any, y: Any = "y", block_bytes: int = 1 << 20, **options: Any) -> tuple[Any, Any]:
     with ExitStack() as files:
-        blocks = list(open_reader(url, y, files, **wish).blocks(0, block_bytes))
+        blocks = list(open_reader(url, y, files, **options).blocks(0, block_bytes))
     return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
 
 
-@PLACES
-def test_sparse_groups_are_rows(tmp_path: Path, place: Any) -> None:
-    url = place(tmp_path, fill)
+@CONTAINERS
+def test_sparse_groups_are_read_as_rows(tmp_path: Path, write_group: Any) -> None:
+    url = write_group(tmp_path, fill)
     for name, truth in {
         "X": MATRIX, "layers/csc": MATRIX, "layers/no_shape": MATRIX, "raw/X": MATRIX * 2,
         "layers/dense": MATRIX,
@@ -102,9 +102,9 @@ def test_sparse_groups_are_rows(tmp_path: Path, place: Any) -> None:
             np.testing.assert_array_equal(y, np.arange(N) / 4)
 
 
-@PLACES
-def test_labels_are_those_of_categories_and_nullable_columns(tmp_path: Path, place: Any) -> None:
-    url = place(tmp_path, fill)
+@CONTAINERS
+def test_categorical_and_nullable_labels_are_read(tmp_path: Path, write_group: Any) -> None:
+    url = write_group(tmp_path, fill)
     labels = read(url, "obs/cell_type")[1].tolist()
     labels = [k.decode() if isinstance(k, bytes) else k for k in labels]
     assert labels == NAMES[CODES].tolist()
@@ -119,19 +119,17 @@ def test_labels_are_those_of_categories_and_nullable_columns(tmp_path: Path, pla
     assert not (tmp_path / "none").exists()
 
 
-@PLACES
-def test_a_name_that_leads_nowhere_is_answered_with_those_that_there_are(
-    tmp_path: Path, place: Any
-) -> None:
-    url = place(tmp_path, fill)
-    for wish in ({"y": "obs/sex"}, {"y": "sex"}, {"x": "W"}, {"y": "y/z"}):
+@CONTAINERS
+def test_unknown_array_name_lists_available_names(tmp_path: Path, write_group: Any) -> None:
+    url = write_group(tmp_path, fill)
+    for options in ({"y": "obs/sex"}, {"y": "sex"}, {"x": "W"}, {"y": "y/z"}):
         with pytest.raises(DataError, match=r"has no array .*obs/cell_type.*name them with x="):
-            read(url, **wish)
+            read(url, **options)
     with pytest.raises(DataError, match=r"'layers' of .* a group and not an array; .*layers/csc"):
         read(url, x="layers")
 
 
-def test_damaged_matrices_are_refused(tmp_path: Path) -> None:
+def test_damaged_sparse_groups_are_refused(tmp_path: Path) -> None:
     """Check that the indices of a damaged matrix cannot write outside of the rows."""
     parts = {k: getattr(MATRIX, k) for k in ("data", "indices", "indptr")}
     broken = {
@@ -160,9 +158,9 @@ def test_damaged_matrices_are_refused(tmp_path: Path) -> None:
                 read(tmp_path / f"{name}.h5")
 
 
-@PLACES
-def test_fit_refuses_groups_and_says_to_ingest_them(tmp_path: Path, place: Any) -> None:
-    url = place(tmp_path, fill)
+@CONTAINERS
+def test_fit_refuses_sparse_groups_and_suggests_ingest(tmp_path: Path, write_group: Any) -> None:
+    url = write_group(tmp_path, fill)
     if url.suffix == ".zarr":
         with pytest.raises(DataError, match=r"'X' of .* is a group of .*; ingest it"):
             streamkern.KernelRegressor().fit(url)
@@ -170,9 +168,9 @@ def test_fit_refuses_groups_and_says_to_ingest_them(tmp_path: Path, place: Any) 
     assert streamkern.open_store(tmp_path / "out").spec.n_rows == N
 
 
-@PLACES
-def test_rows_whose_target_is_missing_can_be_left_out(tmp_path: Path, place: Any) -> None:
-    url = place(tmp_path, fill)
+@CONTAINERS
+def test_rows_with_missing_targets_can_be_dropped(tmp_path: Path, write_group: Any) -> None:
+    url = write_group(tmp_path, fill)
     for y, row in (("obs/lacks", 7), ("obs/lacks_age", 9)):
         spec = streamkern.ingest_store(
             url, tmp_path / y, y=y, drop_missing_targets=True, shuffle=False

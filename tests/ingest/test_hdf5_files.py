@@ -25,37 +25,37 @@ DATA = xr.Dataset(
 )
 
 
-def read(url: Path, y: Any = None, **wish: Any) -> tuple[Any, Any]:
+def read(url: Path, y: Any = None, **options: Any) -> tuple[Any, Any]:
     with ExitStack() as files:
-        blocks = list(open_reader(url, y, files, **wish).blocks(0, 1000))
+        blocks = list(open_reader(url, y, files, **options).blocks(0, 1000))
     return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
 
 
 @pytest.mark.parametrize("form", ["NETCDF3_CLASSIC", "NETCDF3_64BIT", "NETCDF4"])
-def test_variables_are_read_by_name(tmp_path: Path, form: str) -> None:
+def test_netcdf_variables_are_read_by_name(tmp_path: Path, form: str) -> None:
     engine: Any = "h5netcdf" if form == "NETCDF4" else "scipy"
     for dims in ((), ("row",)):  # also along an unlimited dimension, whose rows lie apart
-        place = tmp_path / f"{len(dims)}.nc"
-        DATA.to_netcdf(place, format=form, engine=engine, unlimited_dims=dims)  # type: ignore[call-overload]
-        X, y = read(place)
+        path = tmp_path / f"{len(dims)}.nc"
+        DATA.to_netcdf(path, format=form, engine=engine, unlimited_dims=dims)  # type: ignore[call-overload]
+        X, y = read(path)
         np.testing.assert_array_equal(X, DATA["X"])
         np.testing.assert_array_equal(y, DATA["y"])
-        words = [k if isinstance(k, str) else k.decode() for k in read(place, "word")[1].tolist()]
-        assert words == DATA["word"].values.tolist()
+        message = [k if isinstance(k, str) else k.decode() for k in read(path, "word")[1].tolist()]
+        assert message == DATA["word"].values.tolist()
         with pytest.raises(DataError, match=r"no array 'z'.* has .*word"):
-            read(place, "z")
+            read(path, "z")
     if engine == "scipy":
         with pytest.raises(MemoryBudgetError, match=r"read whole.*nccopy"):
             read(tmp_path / "0.nc", memory=1000)
-        whole = (tmp_path / "0.nc").read_bytes()
-        (tmp_path / "cut.nc").write_bytes(whole[: len(whole) // 2])
-        (tmp_path / "5.nc").write_bytes(b"CDF\x05" + whole[4:])
-        for name, words in (("cut", "not a readable NetCDF"), ("5", "64-bit data.*nccopy")):
-            with pytest.raises(DataError, match=words):
+        full = (tmp_path / "0.nc").read_bytes()
+        (tmp_path / "cut.nc").write_bytes(full[: len(full) // 2])
+        (tmp_path / "5.nc").write_bytes(b"CDF\x05" + full[4:])
+        for name, message in (("cut", "not a readable NetCDF"), ("5", "64-bit data.*nccopy")):
+            with pytest.raises(DataError, match=message):
                 read(tmp_path / f"{name}.nc")
 
 
-def test_the_fill_value_of_netcdf_is_missing_without_an_attribute(tmp_path: Path) -> None:
+def test_default_fill_value_of_netcdf_is_missing(tmp_path: Path) -> None:
     for dtype, fill in (("f4", 9.969209968386869e36), ("i4", -2147483647)):
         X = np.ones((6, 2), dtype)
         X[4, 1] = fill
@@ -74,12 +74,12 @@ def test_missing_integers_of_r_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "r.h5")
 
 
-def test_truth_values_are_labels_that_are_true_or_false(tmp_path: Path) -> None:
+def test_boolean_variables_are_labels(tmp_path: Path) -> None:
     """Check booleans, which xarray writes as bytes with an attribute."""
     truth = np.arange(20) % 3 == 0
     data = xr.Dataset({"X": (("s", "f"), np.arange(40.0).reshape(20, 2)), "y": ("s", truth)})
     for engine, form in (("h5netcdf", "NETCDF4"), ("scipy", "NETCDF3_CLASSIC")):
-        place = tmp_path / f"{engine}.nc"
-        data.to_netcdf(place, engine=engine, format=form)
-        spec = ingest(place, tmp_path / f"{engine}.zarr")
+        path = tmp_path / f"{engine}.nc"
+        data.to_netcdf(path, engine=engine, format=form)
+        spec = ingest(path, tmp_path / f"{engine}.zarr")
         assert (spec.classes, spec.label_dtype) == (("False", "True"), np.dtype(bool).str)

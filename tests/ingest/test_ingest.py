@@ -47,9 +47,9 @@ from streamkern.store import writer
 from streamkern.store.chunk_output import n_writers
 from streamkern.store.describe import is_sorted_by_class
 from streamkern.store.store import Store, open_store
-from tests import faults
-from tests.lives import Stop
-from tests.rawfiles import memory_url, write_idx
+from tests import store_damage
+from tests.interruptions import Stop
+from tests.raw_files import memory_url, write_idx
 from tests.traced_memory import traced_memory
 
 SMALL = 16 << 14  # the least memory that chunks of 16 KiB allow
@@ -79,7 +79,7 @@ def row_numbers(store: Store) -> NDArray[np.int64]:
     known=st.booleans(),
     pieces=st.integers(1, 5),
 )
-def test_the_order_is_the_keys_whatever_the_memory(
+def test_spool_order_follows_keys_for_any_memory(
     n: int, seed: int, spill: bool, known: bool, pieces: int, tmp_path_factory: Any
 ) -> None:
     scratch = tmp_path_factory.mktemp("spool") / "s"
@@ -114,9 +114,7 @@ def make_spool(folder: Path, identity: str = "t") -> Iterator[Spool]:
 
 
 @pytest.mark.slow
-def test_buckets_that_came_out_too_large_are_split(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversized_buckets_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     n = 3000  # 64 buckets of about 47 rows, where 40 fit
     X = np.arange(n, dtype=np.int32)[:, None]
     expected = np.argsort(row_keys(3, 0, n))
@@ -140,7 +138,7 @@ def test_buckets_that_came_out_too_large_are_split(
         np.testing.assert_array_equal(again.rows(777, 780)[0][:, 0], expected[777:780])
 
 
-def test_scratch_goes_on_from_the_last_save(tmp_path: Path) -> None:
+def test_spool_resumes_from_last_save(tmp_path: Path) -> None:
     n = 600
     X = np.arange(n, dtype=np.int32)[:, None]
     with make_spool(tmp_path / "s") as spool:
@@ -156,7 +154,7 @@ def test_scratch_goes_on_from_the_last_save(tmp_path: Path) -> None:
         assert other.n_rows == 0
 
 
-def test_rows_keep_the_order_of_their_source_when_the_memory_is_another_in_between(
+def test_rows_keep_source_order_when_memory_changes(
     tmp_path: Path,
 ) -> None:
     n = 600
@@ -178,7 +176,7 @@ def test_rows_keep_the_order_of_their_source_when_the_memory_is_another_in_betwe
                 np.testing.assert_array_equal(spool.rows(150, 410)[1], X[150:410, 0])
 
 
-def test_keys_are_uniform_and_differ_between_seeds() -> None:
+def test_row_keys_are_uniform_and_depend_on_seed() -> None:
     keys = row_keys(7, 0, 100_000)
     assert len(np.unique(keys)) == 100_000
     counts = np.bincount((keys >> np.uint64(58)).astype(int), minlength=64)
@@ -188,11 +186,11 @@ def test_keys_are_uniform_and_differ_between_seeds() -> None:
     assert not np.isin(keys[:1000], row_keys(8, 0, 1000)).any()
 
 
-def test_the_same_rows_give_the_same_store_whatever_the_memory(tmp_path: Path) -> None:
+def test_store_does_not_depend_on_memory(tmp_path: Path) -> None:
     X, y = digits()
     roomy = ingest(X, tmp_path / "roomy", y=y, chunk_mb=2**-6)
     tight = ingest(X, tmp_path / "tight", y=y, chunk_mb=2**-6, memory=SMALL)
-    assert faults.tree(tmp_path / "roomy") == faults.tree(tmp_path / "tight")
+    assert store_damage.tree(tmp_path / "roomy") == store_damage.tree(tmp_path / "tight")
     assert roomy.fingerprint == tight.fingerprint
     assert sorted(p.name for p in tmp_path.iterdir()) == ["roomy", "tight"]  # no scratch left
     store = open_store(tmp_path / "tight")
@@ -205,7 +203,7 @@ def test_the_same_rows_give_the_same_store_whatever_the_memory(tmp_path: Path) -
     np.testing.assert_array_equal(labels, y[order])
 
 
-def test_the_seed_is_the_order_and_false_keeps_it() -> None:
+def test_seed_determines_order_and_shuffle_false_keeps_it() -> None:
     X, y = digits()
     orders = []
     for seed in (0, 1):
@@ -219,7 +217,7 @@ def test_the_seed_is_the_order_and_false_keeps_it() -> None:
         np.testing.assert_array_equal(row_numbers(open_store(url)), np.arange(len(X)))
 
 
-def test_memory_is_bounded(tmp_path: Path) -> None:
+def test_ingest_memory_is_bounded(tmp_path: Path) -> None:
     n, d, memory = 40_000, 128, 8 << 20
     np.save(tmp_path / "X.npy", np.random.default_rng(0).normal(size=(n, d)).astype("f4"))
     np.save(tmp_path / "y.npy", np.arange(n) % 7)
@@ -356,7 +354,7 @@ def test_images_keep_their_bytes_and_get_a_channel(tmp_path: Path, kind: str) ->
     np.testing.assert_array_equal(np.array([int(k) for k in spec.classes or ()])[labels], y)
 
 
-def test_labels_of_text_are_sorted_and_ids_are_small(tmp_path: Path) -> None:
+def test_text_labels_are_sorted_classes(tmp_path: Path) -> None:
     X = np.arange(12, dtype=np.float32).reshape(6, 2)
     y = np.array(["pear", "apple", "fig", "apple", "pear", "pear"])
     spec = ingest(X, tmp_path / "s", y=y, shuffle=False)
@@ -382,7 +380,7 @@ def test_labels_of_text_are_sorted_and_ids_are_small(tmp_path: Path) -> None:
         (np.array(["1.5", "2", "3"]), "auto", None, "float64"),
     ],
 )
-def test_what_targets_become(
+def test_targets_become_classes_or_values(
     y: NDArray[Any], targets: str, classes: tuple[str, ...] | None, dtype: str
 ) -> None:
     url = memory_url()
@@ -402,7 +400,7 @@ def test_what_targets_become(
         ("int64", "uint8", "uint8"), ("float64", "float32", "float32"), (">f4", None, "float32"),
     ],
 )  # fmt: skip
-def test_what_features_become(source: str, dtype: str | None, stored: str) -> None:
+def test_features_get_stored_dtype(source: str, dtype: str | None, stored: str) -> None:
     url = memory_url()
     X = np.array([[0, 1], [1, 1], [1, 0]]).astype(source)
     spec = ingest(X, url, y=[0, 1, 0], dtype=dtype, shuffle=False)
@@ -413,7 +411,7 @@ def test_what_features_become(source: str, dtype: str | None, stored: str) -> No
 # -------------------------------------------------------------------------------------- refusals
 
 
-def test_nonfinite_names_file_row_and_column(tmp_path: Path) -> None:
+def test_nonfinite_value_names_file_row_and_column(tmp_path: Path) -> None:
     X = np.ones((300, 4), np.float32)
     X[217, 2] = np.nan
     np.save(tmp_path / "X.npy", X)
@@ -421,13 +419,13 @@ def test_nonfinite_names_file_row_and_column(tmp_path: Path) -> None:
     columns = {f"x{j}": X[:, j] for j in range(4)} | {"y": np.zeros(300, int)}
     pq.write_table(pa.table(columns), tmp_path / "d.parquet")
     beside, out = {"y": np.zeros(300, int)}, tmp_path / "out"
-    for inputs, arguments, place in (
+    for inputs, arguments, location in (
         (X, beside, "the array, row 217, column 2"),
         (tmp_path / "X.npy", beside, "X.npy, row 217, column 2"),
         (tmp_path / "d.csv", {"y": "label", "encode": "none"}, "d.csv, row 217, column 'x2'"),
         (tmp_path / "d.parquet", {"encode": "none"}, "d.parquet, row 217, column 'x2'"),
     ):
-        with pytest.raises(NonFiniteError, match=f"{place} is nan"):
+        with pytest.raises(NonFiniteError, match=f"{location} is nan"):
             ingest(inputs, out, chunk_mb=2**-10, memory=SMALL, **arguments)  # type: ignore[arg-type]
         assert not out.exists()
         assert not scratch_folder(out).exists()
@@ -439,7 +437,7 @@ def test_nonfinite_names_file_row_and_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "h5"])
-def test_a_remote_file_replaced_while_it_is_read_makes_no_store(
+def test_remote_file_replaced_during_read_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check Parquet, whose reader begins with the end of the file, and HDF5, which is downloaded
@@ -452,7 +450,7 @@ def test_a_remote_file_replaced_while_it_is_read_makes_no_store(
     memory = fsspec.filesystem("memory")
     memory.pipe_file(url, versions[0])
 
-    def replace(what: str, done: int, total: int | None) -> None:
+    def replace(phase: str, done: int, total: int | None) -> None:
         memory.pipe_file(url, versions[1])
 
     if kind == "h5":
@@ -479,9 +477,7 @@ def test_a_remote_file_replaced_while_it_is_read_makes_no_store(
     }
 
 
-def test_h5py_garbage_does_not_wait_for_a_reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_h5py_lock_is_free_during_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that h5py's lock is free during requests to the storage: its finalisers, which may run
     on the thread that answers, need it."""
     url = f"{memory_url()}/t.h5"
@@ -519,10 +515,10 @@ def as_file(kind: str, value: float, rows: int, folder: Path) -> bytes:
     return data
 
 
-def test_nothing_is_overwritten_and_input_is_not_output(tmp_path: Path) -> None:
+def test_ingest_refuses_to_overwrite_store_or_input(tmp_path: Path) -> None:
     X, y = digits(60)
     ingest(X, tmp_path / "s", y=y)
-    before = faults.tree(tmp_path)
+    before = store_damage.tree(tmp_path)
     with pytest.raises(DataError, match="already holds a store"):
         ingest(X[1:], tmp_path / "s", y=y[1:])
     with pytest.raises(ConfigError, match="both input and output"):
@@ -536,11 +532,13 @@ def test_nothing_is_overwritten_and_input_is_not_output(tmp_path: Path) -> None:
         ingest(np.full((3, 2), np.nan), tmp_path / "s", y=[0, 1, 2], overwrite=True)
     (tmp_path / "s2" / "precious").unlink()
     (tmp_path / "s2").rmdir()
-    assert faults.tree(tmp_path) == before
+    assert store_damage.tree(tmp_path) == before
     assert ingest(X[:30], tmp_path / "s", y=y[:30], overwrite=True).n_rows == 30
 
 
-def test_optional_packages_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     for name in ("a.h5", "a.parquet"):
@@ -560,12 +558,12 @@ def test_streams_are_read_in_pieces(tmp_path: Path) -> None:
         idx_array(io.BytesIO(b"\0\0\x08\x03\0\0"), "short")
 
 
-def test_progress_is_told_rows_done_and_in_all() -> None:
+def test_progress_reports_rows_done_and_total() -> None:
     X, y = digits(100)
-    told: list[tuple[str, int, int | None]] = []
-    ingest(X, memory_url(), y=y, chunk_mb=2**-10, progress=lambda *a: told.append(a))
-    assert [k for k in told if k[0] == "read"] == [("read", 100, 100)]
-    written = [k[1] for k in told if k[0] == "write"]
+    reported: list[tuple[str, int, int | None]] = []
+    ingest(X, memory_url(), y=y, chunk_mb=2**-10, progress=lambda *a: reported.append(a))
+    assert [k for k in reported if k[0] == "read"] == [("read", 100, 100)]
+    written = [k[1] for k in reported if k[0] == "write"]
     assert written == [*range(16, 100, 16), 100]
 
 
@@ -616,7 +614,7 @@ def run_child(stage: str, stop_at: int, out: Path, how: str, data: Path) -> int:
         ("memory", [("write", 1500)]),
     ],
 )
-def test_killed_again_and_again_gives_the_same_bits(
+def test_repeatedly_killed_ingest_gives_same_bits(
     tmp_path: Path, how: str, stops: list[tuple[str, int]]
 ) -> None:
     X, y = digits(3000)
@@ -628,11 +626,11 @@ def test_killed_again_and_again_gives_the_same_bits(
         assert run_child(stage, stop_at, out, how, data) == -signal.SIGKILL
         with pytest.raises(DataError, match=r"unfinished|no zarr store"):
             open_store(out)
-    chunks = [key for key in faults.tree(out) if "/c/" in key]
-    whole = [key for key in chunks if not is_temporary(key.rpartition("/")[2])]
-    kept = {key: (out / key).stat().st_mtime_ns for key in whole}
+    chunks = [key for key in store_damage.tree(out) if "/c/" in key]
+    uninterrupted = [key for key in chunks if not is_temporary(key.rpartition("/")[2])]
+    kept = {key: (out / key).stat().st_mtime_ns for key in uninterrupted}
     assert run_child("never", 0, out, how, data) == 0
-    assert faults.content(out) == faults.content(tmp_path / "whole")
+    assert store_damage.content(out) == store_damage.content(tmp_path / "whole")
     assert not scratch_folder(out).exists()
     # Finished chunks were kept, not written again, save for those that each writer had under way,
     # X, y and row, when it was killed, and the journal, which is one more chunk.
@@ -642,30 +640,30 @@ def test_killed_again_and_again_gives_the_same_bits(
 
 
 def stop_after(stage: str, rows: int) -> Any:
-    def progress(what: str, done: int, total: int | None) -> None:
-        if what == stage and done >= rows:
+    def progress(phase: str, done: int, total: int | None) -> None:
+        if phase == stage and done >= rows:
             raise Stop
 
     return progress
 
 
 @pytest.mark.parametrize("damaged", ["chunks", "journal"])
-def test_what_was_damaged_between_the_runs_is_written_again(tmp_path: Path, damaged: str) -> None:
+def test_damage_between_runs_is_repaired(tmp_path: Path, damaged: str) -> None:
     X, y = digits()
     ingest(X, tmp_path / "whole", y=y, chunk_mb=2**-6)
     with pytest.raises(Stop):
         ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6, progress=stop_after("write", 512))
     if damaged == "chunks":
-        faults.flip_bit(tmp_path / "s", "X/c/0/0/0/0")
-        faults.truncate(tmp_path / "s", "y/c/1", keep=0)
+        store_damage.flip_bit(tmp_path / "s", "X/c/0/0/0/0")
+        store_damage.truncate(tmp_path / "s", "y/c/1", keep=0)
     else:
-        faults.flip_bit(tmp_path / "s", "digests/c/0/0")
+        store_damage.flip_bit(tmp_path / "s", "digests/c/0/0")
     ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6)
-    assert faults.tree(tmp_path / "s") == faults.tree(tmp_path / "whole")
+    assert store_damage.tree(tmp_path / "s") == store_damage.tree(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("stage", ["read", "write"])
-def test_lost_or_torn_scratch_starts_reading_again(tmp_path: Path, stage: str) -> None:
+def test_lost_or_torn_scratch_restarts_reading(tmp_path: Path, stage: str) -> None:
     X, y = digits()
     settings: dict[str, Any] = {"chunk_mb": 2**-6, "memory": SMALL}
     ingest(X, tmp_path / "whole", y=y, **settings)
@@ -679,11 +677,11 @@ def test_lost_or_torn_scratch_starts_reading_again(tmp_path: Path, stage: str) -
             else:
                 path.write_bytes(path.read_bytes()[:-3])
         ingest(X, out, y=y, scratch=tmp_path / "x", **settings)
-        assert faults.content(out) == faults.content(tmp_path / "whole")
+        assert store_damage.content(out) == store_damage.content(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("other", ["X", "y", "seed", "dtype", "chunk_mb"])
-def test_other_data_or_settings_do_not_continue_it(tmp_path: Path, other: str) -> None:
+def test_other_data_or_settings_do_not_resume(tmp_path: Path, other: str) -> None:
     X, y = digits()
     arguments: dict[str, Any] = {"y": y, "chunk_mb": 2**-6}
     with pytest.raises(Stop):
@@ -701,14 +699,16 @@ def test_other_data_or_settings_do_not_continue_it(tmp_path: Path, other: str) -
 
 
 @pytest.mark.parametrize("fingerprint", ["name:mine", "meta:0"])
-def test_a_source_known_by_name_alone_does_not_tell_data(fingerprint: str) -> None:
+def test_source_without_digest_is_not_identified(fingerprint: str) -> None:
     plan: Any = {"source": {"kind": "mine", "fingerprint": fingerprint}}
     assert writer.source_digest(plan, "auto") is None
     plan["source"]["fingerprint"] = "c" * 64
     assert writer.source_digest(plan, "auto") is not None
 
 
-def test_a_full_disk_says_so_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_and_ingest_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     X, y = digits()
     ingest(X, tmp_path / "whole", y=y, chunk_mb=2**-6)
     written = []
@@ -725,10 +725,10 @@ def test_a_full_disk_says_so_and_resumes(tmp_path: Path, monkeypatch: pytest.Mon
         ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6)
     monkeypatch.undo()
     ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6)
-    assert faults.tree(tmp_path / "s") == faults.tree(tmp_path / "whole")
+    assert store_damage.tree(tmp_path / "s") == store_damage.tree(tmp_path / "whole")
 
 
-def test_a_remote_store_is_resumed_too(tmp_path: Path) -> None:
+def test_remote_store_resumes(tmp_path: Path) -> None:
     X, y = digits()
     url = memory_url()
     settings: dict[str, Any] = {"chunk_mb": 2**-6, "memory": SMALL, "scratch": tmp_path / "x"}
@@ -748,9 +748,7 @@ def test_a_remote_store_is_resumed_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("memory", [SMALL, 1 << 30])
-def test_a_store_keeps_the_number_of_each_row_in_its_source(
-    tmp_path: Path, shuffle: bool, memory: int
-) -> None:
+def test_store_keeps_row_numbers_of_source(tmp_path: Path, shuffle: bool, memory: int) -> None:
     """Check two files in one order, also if the rows pass through scratch files."""
     X, y = digits(3000)
     for name, rows in (("a", slice(0, 1100)), ("b", slice(1100, 3000))):
@@ -778,16 +776,16 @@ def test_row_numbers_and_files_survive_a_kill(tmp_path: Path) -> None:
         files.append(tmp_path / f"{k}.npz")
         np.savez(files[k], X=X[k::3], y=y[k::3])
     settings: dict[str, Any] = {"memory": SMALL, "chunk_mb": 2**-6}
-    whole = ingest(files, tmp_path / "whole", **settings)
+    uninterrupted = ingest(files, tmp_path / "whole", **settings)
     for stage, at in (("read", 1500), ("write", 700)):
         with pytest.raises(Stop):
             ingest(files, tmp_path / "s", **settings, progress=stop_after(stage, at))
     spec = ingest(files, tmp_path / "s", **settings)
-    assert spec.files == whole.files == tuple((str(name), 1000) for name in files)
-    assert faults.tree(tmp_path / "s") == faults.tree(tmp_path / "whole")
+    assert spec.files == uninterrupted.files == tuple((str(name), 1000) for name in files)
+    assert store_damage.tree(tmp_path / "s") == store_damage.tree(tmp_path / "whole")
 
 
-def test_the_rows_of_foreign_stores_are_their_positions(tmp_path: Path) -> None:
+def test_row_numbers_of_foreign_store_are_positions(tmp_path: Path) -> None:
     group = zarr.create_group(tmp_path / "f")
     group.create_array("X", data=np.ones((10, 3), np.float32), chunks=(4, 3))
     group.create_array("y", data=np.arange(10) % 2, chunks=(4,))
@@ -799,7 +797,7 @@ def test_the_rows_of_foreign_stores_are_their_positions(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------- target statistics
 
 
-def test_statistics_of_targets_far_from_zero_lose_no_digits(tmp_path: Path) -> None:
+def test_statistics_of_targets_far_from_zero_are_accurate(tmp_path: Path) -> None:
     """Check a mean of 10^6 with deviations of 1, in many chunks, with sample weights."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(5000, 2)).astype(np.float32)
@@ -817,7 +815,7 @@ def test_statistics_of_targets_far_from_zero_lose_no_digits(tmp_path: Path) -> N
     np.testing.assert_allclose(spec.target_scale, deviation.astype(float), rtol=1e-6)
 
 
-def test_names_of_columns_are_kept_and_go_along(tmp_path: Path) -> None:
+def test_column_names_are_kept_through_stores(tmp_path: Path) -> None:
     """Check names from a table to its store, and from a store to the next store."""
     (tmp_path / "t.csv").write_text("b,label,a\n1,u,2\n3,v,4\n5,u,6\n")
     spec = ingest(tmp_path / "t.csv", tmp_path / "s", y="label")
@@ -835,7 +833,7 @@ def frame(changed: bool = False) -> Any:
     return pa.table({"x": x, "y": np.arange(2000) % 3})
 
 
-def test_a_data_frame_changed_anywhere_is_other_data(tmp_path: Path) -> None:
+def test_changed_data_frame_is_other_data(tmp_path: Path) -> None:
     out = tmp_path / "s"
     spec = ingest(frame(), out, y="y")
     assert ingest(frame(), out, y="y").fingerprint == spec.fingerprint
@@ -846,7 +844,7 @@ def test_a_data_frame_changed_anywhere_is_other_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rows", "keys"])
-def test_altered_scratch_is_noticed_and_made_again(tmp_path: Path, kind: str) -> None:
+def test_altered_scratch_is_detected_and_rebuilt(tmp_path: Path, kind: str) -> None:
     X = np.arange(3000 * 64, dtype=np.int32).reshape(3000, 64) % 1000
     y = np.arange(3000) % 10
     settings: dict[str, Any] = {"y": y, "chunk_mb": 2**-6, "memory": 1 << 18, "scratch": tmp_path}
@@ -860,10 +858,10 @@ def test_altered_scratch_is_noticed_and_made_again(tmp_path: Path, kind: str) ->
     with pytest.raises(CorruptChunkError, match=r"was altered .* run the same command"):
         ingest(X, tmp_path / "s", **settings)
     ingest(X, tmp_path / "s", **settings)
-    assert faults.content(tmp_path / "s") == faults.content(tmp_path / "whole")
+    assert store_damage.content(tmp_path / "s") == store_damage.content(tmp_path / "whole")
 
 
-def test_an_altered_bucket_is_noticed_when_it_is_split(tmp_path: Path) -> None:
+def test_altered_bucket_is_detected_when_split(tmp_path: Path) -> None:
     X = np.arange(3000, dtype=np.int32)[:, None]
     with make_spool(tmp_path / "s") as spool:
         spool.append(X, X[:, 0])

@@ -35,7 +35,7 @@ def read(path: Path, block_bytes: int = 1 << 20) -> list[list[Any]]:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ROWS, st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]), st.booleans(), st.integers(0, 3))
-def test_cells_are_those_that_were_written(
+def test_original_cells_are_read_back(
     tmp_path: Path, rows: list[tuple[str, int, str]], quoting: Any, returns: bool, blank: int
 ) -> None:
     """Check that rows match those of the features, with blank lines between them and small
@@ -58,7 +58,7 @@ def test_cells_are_those_that_were_written(
         ]
 
 
-def test_a_long_field_without_quotes_is_a_cell(tmp_path: Path) -> None:
+def test_long_unquoted_field_is_read(tmp_path: Path) -> None:
     """Check that a field beyond the limit of the csv module is read, because the features of its
     row are."""
     long = "x" * (csv.field_size_limit() + 1)
@@ -67,7 +67,7 @@ def test_a_long_field_without_quotes_is_a_cell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
-def test_a_file_that_changed_is_refused(tmp_path: Path, when: str) -> None:
+def test_file_changed_during_read_is_refused(tmp_path: Path, when: str) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"a": np.arange(100)}), path)
     with ExitStack() as files:

@@ -1,4 +1,4 @@
-"""Folders and patterns stand for the files that are meant, in one order, or are refused."""
+"""Check that folders and patterns stand for the intended files in a fixed order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streamkern.ingest.append import append
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.store.store import open_store
-from tests.s3server import S3Server
+from tests.s3_server import S3Server
 
 N = 130
 TABLE = pd.DataFrame(np.random.default_rng(2).standard_normal((N, 3)), columns=["a", "b", "c"])
@@ -49,7 +49,7 @@ def rows_of(store: Path) -> np.ndarray:
 # -- folders --------------------------------------------------------------------------------------
 
 
-def test_a_folder_as_spark_writes_it_is_its_files_in_natural_order(tmp_path: Path) -> None:
+def test_spark_folder_is_read_in_natural_order(tmp_path: Path) -> None:
     parts = [TABLE[k : k + 10] for k in range(0, N, 10)]  # 13, so that 10 comes behind 9
     (tmp_path / "data").mkdir()
     for k, part in enumerate(parts):
@@ -64,28 +64,28 @@ def test_a_folder_as_spark_writes_it_is_its_files_in_natural_order(tmp_path: Pat
     np.testing.assert_array_equal(rows_of(tmp_path / "s.zarr"), TABLE.to_numpy())
 
 
-@pytest.mark.parametrize("ending", ["parquet", "folder.parquet"])
-def test_a_folder_as_dask_writes_it_is_a_table(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize("suffix", ["parquet", "folder.parquet"])
+def test_dask_parquet_folder_is_a_table(tmp_path: Path, suffix: str) -> None:
     """Check also a folder whose name ends like that of a file."""
-    place = tmp_path / ending
+    path = tmp_path / suffix
     dd.from_pandas(TABLE, npartitions=11).to_parquet(
-        place, write_metadata_file=True, write_index=False
+        path, write_metadata_file=True, write_index=False
     )
-    assert (place / "_metadata").exists()
-    for inputs in (place, f"{place}/", f"file://{place}", place / "*"):
+    assert (path / "_metadata").exists()
+    for inputs in (path, f"{path}/", f"file://{path}", path / "*"):
         assert len(expand_paths(inputs)) == 11
-    ingest(place, tmp_path / "s.zarr", y="y")
+    ingest(path, tmp_path / "s.zarr", y="y")
     np.testing.assert_array_equal(rows_of(tmp_path / "s.zarr"), TABLE.to_numpy())
 
 
-def test_a_changed_folder_is_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_folder_is_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that each file is a part of the identity, so that nothing resumes with others."""
     for k in range(3):
         TABLE.to_csv(tmp_path / f"{k}.csv", index=False)
     out = tmp_path / "out" / "s.zarr"
 
-    def stop(what: str, done: int, _of: int | None) -> None:
-        if what == "write":
+    def stop(phase: str, done: int, _of: int | None) -> None:
+        if phase == "write":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -97,19 +97,19 @@ def test_a_changed_folder_is_other_data(tmp_path: Path, monkeypatch: pytest.Monk
     assert ingest(tmp_path / "[0-9].csv", out, y="y").n_rows == 3 * N
 
 
-def test_a_zarr_group_is_no_folder_of_files(tmp_path: Path) -> None:
+def test_zarr_group_is_not_a_folder_of_files(tmp_path: Path) -> None:
     for version in (2, 3):
-        place = tmp_path / f"v{version}"
-        zarr.create_group(str(place), zarr_format=version)
-        assert expand_paths(place) == place
-        assert expand_paths(str(tmp_path / f"?{version}")) == str(place)
+        path = tmp_path / f"v{version}"
+        zarr.create_group(str(path), zarr_format=version)
+        assert expand_paths(path) == path
+        assert expand_paths(str(tmp_path / f"?{version}")) == str(path)
     for name in ("one.zarr", "two.zarr"):
         ingest(TABLE, tmp_path / "stores" / name, y="y")
     both = [str(tmp_path / "stores" / name) for name in ("one.zarr", "two.zarr")]
     assert expand_paths(tmp_path / "stores") == expand_paths(tmp_path / "stores/*.zarr") == both
 
 
-def test_partitions_as_pyarrow_writes_them_are_refused(tmp_path: Path) -> None:
+def test_hive_partitions_are_refused(tmp_path: Path) -> None:
     """Check partitions, whose column is in no file; the files of one partition are a table without
     it."""
     table = pa.table({"year": [2023, 2024], "a": [1.0, 2.0], "y": [0.0, 1.0]})
@@ -136,7 +136,7 @@ PATTERNS = st.lists(
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(NAMES, PATTERNS)
-def test_patterns_match_what_python_says(
+def test_patterns_match_like_glob(
     tmp_path_factory: pytest.TempPathFactory, names: list[list[str]], parts: list[str]
 ) -> None:
     root = tmp_path_factory.mktemp("tree")
@@ -157,7 +157,7 @@ def test_patterns_match_what_python_says(
     assert len(found) == len(known)
 
 
-def test_files_of_a_pattern_come_in_natural_order(tmp_path: Path) -> None:
+def test_pattern_files_are_in_natural_order(tmp_path: Path) -> None:
     names = ["a/p1.csv", "a/p2.csv", "a/p10.csv", "a/p010.csv", "a2/p1.csv", "a10/_p.csv", "b.csv"]
     write(tmp_path, *names, "a/_SUCCESS", "_temporary/c.csv")
     known = ["a/p1.csv", "a/p2.csv", "a/p010.csv", "a/p10.csv", "a2/p1.csv", "a10/_p.csv", "b.csv"]
@@ -171,7 +171,7 @@ def test_files_of_a_pattern_come_in_natural_order(tmp_path: Path) -> None:
         expand_paths(tmp_path / "*.parquet")
 
 
-def test_a_name_that_looks_like_a_pattern_is_the_file(tmp_path: Path) -> None:
+def test_existing_file_takes_precedence_over_pattern(tmp_path: Path) -> None:
     write(tmp_path, "x[1].csv", "x1.csv", "*.csv")
     for name in ("x[1].csv", "*.csv"):
         assert expand_paths(str(tmp_path / name)) == str(tmp_path / name)
@@ -182,7 +182,7 @@ def test_a_name_that_looks_like_a_pattern_is_the_file(tmp_path: Path) -> None:
         assert expand_paths(other) is other
 
 
-def test_arrays_and_their_targets_go_together(tmp_path: Path) -> None:
+def test_patterns_of_arrays_and_targets_are_paired(tmp_path: Path) -> None:
     X, y = TABLE[["a", "b", "c"]].to_numpy(), TABLE["y"].to_numpy()
     for k in range(13):
         np.save(tmp_path / f"X-{k}.npy", X[10 * k : 10 * k + 10])
@@ -196,35 +196,35 @@ def test_arrays_and_their_targets_go_together(tmp_path: Path) -> None:
 # -- where files are taken ------------------------------------------------------------------------
 
 
-def test_commands_take_folders_and_patterns(
+def test_commands_accept_folders_and_patterns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = tmp_path / "table"
-    place.mkdir()
+    path = tmp_path / "table"
+    path.mkdir()
     for k in range(13):
-        TABLE[10 * k : 10 * k + 10].to_csv(place / f"{k}.csv", index=False)
+        TABLE[10 * k : 10 * k + 10].to_csv(path / f"{k}.csv", index=False)
 
-    def run(*words: object) -> str:
+    def run(*arguments: object) -> str:
         capsys.readouterr()
-        code = main.run_command([str(word) for word in words])
+        code = main.run_command([str(word) for word in arguments])
         out, err = capsys.readouterr()
         assert code == 0, err
         return out
 
     store, model = tmp_path / "s.zarr", tmp_path / "run"
-    run("ingest", place, store, "--y", "y")
-    words = ["--memory", "1 GiB", "--epochs", 1, "--set", "model.n_centers=20"]
-    run("train", "--train", store, "--run-dir", model, *words)
+    run("ingest", path, store, "--y", "y")
+    arguments = ["--memory", "1 GiB", "--epochs", 1, "--set", "model.n_centers=20"]
+    run("train", "--train", store, "--run-dir", model, *arguments)
     TABLE.to_csv(tmp_path / "all.csv", index=False)
     outputs = []
-    for k, inputs in enumerate((place, place / "*.csv", tmp_path / "all.csv")):
+    for k, inputs in enumerate((path, path / "*.csv", tmp_path / "all.csv")):
         out = tmp_path / f"out-{k}.csv"
         run("predict", model, inputs, out, "--with-input")
         outputs.append(
             (out.read_bytes(), run("evaluate", model, inputs).split("\n")[-2].split()[1:])
         )
     assert outputs[0] == outputs[1] == outputs[2]
-    append(place / "?.csv", store)
+    append(path / "?.csv", store)
     np.testing.assert_allclose(rows_of(store)[N:], TABLE.to_numpy()[:100], rtol=2e-7)  # float32
 
 
@@ -242,7 +242,7 @@ def test_commands_take_folders_and_patterns(
         ("**/*.csv", "d/e/out.csv", True),
     ],
 )
-def test_an_output_is_not_among_the_files_that_are_read(
+def test_output_among_input_files_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: str, out: str, refused: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -257,7 +257,9 @@ def test_an_output_is_not_among_the_files_that_are_read(
             expand_paths(where, out_url=out)
 
 
-def test_folders_and_patterns_of_s3(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+def test_s3_folders_and_patterns_equal_local_ones(
+    s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
     """Check that S3 behaves as a disk, also if an object looks like a folder, or a folder has a
     marker object."""
     names = ["table/part-2.csv", "table/part-10.csv", "table/_SUCCESS", "table/.crc", "x[1].csv"]
@@ -277,9 +279,17 @@ def test_folders_and_patterns_of_s3(s3: S3Server, bucket: str, tmp_path: Path) -
         listed = answer if isinstance(answer, list) else [answer]
         return [file.removeprefix(f"{root}/") for file in listed]
 
-    asked = ["table/", "d.parquet", "table/part-1*.csv", "x[1].csv", "table", "g", "**/[ab].csv"]
-    asked += ["deep/*/*.csv", "mixed", "y", "none*.csv", "*", ""]
-    for name in asked:
+    requested = [
+        "table/",
+        "d.parquet",
+        "table/part-1*.csv",
+        "x[1].csv",
+        "table",
+        "g",
+        "**/[ab].csv",
+    ]
+    requested += ["deep/*/*.csv", "mixed", "y", "none*.csv", "*", ""]
+    for name in requested:
         assert found(name, f"s3://{bucket}", options) == found(name, str(tmp_path)), name
     assert found("nothing.csv", f"s3://{bucket}", options) == ["nothing.csv"]  # its reader says so
     pattern = f"s3://{bucket}/table/part-*.csv"

@@ -21,7 +21,7 @@ from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables import words as words_module
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.store.store import open_store
-from tests.rawfiles import memory_url
+from tests.raw_files import memory_url
 from tests.tables import ID, TARGET, troubled, write_csv
 
 Y = np.array([1.5, 2.5, -999, np.nan, 3.5, 4.5])
@@ -44,7 +44,7 @@ def given(tmp_path: Path, kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl", "frame", "array"])
-def test_rows_without_a_target_are_refused_or_left_out(tmp_path: Path, kind: str) -> None:
+def test_rows_without_target_are_refused_or_dropped(tmp_path: Path, kind: str) -> None:
     inputs, url = given(tmp_path, kind), tmp_path / "o.zarr"
     y: Any = Y if kind == "array" else "y"
     with pytest.raises(DataError, match=r"row 3 is missing.*drop_missing_targets=True"):
@@ -71,29 +71,29 @@ def test_rows_without_a_target_are_refused_or_left_out(tmp_path: Path, kind: str
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", ["", " ", "NA", "NULL", "null", "nan"])
 @pytest.mark.parametrize("row", [0, 3])
-def test_what_says_that_there_is_no_target_is_no_label(
-    tmp_path: Path, missing: str, row: int
-) -> None:
+def test_missing_value_marker_is_not_a_label(tmp_path: Path, missing: str, row: int) -> None:
     for targets in (["1.5"] * 6, ["0", "1"] * 3, ["a", "b"] * 3):
         cells = [*targets[:row], missing, *targets[row + 1 :]]
         (tmp_path / "t.csv").write_text(
             "x,y\n" + "".join(f"{k},{c}\n" for k, c in enumerate(cells))
         )
-        with pytest.raises(DataError, match=f"row {row} is missing.*drop_missing_targets") as said:
+        with pytest.raises(
+            DataError, match=f"row {row} is missing.*drop_missing_targets"
+        ) as message:
             ingest(tmp_path / "t.csv", memory_url(), y="y")
-        assert ("targets='classes'" in str(said.value)) <= bool(missing.strip())
+        assert ("targets='classes'" in str(message.value)) <= bool(missing.strip())
         spec = ingest(tmp_path / "t.csv", memory_url(), y="y", drop_missing_targets=True)
         assert (spec.n_rows, spec.n_left_out) == (5, 1)
 
 
-def test_footers_and_rows_of_nothing_are_left_out(tmp_path: Path) -> None:
+def test_footers_and_empty_rows_are_dropped(tmp_path: Path) -> None:
     rows = "".join(f"{k},{k + 0.5}\n" for k in range(5))
     (tmp_path / "t.csv").write_text(f"x,y\n,\n{rows}Total,\n")
     spec = ingest(tmp_path / "t.csv", memory_url(), y="y", drop_missing_targets=True)
     assert (spec.n_rows, spec.n_left_out, spec.encoder) == (5, 2, None)
 
 
-def test_files_whose_first_rows_are_left_out_keep_their_counts(tmp_path: Path) -> None:
+def test_files_with_dropped_first_rows_keep_their_counts(tmp_path: Path) -> None:
     for name, rows in (("a", "1,2.5\n"), ("b", ",\n3,4.5\n"), ("c", ",\n")):
         (tmp_path / f"{name}.csv").write_text(f"x,y\n{rows}")
     paths = [tmp_path / f"{k}.csv" for k in "abc"]
@@ -102,12 +102,12 @@ def test_files_whose_first_rows_are_left_out_keep_their_counts(tmp_path: Path) -
     assert spec.n_left_out == 2
 
 
-def test_what_stands_for_a_missing_cell_does_so_as_the_number_that_it_is(tmp_path: Path) -> None:
+def test_missing_marker_is_compared_as_a_number(tmp_path: Path) -> None:
     for cells in ([1, -999, 3], [1.0, -999.0, 3.0], ["1", "-999", "3"], ["1", "-999.0", "3"]):
-        said = {"numeric": "x"} if isinstance(cells[0], str) else {}
+        message = {"numeric": "x"} if isinstance(cells[0], str) else {}
         table = pa.table({"x": cells, "y": [0.5, 1.5, 2.5]})
         pq.write_table(table, tmp_path / "t.parquet")
-        spec = ingest(tmp_path / "t.parquet", memory_url(), y="y", na_values="-999", **said)
+        spec = ingest(tmp_path / "t.parquet", memory_url(), y="y", na_values="-999", **message)
         assert spec.encoder["columns"][0]["n_missing"] == 1
     with pytest.warns(UserWarning, match="no cell is '-998'"):
         ingest(tmp_path / "t.parquet", memory_url(), y="y", na_values=["-999", "-998"], numeric="x")
@@ -119,24 +119,24 @@ def test_what_stands_for_a_missing_cell_does_so_as_the_number_that_it_is(tmp_pat
     assert spec.encoder["columns"][0]["n_missing"] == 1
 
 
-def test_an_iterator_whose_first_blocks_lack_all_targets_loses_no_other_rows() -> None:
+def test_iterator_drops_only_rows_without_targets() -> None:
     def blocks() -> Any:
         for k in range(5):
             targets = np.full(4, np.nan) if k < 2 else np.arange(4.0) + 4 * k
             yield np.full((4, 2), float(k)), targets
 
-    place = memory_url()
-    spec = ingest(blocks(), place, targets="values", drop_missing_targets=True, shuffle=False)
+    location = memory_url()
+    spec = ingest(blocks(), location, targets="values", drop_missing_targets=True, shuffle=False)
     assert (spec.n_rows, spec.n_left_out) == (12, 8)
-    np.testing.assert_array_equal(open_store(place).read_chunk(0)[1].ravel(), np.arange(8.0, 20))
+    np.testing.assert_array_equal(open_store(location).read_chunk(0)[1].ravel(), np.arange(8.0, 20))
 
 
-def test_a_column_beside_a_frame_may_lack_targets_that_are_left_out() -> None:
+def test_target_column_beside_frame_may_have_missing_values() -> None:
     frame, words = pd.DataFrame({"a": np.arange(5.0)}), ["u", None, "v", "u", None]
-    whole = [1, None, 3, 1, None]
+    full = [1, None, 3, 1, None]
     columns = [
         pd.Series(words), pd.Series(words, dtype="category"), pd.Series(words, dtype="string"),
-        pd.Series(whole, dtype="Int64"), pa.chunked_array([words]), pa.chunked_array([whole]),
+        pd.Series(full, dtype="Int64"), pa.chunked_array([words]), pa.chunked_array([full]),
         pd.DataFrame({"y": words}),
     ]  # fmt: skip
     for y in columns:
@@ -155,16 +155,16 @@ def csv_of(folder: Path, n: int = 900, seed: int = 0) -> Path:
     return path
 
 
-def rows_of(place: Path) -> tuple[np.ndarray, np.ndarray]:
+def rows_of(location: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return X and y in the order of the files."""
-    group = zarr.open_group(place, mode="r")
+    group = zarr.open_group(location, mode="r")
     order = np.argsort(np.asarray(group["row"]))
     X, y = (np.asarray(group[name])[order] for name in ("X", "y"))
     return X, y
 
 
 @pytest.mark.parametrize("form", ["parquet", "frame", "two files", "little memory"])
-def test_a_table_is_encoded_alike_whatever_it_comes_in(tmp_path: Path, form: str) -> None:
+def test_table_is_encoded_equally_in_every_format(tmp_path: Path, form: str) -> None:
     spec = ingest(csv_of(tmp_path), tmp_path / "csv.zarr", **WISH)
     frame, more = troubled(900), {}
     given: Any = frame
@@ -185,7 +185,7 @@ def test_a_table_is_encoded_alike_whatever_it_comes_in(tmp_path: Path, form: str
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_numbers_stay_as_they_are(tmp_path: Path) -> None:
+def test_numeric_columns_are_not_encoded(tmp_path: Path) -> None:
     frame = troubled(50)[["age (years)", "size", TARGET]].dropna()
     frame.to_csv(tmp_path / "t.csv", index=False)
     spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=TARGET)
@@ -195,7 +195,7 @@ def test_numbers_stay_as_they_are(tmp_path: Path) -> None:
     )
 
 
-def test_a_gap_that_comes_late_is_no_worse(tmp_path: Path) -> None:
+def test_late_missing_value_adds_indicator(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": np.arange(3000.0), "b": 1.0, "y": np.arange(3000) / 7})
     frame.loc[2900, "a"] = np.nan
     frame.to_csv(tmp_path / "t.csv", index=False)
@@ -209,14 +209,18 @@ def test_a_gap_that_comes_late_is_no_worse(tmp_path: Path) -> None:
     assert not (tmp_path / "n.zarr").exists()
 
 
-def test_what_users_say_of_columns(tmp_path: Path) -> None:
+def test_declared_column_kinds_are_used(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {"zip": [10115, 20095, 10115, 80331], "day": ["03/04/2024", "05/04/2024"] * 2,
          "n": ["1", "?", "3", "4"], "w": ["x", "y", "?", "x"], "y": [0.5, 1.5, 2.5, 3.0]}
     )  # fmt: skip
     frame.to_csv(tmp_path / "t.csv", index=False)
-    told: dict[str, Any] = {"categorical": "zip", "dates": {"day": "%d/%m/%Y"}, "na_values": "?"}
-    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="y", **told)
+    declared: dict[str, Any] = {
+        "categorical": "zip",
+        "dates": {"day": "%d/%m/%Y"},
+        "na_values": "?",
+    }
+    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="y", **declared)
     assert spec.columns == (
         "zip=10115", "zip=20095", "zip=80331", "day", "n", "n is missing", "w=x", "w=y",
         "w is missing",
@@ -230,7 +234,7 @@ def test_what_users_say_of_columns(tmp_path: Path) -> None:
     assert not (tmp_path / "n.zarr").exists()
 
 
-def test_a_test_set_is_encoded_like_the_other(tmp_path: Path) -> None:
+def test_like_encodes_test_set_as_training_set(tmp_path: Path) -> None:
     spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
     new = csv_of(tmp_path, 200, 1)
     like = ingest(new, tmp_path / "t.zarr", like=tmp_path / "s.zarr")
@@ -242,13 +246,13 @@ def test_a_test_set_is_encoded_like_the_other(tmp_path: Path) -> None:
     X, y = rows_of(tmp_path / "t.zarr")
     np.testing.assert_array_equal(X, rows_of(tmp_path / "f.zarr")[0])
     np.testing.assert_allclose(y[:, 0], frame[TARGET])
-    place = list(encoder.features).index("since")
+    location = list(encoder.features).index("since")
     there = troubled(900)["since"].dropna()
     days = (frame["since"] - there.mean()) / there.std(ddof=0)
-    np.testing.assert_allclose(X[:, place], days.fillna(0), atol=1e-5)
+    np.testing.assert_allclose(X[:, location], days.fillna(0), atol=1e-5)
 
 
-def test_rows_are_appended_as_the_store_is_encoded(tmp_path: Path) -> None:
+def test_appended_rows_use_encoder_of_store(tmp_path: Path) -> None:
     spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
     ingest(csv_of(tmp_path, 100, 1), tmp_path / "t.zarr", like=tmp_path / "s.zarr")
     grown = append(csv_of(tmp_path, 100, 1), tmp_path / "s.zarr")
@@ -260,7 +264,7 @@ def test_rows_are_appended_as_the_store_is_encoded(tmp_path: Path) -> None:
         append(tmp_path / "o.zarr", tmp_path / "s.zarr")
 
 
-def test_a_store_of_a_store_keeps_the_encoder(tmp_path: Path) -> None:
+def test_store_made_from_store_keeps_encoder(tmp_path: Path) -> None:
     spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
     again = ingest(tmp_path / "s.zarr", tmp_path / "t.zarr", seed=1)
     assert (again.encoder, again.columns) == (spec.encoder, spec.columns)
@@ -268,7 +272,7 @@ def test_a_store_of_a_store_keeps_the_encoder(tmp_path: Path) -> None:
         ingest(tmp_path / "s.zarr", tmp_path / "u.zarr", x=["size", "member"])
 
 
-def test_files_of_several_kinds_of_one_table(tmp_path: Path) -> None:
+def test_files_of_several_formats_form_one_table(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {"n": np.arange(60) / 4, "k": np.arange(60) % 7, "flag": np.arange(60) % 3 == 0,
          "day": pd.date_range("2024-01-01", periods=60), "w": ["a", "b", "c"] * 20,
@@ -278,18 +282,18 @@ def test_files_of_several_kinds_of_one_table(tmp_path: Path) -> None:
     for k, half in enumerate(halves):
         half.to_csv(tmp_path / f"{k}.csv", index=False)
         half.to_parquet(tmp_path / f"{k}.parquet", index=False)
-    told: dict[str, Any] = {"y": "y", "categorical": ["flag", "k"]}
+    declared: dict[str, Any] = {"y": "y", "categorical": ["flag", "k"]}
     specs = []
     csv, parquet = "csv", "parquet"
     for n, kinds in enumerate(((csv, csv), (parquet, parquet), (csv, parquet), (parquet, csv))):
         inputs = [tmp_path / f"{k}.{kind}" for k, kind in enumerate(kinds)]
-        specs.append(ingest(inputs, tmp_path / f"{n}.zarr", **told))
+        specs.append(ingest(inputs, tmp_path / f"{n}.zarr", **declared))
     assert all(spec.encoder == specs[0].encoder for spec in specs)
     assert {"n", "flag=true", "k=6", "w=a", "gap", "gap is missing"} <= set(specs[0].columns or ())
     np.testing.assert_array_equal(rows_of(tmp_path / "0.zarr")[0], rows_of(tmp_path / "1.zarr")[0])
 
 
-def test_what_is_a_word_stays_one_and_what_is_missing_too(tmp_path: Path) -> None:
+def test_words_resembling_missing_markers_stay_words(tmp_path: Path) -> None:
     frame = pd.DataFrame({"c": ["NA", "DE", "?"] * 9, "y": np.arange(27) / 7})
     frame.to_parquet(tmp_path / "t.parquet")
     frame.to_csv(tmp_path / "t.csv", index=False)
@@ -303,7 +307,9 @@ def test_what_is_a_word_stays_one_and_what_is_missing_too(tmp_path: Path) -> Non
     np.testing.assert_array_equal(rows_of(tmp_path / "r.zarr")[0], rows_of(tmp_path / "q.zarr")[0])
 
 
-def test_words_that_are_hashed_stay_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashed_words_resembling_missing_markers_stay_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(words_module, "MAX_WORDS", 45)
     frame = pd.DataFrame({"c": [*(f"w{k}" for k in range(60)), "NA"] * 3, "y": np.arange(183) / 7})
     frame.to_parquet(tmp_path / "t.parquet")
@@ -318,12 +324,10 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow
-def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table, place = csv_of(tmp_path, 12_000), tmp_path / "s.zarr"
+def test_killed_encoding_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, location = csv_of(tmp_path, 12_000), tmp_path / "s.zarr"
     call: dict[str, Any] = WISH | {"memory": 1 << 20, "chunk_mb": 0.05}
-    whole = ingest(table, tmp_path / "whole.zarr", **call)
+    uninterrupted = ingest(table, tmp_path / "whole.zarr", **call)
     monkeypatch.setattr(first_pass, "_SAVE_INTERVAL_BYTES", 1 << 15)
     take = Spool.append
 
@@ -334,31 +338,31 @@ def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
 
     monkeypatch.setattr(Spool, "append", dies)
     with pytest.raises(Killed):
-        ingest(table, place, **call)
-    with Scratch(scratch_folder(place)) as left:
+        ingest(table, location, **call)
+    with Scratch(scratch_folder(location)) as left:
         assert left.has_state("")
     rows: list[int] = []
     monkeypatch.setattr(
         Spool, "append", lambda self, *more: (rows.append(len(more[0])), take(self, *more))[1]
     )
-    spec = ingest(table, place, **call)
+    spec = ingest(table, location, **call)
     assert 0 < sum(rows) < 10_000
-    assert spec.fingerprint == whole.fingerprint
-    assert not scratch_folder(place).exists()
+    assert spec.fingerprint == uninterrupted.fingerprint
+    assert not scratch_folder(location).exists()
 
 
-def test_text_written_as_numbers_is_judged_alike_in_files_and_frames(tmp_path: Path) -> None:
+def test_numeric_text_is_treated_equally_in_files_and_frames(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": [f"{k % 5}.5" for k in range(60)], "y": np.arange(60) / 7})
     frame.to_parquet(tmp_path / "d.parquet")
     frame.to_feather(tmp_path / "d.feather")
     frame.to_json(tmp_path / "d.jsonl", orient="records", lines=True)
-    files = [tmp_path / f"d.{ending}" for ending in ("parquet", "feather", "jsonl")]
+    files = [tmp_path / f"d.{suffix}" for suffix in ("parquet", "feather", "jsonl")]
     for given in (frame, [files[0]], *files):
-        for said, columns in (({"numeric": "a"}, 1), ({"categorical": "a"}, 5), ({}, 0)):
-            place = tmp_path / "s.zarr"
+        for message, columns in (({"numeric": "a"}, 1), ({"categorical": "a"}, 5), ({}, 0)):
+            path = tmp_path / "s.zarr"
             if columns == 0:
                 with pytest.raises(DataError, match="written as numbers: say whether they are num"):
-                    ingest(given, place, y="y", targets="values", overwrite=True)
+                    ingest(given, path, y="y", targets="values", overwrite=True)
                 continue
-            spec = ingest(given, place, y="y", targets="values", overwrite=True, **said)
+            spec = ingest(given, path, y="y", targets="values", overwrite=True, **message)
             assert len(spec.columns or ()) == columns

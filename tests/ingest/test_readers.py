@@ -1,4 +1,4 @@
-"""Raw files are read right or refused: cut, altered, padded, enormous and odd ones."""
+"""Check that cut, altered, padded or huge raw files are read correctly or refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from streamkern.ingest.append import append
 from streamkern.ingest.decompress import open_decompressed
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.readers import open_reader
-from tests.rawfiles import npy, write_idx
+from tests.raw_files import npy, write_idx
 from tests.traced_memory import traced_memory
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -43,15 +43,15 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
     "xz": lzma.compress,
     "zst": lambda data: bytes(Zstd(3, checksum=True).encode(data)),  # as the zstd command writes
 }
-ENDINGS = pytest.mark.parametrize("ending", PACK)
+ENDINGS = pytest.mark.parametrize("suffix", PACK)
 ROWS = np.random.default_rng(5).integers(0, 256, (300, 7)).astype(np.uint8)
 LABELS = np.arange(300) % 3
 
 
-def read(inputs: Any, y: Any = None, block_bytes: int = 1 << 20, **wish: Any) -> Any:
+def read(inputs: Any, y: Any = None, block_bytes: int = 1 << 20, **options: Any) -> Any:
     """Return X of all rows."""
     with ExitStack() as files:
-        reader = open_reader(inputs, y, files, **wish)
+        reader = open_reader(inputs, y, files, **options)
         return np.concatenate([block.X for block in reader.blocks(0, block_bytes)])
 
 
@@ -59,18 +59,18 @@ def read(inputs: Any, y: Any = None, block_bytes: int = 1 << 20, **wish: Any) ->
 
 
 @ENDINGS
-def test_every_flipped_bit_of_a_compressed_array_is_refused_or_harmless(
-    tmp_path: Path, ending: str
+def test_flipped_bit_of_compressed_array_is_refused_or_harmless(
+    tmp_path: Path, suffix: str
 ) -> None:
-    whole = PACK[ending](npy(ROWS))
-    path = tmp_path / f"X.npy.{ending}"
+    full = PACK[suffix](npy(ROWS))
+    path = tmp_path / f"X.npy.{suffix}"
     rng = np.random.default_rng(1)
     refused = 0
     for bit in [
-        *rng.integers(0, 8 * len(whole), 120),
-        *range(8 * (len(whole) - 8), 8 * len(whole)),
+        *rng.integers(0, 8 * len(full), 120),
+        *range(8 * (len(full) - 8), 8 * len(full)),
     ]:
-        data = bytearray(whole)
+        data = bytearray(full)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
         try:
@@ -78,44 +78,44 @@ def test_every_flipped_bit_of_a_compressed_array_is_refused_or_harmless(
         except DataError:
             refused += 1
     assert refused > 100
-    path.write_bytes(whole)
+    path.write_bytes(full)
     np.testing.assert_array_equal(read(path, LABELS), ROWS)
 
 
 @ENDINGS
 @pytest.mark.parametrize("kind", ["npy", "idx", "csv"])
-def test_a_compressed_file_is_read_to_its_end(tmp_path: Path, kind: str, ending: str) -> None:
+def test_compressed_file_is_read_to_its_end(tmp_path: Path, kind: str, suffix: str) -> None:
     """Check files that are cut anywhere, followed by other bytes, or have a damaged second
     stream."""
     X = np.ones((60, 4), np.float32)
     write_idx(tmp_path / "X.idx", X)
     text = "a,b,c,d,y\n" + "1,1,1,1,0\n" * 60
     data = {"npy": npy(X), "idx": (tmp_path / "X.idx").read_bytes(), "csv": text.encode()}[kind]
-    whole = PACK[ending](data)
-    path = tmp_path / f"X.{kind}.{ending}"
+    full = PACK[suffix](data)
+    path = tmp_path / f"X.{kind}.{suffix}"
     y = None if kind == "csv" else LABELS[:60]
-    path.write_bytes(whole)
+    path.write_bytes(full)
     assert len(read(path, y)) == 60
-    two = PACK[ending](data[:100]) + PACK[ending](data[100:])
+    two = PACK[suffix](data[:100]) + PACK[suffix](data[100:])
     path.write_bytes(two)  # as pigz, pbzip2 and pzstd write
     assert len(read(path, y)) == 60
-    second = len(PACK[ending](data[:100]))
+    second = len(PACK[suffix](data[:100]))
     broken = bytearray(two)
     broken[second] ^= 1
     for bad in (
-        whole[:-1],
-        whole[:-6],
-        whole[:20],
-        whole + b"more",
+        full[:-1],
+        full[:-6],
+        full[:20],
+        full + b"more",
         bytes(broken),
         two[: second + 3],
     ):
         path.write_bytes(bad)
-        with pytest.raises(DataError, match=rf"X\.{kind}\.{ending} .*(damaged|ends|empty)"):
+        with pytest.raises(DataError, match=rf"X\.{kind}\.{suffix} .*(damaged|ends|empty)"):
             read(path, y)
 
 
-def test_formats_whose_libraries_open_files_are_read_compressed(tmp_path: Path) -> None:
+def test_compressed_parquet_hdf5_and_netcdf_are_read(tmp_path: Path) -> None:
     """Check Parquet, HDF5 and NetCDF."""
     table = pandas.DataFrame({"a": ROWS[:, 0], "b": ROWS[:, 1], "y": LABELS})
     table.to_parquet(tmp_path / "t.parquet")
@@ -126,8 +126,8 @@ def test_formats_whose_libraries_open_files_are_read_compressed(tmp_path: Path) 
     data.astype("f4").to_netcdf(tmp_path / "classic.nc", engine="scipy")
     for name in ("t.parquet", "t.h5", "t.nc", "classic.nc"):
         plain = ingest(tmp_path / name, tmp_path / f"{name}.zarr", y="y", seed=0)
-        for ending, pack in (("gz", gzip.compress), ("bz2", bz2.compress)):
-            packed = tmp_path / f"{name}.{ending}"
+        for suffix, pack in (("gz", gzip.compress), ("bz2", bz2.compress)):
+            packed = tmp_path / f"{name}.{suffix}"
             packed.write_bytes(pack((tmp_path / name).read_bytes()))
             spec = ingest(packed, tmp_path / f"{packed.name}.zarr", y="y", seed=0)
             assert spec.class_counts == plain.class_counts, packed.name
@@ -135,9 +135,9 @@ def test_formats_whose_libraries_open_files_are_read_compressed(tmp_path: Path) 
 
 
 @ENDINGS
-def test_decompressed_files_can_be_rewound(ending: str) -> None:
+def test_decompressed_files_can_be_rewound(suffix: str) -> None:
     data = np.random.default_rng(0).bytes(1 << 20)
-    file = open_decompressed(io.BytesIO(PACK[ending](data)), f"x.{ending}")
+    file = open_decompressed(io.BytesIO(PACK[suffix](data)), f"x.{suffix}")
     for start, size in ((0, 10), (900_000, 5), (5, 300_000), (1 << 20, 1), (0, 1 << 21)):
         file.seek(start)
         assert file.read(size) == data[start : start + size]
@@ -149,7 +149,7 @@ def test_decompressed_files_can_be_rewound(ending: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["X.npy", "X.idx", "y.npy"])
-def test_what_follows_an_array_is_refused(tmp_path: Path, name: str) -> None:
+def test_bytes_after_an_array_are_refused(tmp_path: Path, name: str) -> None:
     """Check that additional bytes after an array are refused, also without compression."""
     write_idx(tmp_path / "X.idx", ROWS)
     (tmp_path / "X.npy").write_bytes(npy(ROWS))
@@ -161,15 +161,15 @@ def test_what_follows_an_array_is_refused(tmp_path: Path, name: str) -> None:
         read(X, tmp_path / "y.npy")
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_rows_beyond_the_memory_are_refused_unread(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_rows_beyond_memory_are_refused_unread(tmp_path: Path, suffix: str) -> None:
     with io.BytesIO() as file:
         shape = {"descr": "|u1", "fortran_order": False, "shape": (2, 800_000_000)}
         np.lib.format.write_array_header_1_0(file, shape)
         head = file.getvalue()
     data = head + bytes(1 << 20)
-    path = tmp_path / f"X.npy{ending}"
-    path.write_bytes(gzip.compress(data) if ending else data)
+    path = tmp_path / f"X.npy{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix else data)
     with pytest.raises(MemoryBudgetError, match=r"a row of .*X\.npy.* takes 763 MiB, and"):
         ingest(path, tmp_path / "out", y=[0, 1], memory=64 << 20, chunk_mb=1)
     assert [k.name for k in tmp_path.iterdir()] == [path.name]
@@ -188,7 +188,7 @@ def test_rows_beyond_the_memory_are_refused_unread(tmp_path: Path, ending: str) 
         b"",
     ],
 )  # fmt: skip
-def test_odd_npy_headers_get_a_sentence(tmp_path: Path, head: bytes) -> None:
+def test_invalid_npy_headers_are_refused_in_one_sentence(tmp_path: Path, head: bytes) -> None:
     (tmp_path / "X.npy").write_bytes(head)
     with pytest.raises(DataError, match=r"X\.npy is (not a \.npy file|empty)"):
         read(tmp_path / "X.npy", LABELS)
@@ -235,7 +235,7 @@ WORDS = st.text(
     blank=st.booleans(),
     data=st.data(),
 )
-def test_both_parsers_read_csv_as_the_csv_module_does(
+def test_both_csv_parsers_equal_csv_module(
     tmp_path_factory: Any, rows: Any, block_bytes: int, end: str, start: int, blank: bool, data: Any
 ) -> None:
     """Check both parsers with any size of pieces and any first row."""
@@ -267,7 +267,7 @@ def test_both_parsers_read_csv_as_the_csv_module_does(
         st.tuples(NUMBERS | ODD_NUMBERS, NUMBERS | ODD_NUMBERS, WORDS), min_size=1, max_size=6
     )
 )
-def test_both_parsers_refuse_the_same_csv(tmp_path_factory: Any, cells: Any) -> None:
+def test_both_csv_parsers_refuse_the_same_files(tmp_path_factory: Any, cells: Any) -> None:
     path = tmp_path_factory.mktemp("csv") / "t.csv"
     path.write_bytes("\n".join(["a,b,t", *(",".join(row) for row in cells)]).encode())
     results: list[Any] = []
@@ -298,7 +298,7 @@ PARSERS = pytest.mark.parametrize("parser", ["pyarrow", "csv"])
         (['3,"4,x'], 3),
     ],
 )
-def test_a_stray_quote_swallows_no_lines(
+def test_stray_quote_is_refused_by_line(
     tmp_path: Path, parser: str, rows: list[str], line: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if parser == "csv":
@@ -309,21 +309,21 @@ def test_a_stray_quote_swallows_no_lines(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_quote_inside_a_field_is_a_character(tmp_path: Path) -> None:
+def test_quote_inside_a_field_is_a_character(tmp_path: Path) -> None:
     (tmp_path / "s.csv").write_text('a,t\n1,Pa"ris\n2,"Lo ""n"" don"\n"3","x,y"\n')
     X, labels = csv_rows(tmp_path / "s.csv")
     assert (X[:, 0].tolist(), labels) == ([1, 2, 3], ['Pa"ris', 'Lo "n" don', "x,y"])
 
 
 @PARSERS
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_a_csv_in_one_line_is_refused_within_the_memory(
-    tmp_path: Path, ending: str, parser: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_csv_in_one_line_is_refused_within_memory(
+    tmp_path: Path, suffix: str, parser: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if parser == "csv":
         monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
-    path = tmp_path / f"t.csv{ending}"
-    with gzip.open(path, "wb", 1) if ending else path.open("wb") as file:
+    path = tmp_path / f"t.csv{suffix}"
+    with gzip.open(path, "wb", 1) if suffix else path.open("wb") as file:
         file.write(b"a,b,t\n1,2,3\n")
         for _ in range(100):
             file.write(b"1," * (1 << 20))
@@ -334,14 +334,14 @@ def test_a_csv_in_one_line_is_refused_within_the_memory(
         ingest(path, tmp_path / "out", y="t", memory=64 << 20, chunk_mb=1)
     peak = traced.peak
     assert peak < 64 << 20
-    path.write_bytes(gzip.compress(b"1," * (5 << 20)) if ending else b"1," * (5 << 20))
+    path.write_bytes(gzip.compress(b"1," * (5 << 20)) if suffix else b"1," * (5 << 20))
     with pytest.raises(DataError, match=r"line 1 of .* is longer than"):
         ingest(path, tmp_path / "out", y="t", memory=64 << 20, chunk_mb=1)
 
 
 @PARSERS
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "a,t\n1,x\n2,é\n".encode("latin-1"),
@@ -360,13 +360,13 @@ def test_a_csv_in_one_line_is_refused_within_the_memory(
         (b"a,2019,u\nx,1,2\n", "may be a header or a row; .*names="),
     ],
 )
-def test_odd_csv_gets_a_sentence(
-    tmp_path: Path, text: bytes, said: str, parser: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_csv_is_refused_in_one_sentence(
+    tmp_path: Path, text: bytes, message: str, parser: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if parser == "csv":
         monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
     (tmp_path / "t.csv").write_bytes(text)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         ingest(tmp_path / "t.csv", tmp_path / "out", y="t")
 
 
@@ -379,7 +379,7 @@ def write_parquet(path: Path, **columns: Any) -> Path:
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_lists_are_read_by_their_offsets(tmp_path: Path, fixed: bool) -> None:
+def test_parquet_lists_are_read_by_offsets(tmp_path: Path, fixed: bool) -> None:
     """Check lists from a row in the middle, with row groups that a batch does not divide."""
     X = np.arange(300.0).reshape(100, 3)
     kind = pa.list_(pa.float64(), 3) if fixed else pa.list_(pa.float64())
@@ -392,7 +392,7 @@ def test_lists_are_read_by_their_offsets(tmp_path: Path, fixed: bool) -> None:
             np.testing.assert_array_equal(np.concatenate([k.X for k in blocks]), X[start:])
 
 
-def test_row_groups_that_say_other_counts_are_refused(tmp_path: Path) -> None:
+def test_row_groups_with_wrong_counts_are_refused(tmp_path: Path) -> None:
     """Check a damaged footer with 8 rows in place of 10, which misaligned lists and labels."""
     path, X = tmp_path / "t.parquet", [[1.0, 2], [3.0, 4]] * 12
     pq.write_table(pa.table({"X": X, "y": list("ab") * 12}), path, row_group_size=10)
@@ -413,7 +413,7 @@ def test_row_groups_that_say_other_counts_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet", "array"])
-def test_labels_above_2_63_stay_themselves(tmp_path: Path, kind: str) -> None:
+def test_labels_above_2_63_are_exact(tmp_path: Path, kind: str) -> None:
     y = np.array([2**64 - 1, 0, 2**63, 2**64 - 1], np.uint64)
     X = np.eye(4, dtype=np.float32)
     inputs: Any = X
@@ -437,7 +437,7 @@ def make_h5(path: Path, **datasets: Any) -> Path:
     return path
 
 
-def test_parts_of_hdf5_never_written_are_refused(tmp_path: Path) -> None:
+def test_unwritten_hdf5_chunks_are_refused(tmp_path: Path) -> None:
     for chunks in (None, (10, 3)):
         path = make_h5(tmp_path / "h.h5", y=np.arange(40) % 2)
         with h5py.File(path, "a") as file:
@@ -458,7 +458,7 @@ def test_parts_of_hdf5_never_written_are_refused(tmp_path: Path) -> None:
     ("skipped", "size", "right"),
     [(1, 44, True), (1, 36, False), (3, 40, True), (3, 39, False), (2, 44, False)],
 )
-def test_hdf5_chunks_shorter_than_their_rows_are_refused(
+def test_short_hdf5_chunks_are_refused(
     skipped: int, size: int, right: bool, tmp_path: Path
 ) -> None:
     """Check that short chunks are refused, because HDF5 returns arbitrary memory. Skipped filters
@@ -489,7 +489,7 @@ def fletcher32(data: bytes) -> int:
     return other << 16 | one
 
 
-def test_virtual_hdf5_without_its_source_is_refused(tmp_path: Path) -> None:
+def test_virtual_hdf5_without_source_is_refused(tmp_path: Path) -> None:
     source = make_h5(tmp_path / "source.h5", data=np.ones((40, 3)))
     path = make_h5(tmp_path / "v.h5", y=np.arange(40) % 2)
     with h5py.File(path, "a") as file:
@@ -510,7 +510,7 @@ def test_virtual_hdf5_without_its_source_is_refused(tmp_path: Path) -> None:
     assert not read(path, external=True, missing="fill").any()
 
 
-def test_hdf5_does_not_lead_to_other_files_unasked(tmp_path: Path) -> None:
+def test_hdf5_links_to_other_files_need_permission(tmp_path: Path) -> None:
     """Check links, soft links that lead to links, and external storage."""
     make_h5(tmp_path / "other.h5", secret=np.ones((40, 3)))
     path = make_h5(tmp_path / "l.h5", y=np.arange(40) % 2)
@@ -518,8 +518,8 @@ def test_hdf5_does_not_lead_to_other_files_unasked(tmp_path: Path) -> None:
     with h5py.File(path, "a") as file:
         file["X"] = h5py.ExternalLink("other.h5", "/secret")
         file["soft"] = h5py.SoftLink("/X")
-        place = [(str(tmp_path / "raw"), 0, 40 * 3 * 8)]
-        file.create_dataset("apart", (40, 3), "f8", external=place)
+        location = [(str(tmp_path / "raw"), 0, 40 * 3 * 8)]
+        file.create_dataset("apart", (40, 3), "f8", external=location)
     for name in ("X", "soft", "apart"):
         with pytest.raises(DataError, match=rf"{name} of .*l\.h5 is .*other file.*external=True"):
             read(path, x=name)
@@ -529,7 +529,7 @@ def test_hdf5_does_not_lead_to_other_files_unasked(tmp_path: Path) -> None:
         read(path, x="apart", external=True)
 
 
-def test_the_columns_of_an_hdf5_table_have_names(tmp_path: Path) -> None:
+def test_columns_of_hdf5_table_have_names(tmp_path: Path) -> None:
     rows = np.array([(1, 0.5, b"u"), (2, 1.5, b"v")], dtype=[("a", "i4"), ("b", "f8"), ("t", "S1")])
     path = make_h5(tmp_path / "t.h5", people=rows)
     with ExitStack() as files:
@@ -544,9 +544,7 @@ def test_the_columns_of_an_hdf5_table_have_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("directory", [False, True])
-def test_names_of_an_archive_that_are_no_text_get_a_sentence(
-    tmp_path: Path, directory: bool
-) -> None:
+def test_undecodable_archive_names_are_refused(tmp_path: Path, directory: bool) -> None:
     """Check names that are flagged as UTF-8 and are not, before an entry and in the directory."""
     np.savez(tmp_path / "w.npz", X=ROWS, y=LABELS)
     with zipfile.ZipFile(tmp_path / "w.npz") as archive:
@@ -561,7 +559,7 @@ def test_names_of_an_archive_that_are_no_text_get_a_sentence(
         read(tmp_path / "d.npz", "y")
 
 
-def test_an_ingest_with_another_missing_is_another_one(tmp_path: Path) -> None:
+def test_changed_missing_marker_restarts_ingest(tmp_path: Path) -> None:
     def hdf5(X: Any, y: Any) -> Path:
         with h5py.File(tmp_path / "a.h5", "w") as file:
             file["X"], file["y"] = X, y

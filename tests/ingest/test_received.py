@@ -1,4 +1,4 @@
-"""Data of other libraries is the same data: bit for bit, or refused in one sentence."""
+"""Check that data of other libraries give the same bits as NumPy arrays, or are refused."""
 
 from __future__ import annotations
 
@@ -51,26 +51,26 @@ def assert_same_model(model: Any, other: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [sp.csr_array, sp.csr_matrix, sp.csc_array, sp.csc_matrix])
-def test_sparse_rows_are_the_dense_ones(kind: Any, dense: KernelRegressor) -> None:
+def test_sparse_rows_equal_dense_rows(kind: Any, dense: KernelRegressor) -> None:
     X = kind(DENSE)
     model = regressor().fit(X, Y, test=(X[:50], Y[:50]))
     assert_same_model(model, dense)
     np.testing.assert_array_equal(model.predict(X), dense.predict(DENSE))
     assert model.score(X, Y) == dense.score(DENSE, Y)
-    said = model.report_["sparse"]
-    assert said.startswith(f"{X.nnz / X.shape[0] / X.shape[1]:.2%} of the entries are stored")
-    assert ("made CSR once" in said) == (X.format == "csc")
+    message = model.report_["sparse"]
+    assert message.startswith(f"{X.nnz / X.shape[0] / X.shape[1]:.2%} of the entries are stored")
+    assert ("made CSR once" in message) == (X.format == "csc")
     assert "sparse" not in dense.report_
 
 
 @pytest.mark.parametrize("solver", ["direct", "eigenpro2", "eigenpro4", "falkon", "sgd"])
-def test_every_solver_makes_rows_dense_alike(solver: str) -> None:
+def test_every_solver_treats_sparse_rows_as_dense(solver: str) -> None:
     options = {"solver": solver, "ridge": "auto"}  # which some of them do not know
     dense, sparse = (regressor(**options).fit(X, Y) for X in (DENSE, sp.csr_array(DENSE)))
     assert_same_model(sparse, dense)
 
 
-def test_sparse_blocks_add_up_as_dense_ones(tmp_path: Any) -> None:
+def test_partial_fit_on_sparse_blocks_equals_dense(tmp_path: Any) -> None:
     dense, sparse = KernelClassifier(**SMALL), KernelClassifier(**SMALL)
     for start in (0, 100, 200):
         rows = slice(start, start + 100)
@@ -84,7 +84,7 @@ def test_sparse_blocks_add_up_as_dense_ones(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_tuned_on_sparse_rows_as_on_dense_ones() -> None:
+def test_tune_on_sparse_rows_equals_dense() -> None:
     few: dict[str, Any] = {"bandwidths": [1.0, 2.0], "ridges": [0.0], "epochs": 1, "refine": 0}
     dense, sparse = (tune(X, LABELS, **few) for X in (DENSE, sp.csr_array(DENSE)))
     assert sparse.best["bandwidth"] == dense.best["bandwidth"]
@@ -92,19 +92,19 @@ def test_tuned_on_sparse_rows_as_on_dense_ones() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int8, bool, np.uint8, np.float32, ">f8"])
-def test_sparse_numbers_of_any_dtype_are_those_of_dense_rows(dtype: Any) -> None:
+def test_sparse_rows_of_any_dtype_equal_dense(dtype: Any) -> None:
     counts = rng.integers(0, 2, DENSE.shape).astype(dtype)
     sparse = sp.csr_array(counts.astype(np.dtype(dtype).newbyteorder("=")))
     assert_same_model(regressor().fit(sparse, Y), regressor().fit(counts, Y))
 
 
-def test_a_sparse_source_is_the_dense_one_in_small_units() -> None:
+def test_sparse_source_equals_dense_in_small_units() -> None:
     sparse = ArraySource(sp.csr_array(DENSE), Y, unit_rows=70)
-    for got, wanted in zip(
+    for got, expected in zip(
         sparse.blocks(), ArraySource(DENSE, Y, unit_rows=70).blocks(), strict=True
     ):
-        np.testing.assert_array_equal(got.X, wanted.X)
-        np.testing.assert_array_equal(got.y, wanted.y)
+        np.testing.assert_array_equal(got.X, expected.X)
+        np.testing.assert_array_equal(got.y, expected.y)
     rows, places = sparse.find_rows(DENSE[[3, 200]])  # type: ignore[misc]
     assert set(zip(rows.tolist(), places.tolist(), strict=True)) >= {(3, 0), (200, 1)}
     other = sp.csr_array(DENSE * 2)
@@ -121,7 +121,7 @@ def dask_frame(frame: Any = FRAME) -> Any:
 
 
 @pytest.mark.slow
-def test_a_dask_data_frame_is_the_data_frame(dense: KernelRegressor) -> None:
+def test_dask_data_frame_equals_data_frame(dense: KernelRegressor) -> None:
     table, targets = (
         dask_frame(),
         dask_frame(pd.DataFrame(Y, columns=["u", "v"], index=FRAME.index)),
@@ -142,12 +142,12 @@ def test_a_dask_data_frame_is_the_data_frame(dense: KernelRegressor) -> None:
         np.testing.assert_array_equal(classes, [0, 1])
 
 
-def test_columns_of_a_dask_data_frame_go_by_name() -> None:
+def test_dask_columns_are_matched_by_name() -> None:
     # In float64, where the rows of a block decide the last bits alone.
     model = regressor(precision="float64").fit(FRAME, Y)
-    wanted = model.predict(FRAME)
+    expected = model.predict(FRAME)
     turned = dask_frame(FRAME[NAMES[::-1]])
-    np.testing.assert_allclose(model.predict(turned).compute(), wanted, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(model.predict(turned).compute(), expected, rtol=1e-9, atol=1e-9)
     with pytest.raises(DataError, match=r"^X lacks 'f'; give the columns trained on, in any"):
         model.predict(dask_frame(FRAME[NAMES[:5]]))
     with pytest.raises(DataError, match=r"^X lacks 'a' and has 'z' besides; give the"):
@@ -156,7 +156,7 @@ def test_columns_of_a_dask_data_frame_go_by_name() -> None:
         model.predict(FRAME.rename(columns={"a": "z"}))
 
 
-def test_columns_of_a_dask_data_frame_may_be_of_any_numbers() -> None:
+def test_dask_columns_may_have_any_number_type() -> None:
     mixed = pd.DataFrame(
         {
             "whole": rng.integers(0, 9, 300),
@@ -189,7 +189,7 @@ class Tensor:
 
 
 @pytest.mark.slow
-def test_what_comes_by_dlpack(dense: KernelRegressor) -> None:
+def test_dlpack_tensors_equal_arrays(dense: KernelRegressor) -> None:
     wide = np.zeros((300, 12))
     wide[:, ::2] = DENSE
     model = regressor().fit(Tensor(wide[:, ::2]), Tensor(Y), test=(Tensor(DENSE), Tensor(Y)))
@@ -203,7 +203,7 @@ def test_what_comes_by_dlpack(dense: KernelRegressor) -> None:
 
 
 @pytest.mark.slow
-def test_arrays_of_xarray(dense: KernelRegressor, tmp_path: Any) -> None:
+def test_xarray_arrays_equal_numpy(dense: KernelRegressor, tmp_path: Any) -> None:
     xr = pytest.importorskip("xarray")
     rows = xr.DataArray(DENSE, dims=("row", "column"))
     targets = xr.DataArray(Y, dims=("row", "target"))
@@ -218,19 +218,19 @@ def test_arrays_of_xarray(dense: KernelRegressor, tmp_path: Any) -> None:
     assert not stored["x"].variable._in_memory
 
 
-def test_whole_numbers_of_dask_and_zarr_are_those_of_numpy(make_zarr: Any) -> None:
+def test_integers_of_dask_and_zarr_equal_numpy(make_zarr: Any) -> None:
     import zarr
 
     counts = rng.integers(0, 9, DENSE.shape)
-    wanted = regressor().fit(counts, Y)
+    expected = regressor().fit(counts, Y)
     lazy = da.from_array(counts, chunks=(70, 2))
-    assert_same_model(regressor().fit(lazy, Y), wanted)
+    assert_same_model(regressor().fit(lazy, Y), expected)
     stored = zarr.array(counts, chunks=(70, 6))
-    assert_same_model(regressor().fit(stored, Y), wanted)
-    np.testing.assert_array_equal(wanted.predict(stored), wanted.predict(counts))
+    assert_same_model(regressor().fit(stored, Y), expected)
+    np.testing.assert_array_equal(expected.predict(stored), expected.predict(counts))
 
 
-def test_fields_of_a_structured_array_keep_their_values_and_units() -> None:
+def test_structured_array_fields_keep_values_and_units() -> None:
     days = np.array(["2020-01-01", "2021-02-03", "NaT"], "M8[D]")
     for unit in ("D", "h", "s", "10s", "ms", "us", "ns"):
         table = np.zeros(3, [("day", f"M8[{unit}]"), ("big", "u8"), ("half", ">f2")])
@@ -245,7 +245,7 @@ def test_fields_of_a_structured_array_keep_their_values_and_units() -> None:
         convert_received(np.zeros(2, [("z", "c8")]), "X")
 
 
-def test_rows_of_weight_0_are_left_out_of_every_form_of_data() -> None:
+def test_zero_weight_rows_are_dropped_in_every_format() -> None:
     weights = (np.arange(300) >= 20).astype(float)
     X, y, expected = DENSE.copy(), Y[:, 0], DENSE[20:]
     forms = [form(X) for form in (sp.coo_matrix, sp.bsr_array, sp.csc_matrix)]
@@ -256,7 +256,7 @@ def test_rows_of_weight_0_are_left_out_of_every_form_of_data() -> None:
         assert w.tolist() == [1.0] * 280
 
 
-def test_a_whole_number_beside_a_table_is_no_weight() -> None:
+def test_integer_sample_weight_beside_a_table_is_refused() -> None:
     """Check that it is refused, because it might mean a column; a fraction, or a number beside
     arrays, is a weight."""
     frame = pd.DataFrame({"a": DENSE[:, 0], "b": DENSE[:, 1], "y": Y[:, 0]})
@@ -271,14 +271,14 @@ def test_a_whole_number_beside_a_table_is_no_weight() -> None:
     assert set(received_data(DENSE, Y[:, 0], 1).sample_weight) == {1}
 
 
-def test_the_first_row_that_is_not_finite_is_named() -> None:
+def test_first_nonfinite_row_is_named() -> None:
     y, X = Y[:, 0].copy(), DENSE.copy()
     y[7], X[9, 1] = np.nan, np.inf
     frame = pd.DataFrame(X, columns=[f"f{k}" for k in range(X.shape[1])])
-    for rows, targets, said in (
+    for rows, targets, message in (
         (DENSE, y, "y contains NaN in row 7"), (DENSE, y.astype(object), "y contains NaN in row 7"),
         (X, Y[:, 0], "in row 9; correct"), (sp.csr_array(X), Y[:, 0], "in row 9; correct"),
         (frame, Y[:, 0], "in row 9; correct"),
     ):  # fmt: skip
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             KernelRegressor(epochs=1, threads=1).fit(rows, targets)

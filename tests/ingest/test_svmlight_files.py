@@ -24,16 +24,16 @@ MATRIX = sp.random_array((200, 30), density=0.2, format="csr", rng=RNG)
 LABELS = RNG.choice([-1, 1], 200)
 
 
-def read(url: Any, block_bytes: int = 1 << 20, start: int = 0, **wish: Any) -> tuple[Any, Any]:
+def read(url: Any, block_bytes: int = 1 << 20, start: int = 0, **options: Any) -> tuple[Any, Any]:
     with ExitStack() as files:
-        blocks = list(open_reader(url, None, files, **wish).blocks(start, block_bytes))
+        blocks = list(open_reader(url, None, files, **options).blocks(start, block_bytes))
     return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
 
 
 @pytest.mark.parametrize("zero_based", [False, True])
-@pytest.mark.parametrize("ending", ["svm", "libsvm", "svmlight", "svm.gz"])
-def test_rows_are_those_of_scikit_learn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, zero_based: bool
+@pytest.mark.parametrize("suffix", ["svm", "libsvm", "svmlight", "svm.gz"])
+def test_svmlight_rows_equal_scikit_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, zero_based: bool
 ) -> None:
     monkeypatch.setattr("streamkern.ingest.svmlight_files._PIECE_BYTES", 700)
     path = tmp_path / "a.svm"
@@ -41,18 +41,18 @@ def test_rows_are_those_of_scikit_learn(
         MATRIX, LABELS, str(path), zero_based=zero_based, comment="hi", query_id=np.arange(200)
     )
     truth, labels = load_svmlight_file(str(path), n_features=30, zero_based=zero_based)
-    place = tmp_path / f"b.{ending}"
+    target = tmp_path / f"b.{suffix}"
     text = path.read_bytes()
-    place.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
+    target.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
     for block_bytes in (8 * 30 * 7, 1 << 20):
-        X, y = read(place, block_bytes)
+        X, y = read(target, block_bytes)
         np.testing.assert_array_equal(X, truth.toarray())
         np.testing.assert_array_equal(y, labels)
         assert y.dtype == np.int64  # and so they are classes
-    np.testing.assert_array_equal(read(place, start=83)[0], truth.toarray()[83:])
+    np.testing.assert_array_equal(read(target, start=83)[0], truth.toarray()[83:])
 
 
-def test_lines_are_rows_by_hand(tmp_path: Path) -> None:
+def test_svmlight_lines_are_parsed(tmp_path: Path) -> None:
     text = "# a comment\n+1 qid:3 1:2 3:-4.5e-1 # end\n\n-1 2:1e3\r\n0.5\n"
     (tmp_path / "a.txt").write_text(text)
     with ExitStack() as files:
@@ -62,7 +62,7 @@ def test_lines_are_rows_by_hand(tmp_path: Path) -> None:
     np.testing.assert_array_equal(block.y, [1, -1, 0.5])
 
 
-def test_the_number_of_features_can_be_given(tmp_path: Path) -> None:
+def test_number_of_features_can_be_given(tmp_path: Path) -> None:
     (tmp_path / "a.svm").write_text("1 1:2 3:4\n2 2:1\n")
     assert read(tmp_path / "a.svm")[0].shape == (2, 3)
     assert read(tmp_path / "a.svm", x=8)[0].shape == (2, 8)
@@ -72,7 +72,7 @@ def test_the_number_of_features_can_be_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("1,2 1:3", "has the labels 1,2"),
         ("1 3:1 2:1", "sorted"),
@@ -86,45 +86,45 @@ def test_the_number_of_features_can_be_given(tmp_path: Path) -> None:
         ("1 2:9e999 -2147483649:1", "not a row of an svmlight file"),
     ],
 )
-def test_a_wrong_line_is_refused_by_its_number(
-    tmp_path: Path, line: str, words: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_line_is_refused_by_number(
+    tmp_path: Path, line: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that comments and blank lines count, also at the end of a piece of the file."""
     (tmp_path / "a.svm").write_text("# a\n\n" + "1 1:1\n" * 40 + line + "\n" + "2 1:1\n" * 30)
     for piece in (7, 100, 4 << 20):
         monkeypatch.setattr("streamkern.ingest.svmlight_files._PIECE_BYTES", piece)
-        with pytest.raises(DataError, match=f"a.svm, line 43, .*{words}"):
+        with pytest.raises(DataError, match=f"a.svm, line 43, .*{message}"):
             read(tmp_path / "a.svm")
 
 
-def test_queries_and_labels_may_be_large(tmp_path: Path) -> None:
+def test_query_ids_and_labels_may_be_large(tmp_path: Path) -> None:
     large = 2**53 - 1
     (tmp_path / "a.svm").write_text(f"{large} qid:{2**63} 1:1\n-{large} qid:{2**63} 1:1\n")
     with pytest.warns(UserWarning, match="have a qid"):
         assert read(tmp_path / "a.svm")[1].ravel().tolist() == [large, -large]
 
 
-def test_files_that_belong_together_number_their_features_alike(tmp_path: Path) -> None:
+def test_several_svmlight_files_share_feature_numbering(tmp_path: Path) -> None:
     (tmp_path / "a.svm").write_text("1 0:1 2:3\n0 2:4\n")
     (tmp_path / "b.svm").write_text("0 1:5\n1 3:6\n")  # from 0 as well: it lacks feature 0
     both = [tmp_path / "a.svm", tmp_path / "b.svm"]
-    wanted = load_svmlight_files([str(path) for path in both])
+    expected = load_svmlight_files([str(path) for path in both])
     for paths, order in ((both, (0, 2)), (both[::-1], (2, 0))):
         X, _ = read(paths)
-        np.testing.assert_array_equal(X, np.vstack([wanted[k].toarray() for k in order]))
+        np.testing.assert_array_equal(X, np.vstack([expected[k].toarray() for k in order]))
     X, _ = read(both, x=6)
-    np.testing.assert_array_equal(X[:, :4], np.vstack([wanted[k].toarray() for k in (0, 2)]))
+    np.testing.assert_array_equal(X[:, :4], np.vstack([expected[k].toarray() for k in (0, 2)]))
     with pytest.raises(DataError, match="counted from 0, but 3 features"):
         read(both, x=3)
 
 
-def test_queries_are_ignored_with_a_warning(tmp_path: Path) -> None:
+def test_query_ids_are_ignored_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "q.svm").write_text("1 qid:3 1:2\n0 qid:4 1:5\n")
     with pytest.warns(UserWarning, match="qid"):
         assert len(read(tmp_path / "q.svm")[0]) == 2
 
 
-def test_a_model_of_arrays_takes_svmlight_rows_only_where_it_is_clear_how_they_count(
+def test_model_of_arrays_needs_unambiguous_feature_numbering(
     tmp_path: Path,
 ) -> None:
     rows = np.round(RNG.normal(size=(40, 4)), 3)

@@ -17,7 +17,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store.store import open_store
 from tests.ingest.reader_table import TEXTS
-from tests.rawfiles import memory_url
+from tests.raw_files import memory_url
 
 LABELS = ["0", "1", "-3", "2.0", "0.5", "1e3", "NA", "NULL", "None", "nan", "cat", "", "1_0"]
 
@@ -27,12 +27,12 @@ def csv_file(path: Path, targets: Any) -> Path:
     return path
 
 
-def taken(targets: list[str], cuts: list[int]) -> Any:
+def inferred_targets(targets: list[str], cuts: list[int]) -> Any:
     """Return the kind that "auto" finds for targets in these blocks: labels or values; None if they
     are refused."""
-    whole = RawBlock(np.zeros((len(targets), 1)), np.array(targets), "t.csv", 0)
+    full = RawBlock(np.zeros((len(targets), 1)), np.array(targets), "t.csv", 0)
     edges = sorted({0, *(cut for cut in cuts if cut < len(targets)), len(targets)})
-    blocks = [whole.part(a, b) for a, b in pairwise(edges)]
+    blocks = [full.part(a, b) for a, b in pairwise(edges)]
     try:
         found = TargetConverter(blocks[0])
         converted = np.concatenate([found.convert(block) for block in blocks])
@@ -46,14 +46,14 @@ def taken(targets: list[str], cuts: list[int]) -> Any:
     targets=st.lists(st.sampled_from(LABELS), min_size=1, max_size=8),
     cuts=st.lists(st.integers(1, 7), max_size=4),
 )
-def test_what_targets_are_depends_on_no_block_size(targets: list[str], cuts: list[int]) -> None:
-    assert taken(targets, cuts) == taken(targets, [])
+def test_target_kind_does_not_depend_on_block_size(targets: list[str], cuts: list[int]) -> None:
+    assert inferred_targets(targets, cuts) == inferred_targets(targets, [])
 
 
 @settings(max_examples=100, deadline=None)
 @given(targets=st.lists(st.sampled_from(LABELS), min_size=1, max_size=8))
-def test_no_class_is_made_of_what_is_not_like_the_others(targets: list[str]) -> None:
-    found = taken(targets, [1])
+def test_mixed_targets_do_not_become_classes(targets: list[str]) -> None:
+    found = inferred_targets(targets, [1])
     if isinstance(found, list) and isinstance(found[0], str):
         integers = [label.lstrip("-").isdigit() for label in found]
         assert found == targets
@@ -62,24 +62,34 @@ def test_no_class_is_made_of_what_is_not_like_the_others(targets: list[str]) -> 
 
 @pytest.mark.parametrize("late", ["NA", "NULL", "None", "nan", "0.5", "x", "1e3"])
 @pytest.mark.parametrize("memory", ["1 MiB", "1 GiB"])
-def test_a_fraction_or_a_word_among_integer_labels_is_refused_by_its_row(
+def test_fraction_or_word_among_integer_labels_is_refused_by_row(
     tmp_path: Path, late: str, memory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = csv_file(tmp_path / "t.csv", [*(k % 3 for k in range(40_000)), late, 1])
-    words = ["ingest", path, tmp_path / "o", "--y", "t", "--memory", memory, "--chunk-mb", 2**-5]
-    assert main.run_command([str(word) for word in words]) == 2
-    said = capsys.readouterr().err
+    arguments = [
+        "ingest",
+        path,
+        tmp_path / "o",
+        "--y",
+        "t",
+        "--memory",
+        memory,
+        "--chunk-mb",
+        2**-5,
+    ]
+    assert main.run_command([str(word) for word in arguments]) == 2
+    message = capsys.readouterr().err
     if late in ("0.5", "x", "1e3"):
-        assert f"row 40000 is {late!r}" in said
-        assert "--targets values" in said
+        assert f"row 40000 is {late!r}" in message
+        assert "--targets values" in message
     else:
-        assert f"row 40000 is missing ({late!r})" in said
-        assert "--drop-missing-targets" in said
-    assert "--targets classes" in said
+        assert f"row 40000 is missing ({late!r})" in message
+        assert "--drop-missing-targets" in message
+    assert "--targets classes" in message
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_infinite_number_among_integers_is_refused_as_among_values(tmp_path: Path) -> None:
+def test_infinite_target_is_refused_among_integers_and_values(tmp_path: Path) -> None:
     """Check that the remedy is not to treat all as values, which would be refused again."""
     for target in ("inf", "-Infinity", "1e400"):
         path = csv_file(tmp_path / "t.csv", [0, 1, target, 1])
@@ -88,7 +98,7 @@ def test_an_infinite_number_among_integers_is_refused_as_among_values(tmp_path: 
                 ingest(path, memory_url(), y="t", targets=targets)
 
 
-def test_mixed_labels_are_classes_and_integers_are_values_where_that_is_asked_for(
+def test_target_kind_can_be_requested(
     tmp_path: Path,
 ) -> None:
     path = csv_file(tmp_path / "a.csv", [0, "NA", 1])
@@ -100,7 +110,7 @@ def test_mixed_labels_are_classes_and_integers_are_values_where_that_is_asked_fo
 
 
 @pytest.mark.parametrize("target", ["1_0", "\u0661"])
-def test_numbers_of_targets_and_weights_are_those_of_features(tmp_path: Path, target: str) -> None:
+def test_formatted_numbers_in_targets_and_weights_are_refused(tmp_path: Path, target: str) -> None:
     path = csv_file(tmp_path / "a.csv", ["0.5", target])
     with pytest.raises(DataError, match=f"row 1 is '{target}', a number with"):
         ingest(path, memory_url(), y="t")
@@ -110,7 +120,7 @@ def test_numbers_of_targets_and_weights_are_those_of_features(tmp_path: Path, ta
 
 
 @pytest.mark.parametrize("kind", ["npz", "h5", "memory"])
-def test_integer_labels_in_a_matrix_of_one_column_are_classes(tmp_path: Path, kind: str) -> None:
+def test_integer_column_vector_of_labels_is_classes(tmp_path: Path, kind: str) -> None:
     X, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.array([[3], [0], [3], [7]])
     path, url = tmp_path / f"d.{kind}", memory_url()
     if kind == "npz":
@@ -127,7 +137,7 @@ def test_integer_labels_in_a_matrix_of_one_column_are_classes(tmp_path: Path, ki
 
 
 @pytest.mark.slow
-def test_targets_are_looked_at_as_features_are(tmp_path: Path) -> None:
+def test_targets_are_validated_like_features(tmp_path: Path) -> None:
     for name, cells in TEXTS.items():
         if name in ("integers", "fractions", "missing", "codes"):
             continue
@@ -142,7 +152,7 @@ def test_targets_are_looked_at_as_features_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
+    ("labels", "message"),
     [
         (np.arange(300), "targets='values'"),
         (np.arange(300) // 5, "targets='values'"),
@@ -151,16 +161,16 @@ def test_targets_are_looked_at_as_features_are(tmp_path: Path) -> None:
         (np.array([f"w{k // 5}" for k in range(300)], object), "y="),
     ],
 )
-def test_many_classes_of_few_rows_are_asked_about(labels: Any, said: str) -> None:
+def test_many_classes_of_few_rows_need_confirmation(labels: Any, message: str) -> None:
     X = np.random.default_rng(0).normal(size=(len(labels), 2))
-    with pytest.raises(DataError, match=f"would be .* classes.*{said}.*targets='classes'"):
+    with pytest.raises(DataError, match=f"would be .* classes.*{message}.*targets='classes'"):
         ingest(X, memory_url(), y=labels)
     spec = ingest(X, memory_url(), y=labels, targets="classes")
     assert len(spec.classes or ()) == len(set(labels.tolist()))
 
 
 @pytest.mark.parametrize("n_classes", [2, 10, 26, 30])
-def test_classes_as_data_sets_have_them_are_not_asked_about(n_classes: int) -> None:
+def test_many_classes_with_many_rows_need_no_confirmation(n_classes: int) -> None:
     labels = np.arange(20 * n_classes) % n_classes
     X = np.ones((len(labels), 1))
     assert len(ingest(X, memory_url(), y=labels).classes or ()) == n_classes
@@ -170,6 +180,6 @@ def test_classes_as_data_sets_have_them_are_not_asked_about(n_classes: int) -> N
     assert len(ingest(X, memory_url(), y=ordinals).classes or ()) <= 4
 
 
-def test_many_whole_numbers_that_become_classes_are_told() -> None:
+def test_many_integers_that_become_classes_give_warning() -> None:
     with pytest.warns(UserWarning, match=r"become 40 classes.*targets='values'"):
         ingest(np.ones((800, 1)), memory_url(), y=np.arange(800) % 40)

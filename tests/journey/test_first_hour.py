@@ -1,4 +1,4 @@
-"""A newcomer's first hour, from a wheel in an environment of its own, far from the checkout.
+"""Run the documented first steps from a wheel in a new environment.
 
 Each step goes on from those before. What was typed, what came back and how long it took
 is in `first_hour.txt` beside the files of the newcomer, and with `-s` on the screen.
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.s3server import AWS_ENVIRONMENT, KEY, SECRET, S3Server
+from tests.s3_server import AWS_ENVIRONMENT, KEY, SECRET, S3Server
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(python|toml|sh)\n(.*?)^```$", re.M | re.S)
@@ -49,12 +49,12 @@ class Newcomer:
 
     def type(self, line: str) -> str:
         """Run a line of a shell, which must succeed; what it wrote."""
-        began = time.monotonic()
+        start_time = time.monotonic()
         done = subprocess.run(
             ["sh", "-e", "-c", line], cwd=self.folder, env=self.env, text=True, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        self._keep(line, done.stdout, time.monotonic() - began)
+        self._keep(line, done.stdout, time.monotonic() - start_time)
         assert done.returncode == 0, f"{line}\n{done.stdout}"
         return done.stdout
 
@@ -80,7 +80,7 @@ def newcomer(tmp_path: Path) -> Newcomer:
     return Newcomer(folder)
 
 
-def what_is_released_is_described(newcomer: Newcomer) -> None:
+def release_is_documented(newcomer: Newcomer) -> None:
     made = sorted((newcomer.folder / "dist").iterdir())
     assert [path.suffix for path in made] == [".whl", ".gz"]
     command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, made)]
@@ -99,11 +99,11 @@ def installed_from_a_wheel(newcomer: Newcomer) -> None:
 
 def the_tutorial(newcomer: Newcomer) -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    told: list[str] = []
+    texts: list[str] = []
     for kind, block in BLOCK.findall(text):
         if kind == "python":  # each goes on from those before
-            told.append(block)
-            newcomer.python("".join(told))
+            texts.append(block)
+            newcomer.python("".join(texts))
         elif kind == "toml":
             (newcomer.folder / "run.toml").write_text(block, encoding="utf-8")
         else:
@@ -112,7 +112,7 @@ def the_tutorial(newcomer: Newcomer) -> None:
     assert len(predicted) == 1 + 450
 
 
-def a_csv_file_of_ones_own(newcomer: Newcomer) -> None:
+def own_csv_file(newcomer: Newcomer) -> None:
     newcomer.python(PEOPLE)
     newcomer.type("streamkern ingest people.csv people.zarr --y kind")
     newcomer.type("streamkern train --train people.zarr --run-dir runs/people")
@@ -133,14 +133,14 @@ def on_s3(newcomer: Newcomer, s3: S3Server) -> Iterator[str]:
     newcomer.env = before
 
 
-def the_same_from_s3(newcomer: Newcomer, s3: S3Server) -> None:
-    with on_s3(newcomer, s3) as place:
-        newcomer.type(f"streamkern ingest people.csv {place}/people.zarr --y kind")
-        newcomer.type(f"streamkern train --train {place}/people.zarr --run-dir {place}/run")
-        newcomer.type(f"streamkern predict {place}/run others.csv from-s3.csv --y kind")
+def train_from_s3(newcomer: Newcomer, s3: S3Server) -> None:
+    with on_s3(newcomer, s3) as location:
+        newcomer.type(f"streamkern ingest people.csv {location}/people.zarr --y kind")
+        newcomer.type(f"streamkern train --train {location}/people.zarr --run-dir {location}/run")
+        newcomer.type(f"streamkern predict {location}/run others.csv from-s3.csv --y kind")
     newcomer.type("streamkern predict runs/people others.csv from-disk.csv --y kind")
     ours, theirs = (
-        (newcomer.folder / f"from-{place}.csv").read_bytes() for place in ("s3", "disk")
+        (newcomer.folder / f"from-{location}.csv").read_bytes() for location in ("s3", "disk")
     )
     assert ours == theirs
 
@@ -148,7 +148,7 @@ def the_same_from_s3(newcomer: Newcomer, s3: S3Server) -> None:
 KILLED = "train run.toml --set data.copies=60 --set run.checkpoint_every=8 --run-dir"
 
 
-def killed_and_gone_on_with(newcomer: Newcomer) -> None:
+def kill_and_resume(newcomer: Newcomer) -> None:
     command = ["streamkern", *KILLED.split(), "runs/killed"]
     process = subprocess.Popen(
         [str(newcomer.bin / command[0]), *command[1:]], cwd=newcomer.folder, env=newcomer.env,
@@ -189,13 +189,13 @@ print("right:", model.score(rows, kinds))
 
 
 @pytest.mark.full
-def test_the_first_hour(newcomer: Newcomer, s3: S3Server) -> None:
+def test_documented_first_steps_work_from_a_wheel(newcomer: Newcomer, s3: S3Server) -> None:
     """Run the commands of the documentation in order; each uses the results of earlier ones."""
-    what_is_released_is_described(newcomer)
+    release_is_documented(newcomer)
     installed_from_a_wheel(newcomer)
     the_tutorial(newcomer)
-    a_csv_file_of_ones_own(newcomer)
-    the_same_from_s3(newcomer, s3)
-    killed_and_gone_on_with(newcomer)
+    own_csv_file(newcomer)
+    train_from_s3(newcomer, s3)
+    kill_and_resume(newcomer)
     looked_at(newcomer)
     loaded_in_python(newcomer)

@@ -46,13 +46,13 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.full
-def test_a_terminal(train: list[str], tmp_path: Path) -> None:
+def test_terminal_output_equals_recording(train: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "streamkern", *train, "--run-dir", str(tmp_path / "run")]
     check_recording("terminal", on_a_terminal(command).replace(str(tmp_path), "FOLDER"))
 
 
 @pytest.mark.full
-def test_a_pipe(train: list[str], tmp_path: Path) -> None:
+def test_pipe_output_equals_recording(train: list[str], tmp_path: Path) -> None:
     """Train without a metric, so that kernel and bandwidth are searched separately."""
     train = [*train, "--set", "model.metric=none"]
     command = [sys.executable, "-c", SOONER, *train, "--run-dir", str(tmp_path / "run")]
@@ -61,7 +61,7 @@ def test_a_pipe(train: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_notebook(tmp_path: Path) -> None:
+def test_notebook_output_equals_recording(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel")
     client = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(FIT)])

@@ -20,7 +20,7 @@ from streamkern.kernels.builtin import (
 )
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
-from tests.maths import Array, rows
+from tests.solver_problems import Array, rows
 
 D, P, M, C = 5, 40, 60, 3
 Z, ALPHA = rows(0, P, D), rows(1, P, C)
@@ -63,7 +63,7 @@ def by_differences(kernel: Kernel, X: Array, w: Array) -> Array:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_it_is_the_mean_of_outer_products(name: str) -> None:
+def test_agop_is_mean_of_gradient_outer_products(name: str) -> None:
     truth = by_differences(KERNELS[name], X, W)
     np.testing.assert_allclose(found(KERNELS[name]), truth, atol=1e-6 * np.abs(truth).max())
 
@@ -71,7 +71,7 @@ def test_it_is_the_mean_of_outer_products(name: str) -> None:
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("precision", ["exact", "high"])
 @pytest.mark.parametrize("name", KERNELS)
-def test_float32_is_healthy_where_rows_meet_centers(name: str, precision: str) -> None:
+def test_agop_in_float32_is_accurate_at_centers(name: str, precision: str) -> None:
     """Check that the kink of a kernel at a center loses at most three digits, in one row of six."""
     kinks = name in ("laplace", "dispersal", "sum", "matrix")
     truth = found(KERNELS[name])
@@ -81,7 +81,7 @@ def test_float32_is_healthy_where_rows_meet_centers(name: str, precision: str) -
         np.testing.assert_allclose(got, truth, atol=tolerance * np.abs(truth).max())
 
 
-def test_integers_are_features_in_steps() -> None:
+def test_agop_of_integer_features_is_scaled_by_step() -> None:
     pixels = np.random.default_rng(0).integers(0, 9, (P + M, D)).astype(np.float64)
     z, x = pixels[:P] * 0.25 - 1, pixels[P:] * 0.25 - 1
     sums = []
@@ -93,12 +93,12 @@ def test_integers_are_features_in_steps() -> None:
     np.testing.assert_allclose(sums[1], sums[0], rtol=1e-5, atol=1e-6 * np.abs(sums[0]).max())
 
 
-def test_without_weights_all_rows_count_alike() -> None:
+def test_agop_without_weights_weights_rows_equally() -> None:
     kernel = KERNELS["matern32"]
     np.testing.assert_allclose(found(kernel, w=None), found(kernel, w=np.ones(M)), rtol=1e-12)
 
 
-def test_groups_of_outputs_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agop_does_not_depend_on_output_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = found(KERNELS["laplace"])
     monkeypatch.setattr(agop, "MAX_DERIVATIVE_COLUMNS", 2 * (D + 1))
     # Entries are sums of terms of both signs, as large as the largest of them.
@@ -106,7 +106,7 @@ def test_groups_of_outputs_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_allclose(found(KERNELS["laplace"]), truth, rtol=0, atol=atol)
 
 
-def test_before_the_first_row_there_is_nothing() -> None:
+def test_agop_without_rows_is_zero() -> None:
     op = KernelOperator(Gaussian(1.0), Backend(1), "float64")
     total = GradientSum(op, op.points(Z, right=True), ALPHA)
     np.testing.assert_array_equal(total.mean(), np.zeros((D, D)))

@@ -42,8 +42,8 @@ from streamkern.train.resolve.precision import resolve_precision
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests import runs
-from tests.maths import Array, Quartic, both, rows
 from tests.runs import array_source, assert_same_bits, final, finished, stopped
+from tests.solver_problems import Array, Quartic, both, rows
 
 BACKENDS = [Backend] + [CompiledBackend] * (numba_problem() is None)
 
@@ -118,7 +118,7 @@ def metrics(d: int) -> st.SearchStrategy[Array | None]:
     # Compiled, every kernel is a function of its own, which takes half a second to make.
     [(Backend, "float64", 60), (Backend, "exact", 60), (CompiledBackend, "exact", 12)],
 )
-def test_any_kernel_is_that_of_its_parts(
+def test_combined_kernel_equals_combination_of_parts(
     kind: type[Backend], precision: str, examples: int
 ) -> None:
     """Compare with the parts on tiles smaller than the matrix, with a shift, for points that are
@@ -149,7 +149,7 @@ def test_any_kernel_is_that_of_its_parts(
 
 @given(kernel=ANY_KERNEL, metric=metrics(4))
 @settings(max_examples=60, deadline=None)
-def test_a_kernel_is_made_again_from_its_description(kernel: Kernel, metric: Array | None) -> None:
+def test_kernel_roundtrips_through_description(kernel: Kernel, metric: Array | None) -> None:
     kernel = kernel.with_metric(metric)
     described = json.loads(json.dumps(kernel.describe()))
     again = get_kernel(described, metric=metric)
@@ -173,7 +173,7 @@ def test_every_kernel_is_positive_semidefinite(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_same_bits_on_any_number_of_threads(kind: type[Backend]) -> None:
+def test_kernels_have_same_bits_for_any_number_of_threads(kind: type[Backend]) -> None:
     A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3).astype(np.float32)
     for kernel in (
         LaplaceL1(2.0), Polynomial(5, 0.1, 2), ReluNTK(4),
@@ -193,7 +193,7 @@ def test_same_bits_on_any_number_of_threads(kind: type[Backend]) -> None:
                 np.testing.assert_array_equal(left, right)
 
 
-def test_l1_distances_of_the_same_rows_are_zero() -> None:
+def test_l1_distances_of_equal_rows_are_zero() -> None:
     for kind in BACKENDS:
         op = KernelOperator(LaplaceL1(3.0), kind(1), "exact", shift=rows(2, 19))
         X = 50 + rows(0, 300, 19)
@@ -205,7 +205,7 @@ def test_l1_distances_of_the_same_rows_are_zero() -> None:
         np.testing.assert_allclose(K, truth(op.kernel, X, X), atol=1e-4)
 
 
-def test_a_description_is_plain() -> None:
+def test_repr_and_description_are_readable() -> None:
     kernel = 0.5 * Laplace(3.0) + Gaussian(1.0) * Polynomial(2)
     assert repr(kernel) == (
         "0.5 * Laplace(bandwidth=3) + Gaussian(bandwidth=1) * Polynomial(degree=2, gamma=1, c0=1)"
@@ -232,7 +232,7 @@ def test_a_description_is_plain() -> None:
     )
 
 
-def test_own_kernels_take_part() -> None:
+def test_user_kernels_can_be_combined() -> None:
     kernel = Quartic(2.0) * Linear() + Laplace(1.0)
     assert kernel.expression is None
     op = KernelOperator(kernel, Backend(1), "float64")
@@ -242,18 +242,18 @@ def test_own_kernels_take_part() -> None:
     assert repr(get_kernel(kernel.describe())) == repr(kernel)
 
 
-def test_an_own_kernel_is_made_again_if_it_is_the_same_function() -> None:
+def test_user_kernel_is_restored_only_if_unchanged() -> None:
     """Check that a kernel is rebuilt from its class, and refused without the class or for another
     function."""
-    told = json.loads(json.dumps(Quartic(2.0).describe()))
-    assert repr(get_kernel(told)) == "Quartic(bandwidth=2)"
+    described = json.loads(json.dumps(Quartic(2.0).describe()))
+    assert repr(get_kernel(described)) == "Quartic(bandwidth=2)"
     with pytest.raises(ConfigError, match=r"has changed since.* define the class as it was"):
-        get_kernel(told | {"values": [1.0, 0.5, 0.2, 0.1]})
+        get_kernel(described | {"values": [1.0, 0.5, 0.2, 0.1]})
     with pytest.raises(ConfigError, match=r"not defined; .* with --import elsewhere"):
-        get_kernel(told | {"kernel": "elsewhere.Quartic"})
+        get_kernel(described | {"kernel": "elsewhere.Quartic"})
 
 
-def test_an_open_bandwidth_is_filled_in_where_a_kernel_is_made() -> None:
+def test_open_bandwidth_is_filled_by_get_kernel() -> None:
     for kernel in (Quartic("auto"), Laplace("auto")):
         assert get_kernel(kernel, lambda geometry: 3.0).describe() == type(kernel)(3.0).describe()
         with pytest.raises(ConfigError, match="has no bandwidth yet; give it a number"):
@@ -262,7 +262,7 @@ def test_an_open_bandwidth_is_filled_in_where_a_kernel_is_made() -> None:
             kernel + Gaussian(1.0)
 
 
-def test_names_from_elsewhere() -> None:
+def test_kernel_names_of_other_libraries_are_accepted() -> None:
     """Check that names of kernels in other libraries are accepted if they mean the same, and that
     names of parameters are explained."""
     for name in ("rbf", "RBF", "Gaussian", "GAUSSIAN", "squared_exponential"):
@@ -279,7 +279,7 @@ def test_names_from_elsewhere() -> None:
 # --- tables -------------------------------------------------------------------------------------
 
 
-def test_tables_and_widths() -> None:
+def test_kernel_tables_take_bandwidths_by_geometry() -> None:
     table = {
         "kind": "sum",
         "weights": [2, 1, 1],
@@ -292,7 +292,7 @@ def test_tables_and_widths() -> None:
     assert repr(get_kernel("relu_ntk", 3.0)) == "ReluNTK(depth=1)"
 
 
-def test_the_l1_median_is_that_of_l1_distances() -> None:
+def test_median_of_l1_distances_is_exact() -> None:
     Z = rows(0, 50, 6)
     distances = np.abs(Z[:, None] - Z).sum(axis=2)[np.triu_indices(50, 1)]
     assert median_bandwidth(Z, "cityblock") == pytest.approx(np.median(distances))
@@ -321,23 +321,23 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(BAD))
-def test_bad_tables_are_refused(name: str) -> None:
-    table, said = BAD[name]
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_kernel_tables_are_refused(name: str) -> None:
+    table, message = BAD[name]
+    with pytest.raises(ConfigError, match=message):
         get_kernel(table)
     if isinstance(table, dict):
-        with pytest.raises(ConfigError, match=f"^model.kernel: .*{said}"):
+        with pytest.raises(ConfigError, match=f"^model.kernel: .*{message}"):
             ModelConfig(kernel=table)
 
 
-def test_a_width_that_nobody_takes_is_refused() -> None:
+def test_unused_bandwidth_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.bandwidth=2 is used by no part of model\.kern"):
         ModelConfig(kernel={"kind": "polynomial"}, bandwidth=2.0)
     assert ModelConfig(kernel="polynomial").bandwidth == "auto"
 
 
 @pytest.mark.parametrize(
-    ("metric", "said"),
+    ("metric", "message"),
     [
         ([1.0, np.nan], "metric holds NaN or infinity"),
         ([["a"]], "must be numbers: one for each feature"),
@@ -345,20 +345,20 @@ def test_a_width_that_nobody_takes_is_refused() -> None:
         ([], r"metric of shape \(0,\)"),
     ],
 )
-def test_a_bad_metric_is_refused(metric: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_metric_is_refused(metric: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Laplace(1.0, metric=metric)
 
 
-def test_a_metric_is_for_as_many_features_and_for_no_integers() -> None:
+def test_metric_of_other_width_or_integer_precision_is_refused() -> None:
     op = KernelOperator(Laplace(1.0, metric=np.ones((3, 2))), Backend(1))
     with pytest.raises(ConfigError, match="is for 3 features, and the points have 4"):
         op.points(rows(0, 5, 4), left=True)
     with pytest.raises(ConfigError, match="different metrics"):
         Laplace(1.0, metric=[1.0, 2.0]) + Laplace(1.0)
-    for kernel, wish in ((op.kernel, "integer"), (Linear(), "high"), (LaplaceL1(1.0), "fast")):
-        with pytest.raises(ConfigError, match=f"precision='{wish}' (is for|requires)"):
-            resolve_precision(wish, np.dtype(np.uint8), [], Backend(1), kernel)
+    for kernel, options in ((op.kernel, "integer"), (Linear(), "high"), (LaplaceL1(1.0), "fast")):
+        with pytest.raises(ConfigError, match=f"precision='{options}' (is for|requires)"):
+            resolve_precision(options, np.dtype(np.uint8), [], Backend(1), kernel)
     backend = Backend(1)
     backend.tensor_cores = True
     for kernel, precision in ((op.kernel, "high"), (Linear(), "exact"), (LaplaceL1(1.0), "exact")):
@@ -380,12 +380,14 @@ RUNS: dict[str, Any] = {
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("solver", ["block", "eigenpro3"])
 @pytest.mark.parametrize("name", sorted(RUNS))
-def test_a_run_learns_resumes_and_is_loaded(name: str, solver: str, tmp_path: Path) -> None:
+def test_run_with_combined_kernel_learns_resumes_and_loads(
+    name: str, solver: str, tmp_path: Path
+) -> None:
     overrides = {"model.kernel": RUNS[name], "model.bandwidth": "auto", "solver.name": solver}
     overrides |= {"data.epochs": 3, "model.fit_intercept": False}
     if solver == "eigenpro3":
         overrides["data.batch_size"] = 10  # below the critical batch of all of them
-    whole = finished(runs.settings(tmp_path / "whole", **overrides), source=array_source())
+    uninterrupted = finished(runs.settings(tmp_path / "whole", **overrides), source=array_source())
     config = runs.settings(tmp_path / "cut", **overrides)
     stopped(config, 3, source=array_source())
     again = finished(config, source=array_source(), test=array_source(10, 5))
@@ -398,11 +400,11 @@ def test_a_run_learns_resumes_and_is_loaded(name: str, solver: str, tmp_path: Pa
         f = K @ np.float64(again.model.weights)
         np.testing.assert_allclose(again.model.values(X), f, rtol=1e-3, atol=1e-3)
     model = load_model(tmp_path / "whole", device="cpu", threads=1)
-    np.testing.assert_array_equal(model.values(X), whole.model.values(X))
+    np.testing.assert_array_equal(model.values(X), uninterrupted.model.values(X))
     model.backend.close()
 
 
-def test_a_metric_is_kept_with_the_run(tmp_path: Path) -> None:
+def test_metric_is_saved_with_run(tmp_path: Path) -> None:
     X, d = runs.arrays(10, 5)[0], runs.D
     kernel = 0.5 * Laplace(2.0, metric=rows(3, d, 2)) + Gaussian(1.0, metric=rows(3, d, 2))
     given = {"model.kernel": kernel, "model.bandwidth": "auto"}
@@ -420,13 +422,13 @@ def test_a_metric_is_kept_with_the_run(tmp_path: Path) -> None:
     model.backend.close()
 
 
-def test_a_metric_for_other_features_stops_a_run_at_once() -> None:
+def test_metric_of_other_width_stops_run_at_once() -> None:
     given = {"model.kernel": Laplace(1.0, metric=np.ones(77)), "model.bandwidth": "auto"}
     with pytest.raises(ConfigError, match="is for 77 features"):
         finished(runs.settings(**given), source=array_source())
 
 
-def test_an_estimator_takes_tables_and_sums() -> None:
+def test_estimator_accepts_kernel_tables_and_sums() -> None:
     X = rows(0, 300, 3)
     y = 1 + X[:, 0] * X[:, 1] - X[:, 2]
     for kernel in ({"kind": "polynomial", "degree": 2}, Polynomial(2) + 0.1 * Linear()):

@@ -1,4 +1,4 @@
-"""Kernels with categorical against dense float64: values, gradients, records, refusals."""
+"""Compare kernels with categorical features with dense float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streamkern.kernels.notation import kernel_text
 from streamkern.kernels.points import PRECISIONS, Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.train.resolve.precision import resolve_precision
-from tests.maths import Array, both, rows
+from tests.solver_problems import Array, both, rows
 
 D, N, M = 5, 40, 60
 LEVELS = ((3, 0.8), (1, 2.5))
@@ -75,7 +75,7 @@ def backends() -> Iterator[list[Backend]]:
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize(("precision", "tolerance"), [("float64", 1e-12), ("exact", 2e-5)])
-def test_values_are_those_by_definition(
+def test_categorical_kernel_equals_definition(
     precision: str, tolerance: float, name: str, metric: str, backends: list[Backend]
 ) -> None:
     kernel = KERNELS[name].with_metric(METRICS[metric]).with_categorical(LEVELS)
@@ -92,7 +92,7 @@ def test_values_are_those_by_definition(
 
 
 @pytest.mark.parametrize("n", [1, 3, 4])
-def test_any_number_of_categorical(n: int, backends: list[Backend]) -> None:
+def test_any_number_of_categorical_features_is_accepted(n: int, backends: list[Backend]) -> None:
     categorical = [(j, 0.5 + j) for j in range(n)]
     A, B = np.random.default_rng(0).integers(0, 3, (2, N, D)).astype(np.float32)
     kernel = sk.Gaussian(2.0).with_categorical(categorical)
@@ -102,7 +102,7 @@ def test_any_number_of_categorical(n: int, backends: list[Backend]) -> None:
         np.testing.assert_allclose(found, dense(kernel, A, B), rtol=0, atol=1e-5)
 
 
-def test_categorical_are_told_apart_however_near(backends: list[Backend]) -> None:
+def test_categorical_values_are_compared_exactly(backends: list[Backend]) -> None:
     """Check values that differ in the last bit, far from the shift."""
     far = np.float32(1e6)
     X = np.array([[far], [np.nextafter(far, np.float32(2e6))], [far]], np.float32)
@@ -113,7 +113,7 @@ def test_categorical_are_told_apart_however_near(backends: list[Backend]) -> Non
         np.testing.assert_allclose(K[0], [1.0, np.exp(-1), 1.0], rtol=1e-6)
 
 
-def test_categorical_are_a_one_hot_code() -> None:
+def test_categorical_features_equal_one_hot_code() -> None:
     """Compare with half the squared distance of the codes of a level, times its weight."""
     A, B, weight = table(N, 0), table(M, 1), 1.7
     coded = [np.column_stack([X, np.sqrt(weight / 2) * np.eye(10)[X[:, 3].astype(int) + 5]])
@@ -121,13 +121,13 @@ def test_categorical_are_a_one_hot_code() -> None:
     op = KernelOperator(sk.Laplace(2.0).with_categorical([(3, weight)]), Backend(1), "float64")
     plain = KernelOperator(sk.Laplace(2.0), Backend(1), "float64")
     found = op.matrix(both(op, A), both(op, B))
-    wanted = plain.matrix(both(plain, coded[0]), both(plain, coded[1]))
-    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+    expected = plain.matrix(both(plain, coded[0]), both(plain, coded[1]))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("name", ["laplace", "gaussian", "sum"])
-def test_gradients_are_those_of_the_function(
+def test_categorical_gradients_equal_finite_differences(
     name: str, metric: str, backends: list[Backend]
 ) -> None:
     """Compare with finite differences along the features that are not categorical."""
@@ -153,7 +153,7 @@ def test_gradients_are_those_of_the_function(
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_description_makes_the_kernel_again(name: str) -> None:
+def test_categorical_kernel_roundtrips_through_description(name: str) -> None:
     kernel = KERNELS[name].with_categorical(LEVELS)
     described = json.loads(json.dumps(kernel.describe()))
     again = get_kernel(described)
@@ -169,7 +169,7 @@ def test_a_description_makes_the_kernel_again(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("categorical", "says"),
+    ("categorical", "message"),
     [
         ([(0, 1.0), (0, 2.0)], "must not repeat a feature"),
         ([(-1, 1.0)], "nor hold a negative one"),
@@ -182,10 +182,10 @@ def test_a_description_makes_the_kernel_again(name: str) -> None:
         (3, "pairs of a feature and its weight"),
     ],
 )
-def test_what_is_no_list_of_categorical(categorical: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_categorical_lists_are_refused(categorical: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         sk.Laplace(1.0).with_categorical(categorical)
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         get_kernel({"kind": "laplace", "bandwidth": 1.0, "categorical": categorical})
 
 
@@ -196,13 +196,13 @@ def test_what_is_no_list_of_categorical(categorical: Any, says: str) -> None:
         FourierFeatures(4, sk.Gaussian(1.0).describe()),
     ],
 )  # fmt: skip
-def test_categorical_belong_to_a_distance(kernel: Kernel) -> None:
+def test_categorical_needs_a_kernel_of_distance(kernel: Kernel) -> None:
     assert kernel.with_categorical(()).categorical == ()
     with pytest.raises(ConfigError, match="not a function of the Euclidean distance"):
         kernel.with_categorical([(0, 1.0)])
 
 
-def test_a_sum_has_levels_as_a_whole() -> None:
+def test_kernel_sum_shares_categorical_features() -> None:
     """Check that the parts share a tile, and that no operator drops the categorical features of its
     operands."""
     laplace, gauss = (k(1.0).with_categorical([(0, 1.0)]) for k in (sk.Laplace, sk.Gaussian))
@@ -220,13 +220,13 @@ def test_a_sum_has_levels_as_a_whole() -> None:
             make()
 
 
-def test_a_feature_that_the_points_lack() -> None:
+def test_categorical_index_beyond_width_is_refused() -> None:
     op = KernelOperator(sk.Laplace(1.0).with_categorical([(D, 1.0)]), Backend(1))
     with pytest.raises(ConfigError, match=f"must name features from 0 to {D - 1}"):
         op.points(table(3, 0), left=True)
 
 
-def test_precisions_that_round_features() -> None:
+def test_categorical_refuses_precisions_that_round_features() -> None:
     kernel = sk.Laplace(1.0).with_categorical(LEVELS)
     for precision in PRECISIONS:
         grid = Grid(0.0, 1.0) if precision == "integer" else None
@@ -240,7 +240,7 @@ def test_precisions_that_round_features() -> None:
             resolve_precision(precision, np.dtype("f4"), [], Backend(1), kernel)
 
 
-def test_precision_auto_does_not_round_them() -> None:
+def test_precision_auto_is_exact_for_categorical() -> None:
     backend = get_backend("cpu")
     backend.tensor_cores = True
     for dtype in (np.uint8, np.float32):
@@ -250,7 +250,7 @@ def test_precision_auto_does_not_round_them() -> None:
         assert resolve_precision("auto", np.dtype(dtype), [], backend, kernel) == ("exact", None)
 
 
-def test_no_frequencies_of_categorical() -> None:
+def test_categorical_kernel_has_no_fourier_frequencies() -> None:
     kernel = sk.Gaussian(1.0).with_categorical([(0, 1.0)])
     with pytest.raises(ConfigError, match="compares some features for equality"):
         frequencies(kernel, D, 8, 0)
@@ -260,17 +260,17 @@ def test_no_frequencies_of_categorical() -> None:
         model.fit(X, X[:, 0])
 
 
-def test_shares_of_a_metric_and_of_categorical() -> None:
+def test_importances_include_categorical_features() -> None:
     """Check that a categorical feature counts as its part of the squared distance of two rows of
     standardised features."""
     categorical = ((0, 4.0), (2, 2.0))
-    wanted = np.array([1.0 + 2.0, 4.0, 0.0 + 1.0]) / 8
-    np.testing.assert_allclose(importances(np.array([1.0, 2.0, 0.0]), categorical), wanted)
+    expected = np.array([1.0 + 2.0, 4.0, 0.0 + 1.0]) / 8
+    np.testing.assert_allclose(importances(np.array([1.0, 2.0, 0.0]), categorical), expected)
     A = np.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
-    np.testing.assert_allclose(importances(A, categorical), wanted)
+    np.testing.assert_allclose(importances(A, categorical), expected)
     np.testing.assert_allclose(importances(1e-170 * np.ones(3), categorical), [2 / 3, 0, 1 / 3])
     np.testing.assert_allclose(importances(np.zeros(3), categorical), [2 / 3, 0, 1 / 3])
     for metric in (np.array([1.0, 2.0, 0.0]), A):
         found = describe_metric(metric, "abc", categorical)
-        assert dict(found["importances"]) == pytest.approx(dict(zip("abc", wanted, strict=True)))
+        assert dict(found["importances"]) == pytest.approx(dict(zip("abc", expected, strict=True)))
         np.testing.assert_allclose(found["spectrum"][:2], [0.8, 0.2])

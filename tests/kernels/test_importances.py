@@ -13,7 +13,7 @@ RNG = np.random.default_rng(4)
 
 
 @pytest.mark.parametrize("r", [1, 3, 30])
-def test_of_a_matrix(r: int) -> None:
+def test_importances_equal_explicit_matrix(r: int) -> None:
     A = RNG.normal(size=(30, r))
     M = A @ A.T
     lam, U = np.linalg.eigh(M)
@@ -35,12 +35,12 @@ def test_of_a_matrix(r: int) -> None:
         np.testing.assert_allclose([x for _, x in terms], entries, atol=1e-9)
 
 
-def test_of_scales() -> None:
+def test_importances_of_diagonal_metric() -> None:
     found = describe_metric(np.array([0.0, 2.0, 1.0]), "abc")
     assert found["importances"] == [["b", 0.8], ["c", 0.2], ["a", 0.0]]
     assert (found["kind"], found["directions"], found["first"]) == ("scales", 2, [])
     np.testing.assert_allclose(found["spectrum"], [0.8, 0.2, 0.0])
 
 
-def test_nothing_of_nothing() -> None:
+def test_importances_of_zero_metric_are_zero() -> None:
     np.testing.assert_array_equal(importances(np.zeros((3, 2))), np.zeros(3))

@@ -20,7 +20,7 @@ from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import InnerKernel, Linear, Polynomial, ReluNTK
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.norm import jittered_cholesky
-from tests.maths import Array, both, rows
+from tests.solver_problems import Array, both, rows
 
 BACKENDS = [Backend] + [CompiledBackend] * (numba_problem() is None)
 
@@ -89,9 +89,7 @@ def test_tiled_product_equals_dense(
 
 @pytest.mark.parametrize("name", sorted(TRUTH))
 @pytest.mark.parametrize("precision", ["float64", "exact"])
-def test_gram_is_positive_and_its_diagonal_is_that_of_known_points(
-    name: str, precision: str
-) -> None:
+def test_gram_is_positive_and_has_exact_diagonal(name: str, precision: str) -> None:
     kernel, truth = TRUTH[name]
     op = KernelOperator(kernel, Backend(1), precision)
     X = rows(0, 60, 5)
@@ -108,7 +106,7 @@ def test_gram_is_positive_and_its_diagonal_is_that_of_known_points(
     np.testing.assert_allclose(L @ L.T, K + jitter * np.eye(60), atol=1e-4 * exact.max())
 
 
-def test_jitter_goes_with_the_size_of_the_kernel() -> None:
+def test_jitter_scales_with_the_kernel() -> None:
     """Check that a scaled kernel has the same scaled factor."""
     X = rows(0, 40, 3)
     small, large = (
@@ -119,7 +117,7 @@ def test_jitter_goes_with_the_size_of_the_kernel() -> None:
     np.testing.assert_array_equal(large[0], small[0] * 2**10)
 
 
-def test_a_point_at_zero_has_tangents_of_zero() -> None:
+def test_tangent_kernel_at_zero_is_zero() -> None:
     op = KernelOperator(ReluNTK(2), Backend(1), "exact")
     K = op.gram(both(op, np.array([[0.0, 0.0], [1.0, 2.0]])))
     np.testing.assert_allclose(K, [[0, 0], [0, 15]], rtol=1e-6)
@@ -143,9 +141,7 @@ class Waves(InnerKernel):
 
 @pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("precision", ["float64", "exact"])
-def test_a_kernel_may_give_its_columns_numbers_of_their_own(
-    precision: str, kind: type[Backend]
-) -> None:
+def test_kernel_may_define_column_parameters(precision: str, kind: type[Backend]) -> None:
     backend = kind(1)
     backend.tile_rows, backend.tile_cols = 7, 11
     op = KernelOperator(Waves(), backend, precision)
@@ -163,7 +159,7 @@ def test_a_kernel_may_give_its_columns_numbers_of_their_own(
 
 
 @pytest.mark.parametrize("precision", ["high", "fast"])
-def test_modes_of_distances_are_refused(precision: str) -> None:
+def test_distance_precisions_are_refused(precision: str) -> None:
     with pytest.raises(ConfigError, match=f"'{precision}' is for kernels of Euclidean distances"):
         KernelOperator(Linear(), Backend(1), precision)
 
@@ -178,6 +174,6 @@ def test_modes_of_distances_are_refused(precision: str) -> None:
         (lambda: ReluNTK(0), "depth=0 must be a whole number between 1 and 50"),
     ],
 )
-def test_bad_parameters_are_refused(make: Any, text: str) -> None:
+def test_invalid_parameters_are_refused(make: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         make()

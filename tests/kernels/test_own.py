@@ -38,30 +38,30 @@ REFERENCE, NAME = f"{__name__}:Quartic", f"{__name__}.Quartic"
     ("value", "power"),
     [(REFERENCE, 2.0), ({"kind": REFERENCE, "power": 3.0}, 3.0), ({"kind": NAME}, 2.0)],
 )
-def test_a_class_is_given_by_its_name(value: Any, power: float) -> None:
+def test_kernel_class_is_given_by_reference(value: Any, power: float) -> None:
     kernel = get_kernel(given_kernel(value), 2.0)
     assert isinstance(kernel, Quartic)
     assert (kernel.bandwidth, kernel.power) == (2.0, power)
 
 
-def test_parts_may_be_classes() -> None:
+def test_kernel_parts_may_be_references() -> None:
     table = {"kind": "sum", "parts": ["laplace", {"kind": REFERENCE, "power": 1.0}]}
     assert given_kernel(table) == table
     assert isinstance(get_kernel(table, 2.0).parts[1], Quartic)
 
 
-def test_parameters_that_the_class_does_not_take_are_refused() -> None:
+def test_unknown_parameter_of_kernel_class_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no parameter 'powre'; it takes bandwidth, power"):
         get_kernel({"kind": REFERENCE, "powre": 2.0}, 2.0)
 
 
-def test_other_values_stay_as_they_are() -> None:
+def test_built_in_kernels_are_unchanged() -> None:
     for value in ("laplace", {"kind": "polynomial", "degree": 2}, 3, None, Quartic()):
         assert given_kernel(value) == value
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         ("no_such_module:Quartic", "the module 'no_such_module' cannot be imported"),
         ("streamkern:Kernel", "is not a subclass of streamkern.Kernel"),
@@ -69,12 +69,12 @@ def test_other_values_stay_as_they_are() -> None:
         ({"kind": f"{__name__}:NAME"}, "is not a subclass of streamkern.Kernel"),
     ],
 )
-def test_names_of_no_kernel_are_refused(value: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_references_that_are_not_kernels_are_refused(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         sk.RunConfig.from_tables({"data": {"train": "a.zarr"}, "model": {"kernel": value}})
 
 
-def test_a_run_by_name_is_that_of_the_object(
+def test_run_by_reference_equals_run_with_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check the command, also with two ranks, whose processes import the module."""
@@ -102,7 +102,7 @@ def test_a_run_by_name_is_that_of_the_object(
         {"kernel": NAME, "parts": ["evil:Kernel"]},
     ],
 )
-def test_a_record_imports_no_module(
+def test_kernel_record_imports_no_module(
     recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "evil.py").write_text("")
@@ -114,7 +114,7 @@ def test_a_record_imports_no_module(
 
 
 @pytest.mark.parametrize("features", ["kernel", "fourier"])
-def test_going_on_with_a_model_imports_no_module(
+def test_continued_model_imports_no_module(
     features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a setup that was changed and sealed again."""
@@ -167,7 +167,7 @@ np.save("expected.npy", sk.load("run").predict(X))
 """
 
 
-def test_commands_import_the_module_of_a_kernel_object(
+def test_commands_import_module_of_kernel_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Check --import, also for ranks; a continued run may also name the class."""
@@ -185,23 +185,27 @@ def test_commands_import_the_module_of_a_kernel_object(
         ["info", "run", "--importances", "b.npz"], ["report", "run", "--importances", "b.npz"],
         [*new, "next"], ["plan", *new[1:-1]],
     ]  # fmt: skip
-    for words in commands:
-        assert run_command(words) == 2, words
+    for arguments in commands:
+        assert run_command(arguments) == 2, arguments
         assert "a command imports it with --import rational_kernels" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="with --import rational_kernels"):
         loss_of_run("rational_kernels:Bent")
     assert "rational_kernels" not in sys.modules
-    for words in commands:
-        assert run_command([*words, "--import", "rational_kernels"]) == 0, words
+    for arguments in commands:
+        assert run_command([*arguments, "--import", "rational_kernels"]) == 0, arguments
     np.testing.assert_allclose(np.load("p.npy"), np.load("expected.npy"), rtol=1e-4, atol=1e-4)
     assert run_command(["predict", "run", "b.npz", "q.npy", "--import", "no_such_module"]) == 2
     assert "--import no_such_module: the module 'no_such" in capsys.readouterr().err
-    ways = [["--set", "model.kernel=rational_kernels:Rational"], ["--import", "rational_kernels"]]
-    for words in ways:
-        for _ in range(2):  # the second call resumes
-            assert run_command([*new, f"by{words[0]}", *words, "--ranks", "2"]) == 0
+    # One process by the name of the class, and ranks by --import; `test_run_by_reference_...` has
+    # ranks by the name. The second call of each resumes.
+    for arguments in (
+        ["--set", "model.kernel=rational_kernels:Rational"],
+        ["--import", "rational_kernels", "--ranks", "2"],
+    ):
+        for _ in range(2):
+            assert run_command([*new, f"by{arguments[0]}", *arguments]) == 0
 
 
-def test_a_class_of_a_script_is_not_said_to_be_imported() -> None:
+def test_class_of_script_is_reported_as_not_importable() -> None:
     with pytest.raises(ConfigError, match=r"import its module first, or define the class$"):
         kernel_of_run("__main__:Rational")

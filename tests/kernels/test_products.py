@@ -14,7 +14,7 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.points import PRECISIONS, Grid, point_width
 from streamkern.kernels.products import KernelOperator
 from tests import reference as ref
-from tests.maths import RADIAL, Array, Quartic, both, operator, rows
+from tests.solver_problems import RADIAL, Array, Quartic, both, operator, rows
 
 EPS = {"float64": float(np.finfo(np.float64).eps), "exact": float(np.finfo(np.float32).eps)}
 
@@ -102,7 +102,7 @@ def test_tiled_product_equals_dense(
 
 
 @pytest.mark.parametrize("name", RADIAL)
-def test_near_duplicate_rows_in_float32(name: str) -> None:
+def test_near_duplicate_rows_are_accurate_in_float32(name: str) -> None:
     """Check rows at a distance of 1e-4 of their norms, less than the rounding error of the
     distance."""
     op = operator(name, 3.0, "exact")
@@ -130,7 +130,7 @@ def test_gram_has_exact_ones_on_its_diagonal(name: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("tile", [(4, 5), (100, 100)])
-def test_known_pairs_are_at_distance_zero_and_touch_nothing_else(tile: tuple[int, int]) -> None:
+def test_identical_pairs_have_zero_distance(tile: tuple[int, int]) -> None:
     op = operator("laplace", 1.0, "exact", tile=tile)
     A, B = 9 + rows(0, 20, 4), 9 + rows(1, 30, 4)
     i, j = np.array([0, 3, 4, 11, 19]), np.array([29, 4, 4, 0, 17])
@@ -147,7 +147,7 @@ def test_known_pairs_are_at_distance_zero_and_touch_nothing_else(tile: tuple[int
 # --- a user's own kernel ------------------------------------------------------------------------
 
 
-def test_kernel_without_a_profile_says_so() -> None:
+def test_kernel_without_profile_raises() -> None:
     op = KernelOperator(Kernel(), Backend(1), "float64")
     with pytest.raises(NotImplementedError, match=r"Kernel must define profile\(sq, xp\)"):
         op.gram(both(op, rows(0, 3, 2)))
@@ -157,7 +157,7 @@ def test_kernel_without_a_profile_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", RADIAL)
-def test_fast_is_the_kernel_of_points_rounded_to_half(name: str) -> None:
+def test_fast_precision_equals_kernel_of_rounded_points(name: str) -> None:
     """Check that points are rounded before their distance is measured, so that the result is a
     kernel matrix up to float32 rounding."""
     op = operator(name, 2.0, "fast", shift=rows(3, 8))
@@ -172,7 +172,7 @@ def test_fast_is_the_kernel_of_points_rounded_to_half(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RADIAL)
-def test_high_is_within_the_error_of_float32(name: str) -> None:
+def test_high_precision_is_within_float32_error(name: str) -> None:
     """Check three products for each feature in place of one, which omit less than eps |a| |b|."""
     op = operator(name, 2.0, "high", shift=rows(3, 8))
     A, B = rows(0, 40, 8).astype(np.float32), rows(1, 30, 8).astype(np.float32)
@@ -185,7 +185,7 @@ def test_high_is_within_the_error_of_float32(name: str) -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_width_is_that_of_prepared_rows(precision: str) -> None:
+def test_point_width_equals_prepared_rows(precision: str) -> None:
     op = operator(precision=precision)
     x = both(op, rows(0, 4, 5))
     assert x.left is not None
@@ -199,7 +199,7 @@ def test_width_is_that_of_prepared_rows(precision: str) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_rows_are_prepared_one_by_one_and_in_place(threads: int, precision: str) -> None:
+def test_rows_are_prepared_independently_and_in_place(threads: int, precision: str) -> None:
     """Check more rows than a thread takes at a time, written to existing memory."""
     n = 2 * Backend.prepare_rows + 7
     X = rows(0, n, 5)
@@ -220,7 +220,7 @@ def test_rows_are_prepared_one_by_one_and_in_place(threads: int, precision: str)
 @pytest.mark.parametrize(
     ("precision", "categorical"), [(each, []) for each in PRECISIONS] + [("exact", [(2, 1.5)])]
 )
-def test_right_sides_serve_as_left_ones(
+def test_right_operands_can_serve_as_left_operands(
     precision: str, categorical: list[tuple[int, float]]
 ) -> None:
     """Check that products have the bits of those with a left side, with more rows than a tile."""
@@ -265,7 +265,7 @@ def test_integer_distances_are_exact(
     np.testing.assert_allclose(K, truth, rtol=3e-6, atol=0)
 
 
-def test_the_integer_mode_and_a_grid_need_each_other() -> None:
+def test_integer_precision_requires_a_grid() -> None:
     for precision, grid in (("integer", None), ("exact", Grid(0.0, 1.0))):
         with pytest.raises(ConfigError, match="needs the grid of the features"):
             KernelOperator(get_kernel("laplace", 1.0), Backend(1), precision, grid=grid)
@@ -275,7 +275,7 @@ def test_the_integer_mode_and_a_grid_need_each_other() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float64", "exact", "high"])
-def test_result_has_the_same_bits_on_any_number_of_threads(precision: str) -> None:
+def test_result_has_same_bits_for_any_number_of_threads(precision: str) -> None:
     A, B, W = rows(0, 130, 9), rows(1, 90, 9), rows(2, 90, 3)
     results = []
     for threads in (1, 2, 3):
@@ -289,7 +289,7 @@ def test_result_has_the_same_bits_on_any_number_of_threads(precision: str) -> No
             np.testing.assert_array_equal(one, two)
 
 
-def test_product_with_nothing_on_one_side() -> None:
+def test_product_with_empty_operand_is_empty() -> None:
     op = operator()
     empty, x = both(op, np.zeros((0, 3))), both(op, rows(0, 4, 3))
     np.testing.assert_array_equal(op.product(x, empty, np.zeros((0, 2))), np.zeros((4, 2)))
@@ -297,7 +297,7 @@ def test_product_with_nothing_on_one_side() -> None:
     assert op.matrix(empty, x).shape == (0, 4)
 
 
-def test_nan_in_a_row_reaches_its_values_only() -> None:
+def test_nan_row_affects_only_its_own_values() -> None:
     op, A = operator(precision="exact"), rows(0, 5, 3)
     A[2, 1] = np.nan
     K = op.matrix(both(op, A), both(op, rows(1, 4, 3)))
@@ -314,7 +314,7 @@ def test_bandwidth_must_be_a_positive_number(bandwidth: float) -> None:
         get_kernel("laplace", bandwidth)
 
 
-def test_unknown_names_are_refused() -> None:
+def test_unknown_kernel_and_precision_are_refused() -> None:
     with pytest.raises(ConfigError, match="kernel='gauss' is not known; use one of laplace, "):
         get_kernel("gauss")
     with pytest.raises(ConfigError, match="precision='tf32' is not known"):

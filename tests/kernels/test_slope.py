@@ -1,4 +1,4 @@
-"""The derivative of a kernel against differences, and sentences for what has none."""
+"""Compare derivatives of kernels with finite differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streamkern.kernels.builtin import (
 )
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.slope import Slope, derivative
-from tests.maths import Quartic
+from tests.solver_problems import Quartic
 
 KERNELS = [
     Laplace(2.0), Gaussian(2.0), Cauchy(2.0), Matern32(2.0), Matern52(2.0), Dispersal(2.0, 0.6),
@@ -34,7 +34,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
-def test_it_is_the_derivative(kernel: Kernel) -> None:
+def test_slope_equals_finite_differences(kernel: Kernel) -> None:
     s = np.logspace(-3, 2, 60)
     h = 1e-5 * s
     truth = (kernel.profile(s + h, np) - kernel.profile(s - h, np)) / (2 * h)
@@ -46,7 +46,7 @@ def test_it_is_the_derivative(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
-def test_it_is_finite_where_points_meet(kernel: Kernel) -> None:
+def test_slope_is_finite_at_zero_distance(kernel: Kernel) -> None:
     assert np.isfinite(Slope(kernel).profile(np.zeros(1, np.float32), np)).all()
 
 
@@ -64,7 +64,7 @@ def expressions(draw: Any, depth: int = 3) -> str:
 
 
 @given(expression=expressions(), s=st.floats(0.2, 3))
-def test_any_expression(expression: str, s: float) -> None:
+def test_derivative_of_any_expression_equals_differences(expression: str, s: float) -> None:
     """Compare with differences of two widths, because complex steps would hide a missing `cos` of
     cmath."""
 
@@ -99,11 +99,11 @@ class Bare(Kernel):
         (Quartic(1.0), "has no expression"),
     ],
 )
-def test_others_are_refused(kernel: Kernel, text: str) -> None:
+def test_kernels_without_slope_are_refused(kernel: Kernel, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Slope(kernel)
 
 
-def test_a_power_that_is_no_number_is_refused() -> None:
+def test_non_numeric_power_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be differentiated"):
         derivative("pow(2.0, s)")

@@ -35,7 +35,7 @@ def flat(X: Any, dtype: Any = np.float64) -> npt.NDArray[Any]:
     "kernel", [*TAKEN, Gaussian(2.0) + 0.5 * Laplace(1.0), Linear() * Laplace()]
 )
 @pytest.mark.parametrize(("precision", "error"), [("float64", 1e-13), ("exact", 3e-5)])
-def test_values_and_products_are_those_of_dense_rows(
+def test_sparse_kernel_values_equal_dense(
     accelerator: str, kernel: str | Kernel, precision: str, error: float
 ) -> None:
     if accelerator == "numba":
@@ -59,7 +59,7 @@ def test_values_and_products_are_those_of_dense_rows(
     assert "sparse rows" in repr(own)
 
 
-def test_rows_are_known_to_be_equal_to_themselves() -> None:
+def test_sparse_gram_has_exact_ones_on_its_diagonal() -> None:
     X = rows(40, 3)
     with get_backend("cpu", 1, "none") as backend:
         op = KernelOperator(of_sparse_rows(Laplace(0.01)), backend)
@@ -67,7 +67,7 @@ def test_rows_are_known_to_be_equal_to_themselves() -> None:
         assert (op.gram(points).diagonal() == 1).all()
 
 
-def test_bits_do_not_depend_on_threads_nor_on_the_other_rows() -> None:
+def test_sparse_bits_do_not_depend_on_threads_or_other_rows() -> None:
     X, Z = rows(50, 4), rows(5000, 5, d=60)
     X = sp.csr_array(X[:, :60])
     W = np.random.default_rng(6).standard_normal((Z.shape[0], 1)).astype(np.float32)
@@ -82,7 +82,7 @@ def test_bits_do_not_depend_on_threads_nor_on_the_other_rows() -> None:
     assert np.array_equal(*found)
 
 
-def test_both_backends_of_the_cpu_add_in_one_order() -> None:
+def test_both_cpu_backends_give_same_sparse_bits() -> None:
     pytest.importorskip("numba")
     X, Z, found = rows(30, 7), rows(40, 8), []
     for accelerator in ("none", "numba"):
@@ -106,7 +106,7 @@ def test_shorter_rows_are_widened_and_longer_ones_refused() -> None:
 
 
 @pytest.mark.parametrize("accelerator", ["none", "numba"])
-def test_blocks_of_centers_keep_an_index_of_their_own(accelerator: str) -> None:
+def test_center_blocks_keep_their_own_index(accelerator: str) -> None:
     if accelerator == "numba":
         pytest.importorskip("numba")
     X, Z = rows(30, 12), rows(50, 13)
@@ -126,7 +126,7 @@ def test_blocks_of_centers_keep_an_index_of_their_own(accelerator: str) -> None:
         assert np.array_equal(op.matrix(A, B[np.array([3, 1])]), K[:, [3, 1]])
 
 
-def test_rows_and_centers_without_entries() -> None:
+def test_empty_rows_and_centers_are_accepted() -> None:
     none, X = sp.csr_array((3, 300)), rows(5, 11)
     with get_backend("cpu", 1, "none") as backend:
         op = KernelOperator(of_sparse_rows(Gaussian(1.0)), backend, "float64")
@@ -136,7 +136,7 @@ def test_rows_and_centers_without_entries() -> None:
         assert op.matrix(empty, full)[0] == pytest.approx(np.exp(-norms / 2))
 
 
-def test_what_is_no_function_of_products_is_refused() -> None:
+def test_kernels_without_inner_products_are_refused() -> None:
     with pytest.raises(ConfigError, match="not a function of inner products"):
         of_sparse_rows(get_kernel("laplace_l1"))
     with pytest.raises(ConfigError, match="not a function of inner products"):

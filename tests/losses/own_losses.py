@@ -1,4 +1,4 @@
-"""Losses as a user would write them, in a module that settings name: right ones and wrong ones."""
+"""Define user losses in a module that settings name: valid and invalid ones."""
 
 from __future__ import annotations
 

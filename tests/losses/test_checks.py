@@ -1,4 +1,4 @@
-"""The check of a user's own loss: right ones pass, and each wrong one is told by one sentence."""
+"""Check that valid user losses pass, and that each invalid one is refused with one sentence."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Squares(Loss):
 @pytest.mark.parametrize(
     "loss", [Squares(), LogCosh(), Distance(), Huber(), Expectile(0.9)], ids=repr
 )
-def test_right_losses_pass(loss: Loss, n_outputs: int) -> None:
+def test_valid_losses_pass_check(loss: Loss, n_outputs: int) -> None:
     for spread in (1e-4, 1.0, 1e5):
         check_own_loss(loss, n_outputs, spread)
 
 
 @pytest.mark.parametrize("width", [1e-3, 1e3])
-def test_values_of_few_digits_pass(width: float) -> None:
+def test_losses_with_rounding_errors_pass_check(width: float) -> None:
     """Check small errors of a wide loss, whose values are mostly rounding errors."""
     for spread in (1e-3, 1.0, 1e3):
         check_own_loss(LogCosh(width), 1, spread)
@@ -168,14 +168,14 @@ WRONG: dict[str, tuple[Loss, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_each_rule_that_is_broken_is_told(case: str) -> None:
-    loss, says = WRONG[case]
-    with pytest.raises(ConfigError, match=says) as raised:
+def test_each_broken_rule_is_reported(case: str) -> None:
+    loss, message = WRONG[case]
+    with pytest.raises(ConfigError, match=message) as raised:
         check_own_loss(loss, 2)
     assert "\n" not in str(raised.value)
 
 
-def test_the_check_changes_no_loss() -> None:
+def test_check_does_not_modify_loss() -> None:
     loss = Distance()
     check_own_loss(loss, 1)
     assert loss.unit is None

@@ -43,7 +43,7 @@ def half_deviance(loss: Any, z: np.ndarray, Y: np.ndarray) -> np.ndarray:
 
 
 @CASES
-def test_the_gradient_is_that_of_half_the_deviance(
+def test_gradient_is_that_of_half_the_deviance(
     name: str, seed: int, m: int, c: int, size: float
 ) -> None:
     loss, z, Y = drawn(name, seed, m, c, size)
@@ -57,7 +57,7 @@ def test_the_gradient_is_that_of_half_the_deviance(
 
 
 @CASES
-def test_a_row_alone_moves_no_further_than_its_square_allows(
+def test_single_row_step_is_bounded_and_reduces_loss(
     name: str, seed: int, m: int, c: int, size: float
 ) -> None:
     """Check also that its loss falls."""
@@ -70,7 +70,7 @@ def test_a_row_alone_moves_no_further_than_its_square_allows(
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_values_are_those_of_scikit_learn(name: str) -> None:
+def test_values_equal_scikit_learn(name: str) -> None:
     loss, z, Y = drawn(name, 0, 50, 1, 1.0)
     F = loss.predict(np, z)
     expected = LOSSES[name][1](Y[:, 0], F[:, 0])
@@ -78,7 +78,7 @@ def test_values_are_those_of_scikit_learn(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_predictions_are_finite_and_above_zero(dtype: type) -> None:
+def test_predictions_are_finite_and_positive(dtype: type) -> None:
     for name in LOSSES:
         F = LOSSES[name][0]().predict(np, np.array([[-1e6], [1e6]], dtype))
         assert np.isfinite(F).all()
@@ -97,7 +97,7 @@ def test_targets_that_are_too_small_are_refused(name: str, small: float) -> None
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_solver_gets_the_gradient_as_weights_times_residuals(name: str) -> None:
+def test_gradient_is_weights_times_residuals(name: str) -> None:
     loss, f, Y = drawn(name, 5, 6, 2, 1.0)
     unit, gain = np.array([3.0, 0.5]), np.array([2.0, 4.0])
     loss, mean = loss.in_unit(unit), np.log(unit) + 0.2

@@ -28,7 +28,7 @@ CASES = given(
 
 
 @CASES
-def test_the_gradient_is_that_of_the_values(seed: int, m: int, c: int, size: float) -> None:
+def test_gradient_equals_finite_differences(seed: int, m: int, c: int, size: float) -> None:
     z, Y = drawn(seed, m, c, size)
     gradient, h = gradient_at(z, Y), 1e-5
     for k in range(c):
@@ -38,7 +38,7 @@ def test_the_gradient_is_that_of_the_values(seed: int, m: int, c: int, size: flo
 
 
 @CASES
-def test_no_direction_bends_more_than_the_bound(seed: int, m: int, c: int, size: float) -> None:
+def test_curvature_bound_holds_in_every_direction(seed: int, m: int, c: int, size: float) -> None:
     z, Y = drawn(seed, m, c, size)
     h, way = 1e-4, np.random.default_rng(seed + 1).standard_normal((m, c))
     way /= np.linalg.norm(way, axis=1, keepdims=True)
@@ -48,21 +48,21 @@ def test_no_direction_bends_more_than_the_bound(seed: int, m: int, c: int, size:
     assert (bend >= -1e-6).all()
 
 
-def test_two_classes_in_doubt_reach_the_bound() -> None:
+def test_curvature_bound_is_reached_by_two_equal_classes() -> None:
     h, way = 1e-4, np.array([[1.0, -1.0]]) / np.sqrt(2)
     gradients = [gradient_at(s * h * way, np.zeros((1, 2))) for s in (1, -1)]
     bend = ((gradients[0] - gradients[1]) * way).sum() / (2 * h)
     np.testing.assert_allclose(bend, LOSS.curvature, rtol=1e-6)
 
 
-def test_values_and_predictions_of_large_outputs() -> None:
+def test_large_outputs_give_finite_values_and_predictions() -> None:
     z = np.array([[1000.0, 0.0], [0.0, 1000.0]], np.float32)
     Y = np.array([[1.0, 0.0], [1.0, 0.0]], np.float32)
     np.testing.assert_allclose(LOSS.values(np, z, Y), [0.0, 1000.0])
     np.testing.assert_array_equal(LOSS.predict(np, z.copy()), [[1, 0], [0, 1]])
 
 
-def test_curvatures_are_above_the_hessian() -> None:
+def test_curvatures_bound_the_hessian() -> None:
     rng = np.random.default_rng(0)
     for c in (2, 3, 7):
         z = 3 * rng.standard_normal((20, c))

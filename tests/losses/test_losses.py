@@ -40,7 +40,7 @@ CASES = given(
 
 
 @CASES
-def test_the_gradient_is_that_of_the_values(
+def test_gradient_equals_finite_differences(
     name: str, seed: int, m: int, c: int, size: float
 ) -> None:
     loss, z, Y = drawn(name, seed, m, c, size)
@@ -55,7 +55,7 @@ def test_the_gradient_is_that_of_the_values(
 
 
 @CASES
-def test_no_output_bends_more_than_the_bound(
+def test_curvature_bound_holds_for_every_output(
     name: str, seed: int, m: int, c: int, size: float
 ) -> None:
     loss, z, Y = drawn(name, seed, m, c, size)
@@ -66,7 +66,7 @@ def test_no_output_bends_more_than_the_bound(
     assert (slope >= -1e-9).all()
 
 
-def test_the_ramp_of_a_quantile_narrows_and_its_ends_stay() -> None:
+def test_quantile_ramp_narrows_with_age() -> None:
     loss, _, _ = drawn("quantile", 0, 1, 1, 1.0)
     late = loss.at(np.inf)
     assert late.curvature == pytest.approx(10 * loss.at(0).curvature)
@@ -76,7 +76,7 @@ def test_the_ramp_of_a_quantile_narrows_and_its_ends_stay() -> None:
 
 
 @pytest.mark.parametrize("name", ["quantile", "expectile"])
-def test_several_quantiles_are_put_in_order(name: str) -> None:
+def test_several_quantiles_are_sorted(name: str) -> None:
     F = np.array([[1.0, 3.0, 2.0], [0.0, 1.0, 2.0]])
     several = make_loss(name, (0.1, 0.5, 0.9))
     alone = make_loss(name, 0.5)
@@ -86,7 +86,7 @@ def test_several_quantiles_are_put_in_order(name: str) -> None:
     assert several.ordered(np, F).tolist() == [[1.0, 2.0, 3.0], [0.0, 1.0, 2.0]]
 
 
-def test_values_are_those_of_scikit_learn() -> None:
+def test_values_equal_scikit_learn() -> None:
     z, y = np.random.default_rng(0).standard_normal((2, 50, 1))
     quantile = make_loss("quantile", 0.9)
     absolute = make_loss("absolute_error")
@@ -97,7 +97,7 @@ def test_values_are_those_of_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("name", [SQUARES, *LOSS_CLASSES])
-def test_a_loss_is_made_again_from_its_record(name: str) -> None:
+def test_loss_roundtrips_through_its_record(name: str) -> None:
     if name == SQUARES:
         assert make_loss(name) is None
         assert saved_loss({}) is None
@@ -110,9 +110,7 @@ def test_a_loss_is_made_again_from_its_record(name: str) -> None:
 
 
 @CASES
-def test_curvatures_are_of_squares_above_the_loss_or_at_least_its_own(
-    name: str, seed: int, m: int, c: int, size: float
-) -> None:
+def test_curvatures_bound_the_loss(name: str, seed: int, m: int, c: int, size: float) -> None:
     loss, z, Y = drawn(name, seed, m, c, size)
     L = np.asarray(loss.curvature)
     h = loss.curvatures(np, z - Y, Y)

@@ -25,7 +25,7 @@ KIND = f"{PLACE}:LogCosh"
     ("value", "width"),
     [(LogCosh(2.0), 2.0), (LogCosh, 1.0), (KIND, 1.0), ({"kind": KIND, "width": 3.0}, 3.0)],
 )
-def test_a_loss_is_given_in_four_ways(value: Any, width: float) -> None:
+def test_loss_setting_accepts_four_forms(value: Any, width: float) -> None:
     loss = given_loss(value)
     assert isinstance(loss, LogCosh)
     assert loss.width == width
@@ -36,7 +36,7 @@ def test_a_loss_is_given_in_four_ways(value: Any, width: float) -> None:
     assert again.width == width
 
 
-def test_built_in_names_stay_as_they_are() -> None:
+def test_built_in_names_are_unchanged() -> None:
     for value in ("huber", "squared_error", "unknown", None, 3):
         assert given_loss(value) == value
 
@@ -47,7 +47,7 @@ def test_open_parameters_are_not_described() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         ("no_such_module:LogCosh", "the module 'no_such_module' cannot be imported"),
         (f"{PLACE}:NoSuchClass", "is not a subclass of streamkern.Loss"),
@@ -59,12 +59,12 @@ def test_open_parameters_are_not_described() -> None:
         (Huber(), "is an object of a built-in loss; give its name, 'huber'"),
     ],
 )
-def test_a_loss_that_cannot_be_made_is_refused(value: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_loss_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         given_loss(value)
 
 
-def test_a_module_that_fails_is_named_with_its_error(
+def test_failing_module_is_named_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fails_at_import.py").write_text("1 / 0\n")
@@ -83,14 +83,14 @@ def saved(loss: Loss, fitted: Loss, n_outputs: int = 2) -> dict[str, Any]:
     return read
 
 
-def test_a_saved_loss_is_made_again() -> None:
+def test_saved_loss_is_restored() -> None:
     assert saved_loss(saved(LogCosh(2.0), LogCosh(2.0))).parameters() == {"width": 2.0}  # type: ignore[union-attr]
     again = saved_loss(saved(Distance(), Distance(7.0)))
     assert isinstance(again, Distance)
     assert again.unit == 7.0
 
 
-def test_another_function_under_the_same_name_is_refused() -> None:
+def test_changed_function_of_same_name_is_refused() -> None:
     def defined(factor: float) -> type[Loss]:
         class Mine(LogCosh):
             def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:

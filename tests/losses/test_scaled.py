@@ -1,4 +1,4 @@
-"""A loss as a solver of f sees it."""
+"""Check the scaled loss that solvers minimise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamkern.losses.scaled import ScaledLoss
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_prediction_of_a_zero_function_leaves_the_mean_as_it_is(dtype: type) -> None:
+def test_zero_function_prediction_keeps_mean_unchanged(dtype: type) -> None:
     """Check that the mean is not overwritten, although `predict` overwrites its argument."""
     mean, backend = np.log([0.2, 0.3, 0.5]), get_backend("cpu", 1)
     loss = ScaledLoss(LogLoss(), backend, np.dtype(dtype), mean, np.full(3, 4.0))
@@ -25,7 +25,7 @@ def test_the_prediction_of_a_zero_function_leaves_the_mean_as_it_is(dtype: type)
     np.testing.assert_allclose(errors, softmax(mean) - Y, rtol=1e-6)
 
 
-def test_a_ramp_narrows_on_from_the_age_of_the_weights() -> None:
+def test_ramp_width_follows_age_of_weights() -> None:
     backend, rows = get_backend("cpu", 1), np.linspace(-1, 1, 21)[:, None]
     quantile = Quantile(0.8, width=[1.0])
 

@@ -11,7 +11,7 @@ from tests.plans import PLAIN, planned, problems, solver_settings
 
 
 @given(problems(), st.integers(1, 10**9))
-def test_loader_never_holds_more_than_the_data_twice(problem: ProblemShape, block: int) -> None:
+def test_loader_holds_at_most_twice_the_data(problem: ProblemShape, block: int) -> None:
     sizes = replace(planned(problem, solver_settings(), 10**16)[0], loader_block_bytes=block)
     larger = replace(sizes, loader_block_bytes=2 * block)
     assert loader_bytes(problem, sizes) <= loader_bytes(problem, larger)
@@ -20,7 +20,7 @@ def test_loader_never_holds_more_than_the_data_twice(problem: ProblemShape, bloc
     assert loader_bytes(problem, sizes) <= rows * (problem.row_bytes + 16) + reading
 
 
-def test_a_million_centers_fit_on_one_card() -> None:
+def test_a_million_centers_fit_on_one_gpu() -> None:
     """Check that 1.024 10^6 centers of 1280 features in "high" take 71 GiB: H, K and the centers,
     once."""
     p, d, b, m = 1_024_000, 1280, 8000, 8192
@@ -38,30 +38,32 @@ def test_a_million_centers_fit_on_one_card() -> None:
     assert buffers.peak < 71 << 30
 
 
-def test_draws_on_a_device_are_counted() -> None:
+def test_device_draws_are_counted() -> None:
     """Check that four numbers for each counter of a tile are counted on a device; tiles of a CPU
     are small."""
     problem = replace(PLAIN, staging=3, draws=True, d=200, p=1000, width=202)
     sizes, buffers = planned(replace(problem, batch_size=512), solver_settings("block"), 10**13)
     counted = {
-        phase: size for phase, what, size in buffers.lines if what == "random numbers of transforms"
+        phase: size
+        for phase, buffer_name, size in buffers.lines
+        if buffer_name == "random numbers of transforms"
     }
     rows = sizes.n_sample + sizes.n_probe
     assert counted == {"sample": 72 * 50 * rows, "train": 72 * 50 * 512}
     many = planned(replace(problem, d=10**5, batch_size=512), solver_settings("block"), 10**13)[1]
-    assert {size for _, what, size in many.lines if what == "random numbers of transforms"} == {
-        72 << 22
-    }
+    assert {
+        size for _, buffer_name, size in many.lines if buffer_name == "random numbers of transforms"
+    } == {72 << 22}
     for other in (replace(problem, draws=False), replace(problem, staging=0)):
         plain = planned(replace(other, batch_size=512), solver_settings("block"), 10**13)[1]
         assert not [line for line in plain.lines if line[1] == "random numbers of transforms"]
 
 
-def test_the_temporary_centers_of_a_checkpoint_are_counted() -> None:
+def test_temporary_centers_of_checkpoint_are_counted() -> None:
     """Check one rank and several, on the host and on a device; without checkpoints or temporary
     centers nothing is counted."""
-    wish = solver_settings("eigenpro4", period=20, projection="inexact")
-    whole = 2000 * (PLAIN.prepared_row_bytes + 10 * 4)
+    options = solver_settings("eigenpro4", period=20, projection="inexact")
+    full = 2000 * (PLAIN.prepared_row_bytes + 10 * 4)
     for changes, phase in (
         ({}, "train"),
         ({"staging": 3}, "host"),
@@ -69,16 +71,22 @@ def test_the_temporary_centers_of_a_checkpoint_are_counted() -> None:
         ({"ranks": 4, "center_ranks": 2}, "train"),
     ):
         problem = replace(PLAIN, batch_size=100, **changes)
-        lines = [line for line in planned(problem, wish, 10**13)[1].lines if "temporary" in line[1]]
-        held = whole // problem.center_ranks
+        lines = [
+            line for line in planned(problem, options, 10**13)[1].lines if "temporary" in line[1]
+        ]
+        held = full // problem.center_ranks
         assert ("train", "temporary centers", held) in lines
-        assert (phase, "temporary centers, checkpoint copy", whole) in lines
-        for other in (planned(replace(problem, writes_checkpoints=False), wish, 10**13),
-                      planned(problem, wish.model_copy(update={"period": 1}), 10**13)):  # fmt: skip
-            assert not [line for line in other[1].lines if "temporary centers, check" in line[1]]
+        assert (phase, "temporary centers, checkpoint copy", full) in lines
+        every_step = options.model_copy(update={"period": 1})
+        for changed, solver in (
+            (replace(problem, writes_checkpoints=False), options),
+            (problem, every_step),
+        ):
+            lines = planned(changed, solver, 10**13)[1].lines
+            assert not any("temporary centers, check" in line[1] for line in lines)
 
 
-def test_buffers_add_up() -> None:
+def test_buffers_add_up_by_phase() -> None:
     buffers = Buffers()
     buffers.add("always", "a", 10, 20, itemsize=4)
     buffers.add("first", "b", 100)
@@ -90,7 +98,7 @@ def test_buffers_add_up() -> None:
     assert default_budget(1000) == 800
 
 
-def test_stores_that_are_read_again_are_kept_if_they_fit() -> None:
+def test_stores_read_again_are_cached_if_they_fit() -> None:
     """Check an eighth of the budget and its remainder; beside a device, rows are kept on the
     host."""
     once = replace(PLAIN, epochs=1, n_stored=PLAIN.n_rows)

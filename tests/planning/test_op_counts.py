@@ -17,7 +17,7 @@ PROBLEM = ProblemShape(
 KINDS = [field.name for field in fields(OpCounts)]
 
 
-def test_flops_are_those_of_every_kind() -> None:
+def test_flops_include_every_kind() -> None:
     problem = replace(PROBLEM, d=7, c=3)
     assert OpCounts(entries=5).flops(problem) == 5 * 2 * (7 + 3) == OpCounts(kept=5).flops(problem)
     assert OpCounts(swept=5).flops(problem) == 5 * 2 * 3
@@ -27,14 +27,14 @@ def test_flops_are_those_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_seconds_are_the_amounts_times_those_of_one(kind: str) -> None:
+def test_seconds_are_amounts_times_unit_costs(kind: str) -> None:
     one, other = OpCounts(**{kind: 6.0}), OpCounts(**{kind: 0.5})
     assert one.seconds(other) == 3
     assert (one + one).scaled(2).seconds(other) == 12
     assert sum([one, NO_WORK, one], NO_WORK).seconds(other) == 6
 
 
-def test_reading_goes_on_beside_the_steps_unless_it_is_slower() -> None:
+def test_streaming_time_overlaps_reading_and_steps() -> None:
     problem = replace(PROBLEM, threads=2, readers=0)
     speeds = Speeds(NO_WORK, prepared=1.0, read=4.0, busy=2.0, compiled=0.0)
     assert speeds.streaming(10, 100.0, problem) == 100 + 10 * (1 + 2 / 2)

@@ -30,9 +30,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ingest(table, folder / f"{name}.zarr", y=name, chunk_mb=1000 / 2**20)
     ingest(X, folder / "digit.zarr", y=DIGITS, chunk_mb=1000 / 2**20)
     for name in ("city", "price", "digit"):
-        words = ["--train", folder / f"{name}.zarr", "--run-dir", folder / name, "--epochs", 3]
-        words += ["--memory", "1 GiB", *sets]
-        assert main.run_command(["train", *map(str, words)]) == 0
+        arguments = ["--train", folder / f"{name}.zarr", "--run-dir", folder / name, "--epochs", 3]
+        arguments += ["--memory", "1 GiB", *sets]
+        assert main.run_command(["train", *map(str, arguments)]) == 0
     return folder
 
 

@@ -15,7 +15,7 @@ SCORES = arrays.arrays(np.float64, st.integers(3, 30), elements=st.floats(0, 10)
 
 
 @given(SCORES, st.floats(0.05, 0.95))
-def test_of_any_rows_each_by_the_others(scores: np.ndarray, level: float) -> None:
+def test_intervals_cover_each_row_by_the_others(scores: np.ndarray, level: float) -> None:
     """Check that the average over the choice of the new row is the probability, if all choices are
     equally likely."""
     n = len(scores)
@@ -33,7 +33,7 @@ def test_of_any_rows_each_by_the_others(scores: np.ndarray, level: float) -> Non
 
 
 @given(SCORES)
-def test_weights_are_counts(scores: np.ndarray) -> None:
+def test_weights_act_as_counts(scores: np.ndarray) -> None:
     """Compare rows that occur twice with half as many rows of weight 2; the new row counts once in
     both."""
     w = np.where(np.arange(len(scores)) % 2, 0.0, 1.0)
@@ -52,7 +52,7 @@ def test_weights_are_counts(scores: np.ndarray) -> None:
 
 
 @given(SCORES, st.integers(0, 2**31), st.floats(0.05, 0.95))
-def test_a_row_of_any_weight_up_to_the_heaviest(
+def test_score_quantile_allows_for_a_row_of_largest_weight(
     scores: np.ndarray, seed: int, level: float
 ) -> None:
     """Check that the radius is the weighted quantile with such a row at infinity, or does not
@@ -60,17 +60,17 @@ def test_a_row_of_any_weight_up_to_the_heaviest(
     w = np.random.default_rng(seed).pareto(0.7, len(scores)) + 0.1
     order = np.argsort(scores, kind="stable")
     share = np.append(w[order], w.max()).cumsum() / (w.sum() + w.max())
-    place = int(np.searchsorted(share, level))
+    location = int(np.searchsorted(share, level))
     if min(abs(share - level)) < 1e-6:
         return
-    if place == len(scores):
+    if location == len(scores):
         with pytest.raises(ConfigError, match="calibration rows, which allow"):
             Intervals.of(scores[:, None], w).score_quantile(level)
     else:
-        assert Intervals.of(scores[:, None], w).score_quantile(level)[0] == scores[order][place]
+        assert Intervals.of(scores[:, None], w).score_quantile(level)[0] == scores[order][location]
 
 
-def test_sets_have_the_likeliest_class_and_hold_the_truth() -> None:
+def test_prediction_sets_contain_likeliest_class_and_truth() -> None:
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.full(4, 0.5), 40_000)
     labels = (p.cumsum(axis=1) < rng.random((40_000, 1))).sum(axis=1)
@@ -84,13 +84,13 @@ def test_sets_have_the_likeliest_class_and_hold_the_truth() -> None:
     )
 
 
-def test_wrong_levels_are_refused() -> None:
+def test_invalid_levels_are_refused() -> None:
     for level in (0, 1, -0.1, 2, "0.9", None, True, float("nan")):
         with pytest.raises(ConfigError, match="interval="):
             Intervals.of(np.ones((30, 1)), None).score_quantile(level)  # type: ignore[arg-type]
 
 
-def test_stored_intervals_of_values_are_restored() -> None:
+def test_value_intervals_roundtrip_through_arrays() -> None:
     F, Y = np.zeros((50, 2)), np.random.default_rng(0).normal(size=(50, 2))
     made = Calibration.of_values(F, Y, None)
     again = Calibration.from_arrays(made.arrays() | {"alpha": np.ones(3)})
@@ -101,7 +101,7 @@ def test_stored_intervals_of_values_are_restored() -> None:
     assert Calibration.from_arrays({"alpha": np.ones(3)}) is None
 
 
-def test_values_of_one_origin_count_as_one_in_intervals() -> None:
+def test_values_of_one_origin_count_once_in_intervals() -> None:
     rng = np.random.default_rng(0)
     F, Y = rng.normal(size=(30, 2)), rng.normal(size=(30, 2))
     origins = rng.permutation(np.repeat(np.arange(30), 16))
@@ -117,7 +117,7 @@ def test_values_of_one_origin_count_as_one_in_intervals() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_rows_of_one_origin_count_as_one(weighted: bool) -> None:
+def test_rows_of_one_origin_count_once(weighted: bool) -> None:
     """Check that the first row of a label represents all rows of its origin, with their weight."""
     rng = np.random.default_rng(0)
     F, labels = rng.normal(size=(120, 3)), rng.integers(0, 3, 120)
@@ -143,9 +143,7 @@ def test_rows_of_one_origin_count_as_one(weighted: bool) -> None:
 
 
 @given(SCORES, st.sampled_from([0.1, 0.3, 0.5, 0.8, 0.9]))
-def test_shifted_quantiles_hold_as_many_of_any_rows_as_they_say(
-    scores: np.ndarray, q: float
-) -> None:
+def test_shifted_quantiles_cover_their_share_of_rows(scores: np.ndarray, q: float) -> None:
     """Check each row by the others: at least q are below an upper quantile, and at most q below a
     lower one."""
     n = len(scores)
@@ -160,7 +158,7 @@ def test_shifted_quantiles_hold_as_many_of_any_rows_as_they_say(
         assert np.mean(scores < shifts) <= q + 1e-9
 
 
-def test_weights_of_shifts_are_counts() -> None:
+def test_weights_of_shifts_act_as_counts() -> None:
     scores = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 3.0], [4.0, 2.0], [5.0, 1.0]] * 20)
     w = np.tile([1.0, 2.0, 1.0, 1.0, 3.0], 20)
     weighted = Intervals.of(scores, w).shifts([0.25, 0.75])
@@ -168,7 +166,7 @@ def test_weights_of_shifts_are_counts() -> None:
     np.testing.assert_array_equal(weighted, counted)
 
 
-def test_shifts_are_stored() -> None:
+def test_shifts_roundtrip_through_arrays() -> None:
     F, Y = np.zeros((50, 2)), np.random.default_rng(0).standard_normal((50, 1))
     of_quantiles = Calibration.of_quantiles(F, np.repeat(Y, 2, axis=1), None, [0.2, 0.8])
     again = Calibration.from_arrays(of_quantiles.arrays())

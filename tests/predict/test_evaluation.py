@@ -36,7 +36,7 @@ def figures(F: Any, Y: Any, w: Any = None, *, classes: bool = False, parts: int 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6, -1e9])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_r2_and_mse_are_those_of_scikit_learn(offset: float, weighted: bool) -> None:
+def test_r2_and_mse_equal_scikit_learn(offset: float, weighted: bool) -> None:
     """Check the mean over the outputs, with weights, and for targets far from 0."""
     Y = rng.standard_normal((200, 3)) * [1, 10, 0.1] + offset
     F = Y + rng.standard_normal(Y.shape) * [0.3, 5, 0.02]
@@ -46,7 +46,7 @@ def test_r2_and_mse_are_those_of_scikit_learn(offset: float, weighted: bool) -> 
     assert found["r2"] == pytest.approx(r2_score(Y, F, sample_weight=w), rel=1e-7)
 
 
-def test_r2_of_an_output_that_never_changes() -> None:
+def test_r2_of_constant_output_equals_scikit_learn() -> None:
     Y = np.column_stack([np.full(20, 7.0), rng.standard_normal(20)])
     F = Y + np.array([0, 0.1])
     assert figures(F, Y)["r2"] == pytest.approx(r2_score(Y, F))
@@ -55,7 +55,7 @@ def test_r2_of_an_output_that_never_changes() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_accuracy_is_that_of_scikit_learn(weighted: bool) -> None:
+def test_accuracy_equals_scikit_learn(weighted: bool) -> None:
     y, F = rng.integers(0, 4, 300), rng.standard_normal((300, 4))
     w = rng.uniform(0, 2, 300).astype(np.float32) if weighted else None
     found = figures(F, np.eye(4)[y], w, classes=True)
@@ -63,7 +63,7 @@ def test_accuracy_is_that_of_scikit_learn(weighted: bool) -> None:
     assert found["accuracy"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_figures_in_words_say_the_data_once() -> None:
+def test_formatted_metrics_name_the_data_once() -> None:
     assert (
         format_metrics(with_data_prefix("test", {"mse": 0.25, "r2": 0.5}))
         == "test mse 0.25, R2 0.5"
@@ -71,7 +71,7 @@ def test_figures_in_words_say_the_data_once() -> None:
     assert format_metrics({"held_out_mse": 1.0}) == "held out mse 1"
 
 
-def test_every_place_says_the_same_of_the_test_data(tmp_path: Path) -> None:
+def test_metrics_of_test_data_agree_in_every_output(tmp_path: Path) -> None:
     """Compare history, report, log, info and evaluate, for values and for classes."""
     X = rng.standard_normal((120, 3))
     Y = np.column_stack([X[:, 0] ** 2, 100 * X[:, 1]])
@@ -81,8 +81,8 @@ def test_every_place_says_the_same_of_the_test_data(tmp_path: Path) -> None:
     F = model.predict(test[0])
     expected = {"test_mse": mean_squared_error(test[1], F), "test_r2": r2_score(test[1], F)}
     logged = [r for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "evaluation"]
-    for place in (model.report_, model.history_[-1], logged[-1]):
-        assert {k: place[k] for k in expected} == pytest.approx(expected, rel=1e-5)
+    for location in (model.report_, model.history_[-1], logged[-1]):
+        assert {k: location[k] for k in expected} == pytest.approx(expected, rel=1e-5)
     shown = run_overview(tmp_path / "run")
     assert shown["metrics"] == pytest.approx(expected, rel=1e-5)
     assert "test_r2" in run_text(shown)
@@ -90,7 +90,7 @@ def test_every_place_says_the_same_of_the_test_data(tmp_path: Path) -> None:
     assert model.score(ArraySource(*test)) == pytest.approx(expected["test_r2"], rel=1e-5)
 
 
-def test_history_of_classes_has_accuracy() -> None:
+def test_history_of_classifier_has_accuracy() -> None:
     result = finished(settings(), source=stream(), test=array_source(30, 5))
     assert result.metrics.keys() == {"test_mse", "test_accuracy"}
 
@@ -103,7 +103,7 @@ def classes(m: int, c: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("c", [2, 4])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_figures_of_calibrated_classes(c: int, weighted: bool) -> None:
+def test_calibrated_class_figures_equal_reference(c: int, weighted: bool) -> None:
     F, labels, w = classes(600, c)
     made = Calibration.of_classes(F[:300], labels[:300], w[:300] if weighted else None)
     assert made.probabilities is not None
@@ -114,10 +114,10 @@ def test_figures_of_calibrated_classes(c: int, weighted: bool) -> None:
     p = made.probabilities(F[300:])
     assert found["log_loss"] == pytest.approx(log_loss(z, p, sample_weight=v, labels=range(c)))
     squares = ((p - np.eye(c)[z]) ** 2).sum(axis=1)
-    wanted = float(np.average(squares, weights=v))
+    expected = float(np.average(squares, weights=v))
     if c == 2:
-        wanted = brier_score_loss(z, p[:, 1], sample_weight=v)
-    assert found["brier"] == pytest.approx(wanted)
+        expected = brier_score_loss(z, p[:, 1], sample_weight=v)
+    assert found["brier"] == pytest.approx(expected)
     sure, right = p.max(axis=1), p.argmax(axis=1) == z
     bins = [(sure >= k / 15) & (sure < (k + 1) / 15 + (k == 14)) for k in range(15)]
     ece = sum(abs((v * (sure - right))[inside].sum()) for inside in bins) / v.sum()
@@ -127,7 +127,7 @@ def test_figures_of_calibrated_classes(c: int, weighted: bool) -> None:
     assert 0.8 < found["coverage"] <= 1
 
 
-def test_figures_of_calibrated_values() -> None:
+def test_calibrated_value_figures_equal_reference() -> None:
     F = rng.normal(size=(4000, 2))
     Y = F + rng.normal(size=(4000, 2)) * [1, 3]
     made = Calibration.of_values(F[:2000], Y[:2000], None)

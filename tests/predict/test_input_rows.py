@@ -53,19 +53,17 @@ def answers(path: Path) -> dict[str, list[str]]:
     return {k: list(v) for k, v in zip(header, zip(*rows, strict=True), strict=True)}
 
 
-def test_missing_folders_of_an_output_are_made_as_they_say(
-    place: Path, run: Run, tmp_path: Path
-) -> None:
+def test_missing_folders_of_an_output_are_created(place: Path, run: Run, tmp_path: Path) -> None:
     """Check ingest and predict."""
-    for words, out in (
+    for arguments, out in (
         (["ingest", place / "city.csv", "--y", "city"], tmp_path / "a" / "b" / "c.zarr"),
         (["predict", place / "city", place / "city.csv"], tmp_path / "c" / "d" / "p.csv"),
         (["predict", place / "city", place / "city.csv"], tmp_path / "e" / "f" / "p.zarr"),
     ):
-        assert run(*words, out)[0] == 0
+        assert run(*arguments, out)[0] == 0
         assert out.exists()
-        _, said, _ = run(words[0], "--help")
-        assert "missing folders are made" in " ".join(said.split())
+        _, message, _ = run(arguments[0], "--help")
+        assert "missing folders are made" in " ".join(message.split())
 
 
 # -- every format ---------------------------------------------------------------------------------
@@ -109,7 +107,7 @@ def raw_inputs(folder: Path) -> dict[str, tuple[list[Path], list[Any]]]:
 @pytest.mark.parametrize(
     "kind", ["npy", "npz", "hdf5", "parquet", "csv", "several csv", "idx", "foreign"]
 )
-def test_raw_files_are_predicted_in_their_order(
+def test_raw_files_are_predicted_in_order(
     kind: str, place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """Compare with the store that was ingested from the files, and check that labels are the
@@ -134,7 +132,7 @@ def test_raw_files_are_predicted_in_their_order(
         assert found["accuracy"] == pytest.approx(accuracy, abs=1e-12)
 
 
-def test_predictions_of_a_store_are_in_the_order_of_its_files(
+def test_predictions_of_store_follow_order_of_its_files(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """Check a shuffled store, several stores, and a store of several files."""
@@ -155,8 +153,8 @@ def test_predictions_of_a_store_are_in_the_order_of_its_files(
         np.testing.assert_allclose(
             np.load(tmp_path / f"p{k}.npy"), model_values["digit"], atol=CLOSE
         )
-    words = ("predict", place / "digit", tmp_path / "both.zarr", tmp_path / "s.zarr")
-    assert run(*words, "--order", "store")[0] == 0
+    arguments = ("predict", place / "digit", tmp_path / "both.zarr", tmp_path / "s.zarr")
+    assert run(*arguments, "--order", "store")[0] == 0
     group = zarr.open_group(str(tmp_path / "s.zarr"), mode="r")
     rows = group["row"][...]
     np.testing.assert_array_equal(DIGITS[rows], both)
@@ -169,7 +167,7 @@ def streamed_labels(url: Path) -> Array:
     return np.array(attributes["classes"], np.int64)[group["y"][...]]
 
 
-def test_the_truth_is_the_formula(place: Path, model_values: dict[str, Array]) -> None:
+def test_predictions_equal_formula(place: Path, model_values: dict[str, Array]) -> None:
     """Compare with brute force in float64, from the content of the run directory."""
     model = load_model(place / "digit", device="cpu", threads=1)
     with model.backend:
@@ -191,7 +189,7 @@ def test_the_truth_is_the_formula(place: Path, model_values: dict[str, Array]) -
 # -- columns --------------------------------------------------------------------------------------
 
 
-def test_columns_in_another_order_are_put_right(
+def test_columns_in_another_order_are_reordered(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """Check files and stores, predict and evaluate, with and without the target."""
@@ -232,7 +230,7 @@ def test_missing_and_extra_columns_are_refused_by_name(
     assert (code, err) == (0, "")
 
 
-def test_stores_of_ours_go_by_the_names_of_their_columns(
+def test_stores_are_matched_by_column_names(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """Check that columns and targets are matched by the names in the table from which the store was
@@ -250,24 +248,24 @@ def test_stores_of_ours_go_by_the_names_of_their_columns(
         - np.square(model_values["price"][:, 0] - PRICE).sum()
         / np.square(PRICE - PRICE.mean()).sum()
     )
-    for k, (data, words) in enumerate(accepted):
-        code, _, err = run("predict", place / "price", data, tmp_path / f"{k}.npy", *words)
+    for k, (data, arguments) in enumerate(accepted):
+        code, _, err = run("predict", place / "price", data, tmp_path / f"{k}.npy", *arguments)
         assert (code, err) == (0, "")
         np.testing.assert_allclose(
             np.load(tmp_path / f"{k}.npy"), model_values["price"][:, 0], atol=CLOSE
         )
-        code, out, _ = run("evaluate", place / "price", data, "--json", *words)
+        code, out, _ = run("evaluate", place / "price", data, "--json", *arguments)
         assert json.loads(out)["r2"] == pytest.approx(known, abs=1e-4)
     one = write_csv(tmp_path / "one.csv", features(names=("age",)) | {"price": PRICE})
     ingest(one, tmp_path / "one.zarr", y="price")
-    words = ["--train", tmp_path / "one.zarr", "--run-dir", tmp_path / "one", "--epochs", 1]
-    assert run("train", *words, "--memory", "1 GiB", "--set", "model.n_centers=20")[0] == 0
+    arguments = ["--train", tmp_path / "one.zarr", "--run-dir", tmp_path / "one", "--epochs", 1]
+    assert run("train", *arguments, "--memory", "1 GiB", "--set", "model.n_centers=20")[0] == 0
     for k, data in enumerate((tmp_path / "one.zarr", place / "price.zarr")):
         assert run("predict", tmp_path / "one", data, tmp_path / f"a{k}.npy", "--x", "age")[0] == 0
     np.testing.assert_allclose(*(np.load(tmp_path / f"a{k}.npy") for k in (0, 1)), atol=CLOSE)
 
 
-def test_another_choice_of_columns_is_other_data(place: Path) -> None:
+def test_choice_of_columns_is_part_of_data_identity(place: Path) -> None:
     """Check a model without names, for which columns count by position: unfinished predictions of
     others are not used."""
     model, choices = (
@@ -284,7 +282,7 @@ def test_another_choice_of_columns_is_other_data(place: Path) -> None:
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("arguments", "named"),
     [
         (["--x", "age,shoe"], "'shoe'"),
         (["--x", "age,height"], "lacks 'speed', 'weight'"),
@@ -298,11 +296,11 @@ def test_another_choice_of_columns_is_other_data(place: Path) -> None:
         (["--missing", "maybe"], "maybe"),
     ],
 )
-def test_what_makes_no_sense_for_a_store_is_one_sentence(
-    words: list[str], named: str, command: str, place: Path, run: Run, tmp_path: Path
+def test_options_without_meaning_for_a_store_are_refused(
+    arguments: list[str], named: str, command: str, place: Path, run: Run, tmp_path: Path
 ) -> None:
     out = [tmp_path / "p.csv"] if command == "predict" else []
-    code, _, err = run(command, place / "price", place / "price.zarr", *out, *words)
+    code, _, err = run(command, place / "price", place / "price.zarr", *out, *arguments)
     assert code == 2
     assert named in err
     assert "bug" not in err
@@ -310,29 +308,29 @@ def test_what_makes_no_sense_for_a_store_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def test_arrays_of_a_store_that_lost_its_mark_are_read_where_that_is_meant(
+def test_store_without_mark_is_read_by_array_names(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """Check also ingest and augment."""
     shutil.copytree(place / "digit.zarr", tmp_path / "lost.zarr")
     zarr.open_group(str(tmp_path / "lost.zarr"), mode="r+").attrs.clear()
     rows = zarr.open_group(str(tmp_path / "lost.zarr"), mode="r")["row"][...]  # type: ignore[index]
-    for words in (
+    for arguments in (
         ["predict", place / "digit", tmp_path / "lost.zarr", tmp_path / "p.npy", "--values"],
         ["ingest", tmp_path / "lost.zarr", tmp_path / "i.zarr", "--no-shuffle"],
         ["augment", tmp_path / "lost.zarr", tmp_path / "a.zarr", "--no-shuffle"],
     ):
-        code, _, err = run(*words)
+        code, _, err = run(*arguments)
         assert code == 3
         assert "looks like a store" in err
-        assert run(*words, "--foreign")[0] == 0
+        assert run(*arguments, "--foreign")[0] == 0
     np.testing.assert_allclose(np.load(tmp_path / "p.npy"), model_values["digit"][rows], atol=CLOSE)
     for name in ("i", "a"):
         group = zarr.open_group(str(tmp_path / f"{name}.zarr"), mode="r")
         np.testing.assert_array_equal(group["X"][...], X[rows])  # type: ignore[index]
 
 
-def test_what_a_file_never_wrote_or_has_elsewhere_is_read_where_that_is_said(
+def test_unwritten_or_linked_hdf5_data_is_read_on_request(
     place: Path, run: Run, tmp_path: Path
 ) -> None:
     with h5py.File(tmp_path / "rows.h5", "w") as file:
@@ -340,10 +338,10 @@ def test_what_a_file_never_wrote_or_has_elsewhere_is_read_where_that_is_said(
     with h5py.File(tmp_path / "link.h5", "w") as file:
         file["X"] = h5py.ExternalLink("rows.h5", "X")
     out = tmp_path / "p.npy"
-    for data, words in (("rows.h5", ["--missing", "fill"]), ("link.h5", ["--external"])):
+    for data, arguments in (("rows.h5", ["--missing", "fill"]), ("link.h5", ["--external"])):
         code, _, err = run("predict", place / "price", tmp_path / data, out)
         assert code == 2
-        assert words[0].removeprefix("--") in err
+        assert arguments[0].removeprefix("--") in err
     code, _, err = run(
         "predict", place / "price", tmp_path / "link.h5", out, "--external", "--missing", "fill"
     )
@@ -351,19 +349,25 @@ def test_what_a_file_never_wrote_or_has_elsewhere_is_read_where_that_is_said(
     assert np.ptp(np.load(out)[10:]) == 0  # of rows of zeros
 
 
-def test_several_targets_go_by_name(run: Run, tmp_path: Path) -> None:
+def test_several_targets_are_matched_by_name(run: Run, tmp_path: Path) -> None:
     """Check tables in another order, for any way of naming the targets."""
     both = {"u": PRICE, "v": 10 - 3 * PRICE}
     table = write_csv(tmp_path / "t.csv", features() | both)
     moved = write_csv(tmp_path / "m.csv", {"v": both["v"]} | features() | {"u": PRICE})
     other = write_csv(tmp_path / "o.csv", features() | {"u": PRICE, "w": PRICE})
     ingest(table, tmp_path / "t.zarr", y=["u", "v"])
-    words = ["--train", tmp_path / "t.zarr", "--run-dir", tmp_path / "r", "--epochs", 2]
-    assert run("train", *words, "--memory", "1 GiB", "--set", "model.n_centers=20")[0] == 0
+    arguments = ["--train", tmp_path / "t.zarr", "--run-dir", tmp_path / "r", "--epochs", 2]
+    assert run("train", *arguments, "--memory", "1 GiB", "--set", "model.n_centers=20")[0] == 0
     _, known, _ = run("evaluate", tmp_path / "r", tmp_path / "t.zarr", "--json")
-    for data, asked in ((table, []), (table, "vu"), (moved, "vu"), (moved, "uv"), (moved, [0, -1])):
-        words = [word for name in asked for word in ("--y", name)]
-        code, out, err = run("evaluate", tmp_path / "r", data, "--json", *words)
+    for data, requested in (
+        (table, []),
+        (table, "vu"),
+        (moved, "vu"),
+        (moved, "uv"),
+        (moved, [0, -1]),
+    ):
+        arguments = [word for name in requested for word in ("--y", name)]
+        code, out, err = run("evaluate", tmp_path / "r", data, "--json", *arguments)
         assert (code, err) == (0, "")
         assert json.loads(out)["r2"] == pytest.approx(json.loads(known)["r2"], abs=1e-5)
     code, _, err = run("evaluate", tmp_path / "r", other, "--y", "u", "--y", "w")
@@ -371,22 +375,22 @@ def test_several_targets_go_by_name(run: Run, tmp_path: Path) -> None:
     assert "lacks 'v' and has 'w' besides" in err
 
 
-def test_a_file_without_names_is_not_taken_by_position_unasked(
+def test_headerless_file_is_used_by_position_only_on_request(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     moved = tmp_path / "moved.csv"
     np.savetxt(moved, X[:, [3, 0, 1, 2]], delimiter=",", fmt="%.9g")
-    words = ("predict", place / "price", moved, tmp_path / "p.npy")
-    code, _, err = run(*words)
+    arguments = ("predict", place / "price", moved, tmp_path / "p.npy")
+    code, _, err = run(*arguments)
     assert code == 2
     assert "no header line" in err
     assert "'age', 'height', 'speed', 'weight'" in err
-    assert run(*words, "--x", "1,2,3,0")[0] == 0
+    assert run(*arguments, "--x", "1,2,3,0")[0] == 0
     np.testing.assert_allclose(np.load(tmp_path / "p.npy"), model_values["price"][:, 0], atol=CLOSE)
     assert run("predict", place / "digit", moved, tmp_path / "d.npy")[0] == 0  # it has no names
 
 
-def test_values_are_written_by_the_names_of_the_targets(
+def test_predictions_are_named_after_targets(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     bare = write_csv(tmp_path / "bare.csv", features())
@@ -396,7 +400,7 @@ def test_values_are_written_by_the_names_of_the_targets(
     np.testing.assert_allclose(table["price"].to_numpy(), model_values["price"][:, 0], atol=CLOSE)
 
 
-def test_raw_rows_are_those_of_the_store_before_it_rounded_them(place: Path) -> None:
+def test_raw_rows_are_read_before_rounding_to_store_dtype(place: Path) -> None:
     """Check rows of a CSV in float64; in the dtype of the store they are its rows, bit by bit."""
     with ExitStack() as files:
         rows = open_rows([str(place / "city.csv")], files, model_of(place / "city"), targets=True)
@@ -411,7 +415,7 @@ def test_raw_rows_are_those_of_the_store_before_it_rounded_them(place: Path) -> 
     np.testing.assert_array_equal(np.concatenate([block.y for block in blocks]), y)
 
 
-def test_blocks_are_the_same_wherever_reading_begins(
+def test_blocks_do_not_depend_on_start_of_reading(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that a resumed call computes the same bits."""
@@ -420,13 +424,13 @@ def test_blocks_are_the_same_wherever_reading_begins(
         rows: Any = open_rows(
             [str(place / "city.csv")], files, model_of(place / "city"), targets=False
         )
-        whole = list(rows.numbered_blocks(0))
-        assert [place for place, _ in whole] == list(range(0, N, 37))
+        full = list(rows.numbered_blocks(0))
+        assert [place for place, _ in full] == list(range(0, N, 37))
         for start in (0, 36, 37, 100, N - 1):
             tail = list(rows.numbered_blocks(start))
             first = start // 37
-            assert [k for k, _ in tail] == [k for k, _ in whole[first:]]
-            for (_, mine), (_, own) in zip(tail, whole[first:], strict=True):
+            assert [k for k, _ in tail] == [k for k, _ in full[first:]]
+            for (_, mine), (_, own) in zip(tail, full[first:], strict=True):
                 assert mine.X.tobytes() == own.X.tobytes()
                 np.testing.assert_array_equal(mine.row_ids, own.row_ids)
 
@@ -434,7 +438,7 @@ def test_blocks_are_the_same_wherever_reading_begins(
 # -- refused --------------------------------------------------------------------------------------
 
 
-def test_a_label_the_model_does_not_know_is_named(place: Path, run: Run, tmp_path: Path) -> None:
+def test_unknown_label_is_named(place: Path, run: Run, tmp_path: Path) -> None:
     city = CITY.copy()
     city[17] = "Rome"
     data = write_csv(tmp_path / "x.csv", features() | {"city": city})
@@ -444,7 +448,7 @@ def test_a_label_the_model_does_not_know_is_named(place: Path, run: Run, tmp_pat
     assert "'Rome'" in err
 
 
-def test_a_bad_row_leaves_nothing_behind(place: Path, run: Run, tmp_path: Path) -> None:
+def test_invalid_row_leaves_no_files(place: Path, run: Run, tmp_path: Path) -> None:
     rows = features()
     rows["age"] = rows["age"].copy()
     rows["age"][200] = np.nan
@@ -455,7 +459,7 @@ def test_a_bad_row_leaves_nothing_behind(place: Path, run: Run, tmp_path: Path) 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.csv"]
 
 
-def test_stores_and_files_are_not_read_together(place: Path, run: Run, tmp_path: Path) -> None:
+def test_stores_and_files_together_are_refused(place: Path, run: Run, tmp_path: Path) -> None:
     code, _, err = run(
         "predict", place / "city", place / "city.zarr", place / "city.csv", tmp_path / "p.csv"
     )
@@ -466,19 +470,19 @@ def test_stores_and_files_are_not_read_together(place: Path, run: Run, tmp_path:
 @pytest.fixture(scope="module")
 def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run on a table with text, dates and missing values, and new rows of this kind."""
-    place = tmp_path_factory.mktemp("encoded")
-    tables.write_csv(tables.troubled(600), place / "train.csv")
-    wish = ["--y", tables.TARGET, "--drop", tables.ID]
+    path = tmp_path_factory.mktemp("encoded")
+    tables.write_csv(tables.troubled(600), path / "train.csv")
+    options = ["--y", tables.TARGET, "--drop", tables.ID]
     assert (
-        main.run_command(["ingest", str(place / "train.csv"), str(place / "train.zarr"), *wish])
+        main.run_command(["ingest", str(path / "train.csv"), str(path / "train.zarr"), *options])
         == 0
     )
     settings = ["--set", "model.n_centers=150", "--set", "data.epochs=2"]
-    train = ["train", "--train", str(place / "train.zarr"), "--run-dir", str(place / "run")]
+    train = ["train", "--train", str(path / "train.zarr"), "--run-dir", str(path / "run")]
     assert main.run_command([*train, *settings]) == 0
-    tables.write_csv(tables.troubled(200, 1), place / "new.csv")
-    tables.troubled(200, 1).to_parquet(place / "new.parquet")
-    return place
+    tables.write_csv(tables.troubled(200, 1), path / "new.csv")
+    tables.troubled(200, 1).to_parquet(path / "new.parquet")
+    return path
 
 
 def answered(path: Path) -> Array:
@@ -487,7 +491,9 @@ def answered(path: Path) -> Array:
 
 
 @pytest.mark.slow
-def test_a_table_is_predicted_as_it_is(encoded: Path, run: Run, tmp_path: Path) -> None:
+def test_encoded_table_is_predicted_in_every_format(
+    encoded: Path, run: Run, tmp_path: Path
+) -> None:
     new = encoded / "new.csv"
     store = tmp_path / "new.zarr"
     assert run("ingest", new, store, "--like", encoded / "train.zarr")[0] == 0
@@ -503,7 +509,7 @@ def test_a_table_is_predicted_as_it_is(encoded: Path, run: Run, tmp_path: Path) 
     np.testing.assert_allclose(json.loads(out)["mse"], np.mean((answers - truth) ** 2), rtol=1e-4)
 
 
-def test_words_that_nobody_knows_are_told(encoded: Path, run: Run, tmp_path: Path) -> None:
+def test_unknown_words_are_reported(encoded: Path, run: Run, tmp_path: Path) -> None:
     rows = tables.troubled(90, 1)
     rows["City"] = [None, "Atlantis", "Rome"] * 30  # half of the words: as many as may be new
     rows["shop"] = rows["shop"].str.upper()
@@ -517,11 +523,11 @@ def test_words_that_nobody_knows_are_told(encoded: Path, run: Run, tmp_path: Pat
     )
 
 
-def test_a_column_of_words_that_has_none_is_told() -> None:
+def test_word_column_without_values_is_reported() -> None:
     rows = pandas.DataFrame({"w": list("ab") * 20, "x": np.arange(40.0)})
     model = streamkern.KernelRegressor("laplace", bandwidth=2.0, n_centers=10, metric="none")
-    said = "column 'w' of X is missing in all of 40 rows, and in no training row"
-    with pytest.warns(UserWarning, match=said):
+    message = "column 'w' of X is missing in all of 40 rows, and in no training row"
+    with pytest.warns(UserWarning, match=message):
         model.fit(rows, rows.x).predict(rows.assign(w=None))
     some_lack = rows.assign(w=rows.w.where(rows.x > 9))
     with warnings.catch_warnings():
@@ -530,26 +536,28 @@ def test_a_column_of_words_that_has_none_is_told() -> None:
         model.fit(some_lack, rows.x).predict(rows.assign(w=None))
 
 
-def test_a_run_says_how_its_table_was_encoded(encoded: Path, run: Run, tmp_path: Path) -> None:
-    for what in ("train.zarr", "run"):
-        _, out, _ = run("info", encoded / what)
+def test_info_and_report_describe_encoding(encoded: Path, run: Run, tmp_path: Path) -> None:
+    for name_ in ("train.zarr", "run"):
+        _, out, _ = run("info", encoded / name_)
         assert "target means" in out
     assert run("report", encoded / "run", "--out", tmp_path / "page.html")[0] == 0
     assert "shop (target means: 80 words" in (tmp_path / "page.html").read_text()
 
 
-def test_what_is_no_such_table_is_refused(encoded: Path, run: Run, tmp_path: Path) -> None:
+def test_data_other_than_the_encoded_table_are_refused(
+    encoded: Path, run: Run, tmp_path: Path
+) -> None:
     np.savez(tmp_path / "rows.npz", X=np.ones((3, 8)))
     ingest(tables.troubled(300, 2), tmp_path / "other.zarr", y=tables.TARGET, drop=tables.ID)
     ingest(np.ones((3, 20)), tmp_path / "plain.zarr", y=np.arange(3.0))
-    for inputs, said in (
+    for inputs, message in (
         (tmp_path / "rows.npz", "was trained on a table, but the rows are of"),
         (tmp_path / "other.zarr", "the data is a table that was encoded in another way"),
         (tmp_path / "plain.zarr", "the data holds plain numbers, but the features of"),
     ):
         code, _, err = run("predict", encoded / "run", inputs, tmp_path / "out.csv")
         assert code == 2
-        assert said in err
+        assert message in err
         assert not (tmp_path / "out.csv").exists()
     train = ["train", "--train", encoded / "train.zarr", "--run-dir", tmp_path / "run"]
     code, _, err = run(*train, "--set", f"data.test={tmp_path / 'other.zarr'}")

@@ -31,7 +31,6 @@ from streamkern.train.model import kernel_model as model_module
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.saved_model import load_model
 from streamkern.train.train import Result
-from tests.faults import tree
 from tests.runs import (
     CLASSES,
     N_TEST,
@@ -43,6 +42,7 @@ from tests.runs import (
     process,
     settings,  # fmt: skip
 )
+from tests.store_damage import tree
 from tests.traced_memory import traced_memory
 
 FORMATS = (".zarr", ".npy", ".csv", ".parquet")
@@ -115,22 +115,22 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("small_slabs")
-@pytest.mark.parametrize("ending", FORMATS)
-def test_predictions_of_shuffled_rows_are_in_the_order_of_their_source_or_numbered(
-    model: KernelModel, truth: Array, ending: str, tmp_path: Path
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_predictions_of_shuffled_rows_have_source_order_or_numbers(
+    model: KernelModel, truth: Array, suffix: str, tmp_path: Path
 ) -> None:
     """Check that predictions are in the order of the source, or have row numbers."""
     source, numbers = shuffled()
-    for order in ("source", "store") if ending != ".npy" else ("source",):
-        wanted, rows = (
+    for order in ("source", "store") if suffix != ".npy" else ("source",):
+        expected, rows = (
             (truth, np.arange(N_TEST)) if order == "source" else (truth[numbers], numbers)
         )
-        path = tmp_path / f"{order}{ending}"
+        path = tmp_path / f"{order}{suffix}"
         assert model.predict_to(source, path, order=order, values=True) == N_TEST
-        labels = np.array(CLASSES)[wanted.argmax(axis=1)].tolist()
-        if ending == ".npy":
+        labels = np.array(CLASSES)[expected.argmax(axis=1)].tolist()
+        if suffix == ".npy":
             values = np.load(path)
-        elif ending == ".zarr":
+        elif suffix == ".zarr":
             group = zarr.open_group(str(path), mode="r")
             assert set(group.keys()) == {"values", "labels"} | (
                 {"row"} if order == "store" else set()
@@ -144,9 +144,9 @@ def test_predictions_of_shuffled_rows_are_in_the_order_of_their_source_or_number
             values = table["values"]
             assert table["label"] == labels
             np.testing.assert_array_equal(table["row"], rows)
-        np.testing.assert_allclose(values, wanted, atol=1e-4)
+        np.testing.assert_allclose(values, expected, atol=1e-4)
     np.testing.assert_allclose(model.predict(source), truth, atol=1e-4)
-    assert {name.partition(".")[2] for name in os.listdir(tmp_path)} == {ending[1:]}
+    assert {name.partition(".")[2] for name in os.listdir(tmp_path)} == {suffix[1:]}
 
 
 def test_damaged_row_numbers_are_refused(model: KernelModel, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_damaged_row_numbers_are_refused(model: KernelModel, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
-def test_predictions_are_put_in_order_in_bounded_memory(
+def test_predictions_are_sorted_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check 40 MB of predictions in random order with slabs of 1 MB."""
@@ -175,14 +175,14 @@ def test_predictions_are_put_in_order_in_bounded_memory(
             rows = order[start : start + step]
             spool.add(rows, rows, np.repeat(rows[:, None], 4, axis=1).astype(np.float64))
         spool.save("computed")
-        place = 0
+        location = 0
         for first, rows, values in spool.slabs():
-            assert first == place == rows[0]
+            assert first == location == rows[0]
             assert (np.diff(rows) == 1).all()
             np.testing.assert_array_equal(values[:, 3], rows)
-            place += len(rows)
+            location += len(rows)
     peak = traced.peak
-    assert place == n
+    assert location == n
     assert peak < 12 << 20
 
 
@@ -190,7 +190,7 @@ def test_predictions_are_put_in_order_in_bounded_memory(
 
 
 @pytest.mark.usefixtures("small_slabs")
-def test_predictions_are_plain_zarr(model: KernelModel, truth: Array, tmp_path: Path) -> None:
+def test_predictions_are_a_zarr_group(model: KernelModel, truth: Array, tmp_path: Path) -> None:
     url = tmp_path / "out.zarr"
     model.predict_to(array_source(N_TEST, 5), str(url))
     group = zarr.open_group(str(url), mode="r")
@@ -201,9 +201,7 @@ def test_predictions_are_plain_zarr(model: KernelModel, truth: Array, tmp_path: 
     np.testing.assert_array_equal(other_reader, group["values"][...])
 
 
-def test_predictions_say_where_they_come_from(
-    run_dir: Path, result: Result, tmp_path: Path
-) -> None:
+def test_predictions_record_their_origin(run_dir: Path, result: Result, tmp_path: Path) -> None:
     loaded = load_model(run_dir, threads=1)
     source = array_source(N_TEST, 5)
     loaded.predict_to(source, tmp_path / "p.zarr")
@@ -219,7 +217,7 @@ def test_predictions_say_where_they_come_from(
     assert record["model"] == mark["model"]
 
 
-def test_npy_holds_labels_of_classes_and_values_otherwise(
+def test_npy_holds_labels_of_classes_or_values(
     model: KernelModel, regression: Result, tmp_path: Path
 ) -> None:
     source = array_source(N_TEST, 5)
@@ -235,7 +233,7 @@ def test_npy_holds_labels_of_classes_and_values_otherwise(
     )
 
 
-def test_values_have_no_labels(regression: Result, tmp_path: Path) -> None:
+def test_regression_predictions_have_no_labels(regression: Result, tmp_path: Path) -> None:
     regression.model.predict_to(array_source(N_TEST, 5), tmp_path / "out")
     group = zarr.open_group(str(tmp_path / "out"), mode="r")
     assert set(group.keys()) == {"values"}
@@ -245,13 +243,13 @@ def test_values_have_no_labels(regression: Result, tmp_path: Path) -> None:
     np.testing.assert_array_equal(written, group["values"][:])
 
 
-def test_labels_are_whole_numbers_where_all_classes_are() -> None:
+def test_labels_are_integers_if_all_classes_are() -> None:
     assert output_labels(("3", "5", "-7"), None).tolist() == [3, 5, -7]
     for names in (("3", "05"), ("3", "x"), ("9" * 30, "1")):
         assert output_labels(names, None).tolist() == [*names]
 
 
-def test_columns_of_a_table_have_different_names() -> None:
+def test_output_columns_have_unique_names() -> None:
     for width, classes, names, header in (
         (2, np.array(["a", "b"]), ("row",), ["row", "row_", "score_a", "score_b"]),
         (2, None, ("y", "z"), ["row", "y", "z"]),
@@ -274,13 +272,13 @@ def needs_attributes(folder: Path) -> None:
         (folder / "a").unlink()
 
 
-@pytest.mark.parametrize("ending", FORMATS)
-def test_predictions_are_not_overwritten_unasked(
-    model: KernelModel, ending: str, tmp_path: Path
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_predictions_are_overwritten_only_on_request(
+    model: KernelModel, suffix: str, tmp_path: Path
 ) -> None:
-    if ending in (".csv", ".npy"):
+    if suffix in (".csv", ".npy"):
         needs_attributes(tmp_path)
-    url = tmp_path / f"out{ending}"
+    url = tmp_path / f"out{suffix}"
     model.predict_to(array_source(20, 5), url)
     before = tree(tmp_path)
     with pytest.raises(ConfigError, match="already exists"):
@@ -288,18 +286,18 @@ def test_predictions_are_not_overwritten_unasked(
     assert tree(tmp_path) == before
     assert model.predict_to(array_source(30, 6), url, overwrite=True) == 30
     assert os.listdir(tmp_path) == [url.name]
-    model.predict_to(array_source(30, 6), new := tmp_path / f"new{ending}")
+    model.predict_to(array_source(30, 6), new := tmp_path / f"new{suffix}")
     wholes = [
-        place.read_bytes() if place.is_file() else tree(place) for place in (url, new)
+        location.read_bytes() if location.is_file() else tree(location) for location in (url, new)
     ]  # fmt: skip
     assert wholes[0] == wholes[1]
 
 
-@pytest.mark.parametrize("ending", [".csv", ".npy"])
-def test_a_file_that_was_changed_or_copied_is_not_overwritten(
-    model: KernelModel, ending: str, tmp_path: Path
+@pytest.mark.parametrize("suffix", [".csv", ".npy"])
+def test_changed_or_copied_file_is_not_overwritten(
+    model: KernelModel, suffix: str, tmp_path: Path
 ) -> None:
-    changed, copied = tmp_path / f"changed{ending}", tmp_path / f"copied{ending}"
+    changed, copied = tmp_path / f"changed{suffix}", tmp_path / f"copied{suffix}"
     model.predict_to(array_source(20, 5), changed)
     copied.write_bytes(changed.read_bytes())
     with changed.open("ab") as file:
@@ -313,7 +311,7 @@ def test_a_file_that_was_changed_or_copied_is_not_overwritten(
     assert tree(tmp_path) == before
 
 
-def test_only_predictions_of_ours_are_overwritten(model: KernelModel, tmp_path: Path) -> None:
+def test_only_own_predictions_are_overwritten(model: KernelModel, tmp_path: Path) -> None:
     """Check that a file that is no output of `predict` is not overwritten."""
     photos = tmp_path / "photos"
     photos.mkdir()
@@ -328,27 +326,27 @@ def test_only_predictions_of_ours_are_overwritten(model: KernelModel, tmp_path: 
     (tmp_path / "text.parquet").write_text("not a table")
     (tmp_path / "folder.csv").mkdir()
     before = tree(tmp_path)
-    for place in [tmp_path, *tmp_path.iterdir(), photos / "cat"]:
-        if place.name in ("cat", "photos"):
+    for location in [tmp_path, *tmp_path.iterdir(), photos / "cat"]:
+        if location.name in ("cat", "photos"):
             continue
         with pytest.raises(
             (ConfigError, DataError), match=r"(streamkern did not write|not written by streamkern)"
         ):
-            model.predict_to(array_source(20, 5), place, overwrite=True)
+            model.predict_to(array_source(20, 5), location, overwrite=True)
         with pytest.raises(
             (ConfigError, DataError), match=r"exists|overwrite|folder|did not write"
         ):
-            model.predict_to(array_source(20, 5), place)
+            model.predict_to(array_source(20, 5), location)
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("ending", FORMATS)
-def test_what_came_to_the_output_meanwhile_stays(
-    model: KernelModel, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_output_created_during_prediction_is_not_replaced(
+    model: KernelModel, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that computed predictions stay too, and that the same call resumes when the path is
     free."""
-    url, other = tmp_path / f"p{ending}", tmp_path / f"other{ending}"
+    url, other = tmp_path / f"p{suffix}", tmp_path / f"other{suffix}"
     model.predict_to(array_source(20, 6), other)
     expected = tree(tmp_path)
 
@@ -367,7 +365,7 @@ def test_what_came_to_the_output_meanwhile_stays(
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_file_that_comes_at_the_last_instant_is_not_replaced(
+def test_file_created_before_rename_is_not_replaced(
     model: KernelModel, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, link = tmp_path / "p.csv", os.link
@@ -390,7 +388,7 @@ def test_a_file_that_comes_at_the_last_instant_is_not_replaced(
     assert os.listdir(tmp_path) == ["p.csv"]
 
 
-def test_a_call_killed_between_the_two_names_of_its_file_is_done(
+def test_call_killed_between_link_and_unlink_is_complete(
     run_dir: Path, result: Result, tmp_path: Path
 ) -> None:
     url = tmp_path / "p.csv"
@@ -408,7 +406,7 @@ def _killed(path: Path, missing_ok: bool = False) -> None:
     raise KeyboardInterrupt
 
 
-def test_answers_stay_where_they_can_not_be_written(
+def test_predictions_that_cannot_be_written_are_kept(
     model: KernelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that a missing package is reported before the computation, and that other errors lose
@@ -435,7 +433,7 @@ def test_answers_stay_where_they_can_not_be_written(
 @pytest.mark.parametrize(
     ("classes", "dtype"), [(["0", "1"], None), (["0", "1"], "O"), (["a", "<missing>"], "O")]
 )
-def test_what_is_lost_of_predictions_reads_as_no_answer(classes: list[str], dtype: Any) -> None:
+def test_lost_predictions_are_read_as_missing(classes: list[str], dtype: Any) -> None:
     labels = output_labels(classes, dtype)
     answers = PredictionTable(6, np.dtype(np.float32), 2, labels, None, numbered=True)
     group = zarr.create_group(zarr.storage.MemoryStore())
@@ -446,7 +444,7 @@ def test_what_is_lost_of_predictions_reads_as_no_answer(classes: list[str], dtyp
     assert np.isnan(group["values"][3:]).all()
 
 
-def test_what_lies_beside_predictions_stays(model: KernelModel, tmp_path: Path) -> None:
+def test_foreign_files_beside_predictions_are_kept(model: KernelModel, tmp_path: Path) -> None:
     """Check that other files in the folder stay."""
     url = tmp_path / "p.zarr"
     model.predict_to(array_source(20, 5), url)
@@ -456,7 +454,7 @@ def test_what_lies_beside_predictions_stays(model: KernelModel, tmp_path: Path) 
     assert (url / "notes.txt").read_text() == (url / "values" / "notes.txt").read_text() == "keep"
 
 
-def test_a_folder_of_somebody_else_is_no_scratch(model: KernelModel, tmp_path: Path) -> None:
+def test_foreign_folder_is_not_used_as_scratch(model: KernelModel, tmp_path: Path) -> None:
     beside = scratch_folder(tmp_path / "p.csv", ending=".predict")
     beside.mkdir()
     for name in ("notes.txt", "000000000.rows"):
@@ -470,7 +468,7 @@ def test_a_folder_of_somebody_else_is_no_scratch(model: KernelModel, tmp_path: P
     assert os.listdir(tmp_path) == ["p.csv"]
 
 
-def test_one_process_at_a_time_writes_predictions(model: KernelModel, tmp_path: Path) -> None:
+def test_concurrent_prediction_is_refused(model: KernelModel, tmp_path: Path) -> None:
     with Scratch(scratch_folder(tmp_path / "p.csv", ending=".predict")) as other:
         other.append("000000000.rows", np.zeros(1, np.uint8))
         with pytest.raises(DataError, match="in use by another call"):
@@ -486,7 +484,7 @@ def test_one_process_at_a_time_writes_predictions(model: KernelModel, tmp_path: 
         ("memory://p/p.csv", {}, "where only .zarr can be written"),
     ],
 )
-def test_what_can_not_be_written_is_refused(
+def test_invalid_outputs_are_refused(
     model: KernelModel, place: str, options: dict[str, Any], message: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -523,61 +521,61 @@ def _predict_and_die(run_dir: Path, url: Path, event: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-@pytest.mark.parametrize("ending", FORMATS)
-def test_killed_predictions_go_on_to_the_same_bytes(
-    run_dir: Path, result: Result, ending: str, tmp_path: Path
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_killed_predictions_resume_to_same_bytes(
+    run_dir: Path, result: Result, suffix: str, tmp_path: Path
 ) -> None:
     """Kill the command by SIGKILL again and again, each time a little later."""
-    once = tmp_path / "once" / f"p{ending}"
-    life = process(_predict_and_die, run_dir, once, 0)
-    life.join(60)
-    assert life.exitcode == 0
+    once = tmp_path / "once" / f"p{suffix}"
+    child = process(_predict_and_die, run_dir, once, 0)
+    child.join(60)
+    assert child.exitcode == 0
     expected = tree(once.parent)
-    place = tmp_path / "again" / f"p{ending}"
-    folder = scratch_folder(place, ending=".predict")
+    path = tmp_path / "again" / f"p{suffix}"
+    folder = scratch_folder(path, ending=".predict")
     kills, codes = 0, []
     for event in (1, 2, 4, 9, 17, 29, 0):
-        life = process(_predict_and_die, run_dir, place, event)
-        life.join(60)
-        codes.append(life.exitcode)
-        kills += life.exitcode == -9
-        if life.exitcode == 0:
+        child = process(_predict_and_die, run_dir, path, event)
+        child.join(60)
+        codes.append(child.exitcode)
+        kills += child.exitcode == -9
+        if child.exitcode == 0:
             break
-        if ending == ".zarr" and (place / "zarr.json").exists():
-            mark: Any = zarr.open_group(str(place), mode="r").attrs["streamkern"]
+        if suffix == ".zarr" and (path / "zarr.json").exists():
+            mark: Any = zarr.open_group(str(path), mode="r").attrs["streamkern"]
             assert mark["status"] != "complete" or folder.exists()
         else:
-            assert not place.exists() or tree(place.parent)[place.name] == expected[place.name]
+            assert not path.exists() or tree(path.parent)[path.name] == expected[path.name]
     assert codes[-1] == 0, codes
     assert kills >= 4
-    assert tree(place.parent) == expected
+    assert tree(path.parent) == expected
 
 
-@pytest.mark.parametrize("ending", [".zarr", ".csv"])
-def test_a_call_killed_at_its_very_end_is_done(
-    run_dir: Path, result: Result, ending: str, tmp_path: Path
+@pytest.mark.parametrize("suffix", [".zarr", ".csv"])
+def test_call_killed_during_cleanup_is_complete(
+    run_dir: Path, result: Result, suffix: str, tmp_path: Path
 ) -> None:
     """Check a kill during the removal of scratch files, by a call that removes nothing."""
-    place = tmp_path / f"p{ending}"
+    path = tmp_path / f"p{suffix}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scratch, "discard", lambda self: None)
-        assert result.model.predict_to(shuffled()[0], place) == N_TEST
+        assert result.model.predict_to(shuffled()[0], path) == N_TEST
     before = tree(tmp_path)
     assert len(os.listdir(tmp_path)) == 2
-    assert result.model.predict_to(shuffled()[0], place) == N_TEST
-    assert os.listdir(tmp_path) == [place.name]
-    left = {k: v for k, v in before.items() if k.startswith(place.name + "/") or k == place.name}
+    assert result.model.predict_to(shuffled()[0], path) == N_TEST
+    assert os.listdir(tmp_path) == [path.name]
+    left = {k: v for k, v in before.items() if k.startswith(path.name + "/") or k == path.name}
     assert tree(tmp_path) == left
     with pytest.raises(ConfigError, match="already exists"):
-        result.model.predict_to(shuffled()[0], place)
+        result.model.predict_to(shuffled()[0], path)
 
 
-def test_unfinished_predictions_of_other_rows_are_begun_anew(
+def test_unfinished_predictions_of_other_rows_restart(
     run_dir: Path, result: Result, tmp_path: Path
 ) -> None:
-    life = process(_predict_and_die, run_dir, tmp_path / "p.csv", 12)
-    life.join(60)
-    assert life.exitcode == -9
+    child = process(_predict_and_die, run_dir, tmp_path / "p.csv", 12)
+    child.join(60)
+    assert child.exitcode == -9
     other = array_source(50, 6)
     assert result.model.predict_to(other, tmp_path / "p.csv") == 50
     np.testing.assert_allclose(read(tmp_path / "p.csv")["values"], result.model.predict(other))
@@ -585,7 +583,7 @@ def test_unfinished_predictions_of_other_rows_are_begun_anew(
 
 
 @pytest.mark.parametrize("where", ["filesystem.scratch", "predict.prediction_files"])
-def test_a_full_disk_says_so_and_predictions_go_on(
+def test_full_disk_is_reported_and_predictions_resume(
     model: KernelModel, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a full disk during the computation, and while the output is written."""
@@ -606,7 +604,7 @@ def test_a_full_disk_says_so_and_predictions_go_on(
     assert sorted(os.listdir(tmp_path)) == ["p.csv", "whole.csv"]
 
 
-def test_altered_scratch_is_noticed(tmp_path: Path) -> None:
+def test_altered_scratch_is_detected(tmp_path: Path) -> None:
     with Scratch(tmp_path / "s") as scratch:
         buffer = buffer_of(scratch)
         buffer.add(np.arange(9), np.arange(9), np.ones((9, 1), np.float32))
@@ -624,7 +622,7 @@ def test_altered_scratch_is_noticed(tmp_path: Path) -> None:
         assert buffer_of(scratch).n_rows == 0
 
 
-def test_predictions_begun_anew_are_none_after_a_kill(tmp_path: Path) -> None:
+def test_restarted_predictions_are_empty_after_a_kill(tmp_path: Path) -> None:
     """Check a call that starts again because its output is gone, and is then killed."""
     with Scratch(tmp_path / "s") as scratch:
         buffer = buffer_of(scratch)

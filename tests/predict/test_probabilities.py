@@ -36,12 +36,12 @@ def loss(F: np.ndarray, labels: np.ndarray, w: np.ndarray, slope: object, shift:
     m = len(F)
     z = F * slope + shift
     log_p = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
-    told = log_p[np.arange(m), labels] * m + log_p.mean(axis=1)
-    return float(-(w * told).sum() / w.sum() / (m + 1))
+    log_scores = log_p[np.arange(m), labels] * m + log_p.mean(axis=1)
+    return float(-(w * log_scores).sum() / w.sum() / (m + 1))
 
 
 @pytest.mark.parametrize("c", [2, 5])
-def test_temperature_is_the_one_that_scipy_finds(c: int) -> None:
+def test_temperature_equals_scipy_optimum(c: int) -> None:
     F, labels, w = drawn(300, c)
     found = temperature(F, labels, w)
     best = minimize_scalar(
@@ -52,7 +52,7 @@ def test_temperature_is_the_one_that_scipy_finds(c: int) -> None:
     assert found.method == "temperature"
 
 
-def test_vector_is_the_one_that_scipy_finds() -> None:
+def test_vector_scaling_equals_scipy_optimum() -> None:
     F, labels, w = drawn(400, 3, shift=1.0)
     found = vector(F, labels, w)
     best = minimize(lambda t: loss(F, labels, w, t[:3], t[3:]), np.ones(6), tol=1e-12)
@@ -62,11 +62,11 @@ def test_vector_is_the_one_that_scipy_finds() -> None:
     assert found.method == "vector"
 
 
-def test_isotonic_is_that_of_scikit_learn() -> None:
+def test_isotonic_calibration_equals_scikit_learn() -> None:
     F, labels, w = drawn(400, 3)
     F = F.round(2)  # with ties
     m = len(F)
-    wanted = np.stack(
+    expected = np.stack(
         [
             IsotonicRegression(y_min=1 / (m + 2), y_max=1 - 1 / (m + 2), out_of_bounds="clip")
             .fit(F[:, k], labels == k, w)
@@ -76,10 +76,10 @@ def test_isotonic_is_that_of_scikit_learn() -> None:
         axis=1,
     )
     found = isotonic(F, labels, w)(F + 0.004)
-    np.testing.assert_allclose(found, wanted / wanted.sum(axis=1, keepdims=True), atol=1e-9)
+    np.testing.assert_allclose(found, expected / expected.sum(axis=1, keepdims=True), atol=1e-9)
 
 
-def test_rows_that_are_all_told_right_make_no_answer_certain() -> None:
+def test_perfect_rows_do_not_give_certain_probabilities() -> None:
     labels = np.arange(40) % 4
     p = temperature(np.eye(4)[labels], labels, np.ones(40))(np.eye(4))
     assert 0.97 < p.max() < 1 - 1e-3
@@ -87,7 +87,7 @@ def test_rows_that_are_all_told_right_make_no_answer_certain() -> None:
     np.testing.assert_allclose(useless(np.eye(4)), 0.25)
 
 
-def test_the_simpler_way_is_taken_unless_another_is_surely_better() -> None:
+def test_simpler_method_is_chosen_unless_significantly_worse() -> None:
     F, labels, _ = drawn(1500, 3)
     assert fit_probabilities(F, labels).method == "temperature"
     F, labels, _ = drawn(1500, 3, shift=1.5)
@@ -100,7 +100,7 @@ def test_the_simpler_way_is_taken_unless_another_is_surely_better() -> None:
     assert fit_probabilities(np.hstack((1 - F, F)), labels).method in ("vector", "isotonic")
 
 
-def test_what_is_kept_says_the_same() -> None:
+def test_probabilities_roundtrip_through_arrays() -> None:
     F, labels, w = drawn(300, 3)
     for way in (temperature, vector, isotonic):
         made = way(F, labels, w)
@@ -111,7 +111,7 @@ def test_what_is_kept_says_the_same() -> None:
     assert probabilities_from_arrays({}) is None
 
 
-def test_of_two_classes_vector_is_logistic_regression() -> None:
+def test_vector_scaling_of_two_classes_is_logistic_regression() -> None:
     F, labels, _ = drawn(600, 2)
     d = (F[:, 1] - F[:, 0])[:, None]
     theirs = LogisticRegression(C=np.inf, tol=1e-10).fit(d, labels).predict_proba(d)

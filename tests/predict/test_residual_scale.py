@@ -30,18 +30,18 @@ def by_refits(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, float]:
     refits."""
     found = {}
     for ridge in SCALE_RIDGES:
-        told = np.empty(len(logs))
+        estimated = np.empty(len(logs))
         for i in range(len(logs)):
             left = np.arange(len(logs)) != i
             A = K[np.ix_(left, left)] + ridge * np.diag(1 / w[left])
-            told[i] = K[i, left] @ np.linalg.solve(A, logs[left])
-        found[ridge] = told
+            estimated[i] = K[i, left] @ np.linalg.solve(A, logs[left])
+        found[ridge] = estimated
     best = min(found, key=lambda ridge: float(w @ (logs - found[ridge]) ** 2))
     return found[best], best
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_it_is_what_refits_without_each_row_say(weighted: bool) -> None:
+def test_residual_scale_equals_leave_one_out_refits(weighted: bool) -> None:
     X = rng.normal(size=(60, 2))
     missed = np.abs(rng.normal(size=(60, 2))) * np.exp(2 * X[:, :1] * (1, -1))
     w = rng.uniform(0.5, 2, 60) if weighted else np.ones(60)
@@ -52,15 +52,15 @@ def test_it_is_what_refits_without_each_row_say(weighted: bool) -> None:
     for k in range(2):
         logs = np.log(missed[:, k] + SCALE_FLOOR * np.median(missed[:, k]))
         logs -= np.average(logs, weights=w)
-        told, ridge = by_refits(K, logs, w)
-        factor = min(w @ (logs * told) / (w @ told**2), 1)
+        estimated, ridge = by_refits(K, logs, w)
+        factor = min(w @ (logs * estimated) / (w @ estimated**2), 1)
         weights = factor * np.linalg.solve(K + ridge * np.diag(1 / w), logs)
         np.testing.assert_allclose(found.weights[:, k], weights, rtol=1e-6, atol=1e-9)
-        ends = factor * told.min(), factor * told.max()
+        ends = factor * estimated.min(), factor * estimated.max()
         np.testing.assert_allclose((found.low[k], found.high[k]), ends, rtol=1e-7)
 
 
-def test_of_kernels_the_one_that_tells_more_is_taken() -> None:
+def test_residual_scale_chooses_more_informative_kernel() -> None:
     """Check also a first kernel that does not see the difficulty of rows, with equal rows left
     out."""
     X = rng.normal(size=(200, 2))
@@ -78,7 +78,7 @@ def test_of_kernels_the_one_that_tells_more_is_taken() -> None:
         assert (found.bandwidth if len(found.points) else None) == bandwidth
 
 
-def test_it_is_told_by_known_noise() -> None:
+def test_residual_scale_follows_known_noise() -> None:
     """Check that the found spread is proportional to that of the noise."""
     X = rng.normal(size=(600, 2))
     spread = np.exp(X[:, :1])
@@ -91,11 +91,13 @@ def test_it_is_told_by_known_noise() -> None:
     np.testing.assert_allclose(np.log(far[:, 0]), (found.high[0], found.low[0]))
 
 
-def test_the_same_comes_back_and_is_judged() -> None:
+def test_residual_scale_roundtrips_and_normalises_intervals() -> None:
     missed, spread = np.abs(rng.normal(size=(40, 2))), rng.uniform(1, 3, (40, 2))
-    told = ResidualScale(np.ones((3, 4), np.float32), np.ones((3, 2)), -np.ones(2), np.ones(2), 0.5)
+    estimated = ResidualScale(
+        np.ones((3, 4), np.float32), np.ones((3, 2)), -np.ones(2), np.ones(2), 0.5
+    )
     plain = Calibration(Intervals.of(missed, None))
-    made = plain.with_normalised(told, missed, spread, np.arange(40.0))
+    made = plain.with_normalised(estimated, missed, spread, np.arange(40.0))
     again = Calibration.from_arrays(made.arrays() | {"alpha": np.ones(3)})
     assert again is not None
     assert again.normalised is not None
@@ -110,5 +112,5 @@ def test_the_same_comes_back_and_is_judged() -> None:
     found = figures.result()
     assert found["normalised_coverage"] == pytest.approx((missed <= reach * spread).mean())
     assert found["normalised_width"] == pytest.approx(2 * (reach * spread).mean())
-    few = plain.with_normalised(told, missed[:8], spread[:8], None)
+    few = plain.with_normalised(estimated, missed[:8], spread[:8], None)
     assert not CalibratedFigures(few).needs_scale

@@ -33,8 +33,8 @@ from streamkern.predict.input_rows import open_rows
 from streamkern.predict.prediction_table import PredictionTable
 from streamkern.train.saved_model import load_model
 from tests.city_rows import CITY, CLOSE, NAMES, PRICE, N, X
-from tests.faults import tree
 from tests.runs import Array, Run, process
+from tests.store_damage import tree
 from tests.traced_memory import traced_memory
 
 NOTES = ["007", "", " NA ", "1.50", 'says "no"', "a,b", "ü€", "'", "None", "1e3"]
@@ -61,7 +61,7 @@ def cells(column: pd.Series) -> list[str]:
 @pytest.fixture(name="run")
 def call(run: Run) -> Any:
     """Call a command, for its exit code and its errors."""
-    return lambda *words: run(*words)[::2]
+    return lambda *arguments: run(*arguments)[::2]
 
 
 def _small(set_attribute: Any) -> None:
@@ -85,9 +85,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_csv_keeps_its_columns_and_gets_the_answers(
-    place: Path, run: Run, tmp_path: Path
-) -> None:
+def test_csv_output_keeps_input_columns(place: Path, run: Run, tmp_path: Path) -> None:
     """Check ids, notes, targets that are not features, quotes, blank lines, CR LF and a byte order
     mark."""
     plain = frame().to_csv(index=False)
@@ -95,11 +93,11 @@ def test_a_csv_keeps_its_columns_and_gets_the_answers(
     (tmp_path / "new.csv").write_bytes(b"\xef\xbb\xbf" + odd.encode())
     bare = frame()[list(NAMES)]
     bare.to_csv(tmp_path / "bare.csv", index=False)
-    for name, words in (("city", []), ("price", [])):
+    for name, arguments in (("city", []), ("price", [])):
         out, alone = tmp_path / f"{name}.csv", tmp_path / f"alone-{name}.csv"
-        assert run("predict", place / name, tmp_path / "bare.csv", alone, *words) == (0, "")
-        words += ["--with-input"]
-        assert run("predict", place / name, tmp_path / "new.csv", out, *words) == (0, "")
+        assert run("predict", place / name, tmp_path / "bare.csv", alone, *arguments) == (0, "")
+        arguments += ["--with-input"]
+        assert run("predict", place / name, tmp_path / "new.csv", out, *arguments) == (0, "")
         known, found = texts(alone), texts(out)
         answers = [f"predicted_{name}", *known.columns[2:]]
         assert list(found.columns) == [*frame().columns, *answers]
@@ -111,7 +109,7 @@ def test_a_csv_keeps_its_columns_and_gets_the_answers(
     assert len({*texts(tmp_path / "city.csv")["predicted_city"]}) > 1
 
 
-def test_files_follow_one_another_with_columns_by_name(
+def test_several_files_are_joined_by_column_name(
     place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """Check also compressed files, other delimiters and other orders of columns."""
@@ -123,14 +121,14 @@ def test_files_follow_one_another_with_columns_by_name(
     parts = [tmp_path / name for name in ("1.csv", "2.csv", "3.csv.gz")]
     assert run("predict", place / "price", *parts, tmp_path / "o.csv", "--with-input") == (0, "")
     frame().to_csv(tmp_path / "all.csv", index=False)
-    found, whole = texts(tmp_path / "o.csv"), texts(tmp_path / "all.csv")
-    pd.testing.assert_frame_equal(found[list(whole.columns)], whole)
+    found, full = texts(tmp_path / "o.csv"), texts(tmp_path / "all.csv")
+    pd.testing.assert_frame_equal(found[list(full.columns)], full)
     np.testing.assert_allclose(
         found["predicted_price"].astype(float), model_values["price"][:, 0], atol=CLOSE
     )
 
 
-def test_no_answer_takes_the_name_of_a_column(place: Path, run: Run, tmp_path: Path) -> None:
+def test_output_columns_do_not_replace_input_columns(place: Path, run: Run, tmp_path: Path) -> None:
     names = ["predicted_city", "predicted_city_", "score_Bonn", "row", "label"]
     table = frame()[list(NAMES)].assign(**dict.fromkeys(names, "mine"))
     table.to_csv(tmp_path / "new.csv", index=False)
@@ -146,14 +144,16 @@ def test_no_answer_takes_the_name_of_a_column(place: Path, run: Run, tmp_path: P
     pd.testing.assert_frame_equal(texts(tmp_path / "p.csv")[list(found.columns)], found)
 
 
-def test_probabilities_and_intervals_go_beside_too(place: Path, run: Run, tmp_path: Path) -> None:
+def test_probabilities_and_intervals_are_added_to_input(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
     frame().to_csv(tmp_path / "new.csv", index=False)
-    for name, words, answers in (
+    for name, arguments, answers in (
         ("city", ["--proba"], ["most_probable", *(f"probability_{k}" for k in sorted({*CITY}))]),
         ("price", ["--interval", 0.8], [f"predicted_price{k}" for k in ("", "_low", "_high")]),
     ):
         out = tmp_path / f"{name}.csv"
-        assert run("predict", place / name, tmp_path / "new.csv", out, *words,
+        assert run("predict", place / name, tmp_path / "new.csv", out, *arguments,
                    "--with-input") == (0, "")  # fmt: skip
         found = pd.read_csv(out)
         assert list(found.columns) == [*frame().columns, *answers]
@@ -163,30 +163,30 @@ def test_probabilities_and_intervals_go_beside_too(place: Path, run: Run, tmp_pa
             assert (found[answers[1]] < found[answers[2]]).all()
 
 
-@pytest.mark.parametrize("ending", [".csv", ".parquet"])
-def test_rows_of_an_encoded_table_keep_their_words_and_gaps(
-    run: Run, tmp_path: Path, ending: str
-) -> None:
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_encoded_table_keeps_original_words_and_gaps(run: Run, tmp_path: Path, suffix: str) -> None:
     """Check that the columns are those of the file, and not the encoded features."""
 
     def write(table: pd.DataFrame, name: str) -> Path:
-        path = tmp_path / f"{name}{ending}"
-        (table.to_csv if ending == ".csv" else table.to_parquet)(path, index=False)
+        path = tmp_path / f"{name}{suffix}"
+        (table.to_csv if suffix == ".csv" else table.to_parquet)(path, index=False)
         return path
 
     table = frame()[["age", "city", "price"]]
     table["age"] = table["age"].where(np.arange(N) % 7 > 0)
     ingest(write(table, "train"), tmp_path / "t.zarr", y="price")
-    words = ["--train", tmp_path / "t.zarr", "--run-dir", tmp_path / "run", "--epochs", 1]
-    assert run("train", *words, "--memory", "1 GiB", "--set", "model.n_centers=40")[0] == 0
+    arguments = ["--train", tmp_path / "t.zarr", "--run-dir", tmp_path / "run", "--epochs", 1]
+    assert run("train", *arguments, "--memory", "1 GiB", "--set", "model.n_centers=40")[0] == 0
     bare, full = (
         write(table.drop(columns="price"), "bare"),
         write(table.assign(id=frame()["id"], note=frame()["note"]), "full"),
     )
-    for data, out, words in ((bare, "a", []), (full, "b", ["--with-input"])):
-        assert run("predict", tmp_path / "run", data, tmp_path / f"{out}{ending}", *words)[0] == 0
-    read = texts if ending == ".csv" else pd.read_parquet
-    found, known = read(tmp_path / f"b{ending}"), read(tmp_path / f"a{ending}")
+    for data, out, arguments in ((bare, "a", []), (full, "b", ["--with-input"])):
+        assert (
+            run("predict", tmp_path / "run", data, tmp_path / f"{out}{suffix}", *arguments)[0] == 0
+        )
+    read = texts if suffix == ".csv" else pd.read_parquet
+    found, known = read(tmp_path / f"b{suffix}"), read(tmp_path / f"a{suffix}")
     assert found.pop("predicted_price").tolist() == known["price"].tolist()
     pd.testing.assert_frame_equal(found, read(full))
 
@@ -238,7 +238,7 @@ def test_parquet_keeps_types_nulls_and_metadata(
 
 
 @pytest.mark.usefixtures("small")
-def test_parquet_goes_to_csv_and_csv_to_parquet(place: Path, run: Run, tmp_path: Path) -> None:
+def test_parquet_and_csv_are_converted(place: Path, run: Run, tmp_path: Path) -> None:
     table = rich().drop_columns(["lists", "bytes"])
     pq.write_table(table, tmp_path / "t.parquet")
     assert run("predict", place / "price", tmp_path / "t.parquet", tmp_path / "o.csv",
@@ -283,35 +283,33 @@ def _predict_and_die(run_dir: Path, data: Path, out: Path, death: Any) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    ("ending", "deaths"),
+    ("suffix", "deaths"),
     [
         (".csv", (("open", "4.rows"), ("os.link", ".answers"))),
         (".parquet", (("os.link", ".answers"),)),
     ],
 )
-def test_killed_calls_go_on_to_the_same_bytes(
-    place: Path, ending: str, deaths: tuple[tuple[str, str], ...], tmp_path: Path
+def test_killed_calls_resume_to_same_bytes(
+    place: Path, suffix: str, deaths: tuple[tuple[str, str], ...], tmp_path: Path
 ) -> None:
     """Kill calls during the computation, and when only the rename is left."""
-    data = tmp_path / f"new{ending}"
-    if ending == ".csv":
+    data = tmp_path / f"new{suffix}"
+    if suffix == ".csv":
         frame().to_csv(data, index=False)
     else:
         pq.write_table(rich(), data)
-    once, again = tmp_path / "once" / f"p{ending}", tmp_path / "again" / f"p{ending}"
+    once, again = tmp_path / "once" / f"p{suffix}", tmp_path / "again" / f"p{suffix}"
     _predict_and_die(place / "price", data, once, None)
     for death in deaths:
-        life = process(_predict_and_die, place / "price", data, again, death)
-        life.join(60)
-        assert (life.exitcode, again.exists()) == (-9, False)
+        child = process(_predict_and_die, place / "price", data, again, death)
+        child.join(60)
+        assert (child.exitcode, again.exists()) == (-9, False)
     _predict_and_die(place / "price", data, again, None)
     assert tree(again.parent) == tree(once.parent)
 
 
 @pytest.mark.parametrize("change", ["more", "same", "gone"])
-def test_an_input_that_changed_meanwhile_is_refused(
-    place: Path, change: str, tmp_path: Path
-) -> None:
+def test_input_changed_during_call_is_refused(place: Path, change: str, tmp_path: Path) -> None:
     """Change the input between computing and writing; the same call then starts again."""
     data, out = tmp_path / "new.csv", tmp_path / "out.csv"
     text = frame().to_csv(index=False)
@@ -323,7 +321,7 @@ def test_an_input_that_changed_meanwhile_is_refused(
             rows = open_rows([str(data)], files, model, targets=False, with_input=True)
             return model.predict_to(rows, out, **options)
 
-    def changes(what: str, done: int, _of: int | None) -> None:
+    def changes(phase: str, done: int, _of: int | None) -> None:
         if done == N:
             os.utime(data, (1, 1))
             if change == "more":
@@ -344,9 +342,7 @@ def test_an_input_that_changed_meanwhile_is_refused(
 
 
 @pytest.mark.parametrize(("n_rows", "n_answers"), [(5, 6), (6, 5), (0, 1)])
-def test_answers_without_rows_and_rows_without_answers_are_refused(
-    n_rows: int, n_answers: int
-) -> None:
+def test_unequal_numbers_of_rows_and_predictions_are_refused(n_rows: int, n_answers: int) -> None:
     blocks = ([["x"] * k] for k in (n_rows // 2, n_rows - n_rows // 2) if k)
     values = np.arange(2.0 * n_answers).reshape(-1, 2)
     slabs = ((k, None, values[k : k + 4]) for k in range(0, n_answers, 4))
@@ -354,7 +350,7 @@ def test_answers_without_rows_and_rows_without_answers_are_refused(
         list(predictions.with_input_columns(blocks, slabs))
 
 
-def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
     lines = "".join(
         f'{k},"some text of this row, which is a long one",{k}\n' for k in range(25_000)
     )
@@ -374,7 +370,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 # -- refused --------------------------------------------------------------------------------------
 
 
-def test_what_can_not_be_written_beside_is_one_sentence(
+def test_unsupported_input_is_refused_in_one_sentence(
     place: Path, run: Run, tmp_path: Path
 ) -> None:
     frame().to_csv(tmp_path / "a.csv", index=False)
@@ -387,7 +383,7 @@ def test_what_can_not_be_written_beside_is_one_sentence(
     other = rich().cast(schema.set(k, schema.field(k).with_type(pa.int64())))
     pq.write_table(other, tmp_path / "b.parquet")
     before = tree(tmp_path)
-    for words, message in (
+    for arguments, message in (
         (["a.npy", "o.csv"], "a.npy has no columns by name, and --with-input"),
         ([place / "price.zarr", "o.csv"], "price.zarr has no columns by name"),
         (["a.csv", "o.npy"], "o.npy cannot hold the columns of the input (--with-input)"),
@@ -400,7 +396,7 @@ def test_what_can_not_be_written_beside_is_one_sentence(
         (["a.csv", "a.csv"], "is both input and output"),
         (["b.csv", "o.csv", "--x", "age"], "lacks"),
     ):
-        paths = [w if str(w).startswith("--") or w == "age" else tmp_path / w for w in words]
+        paths = [w if str(w).startswith("--") or w == "age" else tmp_path / w for w in arguments]
         code, err = run("predict", place / "price", *paths, "--with-input")
         assert (code, err.count("\n")) == (2, 1), err
         assert message in err

@@ -1,10 +1,9 @@
-"""Mistakes, what the answer to each must say, and what doing as it says looks like.
+"""Mistakes of users, the message that each must raise, and the remedies that it names.
 
-A sentence of an error names a remedy. Here each remedy is done, word for word, and works. A module
-of this package holds the cases of one kind: `TABLES` are the functions that return them. `COVERED`
-names the rooms or modules of streamkern whose every error the module reaches, but for those in
-`NOT_TRIED`. Where `DO_ALL` is true, tests do all of the remedies before a merge, too, and not every
-fourth.
+An error message names a remedy; the tests apply each remedy literally and check that it works. Each
+module of this package holds the cases of one kind, in the functions listed in `TABLES`. `COVERED`
+names the packages or modules of streamkern of which the cases reach every error, except those in
+`NOT_TRIED`. If `DO_ALL` is true, all remedies are applied before a merge, and not every fourth.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def fit_classes(*data: Any, **parameters: Any) -> Do:
 
 def cases_of(make: Callable[[Any], Do], rows: Iterable[tuple[Any, ...]]) -> list[Case]:
     """Return the cases of rows (words, mistake, remedy, ...) that `make` makes calls of."""
-    return [(says, *map(make, given)) for says, *given in rows]
+    return [(message, *map(make, given)) for message, *given in rows]
 
 
 def settings(**given: Any) -> RunConfig:

@@ -33,7 +33,7 @@ def damaged(name: str, *parts: str) -> Case:
     return (f"{delete}run the training command of this run again", wrong, right)
 
 
-def of_commands() -> list[Case]:
+def command_cases() -> list[Case]:
     """Return mistakes on the command line; what is said is on stderr."""
     regressor(run_dir="metric", metric=[1.0, 2.0, 1.0]).fit("data.zarr")
     commands = [
@@ -125,4 +125,4 @@ def of_commands() -> list[Case]:
     ]
 
 
-TABLES = (of_commands,)
+TABLES = (command_cases,)

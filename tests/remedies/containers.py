@@ -28,18 +28,18 @@ CODES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def write(place: Any, name: str, held: Any, attributes: dict[str, Any] | None = None) -> Any:
+def write(location: Any, name: str, held: Any, attributes: dict[str, Any] | None = None) -> Any:
     """Write an array, or a group of them, to a group of zarr or h5py."""
     if isinstance(held, dict):
-        made = place.create_group(name)
+        made = location.create_group(name)
         for key, array in held.items():
             write(made, key, array)
-    elif isinstance(place, zarr.Group):
-        made = place.create_array(
+    elif isinstance(location, zarr.Group):
+        made = location.create_array(
             name, data=np.asarray(held), config={"write_empty_chunks": True}
         )  # fmt: skip
     else:
-        made = place.create_dataset(name, data=held)
+        made = location.create_dataset(name, data=held)
     made.attrs.update(attributes or {})
     return made
 
@@ -60,7 +60,7 @@ def file(x: Any = X, y: Any = Y, of_x: Any = None, **given: Any) -> Any:
     return ingested("file.h5", **given)
 
 
-def of_hdf5() -> list[Case]:
+def hdf5_cases() -> list[Case]:
     """Return mistakes in HDF5 files."""
     table = np.zeros(N, [("a", "f8"), ("deep", "f8", (2,)), ("y", "f8")])
     plain = np.zeros(N, [("a", "f8"), ("b", "f8"), ("y", "f8")])
@@ -100,11 +100,11 @@ def of_hdf5() -> list[Case]:
     def given(x: str, **more: Any) -> Any:
         return Do(ingested, "rows.h5", x=x, **more)
 
-    whole = Do(ingested, "rows.h5")
+    full = Do(ingested, "rows.h5")
     with h5py.File("rows.h5") as made:
         turned = made["matlab"][:]
     return [
-        ("get it again from where it came.*or write it again", Do(ingested, "cut.h5"), whole, file),
+        ("get it again from where it came.*or write it again", Do(ingested, "cut.h5"), full, file),
         ("'group' of rows.h5 is a group and not an array; it has group/inner", given("group"),
          given("group/inner")),
         ("has no array 'Z'; it has .*name them with x= and y=", given("Z"), given("X")),
@@ -122,7 +122,7 @@ def of_hdf5() -> list[Case]:
         ("link to another file; pass external=True", given("other"), given("other", external=True)),
         ("stored in other files; pass external=True", given("beside"),
          given("beside", external=True)),
-        ("get the file again from where it came", given("short"), whole),
+        ("get the file again from where it came", given("short"), full),
         ("write it as a dataset that holds its rows", given("virtual9"), file),
         ("write it as numbers if they are meant", given("enumerated"),
          Do(file, colours[:, None].repeat(2, 1))),
@@ -131,7 +131,7 @@ def of_hdf5() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_netcdf() -> list[Case]:
+def netcdf_cases() -> list[Case]:
     """Return mistakes in NetCDF files."""
     data = xr.Dataset({"X": (("row", "column"), X), "y": ("row", Y)})
     data.to_netcdf("classic.nc", engine="scipy")
@@ -157,7 +157,7 @@ def of_netcdf() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_stores() -> list[Case]:
+def store_cases() -> list[Case]:
     """Return mistakes in Zarr groups, and in stores of streamkern among them."""
     table = FRAME.assign(fare=Y)
     other = table.assign(w=["u", "v"] * (N // 2))
@@ -188,7 +188,7 @@ def of_stores() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_groups() -> list[Case]:
+def group_cases() -> list[Case]:
     """Return mistakes in groups that stand for an array, as AnnData writes them."""
     good = Do(group, PARTS, of_x=CSR)
     twice = PARTS | {"indices": np.zeros_like(PARTS["indices"])}
@@ -259,4 +259,4 @@ def of_groups() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_hdf5, of_netcdf, of_stores, of_groups)
+TABLES = (hdf5_cases, netcdf_cases, store_cases, group_cases)

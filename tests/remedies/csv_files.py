@@ -49,7 +49,7 @@ def svm(*lines: str, **given: Any) -> Any:
     return do
 
 
-def of_lines() -> list[Case]:
+def line_cases() -> list[Case]:
     """Return mistakes in lines of a CSV."""
     good = table("a,y\n1,2\n3,4\n")
     text = "größe,y\n1,2\n3,4\n"
@@ -95,7 +95,7 @@ def of_lines() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_numbers() -> list[Case]:
+def number_cases() -> list[Case]:
     """Return mistakes in cells, all of which are numbers where no encoder makes them so."""
     good, gap, padded = "a,y\n1,2\n7,4\n", "a,y\n1,2\n,4\n", "a,y\n1,2\n007,4\n"
     bare = {text: text.partition("\n")[2] for text in (good, gap, padded)}
@@ -136,7 +136,7 @@ def of_numbers() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_layout() -> list[Case]:
+def layout_cases() -> list[Case]:
     """Return mistakes in the first lines of a CSV, and in what separates its fields."""
     titled, named = "A title\nx,y\n1,2.5\n3,4.5\n", "x,y\n1,2.5\n3,4.5\n"
     blanks, marks = "x y\n1 2\n3 4\n", "x\x01y\n1\x012\n3\x014\n"
@@ -187,7 +187,7 @@ def of_layout() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_arguments() -> list[Case]:
+def argument_cases() -> list[Case]:
     """Return mistakes in the arguments that say how a file is written."""
     text = "a,y\n1,2\n3,4\n"
     good, bare = table(text), "1,2\n3,4\n"
@@ -214,7 +214,7 @@ def of_arguments() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_svmlight() -> list[Case]:
+def svmlight_cases() -> list[Case]:
     """Return mistakes in svmlight files."""
     one, two = "1.5 1:2 2:3", "2.5 2:1"
     good = svm(one, two)
@@ -260,7 +260,7 @@ def of_svmlight() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_originals() -> list[Case]:
+def original_cases() -> list[Case]:
     """Return mistakes in files whose columns are written beside their answers, by `predict`."""
     columns = {"a": X[:, 0], "b": X[:, 1]}
     files = {
@@ -310,4 +310,4 @@ def of_originals() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_lines, of_numbers, of_layout, of_arguments, of_svmlight, of_originals)
+TABLES = (line_cases, number_cases, layout_cases, argument_cases, svmlight_cases, original_cases)

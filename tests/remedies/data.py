@@ -8,7 +8,7 @@ import streamkern as sk
 from tests.remedies import FRAME, Case, N, X, Y, fit_values, ingested
 
 
-def of_data() -> list[Case]:
+def data_cases() -> list[Case]:
     """Return mistakes in files and stores."""
     frame = FRAME.assign(fare=Y)
     gaps = np.where(np.arange(N) == 7, np.nan, Y)
@@ -46,4 +46,4 @@ def of_data() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_data,)
+TABLES = (data_cases,)

@@ -35,7 +35,7 @@ def lines(*texts: str, **given: Any) -> Any:
     return ingested("lines.csv", y="fare", **given)
 
 
-def of_arguments() -> list[Case]:
+def argument_cases() -> list[Case]:
     """Return mistakes in the arguments that describe columns."""
     days = table(day=pd.date_range("2020-01-01", periods=N).strftime("%d/%m/%Y"))
     dated = dict.fromkeys(["day"], "%d/%m/%Y")
@@ -69,7 +69,7 @@ def of_arguments() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_columns() -> list[Case]:
+def column_cases() -> list[Case]:
     """Return mistakes in what is in the columns."""
     mixed = table(m=[str(k) if k else "none" for k in range(N)])
     days = table(day=["01/02/2020"] * N)
@@ -104,7 +104,7 @@ def of_columns() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_encoders() -> list[Case]:
+def encoder_cases() -> list[Case]:
     """Return mistakes in which encoder made the features."""
     other = table(a=X[:, 0] * 3)
     sk.ingest_store(TABLE, "one.zarr", y="fare")
@@ -127,4 +127,4 @@ def of_encoders() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_arguments, of_columns, of_encoders)
+TABLES = (argument_cases, column_cases, encoder_cases)

@@ -40,11 +40,11 @@ COMMAS = [f"{value:.3f}".replace(".", ",") for value in Y]
 SIZES = [f"{k % 15} kg" for k in range(N)]
 
 
-def begun() -> sk.KernelRegressor:
+def started_model() -> sk.KernelRegressor:
     return regressor(solver="block").partial_fit(X, Y)
 
 
-def of_fits() -> list[Case]:
+def fit_cases() -> list[Case]:
     """Return mistakes in what an estimator is given to fit."""
     twice = pd.DataFrame(np.c_[X[:, 0], X[:, 0]], columns=["a", "a"])
     numbers = pd.DataFrame({"n": [f"{k}" for k in range(N)], "b": X[:, 1]})
@@ -133,16 +133,16 @@ def of_fits() -> list[Case]:
                fit_classes(X, SIZES),
                lambda: (sk.ingest_store(X, "sizes.zarr", y=SIZES, targets="classes"),
                         classifier().fit("sizes.zarr"))),
-        ("set it back", lambda: begun().set_params(ridge=0.5).partial_fit(X, Y),
-         lambda: begun().set_params(ridge=0.5).set_params(ridge=1e-3).partial_fit(X, Y)),
+        ("set it back", lambda: started_model().set_params(ridge=0.5).partial_fit(X, Y),
+         lambda: started_model().set_params(ridge=0.5).set_params(ridge=1e-3).partial_fit(X, Y)),
         ("start a new model with fit, or with partial_fit of a clone",
-               lambda: begun().set_params(ridge=0.5).partial_fit(X, Y),
-               lambda: (begun().set_params(ridge=0.5).fit(X, Y),
-                        clone(begun()).set_params(ridge=0.5).partial_fit(X, Y))),
+               lambda: started_model().set_params(ridge=0.5).partial_fit(X, Y),
+               lambda: (started_model().set_params(ridge=0.5).fit(X, Y),
+                        clone(started_model()).set_params(ridge=0.5).partial_fit(X, Y))),
         ("use partial_fit before compress.*start a new model with partial_fit of a clone",
-         lambda: sk.compress(begun(), X, n_centers=9).partial_fit(X, Y),
-         lambda: sk.compress(begun().partial_fit(X, Y), X, n_centers=9),
-         lambda: clone(sk.compress(begun(), X, n_centers=9)).partial_fit(X, Y)),
+         lambda: sk.compress(started_model(), X, n_centers=9).partial_fit(X, Y),
+         lambda: sk.compress(started_model().partial_fit(X, Y), X, n_centers=9),
+         lambda: clone(sk.compress(started_model(), X, n_centers=9)).partial_fit(X, Y)),
         ("leave it out, or give sample_weight", fit_classes(X, SEVERAL, class_weight="balanced"),
          fit_classes(X, SEVERAL, np.ones(N))),
         ("is for rows of one class each.*leave it out", fit_classes(X, SEVERAL, calibrate=True),
@@ -177,7 +177,7 @@ def of_fits() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_answers() -> list[Case]:
+def answer_cases() -> list[Case]:
     """Return mistakes in what a fitted model is asked."""
     model, classes = regressor().fit(X, Y), classifier(calibrate=False).fit(X, LABELS)
     table = regressor().fit(FRAME, Y)
@@ -245,13 +245,13 @@ def of_answers() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_run(place: str) -> tuple[Any, Any]:
+def of_run(location: str) -> tuple[Any, Any]:
     """Return rows and targets, to which a model was fitted with this run_dir."""
-    regressor(solver="block", run_dir=place).fit(X, Y)
+    regressor(solver="block", run_dir=location).fit(X, Y)
     return X, Y
 
 
-def of_kernels() -> list[Case]:
+def kernel_cases() -> list[Case]:
     """Return mistakes with kernels of scikit-learn, and ours with the same values."""
     pairs: list[Case] = [
         (r"give Gaussian\(length_scale\)", RBF(3.0), sk.Gaussian(3.0)),
@@ -276,14 +276,14 @@ def of_kernels() -> list[Case]:
         np.testing.assert_allclose(found, K @ np.linalg.solve(K + np.eye(N), Y), atol=1e-4)
 
     return [
-        (says,
+        (message,
                lambda theirs=theirs: regressor(kernel=theirs, bandwidth="auto").fit(X, Y),
                lambda theirs=theirs, ours=ours: alike(theirs, ours))
-        for says, theirs, ours in pairs
+        for message, theirs, ours in pairs
     ]  # fmt: skip
 
 
-def of_rows() -> list[Case]:
+def row_cases() -> list[Case]:
     """Return mistakes in the columns and the shape of rows, and in targets that are left out or
     alike."""
     numbers = FRAME[["a", "b"]]
@@ -333,9 +333,9 @@ def of_rows() -> list[Case]:
          fit_values(images[..., None], Y)),
         (r"\(y - y.min\(\)\) / np.timedelta64\(1, 'D'\)", fit_values(X, days),
          fit_values(X, (days - days.min()) / np.timedelta64(1, "D"))),
-        *((says, lambda y=y: classifier().fit(X, y),
+        *((message, lambda y=y: classifier().fit(X, y),
                  lambda mended=mended: classifier().fit(X, mended))
-          for says, y, mended in odd),
+          for message, y, mended in odd),
         (r"decode the labels: \[k.decode\(\) for k in y\]",
          fit_classes(X, [k.encode() for k in LABELS]),
          fit_classes(X, [k.encode().decode() for k in LABELS])),
@@ -390,7 +390,7 @@ def doubled(X: Any, y: Any, rng: Any) -> Any:
     return 2 * X, y
 
 
-def of_forms() -> list[Case]:
+def form_cases() -> list[Case]:
     """Return mistakes in the form of rows and labels, and in searches."""
     mixed = np.array(["a", None] * (N // 2), dtype=object)
     sparse = FRAME[["a", "b"]].astype(pd.SparseDtype("float64", 0.0))
@@ -401,7 +401,7 @@ def of_forms() -> list[Case]:
     own = regressor(run_dir="tuned")
     in_metric = regressor(kernel=sk.Laplace(2.0, metric=[1.0, 1.0, 1.0]), bandwidth="auto")
     return [
-        *of_kernels(),
+        *kernel_cases(),
         ("give X.sparse.to_coo.. where all are sparse", fit_values(sparse, Y),
          fit_values(sparse.sparse.to_coo(), Y)),
         ("fill in such labels, or leave such", fit_classes(X, mixed),
@@ -435,7 +435,7 @@ def of_forms() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_centers() -> list[Case]:
+def center_cases() -> list[Case]:
     """Return mistakes with sparse centers that have other features than the rows."""
 
     def fit(d: int) -> Any:
@@ -445,7 +445,7 @@ def of_centers() -> list[Case]:
     return [("give rows and centers with the same features", fit(8000), fit(9000))]
 
 
-def of_compressed() -> list[Case]:
+def compressed_cases() -> list[Case]:
     """Return mistakes in `compress`."""
     model = regressor().fit(X, Y)
     rows = np.random.default_rng(1).normal(size=(200, 3))
@@ -481,4 +481,4 @@ def of_compressed() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_fits, of_answers, of_rows, of_forms, of_centers, of_compressed)
+TABLES = (fit_cases, answer_cases, row_cases, form_cases, center_cases, compressed_cases)

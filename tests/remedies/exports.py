@@ -79,7 +79,7 @@ def sparse_model() -> Any:
     return regressor().fit(long_rows(), Y).to_onnx("sparse.onnx")
 
 
-def of_exports() -> list[Case]:
+def export_cases() -> list[Case]:
     """Return the mistakes."""
     own: dict[str, Any] = {"bandwidth": "auto"}
     arc = {"kernel": "relu_ntk", **own}
@@ -111,4 +111,4 @@ def of_exports() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_exports,)
+TABLES = (export_cases,)

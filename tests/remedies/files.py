@@ -75,7 +75,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def of_paths() -> list[Case]:
+def path_cases() -> list[Case]:
     """Return mistakes in names of files, patterns and folders."""
     frame = FRAME.assign(fare=Y)
     for folder in ("hollow", "years/y=1", "years/y=2", "mixed", "deep/one", "delta/_delta_log"):
@@ -188,7 +188,7 @@ def of_paths() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_arrays() -> list[Case]:
+def array_cases() -> list[Case]:
     """Return mistakes in files that hold arrays, and in archives."""
     np.save("x.npy", X)
     np.save("y.npy", Y)
@@ -202,8 +202,8 @@ def of_arrays() -> list[Case]:
     cut("images-idx3-ubyte", 100, "short-idx3-ubyte")
     cut("images-idx3-ubyte", 9, "head-idx3-ubyte")
     shutil.copy("x.npy", "wrong.idx")
-    for ending in ("idx", "npy", "npz"):
-        Path(f"odd.{ending}").write_bytes(b"\0\1\2\3" * 50)
+    for suffix in ("idx", "npy", "npz"):
+        Path(f"odd.{suffix}").write_bytes(b"\0\1\2\3" * 50)
     shutil.copy("rows.npz", "npz.npy")
     cut("x.npy", 900, "short.npy")
     cut("turned.npy", 900, "bent.npy")
@@ -285,7 +285,7 @@ def of_arrays() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_columns() -> list[Case]:
+def column_cases() -> list[Case]:
     """Return mistakes in the columns that are asked for, and in several files together."""
     frame = FRAME.assign(fare=Y, weight=np.arange(N) % 3 + 1.0)
     frame.to_csv("full.csv", index=False)
@@ -347,4 +347,4 @@ def of_columns() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_paths, of_arrays, of_columns)
+TABLES = (path_cases, array_cases, column_cases)

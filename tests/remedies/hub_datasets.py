@@ -18,28 +18,36 @@ def fit(data: Any, y: Any = "label", **given: Any) -> Any:
     return classifier().fit(data, y, **given)
 
 
-def of_hub() -> list[Case]:
+def hub_cases() -> list[Case]:
     """Return all remedies of this module."""
     pytest.importorskip("datasets", reason="datasets is not installed")
-    from tests import hub
+    from tests import hub_datasets
 
-    library = hub.datasets
-    good, table, pictures = hub.embeddings(), hub.numbers(), hub.pictures()
+    library = hub_datasets.datasets
+    good, table, pictures = (
+        hub_datasets.embeddings(),
+        hub_datasets.numbers(),
+        hub_datasets.pictures(),
+    )
     splits = library.DatasetDict(train=good)
     lists = library.List(library.Value("float32"))
 
     def of_lists(rows: Any) -> Any:
-        described = hub.features(emb=lists)
-        return hub.dataset(described, np.arange(len(rows)) % 3, emb=rows)
+        described = hub_datasets.features(emb=lists)
+        return hub_datasets.dataset(described, np.arange(len(rows)) % 3, emb=rows)
 
-    grey = np.r_[hub.PIXELS[:9], hub.PIXELS[:9]]
-    mixed = hub.pictures([*hub.PIXELS[:9], *hub.PIXELS[:9, ..., 0]], np.arange(18) % 3)
-    sizes = hub.pictures([*grey[:9], *grey[9:, :5]], np.arange(18) % 3)
-    deep = hub.pictures(grey[..., 0].astype(np.uint16), np.arange(18) % 3)
+    grey = np.r_[hub_datasets.PIXELS[:9], hub_datasets.PIXELS[:9]]
+    mixed = hub_datasets.pictures(
+        [*hub_datasets.PIXELS[:9], *hub_datasets.PIXELS[:9, ..., 0]], np.arange(18) % 3
+    )
+    sizes = hub_datasets.pictures([*grey[:9], *grey[9:, :5]], np.arange(18) % 3)
+    deep = hub_datasets.pictures(grey[..., 0].astype(np.uint16), np.arange(18) % 3)
     pixels = library.Array3D((6, 5, 1), "uint16")
-    bad = hub.dataset(hub.features(image=library.Image()), [0, 1], image=[{"bytes": b"no"}] * 2)
+    bad = hub_datasets.dataset(
+        hub_datasets.features(image=library.Image()), [0, 1], image=[{"bytes": b"no"}] * 2
+    )
     open_shape = library.Array2D((None, 2), "float32")
-    halves = hub.X.reshape(-1, 2, 2).tolist()
+    halves = hub_datasets.X.reshape(-1, 2, 2).tolist()
     codes = table.cast_column("label", library.Value("int64")).map(lambda row: {"label": 3})
     wrong = library.Dataset(codes.data, info=library.DatasetInfo(features=table.features))
 
@@ -65,7 +73,7 @@ def of_hub() -> list[Case]:
         (r"leave out other columns, X.remove_columns...age", Do(fit, two),
          Do(fit, two.remove_columns(["age"]))),
         ("name targets with y=", Do(fit, good, None), Do(fit, good, "label")),
-        ("several targets as columns", Do(fit, table.add_column("e", hub.X.tolist()), "e"),
+        ("several targets as columns", Do(fit, table.add_column("e", hub_datasets.X.tolist()), "e"),
          Do(fit, table, "label")),
         (r"cast_column.'label', ClassLabel", Do(fit, wrong),
          Do(ingested, codes.cast_column("label", library.ClassLabel(names=list("abcd"))),
@@ -84,18 +92,20 @@ def of_hub() -> list[Case]:
          Do(fit, of_lists([[1.0, 2.0]] * 3))),
         ("column 'emb' is null", Do(fit, of_lists([[1.0, 2.0]] * 2 + [None])),
          Do(fit, of_lists([[1.0, 2.0]] * 3))),
-        ("give it without None", Do(fit, hub.dataset(hub.features(e=open_shape), e=halves)),
-         Do(fit, hub.dataset(hub.features(e=library.Array2D((2, 2), "float32")), e=halves))),
+        ("give it without None",
+         Do(fit, hub_datasets.dataset(hub_datasets.features(e=open_shape), e=halves)),
+         Do(fit, hub_datasets.dataset(
+             hub_datasets.features(e=library.Array2D((2, 2), "float32")), e=halves))),
         ("cannot be read .Unidentified.*leave them out", Do(fit, bad), Do(fit, pictures)),
         (r'convert all, X.cast_column.*mode="RGB"', Do(fit, mixed),
          Do(fit, mixed.cast_column("image", rgb))),
         ("give their pixels as a column of Array3D", Do(fit, deep),
-         Do(fit, hub.dataset(hub.features(image=pixels), np.arange(18) % 3,
+         Do(fit, hub_datasets.dataset(hub_datasets.features(image=pixels), np.arange(18) % 3,
                              image=grey[..., :1].astype(np.uint16).tolist()))),
         ("give images of one size, as image.resize makes them in X.map", Do(fit, sizes),
          Do(fit, resized)),
         ("make them a column, and give its name as y=",
-         Do(ingested, stream.remove_columns("label"), y=hub.CODES),
+         Do(ingested, stream.remove_columns("label"), y=hub_datasets.CODES),
          Do(ingested, stream, y="label")),
         ("give one target for each row", Do(ingested, FRAME, y=Y[:9]), Do(ingested, FRAME, y=Y)),
         ("give one weight for each row", Do(ingested, FRAME, y=Y, sample_weight=Y[:9] ** 2),
@@ -103,4 +113,4 @@ def of_hub() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_hub,)
+TABLES = (hub_cases,)

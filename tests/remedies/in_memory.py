@@ -44,7 +44,7 @@ class Lent:
         return self._array.__dlpack__(**given)
 
 
-def of_forms() -> list[Case]:
+def form_cases() -> list[Case]:
     """Return mistakes in what is given as rows."""
     masked, series = np.ma.masked_greater(X, 1.0), FRAME["a"]
     packed = xr.DataArray(X, dims=("row", "column"), attrs={"scale_factor": 0.5})
@@ -101,7 +101,7 @@ def of_forms() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_columns() -> list[Case]:
+def column_cases() -> list[Case]:
     """Return mistakes in columns of tables, and in targets and weights beside them."""
     twice = pd.DataFrame(X[:, :2], columns=["a", "a"])
     gaps = pd.Series(np.where(np.arange(N) == 3, None, "up"), dtype="string")
@@ -147,7 +147,7 @@ def of_columns() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_blocks() -> list[Case]:
+def block_cases() -> list[Case]:
     """Return mistakes in blocks of an iterator, and in plain arrays."""
     half = N // 2
     first, second = (X[:half], Y[:half]), (X[half:], Y[half:])
@@ -155,7 +155,7 @@ def of_blocks() -> list[Case]:
     list(spent)
     negative = X.astype("i4")
     negative[0] = -1
-    whole, wide = (X[:half].astype("f4"), Y[:half]), (X[half:], Y[half:])
+    full, wide = (X[:half].astype("f4"), Y[:half]), (X[half:], Y[half:])
     huge = np.where(np.arange(N)[:, None] == 3, 1e100, X)
     holes = np.where(np.arange(N)[:, None] == 3, np.nan, X)
     return [
@@ -170,8 +170,8 @@ def of_blocks() -> list[Case]:
          Do(ingested, [(*first, Y[:half] ** 2), (*second, Y[half:] ** 2)])),
         ("give rows of one shape", Do(ingested, [first, (X[half:, :2], Y[half:])]),
          Do(ingested, [first, second])),
-        ("pass dtype='float64'", Do(ingested, [whole, wide]),
-         Do(ingested, [whole, wide], dtype="float64")),
+        ("pass dtype='float64'", Do(ingested, [full, wide]),
+         Do(ingested, [full, wide], dtype="float64")),
         ("choose another dtype=", Do(ingested, negative, y=Y, dtype="uint8"),
          Do(ingested, negative, y=Y, dtype="float32")),
         ("fill in or drop such rows first", Do(ingested, holes, y=Y),
@@ -188,7 +188,7 @@ def of_blocks() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_stored_arrays() -> list[Case]:
+def stored_array_cases() -> list[Case]:
     """Return mistakes in arrays of files and of stores that others wrote."""
     np.savez("flat.npz", X=Y, y=Y)
     np.savez("columns.npz", X=Y.reshape(-1, 1), y=Y)
@@ -239,4 +239,4 @@ def appended(rows: Any) -> None:
     sk.append_store(rows, "made.zarr", y=Y)
 
 
-TABLES = (of_forms, of_columns, of_blocks, of_stored_arrays)
+TABLES = (form_cases, column_cases, block_cases, stored_array_cases)

@@ -39,7 +39,7 @@ class Squares(Kernel):
         return 1 / (1 + sq)
 
 
-def of_kernels() -> list[Case]:
+def kernel_cases() -> list[Case]:
     """Return mistakes in kernels that are made in Python: (words, wrong, right)."""
     gauss, laplace, l1 = sk.Gaussian(2.0), sk.Laplace(2.0), sk.LaplaceL1(2.0)
     metric, other = np.ones(3), np.array([1.0, 2.0, 3.0])
@@ -139,7 +139,7 @@ def of_kernels() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_settings() -> list[Case]:
+def setting_cases() -> list[Case]:
     """Return mistakes in what model.kernel says: (words, wrong, right)."""
     both = {"kind": "sum", "parts": ["laplace", {"kind": "gaussian", "bandwidth": 2.0}]}
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -168,7 +168,7 @@ def of_settings() -> list[Case]:
     return [sampled, *cases_of(makes, cases)]
 
 
-def of_sparse() -> list[Case]:
+def sparse_cases() -> list[Case]:
     """Return mistakes in kernels of sparse rows."""
 
     def fit(**given: Any) -> Do:
@@ -185,4 +185,4 @@ def of_sparse() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_kernels, of_settings, of_sparse)
+TABLES = (kernel_cases, setting_cases, sparse_cases)

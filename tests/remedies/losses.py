@@ -51,7 +51,7 @@ def saved(**changes: Any) -> dict[str, Any]:
     return {"loss": recorded | changes, "n_outputs": 1, "setup": {"loss": {"width": 2.0}}}
 
 
-def of_losses() -> list[Case]:
+def loss_cases() -> list[Case]:
     """Return mistakes in targets and in a user's own loss."""
     kind = f"{PLACE}:LogCosh"
     return [
@@ -85,4 +85,4 @@ def of_losses() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_losses,)
+TABLES = (loss_cases,)

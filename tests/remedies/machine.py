@@ -72,7 +72,7 @@ def without_numba() -> None:
         get_backend("cpu", 1, "numba")
 
 
-def of_machine() -> list[Case]:
+def machine_cases() -> list[Case]:
     """Return all remedies of this module: (words, wrong, right)."""
     rows = sk.RowRandom(np, 0, 0, 0, np.arange(3), np.float64)
     return [
@@ -126,4 +126,4 @@ def of_machine() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_machine,)
+TABLES = (machine_cases,)

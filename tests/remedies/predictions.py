@@ -25,7 +25,7 @@ NOT_TRIED = {
 }
 
 
-def of_commands() -> list[Case]:
+def command_cases() -> list[Case]:
     """Return mistakes of the command `predict`."""
     prepare()
     commands = [
@@ -135,7 +135,7 @@ def changed(again: bool) -> None:
         model.predict_to(rows, "grown.csv", progress=None if again else grow)
 
 
-def of_models() -> list[Case]:
+def model_cases() -> list[Case]:
     """Return mistakes about models in memory."""
     model = regressor().fit(X, Y)
     plain = Calibration.of_values(X[:, :1], Y[:, None], None)
@@ -163,4 +163,4 @@ def load_calibration() -> Calibration:
     return found
 
 
-TABLES = (of_commands, of_models)
+TABLES = (command_cases, model_cases)

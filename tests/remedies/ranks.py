@@ -73,7 +73,7 @@ def placeable(given: dict[str, Any]) -> None:
     over_ranks.check_placeable(config(given))
 
 
-def of_settings() -> list[Case]:
+def setting_cases() -> list[Case]:
     """Return mistakes in settings of ranks: (words, wrong, right)."""
     gpus = BLOCK | {"run.ranks": "gpus"}
     at = {"run.cluster": "tcp://127.0.0.1:1"}
@@ -133,7 +133,7 @@ def of_settings() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_what_travels() -> list[Case]:
+def pickled_object_cases() -> list[Case]:
     """Return mistakes in what is given to other processes."""
     source = sk.ArraySource(X, Y)
     lock = threading.Lock()
@@ -168,4 +168,4 @@ def of_what_travels() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_settings, of_what_travels)
+TABLES = (setting_cases, pickled_object_cases)

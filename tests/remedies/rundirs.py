@@ -60,7 +60,7 @@ def saved(name: str, arrays: Any = ROWS, meta: Any = None, after: Callable[[], N
             directory.save(step, arrays, {} if meta is None else meta)
 
 
-def of_places() -> list[Case]:
+def location_cases() -> list[Case]:
     """Return mistakes about the place, and about who writes there."""
     Path("stranger/checkpoints").mkdir(parents=True)
     Path("stranger/checkpoints/x.txt").write_text("mine")
@@ -116,7 +116,7 @@ def of_places() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_damage() -> list[Case]:
+def damage_cases() -> list[Case]:
     """Return mistakes with files that are damaged, or of another run."""
 
     def damaged(name: str, *files: str) -> Path:
@@ -184,7 +184,7 @@ def of_damage() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_contents() -> list[Case]:
+def content_cases() -> list[Case]:
     """Return mistakes in what is to be saved: (words, wrong arrays and meta, right ones)."""
     cases: list[tuple[str, Any, Any, Any, Any]] = [
         ("is list, not a mapping", ROWS, [1], ROWS, {"a": 1}),
@@ -204,10 +204,10 @@ def of_contents() -> list[Case]:
             saver.submit(1, ROWS, {})
             saver.close()
 
-    made = [(says, lambda a=a, m=m: saved("j", a, m), lambda b=b, k=k: saved("j", b, k))
-            for says, a, m, b, k in cases]  # fmt: skip
+    made = [(message, lambda a=a, m=m: saved("j", a, m), lambda b=b, k=k: saved("j", b, k))
+            for message, a, m, b, k in cases]  # fmt: skip
     return [*made, ("make a new AsyncSaver", lambda: submitted(True),
                           lambda: submitted(False))]  # fmt: skip
 
 
-TABLES = (of_places, of_damage, of_contents)
+TABLES = (location_cases, damage_cases, content_cases)

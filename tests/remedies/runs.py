@@ -35,13 +35,13 @@ def stopped(given: dict[str, Any], **beside: Any) -> None:
         trained(given, callbacks=[Ending()], **beside)
 
 
-def begun(name: str, given: dict[str, Any], **beside: Any) -> None:
+def started_run(name: str, given: dict[str, Any], **beside: Any) -> None:
     """Make a run that was ended between its setup and its first checkpoint."""
     stopped(given | {"run.run_dir": name}, **beside)
     shutil.rmtree(f"{name}/checkpoints")
 
 
-def of_continued() -> list[Case]:
+def continued_cases() -> list[Case]:
     """Return mistakes about a run "b" that continues another one, "a"."""
     trained(run("a"))
     trained(run("b"), continues="a")
@@ -50,7 +50,7 @@ def of_continued() -> list[Case]:
     for manifest in Path("no_setup").glob("*setup.json"):
         manifest.unlink()
     for name in ("only_begun", "untrained"):
-        begun(name, BLOCK)
+        started_run(name, BLOCK)
     cases = [
         ("keeps the model of the one it continues.*leave these out", {"model.kernel": "laplace"},
          {}),
@@ -64,7 +64,7 @@ def of_continued() -> list[Case]:
         ("data.scale='none' contradicts.*leave it out", {"data.scale": "none"}, {}),
     ]  # fmt: skip
 
-    def goes_on(given: dict[str, Any]) -> Do:
+    def resumed(given: dict[str, Any]) -> Do:
         return lambda: trained(BLOCK | given, continues="a")
 
     def replaced() -> None:
@@ -77,13 +77,13 @@ def of_continued() -> list[Case]:
 
     def trained_on() -> None:
         stopped(run("parent"))
-        begun("child", BLOCK, continues="parent")
+        started_run("child", BLOCK, continues="parent")
         trained(run("parent"))
         trained(run("child"), continues="parent")
 
     return [
-        *cases_of(goes_on, cases),
-        ("or start a run of its own", goes_on({"model.kernel": "laplace"}),
+        *cases_of(resumed, cases),
+        ("or start a run of its own", resumed({"model.kernel": "laplace"}),
          lambda: trained(run("own", **{"model.kernel": "laplace"}))),
         ("centers are those of the run that is continued; leave centers= out",
          lambda: trained(BLOCK, continues="a", centers=X[:20]),
@@ -111,7 +111,7 @@ def of_continued() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_resumed() -> list[Case]:
+def resumed_cases() -> list[Case]:
     """Return mistakes about the run in a directory."""
     rows = {size: sk.ArraySource(X, Y, unit_rows=size) for size in (20, 30)}
     plain = {"data.scale": "none"}
@@ -141,7 +141,7 @@ def of_resumed() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_warm_starts() -> list[Case]:
+def warm_start_cases() -> list[Case]:
     """Return mistakes about the weights that a run starts from."""
     wide, turned = np.c_[Y, X[:, 0]], FRAME[["a", "b"]].assign(u=Y, v=X[:, 0])
     sk.ingest_store(X, "two.zarr", y=wide)
@@ -152,7 +152,7 @@ def of_warm_starts() -> list[Case]:
     trained(run("w"))
     trained(run("of_uv", **{"data.train": "uv.zarr"}))
     trained(run("moved"), metric=np.array([1.0, 2.0, 3.0]))
-    begun("without", BLOCK)
+    started_run("without", BLOCK)
     warm, classes = {"solver.warm_start": "w"}, {"data.train": "labels.zarr"}
     trained(run("of_log_loss", **classes | {"model.loss": "log_loss"}))
     trained(run("of_quantile", **{"model.loss": "quantile"}))
@@ -208,7 +208,7 @@ def of_warm_starts() -> list[Case]:
 
     def replaced() -> None:
         stopped(run("source"))
-        begun("from_source", BLOCK | {"solver.warm_start": "source"})
+        started_run("from_source", BLOCK | {"solver.warm_start": "source"})
         trained(run("source"))
         trained(run("from_source", **{"solver.warm_start": "source"}))
 
@@ -224,4 +224,4 @@ def of_warm_starts() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_continued, of_resumed, of_warm_starts)
+TABLES = (continued_cases, resumed_cases, warm_start_cases)

@@ -25,12 +25,12 @@ def tuned(X: Any = X, y: Any = Y, **given: Any) -> sk.Tuned:
     return sk.tune(X, y, **QUICK | own | given)
 
 
-def asked(says: str, wrong: dict[str, Any], *right: dict[str, Any]) -> Case:
+def args_of(message: str, wrong: dict[str, Any], *right: dict[str, Any]) -> Case:
     """Return arguments of `tune`."""
-    return (says, lambda: tuned(**wrong), lambda: [tuned(**given) for given in right])
+    return (message, lambda: tuned(**wrong), lambda: [tuned(**given) for given in right])
 
 
-def of_arguments() -> list[Case]:
+def argument_cases() -> list[Case]:
     """Return mistakes in the arguments of `tune`."""
     labels = {"y": LABELS, "estimator": None}
     in_metric = sk.Laplace(2.0, metric=[1.0, 1.0, 1.0])
@@ -42,46 +42,47 @@ def of_arguments() -> list[Case]:
     few = {"X": X[:4], "y": Y[:4], "estimator": regressor(n_centers=2)}
     plain = sk.ArraySource(X, Y)
     inner = sk.MixtureSource([plain, sk.AugmentedSource(plain, 2, [])])
-    whole = sk.AugmentedSource(sk.MixtureSource([plain, plain]), 2, [])
+    full = sk.AugmentedSource(sk.MixtureSource([plain, plain]), 2, [])
     return [
-        asked("rows=3 cannot be split; take at least 5", {"rows": 3}, {"rows": 5}),
-        asked("take at most .* or raise memory|take at most",
+        args_of("rows=3 cannot be split; take at least 5", {"rows": 3}, {"rows": 5}),
+        args_of("take at most .* or raise memory|take at most",
               {"rows": N, "estimator": regressor(memory=4000)},
               {"rows": N, "estimator": regressor(memory="1 GiB")}),
-        asked("leave centers out, and lower rows",
+        args_of("leave centers out, and lower rows",
               {"centers": 5, "estimator": every_row, "ridges": "auto"},
               {"rows": 30, "estimator": every_row, "ridges": "auto"}),
-        asked("lower centers, or raise rows", {"rows": 20, "centers": 30, "estimator": block},
+        args_of("lower centers, or raise rows", {"rows": 20, "centers": 30, "estimator": block},
               {"rows": 20, "centers": 10, "estimator": block},
               {"rows": 50, "centers": 30, "estimator": block}),
-        asked("must be a list of kernels, at least one", {"kernels": "laplace"},
+        args_of("must be a list of kernels, at least one", {"kernels": "laplace"},
               {"kernels": ["laplace"]}),
-        asked("give the kernel without it, and the metric as that of the estimator",
+        args_of("give the kernel without it, and the metric as that of the estimator",
               {"kernels": [in_metric]},
               {"kernels": [in_metric.with_metric(None)],
                "estimator": regressor(metric=in_metric.metric)}),
-        asked('bandwidths=3 must be "auto" or a list of numbers above 0', {"bandwidths": 3},
+        args_of('bandwidths=3 must be "auto" or a list of numbers above 0', {"bandwidths": 3},
               {"bandwidths": [3.0]}),
-        asked('ridges=.* must be "auto" or a list of numbers 0 or above', {"ridges": [-1.0]},
+        args_of('ridges=.* must be "auto" or a list of numbers 0 or above', {"ridges": [-1.0]},
               {"ridges": [0.0, 1.0]}),
-        asked("folds=0 must be a whole number, at least 1", {"folds": 0}, {"folds": 2}),
-        asked("take more rows", {"X": X[-5:], "y": alone[-5:]}, {"X": X, "y": alone}),
-        asked("a sample of 4 rows cannot be split; it takes 5 at least", few,
+        args_of("folds=0 must be a whole number, at least 1", {"folds": 0}, {"folds": 2}),
+        args_of("take more rows", {"X": X[-5:], "y": alone[-5:]}, {"X": X, "y": alone}),
+        args_of("a sample of 4 rows cannot be split; it takes 5 at least", few,
               few | {"X": X[:5], "y": Y[:5]}),
-        asked("augment the whole source instead, by an AugmentedSource", {"X": inner, "y": None},
-              {"X": whole, "y": None}),
-        asked('is not defined for values; take "auto", mse', {"metric": "accuracy"},
+        args_of("augment the whole source instead, by an AugmentedSource", {"X": inner, "y": None},
+              {"X": full, "y": None}),
+        args_of('is not defined for values; take "auto", mse', {"metric": "accuracy"},
               {"metric": "auto"}, {"metric": "mse"}),
-        asked('is not known; take "auto", accuracy', labels | {"metric": "best"},
+        args_of('is not known; take "auto", accuracy', labels | {"metric": "best"},
               labels | {"metric": "accuracy"}),
-        asked("leave bandwidths= out", {"estimator": regressor(kernel="linear", bandwidth="auto")},
+        args_of("leave bandwidths= out",
+                {"estimator": regressor(kernel="linear", bandwidth="auto")},
               {"estimator": regressor(kernel="linear", bandwidth="auto"), "bandwidths": "auto"}),
-        asked('must be "grid" or "optuna"', {"sampler": "random"}, {"sampler": "grid"}),
-        asked("n_trials=3 is not defined for sampler='grid'; leave it out", {"n_trials": 3}, {}),
+        args_of('must be "grid" or "optuna"', {"sampler": "random"}, {"sampler": "grid"}),
+        args_of("n_trials=3 is not defined for sampler='grid'; leave it out", {"n_trials": 3}, {}),
     ]  # fmt: skip
 
 
-def of_folders() -> list[Case]:
+def folder_cases() -> list[Case]:
     """Return mistakes in the folder of the results."""
     for name in ("held", "damaged"):
         tuned(out=name)
@@ -103,20 +104,20 @@ def of_folders() -> list[Case]:
             lock.release()
 
     return [
-        asked("is damaged .*; restore it from a copy", {"out": "damaged"}, {"out": "copy"}),
-        asked("or give another folder", {"out": "damaged"}, {"out": "another"}),
-        asked("holds a search with other settings or data: .*; restore these",
+        args_of("is damaged .*; restore it from a copy", {"out": "damaged"}, {"out": "copy"}),
+        args_of("or give another folder", {"out": "damaged"}, {"out": "another"}),
+        args_of("holds a search with other settings or data: .*; restore these",
               {"out": "held", "rows": 30},
               {"out": "held"}),
-        asked("or give another folder", {"out": "held", "rows": 30}, {"out": "new", "rows": 30}),
-        asked("give a new or empty folder", {"out": "parts"}, {"out": "empty"}),
-        asked("of streamkern 0.1.0, which .*; give a new or empty folder", {"out": "old"},
+        args_of("or give another folder", {"out": "held", "rows": 30}, {"out": "new", "rows": 30}),
+        args_of("give a new or empty folder", {"out": "parts"}, {"out": "empty"}),
+        args_of("of streamkern 0.1.0, which .*; give a new or empty folder", {"out": "old"},
               {"out": "young"}),
-        asked("is a study of Optuna, not a search of streamkern; give a new", {"out": "other"},
+        args_of("is a study of Optuna, not a search of streamkern; give a new", {"out": "other"},
               {"out": "ours"}),
         ("wait for it, or give another folder", held,
          lambda: (tuned(out="held"), tuned(out="free"))),
     ]  # fmt: skip
 
 
-TABLES = (of_arguments, of_folders)
+TABLES = (argument_cases, folder_cases)

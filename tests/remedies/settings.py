@@ -17,7 +17,7 @@ def written(name: str, epochs: int) -> RunConfig:
     return sk.load_run_file(name)
 
 
-def of_settings() -> list[Case]:
+def setting_cases() -> list[Case]:
     """Return mistakes in settings, of run files and of Python."""
     quick = {"data": {"epochs": 1}, "model": {"n_centers": 20, "metric": "none"}}
     fourier = {"model__features": "fourier", "solver__name": "sgd"}
@@ -116,4 +116,4 @@ def of_settings() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_settings,)
+TABLES = (setting_cases,)

@@ -30,7 +30,7 @@ NOT_TRIED = {
 FREE: dict[str, Any] = {"n_centers": "auto", "ridge": "auto"}
 
 
-def of_settings() -> list[Case]:
+def setting_cases() -> list[Case]:
     """Return mistakes in settings: (words, wrong settings, right ones)."""
     sk.ingest_store(np.repeat(X[:3], 20, axis=0), "few.zarr", y=Y)
     sk.ingest_store(X[:1], "one.zarr", y=Y[:1])
@@ -89,7 +89,7 @@ def of_settings() -> list[Case]:
     return cases_of(lambda given: partial(trained, given), cases)
 
 
-def of_rows() -> list[Case]:
+def row_cases() -> list[Case]:
     """Return mistakes in rows and centers."""
     out, left = X.copy(), np.arange(N) != 7
     out[7] *= 1e7
@@ -109,9 +109,9 @@ def of_rows() -> list[Case]:
         ("the kernel between the centers and .*scale the features, or widen the bandwidth",
          fits(far, solver="block", **steep | {"kernel": sk.Polynomial(3)}),
          fits(far, solver="block", **steep | {"kernel": sk.Polynomial(3), "scale": "auto"})),
-        *((rf"\({what} 0\); .*if all rows are equal, set solver='direct'",
+        *((rf"\({case} 0\); .*if all rows are equal, set solver='direct'",
                  fits(equal, solver=solver, **zero), fits(equal, solver="direct", **zero))
-          for what, solver in (("largest k.*", "block"), ("leverage", "sgd"))),
+          for case, solver in (("largest k.*", "block"), ("leverage", "sgd"))),
         ("trace of the sample", fits(out, solver="eigenpro3", **steep | FREE),
          fits(out, left, solver="eigenpro3", **steep | FREE)),
         ("cannot be factored.*check the data for outliers", fits(out, solver="block", **steep),
@@ -130,7 +130,7 @@ def of_rows() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_ranks() -> list[Case]:
+def rank_cases() -> list[Case]:
     """Return mistakes in who shares the steps, and in rows that are given as centers."""
 
     def planned(**given: Any) -> None:
@@ -171,4 +171,4 @@ def eigenpairs(level: int) -> Any:
     return sample_eigenpairs(op, op.matrix(points, points) / 5, level, 0)
 
 
-TABLES = (of_settings, of_rows, of_ranks)
+TABLES = (setting_cases, row_cases, rank_cases)

@@ -36,7 +36,7 @@ def rows_of(X: Any, y: Any, **given: Any) -> Callable[[], None]:
     return lambda: stored(sk.ArraySource(X, y, **given))
 
 
-def of_sparse() -> list[Case]:
+def sparse_cases() -> list[Case]:
     """Return rows for a model that was trained on others."""
 
     def predicted(rows: Any) -> Callable[[], Any]:
@@ -54,7 +54,7 @@ def of_sparse() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_arrays() -> list[Case]:
+def array_cases() -> list[Case]:
     """Return mistakes in ArraySource."""
     gaps, many = np.where(np.arange(N)[:, None] == 7, np.nan, X), np.arange(10_001)
     full = ~np.isnan(gaps).any(axis=1)
@@ -73,8 +73,8 @@ def of_arrays() -> list[Case]:
         ("label 'up' .* is none of the .* leave the row out", (X, LABELS), {"classes": ["down"]},
          (X[LABELS == "down"], LABELS[LABELS == "down"]), {"classes": ["down"]}),
     ]  # fmt: skip
-    found = [(says, rows_of(*wrong, **no), rows_of(*right, **yes))
-             for says, wrong, no, right, yes in cases]  # fmt: skip
+    found = [(message, rows_of(*wrong, **no), rows_of(*right, **yes))
+             for message, wrong, no, right, yes in cases]  # fmt: skip
     np.save("mapped.npy", X)
 
     def changed(copy: bool) -> None:
@@ -111,7 +111,7 @@ def drawn(repeatable: bool) -> sk.GeneratorSource:
     return sk.GeneratorSource(rows, N, (3,), np.float64, 1)
 
 
-def of_functions() -> list[Case]:
+def function_cases() -> list[Case]:
     """Return mistakes in GeneratorSource."""
     ones, two = (lambda k: (np.ones((k, 3)), np.ones(k))), ("a", "b")
     good, ids = generated(ones), generated(lambda k: (np.ones((k, 3)), np.arange(k) % 2),
@@ -135,7 +135,7 @@ def of_functions() -> list[Case]:
              lambda: regressor().fit(drawn(True)))]  # fmt: skip
 
 
-def of_own_objects() -> list[Case]:
+def own_object_cases() -> list[Case]:
     """Return mistakes in a user-defined source."""
 
     def own(changed: dict[str, Any] | None = None, lacks: str = "") -> Callable[[], None]:
@@ -160,10 +160,10 @@ def of_own_objects() -> list[Case]:
         ("unexpected sample weights.*correct one of them",
          own(reads(lambda b: b._replace(w=np.ones(N, "f4"))))),
     ]  # fmt: skip
-    return [(says, wrong, own()) for says, wrong in cases]
+    return [(message, wrong, own()) for message, wrong in cases]
 
 
-def of_mixtures() -> list[Case]:
+def mixture_cases() -> list[Case]:
     """Return mistakes in what sources are put together from."""
     values, narrow = sk.ArraySource(X, Y), sk.ArraySource(X[:, :2], Y)
     noise = sk.GaussianNoise(0.1)
@@ -203,7 +203,7 @@ def of_mixtures() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_shares() -> list[Case]:
+def share_cases() -> list[Case]:
     """Return mistakes in shares of classes."""
     values, labels = sk.ArraySource(X, Y), sk.ArraySource(X, LABELS)
     copies = sk.AugmentedSource(labels, 2)
@@ -233,7 +233,7 @@ def of_shares() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_rows_set_aside() -> list[Case]:
+def held_out_row_cases() -> list[Case]:
     """Return mistakes with sources of which no rows can be set aside."""
     values = sk.ArraySource(X, Y)
 
@@ -263,5 +263,6 @@ def of_rows_set_aside() -> list[Case]:
 
 
 TABLES = (
-    of_sparse, of_arrays, of_functions, of_own_objects, of_mixtures, of_shares, of_rows_set_aside,
+    sparse_cases, array_cases, function_cases, own_object_cases, mixture_cases, share_cases,
+    held_out_row_cases,
 )  # fmt: skip

@@ -22,9 +22,9 @@ import streamkern as sk
 from streamkern.filesystem.remote_file import open_object
 from streamkern.filesystem.scratch import scratch_folder
 from streamkern.filesystem.urls import open_objects
-from tests.faultproxy import FaultProxy
+from tests.fault_proxy import FaultProxy
 from tests.remedies import QUICK, Case, X, Y, command, ingested
-from tests.s3server import KEY, REGION, SECRET, S3Server
+from tests.s3_server import KEY, REGION, SECRET, S3Server
 
 COVERED = ("filesystem",)
 
@@ -47,7 +47,7 @@ def optioned(url: str, **options: Any) -> Callable[[], Any]:
     return lambda: opened(url, storage_options=options)
 
 
-def of_urls() -> list[Case]:
+def url_cases() -> list[Case]:
     """Return mistakes in the URL or the path of a store."""
     sk.ingest_store(X, MEMORY, y=Y, overwrite=True)
     shutil.make_archive("packed.zarr", "zip", "data.zarr")  # packed.zarr.zip
@@ -95,7 +95,7 @@ def of_urls() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_outputs() -> list[Case]:
+def output_cases() -> list[Case]:
     """Return mistakes in the place of an output, or of the cache."""
     Path("notes").mkdir()
     Path("notes/notes.txt").write_text("mine")
@@ -131,7 +131,7 @@ def of_outputs() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_scratch() -> list[Case]:
+def scratch_cases() -> list[Case]:
     """Return mistakes in the folder of scratch files, to which these rows go."""
     table = np.random.default_rng(0).integers(0, 255, (3000, 64), dtype=np.uint8)
     np.savez("table.npz", X=table, y=np.arange(3000) % 10)
@@ -149,22 +149,22 @@ def of_scratch() -> list[Case]:
             shutil.move(folder, f"{parent}-moved")
         ingest(scratch)
 
-    def at_once(whole: bool) -> None:
-        began = []
+    def at_once(full: bool) -> None:
+        start_time = []
 
-        def second(what: str, done: int, total: int | None) -> None:
-            if what == "write" and not began:
-                began.append(1)
+        def second(phase: str, done: int, total: int | None) -> None:
+            if phase == "write" and not start_time:
+                start_time.append(1)
                 ingest()
 
-        ingest(progress=None if whole else second)
+        ingest(progress=None if full else second)
         ingest()
 
     def altered(again: bool) -> None:
         changed = []
 
-        def alter(what: str, done: int, total: int | None) -> None:
-            if what == "write" and not changed:
+        def alter(phase: str, done: int, total: int | None) -> None:
+            if phase == "write" and not changed:
                 for path in scratch_folder("t.zarr", "s").glob("*.rows"):
                     data = bytearray(path.read_bytes())
                     data[-1] ^= 1
@@ -194,7 +194,7 @@ def of_scratch() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_remote_files() -> list[Case]:
+def remote_file_cases() -> list[Case]:
     """Return mistakes with files that are replaced while they are read."""
     memory, size = fsspec.filesystem("memory"), 9 << 20  # more than is read at once
 
@@ -206,12 +206,12 @@ def of_remote_files() -> list[Case]:
                 memory.pipe_file("/rows.bin", bytes(replaced_by))
             file.read()
 
-    says = "run the same command again once it stays as it is"
-    return [(f"{words}.*{says}", Do(read, replaced), Do(read, 0))
+    message = "run the same command again once it stays as it is"
+    return [(f"{words}.*{message}", Do(read, replaced), Do(read, 0))
             for words, replaced in (("was replaced", size), ("is shorter", size - 9))]  # fmt: skip
 
 
-def of_s3(s3: S3Server, proxy: FaultProxy) -> list[Case]:
+def s3_cases(s3: S3Server, proxy: FaultProxy) -> list[Case]:
     """Return mistakes about S3, and what a server answers."""
     # In the bucket of other tests, a connection with their credentials may still be open.
     bucket = s3.make_bucket()
@@ -311,10 +311,10 @@ def committed(storage: Any) -> Any:
     return repository
 
 
-def of_icechunk(s3: S3Server) -> list[Case]:
+def icechunk_cases(s3: S3Server) -> list[Case]:
     """Return mistakes about repositories of icechunk."""
     here = Path.cwd()
-    place, storage = f"icechunk+file://{here}/repo", icechunk.in_memory_storage()
+    location, storage = f"icechunk+file://{here}/repo", icechunk.in_memory_storage()
     committed(icechunk.local_filesystem_storage(f"{here}/repo"))
     kept = committed(storage)
     far, options = f"icechunk+s3://{s3.bucket}/repo", s3.options() | {"region": REGION}
@@ -327,10 +327,10 @@ def of_icechunk(s3: S3Server) -> list[Case]:
             committed(icechunk.local_filesystem_storage(f"{here}/later"))
         opened(f"icechunk+file://{here}/later")
 
-    def damaged(whole: bool) -> None:
+    def damaged(full: bool) -> None:
         shutil.rmtree("torn", ignore_errors=True)
         shutil.copytree("repo", "torn")
-        if not whole:
+        if not full:
             for path in Path("torn").rglob("*"):
                 if path.is_file():
                     path.write_bytes(path.read_bytes()[:20])
@@ -344,12 +344,12 @@ def of_icechunk(s3: S3Server) -> list[Case]:
             session = kept.readonly_session("main")
         opened(session)
 
-    good = Do(opened, place)
+    good = Do(opened, location)
     return [
-        ("there is no tag 'v9' .*correct the URL", Do(opened, f"{place}@tag=v9"), good),
+        ("there is no tag 'v9' .*correct the URL", Do(opened, f"{location}@tag=v9"), good),
         ("check that the repository is complete", Do(damaged, False), Do(damaged, True)),
-        ("write icechunk.*@branch=", Do(opened, f"{place}#branch=main"),
-         Do(opened, f"{place}@branch=main")),
+        ("write icechunk.*@branch=", Do(opened, f"{location}#branch=main"),
+         Do(opened, f"{location}@branch=main")),
         ("correct the path, or make one there with icechunk", Do(made, False), Do(made, True)),
         (r"give icechunk\+file://.*or in Python a session of icechunk",
          Do(opened, "icechunk+gs://bucket/repo"), good, Do(opened, kept.readonly_session("main"))),
@@ -358,14 +358,15 @@ def of_icechunk(s3: S3Server) -> list[Case]:
         ("an icechunk repository, or a session", Do(opened, storage), Do(opened, kept)),
         ("commit its changes, and give a session of repository.readonly_session",
          Do(changed, False), Do(changed, True)),
-        ("give a path or URL of a Zarr store", Do(sk.ingest_store, X, place), Do(ingested, X, y=Y)),
+        ("give a path or URL of a Zarr store",
+         Do(sk.ingest_store, X, location), Do(ingested, X, y=Y)),
     ]  # fmt: skip
 
 
-def of_servers() -> Iterator[Case]:
+def server_cases() -> Iterator[Case]:
     """Return mistakes about S3 and icechunk; the S3 server runs while they are tried."""
     with S3Server() as s3, FaultProxy(s3.endpoint) as proxy:
-        yield from (*of_s3(s3, proxy), *of_icechunk(s3))
+        yield from (*s3_cases(s3, proxy), *icechunk_cases(s3))
 
 
-TABLES = (of_urls, of_outputs, of_scratch, of_remote_files, of_servers)
+TABLES = (url_cases, output_cases, scratch_cases, remote_file_cases, server_cases)

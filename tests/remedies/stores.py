@@ -17,7 +17,7 @@ from streamkern.store.appender import StoreAppender
 from streamkern.store.sparse_rows import pack_rows
 from streamkern.store.statistics import RunningStatistics
 from streamkern.store.writer import StoreWriter
-from tests import damage
+from tests import bit_flips
 from tests.remedies import (
     LABELS,
     TRAIN,
@@ -64,15 +64,15 @@ def wrote(
     return lambda: writer(**given).write_chunk(i, X, y, w)
 
 
-def of_writers() -> list[Case]:
+def writer_cases() -> list[Case]:
     """Return mistakes in what is written, chunk by chunk."""
     holes, good = np.where(np.arange(30)[:, None] == 7, np.inf, X[:30]), wrote()
     two: dict[str, Any] = {"n_outputs": 2, "classes": ["a", "b"]}
     ids = np.arange(30) % 2
 
-    def finished(whole: bool) -> None:
+    def finished(full: bool) -> None:
         made = writer()
-        for i in range(1 + whole):
+        for i in range(1 + full):
             made.write_chunk(i, X[:30], Y[:30])
         made.finish()
 
@@ -121,7 +121,7 @@ def of_writers() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_options() -> list[Case]:
+def option_cases() -> list[Case]:
     """Return mistakes in the options of what makes a store, and in sample weights."""
     plain, values = ingested(), "--set data.class_weight=balanced"
 
@@ -191,7 +191,7 @@ def of_options() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_readers() -> list[Case]:
+def reader_cases() -> list[Case]:
     """Return mistakes in reading a store, and stores that are damaged or replaced."""
     store = sk.open_store("data.zarr")
     plain = zarr.create_group("plain.zarr")
@@ -205,17 +205,17 @@ def of_readers() -> list[Case]:
         sk.ingest_store(X, root, y=LABELS)
         change(root)
         if seal:
-            damage.reseal(root)
+            bit_flips.reseal(root)
         if again:
             sk.ingest_store(X, root, y=LABELS, overwrite=True)
         opened = sk.open_store(root)
         opened.read_chunk(0)
         opened.verify()
 
-    def set_to(name: str, place: Any, value: float) -> Callable[[Path], None]:
+    def set_to(name: str, location: Any, value: float) -> Callable[[Path], None]:
         def change(root: Path) -> None:
             group: Any = zarr.open_group(root, mode="r+")
-            group[name][place] = value
+            group[name][location] = value
 
         return change
 
@@ -256,8 +256,8 @@ def of_readers() -> list[Case]:
         return lambda: altered(change, again, seal)
 
     return [
-        *((says, damaged(change, seal, False), damaged(change, seal, True))
-          for says, change, seal in changes),
+        *((message, damaged(change, seal, False), damaged(change, seal, True))
+          for message, change, seal in changes),
         ("ingest the data again", lambda: remote(False), lambda: remote(True)),
         ("restore it and resume", lambda: used("gone", False), lambda: used("gone", True)),
         ("restore it and resume", lambda: used("replaced", False), lambda: used("replaced", True)),
@@ -271,7 +271,7 @@ def of_readers() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_statistics() -> list[Case]:
+def statistics_cases() -> list[Case]:
     """Return mistakes with statistics of no rows."""
 
     def taken(rows: int) -> None:
@@ -283,7 +283,7 @@ def of_statistics() -> list[Case]:
     return [("there are no rows", lambda: taken(0), lambda: taken(2))]
 
 
-def of_sparse_rows() -> list[Case]:
+def sparse_row_cases() -> list[Case]:
     """Return rows with more entries than those before, or too many features."""
 
     def hashed(n: int) -> Any:
@@ -304,4 +304,4 @@ def of_sparse_rows() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_writers, of_options, of_readers, of_statistics, of_sparse_rows)
+TABLES = (writer_cases, option_cases, reader_cases, statistics_cases, sparse_row_cases)

@@ -58,7 +58,7 @@ def planned(sizes: Any = (20, 40), batch: int = 0, **given: Any) -> Callable[[],
     return lambda: EpochPlan(np.array(sizes), **given).batch(batch)
 
 
-def of_loaders() -> list[Case]:
+def loader_cases() -> list[Case]:
     """Return mistakes in the order and the reading of rows."""
 
     def fed(dtype: Any) -> None:
@@ -116,7 +116,7 @@ def of_loaders() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_public_loaders() -> list[Case]:
+def public_loader_cases() -> list[Case]:
     """Return mistakes in the loader for training loops of others."""
 
     def made(source: Any = SOURCE, batch_size: int = 10, **given: Any) -> Callable[[], None]:
@@ -177,7 +177,7 @@ def of_public_loaders() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_new_stores() -> list[Case]:
+def new_store_cases() -> list[Case]:
     """Return mistakes in what is written as one epoch would have it."""
 
     def written(rows: Any, *transforms: Any, y: Any = Y, **given: Any) -> Callable[[], Any]:
@@ -192,17 +192,17 @@ def of_new_stores() -> list[Case]:
 
     halves = sk.keeps_integers(lambda X, y, rng: (X + np.asarray(0.5, X.dtype), y))
     ones = sk.keeps_integers(lambda X, y, rng: (X + np.asarray(1, X.dtype), y))
-    whole = np.zeros((N, 3), np.uint8)
+    full = np.zeros((N, 3), np.uint8)
     return [
         ("leave dtype= out", written(X, dtype="uint8"), written(X)),
         ("let it return a new array in every call", written(X, some_targets),
          written(X, all_targets)),
-        ("return whole numbers in its range", written(whole, halves), written(whole, ones)),
+        ("return whole numbers in its range", written(full, halves), written(full, ones)),
         ("add them: a store needs targets", written(X, y=None), written(X)),
     ]  # fmt: skip
 
 
-def of_clusters() -> list[Case]:
+def cluster_cases() -> list[Case]:
     """Return mistakes about a cluster of Dask, which is here a scheduler in this process."""
 
     def reached(address: str) -> None:
@@ -256,4 +256,4 @@ def of_clusters() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_loaders, of_public_loaders, of_new_stores, of_clusters)
+TABLES = (loader_cases, public_loader_cases, new_store_cases, cluster_cases)

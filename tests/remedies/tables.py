@@ -37,7 +37,7 @@ def lines(*rows: Any, **given: Any) -> Any:
     return ingested("lines.jsonl", y="fare", **given)
 
 
-def of_tables() -> list[Case]:
+def table_cases() -> list[Case]:
     """Return all remedies of this module."""
     one, two = {"a": 1.5, "fare": 2.5}, {"a": 3.5, "fare": 4.5}
     gaps = np.where(np.arange(N) == 3, np.nan, Y)
@@ -93,4 +93,4 @@ def of_tables() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_tables,)
+TABLES = (table_cases,)

@@ -36,7 +36,7 @@ def objects(*labels: Any) -> Any:
     return made
 
 
-def of_labels() -> list[Case]:
+def label_cases() -> list[Case]:
     """Return mistakes in targets that are labels, or look like labels."""
     days = np.full(N, "2020-01-01", "M8[D]") + np.arange(N)
     many = np.arange(1200)
@@ -122,7 +122,7 @@ def blocks(first: Any, second: Any) -> Any:
     return iter([(X, first), (X, second)])
 
 
-def of_appends() -> list[Case]:
+def append_cases() -> list[Case]:
     """Return mistakes in what is appended to a store, and in where a store is made."""
     table = FRAME[["a", "b"]].assign(fare=Y, tip=Y * 2)
     sk.ingest_store(table, "fares.zarr", y=["fare", "tip"])
@@ -147,7 +147,7 @@ def of_appends() -> list[Case]:
         if phase == "write":
             raise KeyboardInterrupt
 
-    def begun(**given: Any) -> Any:
+    def resumed_ingest(**given: Any) -> Any:
         try:
             sk.ingest_store(X, "begun.zarr", y=Y, progress=halted, overwrite=True)
         except KeyboardInterrupt:
@@ -219,8 +219,9 @@ def of_appends() -> list[Case]:
         ("or append the rows to it", Do(sk.ingest_store, X[:9], "data.zarr", y=Y[:9]),
          append("data.zarr", X[:9], Y[:9])),
         ("made from other data or settings .*repeat those.*or pass overwrite=True",
-         Do(begun, y=Y, seed=3), Do(begun, y=Y), Do(begun, y=Y, seed=3, overwrite=True)),
+         Do(resumed_ingest, y=Y, seed=3), Do(resumed_ingest, y=Y),
+         Do(resumed_ingest, y=Y, seed=3, overwrite=True)),
     ]  # fmt: skip
 
 
-TABLES = (of_labels, of_appends)
+TABLES = (label_cases, append_cases)

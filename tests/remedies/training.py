@@ -68,7 +68,7 @@ def trained(given: dict[str, Any], **beside: Any) -> Any:
     return sk.train_model(RunConfig().with_overrides(USUAL | given), **beside)
 
 
-def of_settings() -> list[Case]:
+def setting_cases() -> list[Case]:
     """Return mistakes in settings: (words, wrong settings, right ones)."""
     np.save("metric.npy", np.ones(3))
     np.save("zeros.npy", np.zeros(3))
@@ -138,10 +138,10 @@ def of_settings() -> list[Case]:
     return [files, *cases_of(lambda given: partial(trained, given), cases)]
 
 
-def of_fits() -> list[Case]:
+def fit_cases() -> list[Case]:
     """Return mistakes in rows, and in calls of the estimators that train on them."""
     w, apart = np.zeros(N), (LABELS == "up").astype(float)
-    w[:12], aside = 1, {"run.calibrate": True, "run.random_state": 2, "model.n_centers": 5}
+    w[:12], held_out = 1, {"run.calibrate": True, "run.random_state": 2, "model.n_centers": 5}
     huge = X.copy()
     huge[7] = 3e38
     out = X.copy()
@@ -161,10 +161,10 @@ def of_fits() -> list[Case]:
          lambda: regressor(solver="eigenpro4", ridge="auto", loss="huber").partial_fit(X, Y),
          lambda: regressor(solver="block", loss="huber").partial_fit(X, Y)),
         ("set aside by calibrate have sample weight 0; give more of the rows a weight above",
-         lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w)),
-         lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w + 1))),
+         lambda: trained(held_out, source=sk.ArraySource(X, Y, sample_weight=w)),
+         lambda: trained(held_out, source=sk.ArraySource(X, Y, sample_weight=w + 1))),
         ("or leave calibrate out",
-         lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w)),
+         lambda: trained(held_out, source=sk.ArraySource(X, Y, sample_weight=w)),
          lambda: trained({}, source=sk.ArraySource(X, Y, sample_weight=w))),
         ("add rows of another class", fit_classes(X, LABELS, apart),
          fit_classes(X, LABELS, apart + 1)),
@@ -214,7 +214,7 @@ class Misnumbered(sk.ArraySource):
         return np.maximum(super().source_rows(u), 1)
 
 
-def of_runs() -> list[Case]:
+def run_cases() -> list[Case]:
     """Return mistakes about runs that are there already."""
     shift = sk.deterministic(lambda X, Y, rng: (X + 1, Y))
     block: dict[str, Any] = {"solver.name": "block", "data.epochs": 2}
@@ -230,7 +230,7 @@ def of_runs() -> list[Case]:
         with contextlib.suppress(sk.TrainingInterrupted):
             trained(half, callbacks=[Ending()])
 
-    def gone_on() -> None:
+    def continued_run() -> None:
         stopped()
         early = sk.load("half")
         trained(half)
@@ -242,7 +242,7 @@ def of_runs() -> list[Case]:
         shutil.rmtree("emptied/checkpoints")
         loaded.partial_fit(X, Y)
 
-    def begun() -> None:
+    def started_run() -> None:
         regressor(run_dir="begun").fit("data.zarr")
         command("info begun --importances rows.npz")
 
@@ -268,17 +268,17 @@ def of_runs() -> list[Case]:
          lambda: (trained({"run.run_dir": "function"}, source=function), sk.load("function")),
          lambda: regressor().fit(function).predict(X)),
         ("has no checkpoint yet; train the run to its first checkpoint, with the same",
-         lambda: sk.load("begun"), begun),
+         lambda: sk.load("begun"), started_run),
         ("or raise n_rows=", lambda: sk.load("run").permutation_importances(X, Y, n_rows=1),
          lambda: sk.load("run").permutation_importances(X, Y, n_rows=2)),
         ("has no checkpoint yet; train the run to its first checkpoint",
          lambda: (shutil.rmtree("begun/checkpoints", ignore_errors=True),
                   command("info begun --importances rows.npz")),
-         begun),
+         started_run),
         ("has no checkpoint yet; train the run to its first checkpoint", emptied,
                lambda: (trained(block | {"run.run_dir": "emptied"}),
                         sk.load("emptied").partial_fit(X, Y))),
-        ("was loaded at step .* and is at step .* now; load it again", gone_on,
+        ("was loaded at step .* and is at step .* now; load it again", continued_run,
          lambda: sk.load("half").partial_fit(X, Y)),
         ("save an estimator after partial_fit, load a run directory, or use fit",
                lambda: sk.load("model_only").partial_fit(X, Y),
@@ -302,7 +302,7 @@ def of_runs() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_sources() -> list[Case]:
+def source_cases() -> list[Case]:
     """Return mistakes in sources and transforms, which are functions."""
     shift = sk.deterministic(lambda X, Y, rng: (X + 1, Y))
     both = sk.host_transform(sk.deterministic(lambda X, Y, rng: (X + 1, Y)))
@@ -317,7 +317,7 @@ def of_sources() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_sparse() -> list[Case]:
+def sparse_cases() -> list[Case]:
     """Return settings that compute with the features of sparse rows."""
 
     def fit(rows: Any = None, **given: Any) -> Do:
@@ -343,4 +343,4 @@ def of_sparse() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_settings, of_fits, of_sources, of_runs, of_sparse)
+TABLES = (setting_cases, fit_cases, source_cases, run_cases, sparse_cases)

@@ -16,7 +16,7 @@ COVERED = (
 )  # fmt: skip
 
 
-def of_transforms() -> list[Case]:
+def transform_cases() -> list[Case]:
     """Return mistakes in transforms, by name and as objects."""
     images = np.zeros((N, 4, 4, 1), np.uint8)
     bytes_ = np.zeros((N, 3), np.uint8)
@@ -94,7 +94,7 @@ def of_transforms() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_patches() -> list[Case]:
+def patch_cases() -> list[Case]:
     """Return mistakes in patch features."""
     images = RNG.normal(size=(N, 4, 5, 1))
 
@@ -120,4 +120,4 @@ def of_patches() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_transforms, of_patches)
+TABLES = (transform_cases, patch_cases)

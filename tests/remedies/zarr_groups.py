@@ -49,7 +49,7 @@ def ingested(attributes: dict[str, Any] | None = None, **of: Any) -> Callable[[]
     return lambda: sk.ingest_store(group(attributes, **of), "made.zarr", overwrite=True)
 
 
-def of_arrays() -> list[Case]:
+def array_cases() -> list[Case]:
     """Return mistakes with arrays that are not rows and targets."""
     plain, many = opened(), np.arange(N) * 1000
 
@@ -62,10 +62,10 @@ def of_arrays() -> list[Case]:
         held.attrs.update({"shape": [N, 3], "encoding-type": "csr_matrix"})
         return path
 
-    def of_root(version: int, whole: bool) -> Callable[[], Any]:
+    def of_root(version: int, full: bool) -> Callable[[], Any]:
         def opened() -> None:
             path = group(version=version)
-            sk.open_store(path if whole else f"{path}/X")
+            sk.open_store(path if full else f"{path}/X")
 
         return opened
 
@@ -92,7 +92,7 @@ def of_arrays() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_attributes() -> list[Case]:
+def attribute_cases() -> list[Case]:
     """Return mistakes with attributes for packed numbers."""
     gap, counts = np.where(np.arange(N)[:, None] == 7, -99.0, X), np.ones((N, 3), np.int16)
     kept = np.delete(gap, 7, 0), np.delete(Y, 7)
@@ -123,7 +123,7 @@ def of_attributes() -> list[Case]:
     ]  # fmt: skip
 
 
-def of_damage() -> list[Case]:
+def damage_cases() -> list[Case]:
     """Return mistakes with damaged metadata, of our stores and of others."""
 
     def damaged(
@@ -180,10 +180,10 @@ def of_damage() -> list[Case]:
 
     def undecodable(restored: bool) -> None:
         chunk = Path(group(y=np.arange(N) % 2)) / "y/c/0"
-        whole = chunk.read_bytes()
+        full = chunk.read_bytes()
         chunk.write_bytes(b"no zstd")
         if restored:
-            chunk.write_bytes(whole)
+            chunk.write_bytes(full)
         sk.open_store("group.zarr")
 
     def unfinished(again: bool) -> None:
@@ -223,7 +223,7 @@ def of_damage() -> list[Case]:
         ),
     ]
     return [
-        *((says, damaged(change), damaged(change, how)) for says, change, how in changes),
+        *((message, damaged(change), damaged(change, how)) for message, change, how in changes),
         ("leave the names out", lambda: sk.open_store("data.zarr", y="w"),
          lambda: sk.open_store("data.zarr")),
         ("run the same ingest again to finish it", lambda: unfinished(False),
@@ -238,4 +238,4 @@ def of_damage() -> list[Case]:
     ]  # fmt: skip
 
 
-TABLES = (of_arrays, of_attributes, of_damage)
+TABLES = (array_cases, attribute_cases, damage_cases)

@@ -31,7 +31,7 @@ from streamkern.rundir.run_log import _sealed
 from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.saved_model import load_model
 from streamkern.tuning.journal import TrialJournal
-from tests import damage
+from tests import bit_flips
 from tests.runs import array_source, finished, settings, stopped, stream
 
 
@@ -78,12 +78,12 @@ def resumed(path: Path) -> Any:
     return np.asarray(result.model.weights).tobytes(), result.history, result.metrics
 
 
-def says(found: Any) -> bool:
+def reports_damage(found: Any) -> bool:
     """Return whether an overview reports the damage itself."""
     return isinstance(found, dict) and bool(found["warnings"] or "damaged" in found["state"])
 
 
-def outcome(run: Path, flip: damage.Flip | None, look: Look, expected: Any) -> str:
+def outcome(run: Path, flip: bit_flips.Flip | None, look: Look, expected: Any) -> str:
     path = Path("run")
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(run, path)
@@ -92,15 +92,15 @@ def outcome(run: Path, flip: damage.Flip | None, look: Look, expected: Any) -> s
         data = bytearray(file.read_bytes())
         data[flip.byte] ^= 1 << flip.bit
         file.write_bytes(data)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         try:
             found = look(path)
         except StreamkernError:
             return "an error"
     if found == expected:
-        return "the same, with a warning" if said or says(found) else "the same"
-    return "another, with a warning" if said or says(found) else "SILENT"
+        return "the same, with a warning" if message or reports_damage(found) else "the same"
+    return "another, with a warning" if message or reports_damage(found) else "SILENT"
 
 
 def survey(run: Path, look: Look, n: int, seed: int) -> None:
@@ -108,7 +108,7 @@ def survey(run: Path, look: Look, n: int, seed: int) -> None:
     assert outcome(run, None, look, expected) == "the same"
     count: Counter[str] = Counter()
     silent = []
-    for flip in damage.flips(run, n, seed):
+    for flip in bit_flips.flips(run, n, seed):
         how = outcome(run, flip, look, expected)
         count[how] += 1
         if how == "SILENT":
@@ -121,14 +121,14 @@ def survey(run: Path, look: Look, n: int, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(("look", "n"), [(loaded, 25), (shown, 50), (resumed, 5)])
-def test_no_flipped_bit_changes_a_result_in_silence(look: Look, n: int, run: Path) -> None:
+def test_flipped_bit_never_changes_a_result_silently(look: Look, n: int, run: Path) -> None:
     """Flip bits of every kind of file; each result is unchanged, or an error."""
     survey(run, look, n, 1)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("look", "n"), [(loaded, 10_000), (shown, 10_000), (resumed, 1_000)])
-def test_nor_does_one_of_many(look: Look, n: int, run: Path) -> None:
+def test_many_flipped_bits_never_change_a_result_silently(look: Look, n: int, run: Path) -> None:
     survey(run, look, n, 2)
 
 
@@ -156,12 +156,12 @@ def survey_search(n: int) -> None:
     survey(Path("search"), searched, n, 3)
 
 
-def test_no_flipped_bit_changes_a_search_in_silence() -> None:
+def test_flipped_bit_never_changes_a_search_silently() -> None:
     survey_search(300)
 
 
 @pytest.mark.full
-def test_nor_a_search_with_many() -> None:
+def test_many_flipped_bits_never_change_a_search_silently() -> None:
     survey_search(10_000)
 
 
@@ -176,15 +176,15 @@ KINDS = {
 }
 
 
-def altered(whole: bytes, kind: str, rng: np.random.Generator) -> bytes:
+def altered(full: bytes, kind: str, rng: np.random.Generator) -> bytes:
     """Return bytes that are not JSON, or a document edited by hand, which in most cases is sealed
     again."""
     how = rng.integers(6)
     if how == 0:
-        at = int(rng.integers(len(whole) + 1))
-        return whole[:at] + rng.bytes(int(rng.integers(40))) + whole[at:]
-    first, *others = whole.splitlines(keepends=True) if not kind else [whole]
-    document = damage.edited(json.loads(first), rng)
+        at = int(rng.integers(len(full) + 1))
+        return full[:at] + rng.bytes(int(rng.integers(40))) + full[at:]
+    first, *others = full.splitlines(keepends=True) if not kind else [full]
+    document = bit_flips.edited(json.loads(first), rng)
     text = json.dumps(document).encode() + b"\n"
     if how > 1:
         own = ("format", "version", "sha256", "crc32c")
@@ -205,7 +205,7 @@ def read(path: Path) -> None:
         run.load_latest()
 
 
-def taken(path: Path) -> None:
+def acquired(path: Path) -> None:
     """Open the run as a writer, which repairs what it can."""
     with RunDirectory(path) as run, run.open_log() as log:
         recorded_run(run)
@@ -216,64 +216,64 @@ def taken(path: Path) -> None:
     "n", [pytest.param(30, id="some"), pytest.param(100_000, id="many", marks=pytest.mark.full)]
 )
 @pytest.mark.parametrize("name", KINDS)
-def test_any_small_file_is_a_sentence_or_the_same(name: str, n: int, run: Path) -> None:
+def test_small_file_with_any_content_is_handled_or_refused(name: str, n: int, run: Path) -> None:
     """Check that any content of the file raises only our exceptions, with one sentence."""
-    path, begun = Path(shutil.copytree(run, "run")), Path("begun")
-    begun.mkdir()  # of a run whose setup was not done yet
+    path, started = Path(shutil.copytree(run, "run")), Path("begun")
+    started.mkdir()  # of a run whose setup was not done yet
     for small in ("run.json", "writer.json", "log.jsonl"):
-        shutil.copy(run / small, begun)
-    each: list[Callable[[], Any]] = [lambda: shown(begun)]
+        shutil.copy(run / small, started)
+    each: list[Callable[[], Any]] = [lambda: shown(started)]
     if KINDS[name] == "checkpoint":
         each = [lambda: read(path)]
     slow: list[Callable[[], Any]] = [
         lambda: shown(path),
         lambda: loaded(path),
-        lambda: taken(begun),
+        lambda: acquired(started),
         lambda: resumed(Path(shutil.copytree(path, "other", dirs_exist_ok=True))),
     ]
     with RunDirectory(path):  # so that writer.json names somebody
-        whole, said = (path / name).read_bytes(), list[str]()
+        full, message = (path / name).read_bytes(), list[str]()
     for k in range(n):
-        text = altered(whole, KINDS[name], np.random.default_rng([k, len(name)]))
-        for place in (path, begun):
-            if (place / name).exists():
-                (place / name).write_bytes(text)
+        text = altered(full, KINDS[name], np.random.default_rng([k, len(name)]))
+        for location in (path, started):
+            if (location / name).exists():
+                (location / name).write_bytes(text)
         for look in each if k % (20 if n < 1000 else 200) else each + slow:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
                 try:
                     look()
                 except StreamkernError as error:
-                    said.append(str(error))
+                    message.append(str(error))
                 except Exception as error:
                     raise AssertionError(f"input {k}: {text[:2000]!r}") from error
         shutil.rmtree("other", ignore_errors=True)
-    assert not [text for text in said if "\n" in text]
-    assert said or name == "writer.json"  # which only a writer reads
+    assert not [text for text in message if "\n" in text]
+    assert message or name == "writer.json"  # which only a writer reads
 
 
 @pytest.mark.parametrize("value", [1e308, 1e-308, 0.0, -1.0])
-def test_figures_that_were_edited_are_a_sentence_or_a_run(value: float, run: Path) -> None:
+def test_edited_figures_are_handled_or_refused(value: float, run: Path) -> None:
     path = Path(shutil.copytree(run, "run"))
     body = checksums.unseal("checkpoint", (path / "setup.json").read_bytes())
     for rule in body["meta"]["setup"]["rules"]:
         rule["lambda_1"] = value
     (path / "setup.json").write_bytes(checksums.seal("checkpoint", body))
-    said = ""
+    message = ""
     try:
         weights, _, metrics = resumed(path)
     except StreamkernError as error:
-        said = str(error)
-    if said:
-        assert "\n" not in said
-        assert "is a bug" not in said
+        message = str(error)
+    if message:
+        assert "\n" not in message
+        assert "is a bug" not in message
     else:
         assert np.isfinite(np.frombuffer(weights, np.float32)).all()
         assert all(np.isfinite(value) for value in metrics.values())
 
 
 @given(data=st.data(), counter=st.integers(0, 10**9))
-def test_any_lease_is_waited_for_or_understood(data: st.DataObject, counter: int) -> None:
+def test_lease_with_any_content_is_handled(data: st.DataObject, counter: int) -> None:
     """Check that no content of a lease admits a second writer, or raises an unexpected error."""
     objects = open_objects(f"memory://damage/{counter}")
     objects.delete([key for key, _ in objects.list()])

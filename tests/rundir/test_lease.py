@@ -23,9 +23,9 @@ from streamkern.filesystem.urls import open_objects
 from streamkern.rundir import checksums, lease
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory
-from tests.lives import Killed
+from tests.interruptions import Killed
 from tests.runs import newest, process
-from tests.s3server import S3Server
+from tests.s3_server import S3Server
 
 TTL = 60.0
 
@@ -201,7 +201,7 @@ NUMBER_OF_THE_PAST = [
 @given(moves=st.lists(MOVES, max_size=60))
 @example(moves=STOPPED_AND_WOKEN)
 @example(moves=NUMBER_OF_THE_PAST)
-def test_any_interleaving(moves: list[tuple[str, Any, int]]) -> None:
+def test_any_interleaving_admits_one_writer(moves: list[tuple[str, Any, int]]) -> None:
     """Check that no holder that renews its lease is replaced, and that a replaced one publishes
     nothing."""
     world = World()
@@ -220,16 +220,16 @@ def test_any_interleaving(moves: list[tuple[str, Any, int]]) -> None:
 
 
 def play(world: World, moves: list[tuple[str, Any, int]]) -> None:
-    for what, which, times in moves:
-        if what == "time":
+    for case, which, times in moves:
+        if case == "time":
             world.now += which
-        elif what == "start" and len(world.writers) < 4:
+        elif case == "start" and len(world.writers) < 4:
             world.writers.append(Writer(world))
         elif which < len(world.writers):
-            if what == "kill":
+            if case == "kill":
                 world.writers[which].kill()
             for _ in range(times):
-                world.writers[which].advance("ok" if what == "go" else what)
+                world.writers[which].advance("ok" if case == "go" else case)
 
 
 def settle(world: World) -> list[str]:
@@ -237,12 +237,12 @@ def settle(world: World) -> list[str]:
     the highest number."""
     last = Writer(world)
     world.writers.append(last)
-    began = world.now
+    start_time = world.now
     while not last.ended:
         last.advance()
         if not last.lease.number:
             world.now += TTL / 40
-    late = world.now - began > 2 * TTL
+    late = world.now - start_time > 2 * TTL
     publishers = [w.lease.number for w in world.writers if w.published]
     unique = len(set(publishers)) == len(publishers)
     return [
@@ -260,7 +260,7 @@ def settle(world: World) -> list[str]:
 # -- one process -------------------------------------------------------------------------------
 
 
-def test_a_closed_holder_is_not_waited_for(objects: Objects) -> None:
+def test_closed_holder_is_replaced_without_waiting(objects: Objects) -> None:
     for number in (1, 2, 3):
         held = Lease(objects)
         held.acquire()
@@ -272,7 +272,7 @@ def test_a_closed_holder_is_not_waited_for(objects: Objects) -> None:
         assert current_holder(objects) is None
 
 
-def test_numbers_begin_above_those_in_use(objects: Objects) -> None:
+def test_lease_numbers_exceed_those_in_use(objects: Objects) -> None:
     """Check a run that was copied without its leases."""
     held = Lease(objects)
     held.acquire(beyond=7)
@@ -280,7 +280,7 @@ def test_numbers_begin_above_those_in_use(objects: Objects) -> None:
     held.release()
 
 
-def test_a_live_holder_of_this_machine_is_named_at_once(objects: Objects) -> None:
+def test_live_holder_on_this_machine_is_named_at_once(objects: Objects) -> None:
     held = Lease(objects)
     held.acquire()
     second = Lease(objects, wait=no_waiting)
@@ -295,7 +295,7 @@ def no_waiting(seconds: float) -> None:
     raise AssertionError("it waited")
 
 
-def test_a_dead_holder_of_this_machine_is_not_waited_for(objects: Objects) -> None:
+def test_dead_holder_on_this_machine_is_replaced_at_once(objects: Objects) -> None:
     """Check also a holder whose process id was reused."""
     finished = process(no_waiting_child)
     finished.join(30)
@@ -315,7 +315,7 @@ def no_waiting_child() -> None:
     pass
 
 
-def test_a_beating_holder_elsewhere_is_refused_after_its_next_beat(
+def test_renewing_holder_on_another_machine_is_refused(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "_machine_id", lambda: None)
@@ -337,7 +337,7 @@ def test_a_beating_holder_elsewhere_is_refused_after_its_next_beat(
         held.release()
 
 
-def test_a_note_that_says_nothing_is_waited_for(objects: Objects) -> None:
+def test_unreadable_lease_is_waited_for(objects: Objects) -> None:
     objects.put("lease/000000000001.json", b"torn")
     now = iter(range(0, 1000, 7))
     held = Lease(objects, clock=lambda: float(next(now)), wait=lambda _: None)
@@ -375,9 +375,7 @@ def faulty(objects: Objects) -> Iterator[Faulty]:
     engine.put_error = engine.answer_error = None
 
 
-def test_a_release_that_failed_does_not_lock_its_own_process_out(
-    objects: Objects, faulty: Faulty
-) -> None:
+def test_failed_release_does_not_lock_out_own_process(objects: Objects, faulty: Faulty) -> None:
     held = Lease(objects)
     held.acquire()
     faulty.put_error = ConnectionResetError("no network")
@@ -386,9 +384,7 @@ def test_a_release_that_failed_does_not_lock_its_own_process_out(
     assert_next_is(objects, 2)
 
 
-def test_a_create_without_an_answer_does_not_lock_its_own_process_out(
-    objects: Objects, faulty: Faulty
-) -> None:
+def test_unanswered_create_does_not_lock_out_own_process(objects: Objects, faulty: Faulty) -> None:
     faulty.answer_error = ConnectionResetError("no network")
     with pytest.raises(StorageError, match="creating lease"):
         Lease(objects).acquire()
@@ -397,7 +393,7 @@ def test_a_create_without_an_answer_does_not_lock_its_own_process_out(
 
 
 @pytest.mark.parametrize("at", ["start", "_numbers"])
-def test_an_interrupted_start_does_not_lock_its_own_process_out(
+def test_interrupted_acquire_does_not_lock_out_own_process(
     at: str, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(self: Any, *arguments: Any) -> Any:
@@ -422,9 +418,7 @@ def assert_next_is(objects: Objects, number: int) -> None:
     held.release()
 
 
-def test_a_holder_whose_beats_do_not_arrive_does_not_trust_itself(
-    objects: Objects, faulty: Faulty
-) -> None:
+def test_holder_without_renewals_expires_itself(objects: Objects, faulty: Faulty) -> None:
     now = 0.0
     held = Lease(objects, clock=lambda: now)
     held.acquire()
@@ -442,7 +436,7 @@ def test_a_holder_whose_beats_do_not_arrive_does_not_trust_itself(
     held.release()
 
 
-def test_a_storage_that_lies_is_refused(objects: Objects, faulty: Faulty) -> None:
+def test_storage_without_conditional_create_is_refused(objects: Objects, faulty: Faulty) -> None:
     """Check also a storage without conditional writes."""
     faulty.lies = True
     with pytest.raises(StorageAccessError, match="does not refuse to create an object that exists"):
@@ -453,7 +447,7 @@ def test_a_storage_that_lies_is_refused(objects: Objects, faulty: Faulty) -> Non
     assert objects.list() == []
 
 
-def test_a_note_holds_no_more_than_it_needs(objects: Objects) -> None:
+def test_lease_note_has_only_required_fields(objects: Objects) -> None:
     held = Lease(objects)
     held.acquire()
     note = checksums.unseal("writer", objects.get("lease/000000000001.json"))
@@ -488,22 +482,22 @@ def place(s3: S3Server, bucket: str) -> tuple[str, dict[str, Any]]:
 
 def started(*arguments: Any) -> tuple[Any, Any]:
     ours, theirs = multiprocessing.Pipe()
-    life = process(_hold, *arguments, theirs)
+    child = process(_hold, *arguments, theirs)
     assert ours.poll(60)
     assert ours.recv() == "held"
-    return life, ours
+    return child, ours
 
 
 @pytest.mark.slow
-def test_a_killed_holder_is_followed_at_once(place: tuple[str, dict[str, Any]]) -> None:
+def test_killed_holder_is_replaced_at_once(place: tuple[str, dict[str, Any]]) -> None:
     url, options = place
-    life, _ = started(url, options, False, 60.0)
+    child, _ = started(url, options, False, 60.0)
     try:
-        with pytest.raises(RunLockedError, match=f"written by process {life.pid} on "):
+        with pytest.raises(RunLockedError, match=f"written by process {child.pid} on "):
             RunDirectory(url, storage_options=options).acquire()
     finally:
-        life.kill()
-        life.join(30)
+        child.kill()
+        child.join(30)
     with RunDirectory(url, storage_options=options) as run:
         assert run.holder() is not None
         assert run.steps() == [1]
@@ -513,33 +507,33 @@ def test_a_killed_holder_is_followed_at_once(place: tuple[str, dict[str, Any]]) 
 
 
 @pytest.mark.slow
-def test_a_stopped_holder_publishes_nothing_once_it_wakes(
+def test_suspended_holder_publishes_nothing_after_waking(
     place: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a holder that was suspended by a hypervisor, and does not know that time has passed."""
     url, options = place
-    life, ours = started(url, options, True, 2.0)
+    child, ours = started(url, options, True, 2.0)
     monkeypatch.setattr(lease, "TTL_S", 2.0)
     try:
-        os.kill(life.pid, signal.SIGSTOP)
+        os.kill(child.pid, signal.SIGSTOP)
         run = RunDirectory(url, storage_options=options)
-        with pytest.warns(UserWarning, match=f"written by process {life.pid} .*; waiting for"):
+        with pytest.warns(UserWarning, match=f"written by process {child.pid} .*; waiting for"):
             run.acquire()
         with run:
-            os.kill(life.pid, signal.SIGCONT)
+            os.kill(child.pid, signal.SIGCONT)
             ours.send("save")
             assert ours.poll(60)
-            said = ours.recv()
-            assert said.startswith("RunLostError: run directory s3://")
-            assert f"was taken over by process {os.getpid()} on" in said
+            message = ours.recv()
+            assert message.startswith("RunLostError: run directory s3://")
+            assert f"was taken over by process {os.getpid()} on" in message
             assert run.steps() == [1]
-            life.join(60)
-            assert life.exitcode == 0
+            child.join(60)
+            assert child.exitcode == 0
             run.save(2, {}, {"by": "the second"})
             assert run.steps() == [1, 2]
     finally:
-        life.kill()
-        life.join(30)
+        child.kill()
+        child.join(30)
     keys = [key for key, _ in open_objects(url, storage_options=options).list("checkpoints")]
     assert {key.partition("/")[2].split("/")[0] for key in keys if "/000000000001-" in key} == {
         "000000000001-000000000001",
@@ -547,7 +541,7 @@ def test_a_stopped_holder_publishes_nothing_once_it_wakes(
     }
 
 
-def test_what_a_delayed_writer_still_publishes_is_not_the_newest(
+def test_delayed_checkpoint_of_replaced_writer_is_not_newest(
     place: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a writer that was suspended between its check and its manifest."""
@@ -575,7 +569,7 @@ def test_what_a_delayed_writer_still_publishes_is_not_the_newest(
         second.close()
 
 
-def test_a_delayed_writer_does_not_retire_what_its_successor_resumed_from(
+def test_delayed_writer_keeps_checkpoint_of_its_successor(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a delayed manifest whose files the successor has deleted as unused."""

@@ -32,7 +32,6 @@ from streamkern.rundir.saver import AsyncSaver
 from streamkern.train.initial_weights import load_warm_start
 from streamkern.train.saved_model import load_model
 from tests import runs
-from tests.faults import flip_bit
 from tests.runs import (
     STEPS,
     array_source,
@@ -45,6 +44,7 @@ from tests.runs import (
     stopped,
     stream,
 )
+from tests.store_damage import flip_bit
 
 # -- documents ---------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ BODIES = st.dictionaries(
 
 
 @given(body=BODIES)
-def test_a_document_comes_back_as_it_was_written(body: dict[str, Any]) -> None:
+def test_sealed_document_roundtrips(body: dict[str, Any]) -> None:
     data = checksums.seal("run", body)
     assert repr(checksums.unseal("run", data)) == repr(body)
     assert checksums.is_sealed(data)
@@ -70,9 +70,7 @@ def test_a_document_comes_back_as_it_was_written(body: dict[str, Any]) -> None:
 
 
 @given(body=BODIES, where=st.integers(0, 10**6))
-def test_a_document_with_a_flipped_bit_is_refused_or_says_the_same(
-    body: dict[str, Any], where: int
-) -> None:
+def test_document_with_flipped_bit_is_refused_or_equal(body: dict[str, Any], where: int) -> None:
     data = bytearray(checksums.seal("run", body))
     data[where // 8 % len(data)] ^= 1 << where % 8
     try:
@@ -83,7 +81,7 @@ def test_a_document_with_a_flipped_bit_is_refused_or_says_the_same(
 
 
 @given(data=st.binary() | st.text().map(str.encode) | JSON.map(lambda x: json.dumps(x).encode()))
-def test_anything_else_is_no_document(data: bytes) -> None:
+def test_other_data_are_not_a_document(data: bytes) -> None:
     assert not checksums.is_sealed(data)
     with pytest.raises(ValueError, match=r"."):
         checksums.unseal("run", data)
@@ -100,7 +98,7 @@ def test_anything_else_is_no_document(data: bytes) -> None:
         (checksums.seal("run", {"a": 1}).replace(b"1", b"3", 1), "checksum does not match"),
     ],
 )
-def test_why_a_document_is_refused_is_said(data: bytes, why: str) -> None:
+def test_refused_document_gives_reason(data: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         checksums.unseal("run", data)
 
@@ -125,11 +123,11 @@ def run(trained: Path, tmp_path: Path) -> Path:
 NEWEST = f"checkpoints/{STEPS:012d}/alpha/c/0/0"
 
 
-def again(path: Path, **more: Any) -> Any:
+def rerun(path: Path, **more: Any) -> Any:
     return finished(settings(path, **{"run.checkpoint_every": 5}), source=stream(), **more)
 
 
-def test_an_older_checkpoint_is_never_used_without_a_word(run: Path) -> None:
+def test_older_checkpoint_is_never_used_silently(run: Path) -> None:
     """Check every function of Python that loads a checkpoint."""
     flip_bit(run, NEWEST)
     text = f"checkpoint of step {STEPS} .* was skipped, and that of step 10 is used"
@@ -147,35 +145,33 @@ def test_an_older_checkpoint_is_never_used_without_a_word(run: Path) -> None:
     assert [w.filename for w in caught] == [runs.__file__]  # whoever trains
 
 
-def test_a_resumed_run_says_that_it_took_an_older_checkpoint(run: Path, trained: Path) -> None:
+def test_resume_from_older_checkpoint_is_reported(run: Path, trained: Path) -> None:
     """Check that a resume from an older checkpoint is reported."""
     flip_bit(run, NEWEST)
     with pytest.warns(UserWarning, match="that of step 10 is used"):
-        result = again(run)
+        result = rerun(run)
     assert len(result.skipped) == 1
     assert_same_bits(final(run), final(trained))
     (record,) = [r for r in read_log(run / "log.jsonl") if r["event"] == "skipped"]
     assert record["what"] == list(result.skipped)
-    assert again(run).skipped == ()
+    assert rerun(run).skipped == ()
 
 
 # -- whose run it is ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["lost", "edited", "damaged", "of another run", "old"])
-def test_run_json_is_written_again_from_what_the_setup_carries(
-    what: str, run: Path, trained: Path
-) -> None:
+@pytest.mark.parametrize("case", ["lost", "edited", "damaged", "of another run", "old"])
+def test_run_json_is_restored_from_setup(case: str, run: Path, trained: Path) -> None:
     """Check that a lost or damaged run.json is restored from the setup."""
     path = run / "run.json"
     before = path.read_bytes()
-    if what == "lost":
+    if case == "lost":
         path.unlink()
-    elif what == "edited":
+    elif case == "edited":
         path.write_bytes(before.replace(b'"batch_size": 20', b'"batch_size": 21'))
-    elif what == "damaged":
+    elif case == "damaged":
         flip_bit(run, "run.json", 40)
-    elif what == "of another run":
+    elif case == "of another run":
         path.write_bytes(checksums.seal("run", {"identity": {}, "sizes": {}, "versions": {}}))
     else:
         path.write_text('{"identity": {}, "versions": {}}')
@@ -184,13 +180,13 @@ def test_run_json_is_written_again_from_what_the_setup_carries(
     assert "run.json is" in overview["warnings"][0]
     assert overview["settings"]["data"]["batch_size"] == 20
     with pytest.warns(UserWarning, match=r"run\.json .*; it is written again from its setup"):
-        again(run)
+        rerun(run)
     assert path.read_bytes() == before
     assert_same_bits(final(run), final(trained))
 
 
 @pytest.mark.parametrize("lost", ["run.json", "setup.json"])
-def test_other_data_is_refused_whatever_was_lost(lost: str, tmp_path: Path) -> None:
+def test_other_data_are_refused_with_missing_files(lost: str, tmp_path: Path) -> None:
     """Check that the remaining files identify the run if run.json or the setup is lost."""
     config = settings(tmp_path / "run", **{"run.checkpoint_every": 3})
     stopped(config, 6, source=stream())
@@ -201,7 +197,7 @@ def test_other_data_is_refused_whatever_was_lost(lost: str, tmp_path: Path) -> N
         finished(config.with_overrides({"run.random_state": 7}), source=stream())
 
 
-def test_a_setup_that_was_deleted_is_computed_again(tmp_path: Path) -> None:
+def test_deleted_setup_is_computed_again(tmp_path: Path) -> None:
     """Check the remedy in the error of a damaged setup, also if run.json is lost."""
     config = settings(tmp_path / "run", **{"run.checkpoint_every": 3})
     stopped(config, 6, source=stream())
@@ -216,25 +212,25 @@ def test_a_setup_that_was_deleted_is_computed_again(tmp_path: Path) -> None:
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
 
 
-def test_checkpoints_of_another_run_are_not_mixed_in(run: Path, tmp_path: Path) -> None:
+def test_checkpoints_of_another_run_are_ignored(run: Path, tmp_path: Path) -> None:
     """Check that they are neither resumed nor evaluated."""
     other = tmp_path / "other"
     finished(settings(other, **{"run.random_state": 1}), source=stream())
     shutil.rmtree(run / "checkpoints")
     shutil.copytree(other / "checkpoints", run / "checkpoints")
-    for use in (again, load_model):
+    for use in (rerun, load_model):
         with pytest.raises(ResumeMismatchError, match="made by another run than its setup"):
             use(run)
 
 
-def test_sizes_of_another_version_are_a_sentence(run: Path) -> None:
+def test_sizes_of_another_version_give_one_sentence(run: Path) -> None:
     """Check a record with a right checksum and unknown content."""
     for manifest in (run / "setup.json", *run.glob("checkpoints/*.json")):
         body = checksums.unseal("checkpoint", manifest.read_bytes())
         body["run"]["sizes"]["unknown"] = 1
         manifest.write_bytes(checksums.seal("checkpoint", body))
     with pytest.raises(RunError, match="holds a run of another version of streamkern"):
-        again(run)
+        rerun(run)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +240,7 @@ def test_sizes_of_another_version_are_a_sentence(run: Path) -> None:
         *("run.lock", "checkpoints/notes.txt", "checkpoints/000000000001.json"),
     ],
 )
-def test_no_name_of_a_file_makes_a_folder_a_run(name: str, tmp_path: Path) -> None:
+def test_file_name_alone_does_not_mark_a_run_directory(name: str, tmp_path: Path) -> None:
     """Check that no file name alone, such as writer.json, marks a run directory, and that the
     folder stays unchanged."""
     for mine in (name, "000000000001.json", "notes.txt"):
@@ -259,7 +255,7 @@ def test_no_name_of_a_file_makes_a_folder_a_run(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("damaged", ["run.json", "writer.json", "setup.json", "checkpoints"])
-def test_a_run_is_known_by_any_document_of_it(damaged: str, run: Path) -> None:
+def test_any_document_identifies_a_run(damaged: str, run: Path) -> None:
     """Check that any remaining document identifies the run, whatever other files are beside it."""
     for kept in {"run.json", "writer.json", "setup.json"} - {damaged}:
         (run / kept).unlink()
@@ -276,7 +272,7 @@ def test_a_run_is_known_by_any_document_of_it(damaged: str, run: Path) -> None:
 # -- one writer, in one place ------------------------------------------------------------------
 
 
-def test_a_run_directory_that_was_moved_ends_the_run(tmp_path: Path) -> None:
+def test_moved_run_directory_ends_the_run(tmp_path: Path) -> None:
     """Check that the run ends with exit code 3, and that nothing is created at the old path."""
     path = tmp_path / "run"
 
@@ -296,7 +292,7 @@ def test_a_run_directory_that_was_moved_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("act", ["save", "save_setup", "write_config", "open_log", "log"])
-def test_nothing_is_written_where_a_run_directory_was(act: str, tmp_path: Path) -> None:
+def test_nothing_is_written_to_removed_run_directory(act: str, tmp_path: Path) -> None:
     """Check that no operation writes to the old path."""
     path, a = tmp_path / "run", {"a": np.zeros(3)}
     directory = RunDirectory(path)
@@ -315,7 +311,7 @@ def test_nothing_is_written_where_a_run_directory_was(act: str, tmp_path: Path) 
     assert not path.exists()
 
 
-def test_a_run_that_a_second_writer_took_ends(tmp_path: Path) -> None:
+def test_run_taken_by_second_writer_ends(tmp_path: Path) -> None:
     """Delete run.lock and start another process: only one of the two ends with success."""
     path, second = tmp_path / "run", RunDirectory(tmp_path / "run")
 
@@ -348,7 +344,7 @@ def write_alone(path: str, go: str) -> None:
     finished(config, source=stream(), test=array_source(10, 5), on_evaluation=wait)
 
 
-def test_two_writers_never_both_end_well(tmp_path: Path) -> None:
+def test_two_writers_never_both_succeed(tmp_path: Path) -> None:
     """Delete run.lock of the first of two real processes."""
     path, go = str(tmp_path / "run"), tmp_path / "go"
     first = process(write_alone, path, str(go))
@@ -358,15 +354,15 @@ def test_two_writers_never_both_end_well(tmp_path: Path) -> None:
     os.unlink(tmp_path / "run" / "run.lock")
     second = process(write_alone, path, str(go))
     codes = []
-    for life in (first, second):
-        life.join(120)
-        codes.append(life.exitcode)
+    for child in (first, second):
+        child.join(120)
+        codes.append(child.exitcode)
     # Or the first was done before the second had begun, which then found nothing to do.
     done = [r["samples"] for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "start"]
     assert codes == [3, 0], done
 
 
-def test_a_damaged_note_of_the_writer_ends_the_run_and_is_shown(tmp_path: Path) -> None:
+def test_damaged_writer_note_ends_the_run_and_is_reported(tmp_path: Path) -> None:
     """Check that the run ends, because the holder of the run is unknown."""
     directory = RunDirectory(tmp_path / "run")
     with directory:
@@ -385,7 +381,7 @@ def test_a_damaged_note_of_the_writer_ends_the_run_and_is_shown(tmp_path: Path) 
         directory.save(1, {}, {})
 
 
-def test_a_new_run_directory_is_durable_with_all_above_it(
+def test_new_run_directory_is_synced_with_its_parents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the entry of each new folder is synced."""
@@ -409,41 +405,39 @@ def test_a_new_run_directory_is_durable_with_all_above_it(
 @pytest.mark.parametrize(
     "entry", [b'"step": 7', b'"step": "a"', b'"step": null', b'"event": "evaluation", "step": []']
 )
-def test_a_log_line_that_is_no_record_is_left_out_after_training(
-    entry: bytes, run: Path, trained: Path
-) -> None:
+def test_invalid_log_line_is_skipped_after_training(entry: bytes, run: Path, trained: Path) -> None:
     """Check that it raises neither a KeyError nor a TypeError at the end of the run."""
     with (run / "log.jsonl").open("ab") as file:
         file.write(b"{" + entry + b"}\n")
     with pytest.warns(UserWarning, match=r"1 damaged line\(s\) of the run log in .*: \d+; the"):
-        result = again(run)
-    assert result.history == again_quietly(run).history
+        result = rerun(run)
+    assert result.history == rerun_quietly(run).history
     assert "damaged line" in run_overview(run)["warnings"][0]
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
-def test_a_log_that_lost_its_end_is_said_with_the_history(left: int, run: Path) -> None:
+def test_truncated_log_is_reported_with_history(left: int, run: Path) -> None:
     """Check the warning on stderr, in the result and by `info`; each evaluation is a line."""
     config = settings(run, **{"run.checkpoint_every": 5, "run.evaluate_every": 5})
-    whole = finished(config, source=stream(), test=array_source(10, 5))
-    assert (whole.skipped, run_overview(run)["warnings"]) == ((), [])
+    full = finished(config, source=stream(), test=array_source(10, 5))
+    assert (full.skipped, run_overview(run)["warnings"]) == ((), [])
     lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
     (run / "log.jsonl").write_bytes(b"".join(lines[:left]))
-    (said,) = run_overview(run)["warnings"]
+    (message,) = run_overview(run)["warnings"]
     with pytest.warns(UserWarning, match=r"line\(s\) of the run log in .* are lost; the history"):
         result = finished(config, source=stream(), test=array_source(10, 5))
-    assert result.skipped == (said,)
-    assert run_overview(run)["warnings"] == [said]  # also after another life
+    assert result.skipped == (message,)
+    assert run_overview(run)["warnings"] == [message]  # also after another life
 
 
-def again_quietly(path: Path) -> Any:
+def rerun_quietly(path: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return again(path)
+        return rerun(path)
 
 
 @given(data=st.binary(max_size=300), lines=st.integers(0, 2))
-def test_any_bytes_are_a_log(
+def test_log_accepts_any_bytes(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, lines: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "log"
@@ -463,7 +457,7 @@ def test_any_bytes_are_a_log(
 # -- saving ------------------------------------------------------------------------------------
 
 
-def test_without_a_thread_a_checkpoint_is_saved_all_the_same(
+def test_checkpoint_is_saved_without_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a system that starts no more threads."""
@@ -504,11 +498,11 @@ def keys(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
             yield from keys(inner, *above, name)
 
 
-def without(value: Any, way: tuple[Any, ...]) -> Any:
+def value_without(value: Any, way: tuple[Any, ...]) -> Any:
     if len(way) == 1:
         return {name: inner for name, inner in value.items() if name != way[0]}
     copy = value.copy()
-    copy[way[0]] = without(value[way[0]], way[1:])
+    copy[way[0]] = value_without(value[way[0]], way[1:])
     return copy
 
 
@@ -544,7 +538,7 @@ LOOKS = [
 
 
 @pytest.mark.parametrize("entry", ["", [], None, 3, [1], {}])
-def test_a_list_of_files_that_makes_no_sense_is_damage(entry: Any, run: Path) -> None:
+def test_invalid_file_list_is_damage(entry: Any, run: Path) -> None:
     manifest = run / f"checkpoints/{STEPS:012d}.json"
     body = checksums.unseal("checkpoint", manifest.read_bytes())
     body["files"] = dict.fromkeys(body["files"], entry)
@@ -557,18 +551,18 @@ def test_a_list_of_files_that_makes_no_sense_is_damage(entry: Any, run: Path) ->
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("name", ["setup.json", f"checkpoints/{8:012d}.json"])
-def test_a_manifest_that_lacks_an_entry_is_refused_or_has_what_is_needed(
+def test_manifest_without_an_entry_is_refused_or_sufficient(
     name: str, look: Callable[[Path], object], half_done: Path, request: pytest.FixtureRequest
 ) -> None:
     """Delete each entry in turn and seal the document again: no KeyError may follow. Of the entries
     that a run does not need, every third is deleted, and fewer before a merge."""
-    whole = (half_done / name).read_bytes()
-    body = checksums.unseal("checkpoint", whole)
+    full = (half_done / name).read_bytes()
+    body = checksums.unseal("checkpoint", full)
     every = (3, 1) if request.config.getoption("--full") else (9, 2)
     refused, each = 0, every[0] if look is resumed else every[1]
     try:
         for way in list(keys({k: v for k, v in body.items() if k != "files"}))[::each]:
-            (half_done / name).write_bytes(checksums.seal("checkpoint", without(body, way)))
+            (half_done / name).write_bytes(checksums.seal("checkpoint", value_without(body, way)))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of an older checkpoint
                 try:
@@ -576,5 +570,5 @@ def test_a_manifest_that_lacks_an_entry_is_refused_or_has_what_is_needed(
                 except StreamkernError:
                     refused += 1
     finally:
-        (half_done / name).write_bytes(whole)
+        (half_done / name).write_bytes(full)
     assert refused > 50 // each

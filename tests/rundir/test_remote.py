@@ -57,9 +57,9 @@ from tests.runs import (
     process,
     settings,
     stream,
-    whole_life,
+    train_to_end,
 )
-from tests.s3server import KEY, SECRET, S3Server
+from tests.s3_server import KEY, SECRET, S3Server
 from tests.traced_memory import traced_memory
 
 
@@ -137,7 +137,7 @@ def bucket_place(s3: S3Server, bucket: str) -> Place:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-def test_every_bit_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_bit_is_restored(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (1000, 2000))
     rng = np.random.default_rng(0)
     nans = np.array([0x7FF8000000000001, 0xFFF0000000000002, 1 << 63], np.uint64)
@@ -165,7 +165,7 @@ def test_every_bit_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-def test_the_newest_are_kept(place: Place) -> None:
+def test_newest_checkpoints_are_kept(place: Place) -> None:
     with pytest.raises(ConfigError, match="keep=0"):
         place.run(keep=0)
     place.with_steps(1, 2, 5, 9, 30)
@@ -178,7 +178,7 @@ def test_the_newest_are_kept(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-def test_a_step_may_be_saved_again_but_not_go_back(place: Place) -> None:
+def test_step_may_be_saved_again_but_not_decrease(place: Place) -> None:
     with place.run() as run:
         for value in (3.0, 4.0):
             run.save(2, {"x": np.array([value])}, {})
@@ -191,7 +191,7 @@ def test_a_step_may_be_saved_again_but_not_go_back(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-def test_setup_is_replaced_whole(place: Place) -> None:
+def test_setup_is_replaced_atomically(place: Place) -> None:
     assert place.run(writable=False).load_setup() is None
     for value in (1.0, 2.0, 3.0):
         with place.run(keep=1) as run:
@@ -211,7 +211,7 @@ def test_setup_is_replaced_whole(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-def test_configuration_and_log(place: Place) -> None:
+def test_configuration_and_log_are_read_back(place: Place) -> None:
     with place.run() as run:
         assert run.read_config() is None
         assert not is_run_directory(place.url, place.options)
@@ -234,7 +234,7 @@ def test_configuration_and_log(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-def test_a_log_that_ends_too_early_is_said_wherever_it_ends(place: Place) -> None:
+def test_truncated_log_is_reported(place: Place) -> None:
     """Check that lost lines are recognised by the newest checkpoint, and gaps by the numbers of the
     lines."""
     with place.run() as run, run.open_log() as log:
@@ -248,27 +248,27 @@ def test_a_log_that_ends_too_early_is_said_wherever_it_ends(place: Place) -> Non
     near = {min(max(0, at + k), len(data)) for at in starts for k in (-2, -1, 0, 1)}
     for cut in range(len(data) + 1) if place.options == {} else sorted(near):
         place.folder.write(name, data[:cut])
-        records, said = reader.read_log()
-        whole = sum(cut >= at - 1 for at in starts[1:])
-        assert [r["step"] for r in records] == [1, 2, 3, 4][:whole]
-        lost = f"{3 - whole} line(s) of the run log in {reader.location} are lost"
-        assert said == (None if whole >= 3 else lost)
+        records, message = reader.read_log()
+        full = sum(cut >= at - 1 for at in starts[1:])
+        assert [r["step"] for r in records] == [1, 2, 3, 4][:full]
+        lost = f"{3 - full} line(s) of the run log in {reader.location} are lost"
+        assert message == (None if full >= 3 else lost)
     # Another life does not cover it, and neither does one that keeps no log.
     place.folder.write(name, data[: starts[1]])
     with place.run() as run:
         run.save(4, {}, {})
     with place.run() as run, run.open_log() as log:
         log.write(step=5, epoch=0, samples=0)
-    records, said = reader.read_log()
+    records, message = reader.read_log()
     assert [r["step"] for r in records] == [1, 5]
-    assert str(said).startswith("2 line(s) of the run log in")
+    assert str(message).startswith("2 line(s) of the run log in")
     place.folder.delete(place.files("jsonl"))
     assert reader.read_log() == ([], f"3 line(s) of the run log in {reader.location} are lost")
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-def test_leftovers_of_a_killed_save_are_cleared(place: Place) -> None:
+def test_remains_of_killed_save_are_deleted(place: Place) -> None:
     place.with_steps(1, 2)
     folder = place.folder
     (group, *_) = [n for n in folder.names("checkpoints/") if n.endswith("2")]
@@ -285,7 +285,7 @@ def test_leftovers_of_a_killed_save_are_cleared(place: Place) -> None:
 
 
 @pytest.mark.full(all_but_every=2)
-def test_only_the_writer_writes(place: Place) -> None:
+def test_only_acquired_directory_can_write(place: Place) -> None:
     place.with_steps(1)
     for writable in (True, False):
         run = place.run(writable=writable)
@@ -309,7 +309,7 @@ def test_only_the_writer_writes(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-def test_places_that_hold_something_else_are_refused(place: Place) -> None:
+def test_urls_of_other_contents_are_refused(place: Place) -> None:
     with pytest.raises(RunError, match="there is no run in"):
         place.run(writable=False).acquire()
     assert place.latest() is None
@@ -331,7 +331,7 @@ def test_places_that_hold_something_else_are_refused(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-def test_plain_zarr_opens_a_checkpoint(place: Place) -> None:
+def test_zarr_opens_a_checkpoint(place: Place) -> None:
     if place.url.startswith("memory:"):
         pytest.skip("needs a place that zarr finds by its URL; it has memory:// URLs of its own")
     place.with_steps(12)
@@ -345,7 +345,7 @@ def test_plain_zarr_opens_a_checkpoint(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-def test_what_comes_before_the_manifest_can_stop_it(place: Place) -> None:
+def test_check_before_manifest_can_stop_save(place: Place) -> None:
     """Check that the error of an earlier upload is raised, and that nothing is left behind."""
 
     def changed() -> None:
@@ -380,17 +380,17 @@ def two_steps() -> Place:
 @given(data=st.data())
 def test_damage_is_never_loaded(two_steps: Place, data: st.DataObject) -> None:
     """Change every object of the newest checkpoint in every way."""
-    whole = {name: two_steps.folder.read(name) for name in two_steps.files()}
-    names = [name for name in whole if re.search(r"checkpoints/\d+-0*2[./]", name)]
+    full = {name: two_steps.folder.read(name) for name in two_steps.files()}
+    names = [name for name in full if re.search(r"checkpoints/\d+-0*2[./]", name)]
     assert len(names) == 9
     name = data.draw(st.sampled_from(names))
     kind = data.draw(st.sampled_from(["flip", "truncate", "append", "delete"]))
-    place = Place("memory://damage/copy", {})
-    place.folder.delete(place.files())
-    for key, value in whole.items():
-        place.folder.write(key, value)
-    where = data.draw(st.integers(0, len(whole[name]) * 8 - 1))
-    damaged = bytearray(whole[name])
+    location = Place("memory://damage/copy", {})
+    location.folder.delete(location.files())
+    for key, value in full.items():
+        location.folder.write(key, value)
+    where = data.draw(st.integers(0, len(full[name]) * 8 - 1))
+    damaged = bytearray(full[name])
     if kind == "flip":
         damaged[where // 8] ^= 1 << where % 8
     elif kind == "truncate":
@@ -398,15 +398,15 @@ def test_damage_is_never_loaded(two_steps: Place, data: st.DataObject) -> None:
     else:
         damaged += b"}" * (1 + where % 7)
     if kind == "delete":
-        place.folder.delete([name])
+        location.folder.delete([name])
     else:
-        place.folder.write(name, bytes(damaged))
-    saved = newest(place.run(writable=False))
+        location.folder.write(name, bytes(damaged))
+    saved = newest(location.run(writable=False))
     step = assert_is_state(saved)
     manifest = name.count("/") == 1
     gone = manifest and kind == "delete"
     # A change in the white space of a manifest is none; anything in the data is.
-    assert step == (2 if manifest and not gone and same_json(damaged, whole[name]) else 1)
+    assert step == (2 if manifest and not gone and same_json(damaged, full[name]) else 1)
     assert len(saved.skipped) == (step == 1 and not gone)
 
 
@@ -466,7 +466,7 @@ def spied(tmp_path: Path) -> Iterator[tuple[RunDirectory, Spied]]:
         spy.fail = lambda request: False
 
 
-def test_requests_of_a_save_and_a_load(spied: tuple[RunDirectory, Spied]) -> None:
+def test_save_and_load_make_few_requests(spied: tuple[RunDirectory, Spied]) -> None:
     """Check that besides one request for each file, a save only checks the lease, lists the
     checkpoints and deletes old ones."""
     run, spy = spied
@@ -494,7 +494,7 @@ def test_requests_of_a_save_and_a_load(spied: tuple[RunDirectory, Spied]) -> Non
 
 
 @pytest.mark.slow
-def test_chunks_travel_together_within_bounds(spied: tuple[RunDirectory, Spied]) -> None:
+def test_chunks_are_sent_concurrently_within_bounds(spied: tuple[RunDirectory, Spied]) -> None:
     """Check that eight chunks of 8 MiB are sent at once, and that each is copied at most twice."""
     run, spy = spied
     x = {"x": np.random.default_rng(0).random((8 << 20, 1)).reshape(-1, 16)}  # 64 MiB, twice
@@ -510,7 +510,7 @@ def test_chunks_travel_together_within_bounds(spied: tuple[RunDirectory, Spied])
     assert spy.most_running == 8
 
 
-def test_a_storage_that_fails_is_not_a_damaged_checkpoint(
+def test_storage_failure_is_not_a_damaged_checkpoint(
     spied: tuple[RunDirectory, Spied],
 ) -> None:
     """Check that a run does not return to an older checkpoint because of the network."""
@@ -526,23 +526,23 @@ def test_a_storage_that_fails_is_not_a_damaged_checkpoint(
     assert saved.skipped == ()
 
 
-@pytest.mark.parametrize("what", ["put checkpoints", "2/alpha/c", "2.json", "list lease"])
-def test_a_save_that_fails_leaves_the_last_one(
-    what: str, spied: tuple[RunDirectory, Spied]
+@pytest.mark.parametrize("request_kind", ["put checkpoints", "2/alpha/c", "2.json", "list lease"])
+def test_failed_save_keeps_previous_checkpoint(
+    request_kind: str, spied: tuple[RunDirectory, Spied]
 ) -> None:
     run, spy = spied
     run.save(1, state(1), meta(1))
-    spy.fail = lambda request: what in request
+    spy.fail = lambda request: request_kind in request
     with pytest.raises(CheckpointError, match=r"step 2 could not be written to memory://.*no netw"):
         run.save(2, state(2), meta(2))
     spy.fail = lambda request: False
     assert_is_state(run.load_latest(), 1)
     run.save(3, state(3), meta(3))
-    place = Place(run.location, {})
-    assert place.published() == [1, 3]
+    location = Place(run.location, {})
+    assert location.published() == [1, 3]
 
 
-def test_old_objects_that_can_not_be_deleted_are_said(
+def test_undeletable_objects_are_reported(
     spied: tuple[RunDirectory, Spied], caplog: pytest.LogCaptureFixture
 ) -> None:
     run, spy = spied
@@ -555,17 +555,17 @@ def test_old_objects_that_can_not_be_deleted_are_said(
     assert Place(run.location, {}).published() == [3, 4]
 
 
-def test_what_a_later_writer_is_writing_is_not_swept(tmp_path: Path) -> None:
+def test_files_of_later_writer_are_not_deleted(tmp_path: Path) -> None:
     """Check a writer that was suspended after it took the run, and does not know of its
     successor."""
-    place = Place(f"memory://{tmp_path.name}/run", {})
-    place.folder.write("checkpoints/000000000009-000000000001/zarr.json", b"{}")
-    place.folder.write("writer.json", checksums.seal("writer", {}))
-    with place.run():
-        assert place.files("000000000009") != []
+    location = Place(f"memory://{tmp_path.name}/run", {})
+    location.folder.write("checkpoints/000000000009-000000000001/zarr.json", b"{}")
+    location.folder.write("writer.json", checksums.seal("writer", {}))
+    with location.run():
+        assert location.files("000000000009") != []
 
 
-def test_a_log_that_fails_does_not_fail_the_save(spied: tuple[RunDirectory, Spied]) -> None:
+def test_failing_log_does_not_fail_save(spied: tuple[RunDirectory, Spied]) -> None:
     run, spy = spied
     spy.fail = lambda request: "log/" in request
     log = run.open_log()
@@ -576,7 +576,7 @@ def test_a_log_that_fails_does_not_fail_the_save(spied: tuple[RunDirectory, Spie
     assert_is_state(run.load_latest(), 1)
 
 
-def test_a_run_may_move_between_places(bucket_place: Place, tmp_path: Path) -> None:
+def test_run_may_move_between_disk_and_object_store(bucket_place: Place, tmp_path: Path) -> None:
     """Check that disks and object stores continue each other's runs, although file names differ."""
     local = Place(str(tmp_path / "run"), {}).with_steps(1, 2)
     copy(local, bucket_place)
@@ -600,7 +600,7 @@ def copy(source: Place, target: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["obstore", "s3fs"])
-def test_places_that_can_not_be_used(engine: str, s3: S3Server) -> None:
+def test_inaccessible_urls_are_refused(engine: str, s3: S3Server) -> None:
     options = s3.options() | {"engine": engine}
     for call in (
         lambda: RunDirectory("s3://no-such-bucket/run", storage_options=options).acquire(),
@@ -621,33 +621,33 @@ def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "WINDOW", 4)
 
 
-def remote_settings(place: Place, **more: Any) -> Any:
-    overrides = {"run.run_dir": place.url, "data.storage_options": place.options}
+def remote_settings(location: Place, **more: Any) -> Any:
+    overrides = {"run.run_dir": location.url, "data.storage_options": location.options}
     return settings(None, **METHODS["eigenpro4"], **overrides, **more)
 
 
 @cache
-def undisturbed() -> dict[str, Array]:
+def uninterrupted_arrays() -> dict[str, Array]:
     with tempfile.TemporaryDirectory() as folder:
         finished(settings(Path(folder), **METHODS["eigenpro4"]), source=stream())
         return final(Path(folder))
 
 
-def final_of(place: Place) -> dict[str, Array]:
-    saved = newest(place.run(writable=False))
+def final_of(location: Place) -> dict[str, Array]:
+    saved = newest(location.run(writable=False))
     assert saved.skipped == ()
     assert saved.meta["position"]["done"]
     return saved.arrays
 
 
 @pytest.mark.slow
-def test_training_is_the_same_everywhere(place: Place) -> None:
+def test_training_is_equal_on_every_storage(place: Place) -> None:
     result = finished(
         remote_settings(place, **{"run.evaluate_every": 4}),
         source=stream(),
         test=array_source(10, 5),
     )
-    assert_same_bits(final_of(place), undisturbed())
+    assert_same_bits(final_of(place), uninterrupted_arrays())
     assert [r["step"] for r in result.history] == [4, 8, 12, STEPS]
     overview = run_overview(place.url, place.options)
     assert overview["state"] == "finished"
@@ -663,76 +663,80 @@ def test_training_is_the_same_everywhere(place: Place) -> None:
     assert [r["step"] for r in again.history] == [4, 8, 12, STEPS]
 
 
-def _die_when(place: Place, what: str, moment: str) -> None:
+def _die_when(location: Place, document: str, moment: str) -> None:
     """Run a process that kills itself when it publishes a name that ends in `what`."""
     guard.WINDOW = 4
     write = ObjectFolder.write
 
     def write_and_die(self: ObjectFolder, name: str, data: bytes) -> None:
-        if moment == "after" or not name.endswith(what):
+        if moment == "after" or not name.endswith(document):
             write(self, name, data)
-        if name.endswith(what):
+        if name.endswith(document):
             os.kill(os.getpid(), signal.SIGKILL)
 
     ObjectFolder.write = write_and_die  # type: ignore[method-assign]
-    train(remote_settings(place, **{"run.checkpoint_every": 4}), source=stream())
+    train(remote_settings(location, **{"run.checkpoint_every": 4}), source=stream())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "moment"),
+    ("document", "moment"),
     [("setup.json", "before"), ("000000000008.json", "before"), ("000000000008.json", "after")],
 )
-def test_killed_while_publishing(what: str, moment: str, bucket_place: Place) -> None:
-    life = process(_die_when, bucket_place, what, moment)
-    life.join(60)
-    assert life.exitcode == -signal.SIGKILL
+def test_kill_while_publishing_leaves_consistent_run(
+    document: str, moment: str, bucket_place: Place
+) -> None:
+    child = process(_die_when, bucket_place, document, moment)
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
     steps = bucket_place.run(writable=False).steps()
-    assert steps == ([] if what == "setup.json" else [4] if moment == "before" else [4, 8])
+    assert steps == ([] if document == "setup.json" else [4] if moment == "before" else [4, 8])
     finished(remote_settings(bucket_place), source=stream())  # at once, and without a warning
-    assert_same_bits(final_of(bucket_place), undisturbed())
+    assert_same_bits(final_of(bucket_place), uninterrupted_arrays())
     assert bucket_place.published()[-1] == STEPS
 
 
 @pytest.mark.slow
-def test_random_kills(bucket_place: Place) -> None:
+def test_random_kills_leave_resumable_run(bucket_place: Place) -> None:
     draw = random.Random(3)
     for _ in range(4):
-        life = process(whole_life, remote_settings(bucket_place, **{"run.checkpoint_every": 1}))
+        child = process(train_to_end, remote_settings(bucket_place, **{"run.checkpoint_every": 1}))
         time.sleep(draw.uniform(0.1, 1.2))
-        life.kill()
-        life.join(60)
-        assert life.exitcode in (0, -signal.SIGKILL)
+        child.kill()
+        child.join(60)
+        assert child.exitcode in (0, -signal.SIGKILL)
     finished(remote_settings(bucket_place), source=stream())
-    assert_same_bits(final_of(bucket_place), undisturbed())
+    assert_same_bits(final_of(bucket_place), uninterrupted_arrays())
     bucket_place.published()
 
 
-def test_a_run_that_was_taken_over_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(f"memory://{tmp_path.name}/run", {})
+def test_run_taken_over_by_another_process_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = Place(f"memory://{tmp_path.name}/run", {})
     others: list[RunDirectory] = []
 
     def on_evaluation(record: dict[str, Any]) -> None:
         if record["step"] == 4:
             give_up = time.monotonic() + 30
-            while place.run(writable=False).steps() != [3]:  # it is saved in the background
+            while location.run(writable=False).steps() != [3]:  # it is saved in the background
                 assert time.monotonic() < give_up
             monkeypatch.setattr(lease, "_runs_here", lambda holder: False)
-            others.append(place.run())
+            others.append(location.run())
             others[0].acquire()
 
-    config = remote_settings(place, **{"run.evaluate_every": 4, "run.checkpoint_every": 3})
+    config = remote_settings(location, **{"run.evaluate_every": 4, "run.checkpoint_every": 3})
     with pytest.raises(RunLockedError, match="was taken over by process") as caught:
         finished(config, source=stream(), test=array_source(10, 5), on_evaluation=on_evaluation)
     assert caught.value.exit_code == 3
-    assert place.published() == [3]
+    assert location.published() == [3]
     others[0].close()
     finished(config, source=stream(), test=array_source(10, 5))
-    assert_same_bits(final_of(place), undisturbed())
+    assert_same_bits(final_of(location), uninterrupted_arrays())
 
 
 @pytest.mark.slow
-def test_the_command_line(
+def test_commands_work_on_object_store(
     s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Check the commands with credentials from the environment."""

@@ -132,23 +132,25 @@ def save_with_file_limit(path: str, out: str, step: int, n_bytes: int, note: str
     with RunDirectory(path) as run:
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-        said = error_of(lambda: run.save(step, {"x": np.ones(n_bytes, np.uint8)}, {"note": note}))
+        message = error_of(
+            lambda: run.save(step, {"x": np.ones(n_bytes, np.uint8)}, {"note": note})
+        )
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        said.append(sorted(os.listdir(Path(path, "checkpoints"))))
-        said.append(published(Path(path)))
+        message.append(sorted(os.listdir(Path(path, "checkpoints"))))
+        message.append(published(Path(path)))
         assert_is_state(run.load_latest(), 1)
         run.save(2, state(2), meta(2))
-    Path(out).write_text(json.dumps(said))
+    Path(out).write_text(json.dumps(message))
 
 
-def acquire_as_nobody(path: str, out: str) -> None:
+def acquire_unprivileged(path: str, out: str) -> None:
     file = Path(out).open("w")  # noqa: SIM115 - opened before the rights to do so are given up
     if os.getuid() == 0:  # root writes anywhere, so the mode of a folder means nothing to it
         os.setgid(65534)
         os.setuid(65534)
-    said = error_of(RunDirectory(path).acquire)
-    said.append(RunDirectory(path, writable=False).load_latest() is not None)
-    file.write(json.dumps(said))
+    message = error_of(RunDirectory(path).acquire)
+    message.append(RunDirectory(path, writable=False).load_latest() is not None)
+    file.write(json.dumps(message))
     file.close()
 
 
@@ -261,7 +263,7 @@ VALUES = st.recursive(
     values=st.dictionaries(st.text(), VALUES, max_size=4),
     chunk_bytes=st.integers(16, 200),
 )
-def test_every_bit_and_every_meta_value_comes_back(
+def test_every_bit_and_meta_value_is_restored(
     arrays: list[np.ndarray],
     values: dict[str, Any],
     chunk_bytes: int,
@@ -269,7 +271,7 @@ def test_every_bit_and_every_meta_value_comes_back(
 ) -> None:
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (chunk_bytes, 2 * chunk_bytes))
     named = {f"x{i}": x for i, x in enumerate(arrays)}
-    with tempfile.TemporaryDirectory() as place, RunDirectory(place) as run:
+    with tempfile.TemporaryDirectory() as location, RunDirectory(location) as run:
         run.save(3, named, values)
         run.save_setup(named, values)
         for saved in (run.load_latest(), run.load_setup()):
@@ -279,7 +281,7 @@ def test_every_bit_and_every_meta_value_comes_back(
             assert repr(saved.meta) == repr(values)
 
 
-def test_another_reader_opens_a_checkpoint(tmp_path: Path) -> None:
+def test_tensorstore_opens_a_checkpoint(tmp_path: Path) -> None:
     group = with_steps(tmp_path, 12) / "checkpoints" / "000000000012"
     tensorstore = pytest.importorskip("tensorstore")
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{group}/alpha/"}}
@@ -297,7 +299,9 @@ def test_another_reader_opens_a_checkpoint(tmp_path: Path) -> None:
         ({"a": b"bytes"}, r"meta\['a'\] is bytes"),
     ],
 )
-def test_meta_that_would_change_is_refused(bad: dict[str, Any], where: str, tmp_path: Path) -> None:
+def test_meta_that_json_would_change_is_refused(
+    bad: dict[str, Any], where: str, tmp_path: Path
+) -> None:
     with RunDirectory(tmp_path) as run, AsyncSaver(run) as saver:
         with pytest.raises(CheckpointError, match=where):
             run.save(1, {}, bad)
@@ -319,7 +323,7 @@ def test_meta_that_would_change_is_refused(bad: dict[str, Any], where: str, tmp_
         {"x": np.ones(2, np.dtype(np.float32).newbyteorder())},
     ],
 )
-def test_arrays_that_would_change_are_refused(arrays: Any, tmp_path: Path) -> None:
+def test_arrays_that_zarr_would_change_are_refused(arrays: Any, tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as run:
         with pytest.raises(CheckpointError, match="array"):
             run.save(1, arrays, {})
@@ -344,7 +348,7 @@ def test_memory_stays_within_a_few_chunks(tmp_path: Path) -> None:
     width=st.integers(0, 10**5),
     itemsize=st.sampled_from([1, 2, 4, 8, 16]),
 )
-def test_chunks_are_megabytes_and_hardly_padded(n_rows: int, width: int, itemsize: int) -> None:
+def test_chunks_are_megabytes_with_little_padding(n_rows: int, width: int, itemsize: int) -> None:
     rows = checkpoint_format.chunk_rows((n_rows, width), itemsize)
     row_bytes = width * itemsize
     assert 1 <= rows <= max(1, n_rows)
@@ -357,7 +361,7 @@ def test_chunks_are_megabytes_and_hardly_padded(n_rows: int, width: int, itemsiz
 # -- layout, retention, setup, configuration ---------------------------------------------------
 
 
-def test_everything_is_on_the_disk_before_the_manifest_names_it(
+def test_everything_is_synced_before_the_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: set[int] = set()
@@ -395,7 +399,7 @@ def test_everything_is_on_the_disk_before_the_manifest_names_it(
 
 @pytest.mark.slow
 @posix
-def test_killed_at_random_instants(children: Children, tmp_path: Path) -> None:
+def test_random_kills_lose_no_acknowledged_checkpoint(children: Children, tmp_path: Path) -> None:
     run, acks = tmp_path / "run", tmp_path / "acks"
     acks.touch()
     draw = random.Random(5)
@@ -423,7 +427,9 @@ def test_killed_at_random_instants(children: Children, tmp_path: Path) -> None:
 @pytest.mark.full(all_but_every=2)
 @posix
 @pytest.mark.parametrize("step", [4, 3], ids=["next step", "same step again"])
-def test_killed_before_a_file_system_call(step: int, children: Children, tmp_path: Path) -> None:
+def test_kill_before_any_file_system_call_is_safe(
+    step: int, children: Children, tmp_path: Path
+) -> None:
     """Use keep=1, so that publishing, pruning and cleaning happen in one save."""
     base = with_steps(tmp_path / "base", 3, keep=1)
     (base / "checkpoints" / "000000000001").mkdir()  # an orphan, so that acquiring sweeps too
@@ -458,7 +464,7 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-def test_when_nothing_verifies_it_says_so(tmp_path: Path) -> None:
+def test_checkpoint_error_lists_every_damaged_checkpoint(tmp_path: Path) -> None:
     with_steps(tmp_path, 1, 2)
     (tmp_path / "checkpoints" / "000000000001" / "t" / "c").unlink()
     os.truncate(tmp_path / "checkpoints" / "000000000002.json", 100)
@@ -474,7 +480,7 @@ def latest_files(path: Path) -> set[str]:
     return {p.name for p in (path / "checkpoints").iterdir() if p.is_dir()}
 
 
-def test_a_skipped_checkpoint_goes_once_a_newer_state_is_safe(tmp_path: Path) -> None:
+def test_skipped_checkpoint_is_deleted_after_newer_save(tmp_path: Path) -> None:
     with_steps(tmp_path, 1, 5, 9)
     flip(tmp_path / "checkpoints" / "000000000009" / "alpha" / "c" / "0" / "0", 77)
     with RunDirectory(tmp_path) as run:
@@ -485,7 +491,7 @@ def test_a_skipped_checkpoint_goes_once_a_newer_state_is_safe(tmp_path: Path) ->
         assert_is_state(run.load_latest(), 7)
 
 
-def test_a_manifest_of_another_version_or_place_is_not_read(tmp_path: Path) -> None:
+def test_manifest_of_another_version_or_folder_is_refused(tmp_path: Path) -> None:
     manifest = with_steps(tmp_path, 1) / "checkpoints" / "000000000001.json"
     original = manifest.read_bytes()
     manifest.write_bytes(original.replace(b'"version": 2', b'"version": 1'))
@@ -500,19 +506,19 @@ def test_a_manifest_of_another_version_or_place_is_not_read(tmp_path: Path) -> N
         latest(tmp_path)
 
 
-def test_data_retired_while_it_is_read_is_not_taken_for_zeros(
+def test_data_deleted_while_read_are_not_zeros(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = with_steps(tmp_path, 1, 2) / "checkpoints"
     real = checkpoint_format._read_arrays
 
     def retired_meanwhile(
-        place: RunStorage, group: str, body: Mapping[str, Any], into: Any
+        location: RunStorage, group: str, body: Mapping[str, Any], into: Any
     ) -> dict[str, np.ndarray]:
         if group.endswith("000000000002"):
             (root / "000000000002.json").unlink()
             (root / "000000000002" / "alpha" / "c" / "0" / "0").unlink()
-        return real(place, group, body, into)
+        return real(location, group, body, into)
 
     monkeypatch.setattr(checkpoint_format, "_read_arrays", retired_meanwhile)
     saved = newest(tmp_path)
@@ -520,7 +526,7 @@ def test_data_retired_while_it_is_read_is_not_taken_for_zeros(
     assert saved.skipped == ()  # it was not damaged
 
 
-def test_zeros_are_stored_like_anything_else(tmp_path: Path) -> None:
+def test_zero_chunks_are_stored(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as run:
         run.save(1, {"x": np.zeros((3, 2))}, {})
         chunk = tmp_path / "checkpoints" / "000000000001" / "x" / "c" / "0" / "0"
@@ -531,7 +537,9 @@ def test_zeros_are_stored_like_anything_else(tmp_path: Path) -> None:
 
 
 @posix
-def test_reading_beside_a_writer_that_keeps_one(children: Children, tmp_path: Path) -> None:
+def test_reader_beside_a_writer_that_keeps_one_checkpoint(
+    children: Children, tmp_path: Path
+) -> None:
     with_steps(tmp_path / "run", 1)
     pid = children.start(save_forever, str(tmp_path / "run"), str(tmp_path / "acks"))
     steps = [assert_is_state(latest(tmp_path / "run")) for _ in range(30)]
@@ -543,7 +551,7 @@ def test_reading_beside_a_writer_that_keeps_one(children: Children, tmp_path: Pa
 
 
 @posix
-def test_second_writer_is_told_who_the_first_is(children: Children, tmp_path: Path) -> None:
+def test_second_writer_is_refused_with_name_of_first(children: Children, tmp_path: Path) -> None:
     path = with_steps(tmp_path / "run", 1)
     pid = children.start(hold, str(path))
     until((path / "held").exists)
@@ -562,7 +570,7 @@ def test_second_writer_is_told_who_the_first_is(children: Children, tmp_path: Pa
 
 
 @posix
-def test_a_dead_holders_note_is_not_believed(children: Children, tmp_path: Path) -> None:
+def test_note_of_dead_writer_is_ignored(children: Children, tmp_path: Path) -> None:
     pid = children.start(hold, str(tmp_path))
     until((tmp_path / "held").exists)
     children.kill(pid)
@@ -576,7 +584,7 @@ def test_a_dead_holders_note_is_not_believed(children: Children, tmp_path: Path)
 # -- places that cannot be used ---------------------------------------------------------------
 
 
-def test_bad_places_are_named(tmp_path: Path) -> None:
+def test_invalid_run_directories_are_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("text")
     with pytest.raises(RunError, match="is a file"):
@@ -590,12 +598,12 @@ def test_bad_places_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
-def test_a_file_system_that_takes_nothing() -> None:
+def test_unwritable_file_system_is_reported() -> None:
     with pytest.raises(RunError, match="/proc/run cannot be written to"):
         RunDirectory("/proc/run").acquire()
 
 
-def test_urls(tmp_path: Path) -> None:
+def test_file_urls_are_accepted(tmp_path: Path) -> None:
     with_steps(tmp_path / "a b", 1)
     url = (tmp_path / "a b").as_uri()
     assert "%20" in url
@@ -605,15 +613,15 @@ def test_urls(tmp_path: Path) -> None:
 
 
 @posix
-def test_read_only_directory(children: Children) -> None:
+def test_read_only_directory_can_be_read(children: Children) -> None:
     # Not under tmp_path, which only its owner may enter.
     with tempfile.TemporaryDirectory() as parent, contextlib.ExitStack() as undo:
         os.chmod(parent, 0o755)
         path, out = with_steps(Path(parent, "run"), 1), Path(parent, "out")
-        for place in (path, path / "checkpoints"):
-            os.chmod(place, 0o555)
-            undo.callback(os.chmod, place, 0o755)
-        assert children.wait(children.start(acquire_as_nobody, str(path), str(out))) == 0
+        for location in (path, path / "checkpoints"):
+            os.chmod(location, 0o555)
+            undo.callback(os.chmod, location, 0o755)
+        assert children.wait(children.start(acquire_unprivileged, str(path), str(out))) == 0
         kind, text, readable = json.loads(out.read_text())
         assert kind == "RunError"
         assert f"run directory {path} cannot be written to: permission denied; give" in text
@@ -627,20 +635,20 @@ def test_read_only_directory(children: Children) -> None:
     [(2, 1 << 20, ""), (2, 10, "n" * 100_000), (1, 10, "n" * 100_000)],
     ids=["data", "manifest", "manifest of the same step"],
 )
-def test_file_size_limit(
+def test_file_size_limit_is_reported(
     step: int, n_bytes: int, note: str, children: Children, tmp_path: Path
 ) -> None:
     path, out = with_steps(tmp_path / "run", 1), tmp_path / "out"
     pid = children.start(save_with_file_limit, str(path), str(out), step, n_bytes, note)
     assert children.wait(pid) == 0
-    kind, text, left, whole = json.loads(out.read_text())
+    kind, text, left, full = json.loads(out.read_text())
     assert kind == "CheckpointError"
     assert text.startswith(
         f"the checkpoint of step {step} could not be written to {path}: a file would exceed the"
         " largest size allowed; earlier checkpoints are untouched"
     )
     assert left == ["000000000001", "000000000001.json"]
-    assert whole == [1]
+    assert full == [1]
     assert_is_state(latest(path), 2)  # saved once the limit was gone
 
 
@@ -650,17 +658,19 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     disk.mkdir()
     mount = shutil.which("mount")
     if mount is None or os.name == "nt" or os.getuid() != 0:
-        pytest.skip("needs root, to mount a tiny disk; test_file_size_limit covers the rest")
+        pytest.skip(
+            "needs root, to mount a tiny disk; test_file_size_limit_is_reported covers the rest"
+        )
     command = [mount, "-t", "tmpfs", "-o", "size=1m", "tiny", str(disk)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount; test_file_size_limit covers the rest")
+        pytest.skip("needs the right to mount; test_file_size_limit_is_reported covers the rest")
     try:
         yield disk
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_full_disk(tiny_disk: Path) -> None:
+def test_full_disk_is_reported_and_save_can_be_repeated(tiny_disk: Path) -> None:
     with RunDirectory(tiny_disk / "run") as run:
         run.save(1, state(1), meta(1))
         for _ in range(2):
@@ -682,7 +692,7 @@ def test_full_disk(tiny_disk: Path) -> None:
         assert failures
 
 
-def test_a_failing_disk_after_publication_keeps_what_is_whole(
+def test_failed_sync_after_publication_keeps_valid_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = durable.sync_folder
@@ -701,7 +711,7 @@ def test_a_failing_disk_after_publication_keeps_what_is_whole(
         assert published(tmp_path) == [1, 2]
 
 
-def test_old_files_that_can_not_be_deleted_are_said(
+def test_undeletable_old_files_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(path: Path) -> None:
@@ -754,7 +764,7 @@ def no_saver_thread() -> bool:
     return all(t.name != THREAD for t in threading.enumerate())
 
 
-def test_one_save_in_flight(tmp_path: Path) -> None:
+def test_async_saver_has_one_save_in_flight(tmp_path: Path) -> None:
     with GatedRun(tmp_path) as run, AsyncSaver(run) as saver:
         note = meta(1)
         saver.submit(1, state(1), note)
@@ -777,7 +787,7 @@ def test_one_save_in_flight(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("surfaces_at", ["submit", "wait", "close"])
-def test_errors_come_back_once(surfaces_at: str, tmp_path: Path) -> None:
+def test_async_saver_raises_an_error_once(surfaces_at: str, tmp_path: Path) -> None:
     with GatedRun(tmp_path) as run:
         run.gate.set()
         run.error = CheckpointError("disk on fire")
@@ -797,7 +807,7 @@ def test_errors_come_back_once(surfaces_at: str, tmp_path: Path) -> None:
     assert no_saver_thread()
 
 
-def test_the_loops_error_is_not_hidden_by_the_savers(tmp_path: Path) -> None:
+def test_async_saver_does_not_hide_error_of_loop(tmp_path: Path) -> None:
     with GatedRun(tmp_path) as run:
         run.gate.set()
         run.error = CheckpointError("disk on fire")

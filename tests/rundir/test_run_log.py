@@ -40,7 +40,7 @@ def write(path: Path, *steps: int) -> None:
             log.write(step=step, epoch=0, samples=10 * step, loss=1 / step)
 
 
-def test_records_come_back(tmp_path: Path) -> None:
+def test_log_records_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     before = datetime.now(UTC)
     write(path, 1, 2)
@@ -57,7 +57,7 @@ def test_records_come_back(tmp_path: Path) -> None:
     assert read_log(tmp_path / "missing") == []
 
 
-def test_any_value_makes_a_strict_line(tmp_path: Path) -> None:
+def test_any_value_is_written_as_strict_json(tmp_path: Path) -> None:
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
@@ -78,7 +78,7 @@ def test_any_value_makes_a_strict_line(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_secrets_do_not_reach_the_log(tmp_path: Path) -> None:
+def test_secrets_are_not_logged(tmp_path: Path) -> None:
     with RunLog(FileLines(tmp_path / "log")) as log:
         log.write(
             step=0, epoch=0, samples=0, n_tokens=5, store="s3://K:HIDDEN@b/x?y=HIDDEN",
@@ -92,15 +92,15 @@ def test_secrets_do_not_reach_the_log(tmp_path: Path) -> None:
 
 
 @given(cut=st.integers(0, 200), junk=st.sampled_from([b"", b"\0" * 9, b"\xff{", b"3"]))
-def test_a_torn_tail_is_repaired(
+def test_torn_last_line_is_repaired(
     tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "log"
     write(path, 1, 2)
-    whole = path.read_bytes()
-    torn = whole[: len(whole) - cut % len(whole)] + junk
+    full = path.read_bytes()
+    torn = full[: len(full) - cut % len(full)] + junk
     path.write_bytes(torn)
-    lines = {line for line in whole.split(b"\n") if line}
+    lines = {line for line in full.split(b"\n") if line}
     *complete, tail = torn.split(b"\n")
     # The last character may be what became of a newline.
     complete += [line for line in (tail, tail[:-1]) if line in lines][:1]
@@ -116,7 +116,7 @@ def test_a_torn_tail_is_repaired(
     assert all(isinstance(json.loads(line), dict) for line in rest)
 
 
-def test_a_long_torn_tail(tmp_path: Path) -> None:
+def test_long_torn_last_line_is_repaired(tmp_path: Path) -> None:
     write(tmp_path / "log", 1)
     with (tmp_path / "log").open("ab") as file:
         file.write(b'{"x": "' + b"y" * 200_000)
@@ -124,7 +124,7 @@ def test_a_long_torn_tail(tmp_path: Path) -> None:
     assert [r["step"] for r in read_log(tmp_path / "log")] == [1, 2]
 
 
-def test_no_path_logs_nothing_and_a_bad_one_says_so(tmp_path: Path) -> None:
+def test_log_without_path_writes_nothing_and_invalid_path_raises(tmp_path: Path) -> None:
     with RunLog(None) as log:
         log.write(step=1, epoch=0, samples=1)
     log.close()
@@ -135,7 +135,7 @@ def test_no_path_logs_nothing_and_a_bad_one_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_says_so() -> None:
+def test_full_disk_is_reported() -> None:
     with (
         RunLog(FileLines("/dev/full")) as log,
         pytest.raises(RunError, match="/dev/full: No space left on device"),
@@ -143,7 +143,7 @@ def test_a_full_disk_says_so() -> None:
         log.write(step=1, epoch=0, samples=1)
 
 
-def test_a_half_written_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partially_written_line_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     with RunLog(FileLines(tmp_path / "log")) as log:
         log.write(step=1, epoch=0, samples=1)
@@ -213,7 +213,7 @@ def add(log: RunLog, *numbers: int, **fields: object) -> None:
         log.write(step=step, epoch=0, samples=0, **fields)
 
 
-def test_objects_keep_the_order_of_writers_and_parts(
+def test_object_log_keeps_order_of_writers_and_parts(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "PART_BYTES", 500)
@@ -230,7 +230,7 @@ def test_objects_keep_the_order_of_writers_and_parts(
     assert len(keys) > 4
 
 
-def test_parts_that_arrive_altered_are_read_again(objects: Objects) -> None:
+def test_altered_log_objects_are_read_again(objects: Objects) -> None:
     with RunLog(ObjectLines(objects, 1)) as log:
         add(log, *range(5))
     engine, gets = objects._engine, []
@@ -248,7 +248,7 @@ def test_parts_that_arrive_altered_are_read_again(objects: Objects) -> None:
     assert len(gets) == 2
 
 
-def test_a_flush_writes_what_changed_and_a_period_does_too(objects: Objects) -> None:
+def test_flush_and_period_write_changed_parts(objects: Objects) -> None:
     engine: Any = objects._engine
     with RunLog(ObjectLines(objects, 1)) as log:
         add(log, 1, 2)
@@ -269,7 +269,7 @@ def test_a_flush_writes_what_changed_and_a_period_does_too(objects: Objects) -> 
     assert steps(objects) == [1, 2, 3, 4]
 
 
-def test_a_full_part_is_not_written_again(
+def test_full_log_object_is_not_rewritten(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "PART_BYTES", 300)
@@ -284,7 +284,7 @@ def test_a_full_part_is_not_written_again(
     assert last_of_first < 5
 
 
-def test_writing_never_waits_for_the_network(objects: Objects) -> None:
+def test_logging_never_waits_for_the_network(objects: Objects) -> None:
     engine: Any = objects._engine
     engine.gate.clear()
     with RunLog(ObjectLines(objects, 1, period_s=0.01)) as log:
@@ -298,7 +298,7 @@ def test_writing_never_waits_for_the_network(objects: Objects) -> None:
     assert steps(objects) == [*range(50)]
 
 
-def test_a_log_that_can_not_be_written_is_a_warning_and_tried_again(objects: Objects) -> None:
+def test_unwritable_log_gives_warning_and_is_retried(objects: Objects) -> None:
     engine: Any = objects._engine
     log = RunLog(ObjectLines(objects, 1))
     engine.error = PermissionError("forbidden")
@@ -315,7 +315,7 @@ def test_a_log_that_can_not_be_written_is_a_warning_and_tried_again(objects: Obj
     assert steps(objects) == [1, 2, 3]
 
 
-def test_a_log_lost_at_the_end_is_a_warning(objects: Objects) -> None:
+def test_log_lost_at_close_gives_warning(objects: Objects) -> None:
     engine: Any = objects._engine
     log = RunLog(ObjectLines(objects, 1))
     add(log, 1)
@@ -324,15 +324,15 @@ def test_a_log_lost_at_the_end_is_a_warning(objects: Objects) -> None:
         log.close()
 
 
-def test_a_run_that_is_copied_brings_its_log_along(tmp_path: Path) -> None:
+def test_log_is_copied_with_run(tmp_path: Path) -> None:
     """Copy a run from a disk to an object store and back; both continue."""
     objects = open_objects(f"memory://copied/{tmp_path.name}")
 
-    def logged(place: str | Path, step: int) -> None:
-        with RunDirectory(place) as run, run.open_log() as log:
+    def logged(location: str | Path, step: int) -> None:
+        with RunDirectory(location) as run, run.open_log() as log:
             run.write_config({"name": "copied"})
             log.write(step=step, epoch=0, samples=0)
-        records, damage = RunDirectory(place, writable=False).read_log()
+        records, damage = RunDirectory(location, writable=False).read_log()
         assert damage is None
         assert [record["step"] for record in records] == list(range(step + 1))
 

@@ -12,7 +12,7 @@ from streamkern.rundir import run_summary
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
 from streamkern.rundir.run_summary import glance, verify
-from tests.faults import flip_bit, remove, tree
+from tests.store_damage import flip_bit, remove, tree
 from tests.traced_memory import traced_memory
 
 BOUND = {"identity": {"settings": {"n": 3}}, "sizes": {"m": 2}}
@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_it_says_what_was_written_and_writes_nothing(place: Path) -> None:
+def test_run_summary_equals_written_run_and_writes_nothing(place: Path) -> None:
     before = tree(place)
     seen = glance(place)
     assert tree(place) == before
@@ -44,7 +44,7 @@ def test_it_says_what_was_written_and_writes_nothing(place: Path) -> None:
     assert [r["samples"] for r in seen.records] == [0, 10, 20]
 
 
-def test_arrays_are_not_read(place: Path) -> None:
+def test_run_summary_reads_no_arrays(place: Path) -> None:
     chunks = [path for path in place.rglob("*") if "c" in path.parts and path.is_file()]
     assert len(chunks) == 3
     for path in chunks:
@@ -52,13 +52,13 @@ def test_arrays_are_not_read(place: Path) -> None:
     assert glance(place).notes == ()
 
 
-def test_beside_its_writer(place: Path) -> None:
+def test_run_summary_names_running_writer(place: Path) -> None:
     with RunDirectory(place):
         assert "process" in str(glance(place).writer)
 
 
 @pytest.mark.parametrize("name", ["checkpoints/000000000002.json", "run.json", "setup.json"])
-def test_what_is_damaged_is_named_and_the_rest_is_there(place: Path, name: str) -> None:
+def test_run_summary_names_damaged_files_and_keeps_the_rest(place: Path, name: str) -> None:
     flip_bit(place, name, 30)
     seen = glance(place)
     (note,) = seen.notes
@@ -69,13 +69,13 @@ def test_what_is_damaged_is_named_and_the_rest_is_there(place: Path, name: str) 
     assert (seen.setup is None) == (name == "setup.json")
 
 
-def test_lines_that_are_lost_are_told(place: Path) -> None:
+def test_run_summary_counts_lost_log_lines(place: Path) -> None:
     lines = (place / "log.jsonl").read_bytes().splitlines(keepends=True)
     (place / "log.jsonl").write_bytes(b"".join(lines[:2]))
     assert glance(place).notes == (f"1 line(s) of the run log in {place} are lost",)
 
 
-def test_a_run_that_has_begun_and_what_is_none(place: Path, tmp_path: Path) -> None:
+def test_run_summary_of_new_run_and_of_other_folder(place: Path, tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "new") as run:
         run.write_config(BOUND)
         seen = glance(tmp_path / "new")
@@ -88,37 +88,37 @@ def test_a_run_that_has_begun_and_what_is_none(place: Path, tmp_path: Path) -> N
             glance(none)
 
 
-def run_in(place: str) -> list[str]:
+def run_in(location: str) -> list[str]:
     """Write a run with a setup and checkpoints of steps 1, 2 and 3; return the names of the
     verified files."""
-    with RunDirectory(place) as run:
+    with RunDirectory(location) as run:
         run.save_setup({"Z": np.ones((5, 2))}, {})
         for step in (1, 2, 3):
             run.save(step, {"alpha": np.full((4, 2), step)}, {})
-    return list(verify(place))
+    return list(verify(location))
 
 
 @pytest.mark.parametrize("kind", ["disk", "objects"])
-def test_each_of_a_run_is_whole_or_says_what_is_damaged(kind: str, tmp_path: Path) -> None:
-    place = str(tmp_path / "run") if kind == "disk" else f"memory://verify/{tmp_path.name}"
-    setup, *saves = run_in(place)
+def test_verify_reports_each_file_whole_or_damaged(kind: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "run") if kind == "disk" else f"memory://verify/{tmp_path.name}"
+    setup, *saves = run_in(path)
     assert setup.endswith("setup")
     assert [int(name[-12:]) for name in saves] == [1, 2, 3]
-    assert set(verify(place).values()) == {"whole"}
-    folder = open_folder(place)
+    assert set(verify(path).values()) == {"whole"}
+    folder = open_folder(path)
     for name in (setup, saves[0], saves[2]):
-        found = verify(place)
+        found = verify(path)
         assert found[name] == "whole"
         part = f"{name}/{'Z' if name == setup else 'alpha'}/c/0/0"
         folder.write(part, b"\0" * 200)
-        damaged = verify(place)
+        damaged = verify(path)
         assert {**found, name: damaged[name]} == damaged
         assert "c/0/0" in damaged[name]
     folder.write(f"{saves[1]}.json", b"{")
-    assert "000000000002.json is damaged" in verify(place)[saves[1]]
+    assert "000000000002.json is damaged" in verify(path)[saves[1]]
 
 
-def test_no_more_than_a_few_chunks_are_held(tmp_path: Path) -> None:
+def test_verify_holds_a_few_chunks_at_most(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as run:
         run.save(1, {"P": np.ones((12 << 20, 2), np.float32)}, {})  # 96 MiB
     with traced_memory() as traced:
@@ -126,7 +126,7 @@ def test_no_more_than_a_few_chunks_are_held(tmp_path: Path) -> None:
     assert traced.peak < 30 << 20
 
 
-def test_what_a_writer_retires_meanwhile_is_no_damage(
+def test_checkpoint_deleted_during_verify_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names, load = run_in(str(tmp_path)), run_summary.load_checkpoint

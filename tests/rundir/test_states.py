@@ -3,7 +3,7 @@
 A machine of Hypothesis draws what happens: saves, kills before any call of the file system or at
 any request, resumes, second writers, a deleted run.lock, silent writers, clocks that are not those
 of others, lost answers, damaged files, evicted and damaged cache entries. What must hold is looked
-up by code of its own (`whole_steps`), which knows the layout and not the package.
+up by code of its own (`complete_steps`), which knows the layout and not the package.
 
 Processes are imitated: each has its own objects of the package, one of them acts at a time, and
 who is killed can do nothing more. Real processes are killed in test_checkpoint, test_lease and
@@ -52,8 +52,8 @@ from streamkern.filesystem.urls import open_objects
 from streamkern.rundir import lease
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
-from tests.lives import Killed
-from tests.powerloss import CUTS, RECORDER
+from tests.interruptions import Killed
+from tests.power_loss import CUTS, RECORDER
 
 TTL = lease.TTL_S
 KEEP = 2
@@ -61,9 +61,9 @@ RUN = {"identity": {"settings": {"a": {"b": 1}}}, "sizes": {}, "versions": {}}
 reached: Counter[str] = Counter()  # what happened, over all runs of a machine
 
 
-def happened(what: str) -> None:
-    reached[what] += 1
-    event(what)
+def happened(name: str) -> None:
+    reached[name] += 1
+    event(name)
 
 
 def state(step: int) -> dict[str, np.ndarray]:
@@ -146,7 +146,7 @@ class Disk:
         """Record the files of the newest writer."""
         return self.files().get("writer.json")
 
-    def bury(self, writer: Writer) -> None:
+    def remove_remains(self, writer: Writer) -> None:
         """Release the lock of a process that has ended."""
         hold: Any = writer.run._lock or writer.held
         if hold is not None:
@@ -256,7 +256,7 @@ class Bucket:
     def note(self) -> object:
         return max((key for key, _ in self.objects.list("lease")), default="")
 
-    def bury(self, writer: Writer) -> None:
+    def remove_remains(self, writer: Writer) -> None:
         pass
 
     def close(self) -> None:
@@ -271,9 +271,9 @@ class Bucket:
 class Writer:
     """A process that holds, or held, the run. rate, offset : of its clock."""
 
-    def __init__(self, place: Disk | Bucket, rate: float, offset: float) -> None:
+    def __init__(self, location: Disk | Bucket, rate: float, offset: float) -> None:
         self.calls = Calls()
-        self.run = place.open(self.calls)
+        self.run = location.open(self.calls)
         self.held: Any = None
         self.log: RunLog | None = None
         self.rate, self.offset = rate, offset
@@ -283,9 +283,9 @@ class Writer:
         self.beaten = 0.0
 
 
-def whole_steps(files: dict[str, bytes]) -> tuple[list[int], list[int]]:
+def complete_steps(files: dict[str, bytes]) -> tuple[list[int], list[int]]:
     """Return the steps of the manifests, oldest first, and those that are complete."""
-    found, whole = [], []
+    found, full = [], []
     for name, data in sorted(files.items()):
         match = re.fullmatch(r"checkpoints/(?:\d{12}-)?(\d{12})\.json", name)
         if match is None:
@@ -302,8 +302,8 @@ def whole_steps(files: dict[str, bytes]) -> tuple[list[int], list[int]]:
         except (ValueError, KeyError, TypeError):
             good = False
         if good:
-            whole.append(int(match[1]))
-    return found, whole
+            full.append(int(match[1]))
+    return found, full
 
 
 class Machine(RuleBasedStateMachine):
@@ -321,7 +321,7 @@ class Machine(RuleBasedStateMachine):
         self.stolen = False  # run.lock was deleted since
         self.acked = 0  # the highest step a save returned for, as long as it is whole
         self.logged: set[int] = set()
-        self.hurt: set[str] = set()  # small files that were damaged
+        self.damaged: set[str] = set()  # small files that were damaged
         self.cuts = 0
         gc.freeze()  # what is collected after a kill is of this machine
         self.patch = pytest.MonkeyPatch()
@@ -343,7 +343,7 @@ class Machine(RuleBasedStateMachine):
         finally:
             for writer in self.writers:
                 writer.calls.dead = True
-                self.place.bury(writer)
+                self.place.remove_remains(writer)
                 if writer.log is not None:
                     self.end_log(writer.log)
             self.place.close()
@@ -414,7 +414,7 @@ class Machine(RuleBasedStateMachine):
 
     def end(self, writer: Writer) -> None:
         """End a process without closing it."""
-        self.place.bury(writer)
+        self.place.remove_remains(writer)
         writer.calls.dead = True
         if writer.log is not None:
             self.end_log(writer.log)
@@ -446,14 +446,14 @@ class Machine(RuleBasedStateMachine):
         ended = self.act(writer, writer.run.acquire, kill)
         if writer.held is not None and before is not None:
             # It has the run, whether it lived to use it or not.
-            assert self.may_take(before), f"two writers at once, and no {self.hurt}"
+            assert self.may_take(before), f"two writers at once, and no {self.damaged}"
             happened("taken over from a live process")
             self.holder = None
         if ended == "killed":
             happened("killed while starting")
             if writer.held is None and before is not None and self.place.note() != note:
-                assert self.may_take(before), f"a note beside a writer's, and no {self.hurt}"
-                self.hurt.add("writer")  # it put its note there, and died at once
+                assert self.may_take(before), f"a note beside a writer's, and no {self.damaged}"
+                self.damaged.add("writer")  # it put its note there, and died at once
             return
         if ended == "locked":
             assert before is not None
@@ -467,7 +467,7 @@ class Machine(RuleBasedStateMachine):
             return
         assert ended == "done", ended
         self.holder, self.stolen = writer, False
-        self.hurt.discard("writer")
+        self.damaged.discard("writer")
         self.writers.append(writer)
         self.resume(writer)
 
@@ -477,18 +477,18 @@ class Machine(RuleBasedStateMachine):
             return self.stolen
         # Its note may be damaged, or have stopped changing for a while; or that of a later writer
         # is there, who died at once.
-        return before.silent or before.lost or bool(self.hurt & {"lease", "writer"})
+        return before.silent or before.lost or bool(self.damaged & {"lease", "writer"})
 
     def resume(self, writer: Writer) -> None:
         """Load the setup and then the newest checkpoint, as `train` does."""
-        found, whole = whole_steps(self.place.files())
+        found, uninterrupted = complete_steps(self.place.files())
         ended = self.act(writer, lambda: self.load(writer))
         if ended == "done":
-            assert writer.step == (whole[-1] if whole else 0)
+            assert writer.step == (uninterrupted[-1] if uninterrupted else 0)
             happened("resumed" if writer.step else "begun")
             return
-        assert found or "setup" in self.hurt, ended
-        assert not whole or "setup" in self.hurt, ended
+        assert found or "setup" in self.damaged, ended
+        assert not uninterrupted or "setup" in self.damaged, ended
         happened("nothing verifies, and it says so")
         self.start_again()
 
@@ -515,7 +515,7 @@ class Machine(RuleBasedStateMachine):
             self.end(writer)
         self.place.close()
         self.place = self.Place()
-        self.acked, self.hurt, self.stolen = 0, set(), False
+        self.acked, self.damaged, self.stolen = 0, set(), False
         self.logged.clear()
 
     WHICH = st.integers(0, 2)
@@ -561,7 +561,7 @@ class Machine(RuleBasedStateMachine):
         elif ended == "killed":
             happened("killed while saving")
         elif ended == "lost":
-            assert writer is not self.holder or self.hurt & {"writer", "lease"}
+            assert writer is not self.holder or self.damaged & {"writer", "lease"}
             writer.lost = True
             happened("found the run taken over")
         else:
@@ -621,8 +621,8 @@ class Machine(RuleBasedStateMachine):
         """
         assert self.holder is not None
         self.cuts += 1
-        found, whole = whole_steps(self.place.files())
-        torn = {*found} - {*whole}
+        found, full = complete_steps(self.place.files())
+        torn = {*found} - {*full}
         root, acked = Path(self.place.place), self.acked
         with RECORDER.watching(root, root.with_name(f"kept-{self.cuts}")) as instants:
             self.save(self.holder, None, None)
@@ -632,8 +632,8 @@ class Machine(RuleBasedStateMachine):
         instants[-1 - back].rebuild(root, cut, back)
         if back:
             self.acked = acked
-        found, whole = whole_steps(self.place.files())
-        assert {*found} - {*whole} <= torn, "a manifest is there before what it names"
+        found, full = complete_steps(self.place.files())
+        assert {*found} - {*full} <= torn, "a manifest is there before what it names"
         happened("power cut")
         self.look()
 
@@ -656,11 +656,11 @@ class Machine(RuleBasedStateMachine):
     KINDS = st.sampled_from(["flip", "edit", "cut", "delete"])
     WHERE = st.integers(0, 10**6)
 
-    def hurt_checkpoint(self, kind: str, what: str, where: int) -> None:
-        self.damage(kind, what, where)
+    def damage_checkpoint(self, kind: str, part: str, where: int) -> None:
+        self.damage(kind, part, where)
 
     PARTS = st.sampled_from(["newest", "any", "manifest"])
-    hurts = rule(kind=KINDS, what=PARTS, where=WHERE)
+    damage_rule = rule(kind=KINDS, part=PARTS, where=WHERE)
     has_saved = precondition(lambda self: self.acked > 0)
 
     @has_saved
@@ -668,36 +668,36 @@ class Machine(RuleBasedStateMachine):
     def edit_manifest(self, where: int) -> None:
         self.damage("edit", "manifest", where)
 
-    hurt_1 = has_saved(hurts(hurt_checkpoint))
-    hurt_2 = has_saved(hurts(hurt_checkpoint))
+    damage_1 = has_saved(damage_rule(damage_checkpoint))
+    damage_2 = has_saved(damage_rule(damage_checkpoint))
 
     @rule(
         kind=KINDS,
-        what=st.sampled_from(["setup", "run.json", "writer", "lease"]),
+        part=st.sampled_from(["setup", "run.json", "writer", "lease"]),
         where=WHERE,
     )
-    def hurt_small_file(self, kind: str, what: str, where: int) -> None:
-        self.damage(kind, what, where)
+    def damage_small_file(self, kind: str, part: str, where: int) -> None:
+        self.damage(kind, part, where)
 
     @rule(flip=st.booleans(), where=WHERE)
     def read_through_cache(self, flip: bool, where: int) -> None:
         """Read chunks through a cache with lost and damaged entries."""
         happened(f"cache: {self.cache.turn(flip, where)}")
 
-    def damage(self, kind: str, what: str, where: int) -> None:
+    def damage(self, kind: str, part: str, where: int) -> None:
         """Damage one file, as a disk or an operator may."""
         files = self.place.files()
         pattern = {
             "newest": r"checkpoints/.*", "any": r"checkpoints/.*",
             "manifest": r"checkpoints/[^/]*\.json", "setup": r"(\d+-)?setup.*",
             "run.json": r"run\.json", "writer": r"writer\.json", "lease": r"lease/.*",
-        }[what]  # fmt: skip
+        }[part]  # fmt: skip
         names = [name for name in files if re.fullmatch(pattern, name)]
-        if what == "newest":
+        if part == "newest":
             last = max((re.sub(r"\.json$|/.*", "", n[12:]) for n in names), default="")
             names = [name for name in names if name[12:].startswith(last)]
         # A lease that was deleted is not damage but a takeover that nobody asked for.
-        if not names or (what in ("lease", "writer", "setup") and kind == "delete"):
+        if not names or (part in ("lease", "writer", "setup") and kind == "delete"):
             return
         name = names[where % len(names)]
         data = bytearray(files[name])
@@ -711,33 +711,33 @@ class Machine(RuleBasedStateMachine):
             del data[where % len(data) :]
         left = None if kind == "delete" else bytes(data)
         self.place.put(name, left)
-        happened(f"{what}: {kind}")
-        if what in ("setup", "writer", "lease"):
-            self.hurt.add(what)
+        happened(f"{part}: {kind}")
+        if part in ("setup", "writer", "lease"):
+            self.damaged.add(part)
         files = {n: data for n, data in files.items() if n != name}
         files |= {} if left is None else {name: left}
-        _, whole = whole_steps(files)
-        if self.acked not in whole:
-            self.acked = whole[-1] if whole else 0
+        _, full = complete_steps(files)
+        if self.acked not in full:
+            self.acked = full[-1] if full else 0
         self.look(files)
 
     # -- what must hold ----------------------------------------------------------------------------
 
     @precondition(lambda self: self.acked > 0)
     @rule()
-    def look_beside(self) -> None:
+    def info_beside(self) -> None:
         self.look()
 
     def look(self, files: dict[str, bytes] | None = None) -> None:
         """Check that a concurrent reader gets the newest complete checkpoint, and a report of
         damaged ones."""
-        found, whole = whole_steps(self.place.files() if files is None else files)
+        found, full = complete_steps(self.place.files() if files is None else files)
         reader = self.place.reader()
         try:
             saved = reader.load_latest()
         except CheckpointError:
             assert found
-            assert not whole
+            assert not full
             happened("a reader is told that nothing verifies")
             return
         assert (saved is None) == (not found)
@@ -745,8 +745,8 @@ class Machine(RuleBasedStateMachine):
             assert not self.acked
             happened("a reader finds nothing yet")
             return
-        assert saved.step in whole, "what does not verify is loaded"
-        assert saved.step == whole[-1] >= self.acked
+        assert saved.step in full, "what does not verify is loaded"
+        assert saved.step == full[-1] >= self.acked
         assert same(saved.arrays, state(saved.step))
         assert saved.run == RUN
         newer = [step for step in found if found.index(step) > found.index(saved.step)]
@@ -782,21 +782,21 @@ class CacheWorld:
             p for p in sorted(Path(self._folder.name).glob("*/*"))
             if p.is_file() and p.parent.name != "new" and p.name != "used"
         ]  # fmt: skip
-        what = "read"
+        outcome = "read"
         if entries and where % 3:
             path = entries[where % len(entries)]
             data = bytearray(path.read_bytes())
             if flip and data:
                 data[where // 11 % len(data)] ^= 1 << where % 8
                 path.write_bytes(data)
-                what = "damaged"
+                outcome = "damaged"
             else:
                 path.unlink()
-                what = "evicted"
+                outcome = "evicted"
         keys = [f"c/{(where + i) % 6}" for i in range(1 + where % 4)]
         found = self.readers[where % 2].get_many(keys)
         assert [bytes(data) for data in found] == [self.truth[key] for key in keys]
-        return what
+        return outcome
 
     def close(self) -> None:
         self._folder.cleanup()
@@ -838,25 +838,27 @@ def coverage(request: pytest.FixtureRequest) -> Iterator[None]:
     reached.clear()
     yield
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    text = ", ".join(f"{what} {n}" for what, n in sorted(reached.items()))
+    text = ", ".join(f"{name} {n}" for name, n in sorted(reached.items()))
     if reporter is not None:
         reporter.write_line(f"\n{request.node.name}: {text}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [OnDisk, OnObjects])
-def test_what_is_loaded_is_what_was_saved_whatever_happens(
+def test_loaded_state_equals_saved_state_after_any_events(
     machine: type[Machine], coverage: None
 ) -> None:
     """Check that no incomplete state is loaded, that no acknowledged state is lost, and that there
     is one writer at a time."""
     run_machine(machine, 12, 50)
-    assert all(reached[what] for what in ("saved", "resumed", "loaded the newest"))
+    assert all(reached[name] for name in ("saved", "resumed", "loaded the newest"))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("machine", [OnDisk, OnObjects])
-def test_the_same_for_long(machine: type[Machine], coverage: None) -> None:
+def test_loaded_state_equals_saved_state_after_many_events(
+    machine: type[Machine], coverage: None
+) -> None:
     """Check also that the machine reaches every event."""
     run_machine(machine, 1000, 200)
-    assert not [what for what in COMMON + OWN[machine] if not reached[what]]
+    assert not [name for name in COMMON + OWN[machine] if not reached[name]]

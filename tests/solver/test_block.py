@@ -21,8 +21,17 @@ from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
 from streamkern.solver.precondition.block import SKETCH
 from streamkern.solver.precondition.block_factor import LEVERAGE_FRACTION
 from tests import reference as ref
-from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
 from tests.plans import solver_settings
+from tests.solver_problems import (
+    Array,
+    Case,
+    close,
+    computed,
+    make_case,
+    operator,
+    rows,
+    small_sizes,
+)
 
 KERNEL = ref.make_kernel("laplace", 2.0)
 
@@ -58,7 +67,7 @@ def block_reference(case: Case, solver: BlockSolver) -> ref.BlockReference:
 @pytest.mark.parametrize("tile", [(512, 1024), (7, 5)])
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("name", ["block", "blocks", "blocks, recomputed"])
-def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, int]) -> None:
+def test_steps_equal_the_reference(name: str, average: bool, tile: tuple[int, int]) -> None:
     """Compare with the reference, with rows damped by leverage, also after the steps of full size,
     which end at 8 rows a center (192 rows)."""
     options = solver_settings(average=average, step_scale=0.7)
@@ -92,7 +101,7 @@ def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, i
     assert state.averaged == (truth.counted + 16 if average else 0)
 
 
-def test_step_sizes_are_those_of_the_rule() -> None:
+def test_step_sizes_equal_the_rule() -> None:
     """Compute leverage and lambda_1 on the same probe in another way."""
     case = make_case(operator(), "blocks")
     solver = solver_of(case)
@@ -119,7 +128,7 @@ def test_step_sizes_are_those_of_the_rule() -> None:
 
 @pytest.mark.parametrize(("name", "k"), [("block", 0.5), ("blocks", 0.5), ("blocks", 1)])
 @pytest.mark.parametrize("counted", [0, 5])
-def test_average_weighs_step_i_by_its_rising_factorial(name: str, k: float, counted: int) -> None:
+def test_average_weights_are_rising_factorials(name: str, k: float, counted: int) -> None:
     """Check the weight Gamma(i + k) / Gamma(i) of step i; the start has the weights of the steps
     that it replaces."""
     case = make_case(operator(), name)
@@ -136,7 +145,7 @@ def test_average_weighs_step_i_by_its_rising_factorial(name: str, k: float, coun
         close(state.average, np.tensordot(weights / weights.sum(), np.array(history), 1), 1e-12)
 
 
-def test_the_start_counts_as_a_quarter_of_the_rows_it_was_learned_from() -> None:
+def test_start_counts_as_a_quarter_of_its_rows() -> None:
     for average in (True, False):
         case = make_case(operator(), "block", options=solver_settings(average=average))
         case.setup.arrays["start"][...] = start = rows(7, *case.setup.arrays["start"].shape)
@@ -233,7 +242,7 @@ def fixed_point(scale: float, sketched: bool) -> tuple[BlockSolver, Case, Array]
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("sketched", [False, True])
-def test_two_blocks_end_at_least_squares_of_damped_rows(
+def test_two_blocks_converge_to_damped_least_squares(
     sketched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check the fixed point of the mean step, with w_i = 1 / (1 + eta ell_i / m).
@@ -262,7 +271,7 @@ def test_two_blocks_end_at_least_squares_of_damped_rows(
 # --- ridge --------------------------------------------------------------------------------------
 
 
-def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
+def test_ridge_includes_jitter_of_each_block() -> None:
     """Check that the only fixed point is that of K(Z, Z) with each block's jitter on its
     diagonal."""
     case = grid_case(4, operator(bandwidth=0.5), solver_settings(ridge=0.1))
@@ -281,7 +290,7 @@ def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
         close(g, expected[block], 1e-10)
 
 
-def test_one_block_has_its_ridge_from_its_factor() -> None:
+def test_single_block_ridge_uses_its_factor() -> None:
     """Check that no entries of K(Z, Z) are computed."""
     case = grid_case(1, operator(bandwidth=0.5), solver_settings(ridge=0.1))
     solver = solver_of(case)
@@ -299,7 +308,7 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
     close(g, 1 + 0.1 * jittered @ state.alpha, 1e-10)
 
 
-def test_one_block_reads_its_factor_in_steps_of_the_schedule() -> None:
+def test_single_block_factor_is_read_by_schedule() -> None:
     """Check also a checkpoint of an earlier version without these values, which are then read at
     once."""
     case = grid_case(1, operator(bandwidth=0.5), solver_settings(ridge=1e-3))
@@ -320,7 +329,7 @@ def test_one_block_reads_its_factor_in_steps_of_the_schedule() -> None:
 
 
 @pytest.mark.parametrize(("stride", "count"), [(1, 1), (3, 1), (5, 1), (1, 2), (1, 3), (1, 4)])
-def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
+def test_ridge_gradient_updates_blocks_in_turn(stride: int, count: int) -> None:
     """Check that so many blocks are evaluated every `stride` steps, at the weights of that step,
     and until then at the start."""
     options = solver_settings(ridge=0.3)
@@ -346,7 +355,7 @@ def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
             close(g, 1 + expected, 1e-12)
 
 
-def test_the_start_has_the_ridge_that_setup_evaluated() -> None:
+def test_start_uses_ridge_values_of_setup() -> None:
     case = make_case(operator(), "blocks", options=solver_settings(ridge=0.3))
     solver, start, values = solver_of(case), rows(5, 24, 2), rows(6, 24, 2)
     solver.preconditioner = replace(solver.preconditioner, start=start, values=values)
@@ -355,7 +364,7 @@ def test_the_start_has_the_ridge_that_setup_evaluated() -> None:
     close(state.pending["ridge_values"], values, 0)
 
 
-def test_a_back_off_has_the_ridge_of_the_weights_it_goes_back_to() -> None:
+def test_back_off_uses_ridge_of_restored_weights() -> None:
     case = make_case(operator(), "blocks", options=solver_settings(ridge=0.3))
     solver = solver_of(case)
     state, good = solver.init(), rows(5, 24, 2)
@@ -368,7 +377,7 @@ def test_a_back_off_has_the_ridge_of_the_weights_it_goes_back_to() -> None:
 @pytest.mark.slow
 @examples(max_examples=40)
 @given(n=st.integers(1, 64), weak=st.floats(1, 1000))
-def test_ridge_is_stable_along_a_direction_that_all_blocks_share(n: int, weak: float) -> None:
+def test_ridge_is_stable_along_shared_direction(n: int, weak: float) -> None:
     """Check a direction without rows: f is the sum of the blocks' parts, and v the part that each
     block knows."""
     share = 1 / (n * weak)  # of the step rule, with mu >= n ridge, is 1 / n at most
@@ -386,14 +395,14 @@ def test_ridge_is_stable_along_a_direction_that_all_blocks_share(n: int, weak: f
     assert peaks[-1] <= 0.2 * peaks[4]
 
 
-def test_a_ridge_of_nothing_is_hardly_ever_seen() -> None:
+def test_negligible_ridge_is_rarely_evaluated() -> None:
     for share in (0.0, 1e-320, 1e-20):
         stride, count = ridge_schedule(4, share)
         assert (stride > 10**12, count) == (True, 1)
 
 
 @pytest.mark.parametrize("ridge", [1e-6, 1e-4, 1e-3, 0.1])
-def test_a_weak_ridge_is_seen_seldom(ridge: float) -> None:
+def test_weak_ridge_is_rarely_evaluated(ridge: float) -> None:
     """Check that a round takes at most half of the time in which the ridge would act."""
     options = solver_settings(ridge=ridge, damping=1e-2)
     case = grid_case(4, operator(bandwidth=0.5), options)
@@ -411,7 +420,7 @@ def test_a_weak_ridge_is_seen_seldom(ridge: float) -> None:
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("ridge", [1e-5, 1e-4, 1e-3, 0.1, 10.0])
 @pytest.mark.parametrize("n_blocks", [1, 2, 8])
-def test_blocks_converge_to_the_ridge_solution(n_blocks: int, ridge: float) -> None:
+def test_blocks_converge_to_ridge_solution(n_blocks: int, ridge: float) -> None:
     """Check strong ridges, whose values are n_blocks steps old, and weak ones, whose values are
     older."""
     case = grid_case(n_blocks, operator(bandwidth=0.5), solver_settings(ridge=ridge))
@@ -421,14 +430,14 @@ def test_blocks_converge_to_the_ridge_solution(n_blocks: int, ridge: float) -> N
     assert max(losses) < 1.5 * losses[0]
 
 
-def test_too_many_rows_for_the_buffers_is_an_error() -> None:
+def test_more_rows_than_buffers_raise_an_error() -> None:
     case = make_case(operator(), "block")
     solver = case.solver()
     with pytest.raises(ValueError, match=r"shape|dimension|broadcast"):
         solver.step(solver.init(), Batch(rows(0, 30, 3), rows(1, 30, 2), np.arange(30)))
 
 
-def test_many_blocks_are_summed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_blocks_are_summed_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the bits equal those of a single sum."""
     weights = []
     for at_once in (16, 3):
@@ -443,7 +452,7 @@ def test_many_blocks_are_summed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.full
-def test_two_blocks_are_nearer_to_least_squares_the_shorter_the_steps(
+def test_shorter_steps_end_nearer_to_least_squares(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check that the distance is proportional to the step size, so falling steps lead to least
@@ -461,7 +470,7 @@ def test_two_blocks_are_nearer_to_least_squares_the_shorter_the_steps(
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("n_blocks", [8, 1])
-def test_minibatches_meet_a_realisable_target(
+def test_minibatches_reach_a_realisable_target(
     n_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that steps of full size reach the target up to rounding: the noise of the batches
@@ -478,7 +487,7 @@ def test_minibatches_meet_a_realisable_target(
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize(("n_blocks", "ridge"), [(1, 0.0), (1, 0.1), (8, 0.1)])
 @pytest.mark.parametrize("falls", [False, True])
-def test_minibatch_average_is_nearer_than_the_iterate(
+def test_average_is_nearer_than_last_iterate(
     n_blocks: int, ridge: float, falls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare predictions with the least-squares or ridge model of noisy targets. With falling
@@ -495,7 +504,7 @@ def test_minibatch_average_is_nearer_than_the_iterate(
     assert mean < 0.25 * float(np.linalg.norm(K_xz @ truth))
 
 
-def test_centers_without_rows_stay_at_the_ridge_solution() -> None:
+def test_centers_without_rows_stay_at_ridge_solution() -> None:
     """Check centers that only the ridge determines, equally in all blocks. With the rounds that a
     small ridge alone allows, the function was 80 there after 400 steps."""
     rng, p, n, ridge = np.random.default_rng(0), 160, 300, 3e-2

@@ -58,10 +58,10 @@ def attempt(
 
 
 @given(asked, shares)
-def test_what_is_returned_fits(case: tuple[ProblemShape, SolverConfig], share: float) -> None:
-    problem, wish = case
-    budget = int(share * planned(problem, wish, 10**16)[1].peak)
-    plan = attempt(problem, wish, budget)
+def test_planned_sizes_fit_budget(case: tuple[ProblemShape, SolverConfig], share: float) -> None:
+    problem, options = case
+    budget = int(share * planned(problem, options, 10**16)[1].peak)
+    plan = attempt(problem, options, budget)
     if plan is None:
         assert share < 1
         return
@@ -73,13 +73,13 @@ def test_what_is_returned_fits(case: tuple[ProblemShape, SolverConfig], share: f
 
 
 @given(asked, shares, shares)
-def test_more_memory_never_buys_less(
+def test_more_memory_never_gives_smaller_sizes(
     case: tuple[ProblemShape, SolverConfig], one: float, two: float
 ) -> None:
     """Check that more memory gives larger blocks, and for equal blocks larger batches."""
-    problem, wish = case
-    best = planned(problem, wish, 10**16)[1].peak
-    small, large = (attempt(problem, wish, int(s * best)) for s in sorted((one, two)))
+    problem, options = case
+    best = planned(problem, options, 10**16)[1].peak
+    small, large = (attempt(problem, options, int(s * best)) for s in sorted((one, two)))
     if small is None:
         return
     assert large is not None
@@ -100,9 +100,9 @@ def test_more_memory_never_buys_less(
 
 
 @given(asked)
-def test_sizes_agree_with_the_data(case: tuple[ProblemShape, SolverConfig]) -> None:
-    problem, wish = case
-    sizes, _ = planned(problem, wish, 10**16)
+def test_sizes_are_consistent_with_data(case: tuple[ProblemShape, SolverConfig]) -> None:
+    problem, options = case
+    sizes, _ = planned(problem, options, 10**16)
     n, fields = problem.n_rows, vars(sizes)
     assert 1 <= sizes.batch_size <= n
     if sizes.solver in ("direct", "falkon"):
@@ -126,20 +126,20 @@ def test_sizes_agree_with_the_data(case: tuple[ProblemShape, SolverConfig]) -> N
 @given(asked)
 def test_refusal_names_the_smallest_budget(case: tuple[ProblemShape, SolverConfig]) -> None:
     """Check that it suffices in its printed precision, and that 1 MiB or .1 GiB less does not."""
-    problem, wish = case
+    problem, options = case
     with pytest.raises(MemoryBudgetError) as caught:
-        planned(problem, wish, 1)
+        planned(problem, options, 1)
     assert isinstance(caught.value, MemoryError)
     found = re.search(r"the smallest plan needs ([\d.]+) (MiB|GiB)", str(caught.value))
     assert found is not None
     unit = MiB if found[2] == "MiB" else GiB
     step = MiB if unit == MiB else GiB // 10
     named = int(float(found[1]) * unit)
-    assert attempt(problem, wish, named + step) is not None
-    assert attempt(problem, wish, named - step - 1) is None
+    assert attempt(problem, options, named + step) is not None
+    assert attempt(problem, options, named - step - 1) is None
 
 
-def test_centers_that_are_not_the_rows_are_refused() -> None:
+def test_eigenpro2_refuses_centers_other_than_rows() -> None:
     with pytest.raises(ConfigError, match="solver='eigenpro2' needs every training row as a cent"):
         planned(PLAIN, solver_settings("eigenpro2"), 10**13)
 
@@ -186,7 +186,7 @@ def time_to_learn(problem: ProblemShape, b: int) -> tuple[float, float, float]:
 @pytest.mark.parametrize("d", [16, 784])
 @pytest.mark.parametrize("p", [500, 2000, 8000])
 @pytest.mark.parametrize("m", [None, 7])
-def test_block_is_there_the_soonest_or_a_quarter_of_the_run(
+def test_block_size_minimises_time_or_a_quarter_of_the_run(
     m: int | None, p: int, d: int, epochs: int
 ) -> None:
     problem = replace(PLAIN, n_rows=10 * p, p=p, d=d, epochs=epochs, c=1, width=d + 2, batch_size=m)
@@ -206,7 +206,7 @@ def test_block_is_there_the_soonest_or_a_quarter_of_the_run(
     )
 
 
-def test_the_reason_of_a_block_that_memory_decided() -> None:
+def test_memory_limited_block_is_explained() -> None:
     best = planned(PLAIN, solver_settings("block"), 10**13)
     less = best[1].peak * 2 // 3
     assert planned(PLAIN, solver_settings("block"), less)[0].block_size < best[0].block_size
@@ -220,10 +220,10 @@ def test_the_reason_of_a_block_that_memory_decided() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [solver_settings("block", block_size=200), solver_settings("direct")]
+    "options", [solver_settings("block", block_size=200), solver_settings("direct")]
 )
-def test_no_reason_for_sizes_that_are_set_or_are_none(wish: SolverConfig) -> None:
-    assert reason(replace(PLAIN, batch_size=64), wish, 10**13) is None
+def test_fixed_or_missing_sizes_have_no_explanation(options: SolverConfig) -> None:
+    assert reason(replace(PLAIN, batch_size=64), options, 10**13) is None
 
 
 # Fig. 6 of EP3: 60 000 centers and noisy images, with the bytes of a point on tensor cores.
@@ -235,7 +235,7 @@ def on_device(problem: ProblemShape, precision: str) -> ProblemShape:
 
 
 @given(problems(), st.sampled_from(PRECISIONS))
-def test_a_device_takes_no_smaller_batch_and_no_more_than_critical(
+def test_device_batch_lies_between_cpu_and_critical_batch(
     problem: ProblemShape, precision: str
 ) -> None:
     """Check by brute force over the allowed powers of two that progress m / (1 + m / critical) in a
@@ -255,7 +255,7 @@ def test_a_device_takes_no_smaller_batch_and_no_more_than_critical(
         assert worthwhile_batch(problem, b, 1e9) == least
 
 
-def test_the_batch_of_a_device_for_sixty_thousand_centers() -> None:
+def test_device_batch_for_sixty_thousand_centers() -> None:
     """Check by hand: H takes 124 b, and a row 428 + 2 d + 6 c = 2056, of which "high" takes 0.24 *
     2 d. So h is 3618 and 8611, and sqrt(p h) is 14 700 and 22 700."""
     for precision, m, b in (("exact", 16_384, 60_000), ("high", 16_384, 60_000)):
@@ -268,46 +268,48 @@ def test_the_batch_of_a_device_for_sixty_thousand_centers() -> None:
     assert on_cpu.batch_size == 4096
 
 
-def test_setup_lowers_the_batch_of_a_device_to_what_is_worthwhile() -> None:
+def test_setup_lowers_device_batch_to_optimum() -> None:
     """Check that it is lowered to sqrt(critical h), h = 8611, but not below that of a CPU, and not
     if it is set."""
-    device, wish = on_device(LARGE, "high"), solver_settings("block")
-    sizes = planned(device, wish, 70 * GiB)[0]
+    device, options = on_device(LARGE, "high"), solver_settings("block")
+    sizes = planned(device, options, 70 * GiB)[0]
     for critical, m in ((1e9, 16_384), (60_000, 16_384), (8000, 8192), (2000, 4096), (1, 4096)):
         assert measured_batch(device, sizes, critical) == m
         assert measured_batch(replace(device, batch_size=9), sizes, critical) == 16_384
-    small = planned(LARGE, wish, 70 * GiB)[0]
+    small = planned(LARGE, options, 70 * GiB)[0]
     assert measured_batch(LARGE, small, 1.0) == small.batch_size == 4096
 
 
-def test_a_block_is_worth_more_than_the_batch_of_a_device() -> None:
+def test_block_has_priority_over_device_batch() -> None:
     """Check that with less memory the batch falls to that of a CPU before the block becomes
     smaller."""
-    device, wish = on_device(LARGE, "high"), solver_settings("block")
+    device, options = on_device(LARGE, "high"), solver_settings("block")
     small = replace(device, costs=replace(device.costs, most_rows=4096))
     budgets = [k * GiB for k in (20, 8, 7, 5, 4)]
-    taken = [planned(device, wish, budget)[0] for budget in budgets]
+    taken = [planned(device, options, budget)[0] for budget in budgets]
     assert [sizes.batch_size for sizes in taken] == [16_384, 16_384, 8192, 8192, 4096]
     for sizes, budget in zip(taken, budgets, strict=True):
-        assert sizes.block_size == planned(small, wish, budget)[0].block_size
-    why = str(reason(device, wish, 4 * GiB))
+        assert sizes.block_size == planned(small, options, budget)[0].block_size
+    why = str(reason(device, options, 4 * GiB))
     assert "batch_size: the largest that fits the memory; with more it would be 16384" in why
 
 
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2"])
-def test_some_methods_need_every_row(solver: str) -> None:
+def test_in_place_methods_need_every_row(solver: str) -> None:
     problem = replace(PLAIN, n_rows=10_000)
     sizes, buffers = planned(problem, solver_settings(solver), 10**13)
     assert find(solver, "kernel").in_place
     if solver == "eigenpro1":
         assert (sizes.batch_size, sizes.n_sample, sizes.level) == (256, 4800, 160)
-    assert not any("K(Z, Z)" in what or "K(X, Z)" in what for _, what, _ in buffers.lines)
+    assert not any(
+        "K(Z, Z)" in buffer_name or "K(X, Z)" in buffer_name for _, buffer_name, _ in buffers.lines
+    )
 
 
 @pytest.mark.parametrize(
     ("blocks", "batch", "due"), [(4, 4096, 1 / 2), (64, 65536, 2), (128, 8192, 1), (128, 65536, 4)]
 )
-def test_a_plan_counts_the_blocks_of_the_ridge(blocks: int, batch: int, due: float) -> None:
+def test_plan_counts_ridge_blocks(blocks: int, batch: int, due: float) -> None:
     """Check that more blocks are counted if there are many, but at most a batch."""
     b = 8192
     problem = replace(PLAIN, p=blocks * b, n_rows=1 << 20, epochs=1, finds_ridge=True)

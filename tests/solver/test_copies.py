@@ -43,17 +43,17 @@ def share(own: float, common: float, n: int = 600, weights: bool = False) -> flo
 
 
 @pytest.mark.parametrize("weights", [False, True])
-def test_noise_in_common_and_of_each_copy(weights: bool) -> None:
+def test_intraclass_correlation_reflects_shared_noise(weights: bool) -> None:
     assert share(0.0, 0.5, weights=weights) > 0.7
     assert share(1.0, 0.0, weights=weights) < 0.2
     assert 0.1 < share(0.5, 0.5, weights=weights) < 0.9
 
 
-def test_of_few_rows_nothing_is_said() -> None:
+def test_too_few_rows_have_zero_correlation() -> None:
     assert share(0.0, 0.5, n=MIN_ROWS_OF_COPIES - 1) == 0
 
 
-def test_where_no_center_reaches_a_row_nothing_is_said() -> None:
+def test_unreached_rows_have_zero_correlation() -> None:
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(200, 4)).astype(np.float32), np.ones((200, 1), np.float32)
     op = KernelOperator(Laplace(1e-3), Backend(threads=1), "exact", np.zeros(4, np.float32), None)
@@ -61,14 +61,14 @@ def test_where_no_center_reaches_a_row_nothing_is_said() -> None:
 
 
 @given(m=st.integers(1, 1000), copies=st.integers(1, 50), rho=st.floats(0, 1))
-def test_worth_is_that_of_the_variance_of_the_mean(m: int, copies: int, rho: float) -> None:
+def test_effective_sample_size_equals_variance_of_mean(m: int, copies: int, rho: float) -> None:
     noise = np.full((copies, copies), rho) + (1 - rho) * np.eye(copies)  # covariance of the copies
     assert effective_sample_size(m, m * copies, rho) == pytest.approx(m / noise.mean())
     assert m * (1 - 1e-9) <= effective_sample_size(m, m * copies, rho) <= m * copies * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("kind", ["copies", "epochs", "store"])
-def test_copies_of_noisy_targets_keep_the_ridge_of_the_rows(kind: str, tmp_path: Path) -> None:
+def test_copies_of_noisy_targets_keep_ridge_of_rows(kind: str, tmp_path: Path) -> None:
     """Check that copies need the ridge of the rows; as many new rows would need a smaller one."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 4)).astype(np.float32)
@@ -93,6 +93,6 @@ def test_copies_of_noisy_targets_keep_the_ridge_of_the_rows(kind: str, tmp_path:
     assert error < 1.1 * plain_error
 
 
-def test_no_more_rows_are_worth_anything_than_come() -> None:
+def test_effective_sample_size_is_bounded_by_sources() -> None:
     """Check a mixture whose epochs are shorter than its sources."""
     assert effective_sample_size(60_000, 1000, 1.0) == pytest.approx(1000)

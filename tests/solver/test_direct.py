@@ -30,7 +30,9 @@ from streamkern.stream.sources.transforms import GaussianNoise, Scale
 from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
-from tests.maths import (
+from tests.plans import PLAIN, solver_settings
+from tests.runs import CLASSES, array_source, arrays, finished, settings, stopped, stream
+from tests.solver_problems import (
     Array,
     Case,
     close,
@@ -41,8 +43,6 @@ from tests.maths import (
     problem_of,
     rows,
 )
-from tests.plans import PLAIN, solver_settings
-from tests.runs import CLASSES, array_source, arrays, finished, settings, stopped, stream
 
 KERNEL = ref.make_kernel("laplace", 2.0)
 DIRECT = {"solver.name": "direct"}
@@ -64,7 +64,7 @@ def case_with(Z: Array, precision: str = "float64", bandwidth: float = 2.0) -> C
     [("float64", 0.0), ("float64", 1e-4), ("float64", 0.1), ("float64", 10.0), ("exact", 0.0),
      ("exact", 1e-3)],
 )  # fmt: skip
-def test_it_is_least_squares(precision: str, ridge: float) -> None:
+def test_weights_equal_least_squares(precision: str, ridge: float) -> None:
     """Compare predictions up to the digits of the kernel values; sums in float32 would keep half of
     them."""
     case = make_case(operator(precision=precision), "direct", options=solver_settings(ridge=ridge))
@@ -81,7 +81,7 @@ def test_it_is_least_squares(precision: str, ridge: float) -> None:
 
 
 @given(cuts=st.lists(st.integers(1, 239), max_size=8), seed=st.integers(0, 99))
-def test_how_rows_come_in_batches_and_passes_does_not_matter(cuts: list[int], seed: int) -> None:
+def test_weights_do_not_depend_on_batches_and_passes(cuts: list[int], seed: int) -> None:
     """Check passes of any length; the loss of a pass is that of the weights from the passes
     before."""
     case = make_case(operator(), "direct")
@@ -98,7 +98,7 @@ def test_how_rows_come_in_batches_and_passes_does_not_matter(cuts: list[int], se
     np.testing.assert_allclose(loss.sum(axis=1), [expected, (Y**2).sum() / 20], rtol=1e-10)
 
 
-def test_in_the_middle_of_a_pass_the_weights_are_those_of_the_rows_so_far() -> None:
+def test_mid_pass_weights_fit_rows_so_far() -> None:
     case = make_case(operator(), "direct")
     solver = case.solver()
     state = solver.init()
@@ -124,7 +124,7 @@ def folds(case: Case) -> list[npt.NDArray[np.int64]]:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_ridge_is_measured_on_rows_that_did_not_train(weighted: bool) -> None:
+def test_ridge_is_chosen_on_held_out_rows(weighted: bool) -> None:
     """Compare the reported error with least squares on the other rows in float64, and the weights
     with those of all rows for this ridge. Half of the centers are rows."""
     case = make_case(operator(), "direct", options=solver_settings(), n_sums=1 + FOLDS)
@@ -158,19 +158,19 @@ def test_a_ridge_is_measured_on_rows_that_did_not_train(weighted: bool) -> None:
     close(K @ solver.weights(state), K @ truth, 1e-7)  # normal equations square the condition
 
 
-def test_a_killed_run_finds_the_same_ridge(tmp_path: Path) -> None:
+def test_killed_run_finds_the_same_ridge(tmp_path: Path) -> None:
     settings_of = {**DIRECT, "solver.ridge": "auto", "model.n_centers": 40}
-    whole = finished(settings(**settings_of), source=stream())
-    assert whole.ridge > 0
+    uninterrupted = finished(settings(**settings_of), source=stream())
+    assert uninterrupted.ridge > 0
     stopped(settings(tmp_path, **settings_of), 5, source=stream())
     again = finished(settings(tmp_path, **settings_of), source=stream())
-    assert again.ridge == whole.ridge
-    np.testing.assert_array_equal(again.model.weights, whole.model.weights)
+    assert again.ridge == uninterrupted.ridge
+    np.testing.assert_array_equal(again.model.weights, uninterrupted.model.weights)
     text = run_text(run_overview(tmp_path))
-    assert f"ridge         {whole.ridge:.5g}" in re.sub(r"ridge +", "ridge         ", text)
+    assert f"ridge         {uninterrupted.ridge:.5g}" in re.sub(r"ridge +", "ridge         ", text)
 
 
-def test_copies_of_a_row_train_and_measure_on_one_side() -> None:
+def test_copies_of_a_row_stay_on_one_side_of_split() -> None:
     """Check copies of noisy rows: with copies on both sides, the model would learn the noise, and
     no ridge would be found."""
     X, y = arrays(150)
@@ -181,7 +181,7 @@ def test_copies_of_a_row_train_and_measure_on_one_side() -> None:
     assert once.ridge / 5 < many.ridge < once.ridge * 5
 
 
-def test_rows_that_are_all_centers_say_nothing_of_a_ridge(tmp_path: Path) -> None:
+def test_rows_that_are_all_centers_use_noise_ridge(tmp_path: Path) -> None:
     """Check that the ridge then follows from the noise of the targets, unless a fifth of the rows
     are no centers."""
     found = finished(
@@ -200,7 +200,7 @@ def test_rows_that_are_all_centers_say_nothing_of_a_ridge(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("solver", ["block", "falkon"])
-def test_other_solvers_have_the_ridge_of_the_noise(solver: str, tmp_path: Path) -> None:
+def test_other_solvers_use_noise_ridge(solver: str, tmp_path: Path) -> None:
     """Check the ridge kappa sqrt(n / 135) / n for n different rows."""
     found = finished(
         settings(tmp_path, **{"solver.name": solver, "solver.ridge": "auto"}), source=array_source()
@@ -210,7 +210,7 @@ def test_other_solvers_have_the_ridge_of_the_noise(solver: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("solver", ["eigenpro4", "eigenpro1"])
-def test_solvers_without_a_ridge_take_none(solver: str, tmp_path: Path) -> None:
+def test_solvers_without_ridge_find_none(solver: str, tmp_path: Path) -> None:
     options = {"solver.name": solver, "solver.ridge": "auto"}
     if solver != "eigenpro4":
         options |= {"model.n_centers": "auto", "model.centers": "all"}
@@ -224,7 +224,7 @@ def test_solvers_without_a_ridge_take_none(solver: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("precision", "offset"), [("float64", 0.0), ("float64", 1e-12), ("exact", 0.0), ("exact", 1e-6)]
 )
-def test_equal_and_nearly_equal_centers(precision: str, offset: float) -> None:
+def test_equal_and_nearly_equal_centers_are_solved(precision: str, offset: float) -> None:
     """Check that predictions of these and other rows are as good as without them, in the precision
     of the run."""
     Z = rows(1, 24, 3)
@@ -243,7 +243,7 @@ def test_equal_and_nearly_equal_centers(precision: str, offset: float) -> None:
         close(op.product(x, solver.Z, alpha), KERNEL(X, Z) @ exact, limit)
 
 
-def test_near_duplicates_under_a_small_bandwidth_in_float32() -> None:
+def test_near_duplicates_with_small_bandwidth_in_float32() -> None:
     """Compare with least squares on the centers without them, up to the rounding of the kernel.
 
     Squared distances are off by eps (|x|^2 + |z|^2) / bandwidth^2, 3e-4 here, and a kernel with a
@@ -284,22 +284,22 @@ def doubled(**overrides: Any) -> tuple[RunConfig, Array]:
 
 @pytest.mark.parametrize("features", ["kernel", "nystrom"])
 @pytest.mark.parametrize("precision", ["float64", "exact"])
-def test_a_run_without_a_ridge_warns_of_singular_equations(
+def test_run_without_ridge_warns_of_singular_equations(
     precision: str, features: str, tmp_path: Path
 ) -> None:
     """Check that there is one warning, although two passes find them, and that the log has both."""
     names = {"run.precision": precision, "model.features": features, "run.run_dir": str(tmp_path)}
     config, centers = doubled(**names)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("default")
         finished(config, source=stream(), centers=centers)
-    [one] = said
+    [one] = message
     assert re.search(SINGULAR.format("centers"), str(one.message))
     passes = [e for e in read_log(tmp_path / "log.jsonl") if e["event"] == "pass"]
     assert [e["note"] for e in passes] == [str(one.message)] * 2
 
 
-def test_so_does_a_run_with_too_few_rows_for_its_features() -> None:
+def test_run_with_fewer_rows_than_features_warns() -> None:
     names = {"model.features": "fourier", "model.n_features": 16, "model.n_centers": "auto"}
     names |= {"data.batch_size": 10, "solver.ridge": 0.0}
     with pytest.warns(UserWarning, match=SINGULAR.format("features")):
@@ -307,22 +307,22 @@ def test_so_does_a_run_with_too_few_rows_for_its_features() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float64", "exact"])
-def test_with_a_ridge_or_other_centers_nothing_is_said(precision: str, tmp_path: Path) -> None:
+def test_regular_equations_give_no_warning(precision: str, tmp_path: Path) -> None:
     """Check that there is no warning, and no note in the log."""
     for ridge, every in ((1e-4, 1), (0.0, 2)):
-        place = tmp_path / str(every)
+        path = tmp_path / str(every)
         config, centers = doubled(
-            **{"run.precision": precision, "solver.ridge": ridge, "run.run_dir": str(place)}
+            **{"run.precision": precision, "solver.ridge": ridge, "run.run_dir": str(path)}
         )
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as message:
             warnings.simplefilter("always")
             finished(config, source=stream(), centers=centers[::every])
-        assert not said
-        passes = [e for e in read_log(place / "log.jsonl") if e["event"] == "pass"]
+        assert not message
+        passes = [e for e in read_log(path / "log.jsonl") if e["event"] == "pass"]
         assert [e.get("note") for e in passes] == [None, None]
 
 
-def test_a_jitter_that_had_to_grow_is_said_whatever_the_pivots(
+def test_increased_jitter_is_always_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = make_case(operator(), "direct")
@@ -338,10 +338,10 @@ def test_a_jitter_that_had_to_grow_is_said_whatever_the_pivots(
 # --- what it refuses ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("what", "value"), [("X", np.nan), ("Y", np.inf), ("X", 1e9)])
-def test_sums_that_are_not_finite_or_zero_are_named(what: str, value: float) -> None:
+@pytest.mark.parametrize(("quantity", "value"), [("X", np.nan), ("Y", np.inf), ("X", 1e9)])
+def test_non_finite_or_zero_sums_are_named(quantity: str, value: float) -> None:
     case = make_case(operator(precision="exact"), "direct")
-    getattr(case, what)[slice(None) if value == 1e9 else 3] = value
+    getattr(case, quantity)[slice(None) if value == 1e9 else 3] = value
     solver = case.solver()
     with (
         pytest.raises(DivergenceError, match=r"'direct' .* of 240 rows: .*zero or not finite"),
@@ -350,7 +350,7 @@ def test_sums_that_are_not_finite_or_zero_are_named(what: str, value: float) -> 
         one_pass(case, solver, solver.init())
 
 
-def test_a_run_on_values_at_the_end_of_float32_is_as_good_as_any(tmp_path: Path) -> None:
+def test_targets_near_float32_limit_are_learned(tmp_path: Path) -> None:
     X, y = rows(0, 135, 5), rows(1, 135, 2)
     y[50] = 3e38
     source = ArraySource(X.astype(np.float32), y.astype(np.float32), unit_rows=16)
@@ -361,18 +361,18 @@ def test_a_run_on_values_at_the_end_of_float32_is_as_good_as_any(tmp_path: Path)
     close(result.model.weights, other.model.weights, 1e-4)
 
 
-def test_what_does_not_fit_names_the_alternative() -> None:
-    wish = solver_settings("direct")
-    needed = resolve(PLAIN, wish, 10**15)[2]
+def test_memory_error_names_alternative_solver() -> None:
+    options = solver_settings("direct")
+    needed = resolve(PLAIN, options, 10**15)[2]
     assert needed.peak > 2 * PLAIN.p**2 * 8
     with pytest.raises(MemoryBudgetError, match=re.escape("use solver='auto' instead of 'dir")):
-        resolve(PLAIN, wish, PLAIN.p**2 * 8)
+        resolve(PLAIN, options, PLAIN.p**2 * 8)
 
 
 # --- runs ---------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_in_mid_pass_holds_a_model(tmp_path: Path) -> None:
+def test_mid_pass_checkpoint_contains_model(tmp_path: Path) -> None:
     """Check that it holds the model of the evaluation at this step."""
     test = array_source(40, 5)
     stopped(settings(tmp_path, **DIRECT), 5, source=stream(), test=test)
@@ -384,7 +384,7 @@ def test_a_checkpoint_in_mid_pass_holds_a_model(tmp_path: Path) -> None:
     assert metrics["mse"] == last["test_mse"] < 0.2
 
 
-def test_rows_that_come_again_are_read_once(tmp_path: Path) -> None:
+def test_repeated_rows_are_read_once(tmp_path: Path) -> None:
     """Check scaled rows and several sources; the rows of a generator may change, so they are read
     again."""
     X, y = arrays()

@@ -13,7 +13,8 @@ from streamkern.basics.errors import DivergenceError
 from streamkern.solver.base import Solver, State
 from streamkern.solver.method import Setup
 from tests import reference as ref
-from tests.maths import (
+from tests.plans import solver_settings
+from tests.solver_problems import (
     RIDGED,
     SOLVERS,
     Array,
@@ -23,7 +24,6 @@ from tests.maths import (
     operator,
     rows,
 )
-from tests.plans import solver_settings
 
 KERNEL = ref.make_kernel("laplace", 2.0)
 
@@ -39,7 +39,7 @@ def eigenpro_reference(case: Case, **options: Any) -> ref.EigenProReference:
 
 @pytest.mark.parametrize("tile", [(512, 1024), (7, 5)])
 @pytest.mark.parametrize("period", [1, 2, 5])
-def test_steps_follow_the_reference(period: int, tile: tuple[int, int]) -> None:
+def test_steps_equal_the_reference(period: int, tile: tuple[int, int]) -> None:
     """Check batches of two sizes, each with its own step; the last period is shorter."""
     options = solver_settings(step_scale=0.9)
     case = make_case(operator(tile=tile), "eigenpro3", options=options)
@@ -96,7 +96,7 @@ def test_step_size_is_measured_on_fresh_rows() -> None:
     assert case.m == int(min(20, leverage / lambda_1 + 1))
 
 
-def test_setup_lowers_the_batch_to_the_critical_one_and_lengthens_the_period() -> None:
+def test_setup_lowers_batch_to_critical_and_lengthens_period() -> None:
     case = make_case(operator(), "eigenpro4", batch_size=200)
     leverage, lambda_1 = measured(case)
     assert case.m == int(leverage / lambda_1 + 1) < 200
@@ -105,7 +105,7 @@ def test_setup_lowers_the_batch_to_the_critical_one_and_lengthens_the_period() -
 
 
 @pytest.mark.parametrize("name", ["eigenpro2", "eigenpro3", "eigenpro4"])
-def test_a_batch_that_was_set_is_lowered_with_a_warning(name: str) -> None:
+def test_given_batch_is_lowered_with_warning(name: str) -> None:
     with pytest.warns(UserWarning, match=f"batch_size=200 is lowered to .* solver='{name}'"):
         make_case(operator(), name, batch_size=200, set_batch_size=200)
 
@@ -114,7 +114,7 @@ def test_a_batch_that_was_set_is_lowered_with_a_warning(name: str) -> None:
 
 
 @pytest.mark.parametrize("tile", [(512, 1024), (7, 50)])
-def test_eigenpro_2_follows_the_reference(tile: tuple[int, int]) -> None:
+def test_eigenpro2_equals_the_reference(tile: tuple[int, int]) -> None:
     case = make_case(operator(tile=tile), "eigenpro2")
     assert case.sample_rows is not None
     solver = case.solver()
@@ -187,9 +187,7 @@ def same_bits(a: State, b: State) -> None:
     [(name, 0.0) for name in sorted(SOLVERS)]
     + [(name, 0.1) for name in ("blocks", "sgd", "sgd, nystrom", "eigenpro1, fourier")],
 )
-def test_restored_at_any_step_the_run_goes_on_with_the_same_bits(
-    name: str, ridge: float, precision: str
-) -> None:
+def test_restored_solver_continues_with_same_bits(name: str, ridge: float, precision: str) -> None:
     """Restore a solver from host copies of the setup on a new backend, as after a kill.
 
     Begins behind a back-off, which is part of the state too.
@@ -221,7 +219,7 @@ def test_restored_at_any_step_the_run_goes_on_with_the_same_bits(
 
 
 @pytest.mark.parametrize("name", STEPLESS)
-def test_what_has_no_step_size_is_not_backed_off(name: str) -> None:
+def test_solver_without_step_size_is_not_backed_off(name: str) -> None:
     case = make_case(operator(), name)
     solver = case.solver()
     state = solver.init()
@@ -230,7 +228,7 @@ def test_what_has_no_step_size_is_not_backed_off(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SOLVERS.keys() - set(STEPLESS)))
-def test_back_off_forgets_what_was_pending(name: str) -> None:
+def test_back_off_discards_pending_state(name: str) -> None:
     case = make_case(
         operator(), name, options=solver_settings(ridge=0.1 if "b" in name[:1] else 0.0)
     )
@@ -251,7 +249,7 @@ def test_back_off_forgets_what_was_pending(name: str) -> None:
 
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", sorted(SOLVERS))
-def test_tile_shape_changes_rounding_only(name: str) -> None:
+def test_tile_shape_changes_only_rounding(name: str) -> None:
     """Check also the number of parts of the centers, whose tiles are summed."""
     alphas = []
     for tile in ((512, 1024), (5, 24), (3, 7)):
@@ -268,7 +266,7 @@ def test_tile_shape_changes_rounding_only(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("name", sorted(SOLVERS))
-def test_same_bits_on_any_number_of_threads(name: str) -> None:
+def test_bits_do_not_depend_on_threads(name: str) -> None:
     found = []
     for threads in (1, 3):
         with Backend(threads) as backend:

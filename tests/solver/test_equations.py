@@ -14,9 +14,9 @@ from streamkern.solver.direct import Direct
 from streamkern.solver.equations import on_grid, outputs_by_ridge
 from streamkern.stream.sources.arrays import ArraySource
 from tests import reference as ref
-from tests.maths import problem_of, replace, rows
 from tests.plans import solver_settings
 from tests.runs import finished, settings, stopped
+from tests.solver_problems import problem_of, replace, rows
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -31,7 +31,7 @@ PLAIN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("p", [40, 300])
-def test_each_output_has_the_model_of_itself_alone(p: int) -> None:
+def test_each_output_equals_its_separate_model(p: int) -> None:
     """Check that each output has its own search, with ridges rounded to quarter powers of ten, and
     the least-squares weights of this ridge up to rounding."""
     options: dict[str, Any] = PLAIN | {"n_centers": p}
@@ -51,7 +51,7 @@ def test_each_output_has_the_model_of_itself_alone(p: int) -> None:
         np.testing.assert_allclose(values[:, k] - Y[:, k].mean(), truth, atol=1e-6 * np.ptp(truth))
 
 
-def test_labels_and_classes_share_one() -> None:
+def test_labels_and_classes_share_one_ridge() -> None:
     """Check that classes share a ridge, because their values are compared with each other and sum
     to 1."""
     y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 1)
@@ -62,7 +62,7 @@ def test_labels_and_classes_share_one() -> None:
     assert "ridges" not in fixed.report_
 
 
-def test_standard_deviations_are_those_of_each_ridge() -> None:
+def test_standard_deviations_use_ridge_of_each_output() -> None:
     """Check that all outputs have the jitter that the smallest ridge needs, 2e-4 of k(x, x), where
     a single output has 1e-10."""
     both = KernelRegressor(posterior=True, n_centers=60, **PLAIN).fit(X, Y)
@@ -75,32 +75,30 @@ def test_standard_deviations_are_those_of_each_ridge() -> None:
 
 
 @pytest.mark.parametrize("p", [40, 300])
-def test_a_killed_run_ends_with_the_same_and_a_saved_model_knows_them(
-    p: int, tmp_path: Path
-) -> None:
+def test_killed_run_and_saved_model_keep_ridges(p: int, tmp_path: Path) -> None:
     options = {"solver.name": "direct", "solver.ridge": "auto", "model.n_centers": p}
     source = ArraySource(X.astype(np.float32), Y.astype(np.float32), unit_rows=16)
-    whole = finished(settings(**options), source=source)
+    uninterrupted = finished(settings(**options), source=source)
     stopped(settings(tmp_path / "run", **options), 3, source=source, test=source)
     again = finished(settings(tmp_path / "run", **options), source=source)
-    assert whole.ridges is not None
-    assert len(set(whole.ridges)) > 1
-    np.testing.assert_array_equal(again.ridges, whole.ridges)
-    np.testing.assert_array_equal(again.model.weights, whole.model.weights)
+    assert uninterrupted.ridges is not None
+    assert len(set(uninterrupted.ridges)) > 1
+    np.testing.assert_array_equal(again.ridges, uninterrupted.ridges)
+    np.testing.assert_array_equal(again.model.weights, uninterrupted.model.weights)
     loaded = streamkern.load(tmp_path / "run")
-    assert loaded.report_["ridges"] == list(whole.ridges)
+    assert loaded.report_["ridges"] == list(uninterrupted.ridges)
     loaded.save(tmp_path / "saved")
-    assert streamkern.load(tmp_path / "saved").report_["ridges"] == list(whole.ridges)
+    assert streamkern.load(tmp_path / "saved").report_["ridges"] == list(uninterrupted.ridges)
 
 
-def test_ridges_are_grouped() -> None:
+def test_outputs_are_grouped_by_ridge() -> None:
     ridges = on_grid([1e-3, 1.2e-3, 0, 5e-2, 1e-3])
     np.testing.assert_allclose(ridges, [1e-3, 1e-3, 0, 10**-1.25, 1e-3])
     groups = [(ridge, outputs.tolist()) for ridge, outputs in outputs_by_ridge(ridges)]
     assert [outputs for _, outputs in groups] == [[2], [0, 1, 4], [3]]
 
 
-def test_the_time_of_their_factors_is_planned() -> None:
+def test_time_of_several_factors_is_planned() -> None:
     problem = replace(problem_of(rows(0, 500, 3), 9, cycled=2000), n_rows=2000, finds_ridge=True)
     several = replace(problem, several_targets=True)
     sizes = Direct().plan(problem, solver_settings(), 1 << 40)[0]

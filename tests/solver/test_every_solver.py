@@ -20,15 +20,15 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from tests import reference as ref
-from tests.maths import Array
 from tests.runs import METHODS, array_source, arrays, finished, settings, stream
+from tests.solver_problems import Array
 
 # -- threads and chunks ---------------------------------------------------------------------------
 
 
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_has_the_same_bits_on_any_number_of_threads(method: str) -> None:
+def test_bits_of_run_do_not_depend_on_threads(method: str) -> None:
     weights = [
         finished(
             settings(**METHODS[method], **{"run.threads": n, "data.prefetch_threads": n}),
@@ -40,7 +40,7 @@ def test_a_run_has_the_same_bits_on_any_number_of_threads(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["direct", "direct, fourier", "direct, nystrom", "falkon"])
-def test_how_the_stream_is_cut_changes_rounding_only(method: str) -> None:
+def test_chunks_and_batches_change_only_rounding(method: str) -> None:
     """Check solvers that sum over a pass; for the others, chunks and batches determine the order of
     the steps.
 
@@ -207,7 +207,7 @@ def fourier_reference(Z: Array) -> float:
 
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", RIDGED)
-def test_float32_ends_at_the_exact_ridge_solution_on_crowded_centers(name: str) -> None:
+def test_float32_reaches_ridge_solution_on_crowded_centers(name: str) -> None:
     """Check within a twentieth of its test error; the rest is the noise of the last steps.
 
     In float32, K(Z, Z) of this problem has eigenvalues down to -1e-4, as the Laplace kernel takes
@@ -226,7 +226,7 @@ def test_float32_ends_at_the_exact_ridge_solution_on_crowded_centers(name: str) 
 
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", PLAIN)
-def test_float32_does_no_harm_without_a_ridge_on_crowded_centers(name: str) -> None:
+def test_float32_without_ridge_is_harmless_on_crowded_centers(name: str) -> None:
     """Check that the error is within a twentieth of that in float64, and less than twice that of
     the exact solution.
 
@@ -242,9 +242,7 @@ def test_float32_does_no_harm_without_a_ridge_on_crowded_centers(name: str) -> N
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 @pytest.mark.parametrize("name", ["direct", "direct, nystrom"])
-def test_direct_without_a_ridge_says_that_crowded_centers_harm_it(
-    name: str, precision: str
-) -> None:
+def test_direct_without_ridge_warns_on_crowded_centers(name: str, precision: str) -> None:
     """Check that it warns and does not stop early, although predicting zero is better."""
     with pytest.warns(UserWarning, match=r"160 centers are singular .* give solver.ridge"):
         error = trained(RIDGED[name] | {"solver.ridge": 0.0}, precision)[0]
@@ -285,7 +283,7 @@ def mistakes(solver: str) -> list[tuple[str, Any, str]]:
         if name not in solver_options(solver):
             found.append((f"solver.{name}", fine, f"not defined for solver '{solver}'; leave it "))
         else:
-            found += [(f"solver.{name}", value, words) for value, words in wrong]
+            found += [(f"solver.{name}", value, message) for value, message in wrong]
     if solver == "eigenpro1":
         found.append(("solver.ridge", 0.1, "not defined for solver 'eigenpro1' on a kernel; set"))
         found.append(("solver.damping", 1.5, "must be at most 1"))
@@ -300,14 +298,14 @@ def mistakes(solver: str) -> list[tuple[str, Any, str]]:
     ("solver", "name", "value", "words"),
     [(solver, *mistake) for solver in BY_NAME for mistake in mistakes(solver)],
 )
-def test_a_setting_out_of_range_is_named_with_its_range(
+def test_setting_out_of_range_is_refused_with_range(
     solver: str, name: str, value: Any, words: str
 ) -> None:
     plain = {"solver.name": solver, "model.n_centers": METHODS[solver].get("model.n_centers", 60)}
     with pytest.raises(ConfigError) as caught:
         open_run(settings(**(plain | {name: value})), RunInputs(array_source()))
-    said = str(caught.value)
-    assert "\n" not in said
-    assert re.search(words, said)
-    assert name.partition(".")[2] in said
-    assert str(value).lower() in said or name == "solver.warm_start"  # a URL may tell too much
+    message = str(caught.value)
+    assert "\n" not in message
+    assert re.search(words, message)
+    assert name.partition(".")[2] in message
+    assert str(value).lower() in message or name == "solver.warm_start"  # a URL may tell too much

@@ -23,17 +23,6 @@ from streamkern.stream.sources.transforms import GaussianNoise, MixUp
 from streamkern.train import trainer
 from streamkern.train.online import Online
 from tests import reference as ref
-from tests.maths import (
-    Array,
-    Case,
-    close,
-    computed,
-    make_case,
-    one_pass,
-    operator,
-    rows,
-    small_sizes,
-)
 from tests.plans import solver_settings
 from tests.runs import (
     array_source,
@@ -44,6 +33,17 @@ from tests.runs import (
     latest_step,
     settings,
     stream,
+)
+from tests.solver_problems import (
+    Array,
+    Case,
+    close,
+    computed,
+    make_case,
+    one_pass,
+    operator,
+    rows,
+    small_sizes,
 )
 
 KERNEL = ref.make_kernel("laplace", 2.0)
@@ -71,7 +71,7 @@ def conjugate_gradient(A: Array, b: Array, M: Array, alpha: Array, n: int) -> li
 
 @pytest.mark.parametrize("start", ["zero", "warm"])
 @pytest.mark.parametrize("ridge", [0.0, 1e-2])
-def test_iterates_are_those_of_conjugate_gradient(ridge: float, start: str) -> None:
+def test_iterates_equal_conjugate_gradient(ridge: float, start: str) -> None:
     case = falkon(ridge)
     solver = case.solver()
     first = rows(6, 24, 2) if start == "warm" else np.zeros((24, 2))
@@ -109,7 +109,7 @@ def converged(case: Case, passes: int = 60) -> tuple[Solver, State]:
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-4, 0.1])
-def test_it_ends_where_least_squares_is(ridge: float) -> None:
+def test_falkon_converges_to_least_squares(ridge: float) -> None:
     case = falkon(ridge)
     _, state = converged(case)
     K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
@@ -119,7 +119,7 @@ def test_it_ends_where_least_squares_is(ridge: float) -> None:
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 @pytest.mark.parametrize("bandwidth", [2.0, 0.05])
-def test_near_duplicates_in_float32_do_no_harm(bandwidth: float, ridge: float) -> None:
+def test_near_duplicates_in_float32_are_harmless(bandwidth: float, ridge: float) -> None:
     """Check that predictions stay of the size of the targets, and improve in every pass."""
     X = rows(0, 240, 3)
     Z = np.concatenate([X[:12], X[:12] + 1e-7, X[:12], X[:12] + 1e-4])
@@ -139,7 +139,7 @@ def test_near_duplicates_in_float32_do_no_harm(bandwidth: float, ridge: float) -
     assert losses[-1] < 1.02 * min(losses)
 
 
-def test_units_of_the_kernel_do_not_matter() -> None:
+def test_falkon_does_not_depend_on_kernel_scale() -> None:
     """Check a linear kernel on rows scaled by 2^20 or 2^-20, for which every number changes by a
     power of 2.
 
@@ -161,7 +161,7 @@ def test_units_of_the_kernel_do_not_matter() -> None:
         np.testing.assert_array_equal(alpha, found[0])
 
 
-def test_an_output_of_zeros_stays_zero() -> None:
+def test_zero_output_stays_zero() -> None:
     case = falkon(1e-3)
     case.Y = np.stack([case.Y[:, 0], np.zeros(240)], axis=1)
     _, state = converged(case)
@@ -174,7 +174,7 @@ def test_an_output_of_zeros_stays_zero() -> None:
     assert "converged in 0 iterations" in str(solver.finished(state))
 
 
-def test_values_that_are_not_finite_are_named() -> None:
+def test_non_finite_values_are_named() -> None:
     case = falkon(1e-3)
     case.Y[3] = np.inf
     solver = case.solver()
@@ -191,9 +191,7 @@ FALKON = {"solver.name": "falkon", "solver.ridge": 1e-3, "data.epochs": 30}
 
 
 @pytest.mark.parametrize("name", ["falkon", "block"])
-def test_every_pass_brings_the_same_virtual_samples(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_pass_has_same_augmented_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that batches are the same too, because mix-up takes its partners from them. Other
     solvers see new samples."""
     solver = {"falkon": FalkonSolver, "block": BlockSolver}[name]
@@ -212,7 +210,7 @@ def test_every_pass_brings_the_same_virtual_samples(
     assert (passes[0] == passes[1] == passes[2]) == (name == "falkon")
 
 
-def test_it_stops_when_it_has_converged_and_says_so(tmp_path: Path) -> None:
+def test_falkon_stops_and_reports_convergence(tmp_path: Path) -> None:
     config, test = settings(tmp_path, **FALKON), array_source(40, 5)
     result = finished(config, source=stream(), test=test)
     passes = result.samples // 135
@@ -229,7 +227,7 @@ def test_it_stops_when_it_has_converged_and_says_so(tmp_path: Path) -> None:
     assert len(read_log(tmp_path / "log.jsonl")) <= len(log) + 2
 
 
-def test_killed_between_the_last_pass_and_the_end(
+def test_kill_after_last_pass_resumes_without_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the checkpoint after the last pass records that no other pass is needed."""
@@ -272,7 +270,7 @@ VALUES = ArraySource(*(a.astype(np.float32) for a in arrays()))
 GIVEN = {"model.n_centers": "auto"}
 
 
-def test_a_warm_start_saves_iterations_and_ends_in_the_same_place(trained: Path) -> None:
+def test_warm_start_saves_iterations(trained: Path) -> None:
     """Check centers in another order, which are matched by their rows."""
     same = GIVEN | {"run.random_state": 5, "solver.tolerance": 1e-6}
     config = settings(**FALKON, **same)
@@ -296,7 +294,7 @@ def test_a_warm_start_saves_iterations_and_ends_in_the_same_place(trained: Path)
     ],
     ids=["moved", "fewer", "targets", "missing", "direct"],
 )
-def test_what_can_not_be_a_start_is_refused(
+def test_invalid_warm_start_is_refused(
     options: dict[str, Any], change: dict[str, Any], message: str, trained: Path
 ) -> None:
     options = {"source": stream(), "centers": CENTERS} | options
@@ -306,7 +304,7 @@ def test_what_can_not_be_a_start_is_refused(
 
 
 @pytest.mark.parametrize("epochs", [4, 10, 30])
-def test_heavy_tails_and_a_tiny_ridge_leave_a_sensible_model(epochs: int) -> None:
+def test_heavy_tails_and_tiny_ridge_give_finite_model(epochs: int) -> None:
     """Compare with least squares with this ridge. With the ridge alone in the preconditioner,
     rounding gave test errors of 1.4 to 1.6, 0.8 to 1.6 and 0.2 to 0.4 times the variance."""
     rng = np.random.default_rng(0)
@@ -320,7 +318,7 @@ def test_heavy_tails_and_a_tiny_ridge_leave_a_sensible_model(epochs: int) -> Non
     assert np.mean((values - y[450:]) ** 2) < 0.3 * y.var()
 
 
-def test_weights_whose_residual_has_grown_are_not_taken() -> None:
+def test_weights_with_larger_residual_are_rejected() -> None:
     case = falkon(ridge=1e-3)
     solver = case.solver()
     state = solver.init()

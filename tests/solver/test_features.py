@@ -24,9 +24,18 @@ from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
-from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
 from tests.plans import solver_settings
 from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream
+from tests.solver_problems import (
+    Array,
+    Case,
+    close,
+    computed,
+    make_case,
+    operator,
+    rows,
+    small_sizes,
+)
 
 KERNEL = ref.make_kernel("laplace", 2.0)
 
@@ -56,7 +65,7 @@ def features(X: Array, Z: Array) -> Array:
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLED))
-def test_the_spectral_measure_of_every_kernel(name: str) -> None:
+def test_spectral_measure_of_every_kernel_is_exact(name: str) -> None:
     """Check 50 000 draws within 5 standard errors; each cosine is at most 1, so one is at most 1 /
     sqrt(50 000)."""
     A, B = rows(0, 12, 3), rows(1, 12, 3)
@@ -68,7 +77,7 @@ def test_the_spectral_measure_of_every_kernel(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "laplace_l1"])
-def test_error_falls_as_one_over_the_root_of_their_number(name: str) -> None:
+def test_feature_error_decreases_as_inverse_square_root(name: str) -> None:
     """Check the slope of log error against log D over 8 seeds: -1/2 within 0.1."""
     A, B = rows(0, 20, 4), rows(1, 20, 4)
     kernel, truth = get_kernel(name, 3.0), SAMPLED[name](A, B, 3.0)
@@ -85,7 +94,7 @@ def test_error_falls_as_one_over_the_root_of_their_number(name: str) -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 1000))
-def test_the_operator_gives_the_columns(half: int, d: int, seed: int) -> None:
+def test_operator_evaluates_fourier_features(half: int, d: int, seed: int) -> None:
     """Check any number of columns, and that every row has norm 1."""
     Z = frequencies(get_kernel("laplace", 2.0), d, 2 * half, seed)
     assert Z.shape == (2 * half, d + 1)
@@ -102,7 +111,7 @@ def test_the_operator_gives_the_columns(half: int, d: int, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace_l1"])
 @pytest.mark.parametrize("shape", [(3,), (3, 2)])
-def test_a_metric_is_a_part_of_the_frequencies(name: str, shape: tuple[int, ...]) -> None:
+def test_metric_transforms_frequencies(name: str, shape: tuple[int, ...]) -> None:
     A, B, metric = rows(0, 8, 3), rows(1, 8, 3), rows(2, *shape)
     kernel = get_kernel(name, 1.7, metric=metric)
     phi = [features(X, frequencies(kernel, 3, 100_000, 1)) for X in (A, B)]
@@ -111,7 +120,7 @@ def test_a_metric_is_a_part_of_the_frequencies(name: str, shape: tuple[int, ...]
     assert np.abs(error).max() < 5 / math.sqrt(50_000)
 
 
-def test_frequencies_depend_on_the_seed_alone() -> None:
+def test_frequencies_depend_on_seed_only() -> None:
     one, two, other = (frequencies(builtin.Cauchy(2.0), 3, 10, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, two)
     assert not np.isclose(one[:, :-1], other[:, :-1]).any()
@@ -138,7 +147,7 @@ def explicit(case: Case) -> tuple[Array, Array, Array]:
 @pytest.mark.parametrize("ridge", [0.0, 0.05])
 @pytest.mark.parametrize("features", ["fourier", "nystrom"])
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1"])
-def test_steps_are_those_on_explicit_features(solver: str, features: str, ridge: float) -> None:
+def test_steps_equal_explicit_feature_iteration(solver: str, features: str, ridge: float) -> None:
     """Check w <- w - eta P (Phi^T (Phi w - Y) / m + ridge w), the algorithm of EP1, and its
     measured quantities."""
     options = solver_settings(ridge=ridge)
@@ -170,7 +179,7 @@ def test_steps_are_those_on_explicit_features(solver: str, features: str, ridge:
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.02])
-def test_direct_on_features_is_ridge_regression(ridge: float) -> None:
+def test_direct_on_features_equals_ridge_regression(ridge: float) -> None:
     case = make_case(operator(), "direct, fourier", options=solver_settings(ridge=ridge))
     solver, phi = case.solver(), explicit(case)[0]
     state, n = solver.init(), len(case.X)
@@ -181,24 +190,24 @@ def test_direct_on_features_is_ridge_regression(ridge: float) -> None:
     close(case.columns(case.X) @ state.alpha, phi @ w, 1e-6)
 
 
-def test_many_features_in_several_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_features_are_summed_in_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that products of the sample are summed over columns that are evaluated in parts."""
-    whole = make_case(operator(), "eigenpro1, fourier")
+    full = make_case(operator(), "eigenpro1, fourier")
     monkeypatch.setattr("streamkern.solver.linear.FEATURE_COLUMNS", 5)
     parts = make_case(operator(), "eigenpro1, fourier")
     for name in ("E", "D"):
-        close(parts.setup.arrays[name], whole.setup.arrays[name], 1e-7)
-    assert parts.setup.meta["rules"][0] == pytest.approx(whole.setup.meta["rules"][0])
+        close(parts.setup.arrays[name], full.setup.arrays[name], 1e-7)
+    assert parts.setup.meta["rules"][0] == pytest.approx(full.setup.meta["rules"][0])
 
 
-def test_nystrom_features_and_centers_are_one_model() -> None:
+def test_nystrom_features_equal_block_model() -> None:
     """Check that the block preconditioner uses the same norm of the weights."""
     case = make_case(operator(), "block")
     other = make_case(operator(), "block, nystrom").setup
     np.testing.assert_array_equal(other.arrays["H.0"], case.setup.arrays["H.0"])
 
 
-def test_features_that_see_no_row_are_refused() -> None:
+def test_features_that_vanish_on_all_rows_are_refused() -> None:
     op, far = operator(bandwidth=1e-3), 100 + rows(2, 60, 3)
     sizes = small_sizes("sgd", "nystrom", level=0)
     with pytest.raises(ConfigError, match="bandwidth is too small"):
@@ -211,7 +220,7 @@ FOURIER = {"model.features": "fourier", "model.n_centers": "auto", "model.n_feat
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_a_run_and_its_model(given: bool, tmp_path: Path) -> None:
+def test_run_stores_frequencies_with_model(given: bool, tmp_path: Path) -> None:
     """Check that its frequencies are stored with the run, and used for predictions."""
     config = settings(tmp_path, **METHODS["fourier"], **{"model.bandwidth": "auto"})
     if given:
@@ -258,32 +267,34 @@ def test_a_run_and_its_model(given: bool, tmp_path: Path) -> None:
         ({"solver.name": "eigenpro1", "solver.damping": 1.5}, "must be at most 1"),
     ],
 )
-def test_what_is_refused(overrides: dict[str, Any], message: str) -> None:
+def test_invalid_feature_settings_are_refused(overrides: dict[str, Any], message: str) -> None:
     width = {"model.bandwidth": "auto"} if overrides.get("model.kernel") == "polynomial" else {}
     with pytest.raises(ConfigError, match=message):
         finished(settings(**(width | overrides)), source=array_source())
 
 
-def test_centers_in_memory_are_no_frequencies() -> None:
+def test_given_centers_are_refused_with_features() -> None:
     with pytest.raises(ConfigError, match="has no centers; leave centers and n_centers out"):
         finished(settings(**FOURIER), source=array_source(), centers=np.zeros((4, 5)))
 
 
 @pytest.mark.parametrize("method", ["sgd", "eigenpro1", "block"])
 @pytest.mark.parametrize("name", ["fourier", "nystrom"])
-def test_the_plan_counts_what_features_need(name: str, method: str) -> None:
+def test_plan_counts_memory_of_features(name: str, method: str) -> None:
     overrides = {"model.features": name, "solver.name": method, "run.memory": "4 GiB"}
     if name == "fourier":
         overrides |= {"model.n_features": 80, "model.n_centers": "auto"}
     run = open_run(settings(**overrides), RunInputs(array_source()))
     run.backend.close()
     assert (run.sizes.solver, run.method.in_place) == (method, False)
-    squares = [what for _, what, size in run.buffers.lines if "L^-1" in what and size]
+    squares = [
+        buffer_name for _, buffer_name, size in run.buffers.lines if "L^-1" in buffer_name and size
+    ]
     assert len(squares) == (name == "nystrom" and method != "block")
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.3, 2.0])
-def test_the_spectral_measure_of_dispersal(gamma: float) -> None:
+def test_spectral_measure_of_dispersal_kernel(gamma: float) -> None:
     A, B = rows(0, 12, 3), rows(1, 12, 3)
     kernel = builtin.Dispersal(1.7, gamma)
     phi = [features(X, frequencies(kernel, 3, 100_000, 1)) for X in (A, B)]

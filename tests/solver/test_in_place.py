@@ -10,9 +10,18 @@ import streamkern as sk
 from streamkern.backend.batch import Batch
 from streamkern.solver.precondition.low_rank import build_extended
 from tests import reference as ref
-from tests.maths import Case, both, close, computed, make_case, operator, rows, small_sizes
 from tests.plans import solver_settings
 from tests.runs import METHODS, array_source, arrays, brute_force, finished, settings
+from tests.solver_problems import (
+    Case,
+    both,
+    close,
+    computed,
+    make_case,
+    operator,
+    rows,
+    small_sizes,
+)
 
 KERNEL = ref.make_kernel("laplace", 2.0)
 
@@ -28,7 +37,7 @@ def exact_case(name: str, n: int = 120, bandwidth: float = 2.0, **options: float
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.05])
-def test_sgd_in_three_lines(ridge: float) -> None:
+def test_sgd_equals_three_line_reference(ridge: float) -> None:
     case = make_case(operator(), "sgd", options=solver_settings(ridge=ridge))
     solver, alpha = case.solver(), np.zeros((240, 2))
     state, average = solver.init(), np.zeros((240, 2))
@@ -45,7 +54,7 @@ def test_sgd_in_three_lines(ridge: float) -> None:
         close(state.average, average)
 
 
-def test_step_of_sgd_is_that_of_the_kernel() -> None:
+def test_sgd_step_size_equals_kernel_bound() -> None:
     """Check that the bound is exact on all rows; a ridge counts as signal and as noise."""
     case = exact_case("sgd")
     top = np.linalg.eigvalsh(KERNEL(case.X, case.X) / len(case.X))[-1]
@@ -58,7 +67,7 @@ def test_step_of_sgd_is_that_of_the_kernel() -> None:
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.25])
-def test_eigenpro_1_is_the_iteration_of_the_paper(tau: float) -> None:
+def test_eigenpro1_equals_published_iteration(tau: float) -> None:
     """Check alpha -= eta P (K alpha - y) on a batch, with P = I - sum (1 - tau lam_q+1 / lam_i) e_i
     e_i^T.
 
@@ -81,7 +90,7 @@ def test_eigenpro_1_is_the_iteration_of_the_paper(tau: float) -> None:
         close(state.alpha, alpha, 1e-8)
 
 
-def test_eigenpro_1_from_a_sample_interpolates() -> None:
+def test_eigenpro1_from_a_sample_interpolates() -> None:
     op = operator(bandwidth=0.5)
     X, sample = rows(0, 240, 3), np.arange(0, 240, 4)
     case = make_case(op, "eigenpro1", batch_size=60)
@@ -98,7 +107,7 @@ def test_eigenpro_1_from_a_sample_interpolates() -> None:
 
 
 @pytest.mark.parametrize("s", [14, 40, 240])
-def test_extended_eigenfunctions(s: int) -> None:
+def test_extended_eigenfunctions_are_orthonormal(s: int) -> None:
     """Check that they span Nystrom's extension, are orthonormal, and have the Ritz values lam_i."""
     op, X = operator(), rows(0, 240, 3)
     P = build_extended(op, both(op, X), both(op, X[:s]), both(op, X), level=12)
@@ -115,15 +124,15 @@ def test_extended_eigenfunctions(s: int) -> None:
     close(np.sort(((K @ P.E) ** 2).sum(axis=0) / n)[::-1], ritz[:-1], 1e-7)
     # P = I - sum D psi psi^T has no eigenvalue below the damping that was asked for.
     root = scipy.linalg.sqrtm(K).real
-    whole = np.eye(n) - root @ P.E * P.D @ P.E.T @ root
-    assert np.linalg.eigvalsh(whole)[0] > 0
+    full = np.eye(n) - root @ P.E * P.D @ P.E.T @ root
+    assert np.linalg.eigvalsh(full)[0] > 0
     # Closer to the eigenvalues of all rows than those of the sample alone.
     truth = np.linalg.eigvalsh(K / n)[::-1][:q]
     if s < n:
         assert np.abs(ritz[:-1] - truth).sum() < np.abs(lam[:q] - truth).sum()
 
 
-def test_step_of_eigenpro_1_is_measured() -> None:
+def test_eigenpro1_step_size_is_measured() -> None:
     case = exact_case("eigenpro1")
     K, n = KERNEL(case.X, case.X), len(case.X)
     Q = K @ case.setup.arrays["E"]
@@ -135,7 +144,7 @@ def test_step_of_eigenpro_1_is_measured() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_eigenpro_1_leaves_out_functions_at_the_level_of_rounding(seed: int) -> None:
+def test_eigenpro1_excludes_functions_at_rounding_level(seed: int) -> None:
     """Check a smooth kernel in float32, for which steps chosen by float64 eigenvalues diverged."""
     X = np.random.default_rng(0).standard_normal((60, 3)).astype(np.float32)
     model = sk.KernelRegressor(
@@ -144,7 +153,7 @@ def test_eigenpro_1_leaves_out_functions_at_the_level_of_rounding(seed: int) -> 
     assert model.loss_curve_[-1] < 1
 
 
-def test_a_run_ends_at_kernel_ridge() -> None:
+def test_sgd_run_converges_to_kernel_ridge() -> None:
     """Check the path from settings to the model, in float32 and with averaging."""
     overrides = {"solver.ridge": 0.05, "data.epochs": 300, "data.batch_size": 135}
     result = finished(settings(**METHODS["sgd"], **overrides), source=array_source())

@@ -24,8 +24,8 @@ from streamkern.solver.kernel_ridge import KernelRidgeSolver as Solver
 from streamkern.solver.methods import resolve
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.online import Online
-from tests import maths
 from tests import reference as ref
+from tests import solver_problems
 from tests.plans import solver_settings
 from tests.runs import array_source, arrays, assert_same_bits, final, finished, settings, stopped
 
@@ -33,12 +33,12 @@ RIDGE = 1e-3
 ALL = {"model.n_centers": "auto", "model.centers": "all", "solver.name": "direct"}
 
 
-def case_of(ridge: float = RIDGE, precision: str = "float64") -> maths.Case:
-    op = maths.operator(precision=precision)
-    return maths.make_case(op, "direct, all rows", options=solver_settings(ridge=ridge))
+def case_of(ridge: float = RIDGE, precision: str = "float64") -> solver_problems.Case:
+    op = solver_problems.operator(precision=precision)
+    return solver_problems.make_case(op, "direct, all rows", options=solver_settings(ridge=ridge))
 
 
-def truth(case: maths.Case, rows: np.ndarray, w: np.ndarray, ridge: float) -> np.ndarray:
+def truth(case: solver_problems.Case, rows: np.ndarray, w: np.ndarray, ridge: float) -> np.ndarray:
     """Return the weights at `rows` with sample weights w, from the equations without square
     roots."""
     K = ref.laplace(case.X[rows], case.X[rows], 2.0)
@@ -49,7 +49,7 @@ def truth(case: maths.Case, rows: np.ndarray, w: np.ndarray, ridge: float) -> np
     return alpha
 
 
-def read(case: maths.Case, solver: Any, rows: np.ndarray, w: np.ndarray) -> State:
+def read(case: solver_problems.Case, solver: Any, rows: np.ndarray, w: np.ndarray) -> State:
     """Return the state after these rows with their sample weights."""
     state: State = solver.init()
     for at in range(0, len(rows), case.m):
@@ -59,18 +59,18 @@ def read(case: maths.Case, solver: Any, rows: np.ndarray, w: np.ndarray) -> Stat
 
 
 @pytest.mark.parametrize(("precision", "rtol"), [("float64", 1e-9), ("exact", 2e-3)])
-def test_weights_are_those_of_the_equations(precision: str, rtol: float) -> None:
+def test_weights_solve_the_equations(precision: str, rtol: float) -> None:
     case = case_of(precision=precision)
     solver = case.solver()
     state = solver.init()
     order = np.random.default_rng(0).permutation(240)
-    maths.one_pass(case, solver, state, order)
-    maths.close(state.alpha, truth(case, np.arange(240), np.ones(240), RIDGE), rtol)
+    solver_problems.one_pass(case, solver, state, order)
+    solver_problems.close(state.alpha, truth(case, np.arange(240), np.ones(240), RIDGE), rtol)
     assert solver.finished(state) is not None
 
 
 @given(seed=st.integers(0, 1000), n=st.integers(1, 240), ridge=st.floats(1e-8, 1))
-def test_rows_so_far_with_weights_that_may_be_zero(seed: int, n: int, ridge: float) -> None:
+def test_partial_rows_with_zero_weights_are_solved(seed: int, n: int, ridge: float) -> None:
     case, rng = case_of(ridge), np.random.default_rng(seed)
     rows = np.sort(rng.choice(240, n, replace=False))
     w = rng.integers(0, 3, n) * 0.5
@@ -82,7 +82,7 @@ def test_rows_so_far_with_weights_that_may_be_zero(seed: int, n: int, ridge: flo
     )
 
 
-def test_a_row_left_out_is_predicted_by_a_fit_to_all_others() -> None:
+def test_loo_prediction_equals_refit_without_row() -> None:
     """Check weights, some of them 0, and a separate ridge for an output."""
     case, rng = case_of(), np.random.default_rng(1)
     rows, w = np.arange(240), rng.integers(0, 3, 240) * 0.5
@@ -96,14 +96,14 @@ def test_a_row_left_out_is_predicted_by_a_fit_to_all_others() -> None:
     np.testing.assert_array_equal(origins, kept)
     np.testing.assert_allclose(Y, case.Y[kept], atol=1e-12)
     K = ref.laplace(case.X, case.X, 2.0)
-    for place in (0, 7, len(kept) - 1):
-        others = np.where(rows == kept[place], 0.0, w)
+    for location in (0, 7, len(kept) - 1):
+        others = np.where(rows == kept[location], 0.0, w)
         alike = [truth(case, rows, others, ridge) for ridge in solver.ridges]
         alpha = np.stack([a[:, k] for k, a in enumerate(alike)], axis=1)
-        np.testing.assert_allclose(F[place], K[kept[place]] @ alpha, atol=1e-7)
+        np.testing.assert_allclose(F[location], K[kept[location]] @ alpha, atol=1e-7)
 
 
-def test_a_row_is_left_out_together_with_its_copies() -> None:
+def test_copies_are_left_out_together() -> None:
     """Check that equal rows with other targets are not left out, nor more than `MOST_COPIES`
     copies."""
     rng = np.random.default_rng(2)
@@ -124,18 +124,18 @@ def test_a_row_is_left_out_together_with_its_copies() -> None:
         others = w.copy()
         others[own] = 0
         alpha = truth(case, np.arange(240), others, RIDGE)
-        place = int(np.flatnonzero(places == row)[0])
-        assert set(np.flatnonzero(origins == origins[place])) == set(own)
-        np.testing.assert_allclose(F[place], K[place] @ alpha, atol=1e-7, err_msg=str(row))
+        location = int(np.flatnonzero(places == row)[0])
+        assert set(np.flatnonzero(origins == origins[location])) == set(own)
+        np.testing.assert_allclose(F[location], K[location] @ alpha, atol=1e-7, err_msg=str(row))
 
 
-def test_the_factor_that_is_kept_leaves_rows_out_to_the_same_bits() -> None:
+def test_kept_factor_gives_same_loo_bits() -> None:
     case, found = case_of(), []
     for keeps in (False, True):
         solver = case.solver()
         solver.keeps_factor = keeps
         state = solver.init()
-        maths.one_pass(case, solver, state)
+        solver_problems.one_pass(case, solver, state)
         with patch.object(solver, "_factor_with", wraps=solver._factor_with) as factor:
             found.append(solver.left_out(state)[0])
             assert factor.call_count == (not keeps)
@@ -147,7 +147,7 @@ def test_the_factor_that_is_kept_leaves_rows_out_to_the_same_bits() -> None:
 @pytest.mark.slow
 @examples(max_examples=30)
 @given(seed=st.integers(0, 1000), ridge=st.floats(1e-6, 1), narrow=st.sampled_from([0.3, 2.0, 20]))
-def test_a_factor_in_float32_is_refined(seed: int, ridge: float, narrow: float) -> None:
+def test_float32_factor_is_refined(seed: int, ridge: float, narrow: float) -> None:
     """Check weights, some of them 0, and a separate ridge for an output."""
     rng, case = np.random.default_rng(seed), case_of(ridge, precision="exact")
     w, found = rng.integers(0, 3, 240) * 0.5, []
@@ -163,30 +163,30 @@ def test_a_factor_in_float32_is_refined(seed: int, ridge: float, narrow: float) 
     np.testing.assert_allclose(refined_left, wide_left, atol=1e-2 * np.abs(case.Y).max())
 
 
-def test_more_jitter_only_if_the_equations_have_no_solution() -> None:
+def test_jitter_grows_only_if_equations_are_unsolvable() -> None:
     """Check copies of rows without a ridge, for which a float32 factor needs a larger jitter."""
-    X = np.repeat(maths.rows(0, 120, 3), 2, axis=0).astype(np.float32)
+    X = np.repeat(solver_problems.rows(0, 120, 3), 2, axis=0).astype(np.float32)
     case = case_of(1e-9, precision="exact")
     case = replace(case, X=X, Z=X, Y=np.repeat(case.Y[:120], 2, axis=0))
     solvers = []
     for dtype in (np.float64, np.float32):
         solver = case.solver()
         solver.factor_dtype = np.dtype(dtype)
-        maths.one_pass(case, solver, state := solver.init())
+        solver_problems.one_pass(case, solver, state := solver.init())
         solvers.append((solver.jitter, ref.laplace(X, X, 2.0) @ state.average))
     (wide, F), (narrow, refined) = solvers
     assert narrow <= 10 * wide
     np.testing.assert_allclose(refined, F, atol=1e-2 * np.abs(case.Y).max())
 
 
-def test_float32_for_many_rows_that_need_no_posterior() -> None:
-    problem = maths.problem_of(maths.rows(0, 5000, 3), 2, cycled=5000)
-    problem = maths.replace(problem, rows_are_centers=True, p=NARROW_ROWS, itemsize=4)
+def test_float32_is_used_for_many_rows_without_posterior() -> None:
+    problem = solver_problems.problem_of(solver_problems.rows(0, 5000, 3), 2, cycled=5000)
+    problem = solver_problems.replace(problem, rows_are_centers=True, p=NARROW_ROWS, itemsize=4)
     for changes, dtype in (
         ({}, np.float32), ({"p": NARROW_ROWS - 1}, np.float64), ({"itemsize": 8}, np.float64),
         ({"posterior": True}, np.float64),
     ):  # fmt: skip
-        assert Direct.factor_dtype(maths.replace(problem, **changes)) == dtype
+        assert Direct.factor_dtype(solver_problems.replace(problem, **changes)) == dtype
 
 
 def polynomial(X: np.ndarray, Z: np.ndarray, _: float) -> np.ndarray:
@@ -198,9 +198,7 @@ def polynomial(X: np.ndarray, Z: np.ndarray, _: float) -> np.ndarray:
     [(ref.laplace, 200, 1e-4), (ref.laplace, 200, 1e-2), (ref.laplace, 800, 1e-4),
      (ref.laplace, 800, 1e-2), (polynomial, 400, 10.0)],
 )  # fmt: skip
-def test_rounding_shows_where_it_is_large_beside_the_residuals(
-    kernel: Any, n: int, tau: float
-) -> None:
+def test_rounding_bound_equals_simulated_rounding(kernel: Any, n: int, tau: float) -> None:
     """Compare the bound of the rule with rounded kernel values and weights in float64.
 
     Polynomial kernels have values far above 1, and so larger rounding errors.
@@ -215,25 +213,27 @@ def test_rounding_shows_where_it_is_large_beside_the_residuals(
     measured = np.linalg.norm(change) / np.linalg.norm(tau * alpha)
     bound = direct.ROUNDOFF * np.sqrt(n) * values / tau
     assert 0.01 * bound < measured < bound
-    problem = maths.replace(maths.problem_of(X, 1, cycled=n), rows_are_centers=True, p=n)
+    problem = solver_problems.replace(
+        solver_problems.problem_of(X, 1, cycled=n), rows_are_centers=True, p=n
+    )
     with patch.object(direct, "NARROW_ROWS", 1):
         assert Direct.rounding_shows(problem, tau / n, values) == (bound >= direct.MIN_ROUNDING)
         assert not (kernel is polynomial and Direct.rounding_shows(problem, tau / n))
 
 
-def test_without_a_ridge_it_goes_through_all_targets() -> None:
+def test_zero_ridge_interpolates_targets() -> None:
     case = case_of(0.0)
     solver = case.solver()
     state = solver.init()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        maths.one_pass(case, solver, state)
+        solver_problems.one_pass(case, solver, state)
     np.testing.assert_allclose(ref.laplace(case.X, case.X, 2.0) @ state.alpha, case.Y, atol=1e-9)
 
 
-def test_equal_rows_without_a_ridge_are_said_to_be_singular() -> None:
-    X = np.repeat(maths.rows(0, 100, 3), 2, axis=0).astype(np.float32)
-    y = np.sin(X[:, 0]) + 0.1 * maths.rows(1, 200, 1)[:, 0].astype(np.float32)
+def test_equal_rows_without_ridge_give_singular_warning() -> None:
+    X = np.repeat(solver_problems.rows(0, 100, 3), 2, axis=0).astype(np.float32)
+    y = np.sin(X[:, 0]) + 0.1 * solver_problems.rows(1, 200, 1)[:, 0].astype(np.float32)
     with pytest.warns(UserWarning, match=SINGULAR_NOTE):
         KernelRegressor(kernel="laplace", solver="direct", ridge=0.0, bandwidth=2.0).fit(X, y)
     with warnings.catch_warnings():
@@ -252,34 +252,35 @@ def test_equal_rows_without_a_ridge_are_said_to_be_singular() -> None:
 
 def sizes_of(**changes: object) -> object:
     options = solver_settings(ridge=RIDGE)
-    plain = maths.problem_of(maths.rows(0, 500, 3), 2, cycled=500)
-    return Direct().plan(maths.replace(plain, **changes), options, 1 << 40)[0].n_sums
+    plain = solver_problems.problem_of(solver_problems.rows(0, 500, 3), 2, cycled=500)
+    return Direct().plan(solver_problems.replace(plain, **changes), options, 1 << 40)[0].n_sums
 
 
-def test_only_rows_that_are_all_centers_and_come_as_they_are() -> None:
+def test_kernel_ridge_requires_unmodified_rows_as_centers() -> None:
     assert sizes_of(rows_are_centers=True) == 0
     assert sizes_of() == 1
 
 
-def test_auto_takes_it_for_few_rows() -> None:
-    problem = maths.replace(
-        maths.problem_of(maths.rows(0, 2000, 3), 1, cycled=2000), rows_are_centers=True,
+def test_auto_chooses_kernel_ridge_for_few_rows() -> None:
+    problem = solver_problems.replace(
+        solver_problems.problem_of(solver_problems.rows(0, 2000, 3), 1, cycled=2000),
+        rows_are_centers=True,
         finds_ridge=True,
     )  # fmt: skip
     method, sizes, _, _ = resolve(problem, solver_settings(), 1 << 40)
     assert method.takes_rows(sizes)
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    finished(settings(whole, **ALL), source=array_source())
+def test_stopped_run_resumes_to_same_bits(tmp_path: Path) -> None:
+    uninterrupted, parts = tmp_path / "whole", tmp_path / "parts"
+    finished(settings(uninterrupted, **ALL), source=array_source())
     stopped(settings(parts, **ALL), 3, source=array_source())
     finished(settings(parts, **ALL), source=array_source())
-    assert_same_bits(final(parts), final(whole))
-    assert (final(whole)["root"] == 1).all()
+    assert_same_bits(final(parts), final(uninterrupted))
+    assert (final(uninterrupted)["root"] == 1).all()
 
 
-def test_it_holds_no_sums_and_takes_one_pass() -> None:
+def test_kernel_ridge_holds_no_sums_and_takes_one_pass() -> None:
     X, y = arrays()
     values = (y == 1) + X[:, 0]
     model = KernelRegressor(
@@ -295,7 +296,7 @@ def test_it_holds_no_sums_and_takes_one_pass() -> None:
     np.testing.assert_allclose(model.predict(fresh), expected, atol=1e-4)
 
 
-def test_blocks_that_arrive_later_are_summed_beside_the_first() -> None:
+def test_partial_fit_sums_later_blocks() -> None:
     """Check `partial_fit`, whose centers are the rows of the first block."""
     config = settings(**{"solver.name": "direct", "solver.ridge": RIDGE, "model.n_centers": 60})
     online = Online(config)
@@ -311,7 +312,7 @@ def test_blocks_that_arrive_later_are_summed_beside_the_first() -> None:
     np.testing.assert_allclose(result.model.predict(ArraySource(X)), K @ alpha + mean, atol=1e-3)
 
 
-def test_smooth_targets_without_noise_take_few_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smooth_noise_free_targets_need_few_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check equations whose ridge rounding hides, so that a float32 factor needs a jitter."""
     rng, products, factors = np.random.default_rng(0), 0, 0
     X = rng.uniform(-1, 1, (1500, 3)).astype(np.float32)
@@ -340,7 +341,9 @@ def test_smooth_targets_without_noise_take_few_products(monkeypatch: pytest.Monk
     assert errors[1] <= 3 * errors[0] + 1e-3
 
 
-def test_the_precision_of_a_factor_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factor_precision_is_kept_at_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Check that a run keeps its precision if another version would choose another one for this
     number of rows."""
     config = settings(tmp_path / "a", **(ALL | {"run.checkpoint_every": 1}))
@@ -355,7 +358,7 @@ def test_the_precision_of_a_factor_is_kept(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("kernel", "n", "tau"), [("gaussian", 400, 3e-6), ("matern52", 900, 3e-7)])
-def test_equations_near_the_rounding_of_their_factor_are_solved(
+def test_equations_near_factor_rounding_are_solved(
     kernel: str, n: int, tau: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check smooth kernels of many rows without noise, for which a default fit of 6000 rows

@@ -11,8 +11,8 @@ from streamkern.backend.batch import Batch
 from streamkern.kernels.fourier import frequencies
 from streamkern.solver.direct_step import DirectSolver
 from streamkern.solver.left_out import left_out_together
-from tests import maths
 from tests import reference as ref
+from tests import solver_problems
 
 N = 60
 
@@ -21,7 +21,7 @@ def left_out(
     X: np.ndarray, Y: np.ndarray, w: np.ndarray | None, Z: np.ndarray, ridge: float,
     features: str = "kernel",
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
-    op = maths.featured(maths.operator(precision="float64"), features, len(Z))
+    op = solver_problems.featured(solver_problems.operator(precision="float64"), features, len(Z))
     points = op.points(Z, left=True, right=True)
     solver = DirectSolver(op, points, ridge=ridge, n_outputs=Y.shape[1], max_batch=len(X))
     state = solver.init()
@@ -29,7 +29,7 @@ def left_out(
     return solver.left_out(state, X, Y, w)
 
 
-def without(
+def refit_without(
     K: np.ndarray, norm: np.ndarray, Y: np.ndarray, w: np.ndarray, rows: list[int],
     centers: list[int], ridge: float,
 ) -> np.ndarray:  # fmt: skip
@@ -44,7 +44,7 @@ def without(
 
 
 @given(seed=st.integers(0, 1000), ridge=st.floats(1e-6, 1), weighted=st.booleans())
-def test_a_row_is_predicted_without_it_and_its_center(
+def test_loo_prediction_equals_refit_without_row_and_center(
     seed: int, ridge: float, weighted: bool
 ) -> None:
     """Check 20 centers, of which 12 are rows, and weights that may be 0."""
@@ -58,10 +58,10 @@ def test_a_row_is_predicted_without_it_and_its_center(
     np.testing.assert_allclose(weights, w[kept])
     np.testing.assert_array_equal(origins, np.arange(len(kept)))
     K, norm = ref.laplace(X, Z, 2.0), ref.laplace(Z, Z, 2.0)
-    for place, row in enumerate(kept):
+    for location, row in enumerate(kept):
         own = np.flatnonzero((X[row] == Z).all(axis=1)).tolist()
-        truth = without(K, norm, Y, w, [row], own, ridge)
-        np.testing.assert_allclose(F[place : place + 1], truth, rtol=0, atol=1e-6)
+        truth = refit_without(K, norm, Y, w, [row], own, ridge)
+        np.testing.assert_allclose(F[location : location + 1], truth, rtol=0, atol=1e-6)
 
 
 def test_copies_and_equal_centers_are_left_out_together() -> None:
@@ -78,25 +78,25 @@ def test_copies_and_equal_centers_are_left_out_together() -> None:
         ([0, 10], [0, 5]), ([3, 13], [3]), ([8, 18], []), ([20], []), ([22], []),
         ([30], [11]), ([40], []),
     ):  # fmt: skip
-        truth = without(K, norm, Y, np.ones(N), rows, centers, 1e-3)
+        truth = refit_without(K, norm, Y, np.ones(N), rows, centers, 1e-3)
         np.testing.assert_allclose(F[rows], truth, rtol=0, atol=1e-5, err_msg=str(rows))
         assert set(np.flatnonzero(origins == origins[rows[0]])) == set(rows)
 
 
-def test_fourier_features_have_no_centers_among_the_rows() -> None:
+def test_fourier_features_have_no_centers_among_rows() -> None:
     rng = np.random.default_rng(2)
     X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 2))
-    plain = maths.operator(precision="float64")
-    op, Z = maths.featured(plain, "fourier", 16), frequencies(plain.kernel, 3, 16, 3)
+    plain = solver_problems.operator(precision="float64")
+    op, Z = solver_problems.featured(plain, "fourier", 16), frequencies(plain.kernel, 3, 16, 3)
     F = left_out(X, Y, None, Z, 1e-2, "fourier")[0]
     features = op.matrix(op.points(X, left=True), op.points(Z, left=True, right=True))
     for row in (0, 7, 59):
-        truth = without(features, np.eye(16), Y, np.ones(N), [row], [], 1e-2)
+        truth = refit_without(features, np.eye(16), Y, np.ones(N), [row], [], 1e-2)
         np.testing.assert_allclose(F[row : row + 1], truth, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-12])
-def test_rows_that_nothing_else_determines_are_predicted_by_numbers(ridge: float) -> None:
+def test_undetermined_rows_have_finite_loo_predictions(ridge: float) -> None:
     """Check as many centers as rows with a tiny ridge, so that each row is fitted exactly."""
     rng = np.random.default_rng(3)
     X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 2))
@@ -108,7 +108,7 @@ def test_rows_that_nothing_else_determines_are_predicted_by_numbers(ridge: float
     np.testing.assert_allclose(left_out(X, Y, None, X, ridge)[0], truth, rtol=0, atol=1e-4)
 
 
-def test_groups_have_the_rows_and_centers_that_coincide() -> None:
+def test_groups_contain_coinciding_rows_and_centers() -> None:
     X = np.array([[0.0], [1], [0], [2], [3], [2]])
     Y = np.array([[1.0], [2], [1], [5], [4], [6]])
     groups = left_out_together(X, np.array([[3.0], [0], [2], [7], [3]]), Y)

@@ -17,8 +17,8 @@ from streamkern.solver.precondition import noise
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.stores import ZarrSource
-from tests.maths import make_case, one_pass, operator, replace, rows
 from tests.plans import solver_settings
+from tests.solver_problems import make_case, one_pass, operator, replace, rows
 from tests.traced_memory import traced_memory
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -32,11 +32,11 @@ PLAIN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("p", [30, 200])
-def test_panels_make_no_difference(p: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panels_of_outputs_do_not_change_results(p: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check equality up to the order in which a library sums."""
     model = KernelRegressor(n_centers=p, **PLAIN)
-    whole = model.fit(X, Y)
-    weights, report = whole.dual_coef_, whole.report_
+    full = model.fit(X, Y)
+    weights, report = full.dual_coef_, full.report_
     for module in (direct_step, equations, noise):
         monkeypatch.setattr(module, "MAX_PANEL_OUTPUTS", 4)
     model.fit(X, Y)
@@ -48,7 +48,7 @@ def test_panels_make_no_difference(p: int, monkeypatch: pytest.MonkeyPatch) -> N
         np.testing.assert_allclose(model.report_["posterior"][name], values, rtol=1e-6)
 
 
-def test_a_solution_holds_a_panel_beside_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solution_holds_one_panel_beside_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that no array of p x c in float64 is allocated, during the search for a ridge and after
     it."""
     for module in (direct_step, equations):
@@ -69,7 +69,7 @@ def test_a_solution_holds_a_panel_beside_the_weights(monkeypatch: pytest.MonkeyP
     assert state.average.any()
 
 
-def test_rows_with_wide_targets_are_cut_by_these(tmp_path: Path) -> None:
+def test_wide_targets_limit_unit_size(tmp_path: Path) -> None:
     """Check that the size of the targets limits the units, in stores, arrays and evaluations."""
     y = np.zeros((60, 20_000), np.float32)
     ingest_store(X[:60], tmp_path / "a.zarr", y=y, chunk_mb=1)

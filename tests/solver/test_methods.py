@@ -27,7 +27,7 @@ RIDGED = solver_settings(ridge=1e-3)
     n=st.integers(3000, 10**6), p=st.integers(200, 3000), c=st.integers(1, 300),
     d=st.integers(1, 800), epochs=st.integers(1, 5), double=st.sampled_from([1.0, 2.0, 64.0]),
 )  # fmt: skip
-def test_with_a_ridge_it_is_the_one_that_is_there_sooner(
+def test_auto_with_ridge_chooses_faster_solver(
     n: int, p: int, c: int, d: int, epochs: int, double: float
 ) -> None:
     """Check the choice with 400 FLOPs for a kernel value, the device's speed in float64, and 5 p (p
@@ -52,7 +52,7 @@ def test_with_a_ridge_it_is_the_one_that_is_there_sooner(
 @example(n=20_000, p=2000, d=64, epochs=5, block_size=1000).via("two blocks")
 @example(n=45_000, p=2000, d=64, epochs=5, block_size=1000).via("just two")
 @example(n=46_500, p=2000, d=64, epochs=5, block_size=1000).via("just five")
-def test_sample_is_five_blocks_where_that_is_a_tenth_of_the_run(
+def test_sample_is_five_blocks_if_affordable(
     n: int, p: int, d: int, epochs: int, block_size: int | None
 ) -> None:
     problem = replace(PROBLEM, n_rows=n, p=p, d=d, width=d + 2, epochs=epochs)
@@ -68,7 +68,7 @@ def test_sample_is_five_blocks_where_that_is_a_tenth_of_the_run(
 
 
 @given(n=st.integers(3000, 10**6), p=st.integers(200, 3000))
-def test_the_op_counts_of_direct_are_those_of_one_pass(n: int, p: int) -> None:
+def test_direct_op_counts_include_one_pass(n: int, p: int) -> None:
     """Check that one pass is counted for any number of epochs with the same rows."""
     problem = replace(PROBLEM, n_rows=n, p=p)
     sizes = planned(problem, solver_settings("direct"), 64 * GIB)[0]
@@ -76,7 +76,7 @@ def test_the_op_counts_of_direct_are_those_of_one_pass(n: int, p: int) -> None:
 
 
 @given(n=st.integers(3000, 10**5), p=st.integers(200, 3000), epochs=st.integers(1, 9))
-def test_passes_that_bring_other_rows_are_all_summed(n: int, p: int, epochs: int) -> None:
+def test_passes_over_new_rows_are_all_summed(n: int, p: int, epochs: int) -> None:
     """Check that they count as one pass over all their rows, in the plan and in the choice."""
     drawn = replace(PROBLEM, n_rows=n, p=p, epochs=epochs, repeats=False)
     once = replace(PROBLEM, n_rows=n * epochs, p=p)
@@ -95,7 +95,9 @@ def test_passes_that_bring_other_rows_are_all_summed(n: int, p: int, epochs: int
         (RIDGED, GIB // 4, "do not fit the memory"),
     ],
 )
-def test_otherwise_it_is_the_block_solver(options: SolverConfig, memory: int, reason: str) -> None:
+def test_auto_chooses_block_solver_otherwise(
+    options: SolverConfig, memory: int, reason: str
+) -> None:
     problem = replace(PROBLEM, n_rows=4000, p=3000)
     method, sizes, buffers, why = choose_method(problem, options, memory)
     assert method is BLOCK
@@ -104,7 +106,7 @@ def test_otherwise_it_is_the_block_solver(options: SolverConfig, memory: int, re
     assert (sizes, buffers) == planned(problem, block, memory)
 
 
-def test_a_name_means_one_method_for_each_kind_of_features_and_loss() -> None:
+def test_solver_name_identifies_one_method_per_features_and_loss() -> None:
     """Check any order of `METHODS`."""
     for name, methods in METHODS.items():
         for features in {each for method in methods for each in method.features}:
@@ -119,6 +121,6 @@ def test_a_name_means_one_method_for_each_kind_of_features_and_loss() -> None:
                 assert all(find(name, features, squares=squares) is each for each in usable)
 
 
-def test_what_fits_no_solver_is_refused() -> None:
+def test_problem_beyond_memory_is_refused() -> None:
     with pytest.raises(MemoryBudgetError, match="the smallest plan needs"):
         choose_method(PROBLEM, solver_settings(), 1 << 20)

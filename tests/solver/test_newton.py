@@ -19,8 +19,8 @@ from streamkern.planning.problem import ProblemShape
 from streamkern.solver.direct import DirectSizes
 from streamkern.solver.newton import Newton
 from streamkern.solver.newton_step import NewtonSolver
-from tests.maths import both, operator, rows
 from tests.plans import PLAIN, solver_settings
+from tests.solver_problems import both, operator, rows
 from tests.traced_memory import traced_memory
 
 D = 4
@@ -37,7 +37,7 @@ def problem(p: int, c: int, m: int, **changes: Any) -> tuple[ProblemShape, Direc
 @pytest.mark.parametrize(
     ("p", "c", "m"), [(600, 2, 1800), (600, 6, 20), (600, 2, 20), (60, 40, 2400)]
 )
-def test_the_buffers_are_those_of_a_pass(
+def test_planned_buffers_equal_those_of_a_pass(
     p: int, c: int, m: int, precision: str, kept: bool, loss: Loss
 ) -> None:
     op = operator(precision=precision)
@@ -75,15 +75,13 @@ def test_the_buffers_are_those_of_a_pass(
 @pytest.mark.parametrize(
     ("ridge", "epochs", "refused"), [(0.0, 5, r"solver\.ridge=0"), (1e-3, 1, r"epochs=1 must be")]
 )
-def test_it_needs_a_ridge_and_a_pass_after_the_first(
-    ridge: float, epochs: int, refused: str
-) -> None:
+def test_newton_requires_ridge_and_two_passes(ridge: float, epochs: int, refused: str) -> None:
     with pytest.raises(ConfigError, match=refused):
         Newton().check(problem(60, 3, 100, epochs=epochs)[0], solver_settings(ridge=ridge))
     Newton().check(problem(60, 3, 100, epochs=2)[0], solver_settings(ridge=1e-3))
 
 
-def test_the_operations_are_those_of_the_steps() -> None:
+def test_op_counts_equal_those_of_steps() -> None:
     """Check the FLOPs of `newton_step`: a row takes c p^2 + 2 p (d + 3 c), and a pass c p^3 / 3."""
     p, c, m, epochs = 60, 7, 100, 5
     shape, sizes = problem(p, c, m, epochs=epochs)

@@ -20,9 +20,9 @@ from streamkern.solver.methods import resolve
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.transforms import GaussianNoise
-from tests.maths import problem_of, rows
 from tests.plans import solver_settings
 from tests.runs import finished, settings, stopped
+from tests.solver_problems import problem_of, rows
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -37,14 +37,16 @@ PLAIN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def told(model: KernelRegressor, name: str) -> np.ndarray:
+def logged_value(model: KernelRegressor, name: str) -> np.ndarray:
     return np.array(model.report_["posterior"][name])
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "matern52"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("precision", "rtol"), [("float64", 1e-6), ("exact", 1e-3)])
-def test_scikit_learn_agrees(kernel: str, weighted: bool, precision: str, rtol: float) -> None:
+def test_standard_deviations_equal_scikit_learn(
+    kernel: str, weighted: bool, precision: str, rtol: float
+) -> None:
     """Compare with scikit-learn at the measured noise and amplitude; values also depend on the
     ridge. Rounding of float32 values is 1e-6 of the prior's variance, and the smallest variance
     here is 0.001."""
@@ -58,7 +60,7 @@ def test_scikit_learn_agrees(kernel: str, weighted: bool, precision: str, rtol: 
     shape = RBF(1.5) if kernel == "gaussian" else Matern(1.5, nu=2.5)
     w = w / w.mean()
     for k in range(2):
-        noise, prior = told(model, "noise")[k], told(model, "prior")[k]
+        noise, prior = logged_value(model, "noise")[k], logged_value(model, "prior")[k]
         mean = np.average(Y[:, k], weights=w)
         other = GaussianProcessRegressor(
             ConstantKernel(prior**2) * shape, alpha=noise**2 / w, optimizer=None
@@ -89,7 +91,7 @@ def dense(Z: np.ndarray, w: np.ndarray, ridge: float) -> tuple[np.ndarray, np.nd
 
 @pytest.mark.parametrize("p", [30, 120])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_it_is_the_formula_for_any_centers(p: int, weighted: bool) -> None:
+def test_standard_deviations_equal_formula_for_any_centers(p: int, weighted: bool) -> None:
     """Check weights of 0 for a tenth of the rows, which do not count. K has a condition of 1e10, so
     float64 loses that many digits in the formulas, too."""
     w = np.where(np.arange(120) % 10, WEIGHTS, 0) if weighted else np.ones(120)
@@ -97,16 +99,16 @@ def test_it_is_the_formula_for_any_centers(p: int, weighted: bool) -> None:
     given: Any = "all" if p == 120 else Z
     model = KernelRegressor(centers=given, **PLAIN).fit(X, Y, sample_weight=w if weighted else None)
     variances, noise, prior = dense(Z, w / w[w > 0].mean(), 1e-3)
-    np.testing.assert_allclose(told(model, "noise"), np.sqrt(noise), rtol=1e-5)
-    np.testing.assert_allclose(told(model, "prior"), np.sqrt(prior), rtol=1e-5)
+    np.testing.assert_allclose(logged_value(model, "noise"), np.sqrt(noise), rtol=1e-5)
+    np.testing.assert_allclose(logged_value(model, "prior"), np.sqrt(prior), rtol=1e-5)
     std = model.predict(FRESH, return_std=True)[1]
     np.testing.assert_allclose(std, np.sqrt(variances), rtol=1e-5)
     far = model.predict(np.full((1, 3), 1e3), return_std=True)[1]
-    np.testing.assert_allclose(far[0], told(model, "prior"))  # as if there were no rows
+    np.testing.assert_allclose(far[0], logged_value(model, "prior"))  # as if there were no rows
 
 
 @pytest.mark.parametrize(("kernel", "p"), [("polynomial", 120), ("laplace", 30)])
-def test_kernels_without_a_constant_diagonal_and_in_float32(kernel: str, p: int) -> None:
+def test_standard_deviations_in_float32_and_of_nonstationary_kernels(kernel: str, p: int) -> None:
     """Compare with float64. Rounding is 1e-6 of the largest prior variance, which a polynomial has
     far from 0. At a center, float32 does not see a kink."""
     at = X if kernel == "polynomial" else FRESH
@@ -119,20 +121,20 @@ def test_kernels_without_a_constant_diagonal_and_in_float32(kernel: str, p: int)
     assert (found > 0).all()
     most = 1.0 if kernel == "laplace" else float((1 + (X**2).sum(axis=1)).max()) ** 3
     off = np.abs(found**2 - exact**2) - 1e-3 * exact**2
-    assert (off < 3e-6 * told(single, "prior") ** 2 * most).all()
+    assert (off < 3e-6 * logged_value(single, "prior") ** 2 * most).all()
 
 
 # -- kept, written, read -------------------------------------------------------------------------
 
 
-def test_it_is_kept_by_runs_and_models_and_written_to_files(tmp_path: Path) -> None:
+def test_posterior_is_saved_and_written_to_files(tmp_path: Path) -> None:
     y = Y[:, 0]
     model = KernelRegressor(n_centers=40, run_dir=tmp_path / "run", **PLAIN).fit(X, y)
     values, std = model.predict(FRESH, return_std=True)
     assert std.shape == (50,)
     model.save(tmp_path / "saved")
-    for place in ("run", "saved"):
-        loaded = streamkern.load(tmp_path / place)
+    for location in ("run", "saved"):
+        loaded = streamkern.load(tmp_path / location)
         assert loaded.posterior
         assert loaded.report_["posterior"] == model.report_["posterior"]
         again = loaded.predict(FRESH, return_std=True)
@@ -145,23 +147,23 @@ def test_it_is_kept_by_runs_and_models_and_written_to_files(tmp_path: Path) -> N
     np.testing.assert_allclose(from_source, again, rtol=1e-12)
 
 
-def test_a_killed_run_ends_with_the_same(tmp_path: Path) -> None:
+def test_killed_run_gives_same_posterior(tmp_path: Path) -> None:
     options = {"solver.name": "direct", "solver.posterior": True, "solver.ridge": 1e-3,
         "model.n_centers": 30}  # fmt: skip
     source = ArraySource(X.astype(np.float32), Y.astype(np.float32), unit_rows=16)
-    whole = finished(settings(**options), source=source).model.posterior
+    uninterrupted = finished(settings(**options), source=source).model.posterior
     stopped(settings(tmp_path, **options), 2, source=source, test=source)
     again, once_more = (
         finished(settings(tmp_path, **options), source=source).model.posterior for _ in range(2)
     )
-    assert whole is not None
+    assert uninterrupted is not None
     for other in (again, once_more):
         assert other is not None
-        for name, array in whole.arrays().items():
+        for name, array in uninterrupted.arrays().items():
             np.testing.assert_array_equal(other.arrays()[name], array)
 
 
-def test_an_output_without_any_spread_is_known() -> None:
+def test_constant_output_has_zero_deviation() -> None:
     """Check it alone and beside other outputs."""
     X = np.random.default_rng(0).normal(size=(60, 2))
     one = KernelRegressor(kernel="gaussian", posterior=True, solver="direct", n_centers=60)
@@ -173,7 +175,7 @@ def test_an_output_without_any_spread_is_known() -> None:
     assert (both[:, 0] > 0).all()
 
 
-def test_its_memory_is_planned() -> None:
+def test_posterior_memory_is_planned() -> None:
     problem = replace(problem_of(rows(0, 500, 3), 2, cycled=2000), complete=True, n_rows=2000)
     options = solver_settings(ridge=1e-3, posterior=True)
     method, _, buffers, why = resolve(replace(problem, posterior=True), options, 1 << 40)
@@ -197,12 +199,12 @@ def test_its_memory_is_planned() -> None:
         ({"early_stopping": True}, "early_stopping"),
     ],
 )
-def test_what_would_not_be_so_is_refused(changes: dict[str, Any], why: str) -> None:
+def test_incompatible_settings_are_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         KernelRegressor(**PLAIN | changes).fit(X, Y)
 
 
-def test_so_are_copies_classes_blocks_and_targets_without_noise() -> None:
+def test_copies_classes_blocks_and_noise_free_targets_are_refused() -> None:
     with pytest.raises(ConfigError, match="every row as one more observation"):
         KernelRegressor(**PLAIN).fit(AugmentedSource(ArraySource(X, Y), 2))
     with pytest.raises(ConfigError, match="posterior"):
@@ -216,7 +218,7 @@ def test_so_are_copies_classes_blocks_and_targets_without_noise() -> None:
     assert "posterior" not in KernelClassifier().get_params()
 
 
-def test_a_model_without_it_says_what_to_do() -> None:
+def test_model_without_posterior_suggests_remedy() -> None:
     model = KernelRegressor(**PLAIN | {"posterior": False}).fit(X, Y)
     with pytest.raises(ConfigError, match=r"return_std=True needs .* train with posterior=True"):
         model.predict(FRESH, return_std=True)

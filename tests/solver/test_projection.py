@@ -28,9 +28,9 @@ from streamkern.solver.projection import (
     inner_rule,
 )
 from tests import reference as ref
-from tests.maths import both, operator, rows
 from tests.plans import PLAIN, planned, solver_settings
 from tests.rank_threads import on_threads
+from tests.solver_problems import both, operator, rows
 
 KERNEL = ref.make_kernel("laplace", 2.0)
 GRIDS = [(1, 2), (1, 5), (2, 2), (3, 2), (2, 4)]
@@ -55,7 +55,7 @@ def partition_of(ranks: Communicator, columns: int, p: int) -> Partition:
 
 
 @pytest.mark.parametrize("c", [1, 3])
-def test_exact_projection_solves(c: int) -> None:
+def test_exact_projection_equals_dense_solve(c: int) -> None:
     Z, h = rows(0, 50, 3), rows(1, 50, c)
     op = operator(tile=(16, 16))
     theta = exact(op, Z).solve(h.copy())
@@ -65,7 +65,7 @@ def test_exact_projection_solves(c: int) -> None:
 
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
-def test_exact_projection_with_duplicate_centers_keeps_the_values(precision: str) -> None:
+def test_exact_projection_of_duplicate_centers_keeps_values(precision: str) -> None:
     """Check the values at the centers, because theta is not unique."""
     Z = np.concatenate([rows(0, 20, 3), rows(0, 20, 3)])
     op = operator(precision=precision)
@@ -98,9 +98,7 @@ def solved(projection: Projection, Z: ref.Array, h: ref.Array, epochs: int) -> r
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("batch", [10, 16, 50])  # 16 leaves a last batch of 2, with its own step
-def test_iterative_projection_follows_the_reference(
-    batch: int, epochs: int, resident: bool
-) -> None:
+def test_iterative_projection_equals_the_reference(batch: int, epochs: int, resident: bool) -> None:
     projection, Z = iterative(batch, resident=resident)
     solver = ref.EigenPro2Reference(KERNEL, Z, np.arange(30), 8, 1.0, n_outputs=2)
     h = rows(1, 50, 2)
@@ -113,7 +111,7 @@ def test_iterative_projection_follows_the_reference(
     np.testing.assert_allclose(theta, solver.alpha, rtol=0, atol=1e-10 * np.abs(theta).max())
 
 
-def test_iterative_projection_leaves_h_alone_and_repeats_itself() -> None:
+def test_iterative_projection_is_pure() -> None:
     projection, _ = iterative(16)
     h = rows(1, 50, 2)
     first = projection.solve(h)
@@ -122,7 +120,7 @@ def test_iterative_projection_leaves_h_alone_and_repeats_itself() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 4, 10])  # two below and one above the critical batch
-def test_every_batch_tends_to_the_exact_projection(batch: int) -> None:
+def test_every_batch_size_approaches_exact_projection(batch: int) -> None:
     op, Z, h = operator(), rows(0, 10, 3), rows(1, 10, 2)
     exact = np.linalg.solve(KERNEL(Z, Z), h)
     P, critical = inner_rule(op, both(op, Z), 10, level=2, n_nystrom=10, max_batch=10)
@@ -137,7 +135,7 @@ def test_every_batch_tends_to_the_exact_projection(batch: int) -> None:
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_passes_in_one_projection_go_on_with_what_is_left(resident: bool) -> None:
+def test_projection_passes_continue_on_the_residual(resident: bool) -> None:
     one, Z = iterative(16, resident=resident)
     many = IterativeProjection(one.op, one.Z, one.P, batch=16, resident=resident, epochs=3)
     h = rows(1, 50, 2)
@@ -162,7 +160,7 @@ def trained(**options: Any) -> tuple[ref.Array, dict[str, Any]]:
         return result.model.predict(source), result.meta["sizes"]
 
 
-def test_settings_of_a_projection_reach_it_and_are_recorded_only_if_they_are_set() -> None:
+def test_projection_settings_are_used_and_recorded_if_set() -> None:
     exact_one, _ = trained(projection="exact")
     gaps = []
     for epochs in (1, 4, 64):
@@ -183,7 +181,7 @@ def test_settings_of_a_projection_reach_it_and_are_recorded_only_if_they_are_set
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"projection_nystrom": 25}, "solver.projection_nystrom=25 must lie between 2 and .*24"),
         ({"projection_nystrom": 1}, "solver.projection_nystrom=1 must lie between 2"),
@@ -196,12 +194,14 @@ def test_settings_of_a_projection_reach_it_and_are_recorded_only_if_they_are_set
         ({"projection_batch": 0}, "projection_batch=0 must be .*auto.* at least 1"),
     ],
 )
-def test_sizes_of_a_projection_out_of_range_are_refused(options: dict[str, int], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_projection_settings_out_of_range_are_refused(
+    options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         trained(projection="inexact", **options)
 
 
-def test_passes_are_counted_as_operations() -> None:
+def test_projection_passes_are_counted_as_operations() -> None:
     method, counts = find("eigenpro3", "kernel"), {}
     for epochs in (1, 2, 3):
         options = solver_settings("eigenpro3", projection="inexact", projection_epochs=epochs)
@@ -210,7 +210,7 @@ def test_passes_are_counted_as_operations() -> None:
     assert counts[3] - counts[2] == counts[2] - counts[1] > 0
 
 
-def test_a_batch_of_the_projection_is_counted_in_bytes() -> None:
+def test_projection_batch_is_counted_in_bytes() -> None:
     """Check its bytes beside those of all runs; over ranks, they replace those of the batch of the
     steps."""
     for problem in (PLAIN, replace(PLAIN, ranks=4, center_ranks=2)):
@@ -229,7 +229,7 @@ def test_a_batch_of_the_projection_is_counted_in_bytes() -> None:
             assert lines[5000]["centers being broadcast"] >= 5000 * problem.prepared_row_bytes
 
 
-def test_build_measures_the_step_on_all_centers_if_they_are_few() -> None:
+def test_projection_step_is_measured_on_all_of_few_centers() -> None:
     op, Z = operator(), rows(0, 60, 3)
     projection = built(op, both(op, Z), level=10, n_nystrom=40, max_batch=1000)
     spectrum = ref.eigenpro_spectrum(KERNEL, Z, Z[:40], ref.eigensystem(KERNEL(Z[:40], Z[:40]), 10))
@@ -240,7 +240,7 @@ def test_build_measures_the_step_on_all_centers_if_they_are_few() -> None:
     assert projection.K is None
 
 
-def test_a_level_that_is_too_high_is_lowered_and_a_single_center_is_refused() -> None:
+def test_too_high_level_is_lowered_and_single_center_refused() -> None:
     op = operator()
     projection = built(op, both(op, rows(0, 9, 3)), level=50, n_nystrom=50, max_batch=4)
     assert projection.P.E.shape == (9, 8)
@@ -251,7 +251,9 @@ def test_a_level_that_is_too_high_is_lowered_and_a_single_center_is_refused() ->
 
 @pytest.mark.parametrize("p", [3, 50])  # of which some columns have none
 @pytest.mark.parametrize(("rows_of_grid", "columns"), GRIDS)
-def test_exact_projection_over_ranks(rows_of_grid: int, columns: int, p: int) -> None:
+def test_exact_projection_over_ranks_equals_one_process(
+    rows_of_grid: int, columns: int, p: int
+) -> None:
     """Check the projection by rows of the factor, in place."""
     Z, h = rows(0, p, 3), rows(1, p, 2)
     one = exact(operator(), Z)
@@ -275,7 +277,7 @@ def test_exact_projection_over_ranks(rows_of_grid: int, columns: int, p: int) ->
 @pytest.mark.parametrize(
     ("s", "batch", "epochs"), [(30, 16, 3), (10, 7, 1), (50, 1, 1), (8, 50, 2)]
 )
-def test_iterative_projection_over_ranks(
+def test_iterative_projection_over_ranks_equals_one_process(
     rows_of_grid: int, columns: int, s: int, batch: int, epochs: int, resident: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -15,9 +15,9 @@ from streamkern.backend.batch import Batch
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.solver.base import Solver, State
 from streamkern.solver.falkon_step import FalkonSolver
-from tests.maths import Array, Case, make_case, operator
 from tests.plans import solver_settings
 from tests.rank_threads import on_threads
+from tests.solver_problems import Array, Case, make_case, operator
 
 OVER_RANKS = [
     *("block", "blocks", "blocks, recomputed", "blocks, fourier", "block, nystrom", "falkon"),
@@ -53,18 +53,18 @@ def trained(
 @pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 @pytest.mark.parametrize("name", OVER_RANKS)
-def test_any_number_of_ranks_takes_the_steps_of_one(name: str, ridge: float, size: int) -> None:
+def test_ranks_take_the_steps_of_one_process(name: str, ridge: float, size: int) -> None:
     """Check weighted rows and short batches, also with fewer rows than ranks."""
     case = make_case(operator(), name, options=solver_settings(ridge=ridge))
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
         _, alone, losses = trained(case, SINGLE, lambda ids: 0 * ids, w)
         many = on_threads(size, lambda r: trained(case, r, lambda ids: ids * 7 % 11 % size, w))  # noqa: B023
-        for _, state, said in many:
+        for _, state, message in many:
             # Of equations that are solved, a condition of 1e5 times the rounding of their sums.
             digits = 1e-9 if name.startswith("direct") else 1e-12
             np.testing.assert_allclose(state.alpha, alone.alpha, rtol=0, atol=digits)
             np.testing.assert_allclose(state.average, alone.average, rtol=0, atol=digits)
-            np.testing.assert_allclose(said, losses, rtol=digits)
+            np.testing.assert_allclose(message, losses, rtol=digits)
             assert state.rows == alone.rows
         solver, gathered, _ = many[0]
         for key in solver.sums_of_rows(gathered):
@@ -79,7 +79,7 @@ def test_any_number_of_ranks_takes_the_steps_of_one(name: str, ridge: float, siz
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 5), st.integers(0, 2**31), st.sampled_from(["block", "blocks"]))
-def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:
+def test_rows_may_be_on_any_rank(size: int, seed: int, name: str) -> None:
     """Check that one rank may have all rows, and another none."""
     case = make_case(operator(), name, options=solver_settings(ridge=1e-4))
     owners = np.random.default_rng(seed).integers(0, size, len(case.X))
@@ -92,15 +92,15 @@ def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 2])
-def test_float32_has_the_loss_of_one_rank(columns: int) -> None:
+def test_float32_loss_equals_that_of_one_rank(columns: int) -> None:
     """Check four digits, because the sums have another order."""
     case = make_case(operator(precision="exact"), "blocks", options=solver_settings(ridge=1e-3))
     _, _, losses = trained(case, SINGLE, lambda ids: 0 * ids)
     rows = 4 // columns
-    for _, _, said in on_threads(
+    for _, _, message in on_threads(
         4, lambda r: trained(case, r, lambda ids: ids % rows, columns=columns)
     ):
-        np.testing.assert_allclose(said, losses, rtol=1e-4)
+        np.testing.assert_allclose(message, losses, rtol=1e-4)
 
 
 GRIDS = [(rows, columns) for rows in range(1, 5) for columns in range(2, 8 // rows + 1)]
@@ -144,7 +144,7 @@ def held_back(one: Solver, alone: State, many: list[tuple[Solver, State, list[fl
     ("rows", "columns", "name", "changes", "ridge"),
     [*[(*grid, "blocks", {}, 1e-3) for grid in GRIDS], *ON_GRIDS],
 )
-def test_any_grid_takes_the_steps_of_one(
+def test_rank_grid_takes_the_steps_of_one_process(
     rows: int, columns: int, name: str, changes: dict[str, Any], ridge: float
 ) -> None:
     """Check weighted rows, short batches, and fewer rows or centers of a block than ranks, each
@@ -158,19 +158,19 @@ def test_any_grid_takes_the_steps_of_one(
             lambda r: trained(case, r, lambda ids: ids * 7 % 11 % rows, w, steps, columns),  # noqa: B023
         )
         held_back(one, alone, many)
-        for solver, state, said in many:
+        for solver, state, message in many:
             own = solver.partition.ids
             at[solver.partition.grid.column] = own
-            for a, whole in ((state.alpha, alone.alpha), (state.average, alone.average)):
-                np.testing.assert_allclose(a, whole[own], rtol=0, atol=1e-12)
+            for a, full in ((state.alpha, alone.alpha), (state.average, alone.average)):
+                np.testing.assert_allclose(a, full[own], rtol=0, atol=1e-12)
             for key, a in solver.arrays(state).items():
                 apart = key in solver.sums_of_rows(state) and solver.partition.grid.row
                 if key not in solver.growing and not apart:  # else in the order of the ranks
                     held = case.method.rows_of(key, 24, solver.partition)
-                    whole = alone.pending.get(key, getattr(alone, key, None))
-                    part = whole if held is None else whole[held]
+                    full = alone.pending.get(key, getattr(alone, key, None))
+                    part = full if held is None else full[held]
                     np.testing.assert_allclose(a, part, rtol=0, atol=1e-11)
-            np.testing.assert_allclose(said, losses, rtol=1e-12)
+            np.testing.assert_allclose(message, losses, rtol=1e-12)
             assert (state.rows, state.n_pending) == (alone.rows, alone.n_pending)
         for solver, state, _ in many:  # not a bit apart, or replicas would drift
             _, first, _ = many[solver.partition.grid.column]
@@ -180,7 +180,7 @@ def test_any_grid_takes_the_steps_of_one(
 
 @pytest.mark.parametrize("precision", ["float64", "exact"])
 @pytest.mark.parametrize(("size", "columns"), [(3, 1), (2, 2), (4, 2), (6, 3)])
-def test_what_ranks_round_in_their_own_ways_is_told(
+def test_state_with_rank_dependent_rounding_is_broadcast(
     size: int, columns: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that checkpoints of conjugate gradient have equal bits in a column of the grid, whether
@@ -212,8 +212,8 @@ def test_what_ranks_round_in_their_own_ways_is_told(
         if not self.ranks.rank:
             taken.append(facts["taken"])
             rows, first = size > columns, not state.passes - 1
-            whole = (2 if columns > 1 else 1) * (1 + first) + (4 + 2 * first) * rows
-            assert sum(sent[before:]) == whole * pc
+            full = (2 if columns > 1 else 1) * (1 + first) + (4 + 2 * first) * rows
+            assert sum(sent[before:]) == full * pc
         return facts
 
     monkeypatch.setattr(FalkonSolver, "_preconditioned", preconditioned)
@@ -230,7 +230,7 @@ def test_what_ranks_round_in_their_own_ways_is_told(
         assert all((a == held[name]).all() for name, a in solver.arrays(state).items())
 
 
-def test_centers_travel_bit_by_bit() -> None:
+def test_centers_are_broadcast_bit_by_bit() -> None:
     """Check all precisions, also half, which the collective cannot sum."""
     case = make_case(operator(), "blocks", options=solver_settings(ridge=1e-3))
     Z = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float16)
@@ -245,18 +245,18 @@ def test_centers_travel_bit_by_bit() -> None:
 
         ranks._total = seen  # type: ignore[method-assign]
         part = solver.partition
-        with part.gathered(part.part(Z), part.blocks[1]) as whole:
+        with part.gathered(part.part(Z), part.blocks[1]) as full:
             assert kinds == {np.dtype(np.uint8)}
-            return np.array(whole)
+            return np.array(full)
 
-    for whole in on_threads(4, travelled):
-        np.testing.assert_array_equal(whole, Z[6:12])
+    for full in on_threads(4, travelled):
+        np.testing.assert_array_equal(full, Z[6:12])
 
 
-def test_factors_are_shared_out() -> None:
+def test_factor_stripes_equal_whole_factor() -> None:
     """Check stripes of equal work, which together are the factor."""
     case = make_case(operator(), "block", options=solver_settings(ridge=1e-3))
-    whole: Any = trained(case, SINGLE, lambda ids: 0 * ids, steps=0)[0]
+    full: Any = trained(case, SINGLE, lambda ids: 0 * ids, steps=0)[0]
     parts: list[Any] = on_threads(3, lambda r: trained(case, r, lambda ids: ids % 3, steps=0)[0])
     H = np.zeros((24, 24))
     for solver in parts:
@@ -264,10 +264,10 @@ def test_factors_are_shared_out() -> None:
         H[rows, : rows.stop] = solver.preconditioner.H[0]
         assert solver.preconditioner.H[0].size < 0.45 * H.size
         assert solver.preconditioner.L.shape == solver.preconditioner.H[0].shape
-    np.testing.assert_array_equal(H, whole.preconditioner.H[0])
+    np.testing.assert_array_equal(H, full.preconditioner.H[0])
 
 
-def test_going_back_goes_back_alike() -> None:
+def test_back_off_is_equal_on_all_ranks() -> None:
     """Check that all ranks restore the same state, with the ridge's values that they evaluate
     together."""
     case = make_case(operator(), "blocks", options=solver_settings(ridge=1e-2))

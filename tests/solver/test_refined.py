@@ -32,7 +32,7 @@ def matrix(rng: np.random.Generator, n: int, least: float) -> Floats:
     seed=st.integers(0, 1000), n=st.integers(1, 40), c=st.integers(1, 3),
     digits=st.floats(0, 5), size=st.sampled_from([1e-30, 1.0, 1e30]),
 )  # fmt: skip
-def test_residuals_are_small_with_a_factor_in_float32(
+def test_residuals_are_small_with_float32_factor(
     seed: int, n: int, c: int, digits: float, size: float
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -43,7 +43,7 @@ def test_residuals_are_small_with_a_factor_in_float32(
     assert (norms <= 2 * REFINED * np.linalg.norm(B, axis=0)).all()
 
 
-def test_a_column_of_zeros_and_one_that_is_done_early() -> None:
+def test_zero_and_early_converged_columns_are_solved() -> None:
     A = matrix(np.random.default_rng(0), 30, 1e-4)
     B = np.stack([np.zeros(30), np.linalg.eigh(A)[1][:, -1], np.ones(30)], axis=1)
     X = solved(A, B, A + 1e-3 * np.eye(30))
@@ -53,12 +53,12 @@ def test_a_column_of_zeros_and_one_that_is_done_early() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1e-2, np.nan])
-def test_no_solution_if_the_matrix_is_not_positive(wrong: float) -> None:
+def test_indefinite_matrix_has_no_solution(wrong: float) -> None:
     A = np.diag([1.0, 1.0, wrong])
     assert solved(A, np.ones((3, 1)), np.eye(3)) is None
 
 
-def test_no_solution_if_the_factor_is_of_no_use() -> None:
+def test_useless_factor_gives_no_solution() -> None:
     rng = np.random.default_rng(0)
     A = matrix(rng, 300, 1e-12)
     assert solved(A, rng.normal(size=(300, 1)), np.eye(300)) is None

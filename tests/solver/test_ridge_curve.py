@@ -21,8 +21,8 @@ from streamkern.solver.ridge_curve import (
     noise_rows,
     ridges_near,
 )
-from tests import maths
 from tests import reference as ref
+from tests import solver_problems
 
 N = 150
 
@@ -40,7 +40,7 @@ def exact(K: Floats, Y: Floats, counted: Floats, tau: float) -> float:
     tau=st.sampled_from([1e-3, 0.1, 10.0]),
     dtype=st.sampled_from([np.float32, np.float64]),
 )  # fmt: skip
-def test_all_ridges_from_the_factor_of_one(
+def test_errors_of_all_ridges_equal_refits(
     seed: int, c: int, tau: float, dtype: type[np.floating]
 ) -> None:
     """Check rows without weight, an estimated trace, and a combination of 20 outputs."""
@@ -63,7 +63,7 @@ def test_all_ridges_from_the_factor_of_one(
     assert abs(np.log(ratios.mean())) < np.log(2 if c == 20 else 1.4)
 
 
-def test_ridges_around_one() -> None:
+def test_ridges_near_surround_the_given_ridge() -> None:
     ridges = ridges_near(1e-3, 0.0)
     assert ridges[0] == pytest.approx(1e-3 / 10**1.5)
     assert ridges[-1] == pytest.approx(1e-3 * 10**1.5)
@@ -72,29 +72,29 @@ def test_ridges_around_one() -> None:
     assert ridges_near(1e-3, 1.0)[0] == 1e-3  # a ridge below the rounding is kept or raised
 
 
-def test_the_largest_of_ridges_that_are_about_as_good() -> None:
+def test_largest_good_ridge_is_chosen() -> None:
     ridges = np.array([1.0, 2.0, 3.0, 4.0])
     assert largest_good(ridges, np.array([1.0, 1.0, 1 + RIDGE_TIE / 2, 1.2])) == 3.0
     assert largest_good(ridges, np.array([3.0, 1.0, 1.2, 1.2])) == 2.0
 
 
-def test_more_rows_for_more_centers_of_squares() -> None:
-    problem = maths.problem_of(maths.rows(0, 9000, 3), 1, cycled=9000)
+def test_noise_rows_increase_with_centers() -> None:
+    problem = solver_problems.problem_of(solver_problems.rows(0, 9000, 3), 1, cycled=9000)
     for p, n in ((10, 1024), (3072, 1024), (6000, 2000), (10**6, 4096)):
-        assert noise_rows(maths.replace(problem, p=p)) == n
-        assert noise_rows(maths.replace(problem, p=p, squares=False)) == 1024
-    assert noise_rows(maths.replace(problem, p=9000, n_rows=50)) == 50
+        assert noise_rows(solver_problems.replace(problem, p=p)) == n
+        assert noise_rows(solver_problems.replace(problem, p=p, squares=False)) == 1024
+    assert noise_rows(solver_problems.replace(problem, p=9000, n_rows=50)) == 50
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_noise_of_more_rows(weighted: bool) -> None:
+def test_noise_of_more_rows_has_least_loo_error(weighted: bool) -> None:
     """Check that it has about the least leave-one-out error, also if that of few rows is far from
     it."""
     rng = np.random.default_rng(1)
     X = rng.normal(size=(400, 2))
     y = np.sin(3 * X[:, :1]) + 0.1 * rng.normal(size=(400, 1))
     root = rng.uniform(0.5, 2, 400) if weighted else None
-    rows, op = SampleRows(X, y, root), maths.operator(precision="float64")
+    rows, op = SampleRows(X, y, root), solver_problems.operator(precision="float64")
     exact = find_noise(op, None, rows)
     K = ref.laplace(X, X, 2.0)
     w = np.ones(400) if root is None else root

@@ -17,7 +17,7 @@ A = np.random.default_rng(0).normal(size=(N, N))
 FAST = {"n_centers": 10, "kernel": "gaussian", "bandwidth": 5.0, "ridge": 1e-3, "metric": "none"}
 
 
-def test_names_of_dimensions_are_those_of_the_format() -> None:
+def test_dimension_names_are_read() -> None:
     array = xr.DataArray(A, dims=("f", "s"))
     assert named_dimensions(array) == ("f", "s")
     assert named_dimensions(A) is None
@@ -28,7 +28,7 @@ def test_names_of_dimensions_are_those_of_the_format() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata", "ignore:the model knows only")
-def test_rows_along_the_second_dimension_of_a_square_are_refused(tmp_path: Path) -> None:
+def test_rows_along_second_dimension_are_refused(tmp_path: Path) -> None:
     turned = xr.Dataset({"X": (("f", "s"), A), "y": (("s",), A[0])})
     places = {}
     for name, data in (("turned", turned), ("right", turned.transpose("s", "f"))):

@@ -26,8 +26,8 @@ from streamkern.ingest.ingest import ingest
 from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import Store, open_store
 from streamkern.store.zarr_json import sealed_mark
-from tests import damage
-from tests.rawfiles import memory_url
+from tests import bit_flips
+from tests.raw_files import memory_url
 from tests.traced_memory import traced_memory
 
 N = 300
@@ -38,41 +38,41 @@ def rows(dtype: str, seed: int = 0) -> Any:
     return rng.integers(0, 250, (N, 6)).astype(dtype)
 
 
-def float32_store(place: Any, seed: int = 0) -> Any:
+def float32_store(location: Any, seed: int = 0) -> Any:
     """Return a store of float rows with class names, sample weights and column names, in six
     chunks."""
     X = rows("float32", seed)
     y = np.array(["Oslo", "Rome", "Lima"])[np.arange(N) % 3]
-    ingest(X, place, y=y, sample_weight=X[:, 0], chunk_mb=1200 / 2**20)
-    return place
+    ingest(X, location, y=y, sample_weight=X[:, 0], chunk_mb=1200 / 2**20)
+    return location
 
 
-def uint8_store(place: Any, seed: int = 0) -> Any:
+def uint8_store(location: Any, seed: int = 0) -> Any:
     """Return a store of compressed integer rows, and values."""
-    ingest(rows("uint8", seed), place, y=rows("float32", 7)[:, :2] * 1.5, chunk_mb=300 / 2**20)
-    return place
+    ingest(rows("uint8", seed), location, y=rows("float32", 7)[:, :2] * 1.5, chunk_mb=300 / 2**20)
+    return location
 
 
-def appended_store(place: Any) -> Any:
+def appended_store(location: Any) -> Any:
     """Return the rows of `float32_store`, with as many appended rows."""
     X = rows("float32", 1)
     y = np.array(["Oslo", "Rome", "Lima"])[np.arange(N) % 3]
-    append(X, float32_store(place), y=y, sample_weight=X[:, 0])
-    return place
+    append(X, float32_store(location), y=y, sample_weight=X[:, 0])
+    return location
 
 
-def everything(place: Any, **how: Any) -> str:
+def everything(location: Any, **how: Any) -> str:
     """Return a hash of everything that a reader learns from a store."""
-    store = open_store(place, **how)
+    store = open_store(location, **how)
     spec = store.spec
-    told = hashlib.sha256(repr(vars(spec)).encode())
+    digest = hashlib.sha256(repr(vars(spec)).encode())
     for values in (spec.mean, spec.scale, spec.target_mean, spec.target_scale):
-        told.update(b"" if values is None else values.tobytes())
+        digest.update(b"" if values is None else values.tobytes())
     for i in range(store.n_chunks):
         for part in (*store.read_weighted_chunk(i), store.source_rows(i)):
-            told.update(b"" if part is None else part.tobytes())
-        told.update(store.read_targets(i).tobytes())
-    return told.hexdigest()
+            digest.update(b"" if part is None else part.tobytes())
+        digest.update(store.read_targets(i).tobytes())
+    return digest.hexdigest()
 
 
 STORES = [float32_store, uint8_store]
@@ -86,37 +86,37 @@ STORES = [float32_store, uint8_store]
 @pytest.mark.parametrize(
     "n", [pytest.param(100, id="some"), pytest.param(5000, id="many", marks=pytest.mark.full)]
 )
-def test_a_flipped_bit_anywhere_is_an_error_or_harmless(
+def test_flipped_bit_raises_or_is_harmless(
     tmp_path: Path, make: Callable[[Path], Path], n: int
 ) -> None:
     """Flip bits of all files of a store, in both kinds of arrays."""
     root = make(tmp_path / "s")
     use = partial(everything, root)
-    counts = damage.survey(root, n, seed=1, use=use, peak_bytes=16 << 20)
+    counts = bit_flips.survey(root, n, seed=1, use=use, peak_bytes=16 << 20)
     print(dict(counts))
     assert counts["CorruptChunkError"] > n // 2
     assert set(counts) <= {"same", "CorruptChunkError", "DataError", "StoreNotFoundError"}
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_in_a_store_that_rows_were_appended_to(tmp_path: Path) -> None:
+def test_flipped_bit_of_appended_store_raises_or_is_harmless(tmp_path: Path) -> None:
     """Check also files that only earlier readers, or only other programs, read."""
     root = appended_store(tmp_path / "s")
-    counts = damage.survey(root, 100, seed=2, use=partial(everything, root), peak_bytes=16 << 20)
+    counts = bit_flips.survey(root, 100, seed=2, use=partial(everything, root), peak_bytes=16 << 20)
     assert counts["CorruptChunkError"] > 40
     assert set(counts) <= {"same", "CorruptChunkError", "DataError", "StoreNotFoundError"}
 
 
 @pytest.mark.slow
-def test_every_bit_of_the_metadata_may_flip(tmp_path: Path) -> None:
+def test_every_bit_of_metadata_may_flip(tmp_path: Path) -> None:
     """Flip each bit of the group's zarr.json, and of that of one array."""
     root = float32_store(tmp_path / "s")
     truth, counts = everything(root), Counter[str]()
     for name in ("zarr.json", "X/zarr.json"):
         for byte in range(0, (root / name).stat().st_size, 3):
-            flip = damage.Flip(root / name, byte, byte % 7)
-            with damage.flipped(flip):
-                counts[damage.outcome(partial(everything, root), truth, flip)] += 1
+            flip = bit_flips.Flip(root / name, byte, byte % 7)
+            with bit_flips.flipped(flip):
+                counts[bit_flips.outcome(partial(everything, root), truth, flip)] += 1
     assert counts["CorruptChunkError"] > 0.9 * counts.total()
     assert counts.keys() <= {"same", "CorruptChunkError", "DataError", "StoreNotFoundError"}
 
@@ -132,7 +132,7 @@ def swapped(root: Path, a: str, b: str) -> None:
 
 @pytest.mark.parametrize("make", STORES)
 @pytest.mark.parametrize("array", ["X", "y", "row"])
-def test_chunks_in_each_others_place_are_refused(
+def test_swapped_chunks_are_refused(
     tmp_path: Path, make: Callable[[Path], Path], array: str
 ) -> None:
     """Swap whole chunks of the right size, whose own checksums are right."""
@@ -148,7 +148,7 @@ def test_chunks_in_each_others_place_are_refused(
             store.read_targets(0)
 
 
-def test_chunks_out_of_place_are_refused_on_remote_storage_and_in_its_cache(tmp_path: Path) -> None:
+def test_swapped_remote_chunks_are_refused_and_not_cached(tmp_path: Path) -> None:
     """Check that every read is verified, and that no wrong chunk is cached."""
     url, cache = float32_store(memory_url()), Cache(tmp_path / "cache", 64 << 20)
     memory, root = fsspec.filesystem("memory"), url.removeprefix("memory:/")
@@ -162,7 +162,7 @@ def test_chunks_out_of_place_are_refused_on_remote_storage_and_in_its_cache(tmp_
     assert np.array_equal(store.read_chunk(0)[0], open_store(url).read_chunk(0)[0])
 
 
-def test_chunks_out_of_place_are_refused_in_a_group_of_any_zarr_store(tmp_path: Path) -> None:
+def test_swapped_chunks_of_any_zarr_store_are_refused(tmp_path: Path) -> None:
     """Check chunks that are neither files nor objects."""
     root, held = float32_store(tmp_path / "s"), MemoryStore()
     for path in root.rglob("*"):
@@ -189,7 +189,7 @@ def without_attributes(text: str) -> str:
 
 @pytest.mark.filterwarnings("ignore:the array 'w' of")
 @pytest.mark.parametrize("alter", [renamed, without_attributes])
-def test_a_store_whose_attribute_is_damaged_is_not_somebody_elses(
+def test_store_with_damaged_attribute_is_not_foreign(
     tmp_path: Path, alter: Callable[[str], str]
 ) -> None:
     """Check that it is refused, with the way to read it in spite of the damage."""
@@ -202,13 +202,13 @@ def test_a_store_whose_attribute_is_damaged_is_not_somebody_elses(
 
 
 @pytest.mark.parametrize("x", ["X/", "../X", ".", "", "X//", "a/../X"])
-def test_array_names_lead_nowhere_else(tmp_path: Path, x: str) -> None:
+def test_array_names_with_path_parts_are_refused(tmp_path: Path, x: str) -> None:
     """Check names such as "X/", "../X" and ".", which zarr resolves to other paths."""
     with pytest.raises(ConfigError, match="is not the name of an array"):
         open_store(float32_store(tmp_path / "s"), x=x)
 
 
-def test_other_names_in_a_store_of_ours_need_the_word(tmp_path: Path) -> None:
+def test_other_arrays_of_own_store_need_foreign_option(tmp_path: Path) -> None:
     """Check that arrays of other names are not read without classes and weights."""
     root = float32_store(tmp_path / "s")
     with pytest.raises(
@@ -218,7 +218,7 @@ def test_other_names_in_a_store_of_ours_need_the_word(tmp_path: Path) -> None:
     assert open_store(root, y="w", foreign=True).spec.n_outputs == 1
 
 
-def test_older_stores_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_older_schema_is_refused_with_remedy(tmp_path: Path) -> None:
     root = float32_store(tmp_path / "s")
     group: Any = zarr.open_group(root, mode="r+")
     group.attrs["streamkern"] = {"kind": "store", "schema": 1, "status": "complete"}
@@ -226,7 +226,7 @@ def test_older_stores_are_refused_with_what_to_do(tmp_path: Path) -> None:
         open_store(root)
 
 
-def test_ingest_and_centers_read_a_store_of_ours_as_training_does(tmp_path: Path) -> None:
+def test_ingest_and_centers_verify_stores(tmp_path: Path) -> None:
     """Check a store that is the input of another command."""
     root = float32_store(tmp_path / "s")
     swapped(root, "X/c/0/0", "X/c/1/0")
@@ -239,7 +239,7 @@ def test_ingest_and_centers_read_a_store_of_ours_as_training_does(tmp_path: Path
         ingest(root, tmp_path / "o")
 
 
-def test_slices_of_a_store_are_its_rows(tmp_path: Path) -> None:
+def test_slices_of_a_store_equal_its_rows(tmp_path: Path) -> None:
     root = float32_store(tmp_path / "s")
     plain: Any = zarr.open_group(root, mode="r")["X"]
     read = open_store(root).rows["X"]
@@ -250,7 +250,7 @@ def test_slices_of_a_store_are_its_rows(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read[rows], plain[:][rows])
 
 
-def test_names_of_classes_reach_the_terminal_as_escapes(tmp_path: Path) -> None:
+def test_class_names_are_escaped_in_terminal(tmp_path: Path) -> None:
     """Check that control characters in a class name are escaped by info and ingest."""
     X = rows("float32")
     ingest(X, tmp_path / "s", y=np.array(["a", "\x1b[31mred", "b\n"])[np.arange(N) % 3])
@@ -266,7 +266,7 @@ def replaced_chunk(root: Path, data: bytes) -> Store:
     """Return the uint8 store with other bytes in a chunk, and right checksums."""
     crc = int(google_crc32c.value(data)).to_bytes(4, "little")
     (root / "X/c/1/0").write_bytes(data + crc)
-    damage.reseal(root)
+    bit_flips.reseal(root)
     return open_store(root)
 
 
@@ -288,7 +288,7 @@ def frame(size: int) -> bytes:
         b"",
     ],
 )
-def test_a_chunk_takes_no_more_memory_than_its_rows(tmp_path: Path, data: bytes) -> None:
+def test_chunk_needs_no_more_memory_than_its_rows(tmp_path: Path, data: bytes) -> None:
     """Check that the declared size of a frame counts only up to the size of the chunk."""
     root = uint8_store(tmp_path / "s")
     store = replaced_chunk(root, data)
@@ -307,7 +307,7 @@ def test_a_chunk_takes_no_more_memory_than_its_rows(tmp_path: Path, data: bytes)
 
 def mutated(document: Any, rng: np.random.Generator) -> bytes:
     """Return a JSON document with other entries, truncated, or nested deeply."""
-    text = json.dumps(damage.edited(document, rng)).encode()
+    text = json.dumps(bit_flips.edited(document, rng)).encode()
     if rng.integers(8) == 0:
         text = text[: rng.integers(len(text))]
     if rng.integers(50) == 0:
@@ -315,7 +315,7 @@ def mutated(document: Any, rng: np.random.Generator) -> bytes:
     return text
 
 
-def is_as_zarr_has_it(root: Path) -> bool:
+def equals_zarr_reading(root: Path) -> bool:
     """Check the arrays of a foreign store, whose metadata may declare anything, against zarr."""
     store = open_store(root, foreign=True)
     chunks = [store.read_chunk(i) for i in range(store.n_chunks)]
@@ -331,7 +331,7 @@ def is_as_zarr_has_it(root: Path) -> bool:
 @pytest.mark.parametrize(
     "n", [pytest.param(150, id="some"), pytest.param(50_000, id="many", marks=pytest.mark.full)]
 )
-def test_any_zarr_json_opens_or_is_refused_in_one_sentence(
+def test_zarr_json_with_any_content_opens_or_is_refused(
     tmp_path: Path, foreign: bool, n: int
 ) -> None:
     """Check that any content of zarr.json raises only the exceptions of errors.py."""
@@ -344,17 +344,17 @@ def test_any_zarr_json_opens_or_is_refused_in_one_sentence(
     for _ in range(n):
         name = names[rng.integers(3 if foreign else len(names))]
         text = mutated(documents[name], rng)
-        with damage.replaced(root / name, text):
+        with bit_flips.replaced(root / name, text):
             if foreign:
-                how = damage.outcome(partial(is_as_zarr_has_it, root), True, text[:3000])
+                how = bit_flips.outcome(partial(equals_zarr_reading, root), True, text[:3000])
             else:
-                how = damage.outcome(partial(everything, root), truth, text[:3000])
+                how = bit_flips.outcome(partial(everything, root), truth, text[:3000])
                 describe_unfinished(root)
         counts[how] += 1
     assert counts["same"] < n // 2 < counts["DataError" if foreign else "CorruptChunkError"]
 
 
-def test_attributes_of_foreign_arrays_that_are_no_object_are_said(tmp_path: Path) -> None:
+def test_foreign_attributes_other_than_objects_are_reported(tmp_path: Path) -> None:
     root = uint8_store(tmp_path / "s")
     document = json.loads((root / "X/zarr.json").read_text())
     for attributes in ([{"streamkern": "store"}], [1], "text", 3):
@@ -363,7 +363,7 @@ def test_attributes_of_foreign_arrays_that_are_no_object_are_said(tmp_path: Path
             open_store(root, foreign=True)
 
 
-def test_metadata_that_make_no_sense_are_said_whatever_their_digests(tmp_path: Path) -> None:
+def test_invalid_metadata_with_valid_digests_are_reported(tmp_path: Path) -> None:
     """Check wrong metadata with right digests."""
     root = uint8_store(tmp_path / "s")
     document = json.loads((root / "X/zarr.json").read_text())

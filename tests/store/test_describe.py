@@ -17,8 +17,8 @@ from streamkern.ingest.ingest import ingest
 from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import open_store
 from streamkern.store.writer import StoreWriter
-from tests.faultproxy import FaultProxy
-from tests.s3server import S3Server
+from tests.fault_proxy import FaultProxy
+from tests.s3_server import S3Server
 
 rng = np.random.default_rng(0)
 X = rng.integers(0, 256, size=(600, 40)).astype(np.uint8)
@@ -30,53 +30,55 @@ def foreign(path: Path, y: np.ndarray = Y, y_rows: int = 50, **layout: Any) -> l
     group = zarr.create_group(path)
     group.create_array("X", shape=X.shape, dtype=X.dtype, **{"chunks": (50, 40), **layout})[:] = X
     group.create_array("y", data=y, chunks=(y_rows,))
-    said: list[str] = describe_store(open_store(path))["warnings"]
-    others = [text for text in said if not text.startswith("streamkern did not write this store")]
-    assert len(others) == len(said) - 1
+    message: list[str] = describe_store(open_store(path))["warnings"]
+    others = [
+        text for text in message if not text.startswith("streamkern did not write this store")
+    ]
+    assert len(others) == len(message) - 1
     return others
 
 
-def test_layouts_that_cost_something(tmp_path: Path) -> None:
+def test_slow_layouts_give_warnings(tmp_path: Path) -> None:
     small = foreign(tmp_path / "plain")
     assert small == []
-    (said,) = foreign(tmp_path / "shards", chunks=(10, 40), shards=(50, 40))
-    assert said.startswith("X is sharded: rows are read a shard at a time, 1.95 KiB in 5 pieces")
-    (said,) = foreign(tmp_path / "columns", chunks=(50, 16))
-    assert said.startswith("X is cut into 3 pieces along its features")
-    (said,) = foreign(tmp_path / "mixture", y_rows=200)
-    assert said.startswith("X has chunks of 50 rows and y of 200: parts of y are read more than")
+    (message,) = foreign(tmp_path / "shards", chunks=(10, 40), shards=(50, 40))
+    assert message.startswith("X is sharded: rows are read a shard at a time, 1.95 KiB in 5 pieces")
+    (message,) = foreign(tmp_path / "columns", chunks=(50, 16))
+    assert message.startswith("X is cut into 3 pieces along its features")
+    (message,) = foreign(tmp_path / "mixture", y_rows=200)
+    assert message.startswith("X has chunks of 50 rows and y of 200: parts of y are read more than")
 
 
-def test_rows_that_would_compress(tmp_path: Path) -> None:
+def test_compressible_rows_give_warning(tmp_path: Path) -> None:
     sparse = X * (X > 230)
     ingest(sparse, tmp_path / "none", y=Y, compress="none")
-    (said,) = describe_store(open_store(tmp_path / "none"))["warnings"]
-    assert said.startswith("uint8 rows are stored as they are; zstd would make them ")
-    assert said.endswith(" times smaller: ingest with compress zstd")
+    (message,) = describe_store(open_store(tmp_path / "none"))["warnings"]
+    assert message.startswith("uint8 rows are stored as they are; zstd would make them ")
+    assert message.endswith(" times smaller: ingest with compress zstd")
     for name, rows, compress in (("zstd", sparse, "zstd"), ("random", X, "none")):
         ingest(rows, tmp_path / name, y=Y, compress=compress)
         assert describe_store(open_store(tmp_path / name))["warnings"] == []
 
 
-def test_small_chunks_sorted_rows_and_rare_classes(tmp_path: Path) -> None:
+def test_small_chunks_sorted_rows_and_rare_classes_give_warnings(tmp_path: Path) -> None:
     wide = np.zeros((2000, 900), np.float32)
     y = np.repeat([0, 1], [1990, 10])
     ingest(wide, tmp_path / "s", y=y, chunk_mb=90 / 1024, shuffle=False)
-    told = describe_store(open_store(tmp_path / "s"))
-    chunks, ordered, rare = told["warnings"]
+    description = describe_store(open_store(tmp_path / "s"))
+    chunks, ordered, rare = description["warnings"]
     assert chunks.startswith("chunks of 87.9 KiB are small: every read costs a request")
     assert ordered.startswith("rows are sorted or grouped by label")
     assert rare == (
         "classes are unbalanced: class '1' has 0.5% of the rows and class '0' 99.5%; set "
         'class_weight = "balanced" if both matter alike'
     )
-    text = store_text(told)
+    text = store_text(description)
     assert "rows per class: 1 10 (0.5%) to 0 1,990 (99.5%)" in text
     assert text.count("  note: ") == 3
 
 
 @pytest.mark.slow
-def test_a_large_store_on_s3_costs_a_few_requests(
+def test_describing_a_large_s3_store_needs_few_requests(
     s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"s3://{bucket}/s.zarr"
@@ -86,41 +88,48 @@ def test_a_large_store_on_s3_costs_a_few_requests(
 
         def described(**how: bool) -> tuple[dict[str, Any], Counter[str]]:
             proxy.log()
-            told = describe_store(store, **how)
-            return told, Counter(
+            description = describe_store(store, **how)
+            return description, Counter(
                 "list" if "list-type" in path else method for method, path, _ in proxy.log()
             )
 
-        told, asked = described()
-        assert asked == {"list": 2, "GET": 9}  # also the checksums, once
-        assert (told["n_chunks"], told["stored_bytes_estimated"]) == (60, False)
-        exact = told["stored_bytes"]
+        description, requested = described()
+        assert requested == {"list": 2, "GET": 9}  # also the checksums, once
+        assert (description["n_chunks"], description["stored_bytes_estimated"]) == (60, False)
+        exact = description["stored_bytes"]
         monkeypatch.setattr("streamkern.store.describe._MAX_LISTED_CHUNKS", 10)
-        told, asked = described()
-        assert asked == {"HEAD": 8, "GET": 8}
-        assert told["stored_bytes_estimated"]
+        description, requested = described()
+        assert requested == {"HEAD": 8, "GET": 8}
+        assert description["stored_bytes_estimated"]
         # Without the 4 bytes of each checksum of y, and what zstd saves or costs.
-        assert told["stored_bytes"] == pytest.approx(exact, rel=0.1)
-        assert "about " in store_text(told)
-        told, asked = described(exact=True)
-        assert asked["list"] == 2
-        assert (told["stored_bytes"], told["stored_bytes_estimated"]) == (exact, False)
+        assert description["stored_bytes"] == pytest.approx(exact, rel=0.1)
+        assert "about " in store_text(description)
+        description, requested = described(exact=True)
+        assert requested["list"] == 2
+        assert (description["stored_bytes"], description["stored_bytes_estimated"]) == (
+            exact,
+            False,
+        )
 
 
-def test_an_unfinished_store_says_how_far_it_is(tmp_path: Path) -> None:
-    place = tmp_path / "s"
-    assert describe_unfinished(place) is None
+def test_unfinished_store_reports_progress(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    assert describe_unfinished(path) is None
     writer = StoreWriter(
-        place, row_shape=(40,), x_dtype=np.uint8, n_outputs=3, classes="abc", chunk_rows=100,
+        path, row_shape=(40,), x_dtype=np.uint8, n_outputs=3, classes="abc", chunk_rows=100,
         n_rows=550,
     )  # fmt: skip
     for i in (0, 3):
         writer.write_chunk(i, X[:100], Y[:100])
-    told = describe_unfinished(place)
-    assert told is not None
-    assert json.loads(json.dumps(told)) == told
-    assert (told["chunks_written"], told["n_chunks"], told["n_rows"]) == (2, 6, 550)
-    assert "unfinished: 2 of 6 chunks are written, 33%; 550 rows in all" in store_text(told)
+    description = describe_unfinished(path)
+    assert description is not None
+    assert json.loads(json.dumps(description)) == description
+    assert (description["chunks_written"], description["n_chunks"], description["n_rows"]) == (
+        2,
+        6,
+        550,
+    )
+    assert "unfinished: 2 of 6 chunks are written, 33%; 550 rows in all" in store_text(description)
     ingest(X, tmp_path / "done", y=Y)
     assert describe_unfinished(tmp_path / "done") is None
     group = zarr.create_group(tmp_path / "foreign")

@@ -10,16 +10,16 @@ import pytest
 
 from streamkern.ingest.ingest import ingest
 from streamkern.store.store import open_store
-from tests.faultproxy import FaultProxy
+from tests.fault_proxy import FaultProxy
 from tests.notebooks import shown_cells as cells
-from tests.s3server import S3Server
+from tests.s3_server import S3Server
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 2)).astype(np.float32)
 LABELS = np.repeat(["<script>alert(1)</script>", "a&b\n", "plain"], [50, 100, 150])
 
 
-def test_a_table_has_the_figures_of_the_store_and_foreign_text_as_text(tmp_path: Path) -> None:
+def test_html_table_shows_store_figures_and_escapes_text(tmp_path: Path) -> None:
     frame = pd.DataFrame(X, columns=["<b>width</b>", "height"])
     ingest(frame, tmp_path / "s", y=LABELS, chunk_mb=800 / 2**20)
     store = open_store(tmp_path / "s")
@@ -39,7 +39,7 @@ def test_a_table_has_the_figures_of_the_store_and_foreign_text_as_text(tmp_path:
     assert "color" not in store._repr_html_()
 
 
-def test_values_weights_and_many_names_are_told(tmp_path: Path) -> None:
+def test_values_weights_and_many_columns_are_shown(tmp_path: Path) -> None:
     wide = rng.normal(size=(40, 30))
     frame = pd.DataFrame(wide, columns=[f"f{k}" for k in range(30)])
     ingest(frame, tmp_path / "s", y=wide[:, :2], sample_weight=np.ones(40))
@@ -50,7 +50,7 @@ def test_values_weights_and_many_names_are_told(tmp_path: Path) -> None:
     assert cells(open_store(tmp_path / "s", y=None))["targets"] == "none"
 
 
-def test_rows_left_out_and_classes_that_are_many(tmp_path: Path) -> None:
+def test_dropped_rows_and_many_classes_are_shown(tmp_path: Path) -> None:
     y = np.arange(300.0)
     y[:4] = np.nan
     ingest(X, tmp_path / "gaps", y=y, drop_missing_targets=True)
@@ -66,7 +66,7 @@ def test_rows_left_out_and_classes_that_are_many(tmp_path: Path) -> None:
     "url",
     ["https://me:hidden@host/s", "s3://b/s?X-Amz-Signature=hidden", "https://b/s?token=hidden"],
 )
-def test_credentials_do_not_appear(tmp_path: Path, url: str) -> None:
+def test_html_table_hides_credentials(tmp_path: Path, url: str) -> None:
     ingest(X, tmp_path / "s", y=LABELS)
     shown = open_store(tmp_path / "s")
     shown.stored.url = url  # `open_store` refuses most of them, before a store is there to show
@@ -75,7 +75,7 @@ def test_credentials_do_not_appear(tmp_path: Path, url: str) -> None:
 
 
 @pytest.mark.slow
-def test_no_request_is_made(s3: S3Server, bucket: str) -> None:
+def test_html_table_makes_no_request(s3: S3Server, bucket: str) -> None:
     url = f"s3://{bucket}/s.zarr"
     ingest(X, url, y=LABELS, storage_options=s3.options())
     with FaultProxy(upstream=s3.endpoint) as proxy:
@@ -87,7 +87,7 @@ def test_no_request_is_made(s3: S3Server, bucket: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_notebook_shows_it(tmp_path: Path) -> None:
+def test_notebook_shows_html_table(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel")
     client = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
     ingest(X, tmp_path / "s", y=LABELS)

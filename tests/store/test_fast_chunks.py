@@ -35,7 +35,7 @@ def create(store: Any, dtype: str = "float32", **options: Any) -> Any:
 @pytest.mark.parametrize(
     "codecs", [[], [Crc32cCodec()], [ZstdCodec(level=3)], [ZstdCodec(), Crc32cCodec()]]
 )
-def test_the_rows_are_those_of_zarr(tmp_path: Path, dtype: str, codecs: list[Any]) -> None:
+def test_chunk_reader_equals_zarr(tmp_path: Path, dtype: str, codecs: list[Any]) -> None:
     for store, kind in ((LocalStore(tmp_path), ChunkFiles), (MemoryStore(), ChunkValues)):
         array = create(store, dtype, compressors=codecs or None)
         reader = chunk_reader(array)
@@ -50,7 +50,7 @@ def test_the_rows_are_those_of_zarr(tmp_path: Path, dtype: str, codecs: list[Any
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_what_is_written_is_what_zarr_writes(tmp_path: Path, compressed: bool) -> None:
+def test_encoded_chunks_equal_zarr(tmp_path: Path, compressed: bool) -> None:
     codecs = [*([ZstdCodec(level=ZSTD_LEVEL)] if compressed else []), Crc32cCodec()]
     store = zarr_store(tmp_path, read_only=False)
     array = zarr.create_array(
@@ -78,17 +78,17 @@ def test_what_is_written_is_what_zarr_writes(tmp_path: Path, compressed: bool) -
     ],
     ids=str,
 )
-def test_other_layouts_are_left_to_zarr(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_other_layouts_use_zarr(tmp_path: Path, options: dict[str, Any]) -> None:
     assert chunk_reader(create(LocalStore(tmp_path), **options)) is None
 
 
-def test_plain_stores_are_left_to_zarr(tmp_path: Path) -> None:
+def test_stores_with_fill_values_use_zarr(tmp_path: Path) -> None:
     """Check stores whose missing chunks are fill values."""
     create(LocalStore(tmp_path))
     assert chunk_reader(zarr.open_array(LocalStore(tmp_path), path="a", mode="r")) is None
 
 
-def test_damage_without_a_checksum(tmp_path: Path) -> None:
+def test_truncated_chunk_without_checksum_is_refused(tmp_path: Path) -> None:
     files = chunk_reader(create(LocalStore(tmp_path)))
     assert isinstance(files, ChunkFiles)
     path = tmp_path / "a/c/1/0"
@@ -100,7 +100,7 @@ def test_damage_without_a_checksum(tmp_path: Path) -> None:
         files.read("a/c/1/0", 8)
 
 
-def test_a_checksum_over_several_pieces(tmp_path: Path) -> None:
+def test_checksum_covers_several_pieces(tmp_path: Path) -> None:
     shape = (3, 1 << 18)
     array = zarr.create_array(
         LocalStore(tmp_path), name="a", shape=shape, chunks=shape, dtype="float64",

@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> sk.store.store.Store:
     return sk.open_store(tmp_path / "rows.zarr")
 
 
-def test_arrays_of_dask_hold_the_rows(store: sk.store.store.Store) -> None:
+def test_dask_arrays_equal_rows(store: sk.store.store.Store) -> None:
     arrays = store.to_dask()
     assert list(arrays) == ["X", "y", "w"]
     X = arrays["X"]
@@ -37,13 +37,13 @@ def test_arrays_of_dask_hold_the_rows(store: sk.store.store.Store) -> None:
     assert arrays["X"].name == sk.open_store(store.url).to_dask()["X"].name
 
 
-def test_arrays_of_dask_travel(store: sk.store.store.Store) -> None:
+def test_dask_arrays_can_be_pickled(store: sk.store.store.Store) -> None:
     there = pickle.loads(pickle.dumps(store.to_dask()["X"]))
     np.testing.assert_array_equal(there[::-1].compute(), FRAME[::-1])
     np.testing.assert_array_equal(there[4321].compute(), FRAME.loc[4321])
 
 
-def test_a_damaged_chunk_is_noticed(store: sk.store.store.Store) -> None:
+def test_damaged_chunk_raises_in_dask(store: sk.store.store.Store) -> None:
     X = store.to_dask()["X"]
     path = Path(store.url, store.stored.key(store.stored.x, 3))
     data = bytearray(path.read_bytes())
@@ -53,7 +53,7 @@ def test_a_damaged_chunk_is_noticed(store: sk.store.store.Store) -> None:
         X.compute()
 
 
-def test_a_dataset_of_xarray_has_the_names(store: sk.store.store.Store) -> None:
+def test_xarray_dataset_has_names(store: sk.store.store.Store) -> None:
     dataset = store.to_xarray()
     assert dict(dataset.sizes) == {"row": N, "feature": 3, "output": 2}
     np.testing.assert_array_equal(dataset.X.sel(feature="b"), FRAME["b"])
@@ -62,7 +62,7 @@ def test_a_dataset_of_xarray_has_the_names(store: sk.store.store.Store) -> None:
         dataset.X.sel(feature="d")
 
 
-def test_images_and_classes(tmp_path: Path) -> None:
+def test_xarray_dataset_of_images_and_classes(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (60, 4, 5, 3), dtype=np.uint8)
     words = np.array(["cat", "dog", "emu"])[np.arange(60) % 3]
     sk.ingest_store(images, tmp_path / "images.zarr", y=words, shuffle=False)

@@ -22,8 +22,8 @@ X, Y = RNG.normal(size=(60, 2)), RNG.normal(size=60)
 Y_HALVES = np.arange(60) / 2
 
 
-def group_at(place: Any, version: int, role: str, attributes: dict[str, Any]) -> Any:
-    group = zarr.create_group(place, zarr_format=version, overwrite=True)
+def group_at(location: Any, version: int, role: str, attributes: dict[str, Any]) -> Any:
+    group = zarr.create_group(location, zarr_format=version, overwrite=True)
     for name, data in (("X", X), ("y", Y), ("w", np.ones(60))):
         group.create_array(name, data=data)
     group[role].attrs.update(attributes)
@@ -31,27 +31,29 @@ def group_at(place: Any, version: int, role: str, attributes: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_every_door_to_a_store_refuses_packed_arrays(tmp_path: Path, version: int) -> None:
+def test_every_reader_of_stores_refuses_packed_arrays(tmp_path: Path, version: int) -> None:
     model = streamkern.KernelRegressor(n_centers=20)
     for role in ("X", "y", "w"):
         for attributes in ({"scale_factor": 0.1}, {"_FillValue": 3.0}, {"valid_max": 9}):
             group = group_at(tmp_path / "g.zarr", version, role, attributes)
             word = f"packed .*{next(iter(attributes))}.*ingest it"
-            doors: list[Any] = [lambda: open_store(tmp_path / "g.zarr", w="w")]
+            entry_points: list[Any] = [lambda: open_store(tmp_path / "g.zarr", w="w")]
             if role != "w":
-                doors += [
+                entry_points += [
                     lambda: model.fit(tmp_path / "g.zarr"),
                     lambda group=group: model.fit(group),
                     lambda group=group: model.fit(group["X"], group["y"]),
                 ]
             else:
-                doors.append(lambda group=group: model.fit(group["X"], group["y"], group["w"]))
-            for door in doors:
+                entry_points.append(
+                    lambda group=group: model.fit(group["X"], group["y"], group["w"])
+                )
+            for entry_point in entry_points:
                 with pytest.raises(DataError, match=word):
-                    door()
+                    entry_point()
 
 
-def test_what_is_said_of_plain_numbers_changes_nothing(tmp_path: Path) -> None:
+def test_attributes_of_unpacked_numbers_have_no_effect(tmp_path: Path) -> None:
     """Check attributes as xarray writes them, also with NaN as the fill value."""
     data = xr.Dataset({"X": (("row", "column"), X), "y": ("row", Y)})
     plain = group_at(tmp_path / "plain.zarr", 3, "X", {})
@@ -62,7 +64,7 @@ def test_what_is_said_of_plain_numbers_changes_nothing(tmp_path: Path) -> None:
         np.testing.assert_array_equal(model.predict(X), truth)
 
 
-def test_arrays_of_other_libraries_are_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_packed_arrays_of_other_libraries_are_refused(tmp_path: Path) -> None:
     packed = xr.DataArray(np.arange(12).reshape(6, 2), attrs={"scale_factor": 0.1})
     with pytest.raises(DataError, match=r"scale_factor.*decode_cf"):
         streamkern.ingest_store(packed, tmp_path / "out", y=np.arange(6.0))
@@ -80,7 +82,7 @@ def test_arrays_of_other_libraries_are_refused_with_a_remedy(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("rows", [slice(3, 50, 7), slice(None, None, -1), slice(40, 2, -5)])
-def test_slices_of_any_step_name_the_missing_row(rows: slice) -> None:
+def test_slices_of_any_step_name_missing_row(rows: slice) -> None:
     array = zarr.create_array({}, data=np.arange(60, dtype="i2"), attributes={"scale_factor": 0.5})
     np.testing.assert_array_equal(Unpacked(array, detect_packing(array, "X"))[rows], Y_HALVES[rows])
     array.attrs["_FillValue"] = 38  # a row of each slice
@@ -88,13 +90,13 @@ def test_slices_of_any_step_name_the_missing_row(rows: slice) -> None:
         Unpacked(array, detect_packing(array, "X"))[rows]
 
 
-def test_what_has_no_attributes_is_not_packed() -> None:
+def test_data_without_attributes_is_unpacked() -> None:
     frame: Any = da.ones((3, 2))
     for given in (X, frame, "a path", None, [1, 2]):
         assert detect_packing(given, "X") is None
 
 
-def test_labels_of_strings_are_read_from_arrays_of_any_kind() -> None:
+def test_string_labels_are_read_from_any_array() -> None:
     words = np.array(["ann", "bob", "cyd"])[RNG.integers(0, 3, 60)]
     group: Any = zarr.create_group({})
     group.create_array("X", data=X, chunks=(20, 2))
@@ -110,7 +112,7 @@ def test_labels_of_strings_are_read_from_arrays_of_any_kind() -> None:
         assert model.score(X, words) == truth.score(X, words)
 
 
-def test_scales_and_gaps_are_known_by_their_other_names() -> None:
+def test_scales_and_fill_values_have_known_synonyms() -> None:
     """Check the names of ENVI, GDAL, MATLAB and writers of instruments."""
 
     class Array:

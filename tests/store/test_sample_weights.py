@@ -38,12 +38,12 @@ from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.saved_model import load_model
-from tests import maths
 from tests import reference as ref
+from tests import solver_problems
 from tests.conftest import MakeZarr
-from tests.faults import content
 from tests.plans import solver_settings
 from tests.runs import METHODS, arrays, assert_same_bits, final, finished, settings, stopped
+from tests.store_damage import content
 
 N = 60
 X = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
@@ -59,16 +59,16 @@ def weighted(**options: Any) -> ArraySource:
     return ArraySource(X, IDS, classes=CLASSES, sample_weight=W, **options)
 
 
-def of(rows: np.ndarray) -> np.ndarray:
+def weights_of_rows(rows: np.ndarray) -> np.ndarray:
     """Return the weights that were given to rows of X."""
     return np.asarray(np.round(np.abs(rows[:, 0]) * 4) / 4, np.float32)
 
 
 # ------------------------------------------------------------------------- what is minimised
 
-KERNEL_ROWS, CENTERS = maths.rows(0, 240, 3), maths.rows(1, 10, 3)
+KERNEL_ROWS, CENTERS = solver_problems.rows(0, 240, 3), solver_problems.rows(1, 10, 3)
 TARGETS = np.stack([np.sin(KERNEL_ROWS[:, 0]), KERNEL_ROWS[:, 2] ** 2], axis=1)
-TARGETS += 0.3 * maths.rows(3, 240, 2)
+TARGETS += 0.3 * solver_problems.rows(3, 240, 2)
 COUNTS = np.random.default_rng(4).integers(0, 4, 240)
 
 
@@ -79,17 +79,19 @@ def repeated_rows() -> np.ndarray:
     return np.asarray(np.linalg.solve(K.T @ K, K.T @ Y))
 
 
-def test_whole_weights_are_repeated_rows() -> None:
+def test_integer_weights_equal_repeated_rows() -> None:
     """Check the block solver at its end, with a setup on the weighted rows and steps over all of
     them."""
-    op, w = maths.operator(), COUNTS / COUNTS.mean()
+    op, w = solver_problems.operator(), COUNTS / COUNTS.mean()
     root = np.sqrt(w)
-    Z = maths.both(op, CENTERS)
-    sizes = maths.small_sizes(block_size=10, batch_size=240, n_sample=240, n_probe=240)
+    Z = solver_problems.both(op, CENTERS)
+    sizes = solver_problems.small_sizes(block_size=10, batch_size=240, n_sample=240, n_probe=240)
     options = solver_settings(average=False)
-    both = maths.SampleRows(KERNEL_ROWS, TARGETS, root)
-    work = maths.Work(op, Z, maths.problem_of(CENTERS, 2, cycled=240), sizes, options, 3)
-    setup = BlockMethod().compute(work, lambda: (both, both), maths.quiet)
+    both = solver_problems.SampleRows(KERNEL_ROWS, TARGETS, root)
+    work = solver_problems.Work(
+        op, Z, solver_problems.problem_of(CENTERS, 2, cycled=240), sizes, options, 3
+    )
+    setup = BlockMethod().compute(work, lambda: (both, both), solver_problems.quiet)
     solver = BlockMethod().assemble(work, setup)
     state = solver.init()
     for _ in range(100):
@@ -101,14 +103,16 @@ def test_whole_weights_are_repeated_rows() -> None:
     np.testing.assert_allclose(loss[0].sum(), residual.sum() / COUNTS.sum(), rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in maths.SOLVERS if name not in maths.IN_PLACE])
-def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name in solver_problems.SOLVERS if name not in solver_problems.IN_PLACE]
+)
+def test_steps_of_weighted_rows_equal_repeated_rows(name: str) -> None:
     """Compare without leverages, because each of two copies has its own.
 
     Three passes over two batches: direct and FALKON have no weights before a pass ends, and FALKON
     only from the second one on.
     """
-    case = maths.make_case(maths.operator(), name)
+    case = solver_problems.make_case(solver_problems.operator(), name)
     for sketch in [key for key in case.setup.arrays if key.startswith("G.")]:
         del case.setup.arrays[sketch]
     # Steps as long as the top eigenvalue allows, whatever the number of rows is.
@@ -137,9 +141,9 @@ def test_steps_of_weighted_rows_are_those_of_repeated_rows(name: str) -> None:
     np.testing.assert_allclose(a.alpha, b.alpha, rtol=1e-7, atol=1e-9)
 
 
-def test_a_weighted_row_moves_itself_by_its_weight() -> None:
+def test_weighted_row_step_equals_formula() -> None:
     """Check the formula of a step with several blocks in float64, with rows damped by leverage."""
-    case = maths.make_case(maths.operator(), "blocks")
+    case = solver_problems.make_case(solver_problems.operator(), "blocks")
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     batch, w = np.array([1, 2, 3, 5, 6]), np.array([0.0, 0.5, 1.0, 2.0, 1.5])
@@ -162,9 +166,9 @@ def test_a_weighted_row_moves_itself_by_its_weight() -> None:
 
 
 @pytest.mark.parametrize("name", ["eigenpro2", "sgd"])
-def test_rows_are_moved_by_their_weights(name: str) -> None:
+def test_weighted_step_in_place_equals_formula(name: str) -> None:
     """Check the formula of the step in float64; rows outside of the sample get no correction."""
-    case = maths.make_case(maths.operator(), name)
+    case = solver_problems.make_case(solver_problems.operator(), name)
     solver, batch = case.solver(), np.array([1, 2, 3, 5, 6])
     assert case.sample_rows is not None
     assert not set(batch) & set(case.sample_rows)
@@ -174,12 +178,12 @@ def test_rows_are_moved_by_their_weights(name: str) -> None:
     np.testing.assert_allclose(state.alpha[batch], eta / 5 * w[:, None] * case.Y[batch], rtol=1e-12)
 
 
-def test_eigenpro1_moves_all_rows_by_the_weights_of_the_batch() -> None:
+def test_eigenpro1_weighted_steps_equal_formula() -> None:
     """Check the formula of two steps in float64, with the preconditioner of the solver.
 
     The second one has residuals of weights that are not zero.
     """
-    case = maths.make_case(maths.operator(), "eigenpro1")
+    case = solver_problems.make_case(solver_problems.operator(), "eigenpro1")
     solver, w = case.solver(), np.array([0.0, 0.5, 1.0, 2.0, 1.5])
     assert isinstance(solver, SGDSolver)
     assert solver.P is not None
@@ -194,9 +198,9 @@ def test_eigenpro1_moves_all_rows_by_the_weights_of_the_batch() -> None:
     assert (state.alpha != 0).all()
 
 
-@pytest.mark.parametrize("name", maths.SOLVERS)
-def test_weights_of_one_change_nothing(name: str) -> None:
-    case = maths.make_case(maths.operator(), name)
+@pytest.mark.parametrize("name", solver_problems.SOLVERS)
+def test_unit_weights_change_nothing(name: str) -> None:
+    case = solver_problems.make_case(solver_problems.operator(), name)
     plain, with_ones = case.solver(), case.solver()
     a, b = plain.init(), with_ones.init()
     for t in range(4):
@@ -209,10 +213,10 @@ def test_weights_of_one_change_nothing(name: str) -> None:
         np.testing.assert_array_equal(array, with_ones.arrays(b)[name_])
 
 
-@pytest.mark.parametrize("name", maths.SOLVERS)
-def test_rows_of_weight_zero_are_not_there(name: str) -> None:
+@pytest.mark.parametrize("name", solver_problems.SOLVERS)
+def test_zero_weight_rows_have_no_effect(name: str) -> None:
     """Compare up to the number of rows m of the batch, which determines the step eta(m) / m."""
-    case = maths.make_case(maths.operator(), name)
+    case = solver_problems.make_case(solver_problems.operator(), name)
     batch = case.batch(0)
     w = np.ones(len(batch))
     w[3:7] = 0
@@ -226,13 +230,13 @@ def test_rows_of_weight_zero_are_not_there(name: str) -> None:
         np.testing.assert_array_equal(array, two.arrays(b)[key])
 
 
-def test_step_rules_are_those_of_the_weighted_stream() -> None:
+def test_step_rules_equal_those_of_weighted_stream() -> None:
     """Compare leverage and largest eigenvalue in float64, from rows scaled by the root of their
     weights."""
-    op, w = maths.operator(), COUNTS / COUNTS.mean()
-    root, sample = np.sqrt(w), maths.rows(9, 300, 3)
+    op, w = solver_problems.operator(), COUNTS / COUNTS.mean()
+    root, sample = np.sqrt(w), solver_problems.rows(9, 300, 3)
     ones = np.ones(300)
-    Z, S, P = (maths.both(op, A) for A in (CENTERS, sample, KERNEL_ROWS))
+    Z, S, P = (solver_problems.both(op, A) for A in (CENTERS, sample, KERNEL_ROWS))
     first, second = Sample(S, np.ones((300, 2)), ones), Sample(P, TARGETS, root)
     block = build_block(op, Z, first, second, [slice(0, 10)], damping=1e-4)
     phi = ref.laplace(KERNEL_ROWS, CENTERS, 2.0) @ block.H[0].T * root[:, None]
@@ -240,15 +244,13 @@ def test_step_rules_are_those_of_the_weighted_stream() -> None:
     low, high = ref.held_out_lambda_1(phi)
     assert low * (1 - 1e-9) <= block.rules[0].lambda_1 <= high * (1 + 1e-9)
     # Where the probe is all rows, there are no others.
-    whole = build_block(op, Z, first, replace(second, fresh=100), [slice(0, 10)], damping=1e-4)
-    np.testing.assert_allclose(
-        whole.rules[0].lambda_1, np.linalg.norm(phi, 2) ** 2 / 240, rtol=1e-6
-    )
+    full = build_block(op, Z, first, replace(second, fresh=100), [slice(0, 10)], damping=1e-4)
+    np.testing.assert_allclose(full.rules[0].lambda_1, np.linalg.norm(phi, 2) ** 2 / 240, rtol=1e-6)
 
 
-def test_the_start_is_what_the_weighted_sample_teaches() -> None:
-    op, w = maths.operator(), COUNTS / COUNTS.mean()
-    Z, S = maths.both(op, CENTERS), maths.both(op, KERNEL_ROWS)
+def test_start_equals_weighted_sample_solution() -> None:
+    op, w = solver_problems.operator(), COUNTS / COUNTS.mean()
+    Z, S = solver_problems.both(op, CENTERS), solver_problems.both(op, KERNEL_ROWS)
     sample = Sample(S, TARGETS, np.sqrt(w))
     block = build_block(op, Z, sample, sample, [slice(0, 10)], damping=1e-3)
     K = ref.laplace(KERNEL_ROWS, CENTERS, 2.0)
@@ -258,10 +260,10 @@ def test_the_start_is_what_the_weighted_sample_teaches() -> None:
     np.testing.assert_allclose(block.start, truth, rtol=1e-7)
 
 
-def test_the_eigensystem_is_that_of_repeated_rows() -> None:
-    op = maths.operator()
+def test_eigensystem_equals_that_of_repeated_rows() -> None:
+    op = solver_problems.operator()
     root, R = np.sqrt(COUNTS / COUNTS.mean()), np.repeat(KERNEL_ROWS, COUNTS, axis=0)
-    P = maths.both(op, KERNEL_ROWS)
+    P = solver_problems.both(op, KERNEL_ROWS)
     low = build_low_rank(op, P, P, level=20, sample_root=root, root=root)
     lam, E = (a[..., ::-1] for a in np.linalg.eigh(ref.laplace(R, R, 2.0) / len(R)))
     D = (1 - lam[20] / lam[:20]) / lam[:20] / len(R)
@@ -288,7 +290,7 @@ def batches(source: Source, threads: int = 2, class_weight: Any = None) -> list[
     return found
 
 
-def test_the_mean_over_an_epoch_is_one_and_rows_keep_their_weights() -> None:
+def test_weights_have_mean_one_over_an_epoch() -> None:
     sources: list[Source] = [
         weighted(unit_rows=7),
         ArraySource(X, VALUES, sample_weight=W, unit_rows=7),
@@ -301,18 +303,18 @@ def test_the_mean_over_an_epoch_is_one_and_rows_keep_their_weights() -> None:
         w = np.concatenate([b.w for b in found])
         rows = np.concatenate([b.X for b in found])
         np.testing.assert_allclose(w.mean(), 1, rtol=1e-12)
-        own = np.float64(of(rows))
+        own = np.float64(weights_of_rows(rows))
         np.testing.assert_allclose(w / w.sum(), own / own.sum(), rtol=1e-12)
 
 
-def test_any_number_of_threads_gives_the_same_weights() -> None:
+def test_weights_do_not_depend_on_threads() -> None:
     one, four = (batches(weighted(unit_rows=7), threads=k, class_weight="balanced") for k in (1, 4))
     for a, b in zip(one, four, strict=True):
         assert a.w.tobytes() == b.w.tobytes()
         assert a.X.tobytes() == b.X.tobytes()
 
 
-def test_without_weights_there_are_none() -> None:
+def test_unweighted_source_has_no_weights() -> None:
     assert weight_factors(ArraySource(X, IDS, classes=CLASSES)) is None
     assert all(b.w is None for b in batches(ArraySource(X, IDS, classes=CLASSES)))
 
@@ -324,9 +326,9 @@ def test_mixup_mixes_weights_like_targets() -> None:
         np.testing.assert_allclose(b.w * W.mean(), b.Y[:, 0], rtol=1e-12)
 
 
-def test_a_sample_has_the_weights_of_its_rows() -> None:
+def test_sample_keeps_weights_of_its_rows() -> None:
     block = sample_rows(weighted(unit_rows=7), 25, 3)
-    np.testing.assert_array_equal(block.w, of(block.X))
+    np.testing.assert_array_equal(block.w, weights_of_rows(block.X))
 
 
 # --------------------------------------------------------------------------- class weights
@@ -335,7 +337,7 @@ labels = st.lists(st.integers(0, 3), min_size=1, max_size=40).map(np.array)
 
 
 @given(labels)
-def test_balanced_is_scikit_learns(y: np.ndarray) -> None:
+def test_balanced_class_weights_equal_scikit_learn(y: np.ndarray) -> None:
     source = ArraySource(np.zeros((len(y), 1)), y, classes=("a", "b", "c", "d"))
     factors = weight_factors(source, "balanced")
     assert factors is not None
@@ -358,7 +360,7 @@ def test_class_weights_multiply_sample_weights() -> None:
 @pytest.mark.parametrize(
     "w", [np.ones(3), np.ones((4, 1)), np.array(["a"] * 4), [1, 2, -1, 0], [1, np.nan, 1, 1]]
 )
-def test_weights_that_make_no_sense(w: Any) -> None:
+def test_invalid_weights_are_refused(w: Any) -> None:
     with pytest.raises(DataError, match="weight"):
         as_weights(w, 4, "X")
     with pytest.raises(DataError, match="weight"):
@@ -375,7 +377,7 @@ def written(tmp_path: Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("y", [IDS, VALUES], ids=["classes", "values"])
-def test_a_store_keeps_weights_beside_their_rows(tmp_path: Path, y: np.ndarray) -> None:
+def test_store_keeps_weights_with_rows(tmp_path: Path, y: np.ndarray) -> None:
     spec = written(tmp_path, y=y)
     store = open_store(tmp_path / "s")
     store.verify()
@@ -384,24 +386,24 @@ def test_a_store_keeps_weights_beside_their_rows(tmp_path: Path, y: np.ndarray) 
     w: Any = plain["w"]
     assert (w.shape, w.dtype, w.chunks) == ((N,), np.float32, plain["y"].chunks[:1])  # type: ignore[union-attr]
     assert w.metadata.dimension_names == ("row",)
-    np.testing.assert_array_equal(w[:], of(np.asarray(plain["X"])))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(w[:], weights_of_rows(np.asarray(plain["X"])))  # type: ignore[arg-type]
     total = [W[k == IDS].sum() for k in range(3)] if y is IDS else [W.sum()]
     np.testing.assert_allclose(spec.weight_totals, total)
     assert spec.fingerprint == store.spec.fingerprint
     for i in range(store.n_chunks):
         rows, _, weights = store.read_weighted_chunk(i)
-        np.testing.assert_array_equal(weights, of(rows))
+        np.testing.assert_array_equal(weights, weights_of_rows(rows))
     assert open_store(tmp_path / "s", y=None).read_weighted_chunk(0)[2] is None
 
 
-def test_stores_without_weights_have_no_array_of_them(tmp_path: Path) -> None:
+def test_unweighted_store_has_no_weight_array(tmp_path: Path) -> None:
     rows = (np.arange(240).reshape(60, 4) % 251).astype(np.uint8)
     spec = ingest(rows, tmp_path / "s", y=np.arange(60) % 3, chunk_mb=2**-14)
     assert spec.fingerprint == PLAIN_FINGERPRINT
     assert not (tmp_path / "s" / "w").exists()
 
 
-def test_an_altered_weight_is_noticed(tmp_path: Path) -> None:
+def test_altered_weight_is_detected(tmp_path: Path) -> None:
     first = written(tmp_path)
     other = ingest(X, tmp_path / "o", y=IDS, sample_weight=2 * W, chunk_mb=2**-13)
     assert other.fingerprint != first.fingerprint
@@ -461,15 +463,15 @@ def blocks(path: Path) -> dict[str, Any]:
 def test_every_format_gives_the_same_store(
     tmp_path: Path, form: Callable[[Path], dict[str, Any]]
 ) -> None:
-    whole = written(tmp_path)
+    full = written(tmp_path)
     spec = ingest(out_url=tmp_path / "other", chunk_mb=2**-13, **form(tmp_path))
-    assert spec.fingerprint == whole.fingerprint
+    assert spec.fingerprint == full.fingerprint
     assert content(tmp_path / "other") == content(tmp_path / "s")
     again = ingest(tmp_path / "other", tmp_path / "again", shuffle=False, chunk_mb=2**-13)
     assert again.weight_totals == spec.weight_totals
 
 
-def test_an_interrupted_ingest_goes_on_with_its_weights(tmp_path: Path) -> None:
+def test_interrupted_ingest_resumes_with_weights(tmp_path: Path) -> None:
     class StopError(Exception):
         pass
 
@@ -477,25 +479,25 @@ def test_an_interrupted_ingest_goes_on_with_its_weights(tmp_path: Path) -> None:
         if phase == "write" and done > 30:
             raise StopError
 
-    whole = written(tmp_path)
+    uninterrupted = written(tmp_path)
     settings_: dict[str, Any] = {"y": IDS, "chunk_mb": 2**-13}
     with pytest.raises(StopError):
         ingest(X, tmp_path / "cut", sample_weight=W, progress=stop, **settings_)
     with pytest.raises(ResumeMismatchError, match="inputs differ"):
         ingest(X, tmp_path / "cut", **settings_)
     spec = ingest(X, tmp_path / "cut", sample_weight=W, **settings_)
-    assert spec.fingerprint == whole.fingerprint
+    assert spec.fingerprint == uninterrupted.fingerprint
 
 
 @pytest.mark.parametrize("value", ["-0.5", "nan", "much"])
-def test_a_bad_weight_is_named(tmp_path: Path, value: str) -> None:
+def test_invalid_weight_is_named(tmp_path: Path, value: str) -> None:
     (tmp_path / "d.csv").write_text(f"a,w,y\n1,0.5,0\n2,{value},1\n")
     with pytest.raises(DataError, match="weight"):
         ingest(tmp_path / "d.csv", tmp_path / "s", sample_weight="w")
     assert not (tmp_path / "s").exists()
 
 
-def test_weights_that_are_elsewhere_or_something_else(tmp_path: Path) -> None:
+def test_missing_or_reused_weight_column_is_refused(tmp_path: Path) -> None:
     table, arrays_ = csv(tmp_path)["inputs"], npz(tmp_path)["inputs"]
     for given_, name, message in [
         (table, "y", "column 'y' of .* is requested twice"),
@@ -512,7 +514,7 @@ def test_weights_that_are_elsewhere_or_something_else(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
-def test_a_materialised_store_keeps_weights(tmp_path: Path) -> None:
+def test_materialised_store_keeps_weights(tmp_path: Path) -> None:
     written(tmp_path)
     source = AugmentedSource(ZarrSource(tmp_path / "s"), 2, [MixUp(1.0)])
     spec = materialise(source, tmp_path / "m", chunk_mb=2**-13)
@@ -521,15 +523,17 @@ def test_a_materialised_store_keeps_weights(tmp_path: Path) -> None:
     materialise(plain, tmp_path / "p", chunk_mb=2**-13)
     for i in range((store := open_store(tmp_path / "p")).n_chunks):
         rows, _, w = store.read_weighted_chunk(i)
-        np.testing.assert_array_equal(w, of(rows))
+        np.testing.assert_array_equal(w, weights_of_rows(rows))
 
 
-def test_foreign_stores_name_their_weights(make_zarr: MakeZarr) -> None:
+def test_foreign_store_names_its_weights(make_zarr: MakeZarr) -> None:
     path = make_zarr({"X": X, "y": IDS, "importance": W})
     assert not ZarrSource(path).weighted
     source = ZarrSource(path, w="importance")
     np.testing.assert_allclose(source.totals, [W[k == IDS].sum() for k in range(3)])
-    np.testing.assert_array_equal(source.read_unit(0, 0, 0).w, of(source.read_unit(0, 0, 0).X))
+    np.testing.assert_array_equal(
+        source.read_unit(0, 0, 0).w, weights_of_rows(source.read_unit(0, 0, 0).X)
+    )
     source.store.check_unchanged()
     config = settings(**{"data.train": str(path), "data.sample_weight": "importance"})
     plain = settings(**{"data.train": str(path)})
@@ -538,16 +542,16 @@ def test_foreign_stores_name_their_weights(make_zarr: MakeZarr) -> None:
     assert not np.array_equal(with_weights.model.weights, without.model.weights)
 
 
-def test_the_command_line_ingests_weights(tmp_path: Path) -> None:
-    whole = written(tmp_path)
+def test_ingest_command_accepts_weights(tmp_path: Path) -> None:
+    full = written(tmp_path)
     table, out = csv(tmp_path)["inputs"], tmp_path / "out"
     chosen = ("--sample-weight", "weight", "--chunk-mb", str(2**-13))
     assert run_command(["ingest", str(table), str(out), *chosen]) == 0
-    assert open_store(out).spec.fingerprint == whole.fingerprint
+    assert open_store(out).spec.fingerprint == full.fingerprint
     assert run_command(["info", "--verify", str(out)]) == 0
 
 
-def test_a_mixture_is_weighted_as_a_whole_or_not(tmp_path: Path) -> None:
+def test_mixture_of_weighted_and_unweighted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="source 2 of the mixture has weighted False and"):
         MixtureSource([weighted(), ArraySource(X, IDS, classes=CLASSES)])
 
@@ -557,12 +561,12 @@ def test_a_mixture_is_weighted_as_a_whole_or_not(tmp_path: Path) -> None:
 
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_resumed_run_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
+def test_resumed_weighted_run_has_same_bits(method: str, tmp_path: Path) -> None:
     def source() -> Source:
         base = ArraySource(
             *arrays(), classes=("ant", "bee", "cat"), unit_rows=16, sample_weight=np.arange(135) % 4
         )
-        in_place = METHODS[method]["solver.name"] in maths.IN_PLACE
+        in_place = METHODS[method]["solver.name"] in solver_problems.IN_PLACE
         return base if in_place else AugmentedSource(base, 1, [MixUp(0.3)])
 
     chosen = METHODS[method] | {"data.class_weight": "balanced"}
@@ -574,7 +578,7 @@ def test_a_resumed_run_ends_with_the_same_bits(method: str, tmp_path: Path) -> N
     assert_same_bits(final(tmp_path / "cut"), final(tmp_path / "whole"))
 
 
-def test_evaluation_is_weighted_by_the_data_alone(tmp_path: Path) -> None:
+def test_evaluation_uses_sample_weights_only(tmp_path: Path) -> None:
     written(tmp_path)
     config = settings(tmp_path / "run", **{"data.train": str(tmp_path / "s"), "data.epochs": 1})
     config = config.with_overrides({"model.n_centers": 20, "data.class_weight": {"0": 5.0}})
@@ -583,7 +587,7 @@ def test_evaluation_is_weighted_by_the_data_alone(tmp_path: Path) -> None:
     store = ZarrSource(tmp_path / "s")
     block = sample_rows(store, N, 0)
     F, Y = model.values(block.X), np.eye(3)[block.y]
-    w = of(block.X) / of(block.X).sum()
+    w = weights_of_rows(block.X) / weights_of_rows(block.X).sum()
     metrics = model.evaluate(store)
     np.testing.assert_allclose(metrics["mse"], (w @ (F - Y) ** 2).mean(), rtol=1e-5)
     np.testing.assert_allclose(metrics["accuracy"], w @ (F.argmax(1) == block.y), rtol=1e-6)
@@ -606,7 +610,7 @@ def generated(w: Any = None, totals: Any = None, y: Any = IDS, **options: Any) -
     )  # fmt: skip
 
 
-def test_a_generator_brings_weights_along() -> None:
+def test_generator_yields_weights() -> None:
     """Check that its run has the bits of a run on arrays, also with augmentation and class
     weights."""
     array = weighted(unit_rows=16)
@@ -637,12 +641,12 @@ def test_a_generator_brings_weights_along() -> None:
         (["a", "b", "c"], "must be 3 numbers"),
     ],
 )
-def test_totals_of_a_generator_that_make_no_sense(totals: Any, message: str) -> None:
+def test_invalid_generator_totals_are_refused(totals: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         generated(W, totals)
 
 
-def test_weights_of_a_generator_are_checked() -> None:
+def test_generator_weights_are_validated() -> None:
     with pytest.raises(
         DataError, match=r"\(rows 16 to 31\) gave 3 arrays; it must give \(X, y, w\)"
     ):
@@ -657,7 +661,7 @@ def test_weights_of_a_generator_are_checked() -> None:
 # ------------------------------------------------------------------------------ estimators
 
 
-def test_an_array_and_a_store_with_weights_train_alike(tmp_path: Path) -> None:
+def test_weighted_array_and_store_train_equally(tmp_path: Path) -> None:
     w = W + 0.25  # rows of weight 0 are left out of an array, and read from a store
     ingest(X, tmp_path / "s", y=VALUES, sample_weight=w, shuffle=False)
     make = KernelRegressor(bandwidth=2.0, epochs=5, threads=1, n_centers=20, batch_size=20)
@@ -669,7 +673,7 @@ def test_an_array_and_a_store_with_weights_train_alike(tmp_path: Path) -> None:
     np.testing.assert_allclose(make.fit(X, VALUES, 7.0).dual_coef_, plain, rtol=1e-4, atol=1e-5)
 
 
-def test_a_balanced_classifier_is_one_with_balanced_weights() -> None:
+def test_balanced_classifier_equals_balanced_weights() -> None:
     y = np.where(X[:, 0] > 0.7, "rare", "common")
     options: dict[str, Any] = {"bandwidth": 2.0, "epochs": 5, "threads": 1, "n_centers": 20}
     balanced = KernelClassifier(class_weight="balanced", **options).fit(X, y)
@@ -685,12 +689,12 @@ def test_a_balanced_classifier_is_one_with_balanced_weights() -> None:
 
 
 @pytest.mark.parametrize("w", [np.ones(3), -np.ones(N), np.full(N, np.nan), np.zeros(N)])
-def test_an_estimator_refuses_bad_weights(w: np.ndarray) -> None:
+def test_estimator_refuses_invalid_weights(w: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"(?i)weight|NaN"):
         KernelRegressor(epochs=1, threads=1).fit(X, VALUES, w)
 
 
-def test_what_an_estimator_can_not_weigh_is_refused(tmp_path: Path) -> None:
+def test_unsupported_weightings_are_refused(tmp_path: Path) -> None:
     written(tmp_path)
     with pytest.raises(ConfigError, match="own targets and weights; leave sample_weight out"):
         KernelClassifier().fit(tmp_path / "s", sample_weight=W)

@@ -38,7 +38,7 @@ def matrices(draw: st.DrawFn) -> Any:
 
 
 @given(matrices())
-def test_packed_rows_are_the_rows(X: Any) -> None:
+def test_packed_rows_roundtrip(X: Any) -> None:
     rows = pack_rows(X)
     back = as_csr(rows, X.shape[1])
     same = X.copy()
@@ -52,7 +52,7 @@ def test_packed_rows_are_the_rows(X: Any) -> None:
 
 
 @given(matrices(), st.slices(8))
-def test_slices_are_packed_as_they_are_read(X: Any, rows: slice) -> None:
+def test_slices_are_packed_lazily(X: Any, rows: slice) -> None:
     lazy = PackedRows.of_matrix(X)
     np.testing.assert_array_equal(lazy[rows], lazy[:][rows])
     np.testing.assert_array_equal(lazy[:], pack_rows(X, lazy.shape[2]))
@@ -65,13 +65,13 @@ def test_float64_values_are_kept() -> None:
     assert np.array_equal(as_csr(lazy[:], 3).toarray(), X.toarray())
 
 
-def test_distances_are_those_of_dense_rows() -> None:
+def test_packed_distances_equal_dense() -> None:
     X = sp.random_array((30, 200), density=0.1, rng=np.random.default_rng(0), format="csr")
     flat = pack_rows(X, dtype=np.float64).reshape(30, -1)
     assert sparse_rows.packed_distances(flat) == pytest.approx(pdist(X.toarray()))
 
 
-def test_rows_move_to_a_greater_length_only() -> None:
+def test_rows_are_widened_only() -> None:
     X = sp.csr_array(np.array([[0, 2.0, 0, 1], [0, 0, 3, 0]]))
     rows = pack_rows(X)
     wide = widen_rows(rows, (2, 5))
@@ -83,7 +83,7 @@ def test_rows_move_to_a_greater_length_only() -> None:
         pack_rows(X, width=1)
 
 
-def test_long_and_mostly_empty_rows_stay_sparse() -> None:
+def test_only_long_sparse_rows_stay_sparse() -> None:
     assert sparse_rows.stays_sparse(50_000, 6_250)
     assert not sparse_rows.stays_sparse(50_000, 6_251)
     assert not sparse_rows.stays_sparse(4096, 1)

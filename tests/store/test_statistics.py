@@ -7,7 +7,7 @@ import numpy as np
 from streamkern.store.statistics import RunningStatistics
 
 
-def test_the_bits_do_not_depend_on_how_rows_lie_in_memory() -> None:
+def test_statistics_do_not_depend_on_memory_order() -> None:
     X = np.random.default_rng(0).normal(size=(60, 3))
     found = [RunningStatistics(3), RunningStatistics(3)]
     for each, rows in zip(found, (X, np.asfortranarray(X)), strict=True):

@@ -31,8 +31,8 @@ from streamkern.store.describe import describe_store
 from streamkern.store.statistics import RunningStatistics
 from streamkern.store.store import Store, open_store
 from streamkern.store.writer import StoreWriter
-from tests import damage, faults
-from tests.rawfiles import memory_url
+from tests import bit_flips, store_damage
+from tests.raw_files import memory_url
 from tests.traced_memory import traced_memory
 
 DTYPES = ["uint8", "uint16", "float16", "float32", "float64"]
@@ -86,7 +86,7 @@ def put(writer: StoreWriter, X: NDArray[Any], y: NDArray[Any], *chunks: int) -> 
     values=st.booleans(),
     compress=st.sampled_from(["auto", "zstd", "none"]),
 )
-def test_reads_back_what_was_written(
+def test_store_returns_written_rows(
     n: int, row_shape: tuple[int, ...], dtype: str, chunk_rows: int, values: bool, compress: str
 ) -> None:
     X, y = sample(n, row_shape, dtype)
@@ -113,7 +113,7 @@ def test_reads_back_what_was_written(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("row_shape", [(5,), (3, 2, 1)])
-def test_plain_zarr_and_tensorstore_open_it(
+def test_zarr_and_tensorstore_open_store(
     tmp_path: Path, dtype: str, row_shape: tuple[int, ...]
 ) -> None:
     X, y = sample(30, row_shape, dtype)
@@ -128,7 +128,7 @@ def test_plain_zarr_and_tensorstore_open_it(
         np.testing.assert_array_equal(array.read().result(), expected)
 
 
-def test_codecs_and_attributes(tmp_path: Path) -> None:
+def test_store_has_documented_codecs_and_attributes(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "uint8")
     store = write(tmp_path / "s", X, y)
     assert store.codec_names() == ["bytes", "zstd", "crc32c"]
@@ -143,7 +143,7 @@ def test_codecs_and_attributes(tmp_path: Path) -> None:
     assert not any("digests" in key for key in state)
 
 
-def test_fingerprint_is_the_content_and_nothing_else(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_content_only(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "uint8")
     reference = write(tmp_path / "a", X, y).spec.fingerprint
     assert write(memory_url(), X, y, compress="none").spec.fingerprint == reference
@@ -163,7 +163,7 @@ def test_fingerprint_is_the_content_and_nothing_else(tmp_path: Path) -> None:
     assert bytes(digest[64:]) == hashlib.sha256(np.arange(7, 14, dtype="<u8").tobytes()).digest()
 
 
-def test_the_same_store_by_path_file_url_memory_and_group(tmp_path: Path) -> None:
+def test_store_opens_by_path_url_and_group(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
     by_path = write(tmp_path / "s", X, y)
     by_url = open_store((tmp_path / "s").as_uri())
@@ -174,7 +174,7 @@ def test_the_same_store_by_path_file_url_memory_and_group(tmp_path: Path) -> Non
         np.testing.assert_array_equal(store.read_chunk(1)[0], X[7:14])
 
 
-def test_a_nested_group_opens_and_names_its_keys() -> None:
+def test_nested_group_opens_and_names_its_keys() -> None:
     X, y = sample(20, (5,), "float32")
     root = zarr.create_group(MemoryStore())
     inner = root.create_group("data/train")
@@ -184,7 +184,7 @@ def test_a_nested_group_opens_and_names_its_keys() -> None:
     np.testing.assert_array_equal(store.read_rows(np.arange(20))[0], X)
 
 
-def test_a_worker_reopens_it_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickled_store_reopens_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = sample(30, (5,), "float32")
     write(tmp_path / "s", X, y)
     monkeypatch.chdir(tmp_path)
@@ -195,7 +195,7 @@ def test_a_worker_reopens_it_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pickle.dumps(open_store(zarr.open_group(tmp_path / "s", mode="r")))
 
 
-def test_reading_without_targets(tmp_path: Path) -> None:
+def test_store_is_read_without_targets(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
     write(tmp_path / "s", X, y)
     store = open_store(tmp_path / "s", y=None)
@@ -205,7 +205,7 @@ def test_reading_without_targets(tmp_path: Path) -> None:
     assert store.read_rows(np.array([29, 0]))[1].shape == (2, 0)
 
 
-def test_read_rows_refuses_rows_that_are_not_there(tmp_path: Path) -> None:
+def test_read_rows_refuses_missing_rows(tmp_path: Path) -> None:
     store = write(tmp_path / "s", *sample(30, (5,), "float32"))
     with pytest.raises(ConfigError, match=r"row -1 is not in .* give 0 to 29"):
         store.read_rows(np.array([3, -1]))
@@ -214,7 +214,7 @@ def test_read_rows_refuses_rows_that_are_not_there(tmp_path: Path) -> None:
         store.read_chunk(5)
 
 
-def test_reading_a_chunk_allocates_a_chunk_not_the_store(tmp_path: Path) -> None:
+def test_reading_a_chunk_allocates_one_chunk(tmp_path: Path) -> None:
     X, y = sample(4096, (512,), "float32")
     store = write(tmp_path / "s", X, y, chunk_rows=512)
     store.read_chunk(0)
@@ -232,7 +232,7 @@ def test_reading_a_chunk_allocates_a_chunk_not_the_store(tmp_path: Path) -> None
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "remove"])
 @pytest.mark.parametrize("by_zarr", [False, True])
-def test_damage_is_an_error_that_names_the_key(
+def test_damage_raises_and_names_the_key(
     tmp_path: Path, key: str, dtype: str, damage: str, by_zarr: bool
 ) -> None:
     store = write(tmp_path / "s", *sample(30, (5,), dtype))
@@ -241,13 +241,13 @@ def test_damage_is_an_error_that_names_the_key(
         store = open_store(zarr.open_group(plain, mode="r"))
     match damage:
         case "flip":
-            faults.flip_bit(tmp_path / "s", key, byte=2)
+            store_damage.flip_bit(tmp_path / "s", key, byte=2)
         case "truncate":
-            faults.truncate(tmp_path / "s", key)
+            store_damage.truncate(tmp_path / "s", key)
         case "empty":
-            faults.truncate(tmp_path / "s", key, keep=0)
+            store_damage.truncate(tmp_path / "s", key, keep=0)
         case "remove":
-            faults.remove(tmp_path / "s", key)
+            store_damage.remove(tmp_path / "s", key)
     with pytest.raises(CorruptChunkError, match=f"chunk {key} .*ingest the data again"):
         store.read_chunk(2)
     with pytest.raises(CorruptChunkError, match=key):
@@ -255,7 +255,7 @@ def test_damage_is_an_error_that_names_the_key(
     store.read_chunk(1)
 
 
-def test_every_bit_flip_is_caught(tmp_path: Path) -> None:
+def test_every_bit_flip_of_a_chunk_is_detected(tmp_path: Path) -> None:
     store = write(tmp_path / "s", *sample(7, (3,), "uint8"))
     path = tmp_path / "s" / "X/c/0/0"
     data = path.read_bytes()
@@ -275,13 +275,13 @@ def test_chunks_of_zeros_are_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.read_chunk(3)[0], 0)
 
 
-def test_nonfinite_and_foreign_ids_name_chunk_and_row(tmp_path: Path) -> None:
+def test_nonfinite_values_and_invalid_ids_name_chunk_and_row(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
     write(tmp_path / "s", X, y)
 
-    def altered(array: str, place: Any, value: float) -> Store:
-        zarr.open_group(tmp_path / "s", mode="r+")[array][place] = value
-        damage.reseal(tmp_path / "s")
+    def altered(array: str, location: Any, value: float) -> Store:
+        zarr.open_group(tmp_path / "s", mode="r+")[array][location] = value
+        bit_flips.reseal(tmp_path / "s")
         return open_store(tmp_path / "s")
 
     store = altered("X", (9, 3), np.nan)
@@ -296,7 +296,7 @@ def test_nonfinite_and_foreign_ids_name_chunk_and_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_large_finite_values_are_not_taken_for_infinity(dtype: str) -> None:
+def test_large_finite_values_are_not_infinite(dtype: str) -> None:
     X = np.full((4, 3), np.finfo(dtype).max, dtype)
     writer = StoreWriter(memory_url(), (3,), dtype, 2, ["a", "b"], 4, n_rows=4)
     writer.write_chunk(0, X, np.zeros(4, np.int64))
@@ -320,7 +320,7 @@ class _Raiser(StrictStore):
         return _Raiser(self._store.with_read_only(read_only), self._error)
 
 
-def test_storage_faults_stay_oserrors(tmp_path: Path) -> None:
+def test_storage_faults_remain_oserrors(tmp_path: Path) -> None:
     write(tmp_path / "s", *sample(30, (5,), "float32"))
     inner = LocalStore(tmp_path / "s", read_only=True)
     timeout = TimeoutError("no answer in 15 s")
@@ -332,7 +332,7 @@ def test_storage_faults_stay_oserrors(tmp_path: Path) -> None:
     assert not isinstance(wrapped.value, CorruptChunkError)
 
 
-def test_what_is_not_a_store_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_other_content_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for missing in ("nowhere", "empty"):
         with pytest.raises(StoreNotFoundError, match="there is no zarr store at"):
@@ -347,7 +347,7 @@ def test_what_is_not_a_store_is_refused_in_one_sentence(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- secrets
 
 
-def test_secrets_never_show(tmp_path: Path) -> None:
+def test_secrets_are_never_shown(tmp_path: Path) -> None:
     url, options = memory_url(), {"skip_instance_cache": True, "token": "hunter2"}
     store = write(url, *sample(30, (5,), "float32"), storage_options=options)
     shown = [repr(store), str(store.spec), json.dumps(describe_store(store))]
@@ -365,7 +365,7 @@ def test_secrets_never_show(tmp_path: Path) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_missing_chunks_are_errors_on_the_synchronous_path_too(tmp_path: Path) -> None:
+def test_missing_chunks_raise_in_synchronous_reads(tmp_path: Path) -> None:
     write(tmp_path / "s", *sample(30, (5,), "float32"))
     store = StrictStore(LocalStore(tmp_path / "s", read_only=True))
     assert store.get_sync("X/zarr.json") is not None
@@ -383,7 +383,7 @@ def test_missing_chunks_are_errors_on_the_synchronous_path_too(tmp_path: Path) -
     offset=st.sampled_from([0.0, 1e6]),
     dtype=st.sampled_from(["uint8", "float32", "float64"]),
 )
-def test_running_statistics_match_two_passes(cuts: list[int], offset: float, dtype: str) -> None:
+def test_running_statistics_equal_two_passes(cuts: list[int], offset: float, dtype: str) -> None:
     rng = np.random.default_rng(sum(cuts))
     X = rng.uniform(0, 200, (sum(cuts), 6))
     X = (X if dtype == "uint8" else X + offset).astype(dtype)
@@ -406,7 +406,7 @@ def test_running_statistics_match_two_passes(cuts: list[int], offset: float, dty
 # ----------------------------------------------------------------------------------------- writer
 
 
-def test_unfinished_is_refused_and_resumed(tmp_path: Path) -> None:
+def test_unfinished_store_is_refused_and_resumed(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "uint8")
     write(tmp_path / "whole", X, y)
 
@@ -421,7 +421,7 @@ def test_unfinished_is_refused_and_resumed(tmp_path: Path) -> None:
     again = started(tmp_path / "s", 30, plan={"source": 1})
     assert again.resumed
     assert again.done.tolist() == [True, False, False, True, False]
-    faults.flip_bit(tmp_path / "s", "X/c/3/0", byte=2)
+    store_damage.flip_bit(tmp_path / "s", "X/c/3/0", byte=2)
     kept = again.read_back(0)
     assert kept is not None
     np.testing.assert_array_equal(kept[0], X[:7])
@@ -432,12 +432,12 @@ def test_unfinished_is_refused_and_resumed(tmp_path: Path) -> None:
     for i in range(5):
         stats.add(X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
     again.finish(stats.result())
-    assert faults.content(tmp_path / "s") == faults.content(tmp_path / "whole")
+    assert store_damage.content(tmp_path / "s") == store_damage.content(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("done", [False, True])
-def test_who_was_taken_for_dead_does_not_publish(overwrite: bool, done: bool) -> None:
+def test_replaced_writer_does_not_publish(overwrite: bool, done: bool) -> None:
     """Check a writer that another one has replaced or resumed, and perhaps finished."""
     url = memory_url()
     X, y = sample(14, (5,), "uint8")
@@ -460,7 +460,7 @@ def test_who_was_taken_for_dead_does_not_publish(overwrite: bool, done: bool) ->
     open_store(url).verify()
 
 
-def test_who_lost_the_place_during_the_sync_does_not_publish(
+def test_writer_replaced_during_sync_does_not_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = sample(7, (5,), "uint8")
@@ -473,16 +473,16 @@ def test_who_lost_the_place_during_the_sync_does_not_publish(
         open_store(tmp_path / "s")
 
 
-def test_no_store_is_made_of_two(tmp_path: Path) -> None:
+def test_store_never_mixes_two_writers(tmp_path: Path) -> None:
     """Check that the first writer, whose plan is gone, cannot publish."""
     X, y = sample(14, (5,), "uint8")
     first = started(tmp_path / "s", 7, plan={"seed": 1})
     put(first, X, y, 0)
     second = started(tmp_path / "s", 7, plan={"seed": 2}, overwrite=True)
-    before = faults.tree(tmp_path / "s")
+    before = store_damage.tree(tmp_path / "s")
     with pytest.raises(DataError, match="let only one call write to it at a time"):
         first.finish()
-    assert faults.tree(tmp_path / "s") == before
+    assert store_damage.tree(tmp_path / "s") == before
     with pytest.raises(DataError, match="unfinished store"):
         open_store(tmp_path / "s")
     second.write_chunk(0, X[7:], y[7:])
@@ -490,33 +490,33 @@ def test_no_store_is_made_of_two(tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_store(tmp_path / "s").read_chunk(0)[0], X[7:])
 
 
-def test_nothing_is_overwritten_without_being_told(tmp_path: Path) -> None:
+def test_store_is_overwritten_only_on_request(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "uint8")
     write(tmp_path / "s", X, y)
-    before = faults.tree(tmp_path / "s")
+    before = store_damage.tree(tmp_path / "s")
     with pytest.raises(DataError, match="already holds a store; overwrite=True"):
         write(tmp_path / "s", X, y)
-    assert faults.tree(tmp_path / "s") == before
+    assert store_damage.tree(tmp_path / "s") == before
     store = write(tmp_path / "s", X[:10, :3].copy(), y[:10], overwrite=True)
     assert store.spec.row_shape == (3,)
     assert not (tmp_path / "s" / "X/c/3").exists()
     store.verify()
 
 
-def test_what_streamkern_did_not_write_is_never_deleted(tmp_path: Path) -> None:
+def test_foreign_files_are_never_deleted(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "uint8")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.tex").write_text("three years")
     zarr.create_group(LocalStore(tmp_path / "climate")).create_array("t", data=X)
     zarr.create_array(LocalStore(tmp_path / "array"), data=X)
-    before = faults.tree(tmp_path)
+    before = store_damage.tree(tmp_path)
     for name in ("notes", "climate", "array"):
         with pytest.raises(DataError, match="did not write; choose another place"):
             write(tmp_path / name, X, y, overwrite=True)
-    assert faults.tree(tmp_path) == before
+    assert store_damage.tree(tmp_path) == before
 
 
-def test_an_interrupted_overwrite_does_not_keep_old_chunks(
+def test_interrupted_overwrite_keeps_no_old_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = sample(30, (5,), "uint8")
@@ -538,7 +538,7 @@ def test_an_interrupted_overwrite_does_not_keep_old_chunks(
     np.testing.assert_array_equal(store.read_chunk(0)[0], other[:7])
 
 
-def test_the_writer_refuses_chunks_that_do_not_fit() -> None:
+def test_writer_refuses_invalid_chunks() -> None:
     X, y = sample(30, (5,), "float32")
     writer = StoreWriter(memory_url(), (5,), "f4", 3, ["a", "b", "c"], 7, n_rows=30)
     bad: list[tuple[int, Any, Any, str]] = [
@@ -552,7 +552,7 @@ def test_the_writer_refuses_chunks_that_do_not_fit() -> None:
     assert not writer.done.any()
 
 
-def test_writer_settings_are_checked_before_anything_is_written(tmp_path: Path) -> None:
+def test_writer_settings_are_validated_before_writing(tmp_path: Path) -> None:
     url = tmp_path / "s"
     with pytest.raises(DataError, match="dtype int64"):
         StoreWriter(url, (5,), "i8", 3, None, 7, n_rows=7)
@@ -565,7 +565,7 @@ def test_writer_settings_are_checked_before_anything_is_written(tmp_path: Path) 
     assert not url.exists()
 
 
-def test_a_full_disk_names_the_place_and_the_remedy(tmp_path: Path) -> None:
+def test_full_disk_error_names_url_and_remedy(tmp_path: Path) -> None:
     with (
         pytest.raises(OSError, match=r"no space left.*s3://bucket/x.*again") as caught,
         disk_full_hint("s3://user:pw@bucket/x"),
@@ -604,7 +604,7 @@ def test_foreign_stores_are_read(tmp_path: Path, zarr_format: int) -> None:
         store.verify()
 
 
-def test_foreign_targets(tmp_path: Path) -> None:
+def test_foreign_targets_are_read(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
     values = np.linspace(0, 1, 30)
     store = open_store(foreign(tmp_path / "one", X, values))
@@ -616,7 +616,7 @@ def test_foreign_targets(tmp_path: Path) -> None:
         open_store(foreign(tmp_path / "minus", X, y - 1))
 
 
-def test_absent_foreign_chunks_are_errors_unless_said_otherwise(tmp_path: Path) -> None:
+def test_missing_foreign_chunks_raise_by_default(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "float32")
     X[7:14] = 0.0  # zarr leaves this chunk out
     path = foreign(tmp_path / "f", X, y + 0.5)
@@ -627,7 +627,7 @@ def test_absent_foreign_chunks_are_errors_unless_said_otherwise(tmp_path: Path) 
     assert any("1 chunks are absent" in text for text in describe_store(store)["warnings"])
     np.testing.assert_array_equal(open_store(path, missing="fill").read_chunk(1)[0], 0.0)
     own = write(tmp_path / "own", X, y)
-    faults.remove(tmp_path / "own", "X/c/1/0")
+    store_damage.remove(tmp_path / "own", "X/c/1/0")
     # Ours have every chunk: "fill" changes nothing.
     with pytest.raises(CorruptChunkError, match=r"X/c/1/0 .*missing"):
         open_store(tmp_path / "own", missing="fill").read_chunk(1)
@@ -640,12 +640,12 @@ def test_foreign_shards_are_read_whole(tmp_path: Path) -> None:
     assert store.spec.chunk_rows == 8
     np.testing.assert_array_equal(store.read_chunk(3)[0], X[24:])
     assert store.stored.absent_chunks() == 0
-    faults.remove(tmp_path / "f", "X/c/3/0")
+    store_damage.remove(tmp_path / "f", "X/c/3/0")
     with pytest.raises(CorruptChunkError, match="X/c/3/0"):
         store.read_chunk(3)
 
 
-def test_foreign_chunks_over_columns_and_byte_order(tmp_path: Path) -> None:
+def test_foreign_column_chunks_and_byte_order_are_read(tmp_path: Path) -> None:
     X, y = sample(30, (6,), "float32")
     group = zarr.create_group(LocalStore(tmp_path / "f"))
     codec = zarr.codecs.BytesCodec(endian="big")
@@ -661,14 +661,16 @@ def test_foreign_chunks_over_columns_and_byte_order(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- describe
 
 
-def test_describe_is_json_and_adds_up(tmp_path: Path) -> None:
+def test_description_is_json_and_consistent(tmp_path: Path) -> None:
     X, y = sample(30, (4, 2, 1), "uint8")
-    told = json.loads(json.dumps(describe_store(write(tmp_path / "s", X, y))))
-    assert told["decoded_bytes"] == X.nbytes + 30
+    description = json.loads(json.dumps(describe_store(write(tmp_path / "s", X, y))))
+    assert description["decoded_bytes"] == X.nbytes + 30
     on_disk = sum(
-        len(data) for key, data in faults.tree(tmp_path / "s").items() if key[:2] in ("X/", "y/")
+        len(data)
+        for key, data in store_damage.tree(tmp_path / "s").items()
+        if key[:2] in ("X/", "y/")
     )
-    assert told["stored_bytes"] == on_disk
-    assert told["compression_ratio"] == pytest.approx((X.nbytes + 30) / on_disk)
-    assert told["class_counts"] == np.bincount(y, minlength=3).tolist()
-    assert told["warnings"] == []
+    assert description["stored_bytes"] == on_disk
+    assert description["compression_ratio"] == pytest.approx((X.nbytes + 30) / on_disk)
+    assert description["class_counts"] == np.bincount(y, minlength=3).tolist()
+    assert description["warnings"] == []

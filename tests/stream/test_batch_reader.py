@@ -34,7 +34,7 @@ from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import RandomCrop, RandomFlip, host_transform
 from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import GeneratorSource
-from tests.streams import assert_same, kept
+from tests.streams import assert_same, copies_of
 from tests.traced_memory import traced_memory
 
 X = np.random.default_rng(0).normal(size=(101, 3)).astype(np.float32)
@@ -88,7 +88,7 @@ def test_batches_follow_the_plan(
         block_bytes=small_blocks(source, mix),
     ) as loader:
         assert loader.mix_units == min(mix, source.n_units)
-        batches = kept(loader.epoch(epoch))
+        batches = copies_of(loader.epoch(epoch))
         rows = np.concatenate([b.row_ids for b in batches])
         np.testing.assert_array_equal(rows, expected_rows(loader, epoch))
     np.testing.assert_array_equal(np.sort(rows), np.arange(101))
@@ -105,14 +105,14 @@ def test_resuming_anywhere_gives_the_rest(batch_size: int) -> None:
     with BatchReader(
         source, batch_size=batch_size, seed=1, block_bytes=small_blocks(source, 3)
     ) as loader:
-        whole = kept(loader.epochs(2, 4))
-        assert_same(whole, kept(loader.epoch(2)) + kept(loader.epoch(3)))
+        uninterrupted = copies_of(loader.epochs(2, 4))
+        assert_same(uninterrupted, copies_of(loader.epoch(2)) + copies_of(loader.epoch(3)))
         for start in range(loader.n_batches + 1):
-            assert_same(kept(loader.epoch(2, start)), whole[start : loader.n_batches])
-            assert_same(kept(loader.epochs(2, 4, start)), whole[start:])
+            assert_same(copies_of(loader.epoch(2, start)), uninterrupted[start : loader.n_batches])
+            assert_same(copies_of(loader.epochs(2, 4, start)), uninterrupted[start:])
 
 
-def test_threads_delays_and_budgets_do_not_change_a_bit() -> None:
+def test_threads_delays_and_budgets_change_no_bit() -> None:
     delays = np.random.default_rng(3)
 
     def slow(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -135,12 +135,12 @@ def test_threads_delays_and_budgets_do_not_change_a_bit() -> None:
             block_bytes=small_blocks(source, 4),
         ) as loader:
             assert loader.threads == (1 if in_flight == 1 else threads)
-            results.append(kept(loader.epochs(0, 2)))
+            results.append(copies_of(loader.epochs(0, 2)))
     for other in results[1:]:
         assert_same(results[0], other)
 
 
-def test_the_order_key_names_what_decides_the_order() -> None:
+def test_order_key_names_all_that_determines_the_order() -> None:
     def key(**changes: Any) -> dict[str, int]:
         source = array_source(changes.pop("unit_rows", 8))
         with BatchReader(source, **{"batch_size": 9, "seed": 1, **changes}) as loader:
@@ -158,7 +158,7 @@ def our_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("streamkern-prefetch")]
 
 
-def test_no_thread_outlives_close() -> None:
+def test_close_ends_all_threads() -> None:
     with BatchReader(array_source(), batch_size=10, seed=0, threads=4) as loader:
         next(loader.epoch(0))
         assert our_threads()
@@ -168,7 +168,7 @@ def test_no_thread_outlives_close() -> None:
         next(loader.epoch(0))
 
 
-def test_a_forgotten_loader_leaves_no_thread() -> None:
+def test_deleted_reader_leaves_no_thread() -> None:
     loader = BatchReader(array_source(), batch_size=10, seed=0, threads=4)
     next(loader.epoch(0))
     del loader
@@ -179,7 +179,7 @@ def test_a_forgotten_loader_leaves_no_thread() -> None:
     assert not our_threads()
 
 
-def test_an_abandoned_iterator_stops_reading() -> None:
+def test_abandoned_iterator_stops_reading() -> None:
     gate, reads = threading.Event(), []
     first_block: set[int] = set()
 
@@ -200,10 +200,10 @@ def test_an_abandoned_iterator_stops_reading() -> None:
         del batches  # waits for the reads under way, drops those queued
         assert loader.stats.bytes_in_flight == 0
         assert len(set(reads)) <= 5 + 2
-        assert len(kept(loader.epoch(0))) == loader.n_batches
+        assert len(copies_of(loader.epoch(0))) == loader.n_batches
 
 
-def test_an_iterator_ends_when_another_starts_or_the_loader_closes() -> None:
+def test_iterator_ends_when_another_starts_or_reader_closes() -> None:
     with BatchReader(array_source(), batch_size=10, seed=0) as loader:
         first = loader.epoch(0)
         next(first)
@@ -247,9 +247,11 @@ def promised_bytes(loader: BatchReader) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
-def test_memory_keeps_its_promise_and_is_flat_in_n(tmp_path: Path, threads: int) -> None:
+def test_memory_is_bounded_and_independent_of_n(tmp_path: Path, threads: int) -> None:
     with BatchReader(chunked(tmp_path / "warm.zarr", 3000), batch_size=700, seed=0) as loader:
-        kept(loader.epoch(0))  # imports of Dask and zarr that come late are not ours to promise
+        copies_of(
+            loader.epoch(0)
+        )  # imports of Dask and zarr that come late are not ours to promise
     promises = []
     for n_rows in (9_000, 27_000):
         source = chunked(tmp_path / f"{n_rows}.zarr", n_rows)
@@ -263,12 +265,12 @@ def test_memory_keeps_its_promise_and_is_flat_in_n(tmp_path: Path, threads: int)
     assert promises[1] - promises[0] == 64 * 12  # the plan of 12 units more
 
 
-def test_bytes_in_flight_stay_within_their_bound() -> None:
+def test_bytes_in_flight_are_bounded() -> None:
     source = array_source(5)
     unit = 5 * (3 * 4 + 2 * 8 + 8)
     with BatchReader(source, batch_size=10, seed=0, threads=64, in_flight_bytes=3 * unit) as loader:
         assert loader.threads == 3
-        kept(loader.epoch(0))
+        copies_of(loader.epoch(0))
         stats = loader.stats
     assert 0 < stats.bytes_in_flight_peak <= 3 * unit
     assert stats.bytes_in_flight == 0
@@ -277,7 +279,7 @@ def test_bytes_in_flight_stay_within_their_bound() -> None:
     assert stats.stall_s >= stats.longest_wait_s >= stats.last_wait_s >= 0
 
 
-def test_threads_suit_the_source() -> None:
+def test_number_of_threads_suits_the_source() -> None:
     source = array_source(5)
     with BatchReader(source, batch_size=10, seed=0) as loader:
         local = loader.threads
@@ -317,19 +319,19 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError, TimeoutError, ConnectionResetError])
-def test_passing_faults_are_retried(error: Any) -> None:
+def test_transient_faults_are_retried(error: Any) -> None:
     with BatchReader(Faulty(error, {0, 5, 12}, 3), batch_size=10, seed=0) as loader:
-        batches = kept(loader.epoch(0))
+        batches = copies_of(loader.epoch(0))
         assert loader.stats.retries == 9
     with BatchReader(array_source(), batch_size=10, seed=0) as plain:
-        assert_same(batches, kept(plain.epoch(0)))
+        assert_same(batches, copies_of(plain.epoch(0)))
 
 
-def test_a_fault_that_stays_surfaces_as_it_is() -> None:
+def test_persistent_fault_is_raised_unchanged() -> None:
     source = Faulty(lambda: OSError(5, "the disk"), {4}, 10**9)
     with BatchReader(source, batch_size=10, seed=0, retry_s=0.05) as loader:
         with pytest.raises(OSError, match="the disk") as caught:
-            kept(loader.epoch(3))
+            copies_of(loader.epoch(3))
         (note,) = caught.value.__notes__
         assert "unit 4 (rows 32 to 39) of epoch 3, " in note
         stats = loader.stats
@@ -349,18 +351,18 @@ def test_a_fault_that_stays_surfaces_as_it_is() -> None:
         KeyError("a bug"),
     ],
 )
-def test_lasting_faults_are_not_retried(error: Exception) -> None:
+def test_permanent_faults_are_not_retried(error: Exception) -> None:
     source = Faulty(lambda: error, {4}, 1)
     with BatchReader(source, batch_size=10, seed=0) as loader:
         with pytest.raises(type(error)) as caught:
-            kept(loader.epoch(0))
+            copies_of(loader.epoch(0))
         assert caught.value is error
         assert "unit 4 (rows 32 to 39) of epoch 0" in error.__notes__[0]
         assert source.left == {4: 0}
-        assert len(kept(loader.epoch(0))) == loader.n_batches  # and the loader goes on
+        assert len(copies_of(loader.epoch(0))) == loader.n_batches  # and the loader goes on
 
 
-def test_the_first_failure_in_plan_order_is_raised_where_it_belongs() -> None:
+def test_first_failure_in_plan_order_is_raised_at_its_batch() -> None:
     source = Faulty(lambda: KeyError("a bug"), {1, 6, 11}, 10**9)
     notes = set()
     for threads in (1, 4):
@@ -404,12 +406,12 @@ class Liar(Faulty):
         return block._replace(X=block.X.astype(np.float64))
 
 
-def test_a_source_that_breaks_its_promise_is_named() -> None:
+def test_source_that_returns_wrong_blocks_is_named() -> None:
     with (
         BatchReader(Liar(OSError, set(), 0), batch_size=10, seed=0) as loader,
         pytest.raises(DataError, match=r"gave X \(8, 3\) float64; .* float32"),
     ):
-        kept(loader.epoch(0))
+        copies_of(loader.epoch(0))
 
 
 @pytest.mark.parametrize(
@@ -421,12 +423,12 @@ def test_a_source_that_breaks_its_promise_is_named() -> None:
         ({"block_bytes": 0}, "block_bytes=0"),
     ],
 )
-def test_impossible_settings_are_named(changes: Any, message: str) -> None:
+def test_invalid_settings_are_named(changes: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BatchReader(array_source(), **{"batch_size": 10, "seed": 0, **changes})
 
 
-def test_a_start_outside_the_epoch_is_refused() -> None:
+def test_start_outside_the_epoch_is_refused() -> None:
     with BatchReader(array_source(), batch_size=10, seed=0) as loader:
         for epoch, start in ((0, 12), (0, -1), (-1, 0)):
             with pytest.raises(ConfigError, match=f"batch {start} of epoch {epoch}"):
@@ -438,7 +440,7 @@ def test_a_start_outside_the_epoch_is_refused() -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 3, 40])
-def test_a_kept_store_gives_the_same_batches_and_is_read_once(tmp_path: Path, copies: int) -> None:
+def test_cached_store_gives_same_batches_and_is_read_once(tmp_path: Path, copies: int) -> None:
     """Delete the chunks before the second epoch."""
     rng = np.random.default_rng(3)
     rows = rng.integers(0, 256, (600, 6, 6, 2), dtype=np.uint8)
@@ -449,10 +451,10 @@ def test_a_kept_store_gives_the_same_batches_and_is_read_once(tmp_path: Path, co
         base = ZarrSource(tmp_path / "a.zarr")
         source = AugmentedSource(base, copies, changes)
         with BatchReader(source, batch_size=64, seed=1, threads=3, keep_bytes=keep_bytes) as loader:
-            found = kept(loader.epoch(0))
+            found = copies_of(loader.epoch(0))
             if lose_chunks:
                 shutil.rmtree(tmp_path / "a.zarr" / "X" / "c")
-            return found + kept(loader.epoch(1))
+            return found + copies_of(loader.epoch(1))
 
     decoded = 600 * (72 + 8)
     assert AugmentedSource(ZarrSource(tmp_path / "a.zarr"), 3).decoded_bytes == decoded
@@ -463,7 +465,7 @@ def test_a_kept_store_gives_the_same_batches_and_is_read_once(tmp_path: Path, co
         batches(0)
 
 
-def test_nothing_changes_the_rows_that_are_kept(tmp_path: Path) -> None:
+def test_transforms_do_not_modify_cached_rows(tmp_path: Path) -> None:
     """Check a transform that writes to its argument, which would change all later epochs."""
 
     @host_transform
@@ -476,11 +478,11 @@ def test_nothing_changes_the_rows_that_are_kept(tmp_path: Path) -> None:
     found = []
     for keep_bytes in (0, source.decoded_bytes):
         with BatchReader(source, batch_size=10, seed=0, keep_bytes=keep_bytes) as loader:
-            found.append(kept(loader.epochs(0, 3)))
+            found.append(copies_of(loader.epochs(0, 3)))
     assert_same(*found)
 
 
-def test_kept_rows_take_the_bytes_that_are_planned(tmp_path: Path) -> None:
+def test_cached_rows_use_planned_memory(tmp_path: Path) -> None:
     """Check also the last chunk, which is decoded whole."""
     ingest(X, tmp_path / "a.zarr", y=Y, chunk_mb=0.0005)
     source = ZarrSource(tmp_path / "a.zarr").kept()

@@ -1,4 +1,4 @@
-"""The shares of several ranks are together what one reads, and each unit is read once."""
+"""Check that the shares of several ranks form the batch of one, and each unit is read once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import RandomFlip
-from tests.streams import kept
+from tests.streams import copies_of
 
 X = np.random.default_rng(0).normal(size=(203, 3)).astype(np.float32)
 IMAGES = np.random.default_rng(2).integers(0, 256, (203, 1, 3, 1)).astype(np.uint8)
@@ -39,7 +39,7 @@ class Counted(ArraySource):
 def loaded(source: Source, share: Share, *, start: int = 0, **kwargs: Any) -> list[RowBlock]:
     """Return the batches of a share in two epochs."""
     with BatchReader(source, seed=3, share=share, **kwargs) as loader:
-        return kept(loader.epochs(0, 2, start))
+        return copies_of(loader.epochs(0, 2, start))
 
 
 @pytest.mark.slow
@@ -48,21 +48,21 @@ def loaded(source: Source, share: Share, *, start: int = 0, **kwargs: Any) -> li
     size=st.integers(2, 5), unit_rows=st.integers(1, 60), mix=st.integers(1, 60),
     batch_size=st.integers(1, 120), start=st.integers(0, 1),
 )  # fmt: skip
-def test_shares_are_the_whole(
+def test_rank_shares_form_the_whole_batch(
     size: int, unit_rows: int, mix: int, batch_size: int, start: int
 ) -> None:
     """Check that the ranks' rows form the batch in its order, with the same draws, from any batch
     on."""
     source = AugmentedSource(ArraySource(IMAGES, Y, unit_rows=unit_rows), 2, [RandomFlip()])
     row_bytes = 3 + 2 * 8 + 16
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "batch_size": batch_size, "block_bytes": mix * unit_rows * row_bytes, "start": start,
     }  # fmt: skip
-    whole = loaded(source, Share(), **asked)
-    parts = [loaded(source, Share(rank, size), **asked) for rank in range(size)]
-    for batch, *shares in zip(whole, *parts, strict=True):
-        place = {row: at for at, row in enumerate(batch.row_ids.tolist())}
-        places = [[place[row] for row in s.row_ids.tolist()] for s in shares]
+    full = loaded(source, Share(), **options)
+    parts = [loaded(source, Share(rank, size), **options) for rank in range(size)]
+    for batch, *shares in zip(full, *parts, strict=True):
+        location = {row: at for at, row in enumerate(batch.row_ids.tolist())}
+        places = [[location[row] for row in s.row_ids.tolist()] for s in shares]
         assert sorted(at for part in places for at in part) == list(range(len(batch.row_ids)))
         for s, at in zip(shares, places, strict=True):
             assert at == sorted(at)
@@ -71,7 +71,7 @@ def test_shares_are_the_whole(
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_unit_is_read_by_one_rank(size: int) -> None:
+def test_each_unit_is_read_by_one_rank(size: int) -> None:
     """Check blocks with enough units; no rank has much more than its share."""
     reads: Counter[int] = Counter()
     held = []
@@ -85,7 +85,7 @@ def test_a_unit_is_read_by_one_rank(size: int) -> None:
     assert max(held) <= 1.1 * sum(held) / size
 
 
-def test_few_units_are_read_by_all() -> None:
+def test_few_units_are_read_by_all_ranks() -> None:
     """Check that every rank keeps as many rows as the others."""
     source = Counted(X, Y, unit_rows=101)
     assert source.n_units < MIN_UNITS_PER_RANK * 2
@@ -96,7 +96,7 @@ def test_few_units_are_read_by_all() -> None:
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 6))
-def test_units_of_any_size_are_dealt_out_evenly(rows: list[int], size: int) -> None:
+def test_units_of_any_size_are_distributed_evenly(rows: list[int], size: int) -> None:
     """Check units of a mixture, whose stores take turns in a block: numbers of units differ by at
     most one."""
     sizes = np.array(rows)

@@ -45,7 +45,7 @@ from streamkern.train.train import train
 from tests import clusters
 from tests.clusters import Cluster, Dies, Fails, Misbehaving, Waits
 from tests.conftest import MakeZarr
-from tests.lives import eventually
+from tests.interruptions import eventually
 from tests.runs import (
     array_source,
     assert_same_bits,
@@ -55,7 +55,7 @@ from tests.runs import (
     settings,
     stream,
 )
-from tests.streams import Plain, assert_same, kept
+from tests.streams import Plain, assert_same, copies_of
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def epochs(source: Source, n: int = 2, **options: Any) -> list[RowBlock]:
     with BatchReader(
         source, **{"batch_size": 23, "seed": 3, "block_bytes": 5000, **options}
     ) as loader:
-        found = kept(loader.epochs(0, n))
+        found = copies_of(loader.epochs(0, n))
         assert loader.stats.bytes_in_flight == 0
     return found
 
@@ -89,7 +89,7 @@ def tasks(client: Any) -> int:
 
 
 @pytest.mark.slow
-def test_workers_read_what_threads_read(client: Any, make_zarr: MakeZarr, tmp_path: Path) -> None:
+def test_workers_read_the_same_as_threads(client: Any, make_zarr: MakeZarr, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X, y = rng.integers(0, 99, (240, 8)).astype(np.uint8), rng.integers(0, 3, 240)
     path = make_zarr({"X": X, "y": y}, chunk_rows=16)
@@ -109,7 +109,7 @@ def test_workers_read_what_threads_read(client: Any, make_zarr: MakeZarr, tmp_pa
     assert "while reading unit" in caught.value.__notes__[0]
 
 
-def test_an_answer_that_comes_as_the_waiting_ends_is_taken(
+def test_result_that_arrives_at_timeout_is_used(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Late(Future):  # type: ignore[type-arg]
@@ -135,7 +135,7 @@ def test_an_answer_that_comes_as_the_waiting_ends_is_taken(
 
 
 @pytest.mark.parametrize("transforms", [(), (clusters.noisy,)])
-def test_the_window_bounds_what_is_out(client: Any, tmp_path: Path, transforms: Any) -> None:
+def test_window_bounds_submitted_reads(client: Any, tmp_path: Path, transforms: Any) -> None:
     """Delay every read, and check that the submitted graphs do not exceed the bytes in flight."""
     source = clusters.source(Misbehaving(tmp_path, Waits(), at=0), transforms=transforms)
     unit_bytes = 10 * (4 * 4 + 8 + 8)
@@ -182,16 +182,16 @@ def negated() -> GeneratorSource:
         (as_source(Plain(clusters.source())), ["read"]),
     ],
 )
-def test_a_dashboard_shows_what_is_done_to_each_unit(
+def test_dashboard_shows_steps_of_each_unit(
     source: BaseSource, steps: list[str], client: Any
 ) -> None:
     """Check the names and groups of tasks, from which Dask makes the task stream, its colours and
     its progress bars."""
     client.get_task_stream()  # the scheduler begins to record
-    began = time.time()
+    start_time = time.time()
     batches = epochs(source, 1, client=client)
     assert_same(batches, epochs(source, 1))
-    keys = [task["key"] for task in client.get_task_stream(start=began)]
+    keys = [task["key"] for task in client.get_task_stream(start=start_time)]
     # As the dashboard calls and colours them.
     assert Counter(map(key_split, keys)) == dict.fromkeys(steps, source.n_units)
     groups = {group for group, *_ in keys}
@@ -201,14 +201,14 @@ def test_a_dashboard_shows_what_is_done_to_each_unit(
         assert units == [(0, u) for u in range(source.n_units)]
 
 
-def test_no_two_tries_share_a_key_and_other_reads_are_one_task(client: Any) -> None:
+def test_tries_have_distinct_keys_and_simple_reads_one_task(client: Any) -> None:
     readers = [ClusterReader(source, client, 9) for source in (transformed(), negated())]
     keys = [reader._submit(1, 0, 0).key for reader in readers for _ in range(2)]
     assert len(set(keys)) == 4
     assert [key_split(key) for key in keys] == ["transform"] * 2 + ["read"] * 2
 
 
-def test_a_process_keeps_few_sources_open() -> None:
+def test_process_keeps_few_sources_open() -> None:
     recipes = [Recipe(clusters.source()) for _ in range(MAX_OPEN_SOURCES + 2)]
     sources = [open_recipe(recipe) for recipe in recipes]
     assert open_recipe(recipes[-1]) is sources[-1]
@@ -216,7 +216,7 @@ def test_a_process_keeps_few_sources_open() -> None:
     assert len(unit_readers._open_sources) == MAX_OPEN_SOURCES
 
 
-def test_a_source_is_opened_once_in_each_process(client: Any, tmp_path: Path) -> None:
+def test_source_is_opened_once_per_process(client: Any, tmp_path: Path) -> None:
     fn = Misbehaving(tmp_path, Waits(), at=-1)
     epochs(clusters.source(fn), client=client)
     opened_by = fn.notes("opened")
@@ -228,7 +228,7 @@ def test_a_source_is_opened_once_in_each_process(client: Any, tmp_path: Path) ->
 # ------------------------------------------------------------------------- workers that die
 
 
-def test_a_worker_killed_in_the_middle(client: Any, cluster: Cluster, tmp_path: Path) -> None:
+def test_killed_worker_changes_no_batch(client: Any, cluster: Cluster, tmp_path: Path) -> None:
     fn = Misbehaving(tmp_path, Dies(1), at=50)
     source = clusters.source(fn)
     loader = epochs(source, client=client)
@@ -237,7 +237,7 @@ def test_a_worker_killed_in_the_middle(client: Any, cluster: Cluster, tmp_path: 
     cluster.worker()
 
 
-def test_results_lost_with_their_worker(client: Any, cluster: Cluster) -> None:
+def test_results_lost_with_their_worker_are_read_again(client: Any, cluster: Cluster) -> None:
     client.wait_for_workers(2)
     found = []
     with BatchReader(
@@ -253,7 +253,7 @@ def test_results_lost_with_their_worker(client: Any, cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_task_that_too_many_workers_died_of_is_tried_again(
+def test_task_with_too_many_worker_deaths_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")  # one is too many
@@ -275,7 +275,7 @@ def test_a_task_that_too_many_workers_died_of_is_tried_again(
 
 
 @pytest.mark.slow
-def test_without_workers_a_read_waits_and_then_gives_up(own: Cluster) -> None:
+def test_read_without_workers_waits_and_then_fails(own: Cluster) -> None:
     with connect(own.address) as client:
         check_cluster(client, clusters.source())  # they may join later
         with pytest.raises(ClusterError, match=r"tcp://127.*has had no worker for .*same command"):
@@ -290,7 +290,7 @@ def test_without_workers_a_read_waits_and_then_gives_up(own: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_outlives_its_scheduler(
+def test_run_survives_loss_of_scheduler(
     own: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Check that it fails with one sentence, is saved, and resumes without a cluster to the same
@@ -324,7 +324,7 @@ def test_a_run_outlives_its_scheduler(
 
 
 @pytest.mark.slow
-def test_a_hung_scheduler_is_no_hang(own: Cluster, tmp_path: Path) -> None:
+def test_hung_scheduler_raises_after_timeout(own: Cluster, tmp_path: Path) -> None:
     worker = own.worker()
     fn = Misbehaving(tmp_path, Waits(), at=100)
     with connect(own.address, wait_s=2) as client:
@@ -343,7 +343,7 @@ def test_a_hung_scheduler_is_no_hang(own: Cluster, tmp_path: Path) -> None:
     assert worker.poll() is None
 
 
-def test_closing_does_not_wait_for_the_workers(client: Any, tmp_path: Path) -> None:
+def test_close_does_not_wait_for_workers(client: Any, tmp_path: Path) -> None:
     fn = Misbehaving(tmp_path, Waits(), at=0)
     loader = BatchReader(clusters.source(fn), batch_size=240, seed=0, client=client)
     ended: list[BaseException] = []
@@ -368,7 +368,7 @@ def test_closing_does_not_wait_for_the_workers(client: Any, tmp_path: Path) -> N
 # ---------------------------------------------------------------------------------- failures
 
 
-def test_errors_cross_as_they_are(client: Any, tmp_path: Path) -> None:
+def test_worker_errors_are_raised_unchanged(client: Any, tmp_path: Path) -> None:
     fn = Misbehaving(tmp_path, Fails(KeyError("a bug")), at=30)
     with pytest.raises(DataError, match=r"unit 3 of generator rows.*KeyError: 'a bug'"):
         epochs(clusters.source(fn), client=client)
@@ -390,9 +390,7 @@ class OnlyHere:
         return clusters.rows(*arguments)
 
 
-def test_what_a_worker_can_not_import_is_named(
-    client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_import_on_worker_is_named(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OnlyHere, "__module__", "known_here_only")
     module = ModuleType("known_here_only")
     vars(module)["OnlyHere"] = OnlyHere
@@ -404,7 +402,7 @@ def test_what_a_worker_can_not_import_is_named(
 
 
 @pytest.mark.slow
-def test_secrets_travel_in_the_source_only(own: Cluster, tmp_path: Path) -> None:
+def test_secrets_are_sent_with_the_source_only(own: Cluster, tmp_path: Path) -> None:
     own.worker()
     fn = Misbehaving(tmp_path, Fails(OSError("refused")), at=30, storage_options="hunter2")
     source = clusters.source(fn)
@@ -426,13 +424,15 @@ def test_secrets_travel_in_the_source_only(own: Cluster, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ('__version__ = "0.0.1"', "has streamkern 0.0.1; install streamkern"),
         ("raise ImportError('none here')", "lacks streamkern .*none here.*install streamkern"),
     ],
 )
-def test_other_code_on_a_worker(content: str, said: str, own: Cluster, tmp_path: Path) -> None:
+def test_different_code_on_worker_is_refused(
+    content: str, message: str, own: Cluster, tmp_path: Path
+) -> None:
     (tmp_path / "streamkern").mkdir()
     (tmp_path / "streamkern" / "__init__.py").write_text(content)
     run_dir = tmp_path / "run"
@@ -440,7 +440,7 @@ def test_other_code_on_a_worker(content: str, said: str, own: Cluster, tmp_path:
     own.worker(tmp_path)
     with connect(own.address) as client:
         client.wait_for_workers(1)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         train(config, source=stream())
     assert "\n" not in str(caught.value)
     assert not run_dir.exists()
@@ -457,7 +457,7 @@ def resources() -> tuple[set[threading.Thread], set[Any], set[int]]:
     return set(threading.enumerate()), sockets, {child.pid for child in me.children()}
 
 
-def test_nothing_outlives_a_connection(cluster: Cluster) -> None:
+def test_connection_leaves_no_resources(cluster: Cluster) -> None:
     epochs(clusters.source())
     before = resources()
     with connect(cluster.address) as client:
@@ -469,7 +469,7 @@ def test_nothing_outlives_a_connection(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("listening", [False, True])
-def test_nobody_there(listening: bool, tmp_path: Path) -> None:
+def test_missing_scheduler_is_refused(listening: bool, tmp_path: Path) -> None:
     before = resources()
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -485,7 +485,7 @@ def test_nobody_there(listening: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["here", "tcp://host", "http://host:1", "tcp://u:pw@host:1"])
-def test_an_address_is_checked(address: str) -> None:
+def test_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="tcp://host:8786") as caught, connect(address):
         pass
     assert "pw" not in str(caught.value)
@@ -493,7 +493,7 @@ def test_an_address_is_checked(address: str) -> None:
         RunConfig.from_tables({"data": {"train": "a", "dask": address}})
 
 
-def test_without_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_distributed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with (
         pytest.raises(MissingDependencyError, match=re.escape(install("cluster"))),
@@ -502,7 +502,7 @@ def test_without_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_a_client_that_was_given_stays_open(client: Any, tmp_path: Path) -> None:
+def test_given_client_stays_open(client: Any, tmp_path: Path) -> None:
     finished(settings(tmp_path / "cluster"), source=stream(), client=client)
     assert client.status == "running"
     finished(settings(tmp_path / "plain"), source=stream())
@@ -510,7 +510,7 @@ def test_a_client_that_was_given_stays_open(client: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.full
-def test_the_dashboard(cluster: Cluster) -> None:
+def test_dashboard_link_is_found(cluster: Cluster) -> None:
     with connect(cluster.address) as client:
         link = dashboard_link(client)
     assert link is not None

@@ -1,4 +1,4 @@
-"""The same samples, whoever reads them: any number of threads or workers, changed at any resume."""
+"""Check that threads and workers, changed at any resume, give the same samples."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_threads_change_nothing_at_any_resume(
     assert found == read.whole
 
 
-def test_the_hashes_see_every_byte(store: Path, backend: Backend) -> None:
+def test_hashes_cover_every_byte(store: Path, backend: Backend) -> None:
     """Check the hashes, on which the test above depends."""
     read = reader("augmented", store, backend)
     assert len(set(read.whole)) == len(read.whole) == EPOCHS * read.n_batches
@@ -195,7 +195,9 @@ def test_workers_change_nothing_at_any_resume(
 
 
 @pytest.mark.parametrize("threads", [(1, 16, 3), (7, 1, 2)])
-def test_a_run_ends_with_the_same_weights(threads: tuple[int, ...], tmp_path: Path) -> None:
+def test_run_with_changing_threads_ends_with_same_weights(
+    threads: tuple[int, ...], tmp_path: Path
+) -> None:
     """Stop twice within an epoch and once in the next, each time with another number of threads."""
     config = run_settings(tmp_path / "run")
     steps = (2, 5, STEPS - 3)
@@ -208,7 +210,7 @@ def test_a_run_ends_with_the_same_weights(threads: tuple[int, ...], tmp_path: Pa
 
 
 @pytest.mark.full
-def test_a_run_on_a_cluster_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_run_on_cluster_ends_with_same_weights(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     folder = tmp_path / "cluster"
     folder.mkdir()

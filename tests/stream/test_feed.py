@@ -29,7 +29,7 @@ def backend() -> Any:
         yield made
 
 
-def kept(batches: Any) -> list[Batch]:
+def copies_of(batches: Any) -> list[Batch]:
     return [
         replace(b, X=b.X.copy(), Y=b.Y.copy(), row_ids=b.row_ids.copy(), w=None) for b in batches
     ]
@@ -42,7 +42,7 @@ def collect(
         BatchReader(source, batch_size=batch_size, seed=1) as loader,
         Feed(loader, backend, dtype=dtype, seed=1) as feed,
     ):
-        return kept(feed.epoch(2))
+        return copies_of(feed.epoch(2))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -55,7 +55,7 @@ def test_images_become_flat_floats_and_ids_one_hot(backend: Backend, dtype: Any)
         np.testing.assert_array_equal(b.Y, np.eye(3)[LABELS[b.row_ids]])
 
 
-def test_values_and_missing_targets(backend: Backend) -> None:
+def test_regression_targets_and_missing_targets_are_kept(backend: Backend) -> None:
     """Check that values in float64 stay in float64, because their mean is not subtracted yet."""
     for b in collect(ArraySource(FLOATS, VALUES), backend):
         np.testing.assert_array_equal(b.Y, VALUES[b.row_ids])
@@ -64,7 +64,7 @@ def test_values_and_missing_targets(backend: Backend) -> None:
         assert b.Y.shape == (len(b.row_ids), 0)
 
 
-def test_transforms_against_their_formulas(backend: Backend) -> None:
+def test_transforms_equal_their_formulas(backend: Backend) -> None:
     source = ArraySource(IMAGES, LABELS, [Scale("global")])
     exact = (IMAGES - IMAGES.mean(dtype=np.float64)) / IMAGES.std(dtype=np.float64)
     for b in collect(source, backend):
@@ -77,7 +77,7 @@ def everything() -> Source:
     return AugmentedSource(ArraySource(IMAGES, LABELS), 3, transforms)
 
 
-def test_prepare_gives_the_rows_of_the_feed(backend: Backend) -> None:
+def test_prepare_equals_rows_of_the_feed(backend: Backend) -> None:
     source = everything()
     batches = collect(source, backend)
     rows = np.concatenate([b.row_ids for b in batches])
@@ -98,7 +98,7 @@ def test_prepare_gives_the_rows_of_the_feed(backend: Backend) -> None:
     np.testing.assert_array_equal(sample_Y, Y[block.row_ids])
 
 
-def test_nothing_is_copied_without_need(backend: Backend) -> None:
+def test_untransformed_rows_are_not_copied(backend: Backend) -> None:
     with BatchReader(ArraySource(FLOATS, VALUES), batch_size=30, seed=0) as loader:
         feed = Feed(loader, backend, dtype=np.float32, seed=0)
         for b in feed.epoch(0):
@@ -110,7 +110,7 @@ def test_nothing_is_copied_without_need(backend: Backend) -> None:
         assert others == [first, first]
 
 
-def test_every_batch_gets_the_same_memory(backend: Backend) -> None:
+def test_every_batch_reuses_the_same_memory(backend: Backend) -> None:
     transforms = [Scale("feature"), GaussianNoise(0.3)]
     source = AugmentedSource(ArraySource(IMAGES, LABELS), 2, transforms)
     with (
@@ -122,7 +122,7 @@ def test_every_batch_gets_the_same_memory(backend: Backend) -> None:
         assert len(feed._arrays._arrays) == 4  # X cast, scaled and noisy, Y
 
 
-def test_transforms_never_write_into_the_loader(backend: Backend) -> None:
+def test_transforms_never_write_into_reader_buffers(backend: Backend) -> None:
     source = ArraySource(FLOATS, VALUES, [Scale("feature"), GaussianNoise(1.0), MixUp(1.0)])
     with (
         BatchReader(source, batch_size=30, seed=0) as loader,
@@ -135,7 +135,7 @@ def test_transforms_never_write_into_the_loader(backend: Backend) -> None:
         np.testing.assert_array_equal(held.y, VALUES[held.row_ids])
 
 
-def test_leaving_the_feed_ends_the_reading(backend: Backend) -> None:
+def test_leaving_the_feed_stops_reading(backend: Backend) -> None:
     with (
         BatchReader(ArraySource(FLOATS, VALUES), batch_size=10, seed=0) as loader,
         Feed(loader, backend, dtype=np.float32, seed=0) as feed,

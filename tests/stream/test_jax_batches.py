@@ -25,7 +25,7 @@ def url(tmp_path: Path) -> Path:
     return url
 
 
-def test_batches_become_arrays_by_dlpack_and_stay_as_they_were(url: Path) -> None:
+def test_batches_become_jax_arrays_by_dlpack(url: Path) -> None:
     with sk.Loader(url, 96, seed=1, fields=("X", "y", "row_ids")) as loader:
         batches = [(jax.dlpack.from_dlpack(x), jax.dlpack.from_dlpack(y), ids.copy())
                    for x, y, ids in loader]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The public loader, compared with the rows as they are in the store, and with one pass of it."""
+"""Compare the public loader with the rows of the store."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def many_units() -> sk.ArraySource:
     return sk.ArraySource(X, LABELS, unit_rows=20)
 
 
-def test_every_epoch_has_every_row_once_as_it_is_stored(url: Path) -> None:
+def test_every_epoch_has_every_stored_row_once(url: Path) -> None:
     store = sk.open_store(url)
     stored_X, stored_y = store.read_rows(np.arange(N))
     with sk.Loader(url, 64, fields=("X", "y", "w", "row_ids"), seed=1) as loader:
@@ -80,7 +80,7 @@ def test_every_epoch_has_every_row_once_as_it_is_stored(url: Path) -> None:
     assert orders[0] != orders[1]
 
 
-def test_a_loader_shows_its_source_without_secrets(url: Path) -> None:
+def test_loader_shows_its_source_without_secrets(url: Path) -> None:
     with sk.Loader(url, 100) as loader:
         assert (
             repr(loader) == f"Loader(Store('{url}', 1000x5 float32), batch_size=100, n_rows=1000)"
@@ -91,7 +91,7 @@ def test_a_loader_shows_its_source_without_secrets(url: Path) -> None:
     assert repr(sk.Loader(source, 7)) == "Loader(ArraySource, batch_size=7, n_rows=1000)"
 
 
-def test_batches_stay_as_they_were_delivered(url: Path) -> None:
+def test_delivered_batches_are_not_overwritten(url: Path) -> None:
     with sk.Loader(url, 64) as loader:
         kept = list(loader)
         copies = [(X.copy(), y.copy()) for X, y in sk.Loader(url, 64)]
@@ -101,13 +101,13 @@ def test_batches_stay_as_they_were_delivered(url: Path) -> None:
         X[:] = 0  # may be written to
 
 
-def test_dropping_the_last_batch_leaves_out_no_full_one() -> None:
+def test_drop_last_omits_only_a_partial_batch() -> None:
     assert len(rows_of(many_units(), drop_last=True)) == 15
     assert order(rows_of(many_units(), drop_last=True)) == order(rows_of(many_units()))[:15]
     assert len(order(rows_of(many_units(), drop_last=True, batch_size=100))) == 10
 
 
-def test_the_order_without_shuffling_is_that_of_the_source() -> None:
+def test_unshuffled_order_equals_source() -> None:
     assert [*chain(*order(rows_of(many_units(), shuffle=False)))] == list(range(N))
 
 
@@ -116,7 +116,7 @@ def test_the_order_without_shuffling_is_that_of_the_source() -> None:
     done=st.integers(0, 16), epoch=st.integers(0, 2), threads=st.sampled_from([1, 3]),
     units=st.sampled_from([1, 4, 50]), drop_last=st.booleans(),
 )  # fmt: skip
-def test_a_state_goes_on_with_the_same_bits(
+def test_state_resumes_with_same_bits(
     done: int, epoch: int, threads: int, units: int, drop_last: bool
 ) -> None:
     def made(threads: int) -> sk.Loader:
@@ -127,9 +127,9 @@ def test_a_state_goes_on_with_the_same_bits(
             fields=("X", "y", "row_ids"),
         )  # fmt: skip
 
-    with made(1) as whole, made(threads) as first, made(2) as second:
-        passes = [list(whole) for _ in range(epoch + 2)]
-        done = min(done, len(whole))
+    with made(1) as uninterrupted, made(threads) as first, made(2) as second:
+        passes = [list(uninterrupted) for _ in range(epoch + 2)]
+        done = min(done, len(uninterrupted))
         for _ in range(epoch):
             list(first)
         iterator = iter(first)
@@ -144,28 +144,28 @@ def test_a_state_goes_on_with_the_same_bits(
             np.testing.assert_array_equal(a, b)
 
 
-def test_an_abandoned_epoch_is_followed_by_the_next_one() -> None:
+def test_abandoned_epoch_is_followed_by_the_next() -> None:
     passes = [order(loader) for loader in [rows_of(many_units())] for _ in range(2)]
     loader = rows_of(many_units())
     next(iter(loader))
     assert order(loader) == passes[1]
 
 
-def test_the_shares_of_ranks_make_up_the_batch_of_one() -> None:
-    whole = order(rows_of(many_units()))
+def test_rank_shares_form_the_whole_batch() -> None:
+    full = order(rows_of(many_units()))
     shares = [order(rows_of(many_units(), rank=rank, n_ranks=3)) for rank in range(3)]
-    assert {len(share) for share in shares} == {len(whole)}
-    for batch, *parts in zip(whole, *shares, strict=True):
+    assert {len(share) for share in shares} == {len(full)}
+    for batch, *parts in zip(full, *shares, strict=True):
         assert sorted(batch) == sorted(chain(*parts))
     resumed = rows_of(many_units())  # by another number of ranks
     iterator = iter(rank := rows_of(many_units(), rank=1, n_ranks=2))
     for _ in range(4):
         next(iterator)
     resumed.load_state_dict(rank.state_dict())
-    assert order(resumed) == whole[4:]
+    assert order(resumed) == full[4:]
 
 
-def test_transforms_are_those_of_training(url: Path, tmp_path: Path) -> None:
+def test_transforms_equal_those_of_training(url: Path, tmp_path: Path) -> None:
     noisy = sk.AugmentedSource(sk.ZarrSource(url), 2, [sk.GaussianNoise(0.5)])
     sk.materialise_store(noisy, tmp_path / "made.zarr", seed=4, shuffle=False)
     made = sk.open_store(tmp_path / "made.zarr")
@@ -176,13 +176,13 @@ def test_transforms_are_those_of_training(url: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_mixed_targets_are_shares_of_the_classes(url: Path) -> None:
+def test_mixed_targets_are_class_shares(url: Path) -> None:
     for _, y in sk.Loader(url, 64, transforms=[sk.MixUp(0.3)]):
         assert y.shape[1] == 3
         np.testing.assert_allclose(y.sum(axis=1), 1, rtol=1e-6)
 
 
-def test_sparse_rows_come_as_sparse_arrays(tmp_path: Path) -> None:
+def test_sparse_rows_are_yielded_as_sparse_arrays(tmp_path: Path) -> None:
     rows = sp.random_array((300, 9000), density=0.002, format="csr", dtype=np.float32, rng=0)
     sk.ingest_store(rows, tmp_path / "sparse.zarr", y=np.arange(300) % 2, shuffle=False)
     for X, ids in sk.Loader(tmp_path / "sparse.zarr", 64, fields=("X", "row_ids")):
@@ -191,7 +191,7 @@ def test_sparse_rows_come_as_sparse_arrays(tmp_path: Path) -> None:
         np.testing.assert_array_equal(X.toarray(), rows[ids].toarray())
 
 
-def test_a_copy_goes_on_from_the_position(url: Path) -> None:
+def test_pickled_loader_continues_from_its_position(url: Path) -> None:
     loader = rows_of(url)
     iterator = iter(loader)
     next(iterator)
@@ -202,7 +202,7 @@ def test_a_copy_goes_on_from_the_position(url: Path) -> None:
     assert copy.copy(loader).epoch == 1
 
 
-def test_a_state_of_other_rows_or_another_order_is_refused(url: Path) -> None:
+def test_state_of_other_rows_or_order_is_refused(url: Path) -> None:
     state = rows_of(url).state_dict()
     for other, word in (
         (rows_of(many_units()), "other rows"),
@@ -217,7 +217,7 @@ def test_a_state_of_other_rows_or_another_order_is_refused(url: Path) -> None:
         assert other.state_dict() == before
 
 
-def test_an_older_iterator_ends_with_an_error() -> None:
+def test_older_iterator_raises() -> None:
     loader = rows_of(many_units())
     state = loader.state_dict()
     for act in (lambda: next(iter(loader)), lambda: loader.load_state_dict(state), loader.close):
@@ -228,7 +228,7 @@ def test_an_older_iterator_ends_with_an_error() -> None:
             next(iterator)
 
 
-def test_a_killed_process_resumes(url: Path, tmp_path: Path) -> None:
+def test_killed_process_resumes(url: Path, tmp_path: Path) -> None:
     """Kill a process that writes its state after every batch; the resumed one returns the remaining
     batches."""
     text = """
@@ -253,7 +253,7 @@ for k, rows in enumerate(loader):
     assert seen == order(rows_of(url))
 
 
-def test_a_batch_that_could_not_be_made_is_not_counted() -> None:
+def test_failed_batch_is_not_counted() -> None:
     calls = []
 
     @sk.deterministic
@@ -268,18 +268,18 @@ def test_a_batch_that_could_not_be_made_is_not_counted() -> None:
         list(loader)
     assert loader.state_dict()["batch"] == 3
     loader.load_state_dict(loader.state_dict())
-    with loader, rows_of(source) as whole:
-        assert order(loader) == order(whole)[3:]
+    with loader, rows_of(source) as full:
+        assert order(loader) == order(full)[3:]
 
 
-def test_iterators_that_were_never_used_change_nothing() -> None:
+def test_unused_iterators_change_nothing() -> None:
     loader = rows_of(many_units())
     loader.begin_at(0, 5)
     iter(loader)
     assert order(loader) == order(rows_of(many_units()))[5:]
 
 
-def test_sparse_rows_come_in_another_dtype(tmp_path: Path) -> None:
+def test_sparse_rows_are_converted_to_dtype(tmp_path: Path) -> None:
     rows = sp.random_array((300, 50_000), density=0.001, format="csr", dtype=np.float32, rng=0)
     sk.ingest_store(rows, tmp_path / "sparse.zarr", y=np.arange(300) % 2, shuffle=False)
     given = {"fields": "X", "shuffle": False}
@@ -289,19 +289,23 @@ def test_sparse_rows_come_in_another_dtype(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.toarray(), rows.toarray())
 
 
-def test_a_batch_may_be_larger_than_the_source() -> None:
+def test_batch_may_be_larger_than_the_source() -> None:
     assert [len(rows) for rows in rows_of(many_units(), batch_size=2**63)] == [N]
 
 
-@pytest.mark.parametrize(("data", "settings", "words"), [
+@pytest.mark.parametrize(("data", "settings", "message"), [
     (None, {}, "a NoneType is not data; give the path or URL of a store"),
     ("train.zarr", {"transforms": sk.GaussianNoise(0.1)}, r"transforms=Gauss.* must be a list"),
     ("train.zarr", {"batch_size": 10.0}, r"batch_size=10\.0 must be a whole number"),
 ])  # fmt: skip
-def test_a_wrong_argument_is_named(
-    data: Any, settings: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_invalid_argument_is_named(
+    data: Any,
+    settings: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     sk.ingest_store(np.zeros((20, 2)), "train.zarr", y=np.arange(20.0), targets="values")
-    with pytest.raises(sk.ConfigError, match=words):
+    with pytest.raises(sk.ConfigError, match=message):
         sk.Loader(data, **{"batch_size": 10} | settings)

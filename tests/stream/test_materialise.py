@@ -1,4 +1,4 @@
-"""Augmented sets written to stores: the rows of an epoch, whatever happened on the way."""
+"""Check that a materialised store equals an epoch, also after interruptions."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from streamkern.stream.sources.transforms import (
     host_transform,
 )
 from streamkern.stream.sources.unit_edges import unit_sizes
-from tests.faults import flip_bit, tree
 from tests.images import CHUNK_MB, IMAGES, LABELS, NOISY, N, augmented, base
-from tests.lives import Stop
+from tests.interruptions import Stop
+from tests.store_damage import flip_bit, tree
 from tests.streams import epoch_rows, everything
 
 
@@ -75,7 +75,9 @@ def one_hot(y: np.ndarray) -> np.ndarray:
     [augmented(*NOISY), base(transforms=NOISY), MixtureSource([base(), base()], transforms=NOISY)],
     ids=["one unit", "units", "mixture"],
 )
-def test_rows_are_those_of_an_epoch(tmp_path: Path, source: Source, threads: int | str) -> None:
+def test_materialised_rows_equal_an_epoch(
+    tmp_path: Path, source: Source, threads: int | str
+) -> None:
     """Compare with the order of the plan, and transforms applied to all rows at once."""
     seed, epoch = 5, 2
     done: list[tuple[str, int, int | None]] = []
@@ -103,7 +105,7 @@ def test_rows_are_those_of_an_epoch(tmp_path: Path, source: Source, threads: int
     assert spec.class_counts == tuple(np.bincount(y).tolist())
 
 
-def test_without_feed_transforms_the_dtype_stays(tmp_path: Path) -> None:
+def test_dtype_is_kept_without_feed_transforms(tmp_path: Path) -> None:
     source = augmented(RandomFlip())
     spec = materialise(source, tmp_path / "a.zarr", chunk_mb=CHUNK_MB, shuffle=False)
     assert (spec.x_dtype, spec.chunk_rows) == (np.uint8, 124)
@@ -135,7 +137,7 @@ def test_mixed_targets_become_values(tmp_path: Path) -> None:
         start += len(rows)
 
 
-def test_values_stay_as_they_are(tmp_path: Path) -> None:
+def test_regression_targets_are_unchanged(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=(50, 2))
     source = ArraySource(rng.normal(size=(50, 4)).astype(np.float32), values, [GaussianNoise(1.0)])
@@ -144,7 +146,7 @@ def test_values_stay_as_they_are(tmp_path: Path) -> None:
     np.testing.assert_array_equal(contents(open_store(tmp_path / "a.zarr"))[1], values)
 
 
-def test_names_of_columns_go_along(tmp_path: Path) -> None:
+def test_column_names_are_kept(tmp_path: Path) -> None:
     """Check names of features, and of targets that no transform changes."""
     (tmp_path / "t.csv").write_text("b,u,a,v\n" + "1,2,3,4\n5,6,7,9\n" * 5)
     ingest(tmp_path / "t.csv", tmp_path / "in", y=["v", "u"], targets="values")
@@ -157,7 +159,7 @@ def test_names_of_columns_go_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["name:", "meta:"])
-def test_data_that_was_not_read_is_not_taken_for_the_same(tmp_path: Path, prefix: str) -> None:
+def test_source_without_digest_is_not_resumed(tmp_path: Path, prefix: str) -> None:
     class Named(ArraySource):
         kind = "mine"
 
@@ -170,7 +172,7 @@ def test_data_that_was_not_read_is_not_taken_for_the_same(tmp_path: Path, prefix
         materialise(Named(np.ones((9, 2)), np.zeros(9)), tmp_path / "out")
 
 
-def test_a_mixture_of_stores(tmp_path: Path) -> None:
+def test_mixture_of_stores_is_materialised(tmp_path: Path) -> None:
     for k, n in enumerate((60, 90)):
         ingest(IMAGES[:n], tmp_path / f"{k}.zarr", y=LABELS[:n], chunk_mb=0.0005, seed=k)
     urls = [tmp_path / f"{k}.zarr" for k in range(2)]
@@ -185,7 +187,7 @@ def test_a_mixture_of_stores(tmp_path: Path) -> None:
     assert spec.fingerprint == expected.fingerprint
 
 
-def test_one_store_as_it_is(tmp_path: Path) -> None:
+def test_single_store_is_shuffled_without_changes(tmp_path: Path) -> None:
     """Check a store without copies and transforms: the same rows in another order."""
     ingest(IMAGES, tmp_path / "in.zarr", y=LABELS, chunk_mb=0.0005)
     augment_store(str(tmp_path / "in.zarr"), tmp_path / "out.zarr", seed=1, chunk_mb=0.001)
@@ -215,16 +217,16 @@ def files(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("copies", [1, 3])
-def test_augmented_rows_keep_the_numbers_of_the_files(
+def test_augmented_rows_keep_file_row_numbers(
     files: list[Path], tmp_path: Path, copies: int, shuffle: bool
 ) -> None:
     """Check that replica r of row k is row r n + k, for any order of the stores, also after a
     second augmentation."""
     noise = [{"kind": "noise", "sigma": 1e-6}]
-    for place, first in ((files[0], True), (tmp_path / "a.zarr", False)):
+    for location, first in ((files[0], True), (tmp_path / "a.zarr", False)):
         out = tmp_path / ("a.zarr" if first else "b.zarr")
         spec = augment_store(
-            str(place), out, copies=copies, transforms=noise, chunk_mb=0.0005, shuffle=shuffle
+            str(location), out, copies=copies, transforms=noise, chunk_mb=0.0005, shuffle=shuffle
         )
         store, replicas = open_store(out), copies if first else copies**2
         rows, (X, y) = numbers_of(store), contents(store)
@@ -235,9 +237,7 @@ def test_augmented_rows_keep_the_numbers_of_the_files(
         assert sum(n for _, n in spec.files) == spec.n_rows
 
 
-def test_stores_that_are_joined_number_their_rows_one_after_another(
-    files: list[Path], tmp_path: Path
-) -> None:
+def test_joined_stores_number_rows_consecutively(files: list[Path], tmp_path: Path) -> None:
     augment_store(list(map(str, files)), tmp_path / "out.zarr", chunk_mb=0.0005)
     store = open_store(tmp_path / "out.zarr")
     X, y = contents(store)
@@ -246,9 +246,7 @@ def test_stores_that_are_joined_number_their_rows_one_after_another(
     assert [(Path(name).name, n) for name, n in store.spec.files] == [("0.npz", 100), ("1.npz", 70)]
 
 
-def test_predictions_of_augmented_rows_are_in_the_order_of_the_file(
-    files: list[Path], tmp_path: Path
-) -> None:
+def test_predictions_of_augmented_rows_follow_file_order(files: list[Path], tmp_path: Path) -> None:
     out, noise = tmp_path / "out.zarr", [{"kind": "noise", "sigma": 1e-6}]
     augment_store(str(files[0]), out, copies=2, transforms=noise, chunk_mb=0.0005)
     model = KernelRegressor(solver="direct", kernel="gaussian", ridge=1e-4, random_state=0)
@@ -277,7 +275,7 @@ materialise(augmented(*NOISY), Path({out!r}), seed=5, chunk_mb=CHUNK_MB, progres
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def complete_store(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Return every byte of a store that was written without interruption."""
     out = tmp_path_factory.mktemp("whole") / "out.zarr"
     materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
@@ -286,7 +284,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill_at", [0, 31, 300])
-def test_killed_and_gone_on_with(tmp_path: Path, whole: dict[str, bytes], kill_at: int) -> None:
+def test_killed_materialisation_resumes(
+    tmp_path: Path, complete_store: dict[str, bytes], kill_at: int
+) -> None:
     out = tmp_path / "out.zarr"
     root = str(Path(__file__).parents[2])
     code = CHILD.format(root=root, out=str(out), stop=kill_at + 100)
@@ -304,7 +304,7 @@ def test_killed_and_gone_on_with(tmp_path: Path, whole: dict[str, bytes], kill_a
         open_store(out)
     assert 0 < zarr.open_array(out / "digests", mode="r")[:].any(axis=1).sum() < 22
     materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
-    assert tree(out) == whole
+    assert tree(out) == complete_store
 
 
 def interrupted(out: Path, after: int = 400, source: Source | None = None) -> None:
@@ -318,7 +318,7 @@ def interrupted(out: Path, after: int = 400, source: Source | None = None) -> No
         materialise(source or augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB, progress=stop)
 
 
-def test_holes_and_damage_are_mended(tmp_path: Path, whole: dict[str, bytes]) -> None:
+def test_holes_and_damage_are_repaired(tmp_path: Path, complete_store: dict[str, bytes]) -> None:
     out = tmp_path / "out.zarr"
     interrupted(out)
     journal: Any = zarr.open_array(out / "digests", mode="r+")
@@ -328,7 +328,7 @@ def test_holes_and_damage_are_mended(tmp_path: Path, whole: dict[str, bytes]) ->
     (out / "y/c/7").unlink()
     before = (out / "X/c/4/0/0/0").stat().st_mtime_ns
     materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
-    assert tree(out) == whole
+    assert tree(out) == complete_store
     assert (out / "X/c/4/0/0/0").stat().st_mtime_ns == before
 
 
@@ -343,7 +343,7 @@ def test_holes_and_damage_are_mended(tmp_path: Path, whole: dict[str, bytes]) ->
         ({"dtype": "float64"}, "x_dtype"),
     ],
 )
-def test_other_settings_are_refused_by_name(
+def test_changed_settings_are_refused_by_name(
     tmp_path: Path, changed: dict[str, Any], named: str
 ) -> None:
     out = tmp_path / "out.zarr"
@@ -355,7 +355,7 @@ def test_other_settings_are_refused_by_name(
         materialise(augmented(*NOISY[:2]), out, seed=5, chunk_mb=CHUNK_MB)
 
 
-def test_memory_is_refused_where_it_changes_the_order(tmp_path: Path) -> None:
+def test_memory_that_changes_the_order_is_refused(tmp_path: Path) -> None:
     """Check a memory for 8 units where the shuffle block has 9."""
     out, source = tmp_path / "out.zarr", base(transforms=NOISY)
     interrupted(out, after=0, source=source)
@@ -364,7 +364,7 @@ def test_memory_is_refused_where_it_changes_the_order(tmp_path: Path) -> None:
     materialise(source, out, seed=5, chunk_mb=CHUNK_MB, memory=1 << 29)
 
 
-def test_blas_is_limited_once_for_all_threads(tmp_path: Path) -> None:
+def test_blas_threads_are_limited_once_for_all_threads(tmp_path: Path) -> None:
     """Check that the limit is restored, which threads that each set and restore it would not do."""
 
     def limits() -> list[int]:
@@ -379,20 +379,20 @@ def test_blas_is_limited_once_for_all_threads(tmp_path: Path) -> None:
     assert limits() == before
 
 
-def test_a_place_that_is_no_file(whole: dict[str, bytes]) -> None:
+def test_remote_store_is_materialised(complete_store: dict[str, bytes]) -> None:
     materialise(augmented(*NOISY), "memory://materialise/out.zarr", seed=5, chunk_mb=CHUNK_MB)
     store = open_store("memory://materialise/out.zarr")
-    attributes = json.loads(whole["zarr.json"])["attributes"]
+    attributes = json.loads(complete_store["zarr.json"])["attributes"]
     assert store.spec.fingerprint == attributes["streamkern"]["fingerprint"]
 
 
-def test_overwriting(tmp_path: Path, whole: dict[str, bytes]) -> None:
+def test_overwrite_replaces_store(tmp_path: Path, complete_store: dict[str, bytes]) -> None:
     out = tmp_path / "out.zarr"
     materialise(augmented(*NOISY), out, seed=1, chunk_mb=CHUNK_MB)
     with pytest.raises(DataError, match="already holds a store"):
         materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB)
     materialise(augmented(*NOISY), out, seed=5, chunk_mb=CHUNK_MB, overwrite=True)
-    assert tree(out) == whole
+    assert tree(out) == complete_store
 
 
 # --------------------------------------------------------------------------------------- memory
@@ -420,7 +420,7 @@ print(status("VmHWM") - baseline)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/status")
-def test_memory_stays_within_what_is_given(tmp_path: Path) -> None:
+def test_materialisation_stays_within_memory(tmp_path: Path) -> None:
     """Check 188 MB of float32 rows that are written within 96 MiB."""
     out = tmp_path / "out.zarr"
     command = [sys.executable, "-c", MEASURED, str(out), str(96 << 20)]
@@ -458,12 +458,14 @@ def test_dtypes_that_would_lose_values_are_refused(tmp_path: Path) -> None:
         (ArraySource(IMAGES.astype(np.float64), LABELS, [GaussianNoise(1.0)]), None, "float64"),
     ],
 )
-def test_dtypes_that_hold_them(tmp_path: Path, source: Source, dtype: Any, expected: str) -> None:
+def test_dtypes_that_hold_all_values_are_accepted(
+    tmp_path: Path, source: Source, dtype: Any, expected: str
+) -> None:
     spec = materialise(source, tmp_path / "out.zarr", dtype=dtype, compress="none")
     assert spec.x_dtype == expected
 
 
-def test_rounded_noise_is_stored_as_it_comes(tmp_path: Path) -> None:
+def test_rounded_noise_is_stored_as_integers(tmp_path: Path) -> None:
     source = augmented(GaussianNoise(9.0, round=True), RandomFlip())
     stored = [
         materialise(source, tmp_path / str(dtype), dtype=dtype) for dtype in (None, "float32")
@@ -474,7 +476,7 @@ def test_rounded_noise_is_stored_as_it_comes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(narrow.read_rows(rows)[0], wide.read_rows(rows)[0])
 
 
-def test_values_that_overflow_are_refused(tmp_path: Path) -> None:
+def test_overflowing_values_are_refused(tmp_path: Path) -> None:
     source = ArraySource(np.full((5, 2), 1e6, np.float32), np.zeros(5))
     with pytest.raises(NonFiniteError, match="inf in X of chunk 0"):
         materialise(source, tmp_path / "out.zarr", dtype="float16")
@@ -495,21 +497,23 @@ def broken(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
         (lambda out: augment_store(out.parent / "no.zarr", out), "no.zarr"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, call: Callable[[Path], Any], message: str) -> None:
+def test_invalid_calls_are_refused(
+    tmp_path: Path, call: Callable[[Path], Any], message: str
+) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
         call(tmp_path / "out.zarr")
 
 
-def test_the_input_is_never_the_output(tmp_path: Path) -> None:
+def test_output_must_differ_from_input(tmp_path: Path) -> None:
     ingest(IMAGES, tmp_path / "in.zarr", y=LABELS)
     before = tree(tmp_path)
-    for place in (tmp_path / "in.zarr", f"{tmp_path}/../{tmp_path.name}/in.zarr/"):
+    for location in (tmp_path / "in.zarr", f"{tmp_path}/../{tmp_path.name}/in.zarr/"):
         with pytest.raises(ConfigError, match="both input and output"):
-            augment_store(tmp_path / "in.zarr", place, copies=2, overwrite=True)
+            augment_store(tmp_path / "in.zarr", location, copies=2, overwrite=True)
     assert tree(tmp_path) == before
 
 
-def test_the_store_is_described_as_what_it_is(tmp_path: Path) -> None:
+def test_materialised_store_has_attributes_of_an_ingest(tmp_path: Path) -> None:
     """Check that its attributes equal those of an ingest of the same rows."""
     materialise(augmented(*NOISY), tmp_path / "a.zarr", chunk_mb=CHUNK_MB)
     X, y = contents(open_store(tmp_path / "a.zarr"))

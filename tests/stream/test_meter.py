@@ -15,9 +15,9 @@ from streamkern.rundir.run_log import read_log
 from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.meter import Flow, Meter
 from streamkern.stream.sources.stores import ZarrSource
-from tests.faultproxy import FaultProxy
+from tests.fault_proxy import FaultProxy
 from tests.runs import finished, settings
-from tests.s3server import S3Server
+from tests.s3_server import S3Server
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
         return self.now
 
 
-def test_rates_are_of_the_last_seconds_and_counts_of_the_run(tmp_path: Path) -> None:
+def test_rates_cover_last_seconds_and_counts_the_run(tmp_path: Path) -> None:
     url = f"memory://{uuid.uuid4().hex}/a.zarr"
     ingest(np.zeros((4, 2), np.float32), url, y=np.zeros(4))
     cache = Cache(tmp_path, 1 << 30)
@@ -67,7 +67,7 @@ def test_rates_are_of_the_last_seconds_and_counts_of_the_run(tmp_path: Path) -> 
         assert 0 < flow.stored_bytes_per_s <= 1000
 
 
-def test_the_words_fit_the_line() -> None:
+def test_flow_text_fits_the_line() -> None:
     flow = Flow(48_234.0, 0.021, 151_400_000.0, 64_000_000, 0)
     assert flow.text() == "48.2k samples/s  waits for data 2%  reads 151 MB/s"
     flow = Flow(1_234_567.0, 1.0, 1_510_000.0, 999_999, 12_345, 10, 1e6, 0.987)
@@ -78,7 +78,7 @@ def test_the_words_fit_the_line() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_says_what_its_storage_does(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+def test_run_reports_storage_requests(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(400, 5)).astype(np.float32)
     url = f"s3://{bucket}/train.zarr"
     ingest(X, url, y=X[:, :2], chunk_mb=20 * 20 / 2**20, storage_options=s3.options())

@@ -18,7 +18,7 @@ from tests.traced_memory import traced_memory
 
 
 @given(plans())
-def test_an_epoch_is_a_permutation_in_batches(arguments: Any) -> None:
+def test_epoch_is_a_permutation_in_batches(arguments: Any) -> None:
     plan = EpochPlan(**arguments)
     batches = epoch_rows(plan, arguments["sizes"])
     n = int(arguments["sizes"].sum())
@@ -29,7 +29,7 @@ def test_an_epoch_is_a_permutation_in_batches(arguments: Any) -> None:
 
 
 @given(plans())
-def test_the_batch_size_only_cuts_the_order(arguments: Any) -> None:
+def test_batch_size_does_not_change_the_order(arguments: Any) -> None:
     order = np.concatenate(epoch_rows(EpochPlan(**arguments), arguments["sizes"]))
     other = EpochPlan(**{**arguments, "batch_size": 7})
     np.testing.assert_array_equal(order, np.concatenate(epoch_rows(other, arguments["sizes"])))
@@ -63,7 +63,7 @@ def test_blocks_of_an_epoch_are_shuffled_differently() -> None:
     assert (places[0] == places[1]).sum() < 12
 
 
-def test_the_paper_scale_plans_in_memory_of_the_units() -> None:
+def test_plan_memory_depends_on_units_only() -> None:
     """Check 60 000 x 2 000 rows in 24 000 units; an int64 for each row would take 960 MB."""
     sizes = np.full(24_000, 5_000)
     with traced_memory() as traced:
@@ -83,7 +83,7 @@ class Units:
         return self.edges[u]
 
 
-def test_unit_sizes() -> None:
+def test_unit_sizes_are_validated() -> None:
     assert unit_sizes(Units([(0, 4), (4, 9), (9, 10)], 10)).tolist() == [4, 5, 1]
     for edges, n_rows in ([(0, 4), (5, 9)], 9), ([(0, 4)], 5), ([(1, 4)], 4), ([], 3):
         with pytest.raises(ConfigError, match="do not cover"):
@@ -124,7 +124,7 @@ def digest(plan: EpochPlan) -> str:
          "4922725255ebd619462705239aec2ad0377fe054df75215404d6e0ecba37fcde"),
     ],
 )  # fmt: skip
-def test_the_order_is_that_of_version_1(
+def test_order_equals_that_of_version_1(
     sizes: list[int], seed: int, epoch: int, mix_units: int, expected: str
 ) -> None:
     """Check that runs begun with an earlier revision continue with the same samples."""
@@ -152,7 +152,7 @@ def test_strata_are_spread_evenly(arguments: Any, counts: list[int]) -> None:
 
 
 @given(plans())
-def test_in_order_nothing_moves(arguments: Any) -> None:
+def test_in_order_plan_keeps_row_order(arguments: Any) -> None:
     plan = EpochPlan(**arguments, in_order=True)
     order = np.concatenate(epoch_rows(plan, arguments["sizes"]))
     np.testing.assert_array_equal(order, np.arange(plan.n_rows))

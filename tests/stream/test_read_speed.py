@@ -14,9 +14,9 @@ import zarr
 from streamkern.basics.errors import ConfigError, CorruptChunkError, StoreNotFoundError
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.read_speed import ReadRow, conclusion, read_speed, speed_text
-from tests.faultproxy import FaultProxy
-from tests.faults import flip_bit
-from tests.s3server import S3Server
+from tests.fault_proxy import FaultProxy
+from tests.s3_server import S3Server
+from tests.store_damage import flip_bit
 
 X = np.random.default_rng(0).normal(size=(400, 6)).astype(np.float32)
 Y = np.arange(400) % 3
@@ -27,12 +27,14 @@ def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamkern.stream.read_speed.CONNECTION_COUNTS", (1, 2, 4))
 
 
-def check(told: dict[str, Any], object_bytes: float, chunk_bytes: float, counts: list[int]) -> None:
+def check(
+    report: dict[str, Any], object_bytes: float, chunk_bytes: float, counts: list[int]
+) -> None:
     """Check that every row has the counts of the same objects, which are chunks of 50 rows."""
-    assert json.loads(json.dumps(told)) == told
-    *rows, batches = told["rows"]
+    assert json.loads(json.dumps(report)) == report
+    *rows, batches = report["rows"]
     assert [(r["what"], r["connections"]) for r in rows] == [
-        (what, n) for what in ("objects", "chunks") for n in counts
+        (reader, n) for reader in ("objects", "chunks") for n in counts
     ]
     for row in rows:
         size = object_bytes if row["what"] == "objects" else chunk_bytes
@@ -41,61 +43,59 @@ def check(told: dict[str, Any], object_bytes: float, chunk_bytes: float, counts:
         assert 0 < row["median_ms"] <= row["p95_ms"]
     assert batches["what"] == "batches"
     assert batches["samples_per_s"] > 0
-    assert len(speed_text(told["rows"]).splitlines()) == 2 + len(told["rows"])
+    assert len(speed_text(report["rows"]).splitlines()) == 2 + len(report["rows"])
 
 
-def test_a_store_on_s3_is_read_whole_objects_at_a_time(s3: S3Server, bucket: str) -> None:
+def test_s3_store_is_read_by_whole_objects(s3: S3Server, bucket: str) -> None:
     url = f"s3://{bucket}/train.zarr"
     ingest(X, url, y=Y, chunk_mb=50 * 24 / 2**20, storage_options=s3.options())
     seen: list[ReadRow] = []
     with FaultProxy(upstream=s3.endpoint) as proxy:
-        told = read_speed(
+        report = read_speed(
             url, seconds=0.1, progress=seen.append,
             storage_options=s3.options(proxy.endpoint),
         )  # fmt: skip
-        asked = [path for method, path, _ in proxy.log() if "/c/" in path]
-    check(told, 50 * 24 + 4, 50 * (24 + 8), [1, 2, 4])
-    assert told["url"] == url
-    assert seen == told["rows"]
-    assert set(asked) >= {f"/{bucket}/train.zarr/X/c/{i}/0" for i in range(8)}
-    assert told["chunk_bytes"] == 1200
+        requested = [path for method, path, _ in proxy.log() if "/c/" in path]
+    check(report, 50 * 24 + 4, 50 * (24 + 8), [1, 2, 4])
+    assert report["url"] == url
+    assert seen == report["rows"]
+    assert set(requested) >= {f"/{bucket}/train.zarr/X/c/{i}/0" for i in range(8)}
+    assert report["chunk_bytes"] == 1200
 
 
-def test_foreign_layouts_are_read_in_all_their_pieces(tmp_path: Path) -> None:
+def test_foreign_layouts_are_read_by_chunks(tmp_path: Path) -> None:
     group = zarr.create_group(tmp_path / "f.zarr")
     group.create_array("rows", shape=X.shape, dtype="f4", chunks=(50, 4), compressors=None)[:] = X
     group.create_array("labels", data=Y + 0.5, chunks=(50,))
-    told = read_speed(tmp_path / "f.zarr", x="rows", y="labels", seconds=0.05)
-    check(told, 2 * 50 * 16, 50 * (24 + 8), [1, 2, 4])
+    report = read_speed(tmp_path / "f.zarr", x="rows", y="labels", seconds=0.05)
+    check(report, 2 * 50 * 16, 50 * (24 + 8), [1, 2, 4])
     group = zarr.create_group(tmp_path / "s.zarr")
     group.create_array(
         "X", shape=X.shape, dtype="f4", chunks=(10, 6), shards=(50, 6), compressors=None
     )[:] = X
-    told = read_speed(tmp_path / "s.zarr", y=None, seconds=0.05)
+    report = read_speed(tmp_path / "s.zarr", y=None, seconds=0.05)
     shard = (tmp_path / "s.zarr/X/c/0/0").stat().st_size
-    check(told, shard, 50 * 24, [1, 2, 4])
+    check(report, shard, 50 * 24, [1, 2, 4])
 
 
-def test_samples_of_a_store_with_weights_are_counted_as_such(tmp_path: Path) -> None:
+def test_weighted_samples_are_counted_with_weights(tmp_path: Path) -> None:
     ingest(X, tmp_path / "s.zarr", y=Y, sample_weight=np.ones(400))
     batches = read_speed(tmp_path / "s.zarr", seconds=0.02)["rows"][-1]
     # 6 features, an id of the class, a weight and a row number.
     assert batches["bytes_per_s"] / batches["samples_per_s"] == pytest.approx(6 * 4 + 8 + 4 + 8)
 
 
-def test_not_more_in_flight_than_the_memory_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_in_flight_respect_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ingest(X, tmp_path / "s.zarr", y=Y, chunk_mb=50 * 24 / 2**20)
     monkeypatch.setattr("streamkern.stream.read_speed._MAX_IN_FLIGHT_BYTES", 3000)
-    told = read_speed(tmp_path / "s.zarr", seconds=0.02)
-    check(told, 1204, 50 * (24 + 8), [1, 2])
+    report = read_speed(tmp_path / "s.zarr", seconds=0.02)
+    check(report, 1204, 50 * (24 + 8), [1, 2])
     monkeypatch.setattr("streamkern.stream.read_speed._MAX_IN_FLIGHT_BYTES", 3)
-    told = read_speed(tmp_path / "s.zarr", seconds=0.02)
-    check(told, 1204, 50 * (24 + 8), [1])
+    report = read_speed(tmp_path / "s.zarr", seconds=0.02)
+    check(report, 1204, 50 * (24 + 8), [1])
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     store = tmp_path / "s.zarr"
     ingest(X, store, y=Y, chunk_mb=50 * 24 / 2**20)
     for seconds in (0.0, -1.0, float("nan"), float("inf")):
@@ -112,21 +112,21 @@ def rows(objects: list[float], chunks: list[float], batches: float) -> list[Read
     """Return samples/s at 1, 4, 8, ... connections for rows of 100 bytes, and then those of the
     loader."""
 
-    def row(what: str, n: int, speed: float) -> ReadRow:
+    def row(reader: str, n: int, speed: float) -> ReadRow:
         return {
-            "what": what, "connections": n, "samples_per_s": speed, "bytes_per_s": 100 * speed,
+            "what": reader, "connections": n, "samples_per_s": speed, "bytes_per_s": 100 * speed,
         }  # fmt: skip
 
     made = [
-        row(what, n, speed)
-        for what, speeds in (("objects", objects), ("chunks", chunks))
+        row(reader, n, speed)
+        for reader, speeds in (("objects", objects), ("chunks", chunks))
         for n, speed in zip((1, 4, 8, 16), speeds, strict=False)
     ]
     return [*made, row("batches", 5, batches)]
 
 
 @pytest.mark.parametrize(
-    ("objects", "chunks", "said"),
+    ("objects", "chunks", "message"),
     [
         (
             [1e6, 4e6, 4.1e6, 4e6], [1e6, 3.9e6, 4e6, 4e6],
@@ -143,7 +143,9 @@ def rows(objects: list[float], chunks: list[float], batches: float) -> list[Read
         ),
     ],
 )  # fmt: skip
-def test_conclusions(objects: list[float], chunks: list[float], said: str) -> None:
+def test_conclusion_names_the_bottleneck(
+    objects: list[float], chunks: list[float], message: str
+) -> None:
     text = conclusion(rows(objects, chunks, max(objects) / 2), 8 << 20)
-    assert text.startswith(said)
+    assert text.startswith(message)
     assert f"with 5 readers, {max(objects) / 2:,.0f} samples/s arrive (50% of the best)" in text

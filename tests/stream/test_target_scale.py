@@ -38,7 +38,7 @@ def inside(targets: TargetScale, Y: np.ndarray, dtype: type = np.float64) -> np.
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
-def test_the_exponential_inverts_the_logarithm(y: float, unit: float) -> None:
+def test_exponential_inverts_logarithm(y: float, unit: float) -> None:
     back = symmetric_exp(np, symmetric_log(np, np.float64(y), unit), unit)
     # A logarithm z has a rounding error of z eps, which the exponential multiplies by y + unit.
     z = np.log1p(abs(y) / unit)
@@ -61,7 +61,7 @@ def test_large_outputs_stay_finite() -> None:
 
 @pytest.mark.parametrize("targets", [PLAIN, LOGS])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_what_goes_in_comes_out(targets: TargetScale, dtype: type) -> None:
+def test_scaling_roundtrips(targets: TargetScale, dtype: type) -> None:
     Y = np.abs(np.random.default_rng(0).standard_normal((50, 2))) * [100, 0.1]
     F = inside(targets, Y, dtype)
     assert F.dtype == dtype
@@ -72,7 +72,7 @@ def test_what_goes_in_comes_out(targets: TargetScale, dtype: type) -> None:
 
 
 @pytest.mark.parametrize("targets", [PLAIN, LOGS])
-def test_slopes_are_those_of_finite_differences(targets: TargetScale) -> None:
+def test_slopes_equal_finite_differences(targets: TargetScale) -> None:
     F, step = np.random.default_rng(1).standard_normal((20, 2)), 1e-6
     above, below = (targets.in_target_units(np, F + by, np.float64) for by in (step, -step))
     slopes = targets.slopes(targets.in_target_units(np, F, np.float64))
@@ -82,7 +82,7 @@ def test_slopes_are_those_of_finite_differences(targets: TargetScale) -> None:
 
 
 @pytest.mark.parametrize("targets", [PLAIN, LOGS])
-def test_squared_errors_are_those_of_the_solver(targets: TargetScale) -> None:
+def test_squared_errors_equal_those_of_solver(targets: TargetScale) -> None:
     rng = np.random.default_rng(2)
     F, Y = rng.standard_normal((10, 2)), rng.random((10, 2))
     expected = ((F - inside(targets, Y)) * targets.scale) ** 2
@@ -90,7 +90,7 @@ def test_squared_errors_are_those_of_the_solver(targets: TargetScale) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-def test_no_prediction_on_a_log_scale_is_far_above_the_targets() -> None:
+def test_log_scale_predictions_are_bounded() -> None:
     """Check rows far from the centers, where f and its exponential may be anything."""
     bounded = replace(LOGS, most=np.array([3.0, 4.0]))
     assert bounded.gain is not None
@@ -107,7 +107,7 @@ def test_no_prediction_on_a_log_scale_is_far_above_the_targets() -> None:
     assert TargetScale.from_arrays(LOGS.arrays()).most is None
 
 
-def test_arrays_of_versions_without_a_log_scale() -> None:
+def test_arrays_of_older_versions_are_read() -> None:
     assert set(PLAIN.arrays()) == {"target_mean", "target_scale"}
     assert TargetScale.from_arrays(PLAIN.arrays()).gain is None
     again = TargetScale.from_arrays(LOGS.arrays())
@@ -126,11 +126,11 @@ def test_arrays_of_versions_without_a_log_scale() -> None:
         ({"unit": [1.0, 2.0, 3.0, 4.0]}, "log scale (units 1, 2, 3, ...)"),
     ],
 )  # fmt: skip
-def test_facts_as_text(facts: dict[str, object], text: str) -> None:
+def test_transform_text_describes_facts(facts: dict[str, object], text: str) -> None:
     assert transform_text(facts) == text
 
 
-def test_the_largest_targets_are_found_in_all_units_and_without_the_features() -> None:
+def test_largest_targets_are_found_without_reading_features() -> None:
     y = np.random.default_rng(4).standard_normal((50, 2))
     y[37, 0], y[49, 1] = -90.0, 70.0
     X = np.zeros((50, 1), np.float32)

@@ -51,11 +51,11 @@ def order(batches: Any) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def epochs() -> list[list[list[int]]]:
     """Return the order of three epochs."""
-    with loader() as whole:
-        return [order(whole) for _ in range(3)]
+    with loader() as full:
+        return [order(full) for _ in range(3)]
 
 
-def test_tensors_hold_the_rows() -> None:
+def test_tensors_equal_rows() -> None:
     data = DataLoader(loader(fields=("X", "y")).to_torch(), batch_size=None)
     assert len(data) == 16
     for (X, y), (ours, labels) in zip(data, loader(fields=("X", "y")), strict=True):
@@ -64,7 +64,7 @@ def test_tensors_hold_the_rows() -> None:
         np.testing.assert_array_equal(y.numpy(), labels)
 
 
-def test_a_store_gives_what_its_loader_gives(tmp_path: Path) -> None:
+def test_to_torch_of_store_equals_its_loader(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).standard_normal((N, 5), dtype=np.float32)
     sk.ingest_store(rows, tmp_path / "rows.zarr", y=rows[:, 0], chunk_mb=0.002)
     store = sk.open_store(tmp_path / "rows.zarr")
@@ -83,7 +83,7 @@ def test_a_store_gives_what_its_loader_gives(tmp_path: Path) -> None:
     ("workers", "context"), [(0, None), (1, "fork"), (3, "fork"), (2, "spawn")]
 )
 @pytest.mark.parametrize("persistent", [False, True])
-def test_the_order_is_that_of_the_loader(
+def test_order_equals_that_of_loader(
     epochs: list[Any], workers: int, context: str | None, persistent: bool
 ) -> None:
     data = DataLoader(
@@ -94,7 +94,7 @@ def test_the_order_is_that_of_the_loader(
 
 
 @pytest.mark.parametrize("workers", [0, 2, 3])
-def test_a_state_in_the_main_process_goes_on(epochs: list[Any], workers: int) -> None:
+def test_state_of_main_process_resumes_with_workers(epochs: list[Any], workers: int) -> None:
     first = loader().to_torch()
     iterator = iter(DataLoader(first, batch_size=None))
     for _ in range(5):
@@ -107,7 +107,7 @@ def test_a_state_in_the_main_process_goes_on(epochs: list[Any], workers: int) ->
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("done", [0, 5, 16])
-def test_a_stateful_data_loader_resumes(epochs: list[Any], workers: int, done: int) -> None:
+def test_stateful_data_loader_resumes(epochs: list[Any], workers: int, done: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="no torchdata")
 
     def made() -> Any:
@@ -124,7 +124,7 @@ def test_a_stateful_data_loader_resumes(epochs: list[Any], workers: int, done: i
     assert order(second) == epochs[1]
 
 
-def test_the_number_of_workers_may_change_between_passes(epochs: list[Any]) -> None:
+def test_number_of_workers_may_change_between_passes(epochs: list[Any]) -> None:
     dataset = loader().to_torch()
     for workers, epoch in ((2, 0), (3, 1), (0, 2)):
         assert order(DataLoader(dataset, batch_size=None, num_workers=workers)) == epochs[epoch]
@@ -137,14 +137,14 @@ def _late(worker: int) -> None:
     time.sleep(3.0 * (worker == 2))
 
 
-def test_a_worker_that_starts_late_belongs_to_its_pass(epochs: list[Any]) -> None:
+def test_late_worker_belongs_to_its_pass(epochs: list[Any]) -> None:
     dataset = loader().to_torch()
     given = {"batch_size": None, "num_workers": 3, "worker_init_fn": _late}
     next(iter(DataLoader(dataset, **given)))  # abandoned before the last worker has begun
     assert order(DataLoader(dataset, **given)) == epochs[1]
 
 
-def test_a_state_loaded_into_the_loader_counts(epochs: list[Any]) -> None:
+def test_state_loaded_into_the_loader_is_used(epochs: list[Any]) -> None:
     ours = loader()
     dataset = ours.to_torch()
     ours.begin_at(0, 5)
@@ -153,7 +153,7 @@ def test_a_state_loaded_into_the_loader_counts(epochs: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_errors_keep_their_sentence(workers: int, tmp_path: Any) -> None:
+def test_errors_are_raised_unchanged(workers: int, tmp_path: Any) -> None:
     import zarr
 
     rows = np.ones((100, 3), np.float32)
@@ -168,7 +168,7 @@ def test_errors_keep_their_sentence(workers: int, tmp_path: Any) -> None:
         list(data)
 
 
-def test_the_dataset_knows_no_state_of_workers() -> None:
+def test_dataset_has_no_state_of_workers() -> None:
     dataset = loader().to_torch()
     list(DataLoader(dataset, batch_size=None, num_workers=2))
     with pytest.raises(sk.RunError, match="use num_workers=0"):

@@ -1,4 +1,4 @@
-"""Count the operations of a GPU, and check that their order is safe, on the device of `virtual`."""
+"""Count the operations of a GPU, and check that their order is safe, on a virtual device."""
 
 from __future__ import annotations
 
@@ -22,9 +22,19 @@ from streamkern.stream.feed import Feed
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.resolve import resolved_run as opening
 from streamkern.train.train import train
-from tests.maths import GRID, IN_PLACE, RIDGED, SOLVERS, Case, both, make_case, operator, rows
 from tests.plans import solver_settings
-from tests.virtual import Counts, DeviceArray, Event, PlainBackend, Stream, VirtualBackend
+from tests.solver_problems import (
+    GRID,
+    IN_PLACE,
+    RIDGED,
+    SOLVERS,
+    Case,
+    both,
+    make_case,
+    operator,
+    rows,
+)
+from tests.virtual_gpu import Counts, DeviceArray, Event, PlainBackend, Stream, VirtualBackend
 
 CASES = {
     **{name: (name, {}) for name in SOLVERS if name not in IN_PLACE},
@@ -64,7 +74,7 @@ def take(case: Case, solver: Solver, state: State, upload: list[Any], steps: ran
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("precision", ["float64", "exact", "high", "integer"])
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_steps_allocate_read_and_wait_for_nothing(name: str, precision: str) -> None:
+def test_steps_need_no_allocation_transfer_or_wait(name: str, precision: str) -> None:
     """Check also that the bits are NumPy's, for any order of the streams."""
     options = solver_settings(damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
     case = case_of(name, precision, options)
@@ -95,7 +105,7 @@ class FloatOperands(PlainBackend):
 
 
 @pytest.mark.parametrize("precision", ["high", "fast", "integer"])
-def test_half_operands_lose_nothing(precision: str) -> None:
+def test_half_precision_operands_are_exact(precision: str) -> None:
     """Check that the operands fit half precision, so that float32 emulates the products exactly.
 
     Of 8 features, which are not padded: zeros would have sums in another order.
@@ -111,7 +121,7 @@ def test_half_operands_lose_nothing(precision: str) -> None:
 
 @pytest.mark.parametrize("classes", [True, False])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_a_batch_travels_once_and_is_made_in_place(dtype: Any, classes: bool) -> None:
+def test_batch_is_uploaded_once_and_transformed_in_place(dtype: Any, classes: bool) -> None:
     rng = np.random.default_rng(0)
     X = rng.integers(0, 256, (200, 2, 2, 3)).astype(dtype)
     y = rng.integers(0, 3, 200) if classes else rng.normal(size=(200, 3)).astype(np.float32)
@@ -179,7 +189,7 @@ class Measured(VirtualBackend):
     ],
     ids=lambda solver: " ".join(map(str, solver.values())),
 )
-def test_a_device_holds_what_the_plan_lists(
+def test_device_memory_stays_within_plan(
     solver: dict[str, Any], precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a whole run with evaluations: the peak is within the plan, and training within its
@@ -209,14 +219,16 @@ def test_a_device_holds_what_the_plan_lists(
     if solver["name"] == "block":
         assert backends[-1].device.peak >= 0.9 * planned.peak
     # Looked at in training: rows being evaluated come at other times.
-    evaluated = [size for _, what, size in planned.lines if what == "rows being evaluated"]
-    wanted = planned.total("train") - evaluated[0]
-    assert backends[-1].training <= 1.1 * wanted
+    evaluated = [
+        size for _, buffer_name, size in planned.lines if buffer_name == "rows being evaluated"
+    ]
+    expected = planned.total("train") - evaluated[0]
+    assert backends[-1].training <= 1.1 * expected
     # These have their largest moments between two passes, or in setup.
     between = solver["name"] in ("direct", "falkon")
     most = backends[-1].device.peak if between else backends[-1].training
-    assert most >= 0.8 * wanted
-    on_host = {what for phase, what, _ in planned.lines if phase == "host"}
+    assert most >= 0.8 * expected
+    on_host = {buffer_name for phase, buffer_name, _ in planned.lines if phase == "host"}
     assert on_host >= {"loader, its shuffle blocks", "staging, pinned"}
 
 
@@ -245,7 +257,7 @@ def run_ring(backend: VirtualBackend, transfers: Transfers, depth: int, sizes: l
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=20),
 )  # fmt: skip
 @settings(max_examples=60)
-def test_a_ring_is_safe_in_any_order(seed: int, depth: int, sizes: list[int]) -> None:
+def test_upload_ring_is_safe_in_any_order(seed: int, depth: int, sizes: list[int]) -> None:
     """Check batches that grow, and empty ones."""
     backend = VirtualBackend(seed)
     assert run_ring(backend, backend.transfers(), depth, sizes)
@@ -281,7 +293,7 @@ MUTANTS: dict[str, Callable[[Transfers], Transfers]] = {
 
 
 @pytest.mark.parametrize("mutant", sorted(MUTANTS))
-def test_what_a_ring_must_not_forget(mutant: str) -> None:
+def test_missing_waits_are_detected(mutant: str) -> None:
     """Check that the virtual device detects each missing wait."""
     right = []
     for seed in range(20):
@@ -291,7 +303,7 @@ def test_what_a_ring_must_not_forget(mutant: str) -> None:
     assert not all(right)
 
 
-def test_host_reads_and_slips_are_noticed() -> None:
+def test_host_reads_and_races_are_detected() -> None:
     """Check the counters and refusals of the virtual device, on which the other tests rely."""
     backend = VirtualBackend()
     xp, counts = backend.xp, backend.device.counts

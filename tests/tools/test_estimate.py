@@ -37,7 +37,7 @@ def opened(ranks: int, solver: str = "block", **settings: object) -> ResolvedRun
 
 
 @pytest.mark.parametrize("profile", HARDWARE)
-def test_rows_of_the_table_are_those_of_the_model(profile: str) -> None:
+def test_table_rows_equal_model(profile: str) -> None:
     run = opened(6, block_size=1000, ridge=1e-6)
     found = expected_over_ranks(run, profile, None)
     assert found is not None
@@ -51,7 +51,7 @@ def test_rows_of_the_table_are_those_of_the_model(profile: str) -> None:
     assert found["rows"][0]["efficiency"] == 1
 
 
-def test_memory_of_a_rank_is_what_its_plan_counts() -> None:
+def test_memory_of_a_rank_equals_its_plan() -> None:
     run = opened(4, block_size=1000, ridge=1e-6)
     found = expected_over_ranks(run, "h100-ib", None)
     assert found is not None
@@ -63,7 +63,7 @@ def test_memory_of_a_rank_is_what_its_plan_counts() -> None:
     assert found["setup_bytes"] == before
 
 
-def test_blocks_are_as_large_as_memory_allows_and_time_is_won(
+def test_blocks_grow_with_memory_of_more_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = opened(2, block_size=1000, ridge=1e-6)
@@ -79,34 +79,34 @@ def test_blocks_are_as_large_as_memory_allows_and_time_is_won(
     assert not any(row["fits"] for row in found["rows"])
 
 
-def test_slow_sums_ask_for_larger_blocks() -> None:
+def test_slow_network_prefers_larger_blocks() -> None:
     found = expected_over_ranks(opened(256, block_size=250, ridge=1e-6), "cpu-10gbe", None)
     assert found is not None
     best = [row["best_block_size"] for row in found["rows"]]
     assert min(best) > 250
 
 
-def test_rows_are_dealt_by_units_where_a_block_has_enough_of_them() -> None:
+def test_rows_are_distributed_by_units_if_sufficient() -> None:
     """Check the division of the loader: a block of 5000 rows has at most 5 units here."""
     run = opened(2, block_size=1000, ridge=1e-6)
     assert estimate._step(run, run.sizes).dealt == run.data.source.n_units // 8
 
 
 @pytest.mark.slow
-def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_machine_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "MEASURED_S", 0.0)
     run = opened(2, block_size=1000, ridge=1e-6)
     with run.backend:
-        told = expected_times(run, None).speeds
-    found = expected_over_ranks(run, "this", told)
+        measured = expected_times(run, None).speeds
+    found = expected_over_ranks(run, "this", measured)
     assert found is not None
     assert found["rank_bytes"] == 4 << 30
     first, second = found["rows"]
-    assert first["step_s"] >= 512 * 4000 / told["kept"]
+    assert first["step_s"] >= 512 * 4000 / measured["kept"]
     assert 0 < second["efficiency"] < 1
 
 
-def test_another_solver_is_not_modelled() -> None:
+def test_other_solvers_are_not_modelled() -> None:
     assert expected_over_ranks(opened(2, "falkon"), "h100-ib", None) is None
 
 

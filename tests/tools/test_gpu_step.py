@@ -13,8 +13,8 @@ import pytest
 
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import gpu_problem
-from tests import standin
-from tests.hostcuda import COMPILER
+from tests import fake_cupy
+from tests.host_cuda import COMPILER
 from tools import gpu_step
 from tools.gpu_clock import Clock, Place, Spans, limited, replaced
 from tools.gpu_step import Part
@@ -26,8 +26,8 @@ HERE = [name for name in gpu_step.PARTS if name not in (*CHILDREN, "example")]
 
 def run(out: Path, device: str, *parts: str) -> dict[str, Any]:
     """Return the entries of parts, as the command writes them."""
-    words = ["--out", str(out), "--device", device, "--size", "toy", "--parts", *parts]
-    assert gpu_step.main(words) == 0
+    arguments = ["--out", str(out), "--device", device, "--size", "toy", "--parts", *parts]
+    assert gpu_step.main(arguments) == 0
     entries: dict[str, Any] = json.loads(out.read_text())["parts"]
     assert entries.keys() == {"ceilings", *parts}
     return entries
@@ -52,7 +52,7 @@ def check(entries: dict[str, Any]) -> None:
             assert value, path
 
 
-def test_parts_of_a_device_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_device_parts_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entries = run(tmp_path / "step.json", "cpu", *HERE)
     check(entries)
     table = capsys.readouterr().out
@@ -71,12 +71,10 @@ def test_parts_of_a_device_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
-def test_parts_of_a_device_run_with_cupys_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_parts_use_cupy_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that they read events and pools, and count launches of cuBLAS and products of
     halves."""
-    standin.install(monkeypatch)
+    fake_cupy.install(monkeypatch)
     entries = run(tmp_path / "step.json", "gpu", *HERE)
     check(entries)
     assert entries["steps"]["1 x 60"]["m=32"]["cublas_launches"] >= 5
@@ -96,7 +94,7 @@ def test_processes_are_timed_killed_and_resumed(tmp_path: Path) -> None:
     assert resumed["step_ms"] > 0
 
 
-def test_a_part_that_fails_or_takes_too_long_stops_no_other(
+def test_failing_or_slow_part_does_not_stop_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(bench: Any, entry: dict[str, Any]) -> None:
@@ -112,10 +110,10 @@ def test_a_part_that_fails_or_takes_too_long_stops_no_other(
              "late": Part(fails, 540, {}, {})}  # fmt: skip
     monkeypatch.setattr(gpu_step, "PARTS", {"ceilings": gpu_step.PARTS["ceilings"], **parts})
     out = tmp_path / "results" / "step.json"
-    words = ["--out", str(out), "--device", "cpu", "--size", "toy", "--seconds", "1"]
-    began = time.perf_counter()
-    assert gpu_step.main([*words, "--parts", "fails", "sleeps"]) == 0
-    assert time.perf_counter() - began < 5
+    arguments = ["--out", str(out), "--device", "cpu", "--size", "toy", "--seconds", "1"]
+    start_time = time.perf_counter()
+    assert gpu_step.main([*arguments, "--parts", "fails", "sleeps"]) == 0
+    assert time.perf_counter() - start_time < 5
     found = json.loads(out.read_text())["parts"]
     assert found["fails"]["before"] == 1
     assert found["fails"]["error"] == "MemoryError: no room"
@@ -126,7 +124,7 @@ def test_a_part_that_fails_or_takes_too_long_stops_no_other(
     assert json.loads(out.read_text())["parts"]["late"]["left_out"] == "the time was over"
 
 
-def test_times_of_calls_are_without_those_inside() -> None:
+def test_call_times_exclude_nested_calls() -> None:
     class Work:
         def outer(self) -> None:
             time.sleep(0.02)
@@ -150,7 +148,7 @@ def test_times_of_calls_are_without_those_inside() -> None:
     assert "outer" not in vars(work)
 
 
-def test_attributes_are_put_back() -> None:
+def test_replaced_attributes_are_restored() -> None:
     class Owner:
         mine = 1
 
@@ -160,7 +158,7 @@ def test_attributes_are_put_back() -> None:
     assert (owner.mine, Owner.mine, vars(owner)) == (1, 1, {})
 
 
-def test_a_block_is_interrupted_once_its_time_is_over() -> None:
+def test_limited_block_is_interrupted_once() -> None:
     with pytest.raises(TimeoutError), limited(0.05):
         time.sleep(5)
     with limited(0.05):
@@ -169,6 +167,6 @@ def test_a_block_is_interrupted_once_its_time_is_over() -> None:
 
 
 @pytest.mark.skipif(gpu_problem() is None, reason="needs a machine without a GPU")
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_step_without_gpu_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_step.main([]) == 2
     assert capsys.readouterr().err.startswith("gpu_step: ")

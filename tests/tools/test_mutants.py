@@ -35,20 +35,22 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def living(root: Path, capsys: pytest.CaptureFixture[str], check: str, *words: str) -> set[str]:
+def living(root: Path, capsys: pytest.CaptureFixture[str], check: str, *arguments: str) -> set[str]:
     """Return the changes that the test of `check` does not see."""
     test = f"from streamkern.toy import f\n\ndef test_f():\n    {check}\n"
     (root / "tests/test_toy.py").write_text(test)
-    main(["streamkern/toy.py", "--root", str(root), *words])
+    main(["streamkern/toy.py", "--root", str(root), *arguments])
     *alive, last = capsys.readouterr().out.splitlines()
-    n = 4 if "--count" in words else len(CHANGES)
+    n = 4 if "--count" in arguments else len(CHANGES)
     assert last == f"{n - len(alive)} of {n} mutants died"
     assert (root / "streamkern/toy.py").read_text() == MODULE
     return {line.removeprefix("alive: line ") for line in alive}
 
 
 @pytest.mark.slow
-def test_mutants_die_of_tests_that_look(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mutants_are_killed_by_tests_that_check(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert living(root, capsys, "f(1, 2)") == CHANGES
     assert living(root, capsys, "assert f(1, 2) == 3", "--tests", "tests/test_toy.py") == {
         change for change in CHANGES if change[0] in "78" or change.endswith(">= b")
@@ -57,8 +59,6 @@ def test_mutants_die_of_tests_that_look(root: Path, capsys: pytest.CaptureFixtur
     assert living(root, capsys, good, "--count", "4") == set()
 
 
-def test_tests_that_fail_anyway_measure_nothing(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failing_tests_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"tests/test_toy\.py fail"):
         living(root, capsys, "assert not f(1, 2)")

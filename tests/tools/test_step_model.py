@@ -1,4 +1,4 @@
-"""The step on many ranks: against another model, a measurement, limits, and what must hold."""
+"""Compare the model of a step on many ranks with another model, a measurement and limits."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ OTHER_MODEL = [
 
 
 @pytest.mark.parametrize(("p", "m", "b", "rounds", "exact", "fast"), OTHER_MODEL)
-def test_it_is_another_model_of_gpus(
+def test_step_time_equals_independent_gpu_model(
     p: int, m: int, b: int, rounds: int, exact: tuple[float, ...], fast: tuple[float, ...]
 ) -> None:
     """Compare within .03, of which .005 is due to the digits. The other model has no small sums."""
     made = step(p, m, b)
     assert made.n_sums == rounds
     made = replace(made, n_sums=made.n_sums - SMALL_SUMS)
-    for quick, wanted in ((False, exact), (True, fast)):
+    for quick, expected in ((False, exact), (True, fast)):
         rank = ASSUMED.machine(d=D, c=C, outputs=OUTPUTS, itemsize=4, fast=quick)
         found = [efficiency(made, rank, n) for n in (2, 4, 8)]
-        np.testing.assert_allclose(found, wanted, atol=0.03)
+        np.testing.assert_allclose(found, expected, atol=0.03)
 
 
-def test_two_ranks_of_a_thread_take_what_was_measured() -> None:
+def test_two_ranks_on_a_cpu_take_measured_time() -> None:
     """Check 30 steps on two busy cores: 5.80 s with one process of two threads, 6.73 s with two
     ranks of one.
 
@@ -87,7 +87,7 @@ def test_two_ranks_of_a_thread_take_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(("fast", "products_ms"), [(False, 15.79), (True, 4.64)])
-def test_parts_of_a_step_take_what_an_h100_was_measured_to(fast: bool, products_ms: float) -> None:
+def test_step_parts_on_h100_take_measured_time(fast: bool, products_ms: float) -> None:
     """Compare with `benchmarks/results/gpu_h100.json`: both products of a batch, and H of 60 000
     centers."""
     rank = machine("h100-ib", fast)
@@ -109,7 +109,7 @@ MACHINES = st.builds(machine, st.sampled_from(sorted(HARDWARE)), st.booleans())
 
 @settings(deadline=None)
 @given(STEPS, MACHINES)
-def test_efficiency_falls_with_the_ranks(made: Step, rank: Machine) -> None:
+def test_efficiency_falls_with_number_of_ranks(made: Step, rank: Machine) -> None:
     found = [efficiency(made, rank, n) for n in doublings(1024)]
     assert found[0] == 1
     assert all(0 < after <= before * (1 + 1e-12) for before, after in itertools.pairwise(found))
@@ -117,7 +117,7 @@ def test_efficiency_falls_with_the_ranks(made: Step, rank: Machine) -> None:
 
 @settings(deadline=None)
 @given(STEPS, MACHINES, st.integers(1, 1024), st.floats(1, 1e3), st.booleans())
-def test_no_step_is_slower_for_more_bandwidth_or_less_latency(
+def test_better_network_never_slows_a_step(
     made: Step, rank: Machine, n: int, factor: float, inside: bool
 ) -> None:
     name = "inside" if inside else "across"
@@ -134,9 +134,7 @@ def test_no_step_is_slower_for_more_bandwidth_or_less_latency(
 
 @settings(deadline=None)
 @given(STEPS, MACHINES, st.integers(2, 1024))
-def test_without_network_and_waiting_only_what_each_does_is_lost(
-    made: Step, rank: Machine, n: int
-) -> None:
+def test_free_network_loses_only_replicated_work(made: Step, rank: Machine, n: int) -> None:
     made, rank = replace(made, dealt=0), replace(rank, network=FREE, skew=0.0)
     taken = step_time(made, rank, n)
     assert taken.latency == taken.transfer == taken.waiting == 0
@@ -149,7 +147,7 @@ def test_without_network_and_waiting_only_what_each_does_is_lost(
     assert efficiency(bare, rank, n) == pytest.approx(1)
 
 
-def test_shares_are_of_the_whole_and_the_largest_is_the_bottleneck() -> None:
+def test_shares_add_up_and_bottleneck_is_largest() -> None:
     taken = step_time(step(10**5, 4096, 25_000), machine("cpu-10gbe"), 64)
     assert sum(taken.shares.values()) == pytest.approx(1)
     assert taken.shares[taken.bottleneck] == max(taken.shares.values())
@@ -157,13 +155,13 @@ def test_shares_are_of_the_whole_and_the_largest_is_the_bottleneck() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 8, 64])
-def test_the_slowest_rank_is_as_slow_as_drawn_ones_are(n: int) -> None:
+def test_slowest_rank_equals_simulated_maximum(n: int) -> None:
     drawn = np.random.default_rng(0).standard_normal((4000, n)).max(axis=1).mean()
     assert highest(n) == pytest.approx(drawn, abs=0.05)  # Blom is within .03, a mean of 4000 .02
 
 
 @pytest.mark.parametrize(("n", "m"), [(2, 2048), (8, 4096)])
-def test_the_largest_share_is_that_of_rows_dealt_by_chance(n: int, m: int) -> None:
+def test_largest_share_equals_simulated_distribution(n: int, m: int) -> None:
     rows = np.random.default_rng(0).multinomial(m, [1 / n] * n, size=2000).max(axis=1).mean()
     rank = replace(machine("h100-ib"), skew=0.0)
     dealt, even = (step_time(step(10**5, m, 25_000, most), rank, n) for most in (n, 0))
@@ -173,7 +171,7 @@ def test_the_largest_share_is_that_of_rows_dealt_by_chance(n: int, m: int) -> No
 
 @pytest.mark.parametrize("sizes", [(100, 25), (100, 100)])
 @pytest.mark.parametrize("ridge", [{"ridge": False}, {"finds_ridge": True, "ridge": True}])
-def test_all_steps_are_the_training(sizes: tuple[int, int], ridge: dict[str, bool]) -> None:
+def test_training_time_is_sum_of_steps(sizes: tuple[int, int], ridge: dict[str, bool]) -> None:
     p, b = sizes
     problem = ProblemShape(
         n_rows=1000, epochs=3, d=5, c=2, p=p, row_bytes=28, unit_rows=100, itemsize=4, threads=1,
@@ -188,7 +186,7 @@ def test_all_steps_are_the_training(sizes: tuple[int, int], ridge: dict[str, boo
     assert made.calls == pytest.approx(once.calls)
 
 
-def test_doublings_end_with_what_is_asked() -> None:
+def test_doublings_end_with_requested_number() -> None:
     assert list(doublings(1)) == [1]
     assert list(doublings(8)) == [1, 2, 4, 8]
     assert list(doublings(12)) == [1, 2, 4, 8, 12]

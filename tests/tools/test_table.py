@@ -28,46 +28,46 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "run.toml")
 
 
-def test_the_table_has_a_row_for_each_number_of_ranks(
+def test_table_has_a_row_for_each_number_of_ranks(
     run_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [run_file, "--set", "run.ranks=64", "--profile", "h100-ib"]
-    assert main(words) == 0
+    arguments = [run_file, "--set", "run.ranks=64", "--profile", "h100-ib"]
+    assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "by a model, not measured. Each rank is\nan H100 (52.5 TFLOP/s" in out
     table = out[out.index("efficiency") :].splitlines()[2:9]
     assert [int(line.split()[0]) for line in table] == [1, 2, 4, 8, 16, 32, 64]
-    assert main([*words, "--json"]) == 0
+    assert main([*arguments, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["profile"] == "h100-ib"
     assert [row["ranks"] for row in shown["rows"]] == [1, 2, 4, 8, 16, 32, 64]
 
 
-def test_without_ranks_there_is_one_row(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_ranks_table_has_one_row(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([run_file, "--profile", "cpu-10gbe", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["ranks"], row["efficiency"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("solver.name=falkon", "only the solver 'block' is modelled"),
         ("run.ranks=many", "run.ranks"),
     ],
 )
-def test_mistakes_are_one_sentence(
-    run_file: str, capsys: pytest.CaptureFixture[str], setting: str, said: str
+def test_invalid_settings_give_one_sentence(
+    run_file: str, capsys: pytest.CaptureFixture[str], setting: str, message: str
 ) -> None:
-    words = ["--set", setting, "--set", "solver.block_size=auto", "--profile", "h100-ib"]
-    assert main([run_file, *words]) == 2
+    arguments = ["--set", setting, "--set", "solver.block_size=auto", "--profile", "h100-ib"]
+    assert main([run_file, *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 
-def test_what_does_not_fit_is_marked_and_said() -> None:
+def test_plan_beyond_memory_is_marked() -> None:
     parts = ("kernel", "factors", "latency", "transfer", "each", "waiting")
     row = {
         "ranks": 1, "step_s": 0.5, "epoch_s": 90.0, "efficiency": 1.0,
@@ -75,10 +75,10 @@ def test_what_does_not_fit_is_marked_and_said() -> None:
         "memory_bytes": 3 << 30, "fits": False, "best_block_size": None,
     }  # fmt: skip
     found = {"about": "a box", "rank_bytes": 1 << 30, "setup_bytes": 2 << 30, "rows": [row]}
-    said = over_ranks_text(found)
-    assert "500 ms  1:30 min  1.00" in said
-    assert "3 GiB*  transfer of sums  none fits" in said
-    assert "* more than the 1 GiB of a rank" in said
-    assert "the setup takes 2 GiB on each of 1 ranks, and a rank has 1 GiB" in said
+    message = over_ranks_text(found)
+    assert "500 ms  1:30 min  1.00" in message
+    assert "3 GiB*  transfer of sums  none fits" in message
+    assert "* more than the 1 GiB of a rank" in message
+    assert "the setup takes 2 GiB on each of 1 ranks, and a rank has 1 GiB" in message
     fitting = found | {"setup_bytes": 0, "rows": [row | {"fits": True}]}
     assert "*" not in over_ranks_text(fitting)

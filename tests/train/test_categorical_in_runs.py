@@ -17,8 +17,8 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.arrays import ArraySource
 from tests.categorical import LEVEL, panel
-from tests.maths import Array
 from tests.runs import assert_same_bits, final, finished, open_settings, stopped
+from tests.solver_problems import Array
 
 N = 500
 SOLVERS: dict[str, dict[str, Any]] = {
@@ -62,16 +62,16 @@ def error(model: Any) -> float:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_stop_leaves_no_trace(name: str, tmp_path: Path) -> None:
+def test_stopped_run_resumes_with_same_bits(name: str, tmp_path: Path) -> None:
     changes = SOLVERS[name]
-    whole = finished(settings(tmp_path / "whole", **changes), source=source())
-    assert categorical_of(whole.meta["kernel"]) == [LEVEL]
+    uninterrupted = finished(settings(tmp_path / "whole", **changes), source=source())
+    assert categorical_of(uninterrupted.meta["kernel"]) == [LEVEL]
     config, test = settings(tmp_path / "run", **changes), source(50, 5)
     if name != "direct":
         stopped(config, 3, source=source(), test=test)
     stopped(config, 9, source=source(), test=test)
     resumed = finished(config, source=source(), test=test)
-    assert resumed.meta["kernel"] == whole.meta["kernel"]
+    assert resumed.meta["kernel"] == uninterrupted.meta["kernel"]
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
 
 
@@ -82,14 +82,14 @@ def test_a_stop_leaves_no_trace(name: str, tmp_path: Path) -> None:
         {"features": "nystrom", "solver": "direct", "n_centers": 300, "kernel": sk.Laplace(8.0)},
     ],
 )  # fmt: skip
-def test_other_settings(given: dict[str, Any]) -> None:
+def test_other_settings_find_categorical_features(given: dict[str, Any]) -> None:
     if "kernel" in given:
         given = given | {"kernel": given["kernel"].with_categorical([(LEVEL, 100.0)])}
     assert error(fitted(**given)) < 0.5
 
 
 @pytest.mark.slow
-def test_classes_by_the_log_loss() -> None:
+def test_log_loss_finds_categorical_features() -> None:
     (X, y), (fresh, truth) = panel(900), panel(500, 1)
     model = sk.KernelClassifier(random_state=0, loss="log_loss").fit(X, y > 0)
     assert [column for column, _ in model.kernel_.categorical] == [LEVEL]
@@ -99,7 +99,7 @@ def test_classes_by_the_log_loss() -> None:
 # -- saved, loaded, continued ---------------------------------------------------------------------
 
 
-def test_saved_and_loaded(tmp_path: Path) -> None:
+def test_saved_model_keeps_categorical_features(tmp_path: Path) -> None:
     model, fresh = fitted(), panel(500, 1)[0]
     model.save(tmp_path / "model")
     again = sk.load(tmp_path / "model")
@@ -108,7 +108,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.predict(fresh), model.predict(fresh))
 
 
-def test_a_given_kernel_with_levels_is_saved_and_loaded(tmp_path: Path) -> None:
+def test_given_categorical_kernel_is_saved_and_loaded(tmp_path: Path) -> None:
     kernel = sk.Laplace("auto").with_categorical([(LEVEL, 100.0)])
     model, fresh = fitted(kernel=kernel, run_dir=tmp_path / "run"), panel(500, 1)[0]
     again = sk.load(tmp_path / "run")
@@ -119,7 +119,7 @@ def test_a_given_kernel_with_levels_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_partial_fit_keeps_the_levels_of_the_first_block(tmp_path: Path) -> None:
+def test_partial_fit_keeps_categorical_features_of_first_block(tmp_path: Path) -> None:
     (X, y), fresh = panel(3 * N), panel(500, 1)[0]
     model = sk.KernelRegressor(random_state=0)
     for part in np.split(np.arange(len(X)), 3):
@@ -135,7 +135,7 @@ def test_partial_fit_keeps_the_levels_of_the_first_block(tmp_path: Path) -> None
     assert error(loaded) < 1.5 * before
 
 
-def test_a_warm_start_keeps_the_kernel() -> None:
+def test_warm_start_keeps_kernel() -> None:
     model = sk.KernelRegressor(random_state=0, solver="block", warm_start=True).fit(*panel(N))
     kernel = model.kernel_
     assert [column for column, _ in kernel.categorical] == [LEVEL]
@@ -145,7 +145,7 @@ def test_a_warm_start_keeps_the_kernel() -> None:
     assert error(model) < 0.5
 
 
-def test_a_run_continues_another(tmp_path: Path) -> None:
+def test_continued_run_keeps_categorical_features(tmp_path: Path) -> None:
     first = finished(settings(tmp_path / "a"), source=source())
     then = finished(settings(tmp_path / "b"), source=source(N, 3), continues=tmp_path / "a")
     assert categorical_of(then.meta["kernel"]) == [LEVEL]
@@ -173,7 +173,7 @@ def of_one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
 @pytest.mark.slow
 @pytest.mark.full  # test_broadcast shares setups, with kernels
 @pytest.mark.parametrize("columns", [2, 1])
-def test_ranks_find_and_share_them(
+def test_ranks_find_and_share_categorical_features(
     columns: int, of_one_rank: tuple[dict[str, Any], Array], tmp_path: Path
 ) -> None:
     changes, predicted = of_one_rank
@@ -188,7 +188,7 @@ def test_ranks_find_and_share_them(
 
 
 @pytest.mark.slow
-def test_a_search_keeps_them() -> None:
+def test_search_keeps_categorical_features() -> None:
     """Check that the given settings keep their categorical features, and that no named kernel is
     better."""
     X, y = panel(N)
@@ -201,7 +201,7 @@ def test_a_search_keeps_them() -> None:
     assert error(tuned.estimator) < 0.5
 
 
-def test_a_search_for_a_kernel_with_categorical() -> None:
+def test_search_accepts_categorical_kernel() -> None:
     X, y = panel(N)
     kernel = {"kind": "laplace", "categorical": [[LEVEL, 100.0]]}
     tuned = sk.tune(
@@ -216,9 +216,11 @@ def test_a_search_for_a_kernel_with_categorical() -> None:
 
 
 @pytest.mark.slow
-def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def said(*words: object) -> str:
-        code, out = run_command([str(word) for word in words]), capsys.readouterr()
+def test_commands_show_categorical_features(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def output_of(*arguments: object) -> str:
+        code, out = run_command([str(word) for word in arguments]), capsys.readouterr()
         assert code == 0, out.err
         return out.out
 
@@ -228,14 +230,14 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         frame["shop"] = frame["shop"].astype(int)
         frame.assign(y=y).to_csv(tmp_path / f"{name}.csv", index=False)
     train, run = tmp_path / "train.csv", tmp_path / "run"
-    said("ingest", train, tmp_path / "train.zarr", "--y", "y")
+    output_of("ingest", train, tmp_path / "train.zarr", "--y", "y")
     given = ("--train", tmp_path / "train.zarr")
-    assert "kernel" in said("plan", *given)
-    said("train", *given, "--run-dir", run)
-    found = json.loads(said("info", run, "--json"))["solver"]
+    assert "kernel" in output_of("plan", *given)
+    output_of("train", *given, "--run-dir", run)
+    found = json.loads(output_of("info", run, "--json"))["solver"]
     assert [name for name, _ in found["categorical"]] == ["shop"]
-    assert "shop (weight " in said("info", run)
-    said("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
+    assert "shop (weight " in output_of("info", run)
+    output_of("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
     values = pd.read_csv(tmp_path / "out.csv").iloc[:, -1].to_numpy()
     truth = pd.read_csv(tmp_path / "new.csv")["y"].to_numpy()
     assert math.isfinite(values.sum())

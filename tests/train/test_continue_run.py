@@ -1,4 +1,4 @@
-"""A run that continues another one: from its function, in what it belongs to, and by itself."""
+"""Check runs that continue another run."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def weights(checkpoint: Saved) -> Array:
     ],
     ids=lambda changes: ", ".join(f"{k}={v}" for k, v in changes.items())[:40] or "plain",
 )
-def test_it_begins_with_the_function_of_the_old_run_over_appended_rows(
+def test_continued_run_starts_with_old_function_on_appended_rows(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     """Check that it does although statistics, means and distances of the rows have changed."""
-    place, test = store(tmp_path), rows(40, 8)[0]
+    location, test = store(tmp_path), rows(40, 8)[0]
     finished(config(tmp_path, "a", **changes))
     X, y = rows(70, 1, far=3.0)
-    sk.append_store(X, place, y=y)
+    sk.append_store(X, location, y=y)
     kept = {k: v for k, v in changes.items() if not k.startswith("model.")}
     left_out = {f"model.{k}": v for k, v in RunConfig().model}
     finished(config(tmp_path, "b", **left_out | kept), continues=tmp_path / "a")
@@ -123,16 +123,14 @@ def array_of(X: Array) -> Any:
     return sk.ArraySource(X, np.zeros(len(X), np.int64), classes=tuple(NAMES))
 
 
-def test_more_epochs_bring_other_orders_than_those_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_additional_epochs_draw_new_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that epochs of an augmented run do not draw the same noise again."""
     store(tmp_path)
-    asked: list[tuple[int, int]] = []
+    requested: list[tuple[int, int]] = []
     epochs = Feed.epochs
 
     def noted(self: Feed, first: int, stop: int, start: int = 0) -> Any:
-        asked.append((first, stop))
+        requested.append((first, stop))
         return epochs(self, first, stop, start)
 
     monkeypatch.setattr(Feed, "epochs", noted)
@@ -141,10 +139,10 @@ def test_more_epochs_bring_other_orders_than_those_behind(
             config(tmp_path, name, **{"data.epochs": 2, "run.calibrate": False}),
             continues=None if old is None else tmp_path / old,
         )
-    assert asked == [(0, 2), (2, 4), (4, 6)]
+    assert requested == [(0, 2), (2, 4), (4, 6)]
 
 
-def test_a_killed_one_goes_on_without_the_old_run_to_the_same_bits(tmp_path: Path) -> None:
+def test_killed_continuation_resumes_without_old_run(tmp_path: Path) -> None:
     store(tmp_path)
     finished(config(tmp_path, "a"))
     old = tmp_path / "a"
@@ -161,7 +159,7 @@ def test_a_killed_one_goes_on_without_the_old_run_to_the_same_bits(tmp_path: Pat
             np.testing.assert_array_equal(final(run_dir)[name], array, err_msg=name)
 
 
-def test_a_run_that_trains_on_is_not_mixed_up(
+def test_run_still_training_is_continued_at_recorded_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the weights are those of the recorded step."""
@@ -182,7 +180,7 @@ def test_a_run_that_trains_on_is_not_mixed_up(
     finished(config(tmp_path, "b"), continues=tmp_path / "a")
 
 
-def test_its_ancestors_are_recorded_and_shown(tmp_path: Path) -> None:
+def test_parent_runs_are_recorded_and_shown(tmp_path: Path) -> None:
     store(tmp_path)
     for name, old in (("a", None), ("b", "a"), ("c", "b")):
         result = finished(config(tmp_path, name), continues=None if old is None else tmp_path / old)
@@ -199,7 +197,7 @@ def test_its_ancestors_are_recorded_and_shown(tmp_path: Path) -> None:
     assert result.samples == 90
 
 
-def test_a_run_of_an_estimator_goes_on_and_keeps_its_labels(tmp_path: Path) -> None:
+def test_run_of_estimator_is_continued_with_labels(tmp_path: Path) -> None:
     X, y = arrays(90)
     fitted = sk.KernelClassifier(
         n_centers=30, bandwidth=3.0, run_dir=str(tmp_path / "a"), solver="block", epochs=1
@@ -217,7 +215,7 @@ def test_a_run_of_an_estimator_goes_on_and_keeps_its_labels(tmp_path: Path) -> N
     assert loaded.score(X, y) >= fitted.score(X, y) - 0.05
 
 
-def test_columns_in_another_order_are_put_right(tmp_path: Path) -> None:
+def test_columns_in_another_order_are_reordered(tmp_path: Path) -> None:
     X, y = rows(90, 0)
     for name, order in (("s", "abcde"), ("t", "edcba")):
         table = {"label": y, **{c: X[:, "abcde".index(c)] for c in order}}
@@ -247,7 +245,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_contradicts_the_old_run_is_refused(name: str, tmp_path: Path) -> None:
+def test_contradicting_settings_are_refused(name: str, tmp_path: Path) -> None:
     text, changes = REFUSED[name]
     store(tmp_path)
     finished(config(tmp_path, "a"))
@@ -255,7 +253,7 @@ def test_what_contradicts_the_old_run_is_refused(name: str, tmp_path: Path) -> N
         finished(config(tmp_path, "b", **changes), continues=tmp_path / "a")
 
 
-def test_places_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_invalid_run_directories_are_refused(tmp_path: Path) -> None:
     store(tmp_path)
     a, b = tmp_path / "a", tmp_path / "b"
     finished(config(tmp_path, "a"))
@@ -277,7 +275,7 @@ def test_places_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         finished(config(tmp_path, "b"), continues=a)
 
 
-def test_given_rows_and_no_directory_are_enough(tmp_path: Path) -> None:
+def test_given_arrays_without_run_directory_are_sufficient(tmp_path: Path) -> None:
     """Check arrays in Python; given centers and a new transform of the rows are refused."""
     finished(settings(tmp_path / "a"), source=array_source())
     result = finished(settings(), source=array_source(60, 3), continues=tmp_path / "a")
@@ -286,7 +284,7 @@ def test_given_rows_and_no_directory_are_enough(tmp_path: Path) -> None:
         finished(settings(), source=array_source(), centers=arrays(5)[0], continues=tmp_path / "a")
 
 
-def test_the_commands_say_how_and_do_it(
+def test_commands_suggest_and_perform_continuation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Check the commands of a user: more epochs are refused, with the remedy."""
@@ -315,7 +313,7 @@ def test_the_commands_say_how_and_do_it(
 
 
 @pytest.mark.parametrize("n_centers", [1000, "all"])
-def test_a_run_with_all_rows_as_centers_is_continued(n_centers: Any, tmp_path: Path) -> None:
+def test_run_with_all_rows_as_centers_is_continued(n_centers: Any, tmp_path: Path) -> None:
     """Check a run whose n_centers is not the number of its centers."""
     X = np.random.default_rng(0).normal(size=(60, 2))
     sk.ingest_store(X, tmp_path / "a", y=X[:, 0])

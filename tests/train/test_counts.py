@@ -16,12 +16,12 @@ from streamkern.losses.log_link import LogLink
 from streamkern.train.setup import kernel_and_metric, loss_start
 from streamkern.train.setup.loss_ridge import loss_noise
 from tests.counts import DEVIANCES, LOSSES, TARGETS, N, P, X, excess_over_minimum, of_loss
-from tests.runs import assert_a_stop_leaves_no_trace, finished, settings
+from tests.runs import assert_resume_gives_same_bits, finished, settings
 
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize(("epochs", "several"), [(60, False), (150, True)])
-def test_full_batches_end_at_the_least_penalised_loss(
+def test_full_batches_reach_minimum_of_penalised_loss(
     name: str, epochs: int, several: bool
 ) -> None:
     overrides = {"solver.block_size": P, "solver.average": False, "data.batch_size": N}
@@ -34,7 +34,7 @@ def test_full_batches_end_at_the_least_penalised_loss(
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize(("ridge", "several"), [(1e-2, True), (1e-4, False)])
-def test_newton_steps_end_at_the_least_penalised_loss(
+def test_newton_steps_reach_minimum_of_penalised_loss(
     name: str, ridge: float, several: bool
 ) -> None:
     """Check steps whose sums are taken over batches."""
@@ -43,7 +43,7 @@ def test_newton_steps_end_at_the_least_penalised_loss(
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_newton_steps_descend_where_the_mean_is_far_from_most_targets(name: str) -> None:
+def test_newton_steps_descend_for_skewed_targets(name: str) -> None:
     """Check targets for which a first step without limits would raise the largest means to e^20."""
     Y = np.where(np.arange(N) % 20, 1e-3 if name == "gamma" else 0.0, 500.0)[:, None]
     overrides = {"solver.name": "direct", "data.epochs": 40, "data.batch_size": N}
@@ -51,7 +51,7 @@ def test_newton_steps_descend_where_the_mean_is_far_from_most_targets(name: str)
 
 
 @pytest.mark.parametrize("solver", ["falkon", "direct"])
-def test_solvers_that_are_far_from_the_minimum_after_some_passes_are_refused(solver: str) -> None:
+def test_slowly_converging_solvers_are_refused(solver: str) -> None:
     model = sk.KernelRegressor(loss="poisson", solver=solver, fit_intercept=False, n_centers=P)
     with pytest.raises(sk.ConfigError, match=f"cannot be minimised with solver='{solver}'"):
         model.fit(X, TARGETS["poisson"])
@@ -73,7 +73,7 @@ def _excess(name: str, Y: np.ndarray, ridge: float, overrides: dict[str, Any]) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
-def test_rates_are_found_better_than_by_boosting(name: str) -> None:
+def test_rates_are_predicted_better_than_by_boosting(name: str) -> None:
     rng = np.random.default_rng(1)
     X, h = rng.standard_normal((1600, 4)).astype(np.float32), 800
     rates = np.exp(np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] / 2)
@@ -86,14 +86,14 @@ def test_rates_are_found_better_than_by_boosting(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("solver", ["block", "direct"])
-def test_a_resumed_run_ends_with_the_same_bits(name: str, solver: str, tmp_path: Path) -> None:
+def test_resumed_run_ends_with_same_bits(name: str, solver: str, tmp_path: Path) -> None:
     source, overrides = sk.ArraySource(X, TARGETS[name]), of_loss(name, **{"solver.name": solver})
-    result = assert_a_stop_leaves_no_trace(tmp_path, (5,), overrides, source)
+    result = assert_resume_gives_same_bits(tmp_path, (5,), overrides, source)
     assert isinstance(result.model.loss, LogLink)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_all_doors_predict_the_mean(name: str, tmp_path: Path) -> None:
+def test_every_entry_point_predicts_the_mean(name: str, tmp_path: Path) -> None:
     y, run_dir = TARGETS[name], tmp_path / "run"
     plain: dict[str, Any] = {"kernel": "laplace", "bandwidth": 3.0, "scale": "none"}
     model = sk.KernelRegressor(loss=name, n_centers=P, run_dir=run_dir, metric="none", **plain).fit(
@@ -118,7 +118,7 @@ def test_all_doors_predict_the_mean(name: str, tmp_path: Path) -> None:
     assert figures["r2"] == pytest.approx(model.score(X, y), rel=1e-5)
 
 
-def test_counts_whose_unit_is_large_are_learned_as_those_of_a_small_one() -> None:
+def test_learning_does_not_depend_on_target_unit() -> None:
     models = [
         sk.KernelRegressor(loss="gamma", n_centers=P, metric="none").fit(X, unit * TARGETS["gamma"])
         for unit in (1.0, 2.0**40)
@@ -127,7 +127,7 @@ def test_counts_whose_unit_is_large_are_learned_as_those_of_a_small_one() -> Non
     np.testing.assert_allclose(other, 2.0**40 * F, rtol=1e-3)
 
 
-def test_a_weight_counts_as_copies_of_a_row() -> None:
+def test_weight_acts_as_repeated_rows() -> None:
     weights = np.where(X[:, 0] > 0, 3.0, 1.0)
     again = np.repeat(np.arange(N), weights.astype(int))
     options: dict[str, Any] = {
@@ -141,13 +141,13 @@ def test_a_weight_counts_as_copies_of_a_row() -> None:
     np.testing.assert_allclose(np.log(weighted.predict(X)), np.log(copied.predict(X)), atol=0.03)
 
 
-def test_without_an_intercept_the_logarithm_is_made_of_kernels_alone() -> None:
+def test_model_without_intercept_is_learned() -> None:
     model = sk.KernelRegressor(loss="poisson", fit_intercept=False, n_centers=P)
     assert not model.fit(X, TARGETS["poisson"]).intercept_.any()
     assert model.score(X, TARGETS["poisson"]) > 0.2
 
 
-def test_rows_that_repeat_are_predicted_by_their_means() -> None:
+def test_repeated_rows_are_predicted_by_their_means() -> None:
     rng = np.random.default_rng(1)
     X = rng.integers(0, 5, (800, 1)).astype(np.float32)
     y = rng.poisson(np.exp(X[:, 0]))
@@ -157,7 +157,7 @@ def test_rows_that_repeat_are_predicted_by_their_means() -> None:
         np.testing.assert_allclose(F[rows], y[rows].mean(), rtol=0.1)
 
 
-def test_early_stopping_and_intervals_know_the_loss() -> None:
+def test_early_stopping_and_intervals_use_the_loss() -> None:
     model = sk.KernelRegressor(loss="poisson", n_centers=P, early_stopping=True, calibrate=True)
     model.fit(X, TARGETS["poisson"])
     assert "validation_poisson_deviance" in model.history_[0]
@@ -168,7 +168,7 @@ def test_early_stopping_and_intervals_know_the_loss() -> None:
 
 
 @pytest.mark.parametrize(("name", "small"), [("poisson", -1.0), ("gamma", 0.0)])
-def test_targets_that_are_too_small_are_refused(name: str, small: float, tmp_path: Path) -> None:
+def test_too_small_targets_are_refused(name: str, small: float, tmp_path: Path) -> None:
     y, run_dir = TARGETS[name].copy(), tmp_path / "run"
     y[17] = small
     model = sk.KernelRegressor(loss=name, n_centers=P, run_dir=run_dir)
@@ -183,13 +183,13 @@ def test_targets_that_are_too_small_are_refused(name: str, small: float, tmp_pat
         sk.evaluate(run_dir, tmp_path / "rows.zarr")
 
 
-def test_counts_that_are_all_zero_are_refused() -> None:
+def test_all_zero_counts_are_refused() -> None:
     with pytest.raises(sk.DataError, match="the mean of target 0 is 0"):
         sk.KernelRegressor(loss="poisson").fit(X, np.zeros(N))
 
 
 @pytest.mark.parametrize("steepness", [1.0, 3.0])
-def test_amounts_without_noise_are_learned(steepness: float) -> None:
+def test_noise_free_amounts_are_learned(steepness: float) -> None:
     """Check noise below the rounding of the kernel, and targets over many powers of ten."""
     X = np.random.default_rng(0).standard_normal((400, 3))
     y = np.exp(steepness * X[:, 0])
@@ -197,14 +197,14 @@ def test_amounts_without_noise_are_learned(steepness: float) -> None:
     assert mean_gamma_deviance(y[300:], model.predict(X[300:])) < 0.03
 
 
-def test_test_rows_that_a_loss_cannot_have_are_refused_before_the_run(tmp_path: Path) -> None:
+def test_invalid_test_targets_are_refused_before_the_run(tmp_path: Path) -> None:
     counts = TARGETS["poisson"]
     model = sk.KernelRegressor(loss="poisson", n_centers=P, run_dir=tmp_path / "run")
     with pytest.raises(sk.DataError, match=r"of data\.test has -1"):
         model.fit(X, counts, test=(X, counts - 1))
 
 
-def test_the_kernel_of_the_newton_step_is_used_where_it_predicts_counts_better() -> None:
+def test_newton_kernel_is_used_if_it_predicts_counts_better() -> None:
     """Check rows with few different logarithms, because most counts are 0."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((1300, 8)).astype(np.float32)
@@ -220,7 +220,7 @@ def test_the_kernel_of_the_newton_step_is_used_where_it_predicts_counts_better()
     assert after < 0.98 * before
 
 
-def test_a_kernel_that_the_settings_give_is_kept() -> None:
+def test_given_kernel_is_kept() -> None:
     plain: dict[str, Any] = {"kernel": "laplace", "bandwidth": 3.0, "metric": "none"}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kernel_and_metric, "_InKernel", None)  # nothing is compared
@@ -233,13 +233,13 @@ def test_a_kernel_that_the_settings_give_is_kept() -> None:
     {"kernel": {"kind": "sum", "parts": ["laplace", "gaussian"]}},
     {"kernel": sk.Laplace("auto"), "bandwidth": "median"}, {"kernel": "laplace", "bandwidth": 2.0},
 ])  # fmt: skip
-def test_a_metric_is_learned_for_a_kernel_that_the_settings_give(given: dict[str, Any]) -> None:
+def test_metric_is_learned_for_given_kernel(given: dict[str, Any]) -> None:
     model = sk.KernelRegressor(loss="poisson", metric="learn", n_centers=P, **given)
     y = TARGETS["poisson"]
     assert DEVIANCES["poisson"](y, model.fit(X, y).predict(X)) < 1.6
 
 
-def test_equal_rows_have_their_own_targets_where_a_metric_is_learned() -> None:
+def test_equal_rows_keep_their_targets_with_learned_metric() -> None:
     """Check that they do not have the mean of their logarithms, whose exponential is below the
     mean."""
     rng, seen = np.random.default_rng(0), list[float]()

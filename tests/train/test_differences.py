@@ -46,24 +46,24 @@ CHANGES: dict[str, tuple[Any, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_no_table_and_no_digest_is_shown_and_nothing_that_does_not_differ(what: str) -> None:
-    source, changes, words = CHANGES[what]
+@pytest.mark.parametrize("case", CHANGES)
+def test_differences_show_no_tables_digests_or_equal_settings(case: str) -> None:
+    source, changes, words = CHANGES[case]
     plain, other = identity(), identity(source, **changes)
     assert record_differences(plain, plain) == record_differences(other, other) == []
-    for told in (record_differences(plain, other), record_differences(other, plain)):
-        assert told, what
-        assert not re.search(r"[{}]|[0-9a-f]{16}|base", "; ".join(told)), told
+    for differences in (record_differences(plain, other), record_differences(other, plain)):
+        assert differences, case
+        assert not re.search(r"[{}]|[0-9a-f]{16}|base", "; ".join(differences)), differences
     assert re.search(words, "; ".join(record_differences(plain, other))), record_differences(
         plain, other
     )
 
 
-def test_the_same_rows_with_other_steps_are_not_called_other_rows() -> None:
+def test_changed_transforms_are_not_reported_as_other_rows() -> None:
     assert not any("other rows" in text for text in record_differences(identity(), identity(NOISE)))
 
 
-def test_many_classes_are_not_all_shown() -> None:
+def test_many_classes_are_abbreviated() -> None:
     old: dict[str, Any] = {
         "data": {"kind": "array", "n_rows": 3, "classes": [f"class {k}" for k in range(1000)]}
     }

@@ -58,13 +58,13 @@ def from_file(folder: Path) -> dict[str, Any]:
 WAYS = ("warm", "continued")
 
 
-def going_on(old: dict[str, str], way: str, place: str) -> tuple[dict[str, Any], str | None]:
+def continuation(old: dict[str, str], way: str, location: str) -> tuple[dict[str, Any], str | None]:
     """Return the settings, and the run that is continued. Its centers are in another order."""
     if way == "continued":
         own = {"model.n_centers": "auto", "model.bandwidth": "auto", "model.kernel": "auto"}
-        return SMALL | own, old[place]
+        return SMALL | own, old[location]
     changes = {"model.centers": old["file"], "model.n_centers": "auto", "run.random_state": 1}
-    return SMALL | changes | {"solver.warm_start": old[place]}, None
+    return SMALL | changes | {"solver.warm_start": old[location]}, None
 
 
 @pytest.mark.slow
@@ -74,24 +74,24 @@ def going_on(old: dict[str, str], way: str, place: str) -> tuple[dict[str, Any],
     (1, 3, {"solver.block_size": 60}), (2, 2, {}), (1, 2, {"solver.ridge": 0.0}),
     (1, 4, {"solver.ridge": "auto"}),
 ])  # fmt: skip
-def test_a_run_from_other_weights_is_that_of_one_rank(
+def test_warm_started_ranks_equal_one_process(
     store: str, old: dict[str, str], tmp_path: Path, way: str, rows: int, columns: int,
     changes: dict[str, Any],
 ) -> None:  # fmt: skip
     """Check weights of any grid; one rank continues the result as an ordinary model."""
-    asked, continues = going_on(old, way, "one")
-    asked |= changes
-    train(runs.settings(store, tmp_path / "one", **asked | grid(1, 1)), continues=continues)
+    options, continues = continuation(old, way, "one")
+    options |= changes
+    train(runs.settings(store, tmp_path / "one", **options | grid(1, 1)), continues=continues)
     ends = {}
-    for place in ("one", "many"):
-        asked, continues = going_on(old, way, place)
-        config = runs.settings(store, tmp_path / f"by {place}", **asked | changes)
+    for location in ("one", "many"):
+        options, continues = continuation(old, way, location)
+        config = runs.settings(store, tmp_path / f"by {location}", **options | changes)
         over = config.with_overrides(grid(rows, columns))
         runs.on_ranks(rows * columns, over, continues)
-        ends[place] = runs.alpha(over.run.run_dir)
+        ends[location] = runs.alpha(over.run.run_dir)
         again = train(over.with_overrides(grid(1, 1)), continues=continues)
         assert again.samples == 600
-        np.testing.assert_allclose(ends[place], runs.alpha(tmp_path / "one"), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(ends[location], runs.alpha(tmp_path / "one"), rtol=0, atol=1e-12)
     start = runs.alpha(Path(old["one"]))
     assert np.abs(np.sort(ends["one"], 0) - np.sort(start, 0)).max() > 1e-6
 
@@ -104,16 +104,17 @@ EIGENPRO = {"solver.name": "eigenpro4", "solver.block_size": "auto", "solver.rid
 @pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("changes", [{}, FALKON, EIGENPRO])
-def test_ranks_with_all_centers_are_told_of_the_weights(
+def test_rank_0_broadcasts_initial_weights(
     store: str, old: dict[str, str], tmp_path: Path, way: str, changes: dict[str, Any]
 ) -> None:
     """Check that the first rank sends the weights, which only it reads."""
-    asked, continues = going_on(old, way, "many")
+    options, continues = continuation(old, way, "many")
     train(
-        runs.settings(store, tmp_path / "one", **asked | changes | grid(1, 1)), continues=continues
+        runs.settings(store, tmp_path / "one", **options | changes | grid(1, 1)),
+        continues=continues,
     )
     runs.on_ranks(
-        2, runs.settings(store, tmp_path / "two", **asked | changes | grid(2, 1)), continues
+        2, runs.settings(store, tmp_path / "two", **options | changes | grid(2, 1)), continues
     )
     found = runs.alpha(tmp_path / "two")
     np.testing.assert_allclose(found, runs.alpha(tmp_path / "one"), rtol=1e-11, atol=1e-11)
@@ -130,7 +131,7 @@ FOURIER = {
 @pytest.mark.parametrize("changes", [
     FOURIER, {"model.metric": "learn", "model.bandwidth": "auto"},
 ])  # fmt: skip
-def test_what_a_run_has_found_is_gone_on_with(
+def test_continued_run_keeps_kernel_and_metric(
     store: str, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Check that kernel and metric are kept over ranks, in two continued runs on different
@@ -155,16 +156,16 @@ def test_what_a_run_has_found_is_gone_on_with(
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_from_other_weights_goes_on_over_any_grid(
+def test_warm_started_run_resumes_on_any_grid(
     store: str, old: dict[str, str], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a resume from the setup alone, and from the middle, when the earlier run is gone."""
     there = shutil.copytree(old["many"], tmp_path / "old")
-    asked, continues = going_on(old | {"many": str(there)}, way, "many")
-    asked["data.epochs"] = 2
+    options, continues = continuation(old | {"many": str(there)}, way, "many")
+    options["data.epochs"] = 2
 
-    def over(place: Path, rows: int, columns: int) -> Any:
-        config = runs.settings(store, place, **asked | grid(rows, columns))
+    def over(path: Path, rows: int, columns: int) -> Any:
+        config = runs.settings(store, path, **options | grid(rows, columns))
         return runs.on_ranks(rows * columns, config, continues)
 
     over(tmp_path / "calm", 2, 2)
@@ -184,9 +185,9 @@ def test_a_run_from_other_weights_goes_on_over_any_grid(
                 shutil.rmtree(there)
             if before == "setup" and not there.exists():
                 continue
-            place = Path(shutil.copytree(tmp_path / before, tmp_path / f"{before} {columns}"))
-            over(place, rows, columns)
-            np.testing.assert_allclose(runs.alpha(place), end, rtol=0, atol=1e-12)
+            path = Path(shutil.copytree(tmp_path / before, tmp_path / f"{before} {columns}"))
+            over(path, rows, columns)
+            np.testing.assert_allclose(runs.alpha(path), end, rtol=0, atol=1e-12)
 
 
 def lost(*args: Any) -> None:
@@ -195,13 +196,13 @@ def lost(*args: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_rank_has_all_weights_of_the_other_run(
+def test_no_rank_holds_all_initial_weights(
     store: str, old: dict[str, str], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that only the first rank has them, until the steps begin, and that no rank has all
     centers."""
-    asked, continues = going_on(old, way, "many")
-    config = runs.settings(store, tmp_path / "run", **asked | grid(1, 2))
+    options, continues = continuation(old, way, "many")
+    config = runs.settings(store, tmp_path / "run", **options | grid(1, 2))
     prepare_run(config, inputs=RunInputs(continues=continues))
     read: list[tuple[int, ...]] = []
     seen: list[weakref.ref[Any]] = []
@@ -253,8 +254,8 @@ def test_centers_are_read_once(
     changes = from_file(tmp_path)
     train(runs.settings(store, tmp_path / "old", **changes | grid(1, 1)))
     names = {"many": str(tmp_path / "old"), "file": changes["model.centers"]}
-    asked, continues = going_on(names, way, "many")
-    config = runs.settings(store, tmp_path / "run", **asked | grid(1, columns))
+    options, continues = continuation(names, way, "many")
+    config = runs.settings(store, tmp_path / "run", **options | grid(1, columns))
     came: list[int] = []
     put = CentersTarget.__setitem__
 
@@ -272,29 +273,29 @@ def test_centers_are_read_once(
 
 
 @pytest.mark.slow
-def test_an_order_of_chunks_that_is_another_is_looked_through(
+def test_chunks_in_another_order_are_searched(
     store: str, old: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a run that another version has written: the weights are those of the same centers."""
-    asked, continues = going_on(old, "continued", "many")
+    options, continues = continuation(old, "continued", "many")
     ends = []
     for name, size in (("a", 8 << 20), ("b", 7 * 32)):
         monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (size, size))
-        config = runs.settings(store, tmp_path / name, **asked | grid(1, 2))
+        config = runs.settings(store, tmp_path / name, **options | grid(1, 2))
         runs.on_ranks(2, config, continues)
         ends.append(runs.alpha(tmp_path / name))
     np.testing.assert_array_equal(*ends)
 
 
-def test_plan_counts_other_weights(store: str, old: dict[str, str], tmp_path: Path) -> None:
+def test_plan_counts_initial_weights(store: str, old: dict[str, str], tmp_path: Path) -> None:
     """Check that the weights that rank 0 reads are counted, and only the centers of each rank."""
     lines = {}
     for way in WAYS:
-        asked, continues = going_on(old, way, "many")
-        config = runs.settings(store, tmp_path / "run", **asked | grid(1, 2))
+        options, continues = continuation(old, way, "many")
+        config = runs.settings(store, tmp_path / "run", **options | grid(1, 2))
         run = open_continued(config, continues) if continues else open_run(config)
         run.backend.close()
-        lines[way] = {(phase, what): size for phase, what, size in run.buffers.lines}
+        lines[way] = {(phase, buffer_name): size for phase, buffer_name, size in run.buffers.lines}
     for found in lines.values():
         assert found["centers", "initial weights being read, on rank 0"] == 3 * 60 * 8
         assert found["setup", "initial weights, on rank 0"] == 60 * (8 + 8)
@@ -305,16 +306,16 @@ def test_plan_counts_other_weights(store: str, old: dict[str, str], tmp_path: Pa
     assert lines["continued"]["centers", "chunk of centers being read"] == 2 * 60 * 4 * 8
 
 
-@pytest.mark.parametrize(("way", "changes", "said"), [
+@pytest.mark.parametrize(("way", "changes", "message"), [
     ("warm", {"model.centers": "random", "model.n_centers": 60}, "has other centers than this run"),
     ("warm", {"data.scale": "none"}, "has other centers than this run"),
     ("warm", {"model.fit_intercept": False}, "was trained with model.fit_intercept=true"),
     ("continued", {"run.precision": "exact"}, "run.precision gives float32 numbers"),
 ])  # fmt: skip
-def test_other_weights_that_do_not_fit_are_refused(
-    store: str, old: dict[str, str], tmp_path: Path, way: str, changes: dict[str, Any], said: str
+def test_incompatible_initial_weights_are_refused(
+    store: str, old: dict[str, str], tmp_path: Path, way: str, changes: dict[str, Any], message: str
 ) -> None:
-    asked, continues = going_on(old, way, "many")
-    config = runs.settings(store, tmp_path / "run", **asked | grid(1, 2) | changes)
-    with pytest.raises(ConfigError, match=said):
+    options, continues = continuation(old, way, "many")
+    config = runs.settings(store, tmp_path / "run", **options | grid(1, 2) | changes)
+    with pytest.raises(ConfigError, match=message):
         runs.on_ranks(2, config, continues)

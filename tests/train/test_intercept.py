@@ -29,16 +29,16 @@ from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import target_scale
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
-from tests.maths import Array
 from tests.runs import (
     METHODS,
-    assert_a_stop_leaves_no_trace,
+    assert_resume_gives_same_bits,
     brute_force,
     final,
     finished,
     settings,
     stopped,
 )
+from tests.solver_problems import Array
 
 BANDWIDTH, RIDGE = 3.0, 1e-3
 
@@ -90,7 +90,7 @@ CENTERS = [
 
 
 @pytest.mark.parametrize("method", OF_VALUES)
-def test_a_constant_and_a_unit_change_the_answers_by_just_that(method: str) -> None:
+def test_affine_targets_give_affine_predictions(method: str) -> None:
     """Check float32 with targets far from 0, of size 1e39 and of size 1e-30, side by side."""
     X, y = data(135)
     unit, constant = 2.0 ** np.array([130, -100]), np.array([0.0, 2.0**20])
@@ -104,7 +104,7 @@ def test_a_constant_and_a_unit_change_the_answers_by_just_that(method: str) -> N
 
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", OF_VALUES)
-def test_without_intercept_the_constant_is_left_to_the_kernels(method: str) -> None:
+def test_without_intercept_targets_are_not_centred(method: str) -> None:
     """Check that scaled targets give the same bits, because the scale is a power of two."""
     X, y = data(135)
     config = settings(**METHODS[method], **{"model.fit_intercept": False})
@@ -123,7 +123,7 @@ def test_without_intercept_the_constant_is_left_to_the_kernels(method: str) -> N
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
-def test_solvers_end_at_least_squares_of_the_centred_targets(solver: str) -> None:
+def test_solvers_reach_least_squares_of_centred_targets(solver: str) -> None:
     X, y = data()
     more: dict[str, Any] = {"tolerance": 1e-10} if solver == "falkon" else {}
     epochs = 40 if solver in ("direct", "falkon") else 400
@@ -143,7 +143,7 @@ def test_solvers_end_at_least_squares_of_the_centred_targets(solver: str) -> Non
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"])
-def test_solvers_on_all_rows_end_at_kernel_regression_of_the_centred_targets(solver: str) -> None:
+def test_solvers_on_all_rows_reach_centred_kernel_regression(solver: str) -> None:
     X, y = data(80)
     ridge = 0.02 if solver == "sgd" else 0.0
     fitted = estimator(
@@ -160,7 +160,7 @@ def test_solvers_on_all_rows_end_at_kernel_regression_of_the_centred_targets(sol
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon"])
-def test_sample_weights_count_in_the_mean(solver: str) -> None:
+def test_sample_weights_are_used_in_the_mean(solver: str) -> None:
     X, y = data()
     w = np.float32(np.random.default_rng(3).integers(0, 4, len(X)))
     more: dict[str, Any] = {"tolerance": 1e-10} if solver == "falkon" else {}
@@ -171,7 +171,7 @@ def test_sample_weights_count_in_the_mean(solver: str) -> None:
 
 
 @pytest.mark.parametrize("class_weight", [None, "balanced", {"1": 3.0}])
-def test_classes_have_the_mean_of_their_weighted_counts(class_weight: Any) -> None:
+def test_class_means_use_weighted_counts(class_weight: Any) -> None:
     """Check three classes with 5, 20 and 75 % of the rows."""
     X, rng = data()[0], np.random.default_rng(4)
     labels = rng.choice(3, len(X), p=[0.05, 0.2, 0.75])
@@ -190,7 +190,7 @@ def test_classes_have_the_mean_of_their_weighted_counts(class_weight: Any) -> No
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-def test_the_constant_of_the_papers_is_none() -> None:
+def test_fit_without_intercept_equals_published_model() -> None:
     X, y = data()
     fitted = estimator(fit_intercept=False).fit(X, y)
     _, alpha = least_squares(X, y, data(30, 1)[0], mean=0)
@@ -199,7 +199,7 @@ def test_the_constant_of_the_papers_is_none() -> None:
 
 
 @pytest.mark.parametrize("constant", [1e3, 1e5, 1e6])
-def test_float32_loses_of_shifted_targets_what_their_own_rounding_loses(constant: float) -> None:
+def test_float32_error_of_shifted_targets_is_their_rounding(constant: float) -> None:
     """Check shifted targets; without an intercept in float64 R^2 was -22.8 at 1e3 and -236 423 at
     1e5."""
     X, y = data()
@@ -216,7 +216,7 @@ def test_float32_loses_of_shifted_targets_what_their_own_rounding_loses(constant
     assert np.abs(far - constant - plain).max() <= 3 * np.abs(shifted - constant - y).max() + 1e-5
 
 
-def test_outputs_of_any_size_are_fitted_alike() -> None:
+def test_outputs_of_any_size_are_fitted_equally() -> None:
     """Check float32, whose largest number is 3e38 and whose smallest is 1e-38."""
     X, y = data()
     unit = np.array([1e39, 1e-45])
@@ -232,14 +232,14 @@ def test_outputs_of_any_size_are_fitted_alike() -> None:
     assert fitted.score(np.float32(X), y * unit) == pytest.approx(plain.score(X, y), abs=1e-6)
 
 
-def test_targets_whose_variance_is_beyond_float64_are_refused() -> None:
+def test_target_variance_beyond_float64_is_refused() -> None:
     X, y = data()
     with pytest.raises(DataError, match="variance of target 1 overflows float64; give the targets"):
         estimator().fit(X, y * [1, 1e200])
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -1e30])
-def test_a_constant_target_is_learned_without_a_kernel(value: float) -> None:
+def test_constant_target_is_learned_by_the_intercept(value: float) -> None:
     X, _ = data()
     for solver in ("direct", "falkon", "block"):
         fitted = estimator(solver=solver, precision="exact", epochs=2).fit(
@@ -249,7 +249,7 @@ def test_a_constant_target_is_learned_without_a_kernel(value: float) -> None:
 
 
 @pytest.mark.slow
-def test_no_figure_of_a_run_is_infinite(tmp_path: Path) -> None:
+def test_logged_figures_are_finite(tmp_path: Path) -> None:
     """Check the log and the guard of a checkpoint, because JSON has no infinity."""
     X, y = data()
     config = settings(
@@ -267,7 +267,7 @@ def test_no_figure_of_a_run_is_infinite(tmp_path: Path) -> None:
     assert result.metrics["test_mse"] / 1e78 == pytest.approx(float((errors**2).mean()))
 
 
-def test_errors_of_a_model_far_from_zero_are_those_of_float64() -> None:
+def test_errors_far_from_zero_are_computed_in_float64() -> None:
     X, y = data()
     found = []
     for constant in (0, 1e8):
@@ -282,7 +282,7 @@ def test_errors_of_a_model_far_from_zero_are_those_of_float64() -> None:
 # -- the model goes on -----------------------------------------------------------------------------
 
 
-def test_blocks_that_arrive_later_have_the_mean_of_the_first() -> None:
+def test_partial_fit_keeps_mean_of_first_block() -> None:
     """Check that `partial_fit` learns the difference of later rows from the first mean."""
     X, y = data()
     y[100:] += 5
@@ -295,7 +295,7 @@ def test_blocks_that_arrive_later_have_the_mean_of_the_first() -> None:
 
 
 @pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4"])
-def test_a_warm_start_goes_on_from_the_function_whatever_the_new_mean(solver: str) -> None:
+def test_warm_start_keeps_function_with_new_mean(solver: str) -> None:
     """Check that with tiny steps the second fit equals the first one."""
     X, y = data()
     fitted = estimator(solver=solver, ridge=0, epochs=5, warm_start=True, average=False).fit(X, y)
@@ -306,7 +306,7 @@ def test_a_warm_start_goes_on_from_the_function_whatever_the_new_mean(solver: st
     np.testing.assert_allclose(fitted.predict(test), before, rtol=0, atol=1e-4)
 
 
-def test_a_warm_start_from_a_run_keeps_its_mean(tmp_path: Path) -> None:
+def test_warm_start_from_a_run_keeps_its_mean(tmp_path: Path) -> None:
     X, y = data()
     shared: dict[str, Any] = {"solver": "falkon", "epochs": 60, "tolerance": 1e-10}
     first = estimator(**shared, run_dir=str(tmp_path / "a")).fit(X, y)
@@ -316,29 +316,29 @@ def test_a_warm_start_from_a_run_keeps_its_mean(tmp_path: Path) -> None:
     np.testing.assert_allclose(again.dual_coef_, alpha, rtol=0, atol=1e-5 * np.abs(alpha).max())
 
 
-def test_a_warm_start_that_changed_since_the_setup_is_refused(
+def test_changed_warm_start_is_refused_at_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check also a run in which only the weights differ."""
     X, y = data()
     start = estimator(solver="block", epochs=1, run_dir=str(tmp_path / "a")).fit(X, y)
-    begun = estimator(
+    started = estimator(
         solver="block", epochs=1, run_dir=str(tmp_path / "b"), warm_start=str(tmp_path / "a")
     )
     with monkeypatch.context() as patch:  # an end between the setup and the first checkpoint
         patch.setattr(ParentRun, "weights_for", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            begun.fit(X, y)
+            started.fit(X, y)
     shutil.move(tmp_path / "a", tmp_path / "aside")
     estimator(solver="block", epochs=1, ridge=0.5, run_dir=str(tmp_path / "a")).fit(X, y)
     with pytest.raises(ConfigError, match="has been replaced, or trained on, since the setup"):
-        begun.fit(X, y)
+        started.fit(X, y)
     shutil.rmtree(tmp_path / "a")
     shutil.move(tmp_path / "aside", tmp_path / "a")
-    np.testing.assert_array_equal(begun.fit(X, y).intercept_, start.intercept_)
+    np.testing.assert_array_equal(started.fit(X, y).intercept_, start.intercept_)
 
 
-def test_a_warm_start_of_the_other_convention_is_refused(tmp_path: Path) -> None:
+def test_warm_start_with_other_intercept_setting_is_refused(tmp_path: Path) -> None:
     X, y = data()
     shared: dict[str, Any] = {"solver": "block", "epochs": 2}
     estimator(**shared, run_dir=str(tmp_path / "a"), fit_intercept=False).fit(X, y)
@@ -350,10 +350,10 @@ def test_a_warm_start_of_the_other_convention_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("method", ["block", "eigenpro4", "direct", "falkon", "sgd"])
-def test_a_resumed_run_has_the_stored_mean_and_the_same_bits(method: str, tmp_path: Path) -> None:
+def test_resumed_run_keeps_mean_and_bits(method: str, tmp_path: Path) -> None:
     X, y = data(135)
     source = ArraySource(np.float32(X), y)
-    result = assert_a_stop_leaves_no_trace(tmp_path, (4,), METHODS[method], source)
+    result = assert_resume_gives_same_bits(tmp_path, (4,), METHODS[method], source)
     loaded = load_model(tmp_path / "whole", device="cpu")
     test = np.float32(data(40, 2)[0])
     with loaded.backend:
@@ -362,7 +362,7 @@ def test_a_resumed_run_has_the_stored_mean_and_the_same_bits(method: str, tmp_pa
     np.testing.assert_allclose(loaded.values(test), brute_force(result, test), atol=1e-4)
 
 
-def test_the_setting_may_not_change_in_a_run(tmp_path: Path) -> None:
+def test_intercept_setting_must_not_change_at_resume(tmp_path: Path) -> None:
     X, y = data(135)
     source = ArraySource(np.float32(X), y)
     stopped(settings(tmp_path, **METHODS["block"]), 3, source=source, test=source)
@@ -405,7 +405,7 @@ def parts(weighted: bool) -> list[ArraySource]:
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", ["array", "mixture", "shares", "augmented", "copies in a mixture"])
-def test_the_mean_is_that_of_an_epoch(kind: str, weighted: bool) -> None:
+def test_mean_equals_that_of_an_epoch(kind: str, weighted: bool) -> None:
     a, b = parts(weighted)
     source: Source = {
         "array": lambda: a,
@@ -426,7 +426,7 @@ def test_the_mean_is_that_of_an_epoch(kind: str, weighted: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the array 'w' of")
-def test_the_mean_of_a_foreign_store_is_read(tmp_path: Path) -> None:
+def test_mean_of_a_foreign_store_is_computed(tmp_path: Path) -> None:
     import zarr
 
     X, y = data(500)
@@ -440,7 +440,7 @@ def test_the_mean_of_a_foreign_store_is_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(found(plain).mean, y.mean(axis=0), rtol=1e-12)
 
 
-def test_the_mean_of_rows_that_are_made_is_that_of_a_sample_and_always_the_same() -> None:
+def test_mean_of_generated_rows_is_a_fixed_sample() -> None:
     def make(seed: int, epoch: int, start: int, stop: int) -> tuple[Array, Array]:
         ids = np.arange(start, stop)
         return np.float32(ids[:, None] % [7, 11]), np.float32(1e4 + np.sin(ids * 0.7)[:, None])
@@ -452,7 +452,7 @@ def test_the_mean_of_rows_that_are_made_is_that_of_a_sample_and_always_the_same(
     assert abs(first.mean[0] - 1e4) < 0.1  # sin has the mean 0 and 8000 rows are looked at
 
 
-def test_targets_that_a_function_changes_are_seen_after_it() -> None:
+def test_mean_is_computed_after_target_transforms() -> None:
     def log(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
         return X, rng.xp.log(Y)
 
@@ -462,7 +462,7 @@ def test_targets_that_a_function_changes_are_seen_after_it() -> None:
     np.testing.assert_allclose(found(source).mean, [55.0], rtol=1e-12)
 
 
-def test_classes_have_a_mean_and_no_scale() -> None:
+def test_classes_have_a_mean_and_unit_scale() -> None:
     X, _ = data()
     labels = np.repeat([0, 1, 1, 1, 2], 40)
     source = ArraySource(X, labels)

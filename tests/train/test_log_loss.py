@@ -28,7 +28,7 @@ def classifier(**parameters: Any) -> sk.KernelClassifier:
     return sk.KernelClassifier(**given | {"loss": "log_loss"} | parameters)
 
 
-def test_probabilities_need_no_rows_set_aside(tmp_path: Path) -> None:
+def test_probabilities_need_no_calibration_rows(tmp_path: Path) -> None:
     model = classifier(run_dir=tmp_path / "run").fit(X, Y)
     P = model.predict_proba(X)
     np.testing.assert_allclose(P, softmax(model.predict_values(X), axis=1), rtol=1e-5)
@@ -45,7 +45,7 @@ def test_probabilities_need_no_rows_set_aside(tmp_path: Path) -> None:
     assert figures["mse"] == pytest.approx(((P - np.eye(3)[Y]) ** 2).mean(), rel=1e-4)
 
 
-def test_the_weights_of_an_estimator_are_those_of_its_logits() -> None:
+def test_dual_coefficients_reproduce_logits() -> None:
     model = classifier().fit(X, Y)
     K = np.exp(-cdist(np.float64(X), np.float64(model.centers_)) / 3.0)
     logits = K @ np.float64(model.dual_coef_) + model.intercept_
@@ -53,7 +53,7 @@ def test_the_weights_of_an_estimator_are_those_of_its_logits() -> None:
 
 
 @pytest.mark.parametrize("fit_intercept", [False, True])
-def test_a_model_of_zeros_predicts_the_shares_of_the_classes(fit_intercept: bool) -> None:
+def test_zero_weights_predict_class_shares(fit_intercept: bool) -> None:
     rare = np.where(np.arange(200) < 6, 2, np.arange(200) % 2)
     source = sk.ArraySource(X, rare, classes=(0, 1, 2))
     overrides = LOG_LOSS | {"solver.name": "block", "model.fit_intercept": fit_intercept}
@@ -64,7 +64,7 @@ def test_a_model_of_zeros_predicts_the_shares_of_the_classes(fit_intercept: bool
 
 
 @pytest.mark.parametrize("n", [60, 200])
-def test_it_predicts_new_rows_better_than_calibrated_squares(n: int) -> None:
+def test_log_loss_predicts_better_than_calibrated_squares(n: int) -> None:
     """Check also all rows as centers, and classes with few rows."""
     rng = np.random.default_rng(5)
     X = rng.standard_normal((1000 + n, 2))
@@ -80,17 +80,17 @@ def test_it_predicts_new_rows_better_than_calibrated_squares(n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"solver.name": "auto", "solver.posterior": True}, "minimised with solver.posterior=True"),
     ],
 )
-def test_what_minimises_squares_alone_is_refused(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(sk.ConfigError, match=says):
+def test_settings_for_squared_error_only_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(sk.ConfigError, match=message):
         RunConfig().with_overrides({"solver.name": "block"} | LOG_LOSS | changes)
 
 
-def test_targets_that_are_not_for_it_are_refused() -> None:
+def test_regression_targets_are_refused() -> None:
     with pytest.raises(
         sk.ConfigError, match="is for rows of one class each, but the targets are values"
     ):

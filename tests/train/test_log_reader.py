@@ -10,15 +10,15 @@ from streamkern.train.loop.guard import WINDOW
 
 
 def record(event: str, step: int = 0, **fields: Any) -> dict[str, Any]:
-    place = {"time": utc_now(), "step": step, "epoch": 0, "samples": 10 * step}
-    return place | {"event": event} | fields
+    location = {"time": utc_now(), "step": step, "epoch": 0, "samples": 10 * step}
+    return location | {"event": event} | fields
 
 
 def run_progress(records: list[dict[str, Any]]) -> dict[str, Any]:
     return read_history(records).progress
 
 
-def test_where_a_run_is_in_its_setup_in_its_steps_and_after_a_kill() -> None:
+def test_run_progress_in_setup_steps_and_after_a_kill() -> None:
     assert run_progress([]) == {}
     records = [record("setup", doing="centers"), record("centers"), record("setup", doing="sample")]
     assert run_progress(records)["doing"] == "sample"
@@ -43,8 +43,8 @@ def test_where_a_run_is_in_its_setup_in_its_steps_and_after_a_kill() -> None:
 
 def at(second: int, samples: int, event: str, **fields: Any) -> dict[str, Any]:
     time = f"2026-01-02T03:{second // 60:02d}:{second % 60:02d}.000+00:00"
-    place = {"step": samples // 10, "epoch": 0, "samples": samples}
-    return {"time": time, **place, "event": event, **fields}
+    location = {"step": samples // 10, "epoch": 0, "samples": samples}
+    return {"time": time, **location, "event": event, **fields}
 
 
 def trained(second: int, samples: int, loss: object = 1.0, rate: float = 10.0) -> dict[str, Any]:
@@ -74,7 +74,7 @@ KILLED = [
 ]
 
 
-def test_what_was_done_again_is_in_no_curve() -> None:
+def test_repeated_steps_are_dropped_from_curves() -> None:
     found = read_history(KILLED)
     assert found.curves["train_mse"] == [(100, 4.0), (200, 3.0), (300, 2.0), (500, 1.0)]
     assert [e["samples"] for e in found.evaluations] == [200, 500]
@@ -83,14 +83,14 @@ def test_what_was_done_again_is_in_no_curve() -> None:
     assert (found.setup_s, found.peak_bytes, found.plan) == (5.5, 600, {"batches": 50})
 
 
-def test_processes_are_told_apart() -> None:
+def test_processes_are_separated() -> None:
     found = read_history(KILLED)
-    assert [len(life.records) for life in found.processes] == [10, 4, 3]
-    assert [life.seconds for life in found.processes] == [7, 2, 1]
-    assert [life.steps_s for life in found.processes] == [3, 2, 1]
+    assert [len(process.records) for process in found.processes] == [10, 4, 3]
+    assert [process.seconds for process in found.processes] == [7, 2, 1]
+    assert [process.steps_s for process in found.processes] == [3, 2, 1]
     assert found.steps_s == 6
-    said = [event.text for event in found.events]
-    assert "went on, in process 2, 1 min 0 s after the last word of process 1" in said
+    message = [event.text for event in found.events]
+    assert "went on, in process 2, 1 min 0 s after the last word of process 1" in message
     bad = [event.text for event in found.events if event.bad]
     assert bad == [
         "changed: numpy: was 1, now 2",
@@ -99,34 +99,36 @@ def test_processes_are_told_apart() -> None:
     ]
 
 
-def test_a_setup_that_was_killed_begins_again() -> None:
+def test_killed_setup_starts_again() -> None:
     first, second = KILLED[:3], [at(20, 0, "centers", centers=41), *KILLED[2:7]]
-    lives = processes_in([*first, *second])
-    assert [len(life.records) for life in lives] == [3, 6]
+    processes = processes_in([*first, *second])
+    assert [len(process.records) for process in processes] == [3, 6]
     found = read_history([*first, *second])
     assert [r["event"] for r in found.setup] == ["centers", "noise", "block"]
     assert found.setup[0]["centers"] == 41
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again() -> None:
+def test_run_killed_before_first_checkpoint_starts_again() -> None:
     found = read_history([*KILLED[:7], at(60, 0, "start"), trained(61, 100, 8.0)])
     assert found.curves["train_mse"] == [(100, 8.0)]
     assert (found.lost, len(found.processes)) == (200, 2)
 
 
-def test_stages_of_a_setup_are_of_one_process_until_they_come_again() -> None:
+def test_setup_stages_belong_to_one_process_until_repeated() -> None:
     stages = ("metric", "kernel", "centers", "sample", "preconditioner")
     doing = [at(k, 0, "setup", doing=stage) for k, stage in enumerate(stages)]
     doing.insert(1, at(0, 0, "metric", errors=[1.0]))
     doing[3:3] = [at(1, 0, "bandwidth"), at(1, 0, "metric", chosen={"kind": "full"})]
-    killed, whole = doing[:5], [*doing, at(9, 0, "block"), at(9, 0, "start")]
-    assert [len(life.records) for life in processes_in([*killed, *killed, *whole])] == [5, 5, 10]
-    assert [r["event"] for r in read_history([*killed, *whole]).setup] == [
+    killed, uninterrupted = doing[:5], [*doing, at(9, 0, "block"), at(9, 0, "start")]
+    assert [
+        len(process.records) for process in processes_in([*killed, *killed, *uninterrupted])
+    ] == [5, 5, 10]
+    assert [r["event"] for r in read_history([*killed, *uninterrupted]).setup] == [
         "metric", "bandwidth", "metric", "block",
     ]  # fmt: skip
 
 
-def test_losses_of_windows_are_at_their_last_steps() -> None:
+def test_window_losses_are_at_their_last_steps() -> None:
     """Check also first windows, before the first weights, without a loss."""
     first = trained(1, 10 * 3 * WINDOW) | {"window": 1, "losses": [4.0, 3.0]}
     later = trained(2, 10 * 7 * WINDOW + 50) | {"window": 3, "losses": [2.0, "inf", 1.0, 0.5, 0.2]}
@@ -137,7 +139,7 @@ def test_losses_of_windows_are_at_their_last_steps() -> None:
     assert losses == (4, 3, 2, 1, 0.5, 0.2)
 
 
-def test_what_is_no_number_is_left_out() -> None:
+def test_non_finite_losses_are_omitted() -> None:
     found = read_history([at(0, 0, "start"), trained(1, 10, "inf"), trained(2, 20, 1.0)])
     assert found.curves["train_mse"] == [(20, 1.0)]
     assert read_history([]).processes == []
@@ -147,5 +149,5 @@ def test_what_is_no_number_is_left_out() -> None:
     ("seconds", "text"),
     [(0.44, "0.44 s"), (9.9, "9.9 s"), (9.97, "10 s"), (61, "1 min 1 s"), (7260, "2 h 1 min")],
 )
-def test_times_are_words(seconds: float, text: str) -> None:
+def test_duration_is_readable(seconds: float, text: str) -> None:
     assert duration(seconds) == text

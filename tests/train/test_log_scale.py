@@ -19,7 +19,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.restart.run_snapshot import RunSnapshot
-from tests.log_scale import made
+from tests.log_scale import skewed_data
 from tests.runs import assert_same_bits, final, finished, open_settings, stopped
 
 N = 600
@@ -37,12 +37,12 @@ def settings(run_dir: Path | None = None, **changes: Any) -> RunConfig:
 
 
 def source(n: int = N, seed: int = 0, kind: str = "exponential") -> ArraySource:
-    return ArraySource(*made(kind, n, seed), unit_rows=100)
+    return ArraySource(*skewed_data(kind, n, seed), unit_rows=100)
 
 
 def fitted(kind: str = "exponential", n: int = N, **parameters: Any) -> sk.KernelRegressor:
     given = {"random_state": 0, "calibrate": False} | parameters
-    return sk.KernelRegressor(**given).fit(*made(kind, n))
+    return sk.KernelRegressor(**given).fit(*skewed_data(kind, n))
 
 
 @cache
@@ -53,7 +53,7 @@ def shared(**parameters: Any) -> sk.KernelRegressor:
 
 def error(model: Any, kind: str = "exponential") -> float:
     """Return the mean squared error divided by the variance of new targets."""
-    X, y = made(kind, 1000, 1)
+    X, y = skewed_data(kind, 1000, 1)
     return float(np.mean((model.predict(X) - y) ** 2) / y.var())
 
 
@@ -66,7 +66,7 @@ def transform_of(model: sk.KernelRegressor) -> dict[str, Any] | None:
 
 
 @pytest.mark.slow
-def test_the_log_scale_predicts_better() -> None:
+def test_log_scale_predicts_better() -> None:
     model, plain = shared(), shared(target_transform="none")
     assert transform_of(model) is not None
     assert transform_of(plain) is None
@@ -74,9 +74,9 @@ def test_the_log_scale_predicts_better() -> None:
     assert fitted("additive").report_.get("target_transform") is None
 
 
-def test_predictions_are_the_inverse_of_the_sums() -> None:
+def test_predictions_invert_the_log_scale() -> None:
     model = fitted(scale="none", n_centers=100, solver="block", target_transform="log")
-    X, facts = made("exponential", 50, 1)[0], transform_of(model)
+    X, facts = skewed_data("exponential", 50, 1)[0], transform_of(model)
     assert facts is not None
     Z = model.centers_
     K = np.exp(-np.linalg.norm(X[:, None] - Z[None], axis=2) / model.bandwidth_)
@@ -87,23 +87,23 @@ def test_predictions_are_the_inverse_of_the_sums() -> None:
     assert (model.predict(X) > 0).all()
 
 
-def test_counts_with_zeros_and_several_outputs() -> None:
-    X, y = made("counts", N)
+def test_counts_with_zeros_and_several_outputs_are_learned() -> None:
+    X, y = skewed_data("counts", N)
     assert (y == 0).any()
     model = sk.KernelRegressor(target_transform="log", calibrate=False).fit(
-        X, np.column_stack([y, 1000 * made("exponential", N)[1]])
+        X, np.column_stack([y, 1000 * skewed_data("exponential", N)[1]])
     )
-    fresh = made("counts", 1000, 1)
+    fresh = skewed_data("counts", 1000, 1)
     found = model.predict(fresh[0])
     assert found.shape == (1000, 2)
-    other = made("exponential", 1000, 1)[1] * 1000
+    other = skewed_data("exponential", 1000, 1)[1] * 1000
     assert np.mean((found[:, 1] - other) ** 2) < 0.1 * other.var()
     assert abs(found[:, 0].mean() / fresh[1].mean() - 1) < 0.1
 
 
 @pytest.mark.slow
-def test_figures_are_in_the_units_of_the_targets() -> None:
-    X, y = made("exponential", 300, 1)
+def test_metrics_are_in_target_units() -> None:
+    X, y = skewed_data("exponential", 300, 1)
     test = ArraySource(X, y)
     result = finished(settings(), source=source(), test=test)
     F = result.model.values(X)[:, 0]
@@ -115,7 +115,7 @@ def test_figures_are_in_the_units_of_the_targets() -> None:
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
-def test_training_losses_are_those_of_the_logarithms(solver: str) -> None:
+def test_training_losses_are_those_of_logarithms(solver: str) -> None:
     model = fitted(solver=solver, n_centers=200, target_transform="log")
     assert model.loss_curve_[-1] < 1
 
@@ -123,17 +123,17 @@ def test_training_losses_are_those_of_the_logarithms(solver: str) -> None:
 # -- standard deviations and intervals ------------------------------------------------------------
 
 
-def test_standard_deviations_by_the_delta_method() -> None:
+def test_standard_deviations_use_delta_method() -> None:
     given = {"solver": "direct", "posterior": True, "kernel": sk.Laplace(2.0)}
     model = fitted(**given, target_transform="log")
     facts = transform_of(model)
     assert facts is not None
-    X, y = made("exponential", N)
+    X, y = skewed_data("exponential", N)
     unit, gain = facts["unit"][0], facts["gain"][0]
     logs = sk.KernelRegressor(
         **given, random_state=0, calibrate=False, target_transform="none", ridge=model.ridge_
     ).fit(X, np.log1p(y / unit))
-    fresh = made("exponential", 100, 1)[0]
+    fresh = skewed_data("exponential", 100, 1)[0]
     z, of_z = logs.predict(fresh, return_std=True)
     values, std = model.predict(fresh, return_std=True)
     np.testing.assert_allclose(values, gain * unit * np.expm1(z), rtol=1e-3)
@@ -150,14 +150,14 @@ def calibrated_figures() -> Any:
 
 
 @pytest.mark.slow
-def test_intervals_hold_the_truth() -> None:
+def test_intervals_cover_the_targets() -> None:
     """Check the average over models, because the intervals of one depend on the 200 rows that
     calibrate it."""
     held: dict[bool, list[float]] = {False: [], True: []}
-    X, y = made("exponential", 2000, 100)
+    X, y = skewed_data("exponential", 2000, 100)
     for seed in range(4):
         model = sk.KernelRegressor(calibrate=True, metric="none", random_state=seed)
-        model.fit(*made("exponential", 2000, seed))
+        model.fit(*skewed_data("exponential", 2000, seed))
         assert transform_of(model) is not None
         for normalised, shares in held.items():
             ends = model.predict(X, interval=0.9, normalised=normalised)[1]
@@ -168,10 +168,10 @@ def test_intervals_hold_the_truth() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("normalised", [False, True])
-def test_intervals_widen_with_the_predictions(normalised: bool, tmp_path: Path) -> None:
+def test_intervals_widen_with_predictions(normalised: bool, tmp_path: Path) -> None:
     """Check proportional noise: large and small predictions have the same coverage."""
     model = shared(n=2000, calibrate=True)
-    X, y = made("exponential", 2000, 1)
+    X, y = skewed_data("exponential", 2000, 1)
     values, ends = model.predict(X, interval=0.9, normalised=normalised)
     inside = (y >= ends[:, 0]) & (y <= ends[:, 1])
     for part in np.array_split(np.argsort(values), 4):
@@ -192,20 +192,20 @@ def test_intervals_widen_with_the_predictions(normalised: bool, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_stop_leaves_no_trace(name: str, tmp_path: Path) -> None:
+def test_stopped_run_resumes_with_same_bits(name: str, tmp_path: Path) -> None:
     changes = SOLVERS[name] | {"run.evaluate_every": 0}
-    whole = finished(settings(tmp_path / "whole", **changes), source=source())
-    assert "target_transform" in whole.meta["setup"]
+    uninterrupted = finished(settings(tmp_path / "whole", **changes), source=source())
+    assert "target_transform" in uninterrupted.meta["setup"]
     config, test = settings(tmp_path / "run", **changes), source(50, 5)
     stopped(config, 3, source=source(), test=test)
     resumed = finished(config, source=source(), test=test)
-    assert resumed.meta["setup"] == whole.meta["setup"]
+    assert resumed.meta["setup"] == uninterrupted.meta["setup"]
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
 
 
 @pytest.mark.slow
-def test_saved_loaded_and_pickled(tmp_path: Path) -> None:
-    model, fresh = fitted(run_dir=tmp_path / "run"), made("exponential", 100, 1)[0]
+def test_model_is_saved_loaded_and_pickled(tmp_path: Path) -> None:
+    model, fresh = fitted(run_dir=tmp_path / "run"), skewed_data("exponential", 100, 1)[0]
     model.save(tmp_path / "saved")
     expected = model.predict(fresh)
     for again in (
@@ -214,11 +214,11 @@ def test_saved_loaded_and_pickled(tmp_path: Path) -> None:
         np.testing.assert_array_equal(again.predict(fresh), expected)
         assert transform_of(again) == transform_of(model)
         assert again.target_transform == "auto"
-    asked = fitted(run_dir=tmp_path / "asked", target_transform="log")
-    assert sk.load(tmp_path / "asked").target_transform == asked.target_transform
+    requested = fitted(run_dir=tmp_path / "asked", target_transform="log")
+    assert sk.load(tmp_path / "asked").target_transform == requested.target_transform
 
 
-def test_the_digest_is_of_the_scale_too() -> None:
+def test_digest_includes_target_scale() -> None:
     result = finished(settings(), source=source())
     before, targets = result.model.digest(), result.model.targets
     assert targets.gain is not None
@@ -227,7 +227,7 @@ def test_the_digest_is_of_the_scale_too() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_continues_another(tmp_path: Path) -> None:
+def test_continued_run_keeps_log_scale(tmp_path: Path) -> None:
     first = finished(settings(tmp_path / "a"), source=source())
     then = finished(
         settings(tmp_path / "b"), source=source(N, 3, "additive"), continues=tmp_path / "a"
@@ -243,11 +243,11 @@ def test_a_run_continues_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_warm_start_keeps_the_scale(tmp_path: Path) -> None:
+def test_warm_start_keeps_log_scale(tmp_path: Path) -> None:
     fitted(solver="block", run_dir=tmp_path / "a")
     model = fitted(solver="block", warm_start=True)
     facts, before = transform_of(model), error(model)
-    X, y = made("exponential", N)
+    X, y = skewed_data("exponential", N)
     model.fit(X, y)
     assert transform_of(model) == facts
     assert error(model) < 1.5 * before
@@ -256,26 +256,26 @@ def test_a_warm_start_keeps_the_scale(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_partial_fit_goes_on_with_the_scale(tmp_path: Path) -> None:
+def test_partial_fit_keeps_log_scale(tmp_path: Path) -> None:
     fitted(solver="block", run_dir=tmp_path / "run")
     loaded = sk.load(tmp_path / "run")
     facts, before = transform_of(loaded), error(loaded)
-    loaded.partial_fit(*made("exponential", N, 7))
+    loaded.partial_fit(*skewed_data("exponential", N, 7))
     assert transform_of(loaded) == facts
     assert error(loaded) < 1.5 * before
     blocks = sk.KernelRegressor()
     for seed in range(2):
-        blocks.partial_fit(*made("exponential", N, seed))
+        blocks.partial_fit(*skewed_data("exponential", N, seed))
     assert transform_of(blocks) is None
-    asked = sk.KernelRegressor(target_transform="log")
+    requested = sk.KernelRegressor(target_transform="log")
     for seed in range(2):
-        asked.partial_fit(*made("exponential", N, seed))
-    assert error(asked) < error(blocks)
+        requested.partial_fit(*skewed_data("exponential", N, seed))
+    assert error(requested) < error(blocks)
     with pytest.raises(DataError, match="targets of at least 0"):
-        asked.partial_fit(made("exponential", N)[0], -made("exponential", N)[1])
+        requested.partial_fit(skewed_data("exponential", N)[0], -skewed_data("exponential", N)[1])
 
 
-def test_a_run_of_a_version_without_it(tmp_path: Path) -> None:
+def test_run_of_older_version_is_loaded(tmp_path: Path) -> None:
     """Check a record without the setting, and a setup without the arrays."""
     config = settings(tmp_path, **{"model.target_transform": "none"})
     finished(config, source=source())
@@ -291,8 +291,8 @@ def test_a_run_of_a_version_without_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("columns", [2, 1])
-def test_ranks_share_the_scale(columns: int, tmp_path: Path) -> None:
-    X, y = made("exponential", N)
+def test_ranks_share_log_scale(columns: int, tmp_path: Path) -> None:
+    X, y = skewed_data("exponential", N)
     store = str(tmp_path / "train.zarr")
     ingest(X, store, y=y, chunk_mb=100 * 12 / 2**20)
     changes = {"data.train": store, "run.precision": "float64", "solver.block_size": 100}
@@ -300,14 +300,14 @@ def test_ranks_share_the_scale(columns: int, tmp_path: Path) -> None:
     over = {"run.ranks": 2, "run.center_ranks": columns}
     two = finished(settings(tmp_path / "two", **changes, **over))
     assert two.meta["setup"]["target_transform"] == one.meta["setup"]["target_transform"]
-    fresh = made("exponential", 200, 1)[0].astype(np.float64)
+    fresh = skewed_data("exponential", 200, 1)[0].astype(np.float64)
     found = [sk.load(tmp_path / name).predict(fresh) for name in ("one", "two")]
     np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
 
 
 @pytest.mark.slow
-def test_a_search_decides_once() -> None:
-    X, y = made("exponential", N)
+def test_search_chooses_log_scale_once() -> None:
+    X, y = skewed_data("exponential", N)
     tuned = sk.tune(
         X, y, estimator=sk.KernelRegressor(random_state=0), kernels=["laplace"],
         ridges=[1e-4, 1e-2], refine=0, refit=True,
@@ -320,26 +320,26 @@ def test_a_search_decides_once() -> None:
 
 
 @pytest.mark.slow
-def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def said(*words: object) -> str:
-        code, out = run_command([str(word) for word in words]), capsys.readouterr()
+def test_commands_show_log_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def output_of(*arguments: object) -> str:
+        code, out = run_command([str(word) for word in arguments]), capsys.readouterr()
         assert code == 0, out.err
         return out.out
 
-    X, y = made("exponential", N)
+    X, y = skewed_data("exponential", N)
     ingest(X, str(tmp_path / "train.zarr"), y=y)
-    fresh = made("exponential", 100, 1)[0]
+    fresh = skewed_data("exponential", 100, 1)[0]
     pd.DataFrame(fresh).to_csv(tmp_path / "new.csv", index=False)
     run = tmp_path / "run"
-    said("train", "--train", tmp_path / "train.zarr", "--run-dir", run)
-    facts = json.loads(said("info", run, "--json"))["solver"]["target_transform"]
+    output_of("train", "--train", tmp_path / "train.zarr", "--run-dir", run)
+    facts = json.loads(output_of("info", run, "--json"))["solver"]["target_transform"]
     assert set(facts) == {"unit", "gain", "error_ratio"}
-    assert "log scale (unit " in said("info", run)
-    said("report", run, "--out", tmp_path / "report.html")
+    assert "log scale (unit " in output_of("info", run)
+    output_of("report", run, "--out", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "squared error of left-out rows" in page
     assert "squared errors of the logarithms" in page  # in the note of the training loss
-    said("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
+    output_of("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
     values = pd.read_csv(tmp_path / "out.csv").iloc[:, -1].to_numpy()
     np.testing.assert_allclose(values, sk.load(run).predict(fresh), rtol=1e-2)
 
@@ -347,8 +347,8 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 # -- refusals -------------------------------------------------------------------------------------
 
 
-def test_targets_below_zero_are_refused() -> None:
-    X, y = made("exponential", N)
+def test_negative_targets_are_refused() -> None:
+    X, y = skewed_data("exponential", N)
     y[7] = -3
     with pytest.raises(DataError, match=r"targets of at least 0, but row 7 has -3"):
         sk.KernelRegressor(target_transform="log").fit(X, y)
@@ -358,16 +358,16 @@ def test_targets_below_zero_are_refused() -> None:
 
 @pytest.mark.parametrize("given", [{"target_transform": "log"}, {"loss": "poisson"}])
 @pytest.mark.parametrize("apart", ["calibrate", "early_stopping"])
-def test_a_refused_row_has_the_number_of_the_user(given: dict[str, Any], apart: str) -> None:
+def test_refused_row_has_the_users_number(given: dict[str, Any], apart: str) -> None:
     """Check also rows behind those that are set aside."""
-    X, y = made("exponential", N)
+    X, y = skewed_data("exponential", N)
     y[577] = -3
     with pytest.raises(DataError, match=r"row 577 has -3"):
         sk.KernelRegressor(**given, random_state=0, **{apart: True}).fit(X, y)
 
 
-def test_a_refused_row_of_a_store_has_the_number_of_its_input(tmp_path: Path) -> None:
-    X, y = made("exponential", N)
+def test_refused_row_of_a_store_has_its_input_number(tmp_path: Path) -> None:
+    X, y = skewed_data("exponential", N)
     y[577] = -3
     ingest(X, str(tmp_path / "train.zarr"), y=y)
     with pytest.raises(DataError, match=r"row 577 has -3"):
@@ -375,8 +375,8 @@ def test_a_refused_row_of_a_store_has_the_number_of_its_input(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_row_below_zero_that_no_sample_has_is_no_error() -> None:
-    X, y = made("exponential", 3000)
+def test_negative_target_outside_sample_disables_log_scale_silently() -> None:
+    X, y = skewed_data("exponential", 3000)
     y[1234] = -3
     model = sk.KernelRegressor(
         "laplace", bandwidth=2.0, n_centers=200, solver="block", calibrate=False
@@ -385,7 +385,7 @@ def test_a_row_below_zero_that_no_sample_has_is_no_error() -> None:
 
 
 def test_other_losses_and_classes_are_refused(tmp_path: Path) -> None:
-    X, y = made("exponential", N)
+    X, y = skewed_data("exponential", N)
     with pytest.raises(ConfigError, match=r"needs the squared error, not loss='huber'"):
         sk.KernelRegressor(target_transform="log", loss="huber").fit(X, y)
     labels = ArraySource(X, np.arange(N) % 2, classes=("a", "b"))
@@ -395,7 +395,7 @@ def test_other_losses_and_classes_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_weights_on_another_scale_are_refused(tmp_path: Path) -> None:
-    X, y = made("exponential", N)
+    X, y = skewed_data("exponential", N)
     for name, transform in (("log", "log"), ("none", "none")):
         fitted(solver="block", run_dir=tmp_path / name, target_transform=transform)
     for start, given, match in (
@@ -409,7 +409,7 @@ def test_weights_on_another_scale_are_refused(tmp_path: Path) -> None:
             ).fit(X, y)  # fmt: skip
 
 
-def test_a_continued_run_cannot_change_the_scale(tmp_path: Path) -> None:
+def test_continued_run_cannot_change_log_scale(tmp_path: Path) -> None:
     finished(settings(tmp_path / "a"), source=source())
     given = {"source": source(), "continues": tmp_path / "a"}
     for changes, match in (
@@ -420,9 +420,9 @@ def test_a_continued_run_cannot_change_the_scale(tmp_path: Path) -> None:
             finished(settings(tmp_path / "b", **changes), **given)
 
 
-def test_predictions_are_bounded_by_all_targets_in_memory_and_by_none_that_others_follow() -> None:
+def test_predictions_are_bounded_by_the_largest_target() -> None:
     """Check a few rows with the largest targets, which are not among the sampled rows."""
-    X, y = made("exponential", 3000)
+    X, y = skewed_data("exponential", 3000)
     y = y.copy()
     X[:5], y[:5] = X[:5] + 8, 300 * y.max()
     model = sk.KernelRegressor(target_transform="log", metric="none", random_state=0).fit(X, y)

@@ -17,7 +17,7 @@ from streamkern.losses.base import Loss
 from streamkern.losses.errors import Quantile
 from streamkern.train.train import Result
 from tests.losses.own_losses import Distance, LogCosh
-from tests.runs import CLASSES, assert_a_stop_leaves_no_trace, finished, opened, settings
+from tests.runs import CLASSES, assert_resume_gives_same_bits, finished, opened, settings
 
 N, P, BANDWIDTH = 200, 40, 3.0
 RNG = np.random.default_rng(4)
@@ -100,7 +100,7 @@ def gap(result: Result, ridge: float, w: np.ndarray | None = None) -> float:
 @pytest.mark.parametrize(
     ("loss", "block_size", "epochs"), [*((loss, P, 400) for loss in LOSSES), ("log_loss", 20, 1000)]
 )
-def test_block_ends_at_the_least_penalised_loss(loss: str, block_size: int, epochs: int) -> None:
+def test_block_reaches_minimum_of_penalised_loss(loss: str, block_size: int, epochs: int) -> None:
     overrides = {"solver.block_size": block_size, "solver.ridge": 1e-2, "solver.average": False}
     assert -1e-7 < gap(trained(loss, "block", epochs, **overrides), 1e-2) < 0.01
 
@@ -110,14 +110,14 @@ def test_block_ends_at_the_least_penalised_loss(loss: str, block_size: int, epoc
     [(loss, {"model.n_centers": "auto"}) for loss in LOSSES]
     + [("log_loss", {"model.features": "nystrom"})],
 )
-def test_sgd_ends_at_the_least_penalised_loss(loss: str, model: dict[str, Any]) -> None:
+def test_sgd_reaches_minimum_of_penalised_loss(loss: str, model: dict[str, Any]) -> None:
     overrides = model | {"solver.ridge": 1e-2, "solver.average": False}
     assert -1e-7 < gap(trained(loss, "sgd", 400, **overrides), 1e-2) < 0.01
 
 
 @pytest.mark.parametrize("solver", ["eigenpro1", "eigenpro2"])
 @pytest.mark.parametrize("loss", ["squared_hinge", "expectile"])
-def test_eigenpro_on_all_rows_reaches_the_loss_0(solver: str, loss: str) -> None:
+def test_eigenpro_on_all_rows_reaches_zero_loss(solver: str, loss: str) -> None:
     overrides = LOW_RANK | {
         "model.n_centers": "auto",
         "model.bandwidth": 0.3,
@@ -128,7 +128,7 @@ def test_eigenpro_on_all_rows_reaches_the_loss_0(solver: str, loss: str) -> None
 
 @pytest.mark.parametrize("solver", ["eigenpro3", "eigenpro4"])
 @pytest.mark.parametrize("loss", ["log_loss", "huber", "absolute_error"])
-def test_eigenpro_between_centers_falls_near_the_least_loss(solver: str, loss: str) -> None:
+def test_eigenpro_on_centers_approaches_least_loss(solver: str, loss: str) -> None:
     """Check the fixed point of a damped projection, which for squares is .015 or .1 from the
     minimum."""
     overrides = LOW_RANK | {"model.bandwidth": 1.0, "data.batch_size": 40}
@@ -138,7 +138,7 @@ def test_eigenpro_between_centers_falls_near_the_least_loss(solver: str, loss: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct", "falkon"])
-def test_a_resumed_run_ends_with_the_same_bits(solver: str, tmp_path: Path) -> None:
+def test_resumed_run_ends_with_same_bits(solver: str, tmp_path: Path) -> None:
     """Check the ramp of a quantile, which becomes narrower with the rows that were seen."""
     options = {
         "solver.name": solver, "model.loss": "quantile", "model.quantile": 0.8,
@@ -147,10 +147,10 @@ def test_a_resumed_run_ends_with_the_same_bits(solver: str, tmp_path: Path) -> N
         LOW_RANK | {"solver.period": 3} if solver == "eigenpro4" else {"model.n_centers": "auto"}
     )  # fmt: skip
     source = sk.ArraySource(X.astype(np.float32), VALUES)
-    assert_a_stop_leaves_no_trace(tmp_path, (1, 7, 13), options, source)
+    assert_resume_gives_same_bits(tmp_path, (1, 7, 13), options, source)
 
 
-def test_the_parameters_of_a_loss_follow_from_the_noise_not_from_the_targets() -> None:
+def test_loss_parameters_depend_on_noise() -> None:
     """Compare with the block solver, although the noise is not needed for a ridge."""
     quiet = np.sin(2 * X[:, 0]) + 0.01 * RNG.standard_normal(N)
     deltas = [
@@ -164,7 +164,7 @@ def test_the_parameters_of_a_loss_follow_from_the_noise_not_from_the_targets() -
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_direct_reaches_the_least_penalised_loss(loss: str) -> None:
+def test_direct_reaches_minimum_of_penalised_loss(loss: str) -> None:
     result = trained(loss, "direct", 30, **{"solver.ridge": 1e-2, "data.batch_size": 70})
     assert -1e-9 < gap(result, 1e-2) < 1e-5
     assert result.ended is not None
@@ -173,7 +173,7 @@ def test_direct_reaches_the_least_penalised_loss(loss: str) -> None:
 
 @pytest.mark.parametrize("ridge", [1e-2, 1e-4])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_falkon_reaches_the_least_penalised_loss(loss: str, ridge: float) -> None:
+def test_falkon_reaches_minimum_of_penalised_loss(loss: str, ridge: float) -> None:
     result = trained(loss, "falkon", 120, **{"solver.ridge": ridge, "data.batch_size": 70})
     assert -1e-8 < gap(result, ridge) < 1e-5
     assert result.ended is not None
@@ -181,7 +181,7 @@ def test_falkon_reaches_the_least_penalised_loss(loss: str, ridge: float) -> Non
     assert result.epochs < (30 if ridge == 1e-2 else 100)
 
 
-def test_falkon_in_float32_ends_where_direct_does() -> None:
+def test_falkon_in_float32_equals_direct() -> None:
     shared = {"solver.ridge": 1e-3, "run.precision": "exact"}
     values = [
         trained("huber", solver, 40, **shared).model.values(X) for solver in ("falkon", "direct")
@@ -190,7 +190,7 @@ def test_falkon_in_float32_ends_where_direct_does() -> None:
 
 
 @pytest.mark.parametrize("features", ["nystrom", "fourier"])
-def test_direct_on_features_is_the_slow_solver_at_its_end(features: str) -> None:
+def test_direct_on_features_equals_converged_slow_solver(features: str) -> None:
     fourier = {"model.kernel": "gaussian", "model.n_features": P, "model.n_centers": "auto"}
     options = {"model.features": features, "solver.ridge": 1e-2, "solver.average": False} | (
         fourier if features == "fourier" else {}
@@ -203,7 +203,7 @@ def test_direct_on_features_is_the_slow_solver_at_its_end(features: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["direct", "falkon"])
-def test_a_step_that_went_too_far_is_taken_back(solver: str) -> None:
+def test_overshooting_step_is_undone(solver: str) -> None:
     """Check that the weights of the model never have a larger loss than those of an earlier
     pass."""
     options = {"model.quantile": 0.99, "solver.ridge": 1e-6, "model.n_centers": 150}
@@ -215,7 +215,7 @@ def test_a_step_that_went_too_far_is_taken_back(solver: str) -> None:
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon"])
-def test_newton_steps_weigh_their_rows(solver: str) -> None:
+def test_newton_steps_weight_their_rows(solver: str) -> None:
     weights = np.arange(N) % 5 / 2.0  # of mean 1
     config = settings(**{
         "solver.name": solver, "model.loss": "huber", "solver.ridge": 1e-2, "data.epochs": 20,
@@ -227,7 +227,7 @@ def test_newton_steps_weigh_their_rows(solver: str) -> None:
 
 
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct", "falkon"])
-def test_several_quantiles_of_one_target_are_several_outputs(solver: str) -> None:
+def test_several_quantiles_are_several_outputs(solver: str) -> None:
     rng = np.random.default_rng(3)
     y = np.sin(2 * X[:, 0]) + rng.standard_normal(N)
     model = sk.KernelRegressor(
@@ -239,7 +239,7 @@ def test_several_quantiles_of_one_target_are_several_outputs(solver: str) -> Non
     np.testing.assert_allclose((y[:, None] <= F).mean(axis=0), [0.2, 0.8], atol=0.1)
 
 
-def test_other_solvers_than_block_refuse_ranks_and_partial_fit() -> None:
+def test_non_block_solvers_refuse_ranks_and_partial_fit() -> None:
     with pytest.raises(sk.ConfigError, match=r"with run.ranks=2 by solver.name='block' alone"):
         opened(sk.ArraySource(X, VALUES), **{
             "model.loss": "huber", "solver.name": "eigenpro4", "run.ranks": 2,
@@ -254,9 +254,7 @@ def test_other_solvers_than_block_refuse_ranks_and_partial_fit() -> None:
 
 @pytest.mark.parametrize("solver", ["direct", "falkon"])
 @pytest.mark.parametrize("loss", [LogCosh(), Distance()])
-def test_newton_steps_take_a_loss_of_ones_own_without_its_curvatures(
-    loss: Loss, solver: str
-) -> None:
+def test_newton_uses_bound_of_user_loss(loss: Loss, solver: str) -> None:
     """Check that its bound leads slowly to the minimum of the block solver."""
     Y = np.column_stack([VALUES, VALUES[::-1]])
     shared = {
@@ -274,7 +272,7 @@ def test_newton_steps_take_a_loss_of_ones_own_without_its_curvatures(
     np.testing.assert_allclose(*values, atol=1e-3)
 
 
-def test_the_ridge_of_quantiles_is_that_of_the_minimum_for_direct() -> None:
+def test_direct_chooses_quantile_ridge_at_the_minimum() -> None:
     """Check that it differs from that of "block", which ends before the minimum, and predicts
     better."""
     rng = np.random.default_rng(8)
@@ -297,7 +295,7 @@ def test_the_ridge_of_quantiles_is_that_of_the_minimum_for_direct() -> None:
 
 @pytest.mark.parametrize("loss", ["huber", "quantile", "poisson", "gamma"])
 @pytest.mark.parametrize(("bandwidth", "ridge"), [(6.0, 1e-3), (6.0, 1e-5), (20.0, 1e-5)])
-def test_newton_steps_in_float32_end_near_the_minimum_with_a_wide_kernel(
+def test_float32_newton_with_wide_kernel_approaches_minimum(
     loss: str, bandwidth: float, ridge: float
 ) -> None:
     """Check a K(Z, Z) whose rounding errors are larger than most of its eigenvalues."""

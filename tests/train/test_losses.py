@@ -13,7 +13,7 @@ from sklearn.metrics import mean_pinball_loss
 import streamkern as sk
 from streamkern.losses.losses import saved_loss
 from tests.losses.own_losses import LogCosh
-from tests.runs import CLASSES, assert_a_stop_leaves_no_trace, finished, settings, stopped
+from tests.runs import CLASSES, assert_resume_gives_same_bits, finished, settings, stopped
 
 N, P = 200, 40
 RNG = np.random.default_rng(4)
@@ -42,7 +42,7 @@ def source(name: str) -> sk.ArraySource:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantile", [0.05, 0.5, 0.9])
-def test_quantiles_of_uneven_noise_are_found(quantile: float) -> None:
+def test_quantiles_of_heteroscedastic_noise_are_found(quantile: float) -> None:
     """Compare with boosting, and check the share of rows below them."""
     rng = np.random.default_rng(1)
     X = rng.standard_normal((4000, 2)).astype(np.float32)
@@ -59,7 +59,7 @@ def test_quantiles_of_uneven_noise_are_found(quantile: float) -> None:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("name", ["huber", "absolute_error"])
-def test_outliers_hardly_move_a_robust_model(name: str) -> None:
+def test_outliers_barely_affect_robust_model(name: str) -> None:
     rng = np.random.default_rng(2)
     X = rng.standard_normal((2000, 3)).astype(np.float32)
     truth = np.sin(2 * X[:, 0]) + X[:, 1]
@@ -76,13 +76,13 @@ def test_outliers_hardly_move_a_robust_model(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["quantile", "huber", "squared_hinge", "tests.losses.own_losses:Distance"]
 )
-def test_a_resumed_run_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_resumed_run_ends_with_same_bits(name: str, tmp_path: Path) -> None:
     overrides = of_loss(name, **{"model.n_centers": P})
-    result = assert_a_stop_leaves_no_trace(tmp_path, (5,), overrides, source(name))
+    result = assert_resume_gives_same_bits(tmp_path, (5,), overrides, source(name))
     assert result.model.loss is not None
 
 
-def test_a_run_is_not_resumed_with_another_function_of_the_same_name(tmp_path: Path) -> None:
+def test_resume_refuses_changed_user_loss(tmp_path: Path) -> None:
     def of_factor(factor: float) -> Any:
         class Mine(LogCosh):
             def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
@@ -100,7 +100,7 @@ def test_a_run_is_not_resumed_with_another_function_of_the_same_name(tmp_path: P
     finished(of_factor(0.9), source=rows)
 
 
-def test_quantiles_of_rows_that_repeat_are_those_of_their_targets() -> None:
+def test_quantiles_of_repeated_rows_are_those_of_their_targets() -> None:
     """Check that they are not those of the means of equal rows, from which the noise is
     estimated."""
     rng = np.random.default_rng(1)
@@ -111,14 +111,14 @@ def test_quantiles_of_rows_that_repeat_are_those_of_their_targets() -> None:
     np.testing.assert_allclose(shares, 0.9, atol=0.06)
 
 
-def test_targets_without_noise_are_learned() -> None:
+def test_noise_free_targets_are_learned() -> None:
     y = np.sin(X[:, 0])
     assert sk.KernelRegressor(loss="absolute_error").fit(X, y).score(X, y) > 0.999
     few = sk.KernelRegressor(loss="huber").fit(X[:20], X[:20, 0])
     assert few.score(X[:20], X[:20, 0]) > 0.9
 
 
-def test_classes_that_a_line_separates_do_not_look_like_a_diverging_hinge() -> None:
+def test_separable_classes_are_not_divergence() -> None:
     for seed in range(6):
         rows = np.random.default_rng(seed).standard_normal((200, 2))
         model = sk.KernelClassifier(loss="squared_hinge").fit(rows, rows[:, 0] > 0)
@@ -126,19 +126,19 @@ def test_classes_that_a_line_separates_do_not_look_like_a_diverging_hinge() -> N
 
 
 @pytest.mark.parametrize("quantile", [0.1, 0.9])
-def test_a_target_that_is_constant_does_not_look_like_divergence(quantile: float) -> None:
+def test_constant_target_is_not_divergence(quantile: float) -> None:
     Y = np.column_stack([VALUES, np.full(N, 2e6)])
     F = sk.KernelRegressor(loss="quantile", quantile=quantile).fit(X, Y).predict(X)
     np.testing.assert_allclose(F[:, 1], 2e6, rtol=1e-9)
     assert np.ptp(F[:, 0]) > 1
 
 
-def test_without_an_intercept_a_quantile_is_made_of_kernels_alone() -> None:
+def test_quantile_without_intercept_is_fitted_by_kernels() -> None:
     model = sk.KernelRegressor(loss="quantile", quantile=0.9, fit_intercept=False, n_centers=P)
     assert not model.fit(X, 5 + VALUES).intercept_.any()
 
 
-def test_early_stopping_watches_the_loss() -> None:
+def test_early_stopping_uses_the_loss() -> None:
     """Check an outer quantile, whose loss rises while the error of the mean falls."""
     model = sk.KernelRegressor(
         loss="quantile", quantile=0.95, n_centers=P, early_stopping=True, n_iter_no_change=3,
@@ -150,7 +150,7 @@ def test_early_stopping_watches_the_loss() -> None:
     assert f"those of pass {best + 1}" in model.report_["ended"]
 
 
-def test_evaluations_have_the_figure_of_the_loss(tmp_path: Path) -> None:
+def test_evaluations_include_loss_metric(tmp_path: Path) -> None:
     model = sk.KernelRegressor(loss="quantile", quantile=0.8, n_centers=P, run_dir=tmp_path / "run")
     model.fit(X, VALUES)
     sk.ingest_store(X, tmp_path / "rows.zarr", y=VALUES)
@@ -165,7 +165,7 @@ def test_evaluations_have_the_figure_of_the_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "says"),
+    ("parameters", "message"),
     [
         ({"loss": "huber", "quantile": 0.5}, "quantile=0.5 is not used by loss='huber'"),
         (
@@ -185,11 +185,11 @@ def test_evaluations_have_the_figure_of_the_loss(tmp_path: Path) -> None:
         ({"loss": "huber", "solver": "direct", "epochs": 1}, "whose first epoch takes no step"),
     ],
 )
-def test_wrong_settings_are_refused(parameters: dict[str, Any], says: str) -> None:
-    with pytest.raises(sk.ConfigError, match=says):
+def test_invalid_settings_are_refused(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(sk.ConfigError, match=message):
         sk.KernelRegressor(**parameters).fit(X, VALUES)
 
 
-def test_a_loss_of_values_is_refused_for_classes() -> None:
+def test_regression_loss_is_refused_for_classes() -> None:
     with pytest.raises(sk.ConfigError, match="is for values, but the targets are classes"):
         sk.KernelClassifier(loss="huber").fit(X, LABELS)

@@ -1,4 +1,4 @@
-"""Runs of other losses than squares that several ranks share end where one rank does."""
+"""Check that runs of other losses over several ranks equal those of one process."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(folder / targets.get(name, "values")) for name in LOSSES}
 
 
-def settings(store: str, place: Path, name: str, rows: int, columns: int) -> Any:
+def settings(store: str, location: Path, name: str, rows: int, columns: int) -> Any:
     grid = runs.grid(rows, columns)
-    return runs.settings(store, place, **SMALL | LOSSES[name] | grid | {"data.test": store})
+    return runs.settings(store, location, **SMALL | LOSSES[name] | grid | {"data.test": store})
 
 
 @pytest.mark.slow
@@ -62,13 +62,13 @@ def settings(store: str, place: Path, name: str, rows: int, columns: int) -> Any
     ("log_loss", 1, 2), ("log_loss", 2, 1), ("log_loss", 2, 2), ("quantile", 3, 1),
     ("quantile", 1, 3), ("huber", 2, 1), ("huber", 1, 2), ("poisson", 2, 1), ("gamma", 3, 1),
 ])  # fmt: skip
-def test_the_run_is_that_of_one_rank(
+def test_run_over_ranks_equals_one_process(
     stores: dict[str, str], tmp_path: Path, name: str, rows: int, columns: int
 ) -> None:
     one = train(settings(stores[name], tmp_path / "one", name, 1, 1))
     config = settings(stores[name], tmp_path / "many", name, rows, columns)
     ended, *_ = runs.on_ranks(rows * columns, config)
-    weights, expected = (runs.alpha(tmp_path / place) for place in ("many", "one"))
+    weights, expected = (runs.alpha(tmp_path / location) for location in ("many", "one"))
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
     assert ended["metrics"].keys() == one.metrics.keys()
     assert all(abs(ended["metrics"][k] - v) < 1e-10 for k, v in one.metrics.items())
@@ -82,7 +82,7 @@ def without_known_rows(*args: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(("name", "rows"), [("poisson", 2), ("gamma", 1)])
-def test_a_log_link_whose_centers_are_partitioned_is_that_of_one_rank(
+def test_log_link_with_partitioned_centers_equals_one_process(
     stores: dict[str, str], tmp_path: Path, name: str, rows: int
 ) -> None:
     """Compare with a rank that does not know the targets of the centers, because no rank has all of
@@ -91,7 +91,7 @@ def test_a_log_link_whose_centers_are_partitioned_is_that_of_one_rank(
         patched.setattr(assemble, "choose_centers", without_known_rows)
         train(settings(stores[name], tmp_path / "one", name, 1, 1))
     runs.on_ranks(2 * rows, settings(stores[name], tmp_path / "many", name, rows, 2))
-    weights, expected = (runs.alpha(tmp_path / place) for place in ("many", "one"))
+    weights, expected = (runs.alpha(tmp_path / location) for location in ("many", "one"))
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
@@ -99,7 +99,7 @@ def test_a_log_link_whose_centers_are_partitioned_is_that_of_one_rank(
 @pytest.mark.parametrize(("name", "rows", "columns"), [
     ("gamma", 2, 1), ("gamma", 2, 2), ("poisson", 3, 1)
 ])  # fmt: skip
-def test_the_limit_of_a_step_is_that_of_all_ranks(
+def test_step_limit_is_shared_by_all_ranks(
     stores: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     name: str, rows: int, columns: int,
 ) -> None:  # fmt: skip
@@ -131,7 +131,7 @@ def test_the_limit_of_a_step_is_that_of_all_ranks(
     runs.on_ranks(rows * columns, many, str(tmp_path / "old"))
     assert len(factors) == rows * columns * n_steps
     assert sum(factor < 1 for factor in factors) == rows * columns * n_limited
-    weights, expected = (runs.alpha(tmp_path / place) for place in ("many", "one"))
+    weights, expected = (runs.alpha(tmp_path / location) for location in ("many", "one"))
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
 
 
@@ -141,16 +141,16 @@ def test_the_limit_of_a_step_is_that_of_all_ranks(
     ("squared_error", "log_loss"), ("log_loss", "log_loss"), ("squared_error", "quantile"),
     ("quantile", "quantile"), ("poisson", "poisson"),
 ])  # fmt: skip
-def test_a_continued_run_is_that_of_one_rank(
+def test_continued_run_over_ranks_equals_one_process(
     stores: dict[str, str], tmp_path: Path, old: str, name: str
 ) -> None:
     """Check starts from the same loss and from squares, with two ranks for the centers."""
-    store, places = stores[name], [tmp_path / place for place in ("old", "one", "many")]
+    store, places = stores[name], [tmp_path / location for location in ("old", "one", "many")]
     before = settings(store, places[0], name, 1, 1)
     train(before if old == name else before.with_overrides(SQUARES))
     train(settings(store, places[1], name, 1, 1), continues=places[0])
     runs.on_ranks(2, settings(store, places[2], name, 1, 2), str(places[0]))
-    weights, expected = (runs.alpha(place) for place in places[:0:-1])
+    weights, expected = (runs.alpha(location) for location in places[:0:-1])
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
@@ -159,12 +159,13 @@ def test_a_continued_run_is_that_of_one_rank(
 @pytest.mark.parametrize(("name", "rows", "columns"), [
     ("log_loss", 1, 2), ("quantile", 2, 1), ("huber", 2, 2), ("poisson", 2, 2)
 ])  # fmt: skip
-def test_a_stopped_run_goes_on_to_the_same_bits(
+def test_stopped_run_resumes_to_same_bits(
     stores: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     name: str, rows: int, columns: int,
 ) -> None:  # fmt: skip
     calm, parts = (
-        settings(stores[name], tmp_path / place, name, rows, columns) for place in ("calm", "parts")
+        settings(stores[name], tmp_path / location, name, rows, columns)
+        for location in ("calm", "parts")
     )
     runs.on_ranks(rows * columns, calm)
     with monkeypatch.context() as patched:
@@ -175,7 +176,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     np.testing.assert_array_equal(runs.alpha(tmp_path / "parts"), runs.alpha(tmp_path / "calm"))
 
 
-def test_plan_counts_what_it_counts_for_squares(stores: dict[str, str], tmp_path: Path) -> None:
+def test_plan_counts_the_same_as_for_squared_error(stores: dict[str, str], tmp_path: Path) -> None:
     """Check that the arrays of a loss replace the residuals."""
     lines = []
     for changes in ({}, SQUARES):

@@ -1,4 +1,4 @@
-"""A run over several ranks ends where a run of one does, and goes on with any number of them."""
+"""Check that a run over several ranks equals that of one process, and resumes with any number."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(2000, 5)).astype(np.float32)
     y = np.where(np.sin(2 * X[:, 0]) + X[:, 1] > 0, "yes", "no")
-    place = str(tmp_path_factory.mktemp("ranks") / "store.zarr")
-    ingest(X, place, y=y, chunk_mb=16 * 20 / 2**20)
-    return place
+    path = str(tmp_path_factory.mktemp("ranks") / "store.zarr")
+    ingest(X, path, y=y, chunk_mb=16 * 20 / 2**20)
+    return path
 
 
 def settings(store: str, run_dir: Path, **changes: Any) -> RunConfig:
     """Return a run of two epochs in batches of 150, in three blocks."""
-    asked = {
+    options = {
         "data.train": store, "data.epochs": 2, "data.test": store, "run.run_dir": str(run_dir),
         "run.threads": 1, "run.accelerator": "none", "run.ranks": 2, "run.precision": "float64",
         "model.n_centers": 120, "model.kernel": "laplace", "model.bandwidth": 2.0,
         "solver.block_size": 40, "data.batch_size": 150, "solver.ridge": 1e-5,
         "run.checkpoint_every": 5, "run.keep_checkpoints": 20, "run.calibrate": False,
     }  # fmt: skip
-    return RunConfig().with_overrides(asked | changes)
+    return RunConfig().with_overrides(options | changes)
 
 
 def over(size: int, config: RunConfig) -> list[Any]:
@@ -75,8 +75,8 @@ def regridded(before: int, then: int) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    said = f"resumed with other ranks: ranks: was {before}, now {then}; same to rounding only"
-    assert {str(each.message) for each in caught} == ({said} if before != then else set())
+    message = f"resumed with other ranks: ranks: was {before}, now {then}; same to rounding only"
+    assert {str(each.message) for each in caught} == ({message} if before != then else set())
 
 
 FALKON = {"solver.name": "falkon", "solver.block_size": "auto", "data.epochs": 4}
@@ -105,7 +105,7 @@ EIGENPRO = {
     {"run.calibrate": True},
     {"data.batch_size": 1999},  # and then 1, for all of them
 ])  # fmt: skip
-def test_the_run_is_that_of_one_rank(
+def test_run_over_ranks_equals_one_process(
     store: str, tmp_path: Path, size: int, changes: dict[str, Any]
 ) -> None:
     """Check that all ranks have equal bits, and compare the metrics."""
@@ -134,7 +134,7 @@ def test_the_run_is_that_of_one_rank(
     (2, 1, {}), (3, 2, {}), (2, 2, {}), (2, 3, FALKON), (2, 2, FALKON), (3, 2, EIGENPRO),
     (2, 2, DIRECT), (2, 1, DIRECT),
 ])  # fmt: skip
-def test_it_goes_on_with_any_number(
+def test_run_resumes_with_any_number_of_ranks(
     store: str, tmp_path: Path, before: int, then: int, changes: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -158,7 +158,7 @@ def test_it_goes_on_with_any_number(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [1, 2])
-def test_a_run_that_has_ended_starts_no_ranks(
+def test_finished_run_starts_no_ranks(
     store: str, tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that its metrics are those of the present test data, as with one rank, and that no bit
@@ -179,7 +179,7 @@ def test_a_run_that_has_ended_starts_no_ranks(
 
 
 @pytest.mark.full
-def test_any_number_goes_on_from_any_other(
+def test_every_number_of_ranks_resumes_every_other(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Resume 1 to 4 ranks in the middle with 1 to 4 ranks: the samples are the same, and with the
@@ -196,20 +196,20 @@ def test_any_number_goes_on_from_any_other(
             over(before, half)
         stop_rank0_after(1000, monkeypatch)
         for then in sizes:
-            place = tmp_path / f"{before} {then}"
-            shutil.copytree(tmp_path / f"{before} half", place)
+            path = tmp_path / f"{before} {then}"
+            shutil.copytree(tmp_path / f"{before} half", path)
             with regridded(before, then):
-                found = over(then, settings(store, place, **small))
+                found = over(then, settings(store, path, **small))
             assert {each["samples"] for each in found} == {2000}
             atol = 1e-11 * (before != then)
-            np.testing.assert_allclose(alpha(place), ends[then], rtol=0, atol=atol)
+            np.testing.assert_allclose(alpha(path), ends[then], rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("changes", [
     {"solver.name": "sgd", "solver.ridge": "auto", "solver.block_size": "auto"},
     {**DIRECT, "run.center_ranks": 2},
 ])  # fmt: skip
-def test_a_solver_that_ranks_can_not_share_starts_none(
+def test_unsupported_solver_starts_no_ranks(
     store: str, tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(over_ranks, "local_cluster", None)
@@ -220,7 +220,7 @@ def test_a_solver_that_ranks_can_not_share_starts_none(
 
 
 @pytest.mark.slow
-def test_what_is_kept_of_ranks_that_are_lost(store: str, tmp_path: Path) -> None:
+def test_lost_ranks_leave_setup_or_checkpoint(store: str, tmp_path: Path) -> None:
     """Check that nothing is kept before the setup exists, and only the setup before the first
     checkpoint."""
     config = settings(store, tmp_path / "run", **FALKON)
@@ -240,7 +240,7 @@ def test_what_is_kept_of_ranks_that_are_lost(store: str, tmp_path: Path) -> None
     assert [event["kept"] for event in events] == ["nothing", "setup", "checkpoint"]
 
 
-def test_ranks_need_a_setup(store: str, tmp_path: Path) -> None:
+def test_ranks_require_a_setup(store: str, tmp_path: Path) -> None:
     """Check that one of them computes the setup beforehand, if they cannot compute it together."""
     (tmp_path / "run").mkdir()
     config = settings(store, tmp_path / "run", **FALKON)
@@ -249,7 +249,7 @@ def test_ranks_need_a_setup(store: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_with_less_memory_have_the_sizes_of_the_first(store: str, tmp_path: Path) -> None:
+def test_ranks_with_less_memory_use_sizes_of_rank_0(store: str, tmp_path: Path) -> None:
     """Check that ranks do not choose different sizes."""
     left = {"solver.name": "block", "solver.block_size": "auto", "model.n_centers": 1000}
     config = settings(store, tmp_path / "run", **left)
@@ -268,7 +268,7 @@ def test_ranks_with_less_memory_have_the_sizes_of_the_first(store: str, tmp_path
 
 
 @pytest.mark.slow
-def test_the_log_names_the_slowest_rank(
+def test_log_names_the_slowest_rank(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check the rank for which the others wait."""
@@ -302,7 +302,7 @@ def test_the_log_names_the_slowest_rank(
     ).startswith("3 ranks, slowest 1, waiting ")
 
 
-def test_sums_over_rows_are_saved_as_often_as_asked_for(store: str, tmp_path: Path) -> None:
+def test_accumulated_sums_are_saved_on_schedule(store: str, tmp_path: Path) -> None:
     """Check any number of steps between their collection."""
     changes = FALKON | {"run.checkpoint_every": 5, "data.epochs": 2}
     over(2, settings(store, tmp_path / "run", **changes))
@@ -310,7 +310,7 @@ def test_sums_over_rows_are_saved_as_often_as_asked_for(store: str, tmp_path: Pa
     assert steps == [5, 10, 15, 20, 25, 28]  # of 14 a pass, and at the end
 
 
-def test_ranks_of_this_machine_share_its_memory(store: str, tmp_path: Path) -> None:
+def test_local_ranks_share_memory(store: str, tmp_path: Path) -> None:
     """Check runs with memory "auto"."""
     budgets = []
     for changes in (
@@ -335,7 +335,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two")
-def test_there_is_a_rank_for_each() -> None:
+def test_each_gpu_gets_one_rank() -> None:
     """Check that each device has one rank."""
     found = with_rank_count(of_ranks(ranks="gpus"))
     assert (found.run.ranks, found.run.device) == (2, "gpu")
@@ -345,7 +345,7 @@ def test_there_is_a_rank_for_each() -> None:
 
 
 @pytest.mark.usefixtures("two")
-def test_a_gpu_is_not_shared() -> None:
+def test_gpu_is_not_shared_between_ranks() -> None:
     """Check also that no GPU is taken that the settings do not name."""
     for given in (of_ranks(ranks=3), of_ranks(ranks=2, device="gpu:1")):
         with pytest.raises(ConfigError, match=r"and this machine has 2; give run\.ranks='gpus'"):
@@ -358,14 +358,14 @@ def test_a_gpu_is_not_shared() -> None:
             with_rank_count(given, on_cluster=elsewhere)
 
 
-def test_without_any_there_is_a_sentence(
+def test_missing_gpus_give_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Check the error of Python and of the command."""
     monkeypatch.setattr(over_ranks, "gpu_count", lambda: 0)
     monkeypatch.setattr(over_ranks, "gpu_problem", lambda: "no driver")
-    words = ["train", "--train", "x.zarr", "--run-dir", "run", "--ranks", "gpus"]
-    assert main.run_command(words) == 2
+    arguments = ["train", "--train", "x.zarr", "--run-dir", "run", "--ranks", "gpus"]
+    assert main.run_command(arguments) == 2
     assert (
         "--ranks gpus needs a GPU, but none was found: no driver; give a number"
         in capsys.readouterr().err
@@ -379,7 +379,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_messages_of_ranks_are_shown_once() -> None:
+def test_rank_messages_are_shown_once() -> None:
     stream, seen, saved = io.StringIO(), list[dict[str, Any]](), {"kept": "checkpoint"}
     news = RankEventHandler(Line(stream), seen.append)
     with warnings.catch_warnings(record=True) as warned:
@@ -403,7 +403,7 @@ def test_messages_of_ranks_are_shown_once() -> None:
         for begins in ("the run begins its first pass again", "the setup begins again")
     ]
     assert [str(each.message) for each in warned] == ["the same", few, lost, lost, stopping, *new]
-    for said in ({"line": "half"}, {"line": ""}, {"evaluation": {"step": 3}}):
-        news({"event": "message", "rank": 0, "message": said})
+    for message in ({"line": "half"}, {"line": ""}, {"evaluation": {"step": 3}}):
+        news({"event": "message", "rank": 0, "message": message})
     assert stream.getvalue() == "streamkern: half\n"
     assert seen == [{"step": 3}]

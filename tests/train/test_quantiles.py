@@ -11,7 +11,7 @@ from sklearn.metrics import mean_pinball_loss
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError
-from tests.runs import assert_a_stop_leaves_no_trace
+from tests.runs import assert_resume_gives_same_bits
 
 LEVELS = [0.05, 0.5, 0.95]
 RNG = np.random.default_rng(7)
@@ -46,7 +46,7 @@ def pinball(F: Any, q: float) -> float:
 
 
 @pytest.mark.slow
-def test_each_is_as_good_as_a_model_of_its_own(fitted: sk.KernelRegressor) -> None:
+def test_each_quantile_equals_separate_model(fitted: sk.KernelRegressor) -> None:
     F = fitted.predict(X[HELD_OUT])
     assert F.shape == (1000, 3)
     for k, q in enumerate(LEVELS):
@@ -54,13 +54,13 @@ def test_each_is_as_good_as_a_model_of_its_own(fitted: sk.KernelRegressor) -> No
         assert pinball(F[:, k], q) < 1.03 * pinball(alone.predict(X[HELD_OUT]), q)
 
 
-def test_they_do_not_cross_anywhere(fitted: sk.KernelRegressor) -> None:
+def test_quantiles_never_cross(fitted: sk.KernelRegressor) -> None:
     """Check also rows far away from the data."""
     everywhere = RNG.uniform(-9, 9, (5000, 2)).astype(np.float32)
     assert (np.diff(fitted.predict(everywhere), axis=1) >= 0).all()
 
 
-def test_calibration_makes_the_interval_hold_as_many_as_it_says(
+def test_calibrated_interval_has_coverage(
     calibrated: sk.KernelRegressor,
 ) -> None:
     values, ends = calibrated.predict(X[HELD_OUT], interval=0.9)
@@ -75,14 +75,14 @@ def test_calibration_makes_the_interval_hold_as_many_as_it_says(
     assert figures["pinball_loss"] == pytest.approx(np.mean(of_each))
 
 
-def test_the_intercept_has_the_shifts(calibrated: sk.KernelRegressor) -> None:
+def test_intercept_includes_shifts(calibrated: sk.KernelRegressor) -> None:
     with calibrated._model() as kernel_model:
         kernel_model.calibration = kernel_model.loss = None  # which shift and order
         plain = kernel_model.values(X) - kernel_model.targets.mean
     assert calibrated.predict(X) == pytest.approx(np.sort(plain + calibrated.intercept_, axis=1))
 
 
-def test_a_quantile_alone_is_calibrated_as_well() -> None:
+def test_single_quantile_is_calibrated() -> None:
     alone = model(quantile=0.9, calibrate=True, epochs=1, n_centers=20, bandwidth="auto").fit(
         X[FIT], Y[FIT]
     )
@@ -91,7 +91,7 @@ def test_a_quantile_alone_is_calibrated_as_well() -> None:
         alone.predict(X, interval=0.9)
 
 
-def test_too_few_rows_for_a_quantile_leave_it_as_it_is() -> None:
+def test_too_few_rows_leave_quantile_uncalibrated() -> None:
     few = model(quantile=[0.01, 0.5], calibrate=True, epochs=1)
     with pytest.warns(
         UserWarning, match="quantile 0.01 is not calibrated, because 30 calibration rows"
@@ -102,11 +102,11 @@ def test_too_few_rows_for_a_quantile_leave_it_as_it_is() -> None:
     assert shifts[1] != 0
 
 
-@pytest.mark.parametrize("place", ["fitted", "calibrated"])
-def test_a_saved_model_predicts_the_same(
-    place: str, request: pytest.FixtureRequest, tmp_path: Path
+@pytest.mark.parametrize("location", ["fitted", "calibrated"])
+def test_saved_model_predicts_the_same(
+    location: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    trained = request.getfixturevalue(place)
+    trained = request.getfixturevalue(location)
     trained.save(tmp_path / "model")
     loaded = sk.load(tmp_path / "model")
     assert np.array_equal(loaded.predict(X), trained.predict(X))
@@ -122,14 +122,14 @@ def test_tables_name_the_quantiles(fitted: sk.KernelRegressor, tmp_path: Path) -
     assert list(frame.predict(X[:2]).columns) == ["value_q0.05", "value_q0.5", "value_q0.95"]
 
 
-def test_some_of_them_can_be_had(fitted: sk.KernelRegressor) -> None:
+def test_subset_of_quantiles_can_be_predicted(fitted: sk.KernelRegressor) -> None:
     F = fitted.predict(X[:5])
     assert np.array_equal(fitted.predict(X[:5], quantiles=[0.95, 0.5]), F[:, [2, 1]])
     with pytest.raises(ConfigError, match="must be among the quantiles that the model was"):
         fitted.predict(X, quantiles=[0.9])
 
 
-def test_a_list_of_one_is_a_column() -> None:
+def test_list_of_one_quantile_is_one_column() -> None:
     one = model(quantile=[0.5], epochs=1, n_centers=20).fit(X[FIT], Y[FIT])
     assert one.predict(X).shape == (3000, 1)
 
@@ -143,24 +143,24 @@ def test_rows_may_come_from_a_store(tmp_path: Path) -> None:
     assert trained._evaluated(store)["coverage"] > 0.7
 
 
-def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_killed_run_ends_with_same_bits(tmp_path: Path) -> None:
     overrides = {"solver.name": "block", "model.loss": "quantile", "model.quantile": LEVELS}
-    assert_a_stop_leaves_no_trace(tmp_path, (3,), overrides, sk.ArraySource(X[:200], Y[:200]))
+    assert_resume_gives_same_bits(tmp_path, (3,), overrides, sk.ArraySource(X[:200], Y[:200]))
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_the_same_quantiles(tmp_path: Path) -> None:
+def test_continued_run_keeps_quantiles(tmp_path: Path) -> None:
     """Check that a continued run and a warm start begin with the same outputs, and improve them."""
-    place = str(tmp_path / "run")
-    first = model(epochs=1, n_centers=50, run_dir=place).fit(X[FIT], Y[FIT])
-    warm = model(epochs=2, n_centers=50, warm_start=place).fit(X[FIT], Y[FIT])
+    path = str(tmp_path / "run")
+    first = model(epochs=1, n_centers=50, run_dir=path).fit(X[FIT], Y[FIT])
+    warm = model(epochs=2, n_centers=50, warm_start=path).fit(X[FIT], Y[FIT])
     before, after = (each._evaluated(X[FIT], Y[FIT])["pinball_loss"] for each in (first, warm))
     assert after < before
     blocks = model(epochs=1, n_centers=50, ridge=1e-6).partial_fit(X[:1000], Y[:1000])
     assert blocks.partial_fit(X[1000:2000], Y[1000:2000]).predict(X).shape == (3000, 3)
 
 
-def test_expectiles_are_several_as_well() -> None:
+def test_several_expectiles_are_supported() -> None:
     trained = model(loss="expectile", epochs=2).fit(X[FIT], Y[FIT])
     F = trained.predict(X[HELD_OUT])
     assert (np.diff(F, axis=1) >= 0).all()
@@ -169,7 +169,7 @@ def test_expectiles_are_several_as_well() -> None:
     assert (tilt * e).mean(axis=0) == pytest.approx(np.zeros(3), abs=0.05)  # the first-order rule
 
 
-def test_what_has_no_meaning_is_refused(fitted: sk.KernelRegressor) -> None:
+def test_unsupported_combinations_are_refused(fitted: sk.KernelRegressor) -> None:
     with pytest.raises(ConfigError, match="several quantiles, which are for a single target"):
         model().fit(X, np.column_stack([Y, Y]))
     with pytest.raises(ConfigError, match="increasing list of such numbers"):

@@ -1,4 +1,4 @@
-"""Ranks that share out the centers of a run: it ends where one does, and goes on on any grid."""
+"""Check that ranks which partition the centers equal one process, and resume on any grid."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ FALKON = {"solver.name": "falkon", "solver.block_size": "auto", "data.epochs": 3
     (2, 2, FALKON),
     (1, 3, FALKON | {"solver.ridge": 0.0}),
 ])  # fmt: skip
-def test_the_run_is_that_of_one_rank(
+def test_run_on_rank_grid_equals_one_process(
     store: str, tmp_path: Path, rows: int, columns: int, changes: dict[str, Any]
 ) -> None:
     """Compare also the metrics, which all ranks evaluate together."""
@@ -96,42 +96,44 @@ THENS = {(2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)]}
     (EIGENPRO | {"solver.projection": "resident"}, {(2, 2): [(2, 2), (2, 1)]}),
     (FALKON, THENS),
 ])  # fmt: skip
-def test_any_grid_goes_on_from_any_other(
+def test_run_resumes_on_any_grid(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any], thens: dict[tuple[int, int], list[tuple[int, int]]],
 ) -> None:  # fmt: skip
     """Resume a stopped run, with temporary centers where the solver has some; on the same grid, the
     bits are equal."""
-    asked = SMALL | changes
+    options = SMALL | changes
     first = next(iter(thens))
-    runs.on_ranks(math.prod(first), runs.settings(store, tmp_path / "calm", **asked | grid(*first)))
+    runs.on_ranks(
+        math.prod(first), runs.settings(store, tmp_path / "calm", **options | grid(*first))
+    )
     end = runs.alpha(tmp_path / "calm")
     for before, afterwards in thens.items():
-        place = tmp_path / f"{before}"
-        config = runs.settings(store, place, **asked | grid(*before))
+        path = tmp_path / f"{before}"
+        config = runs.settings(store, path, **options | grid(*before))
         with monkeypatch.context() as patched:
             runs.stop_rank0_after(4, patched)
             with pytest.raises(TrainingInterrupted, match="and saved"):
                 runs.on_ranks(math.prod(before), config)
-        saved = RunDirectory(place, writable=False)
+        saved = RunDirectory(path, writable=False)
         # Of FALKON, which gathers its sums there, at the next step with a checkpoint of its own.
         assert saved.steps() == [3, 6 if changes == FALKON else 4]
         if "solver.period" in changes:
             stopped_at = newest(saved)
             assert len(stopped_at.arrays["points"]) == stopped_at.meta["state"]["n_pending"] == 64
         for then in afterwards:
-            again = Path(shutil.copytree(place, tmp_path / f"{before} {then}"))
-            runs.on_ranks(math.prod(then), runs.settings(store, again, **asked | grid(*then)))
+            again = Path(shutil.copytree(path, tmp_path / f"{before} {then}"))
+            runs.on_ranks(math.prod(then), runs.settings(store, again, **options | grid(*then)))
             atol = 1e-12 * (not first == before == then)
             np.testing.assert_allclose(runs.alpha(again), end, rtol=0, atol=atol)
 
 
-def test_a_rank_has_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
+def test_rank_holds_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
     """Check that a rank has half of all arrays with a row for each center, and half of the factors,
     as rows, with a setup that the ranks compute or read."""
     config = runs.settings(store, tmp_path / "run", **SMALL | grid(1, 2))
 
-    def held(trainer: Trainer) -> dict[str, int]:
+    def bytes_held(trainer: Trainer) -> dict[str, int]:
         solver: Any = trainer.steps.solver
         arrays, state = trainer.steps.assembled.arrays, trainer.steps.state
         state_rows = {f"state {k}": len(a) for k, a in solver.arrays(state).items()}
@@ -142,7 +144,7 @@ def test_a_rank_has_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
             "own memory": solver.Z.right.base is None,
         }  # fmt: skip
 
-    for found in of_ranks(config, 2, held) + of_ranks(config, 2, held):
+    for found in of_ranks(config, 2, bytes_held) + of_ranks(config, 2, bytes_held):
         assert found.pop("H") < 0.5 * 400
         assert found.pop("own memory")
         assert found.pop("G.0") == 10
@@ -166,15 +168,15 @@ def of_ranks(config: RunConfig, size: int, look: Callable[[Trainer], T]) -> list
 
 
 @pytest.mark.parametrize("projection", ["exact", "resident", "inexact"])
-def test_eigenpro_has_a_part_of_centers_and_temporary_ones(
+def test_eigenpro_rank_holds_a_part_of_all_centers(
     store: str, tmp_path: Path, projection: str
 ) -> None:
     """Check that other arrays with a row for each of these are divided, except the sample, and that
     the plan counts them."""
-    asked = SMALL | EIGENPRO | {"solver.projection": projection, "solver.period": 10}
-    config = runs.settings(store, tmp_path / "run", **asked | grid(2, 2))
+    options = SMALL | EIGENPRO | {"solver.projection": projection, "solver.period": 10}
+    config = runs.settings(store, tmp_path / "run", **options | grid(2, 2))
 
-    def held(trainer: Trainer) -> None:
+    def bytes_held(trainer: Trainer) -> None:
         solver: Any = trainer.steps.solver
         pending, inner = trainer.steps.state.pending, solver.projection
         lines = dict(line[1:] for line in trainer.run.buffers.lines if line[0] == "train")
@@ -197,16 +199,16 @@ def test_eigenpro_has_a_part_of_centers_and_temporary_ones(
         else:
             assert inner.K is None
 
-    of_ranks(config, 4, held)
+    of_ranks(config, 4, bytes_held)
 
 
-def test_falkon_has_a_part_of_centers_and_of_the_preconditioner(store: str, tmp_path: Path) -> None:
+def test_falkon_rank_holds_a_part_of_the_preconditioner(store: str, tmp_path: Path) -> None:
     """Check that the rows of the preconditioner are divided among all ranks, also if the ranks
     divide the batches alone."""
     for shape in ((2, 2), (4, 1)):
         config = runs.settings(store, tmp_path / f"{shape}", **SMALL | FALKON | grid(*shape))
 
-        def held(trainer: Trainer) -> int:
+        def bytes_held(trainer: Trainer) -> int:
             solver: Any = trainer.steps.solver
             pending, n = trainer.steps.state.pending, 60 // shape[1]  # noqa: B023
             assert len(trainer.steps.assembled.arrays["Z"]) == len(solver.Z) == n
@@ -215,17 +217,17 @@ def test_falkon_has_a_part_of_centers_and_of_the_preconditioner(store: str, tmp_
             assert solver.H.nbytes <= lines["preconditioner H, this rank's stripe"] == 15 * 60 * 8
             return len(solver.H)
 
-        assert sum(of_ranks(config, 4, held)) == 60
+        assert sum(of_ranks(config, 4, bytes_held)) == 60
 
 
-def test_plan_counts_a_part(store: str, tmp_path: Path) -> None:
+def test_plan_counts_the_part_of_a_rank(store: str, tmp_path: Path) -> None:
     """Check the part of a rank in the steps, and in the centers of the setup."""
     size = {"model.n_centers": 400, "solver.block_size": 100, "solver.ridge": 0.0}
     counted = []
     for rows, columns in ((2, 1), (1, 2)):
         run = open_run(runs.settings(store, tmp_path / "run", **size | grid(rows, columns)))
         run.backend.close()
-        lines = {(phase, what): size for phase, what, size in run.buffers.lines}
+        lines = {(phase, buffer_name): size for phase, buffer_name, size in run.buffers.lines}
         counted.append((lines, run.problem.prepared_row_bytes))
     (by_rows, point), (by_centers, _) = counted
     assert by_rows["always", "centers"] == 400 * point
@@ -234,14 +236,14 @@ def test_plan_counts_a_part(store: str, tmp_path: Path) -> None:
     assert by_centers["setup", "this rank's stripe of the raw centers"] == 200 * 4 * 8
     assert by_centers["setup", "centers of one block"] == 100 * point
     assert by_centers["train", "this rank's part of the centers"] == 200 * point
-    for what in ("weights learned from the sample", "sketches of the leverage"):
-        assert by_centers["train", what] == by_rows["train", what] / 2
-        assert by_centers["setup", what] == by_rows["setup", what] / 2
-    what = "block factors H"
-    assert by_centers["train", what] == by_rows["train", what] == 400 * 100 * 8 / 2
+    for buffer_name in ("weights learned from the sample", "sketches of the leverage"):
+        assert by_centers["train", buffer_name] == by_rows["train", buffer_name] / 2
+        assert by_centers["setup", buffer_name] == by_rows["setup", buffer_name] / 2
+    buffer_name = "block factors H"
+    assert by_centers["train", buffer_name] == by_rows["train", buffer_name] == 400 * 100 * 8 / 2
 
 
-@pytest.mark.parametrize(("changes", "said"), [
+@pytest.mark.parametrize(("changes", "message"), [
     ({"run.ranks": 3}, r"run\.center_ranks=2 must divide run\.ranks=3"),
     ({"run.ranks": 1}, r"run\.center_ranks=2 must divide run\.ranks=1"),
     (
@@ -249,11 +251,11 @@ def test_plan_counts_a_part(store: str, tmp_path: Path) -> None:
         "centers of solver='direct'.*'eigenpro4'",
     ),
 ])  # fmt: skip
-def test_what_can_not_be_shared_out_is_refused(
-    store: str, tmp_path: Path, changes: dict[str, Any], said: str
+def test_unsupported_partition_is_refused(
+    store: str, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     """Check that nothing is written before."""
     config = runs.settings(store, tmp_path / "run", **grid(1, 2) | changes)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         prepare_run(config)
     assert not (tmp_path / "run").exists()

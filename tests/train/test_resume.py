@@ -1,4 +1,4 @@
-"""A run stopped or killed anywhere, and resumed, ends with the bits of one that was not."""
+"""Check that a run stopped or killed anywhere resumes with the same bits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ from streamkern.stream.sources.transforms import GaussianNoise, MixUp
 from streamkern.train import trainer as train_module
 from streamkern.train.train import train
 from tests.conftest import MakeZarr
-from tests.faults import tree
 from tests.runs import (
     CLASSES,
     METHODS,
@@ -61,8 +60,9 @@ from tests.runs import (
     shorten_windows,
     stopped,
     stream,
-    whole_life,
+    train_to_end,
 )
+from tests.store_damage import tree
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def small_world(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def undisturbed(method: str) -> tuple[dict[str, Array], Checkpoint]:
+def uninterrupted_run(method: str) -> tuple[dict[str, Array], Checkpoint]:
     """Return the final arrays of a run of `method`, and the checkpoint of the step before."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
@@ -82,7 +82,7 @@ def undisturbed(method: str) -> tuple[dict[str, Array], Checkpoint]:
 
 def uninterrupted(method: str) -> dict[str, Array]:
     """Return the final arrays of a run of `method`."""
-    return undisturbed(method)[0]
+    return uninterrupted_run(method)[0]
 
 
 # -- stopped between two steps --------------------------------------------------------------------
@@ -91,7 +91,7 @@ def uninterrupted(method: str) -> dict[str, Array]:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
-def test_stops_at_chosen_steps_leave_no_trace(method: str, tmp_path: Path) -> None:
+def test_stops_at_chosen_steps_change_no_bit(method: str, tmp_path: Path) -> None:
     """Stop twice in an epoch, inside a period, between epochs, and before the last step."""
     config = settings(tmp_path / "run", **METHODS[method])
     for step in (1, 2, 7, 11, STEPS - 1):
@@ -101,7 +101,7 @@ def test_stops_at_chosen_steps_leave_no_trace(method: str, tmp_path: Path) -> No
     assert_same_bits(final(tmp_path / "run"), uninterrupted(method))
     # Before the end as well, where a window is open and everything else that will matter later.
     arrays, scalars = checkpoint(tmp_path / "run", STEPS - 1)
-    expected, expected_scalars = undisturbed(method)[1]
+    expected, expected_scalars = uninterrupted_run(method)[1]
     assert len(expected["window"]) == (STEPS - 1) % 4
     assert_same_bits(arrays, expected)
     assert scalars == expected_scalars
@@ -110,7 +110,7 @@ def test_stops_at_chosen_steps_leave_no_trace(method: str, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("method", ["eigenpro4", "blocks"])
-def test_a_stop_after_any_step_leaves_no_trace(method: str, tmp_path: Path) -> None:
+def test_stop_after_any_step_changes_no_bit(method: str, tmp_path: Path) -> None:
     for step in range(1, STEPS):
         config = settings(tmp_path / str(step), **METHODS[method])
         stopped(config, step, source=stream(method))
@@ -118,7 +118,7 @@ def test_a_stop_after_any_step_leaves_no_trace(method: str, tmp_path: Path) -> N
         assert_same_bits(final(tmp_path / str(step)), uninterrupted(method))
 
 
-def test_pending_centers_are_part_of_a_checkpoint(tmp_path: Path) -> None:
+def test_checkpoint_contains_temporary_centers(tmp_path: Path) -> None:
     """Step 11 of periods of 3 is inside one: two batches wait for their projection."""
     stopped(settings(tmp_path, **METHODS["eigenpro4"]), 11, source=stream())
     saved = newest(tmp_path)
@@ -127,7 +127,9 @@ def test_pending_centers_are_part_of_a_checkpoint(tmp_path: Path) -> None:
     assert len(saved.arrays["points"]) == saved.meta["state"]["n_pending"]
 
 
-def test_kernel_recomputed_per_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputed_kernel_blocks_change_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Check keep=False, which follows from a small memory."""
     candidates = BlockMethod.candidates
 
@@ -156,16 +158,14 @@ def test_kernel_recomputed_per_block(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
     ids=lambda changes: ", ".join(changes),
 )
-def test_what_a_resume_may_change_changes_no_bit(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_free_at_resume_change_no_bit(changes: dict[str, Any], tmp_path: Path) -> None:
     config = settings(tmp_path, **METHODS["blocks"])
     stopped(config, 5, source=stream())
     finished(config.with_overrides(changes), source=stream(), test=array_source(10, 5))
     assert_same_bits(final(tmp_path), uninterrupted("blocks"))
 
 
-def test_sizes_are_those_of_the_first_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_keeps_sizes_of_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that memory "auto" on a machine with less of it does not change batches or blocks."""
     auto = {"run.memory": "auto", "data.batch_size": "auto"}
     finished(settings(tmp_path / "plain", **auto), source=stream())
@@ -184,7 +184,7 @@ def test_sizes_are_those_of_the_first_start(
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
-def test_back_to_an_older_checkpoint(tmp_path: Path) -> None:
+def test_resume_from_older_checkpoint_gives_same_bits(tmp_path: Path) -> None:
     """Damage the newest checkpoint; the one before leads to the same end."""
     config = settings(tmp_path, **METHODS["eigenpro4"], **{"run.checkpoint_every": 2})
     stopped(config, 7, source=stream())
@@ -194,7 +194,7 @@ def test_back_to_an_older_checkpoint(tmp_path: Path) -> None:
     assert_same_bits(newest(tmp_path).arrays, uninterrupted("eigenpro4"))
 
 
-def test_a_store_resumed_from_where_it_was_moved_to(tmp_path: Path) -> None:
+def test_moved_store_resumes(tmp_path: Path) -> None:
     X, y = arrays()
     ingest(X, tmp_path / "a.zarr", y=y, chunk_mb=0.001)
     scaled = {
@@ -237,16 +237,18 @@ def _run_and_wait(run_dir: Path, at: int, conn: Any) -> None:
     ],
     ids=["TERM", "INT", "the second TERM is not waited for"],
 )
-def test_signals(signals: list[signal.Signals], exit_code: int, steps: int, tmp_path: Path) -> None:
+def test_signals_save_and_exit(
+    signals: list[signal.Signals], exit_code: int, steps: int, tmp_path: Path
+) -> None:
     ours, theirs = multiprocessing.Pipe()
-    life = process(_run_and_wait, tmp_path, 5, theirs)
+    child = process(_run_and_wait, tmp_path, 5, theirs)
     assert ours.poll(60)
     for number in signals:
-        os.kill(life.pid, number)
+        os.kill(child.pid, number)
         time.sleep(0.05)  # two at once would be delivered as one
     ours.send("go on")
-    life.join(60)
-    assert life.exitcode == exit_code
+    child.join(60)
+    assert child.exitcode == exit_code
     assert latest_step(tmp_path) == steps
     finished(settings(tmp_path, **METHODS["blocks"]), source=stream())
     assert_same_bits(final(tmp_path), uninterrupted("blocks"))
@@ -278,24 +280,22 @@ def evaluated(run_dir: Path) -> RunConfig:
     return settings(run_dir, **METHODS["blocks"], **{"run.evaluate_every": 5})
 
 
-def test_the_losses_of_a_run_are_the_same_wherever_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_do_not_depend_on_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check windows of 4 steps: 14 steps are 3 windows and a rest, and an epoch has 7."""
     for module in ("guard", "progress"):
         monkeypatch.setattr(f"streamkern.train.loop.{module}.WINDOW", 4)
-    whole = finished(settings(), source=stream())
-    assert (len(whole.losses), whole.epochs) == (2, 2)
+    full = finished(settings(), source=stream())
+    assert (len(full.losses), full.epochs) == (2, 2)
     config = settings(tmp_path / "run")
     for step in (3, 8):
         stopped(config, step, source=stream())
     for _ in range(2):
         result = finished(config, source=stream())
-        assert (result.losses, result.epochs) == (whole.losses, 2)
+        assert (result.losses, result.epochs) == (full.losses, 2)
     # Nor does it take a log.
     config = settings(tmp_path / "mute", **{"run.log": False})
     stopped(config, 6, source=stream())
-    assert finished(config, source=stream()).losses == whole.losses
+    assert finished(config, source=stream()).losses == full.losses
 
 
 @pytest.mark.slow
@@ -303,24 +303,24 @@ def test_the_losses_of_a_run_are_the_same_wherever_it_was_stopped(
     ("waits_in", "steps"),
     [((1, 1), [5, 5]), ((2, 1, 2), [10, 10, 14]), ((3, 1, 1), [14, 14, 14])],
 )
-def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
+def test_interrupted_evaluation_is_repeated_after_resume(
     waits_in: tuple[int, ...], steps: list[int], tmp_path: Path
 ) -> None:
     """Send signals during these evaluations, which each process counts."""
-    whole = finished(evaluated(tmp_path / "w"), source=stream(), test=array_source(40, 5))
+    full = finished(evaluated(tmp_path / "w"), source=stream(), test=array_source(40, 5))
     found = []
     for count in waits_in:
         ours, theirs = multiprocessing.Pipe()
-        life = process(_evaluate_and_wait, tmp_path / "run", count, theirs)
+        child = process(_evaluate_and_wait, tmp_path / "run", count, theirs)
         assert ours.poll(60)
-        os.kill(life.pid, signal.SIGTERM)
+        os.kill(child.pid, signal.SIGTERM)
         ours.send("go on")
-        life.join(60)
-        assert life.exitcode == 75
+        child.join(60)
+        assert child.exitcode == 75
         found.append(latest_step(tmp_path / "run"))
     assert found == steps
     result = finished(evaluated(tmp_path / "run"), source=stream(), test=array_source(40, 5))
-    assert (result.metrics, result.history) == (whole.metrics, whole.history)
+    assert (result.metrics, result.history) == (full.metrics, full.history)
     key = f"checkpoints/{STEPS:012d}.json"
     resumed, at_once = (load_checkpoint(open_folder(tmp_path / name), key) for name in ("run", "w"))
     assert_same_bits(resumed.arrays, at_once.arrays)
@@ -360,17 +360,19 @@ def uncompiled(run_dir: Path, method: str, **overrides: Any) -> RunConfig:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("method", METHODS)
-def test_killed_in_the_middle_of_passes(method: str, tmp_path: Path) -> None:
+def test_kill_within_passes_changes_no_bit(method: str, tmp_path: Path) -> None:
     """Kill in the first pass and, after a resume, in the second, both times inside a period."""
-    survived(tmp_path, method, _die_in_step, method)
+    assert_kill_changes_no_bit(tmp_path, method, _die_in_step, method)
 
 
-def survived(folder: Path, method: str, die: Any, given: Any, **settings: Any) -> None:
+def assert_kill_changes_no_bit(
+    folder: Path, method: str, die: Any, given: Any, **settings: Any
+) -> None:
     """Kill a run twice by `die(run_dir, given, step)`, and compare it with an undisturbed one."""
     for at, published in ((5, 4), (11, 10)):
-        life = process(die, folder / "run", given, at)
-        life.join(60)
-        assert life.exitcode == -signal.SIGKILL
+        child = process(die, folder / "run", given, at)
+        child.join(60)
+        assert child.exitcode == -signal.SIGKILL
         assert latest_step(folder / "run") == published
     for name in ("run", "plain"):
         finished(uncompiled(folder / name, method, **settings), source=stream(method))
@@ -403,19 +405,19 @@ INEXACT = "eigenpro3, inexact"
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("batch", ["auto", 1, 7, 60])
-def test_killed_in_an_inexact_projection(batch: str | int, tmp_path: Path) -> None:
+def test_kill_within_inexact_projection_changes_no_bit(batch: str | int, tmp_path: Path) -> None:
     settings = {"solver.projection_batch": batch}
-    survived(tmp_path, INEXACT, _die_in_projection, settings, **settings)
+    assert_kill_changes_no_bit(tmp_path, INEXACT, _die_in_projection, settings, **settings)
 
 
-def _die_when(run_dir: Path, method: str, what: str, moment: str) -> None:
+def _die_when(run_dir: Path, method: str, document: str, moment: str) -> None:
     """Run a process that kills itself before or after the rename that publishes `what`, or while it
     writes the file."""
     shorten_windows()
     rename, write_arrays = os.replace, checkpoint_format._write_arrays
 
     def replace_and_die(source: Any, target: Any) -> None:
-        if Path(target).name != what:
+        if Path(target).name != document:
             rename(source, target)
             return
         if moment == "after":
@@ -423,7 +425,7 @@ def _die_when(run_dir: Path, method: str, what: str, moment: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def write_half_and_die(folder: Any, group: str, checked: Any) -> dict[str, list[Any]]:
-        if what.startswith(group.rpartition("/")[2]):
+        if document.startswith(group.rpartition("/")[2]):
             names = sorted(checked)
             write_arrays(folder, group, {name: checked[name] for name in names[: len(names) // 2]})
             os.kill(os.getpid(), signal.SIGKILL)
@@ -440,15 +442,15 @@ def _die_when(run_dir: Path, method: str, what: str, moment: str) -> None:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("moment", ["inside", "before", "after"])
-@pytest.mark.parametrize("what", ["setup.json", "000000000008.json"])
-def test_killed_while_saving(what: str, moment: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("document", ["setup.json", "000000000008.json"])
+def test_kill_while_saving_changes_no_bit(document: str, moment: str, tmp_path: Path) -> None:
     method = "eigenpro4"
-    life = process(_die_when, tmp_path, method, what, moment)
-    life.join(60)
-    assert life.exitcode == -signal.SIGKILL
+    child = process(_die_when, tmp_path, method, document, moment)
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
     published = {"inside": 4, "before": 4, "after": 8}[moment]
-    assert latest_step(tmp_path) == (0 if what == "setup.json" else published)
-    assert (tmp_path / "setup.json").exists() == (what != "setup.json" or moment == "after")
+    assert latest_step(tmp_path) == (0 if document == "setup.json" else published)
+    assert (tmp_path / "setup.json").exists() == (document != "setup.json" or moment == "after")
     finished(settings(tmp_path, **METHODS[method]), source=stream(method))
     assert_same_bits(final(tmp_path), uninterrupted(method))
     leftovers = [p.name for p in (tmp_path / "checkpoints").iterdir() if "tmp" in p.name]
@@ -459,22 +461,22 @@ def test_killed_while_saving(what: str, moment: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "method", ["blocks", "eigenpro4", "eigenpro3, inexact", "direct", "falkon"]
 )
-def test_random_kills(method: str, tmp_path: Path) -> None:
+def test_random_kills_change_no_bit(method: str, tmp_path: Path) -> None:
     draw = random.Random(method)
     codes = []
     for _ in range(3):
         config = settings(tmp_path, **METHODS[method], **{"run.checkpoint_every": 1})
-        life = process(whole_life, config, method)
+        child = process(train_to_end, config, method)
         time.sleep(draw.uniform(0.05, 1.0))
-        life.kill()
-        life.join(60)
-        codes.append(life.exitcode)
+        child.kill()
+        child.join(60)
+        codes.append(child.exitcode)
     assert set(codes) <= {0, -signal.SIGKILL}
     finished(settings(tmp_path, **METHODS[method]), source=stream(method))
     assert_same_bits(final(tmp_path), uninterrupted(method))
 
 
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+def test_second_writer_is_refused(tmp_path: Path) -> None:
     def on_evaluation(record: dict[str, Any]) -> None:
         with pytest.raises(RunLockedError, match=f"process {os.getpid()}"):
             finished(config, source=stream())
@@ -535,7 +537,7 @@ def changed_content() -> Source:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_changed_run_is_refused_and_left_alone(
+def test_changed_run_is_refused_without_writing(
     change: dict[str, Any], named: str, half_done: Path
 ) -> None:
     before = tree(half_done)
@@ -572,14 +574,14 @@ class Shift:
         return {"kind": "shift", "by": (self.by, np.float64(self.by))}
 
 
-def test_a_description_with_tuples_is_no_change(tmp_path: Path) -> None:
+def test_tuples_in_descriptions_equal_lists(tmp_path: Path) -> None:
     stopped(settings(tmp_path), 5, source=array_source(transforms=[Shift(2.0)]))
     with pytest.raises(ResumeMismatchError, match="transforms"):
         finished(settings(tmp_path), source=array_source(transforms=[Shift(1.0)]))
     finished(settings(tmp_path), source=array_source(transforms=[Shift(2.0)]))
 
 
-def test_foreign_stores_may_move_too(make_zarr: MakeZarr, tmp_path: Path) -> None:
+def test_foreign_store_may_be_moved(make_zarr: MakeZarr, tmp_path: Path) -> None:
     X, y = arrays()
     path = make_zarr({"X": X, "y": y}, chunk_rows=16)
     stopped(settings(tmp_path / "run"), 5, source=ZarrSource(path), test=ZarrSource(path))
@@ -597,7 +599,7 @@ class Counted(ArraySource):
         return super()._read(u, seed, epoch)
 
 
-def test_a_finished_run_returns_its_result_at_once(tmp_path: Path) -> None:
+def test_finished_run_returns_its_result_at_once(tmp_path: Path) -> None:
     def source() -> Source:
         return Counted(*arrays(), classes=CLASSES, unit_rows=16)
 
@@ -616,7 +618,7 @@ def test_a_finished_run_returns_its_result_at_once(tmp_path: Path) -> None:
     np.testing.assert_array_equal(second.order, first.order)
 
 
-def test_a_setup_that_failed_binds_nothing(tmp_path: Path) -> None:
+def test_failed_setup_does_not_bind_settings(tmp_path: Path) -> None:
     """Check a bandwidth that is too small for the setup; its remedy must work in the same run
     directory."""
     config = settings(tmp_path, **METHODS["block"])
@@ -631,7 +633,7 @@ def test_a_setup_that_failed_binds_nothing(tmp_path: Path) -> None:
 @pytest.mark.skipif(numba_problem() is not None, reason=str(numba_problem()))
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"sgd", "eigenpro1", "eigenpro2"}))
 @pytest.mark.parametrize("order", [("none", "numba"), ("numba", "none")])
-def test_a_run_goes_on_with_another_accelerator(
+def test_run_resumes_with_another_accelerator(
     order: tuple[str, str], method: str, tmp_path: Path
 ) -> None:
     """Check also a resume between two projections; the results are equal up to rounding."""
@@ -641,13 +643,13 @@ def test_a_run_goes_on_with_another_accelerator(
     stopped(first, 5, source=stream(method))
     with pytest.warns(UserWarning, match="accelerator: was"):
         finished(second, source=stream(method))
-    expected, _ = undisturbed(method)
+    expected, _ = uninterrupted_run(method)
     for name in ("alpha", "average"):
         actual = final(tmp_path)[name]
         np.testing.assert_allclose(actual, expected[name], rtol=0, atol=2e-3, err_msg=name)
 
 
-def test_other_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(tmp_path)
     stopped(config, 3, source=stream())
     stopped(config, 4, source=stream())  # the same ones: no warning, which would be an error
@@ -667,7 +669,7 @@ def test_other_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert events.count("changed") == 2
 
 
-def test_what_a_killed_save_did_not_clear_away_is_cleared_by_the_next_command(
+def test_next_command_deletes_remains_of_killed_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kill a process after its last checkpoint, before it deleted the oldest ones."""

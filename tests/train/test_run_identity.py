@@ -67,7 +67,7 @@ def written(path: Path, record: dict[str, Any], *, setup: bool = True) -> RunDir
 # -- the record -----------------------------------------------------------------------------------
 
 
-def test_a_record_is_what_json_gives_back() -> None:
+def test_run_record_roundtrips_through_json() -> None:
     laplace = get_kernel("laplace", 2.0)
     kernel = {"model.kernel": laplace, "model.bandwidth": "auto"}
     record = run_record(opened(centers=arrays(4)[0], **kernel))
@@ -79,11 +79,11 @@ def test_a_record_is_what_json_gives_back() -> None:
     assert {"streamkern", "python", "numpy", "zarr"} <= set(record["versions"])
 
 
-def test_the_same_call_has_the_same_record() -> None:
+def test_equal_calls_have_equal_records() -> None:
     assert run_record(opened()) == run_record(opened())
 
 
-def test_places_are_not_part_of_it() -> None:
+def test_paths_are_not_part_of_identity() -> None:
     """Check also that no setting that a resume may change is part of the identity."""
     plain = run_record(opened())["identity"]
     moved = opened(
@@ -93,7 +93,7 @@ def test_places_are_not_part_of_it() -> None:
 
 
 @pytest.mark.parametrize("order", ["C", "F", "strided"])
-def test_centers_count_by_their_values(order: str) -> None:
+def test_centers_are_identified_by_values(order: str) -> None:
     Z = arrays(6)[0]
     same = {"C": Z.copy(), "F": np.asfortranarray(Z), "strided": np.repeat(Z, 2, axis=0)[::2]}
     plain = run_record(opened(centers=Z))["identity"]["centers"]
@@ -108,7 +108,7 @@ def odd(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
 odd.describe = lambda: {"kind": "odd", "by": {1, 2}}  # type: ignore[attr-defined]
 
 
-def test_a_description_that_can_not_be_kept_is_named() -> None:
+def test_description_that_is_not_json_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"\['by'\] is set, not JSON"):
         run_record(opened(array_source(transforms=[odd])))
 
@@ -129,7 +129,7 @@ def test_all_differences_are_named(tmp_path: Path) -> None:
     assert "another run_dir" in text
 
 
-def test_only_a_setup_binds(tmp_path: Path) -> None:
+def test_settings_bind_after_setup_only(tmp_path: Path) -> None:
     """Check that other settings are accepted as long as nothing was computed."""
     assert recorded_run(None) is None
     assert recorded_run(RunDirectory(tmp_path / "none")) is None
@@ -144,7 +144,7 @@ def test_only_a_setup_binds(tmp_path: Path) -> None:
     assert recorded_sizes(record) == opened().sizes
 
 
-def test_only_the_model_of_a_run_by_itself_is_compared_before_its_data_are_read(
+def test_model_settings_are_compared_before_reading_data(
     tmp_path: Path,
 ) -> None:
     record, config = run_record(opened()), opened().config
@@ -161,7 +161,7 @@ def test_only_the_model_of_a_run_by_itself_is_compared_before_its_data_are_read(
 
 
 @pytest.mark.parametrize("scale", ["quantiles", "feature"])
-def test_quantile_scores_are_known_of_a_run_that_was_started(scale: str, tmp_path: Path) -> None:
+def test_quantile_scores_of_started_run_are_recorded(scale: str, tmp_path: Path) -> None:
     X, y = arrays(135)
     source = ArraySource(np.exp(3 * X), y, classes=CLASSES)  # far from normal
     stopped(settings(tmp_path / "run", **{"data.scale": scale}), 3, source=source)
@@ -170,15 +170,15 @@ def test_quantile_scores_are_known_of_a_run_that_was_started(scale: str, tmp_pat
     assert has_scores(record["identity"]["data"]) is (scale == "quantiles")
 
 
-def test_patch_features_are_known_of_a_run_that_was_started(tmp_path: Path) -> None:
+def test_patch_features_of_started_run_are_recorded(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (130, 9, 9, 1)).astype(np.uint8)
     source = ArraySource(images, rng.integers(0, 2, 130))
     with_patches = {"model.patch_features": 6, "data.scale": "auto"}
-    place = tmp_path / "run"
-    found = finished(settings(place, **with_patches), source=source).model.fixed[-1]
+    path = tmp_path / "run"
+    found = finished(settings(path, **with_patches), source=source).model.fixed[-1]
     assert isinstance(found, PatchFeatures)
-    known = recorded_patches(RunDirectory(place))
+    known = recorded_patches(RunDirectory(path))
     assert known is not None
     assert known.describe() == found.describe()
     assert recorded_patches(RunDirectory(tmp_path / "none")) is None
@@ -203,7 +203,7 @@ def changed(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:
         lambda r: changed(r, solver="other"),
     ],
 )
-def test_a_record_of_another_version_is_a_sentence(change: Any, tmp_path: Path) -> None:
+def test_record_of_another_version_gives_one_sentence(change: Any, tmp_path: Path) -> None:
     """Check a record with a right checksum and a missing or additional key, or a value of another
     type."""
     directory = written(tmp_path, change(run_record(opened())))
@@ -211,7 +211,7 @@ def test_a_record_of_another_version_is_a_sentence(change: Any, tmp_path: Path) 
         recorded_run(directory)
 
 
-def test_what_else_a_process_has_loaded_does_not_count() -> None:
+def test_additional_loaded_libraries_are_ignored() -> None:
     """Check a run that begins without scikit-learn's OpenMP and is resumed with it."""
     plain = {"device": "cpu", "numpy": "2.1", "blas": ["openblas 0.3 on 2 threads"]}
     loaded = plain | {"blas": [*plain["blas"], "openmp None  on 2 threads"]}
@@ -224,15 +224,15 @@ def test_what_else_a_process_has_loaded_does_not_count() -> None:
     assert changed_backend(plain, plain | {"device": "gpu"}) == ["device: was 'cpu', now 'gpu'"]
 
 
-@pytest.mark.parametrize("begun", [0.0, float("inf")])
-def test_a_run_goes_on_with_what_it_was_begun_with(
-    begun: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("started", [0.0, float("inf")])
+def test_resumed_run_keeps_its_accelerator(
+    started: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a version of streamkern that would choose another accelerator."""
-    monkeypatch.setattr(devices, "WORTH_COMPILING", begun)
+    monkeypatch.setattr(devices, "WORTH_COMPILING", started)
     finished(settings(tmp_path / "whole"), source=stream())
     stopped(settings(tmp_path / "run"), 9, source=stream())
-    monkeypatch.setattr(devices, "WORTH_COMPILING", float("inf") if begun == 0 else 0.0)
+    monkeypatch.setattr(devices, "WORTH_COMPILING", float("inf") if started == 0 else 0.0)
     finished(settings(tmp_path / "run"), source=stream())
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
 
@@ -250,15 +250,17 @@ def passes(config: RunConfig) -> None:
 
 
 @pytest.mark.usefixtures("one_blas_thread")
-def test_another_grid_is_said_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_rank_grid_is_reported_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rank_coordinator, "GATHER_INTERVAL_STEPS", 2)
     stop_rank0_after(2, monkeypatch)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 3)).astype(np.float32)
-    store, place = str(tmp_path / "store.zarr"), tmp_path / "run"
+    store, path = str(tmp_path / "store.zarr"), tmp_path / "run"
     ingest(X, store, y=np.sin(X[:, 0]), chunk_mb=0.001)
-    asked = {
-        "data.train": store, "data.epochs": 9, "run.run_dir": str(place), "run.threads": 1,
+    options = {
+        "data.train": store, "data.epochs": 9, "run.run_dir": str(path), "run.threads": 1,
         "run.accelerator": "none", "run.precision": "float64", "model.n_centers": 40,
         "model.kernel": "laplace", "model.bandwidth": 2.0, "solver.block_size": 20,
         "solver.name": "block", "data.batch_size": 60, "solver.ridge": 1e-5,
@@ -266,26 +268,26 @@ def test_another_grid_is_said_and_recorded(tmp_path: Path, monkeypatch: pytest.M
     }  # fmt: skip
     grids = [(2, 1), (2, 2), (2, 2)]
     configs = [
-        RunConfig().with_overrides(asked | {"run.ranks": r, "run.center_ranks": c})
+        RunConfig().with_overrides(options | {"run.ranks": r, "run.center_ranks": c})
         for r, c in grids
     ]
     with pytest.raises(TrainingInterrupted):
         passes(configs[0])
-    said = "center_ranks: was 1, now 2"
-    words = f"^resumed with other ranks: {said}; same to rounding"
-    with pytest.warns(UserWarning, match=words), pytest.raises(TrainingInterrupted):
+    message = "center_ranks: was 1, now 2"
+    pattern = f"^resumed with other ranks: {message}; same to rounding"
+    with pytest.warns(UserWarning, match=pattern), pytest.raises(TrainingInterrupted):
         passes(configs[1])
     with pytest.raises(TrainingInterrupted):
         passes(configs[2])  # the same ones as before: no warning, which would be an error
-    records, _ = RunDirectory(place, writable=False).read_log()
-    begun = [each for each in records if each["event"] in ("start", "resume")]
-    assert [(each["ranks"], each["center_ranks"]) for each in begun[-3:]] == grids
-    assert [each["what"] for each in records if each["event"] == "changed"] == [[said]]
-    found = run_overview(place)
+    records, _ = RunDirectory(path, writable=False).read_log()
+    started = [each for each in records if each["event"] in ("start", "resume")]
+    assert [(each["ranks"], each["center_ranks"]) for each in started[-3:]] == grids
+    assert [each["what"] for each in records if each["event"] == "changed"] == [[message]]
+    found = run_overview(path)
     assert (found["ranks"], found["center_ranks"]) == (2, 2)
     step = next(each["step"] for each in records if each["event"] == "changed")
-    assert found["changed"] == [f"at step {step} {said}"]
-    assert f"at step {step} {said}" in run_text(found)
+    assert found["changed"] == [f"at step {step} {message}"]
+    assert f"at step {step} {message}" in run_text(found)
 
 
 KERNEL_TABLES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -305,39 +307,39 @@ KERNEL_TABLES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", KERNEL_TABLES)
-def test_a_kernel_object_is_resumed_as_a_table(name: str, tmp_path: Path) -> None:
+def test_kernel_object_resumes_as_table(name: str, tmp_path: Path) -> None:
     """Resume a run of Python by the command line, with the same weights."""
     kernel, table = KERNEL_TABLES[name]
     X = np.random.default_rng(0).normal(size=(200, 2))
     store = str(tmp_path / "data.zarr")
     ingest(X, store, y=np.sin(X[:, 0]))
-    asked = {
+    options = {
         "data.train": store, "data.epochs": 6, "data.batch_size": 50, "run.threads": 1,
         "run.accelerator": "none", "model.n_centers": 40, "solver.name": "block",
         "run.checkpoint_every": 1,
     }  # fmt: skip
-    begun = RunConfig().with_overrides(asked | {"run.run_dir": str(tmp_path / "run")})
+    started = RunConfig().with_overrides(options | {"run.run_dir": str(tmp_path / "run")})
     test = ArraySource(X[:10], np.sin(X[:10, 0]))
-    stopped(begun.with_overrides({"model.kernel": kernel}), 10, test=test)
+    stopped(started.with_overrides({"model.kernel": kernel}), 10, test=test)
     other = {"kind": "laplace", "bandwidth": 99.0}
     remedy = rf'give its kernel, model\.kernel = {{kind = "{name}", '
     with pytest.raises(ResumeMismatchError, match=remedy):
-        finished(begun.with_overrides({"model.kernel": other}))
+        finished(started.with_overrides({"model.kernel": other}))
     with pytest.raises(ResumeMismatchError, match=r"data\.epochs: was 6, now 7; restore these"):
-        finished(begun.with_overrides({"model.kernel": table, "data.epochs": 7}))
-    resumed = finished(begun.with_overrides({"model.kernel": table}))
-    undisturbed = finished(RunConfig().with_overrides(asked | {"model.kernel": kernel}))
+        finished(started.with_overrides({"model.kernel": table, "data.epochs": 7}))
+    resumed = finished(started.with_overrides({"model.kernel": table}))
+    undisturbed = finished(RunConfig().with_overrides(options | {"model.kernel": kernel}))
     np.testing.assert_array_equal(resumed.model.weights, undisturbed.model.weights)
 
 
-def test_a_kernel_object_with_a_metric_is_given_again_in_python(tmp_path: Path) -> None:
+def test_kernel_object_with_metric_resumes_in_python(tmp_path: Path) -> None:
     """Check the remedy for such a run, which no setting in a run file describes."""
     X = np.random.default_rng(0).normal(size=(60, 2))
     kept = {"n_centers": 20, "solver": "block", "epochs": 1, "run_dir": tmp_path / "run"}
     KernelRegressor(Laplace(2.0, metric=np.eye(2)), **kept).fit(X, X[:, 0])
-    for kernel, words in (
+    for kernel, message in (
         ("laplace", "in Python by the call that began"),
         (Laplace(3.0), "restore"),
     ):
-        with pytest.raises(ResumeMismatchError, match=rf"model\.kernel: .*; .*{words}"):
+        with pytest.raises(ResumeMismatchError, match=rf"model\.kernel: .*; .*{message}"):
             KernelRegressor(kernel, **kept).fit(X, X[:, 0])

@@ -1,4 +1,4 @@
-"""The loop: what it computes, what it says, and what it leaves behind when something fails."""
+"""Check the training loop: its results, its messages, and its state after failures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import GaussianNoise, Scale, deterministic
 from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.train import pin_branches
-from tests.faults import flip_bit
 from tests.runs import (
     CLASSES,
     METHODS,
@@ -59,6 +58,7 @@ from tests.runs import (
     stopped,
     stream,
 )
+from tests.store_damage import flip_bit
 
 # -- what it computes -----------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ def test_training_reaches_least_squares(block_size: int) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_learns_and_measures_right(method: str) -> None:
+def test_every_method_learns_and_evaluates_correctly(method: str) -> None:
     X, y = arrays(50, 5)
     test = array_source(50, 5)
     result = finished(
@@ -122,7 +122,7 @@ def test_float64_agrees_with_float32() -> None:
     np.testing.assert_allclose(double.model.values(X), brute_force(double, X), atol=1e-9)
 
 
-def test_centers_and_their_order() -> None:
+def test_given_centers_are_stored_in_order() -> None:
     """Check that stored center i is center order[i] of those given."""
     given = arrays(20, 3)[0]
     result = finished(settings(**{"model.n_centers": "auto"}), source=stream(), centers=given)
@@ -136,7 +136,7 @@ def test_centers_and_their_order() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["blocks", "eigenpro4"])
-def test_watching_does_not_change_what_is_seen(method: str, tmp_path: Path) -> None:
+def test_monitoring_does_not_change_weights(method: str, tmp_path: Path) -> None:
     """Check evaluations, checkpoints, the log, the progress line, reading threads and a run
     directory."""
 
@@ -169,7 +169,9 @@ def test_watching_does_not_change_what_is_seen(method: str, tmp_path: Path) -> N
         (5, [135], [5, 7, 10, 14]),
     ],
 )
-def test_evaluations(every: Any, at: list[int], steps: list[int], tmp_path: Path) -> None:
+def test_evaluations_follow_their_schedule(
+    every: Any, at: list[int], steps: list[int], tmp_path: Path
+) -> None:
     """Check that each step is evaluated at most once and the end always, in the history, the log
     and the callback."""
     for run_dir in (None, tmp_path):
@@ -185,7 +187,7 @@ def test_evaluations(every: Any, at: list[int], steps: list[int], tmp_path: Path
     assert finished(settings(), source=stream()).history == []
 
 
-def test_the_log_tells_the_whole_story(tmp_path: Path) -> None:
+def test_log_records_all_events_in_order(tmp_path: Path) -> None:
     finished(settings(tmp_path), source=stream(), test=array_source(20, 5))
     records = read_log(tmp_path / "log.jsonl")
     events = [record["event"] for record in records]
@@ -219,7 +221,7 @@ SOURCES: dict[str, Callable[[], Source]] = {
 
 
 @pytest.mark.parametrize("name", ["dask", "generator"])
-def test_the_same_rows_from_any_source_give_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_any_source_of_same_rows_gives_same_bits(name: str, tmp_path: Path) -> None:
     damped = {"solver.damping": 1e-4}  # what is chosen counts repeats, which a generator hides
     for each in ("numpy", name):
         source = SOURCES[each]()
@@ -228,7 +230,7 @@ def test_the_same_rows_from_any_source_give_the_same_bits(name: str, tmp_path: P
     assert_same_bits(final(tmp_path / name), final(tmp_path / "numpy"))
 
 
-def test_a_store_gives_the_bits_of_its_arrays(tmp_path: Path) -> None:
+def test_store_gives_same_bits_as_arrays(tmp_path: Path) -> None:
     X, y = arrays(600)
     ingest(X, tmp_path / "train.zarr", y=y, chunk_mb=1, shuffle=False)
     source = ArraySource(X, y, unit_rows=600)
@@ -254,7 +256,7 @@ def jittered(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
     return X + X.dtype.type(0.01) * rng.normal(X.shape[1:]), Y
 
 
-def test_functions_as_transforms() -> None:
+def test_functions_are_accepted_as_transforms() -> None:
     """Check that a deterministic function becomes a part of the model, and a random one of the
     stream only."""
     X, y = arrays(40, 5)
@@ -268,7 +270,7 @@ def test_functions_as_transforms() -> None:
     assert result.metrics["test_accuracy"] == (F.argmax(axis=1) == y).mean()
 
 
-def test_images_and_values_of_uint8() -> None:
+def test_uint8_images_and_targets_are_trained() -> None:
     X = np.random.default_rng(0).integers(0, 255, (90, 4, 4, 1), np.uint8)
     y = X.reshape(90, -1).astype(float).mean(axis=1) > 127
     source = AugmentedSource(ArraySource(X, y, unit_rows=30), 1, [Scale("global")])
@@ -282,7 +284,7 @@ def test_images_and_values_of_uint8() -> None:
 # -- failures -------------------------------------------------------------------------------------
 
 
-def test_a_corrupt_chunk_in_mid_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corrupt_chunk_during_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that it is found when an epoch is read, that the error names it, and that earlier work
     is kept.
 
@@ -332,7 +334,7 @@ class Faulty(ArraySource):
     [PermissionError("token expired"), DataError("bad row"), ZeroDivisionError("in a generator")],
     ids=lambda fault: type(fault).__name__,
 )
-def test_what_was_computed_survives_a_read_that_fails(fault: Exception, tmp_path: Path) -> None:
+def test_failed_read_keeps_previous_work(fault: Exception, tmp_path: Path) -> None:
     def source() -> Faulty:
         return Faulty(*arrays(), classes=CLASSES, unit_rows=16)
 
@@ -348,9 +350,7 @@ def test_what_was_computed_survives_a_read_that_fails(fault: Exception, tmp_path
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
-def test_a_step_that_fails_half_way_is_not_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_step_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check a step that fails, such as for lack of memory, when only some blocks have changed."""
     block_step, calls = BlockSolver._block_step, []
 
@@ -370,9 +370,7 @@ def test_a_step_that_fails_half_way_is_not_saved(
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
-def test_a_full_disk_stops_the_run_with_the_last_checkpoint_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_keeps_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = checkpoint_format._write_arrays
 
     def full(folder: Any, group: str, checked: dict[str, Array]) -> Any:
@@ -392,7 +390,7 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_good(
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
-def test_an_error_of_the_callback_comes_through(tmp_path: Path) -> None:
+def test_callback_error_is_raised(tmp_path: Path) -> None:
     def on_evaluation(record: dict[str, Any]) -> None:
         raise LookupError("mine")
 
@@ -404,7 +402,7 @@ def test_an_error_of_the_callback_comes_through(tmp_path: Path) -> None:
     assert latest_step(tmp_path) == 3
 
 
-def test_without_a_run_directory_signals_keep_their_meaning() -> None:
+def test_signals_without_run_directory_keep_their_effect() -> None:
     before = signal.getsignal(signal.SIGTERM)
     handlers = []
 
@@ -415,7 +413,7 @@ def test_without_a_run_directory_signals_keep_their_meaning() -> None:
     assert handlers == [before]
 
 
-def test_training_on_another_thread(tmp_path: Path) -> None:
+def test_training_runs_on_another_thread(tmp_path: Path) -> None:
     """Check a run on a thread that cannot handle signals."""
     results: list[Any] = []
 
@@ -430,7 +428,7 @@ def test_training_on_another_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block_size", [400, 100])
-def test_a_ridge_holds_the_weights_where_the_kernel_matrix_is_singular(block_size: int) -> None:
+def test_ridge_bounds_weights_of_singular_kernel(block_size: int) -> None:
     """Check 400 centers of a smooth kernel in the plane, for which most directions are rounding
     errors.
 
@@ -485,7 +483,7 @@ def commit(made: Any, shift: float) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True])
-def test_a_resumed_run_reads_the_snapshot_that_it_began_with(tmp_path: Path, several: bool) -> None:
+def test_resumed_run_reads_its_original_snapshot(tmp_path: Path, several: bool) -> None:
     """Check that the bits are equal, with several threads and several repositories."""
     names = ("a", "b") if several else ("a",)
     made = [repository(tmp_path / name) for name in names]
@@ -513,7 +511,7 @@ def test_a_resumed_run_reads_the_snapshot_that_it_began_with(tmp_path: Path, sev
         finished(config)
 
 
-def test_a_run_of_a_deleted_branch_goes_on(tmp_path: Path) -> None:
+def test_run_of_deleted_branch_resumes(tmp_path: Path) -> None:
     made = repository(tmp_path / "a")
     made.create_branch("dev", commit(made, 0.0))
     config = settings(
@@ -526,12 +524,12 @@ def test_a_run_of_a_deleted_branch_goes_on(tmp_path: Path) -> None:
         finished(settings(tmp_path / "other", **{"data.train": config.data.train}))
 
 
-def test_settings_without_branches_stay_as_they_are(tmp_path: Path) -> None:
+def test_settings_without_branches_are_unchanged(tmp_path: Path) -> None:
     config = settings(None, **{"data.train": [f"icechunk+file://{tmp_path}@tag=v1", "x.zarr"]})
     assert pin_branches(config, None) is config
 
 
-def test_secrets_stay_out_of_the_run_directory(tmp_path: Path) -> None:
+def test_secrets_are_not_written_to_run_directory(tmp_path: Path) -> None:
     secret = "hunter2"
     config = settings(tmp_path, **{"data.storage_options": {"secret": secret}})
     finished(config, source=stream())
@@ -540,7 +538,7 @@ def test_secrets_stay_out_of_the_run_directory(tmp_path: Path) -> None:
     assert not [p for p in files if secret.encode() in p.read_bytes()]
 
 
-def test_a_run_on_one_row() -> None:
+def test_single_row_is_trained() -> None:
     """Check a single row, fewer than any limit."""
     X = np.array([[1.0, 2.0]], np.float32)
     config = settings(**{"data.batch_size": "auto", "model.n_centers": "auto"})

@@ -50,7 +50,7 @@ def rows_of(source: Any) -> set[bytes]:
     return {bytes(row) for u in range(source.n_units) for row in source.read_unit(u, 0, 0).X}
 
 
-def test_no_row_is_fitted_and_held_out_and_a_sorted_store_gives_all_classes(tmp_path: Path) -> None:
+def test_fitted_and_held_out_rows_are_disjoint_with_all_classes(tmp_path: Path) -> None:
     """Check stored rows, because augmented ones are all different."""
     rng = np.random.default_rng(3)
     X, y = rng.standard_normal((2000, 3)).astype(np.float32), np.arange(2000) // 500
@@ -79,16 +79,14 @@ def test_no_row_is_fitted_and_held_out_and_a_sorted_store_gives_all_classes(tmp_
 
 
 @pytest.mark.parametrize(("folds", "held_out"), [(1, 100), (3, 100), (10, 50)])
-def test_one_row_in_five_is_held_out_or_in_as_many_as_there_are_splits(
-    folds: int, held_out: int
-) -> None:
+def test_held_out_share_is_one_fifth_or_one_fold(folds: int, held_out: int) -> None:
     source = ArraySource(np.random.default_rng(0).standard_normal((2000, 3)), np.zeros(2000))
     made = Candidates(config(), open_data(config(), source), folds=folds, rows=500)
     fit, out = made.split(0)
     assert (fit.n_rows, out.n_rows) == (500 - held_out, held_out)
 
 
-def test_a_weighted_mixture_is_sampled_in_its_shares(tmp_path: Path) -> None:
+def test_weighted_mixture_is_sampled_by_its_shares(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     for name, shift in (("a", 0.0), ("b", 100.0)):
         X = (rng.standard_normal((200, 2)) + shift).astype(np.float32)
@@ -105,14 +103,14 @@ def test_a_weighted_mixture_is_sampled_in_its_shares(tmp_path: Path) -> None:
     assert ((made.split(0)[1].read_unit(0, 0, 0).X[:, 0] > 50).sum()) in (13, 14)
 
 
-def test_rows_augmented_while_they_are_read_are_refused() -> None:
+def test_rows_augmented_while_reading_are_refused() -> None:
     X = np.zeros((20, 4, 4, 1), np.uint8)
     source = ArraySource(X, np.arange(20) % 2, [streamkern.RandomFlip()])
     with pytest.raises(ConfigError, match=r"augmented by .*by an AugmentedSource around it"):
         search_settings(config(), source=source)
 
 
-def test_of_copies_in_a_store_one_is_drawn(tmp_path: Path) -> None:
+def test_one_copy_of_each_stored_row_is_drawn(tmp_path: Path) -> None:
     """Check that no copies of a held-out row are fitted."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((150, 3)).astype(np.float32)
@@ -124,7 +122,7 @@ def test_of_copies_in_a_store_one_is_drawn(tmp_path: Path) -> None:
     assert len(sample.X) == len(np.unique(nearest)) == 150
 
 
-def test_data_that_can_not_be_split() -> None:
+def test_data_that_cannot_be_split_are_refused() -> None:
     X = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
     with pytest.raises(DataError, match="all rows are of class '0'"):
         search_settings(

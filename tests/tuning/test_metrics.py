@@ -23,7 +23,7 @@ from streamkern.tuning.metrics import (
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_figures_of_classes_are_scikit_learns(weighted: bool) -> None:
+def test_class_metrics_equal_scikit_learn(weighted: bool) -> None:
     rng = np.random.default_rng(0)
     y = rng.choice(4, 300, p=[0.7, 0.1, 0.1, 0.1])
     F, Y = 0.4 * rng.standard_normal((300, 4)) + np.eye(4)[y], np.eye(4)[y]
@@ -48,7 +48,7 @@ def test_figures_of_classes_are_scikit_learns(weighted: bool) -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_figures_of_values_are_scikit_learns(weighted: bool) -> None:
+def test_value_metrics_equal_scikit_learn(weighted: bool) -> None:
     rng = np.random.default_rng(0)
     Y = rng.standard_normal((200, 3)) * [1, 10, 100]
     F = Y + rng.standard_normal((200, 3))
@@ -65,7 +65,7 @@ def test_figures_of_values_are_scikit_learns(weighted: bool) -> None:
         assert figure == pytest.approx(expected[name], rel=1e-9), name
 
 
-def test_figures_of_a_loss_are_scikit_learns() -> None:
+def test_loss_metrics_equal_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     y = rng.choice(3, 200)
     F, Y = 2 * rng.standard_normal((200, 3)), np.eye(3)[y]
@@ -81,13 +81,13 @@ def test_figures_of_a_loss_are_scikit_learns() -> None:
         assert of_rows["mae"].mean() == pytest.approx(truth.mean_absolute_error(Y, F))
 
 
-def test_the_standard_error_is_that_of_a_mean() -> None:
+def test_squared_standard_error_equals_that_of_a_mean() -> None:
     d = np.random.default_rng(0).standard_normal(50)
     assert squared_standard_error(d, np.full(50, 1 / 50)) == pytest.approx(d.var(ddof=1) / 50)
     assert squared_standard_error(d[:1], np.ones(1)) == np.inf
 
 
-def test_losses_are_kept_in_float32() -> None:
+def test_packed_losses_are_float32() -> None:
     values = np.random.default_rng(0).standard_normal(1000)
     np.testing.assert_array_equal(
         unpacked_predictions(packed_predictions(values)), np.float32(values)
@@ -103,11 +103,11 @@ def test_losses_are_kept_in_float32() -> None:
         ("r2", False, "r2"),
     ],
 )
-def test_metrics_go_by_name(name: str, classes: bool, found: str) -> None:
+def test_metrics_are_found_by_name(name: str, classes: bool, found: str) -> None:
     assert find_metric(name, classes).name == found
 
 
-def test_the_figure_of_a_loss_is_the_first_metric() -> None:
+def test_loss_metric_is_the_first_metric() -> None:
     assert [*known_metrics(False, Quantile)] == ["pinball_loss", "mse", "mae", "r2"]
     assert [*known_metrics(False, AbsoluteError)] == ["mae", "mse", "r2"]
     assert next(iter(known_metrics(True, LogLoss))) == find_metric("auto", True, LogLoss).name

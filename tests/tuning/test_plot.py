@@ -1,4 +1,4 @@
-"""The picture of a search can be read: decades are labelled, and the best is told and marked."""
+"""Check that the plot of a search is readable: labelled decades, and a marked best trial."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def value_of(label: Any) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.3, 3.0, 30.0, 1e4])
-def test_numbers_stand_at_the_marks(factor: float) -> None:
+def test_axes_are_labelled_at_decades(factor: float) -> None:
     table = [row("laplace", 2.0 * factor**k, 0.0, 0.5 * factor**-k) for k in range(3)]
     figure = scores_figure(table, table[2])
     figure.canvas.draw()
     (axes,) = figure.axes
     for axis in (axes.xaxis, axes.yaxis):
-        told = texts(axis)
-        assert 2 <= len(told) <= 12
-        assert all(float(text) > 0 for text in told)
+        labels = texts(axis)
+        assert 2 <= len(labels) <= 12
+        assert all(float(text) > 0 for text in labels)
     if factor >= 30:
         assert {"10", "100", "1000"} <= set(texts(axes.xaxis))
 
 
-def test_the_best_is_in_the_title_and_ringed() -> None:
+def test_best_trial_is_titled_and_marked() -> None:
     table = [row("laplace", 2.0, 0.0, 0.5), row("gaussian", 8.0, 1e-6, 0.25)]
     figure = scores_figure(table, table[1])
     (axes,) = figure.axes
@@ -48,7 +48,7 @@ def test_the_best_is_in_the_title_and_ringed() -> None:
     assert shown == ["laplace, ridge 0", "gaussian, ridge 1e-06", "the best"]
 
 
-def test_a_colour_is_a_kernel_and_a_dash_a_ridge() -> None:
+def test_colour_is_kernel_and_dash_is_ridge() -> None:
     table = [row(k, 2.0, r, 0.5, se=0.1) for k in ("laplace", "cauchy") for r in (0.0, 1e-6)]
     (axes,) = scores_figure(table, table[0]).axes
     looks = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
@@ -59,7 +59,7 @@ def test_a_colour_is_a_kernel_and_a_dash_a_ridge() -> None:
     assert len(axes.collections) == 4  # error bars
 
 
-def test_another_metric_is_drawn_and_told() -> None:
+def test_chosen_metric_is_drawn_and_named() -> None:
     more = {"held_out_balanced_accuracy": 0.75, "se": None}
     table = [row("laplace", width, 0.0, 0.5) | more for width in (2.0, 4.0)]
     (axes,) = scores_figure(table, table[0], "balanced_accuracy").axes

@@ -1,4 +1,4 @@
-"""Optuna as the sampler: what it proposes, and that it goes on where it was."""
+"""Check Optuna as the sampler: its proposals, and resumed searches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run() -> Any:
 
 
 @pytest.mark.slow
-def test_it_finds_what_is_better_within_the_ends_and_proposes_the_same_again() -> None:
+def test_optuna_improves_within_limits_and_is_reproducible() -> None:
     pytest.importorskip("optuna")
     found = search_settings(run(), source=array_source(), **ASKED)
     proposed = [row for row in found.table if not row["as_given"]]
@@ -42,7 +42,7 @@ def test_it_finds_what_is_better_within_the_ends_and_proposes_the_same_again() -
     assert without_times(drawn) != without_times(found)
 
 
-def test_the_ends_may_be_given() -> None:
+def test_limits_can_be_given() -> None:
     pytest.importorskip("optuna")
     ends: dict[str, Any] = {"bandwidths": [2.0, 3.0], "ridges": [0.0, 1e-4, 1e-3]}
     found = search_settings(run(), source=array_source(), **ASKED | ends | {"kernels": ["laplace"]})
@@ -52,28 +52,30 @@ def test_the_ends_may_be_given() -> None:
 
 
 @pytest.mark.slow
-def test_a_search_that_was_stopped_goes_on_to_the_same_table(tmp_path: Path) -> None:
+def test_stopped_search_resumes_to_same_table(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    whole = search_settings(run(), source=array_source(), **ASKED)
+    uninterrupted = search_settings(run(), source=array_source(), **ASKED)
     done = list[dict[str, Any]]()
     stop = StopRequest(install=False)
 
-    def heard(event: str, fields: dict[str, Any]) -> None:
+    def on_event(event: str, fields: dict[str, Any]) -> None:
         done.extend([fields] if event == "trial" else [])
         stop.requested = "SIGTERM" if len(done) == 5 else None
 
-    place: dict[str, Any] = {"source": array_source(), "out": tmp_path / "t"}
+    location: dict[str, Any] = {"source": array_source(), "out": tmp_path / "t"}
     with pytest.raises(TrainingInterrupted):
-        search_settings(run(), **ASKED, **place, report=heard, stop=stop)
+        search_settings(run(), **ASKED, **location, report=on_event, stop=stop)
     assert len(done) == 5
-    found = search_settings(run(), **ASKED, **place, report=heard)
-    assert without_times(found) == without_times(whole)
-    assert len(done) == whole.search["trainings"] == 12 + 2  # as given, and the median distance
-    more = search_settings(run(), **ASKED | {"n_trials": 15}, **place, report=heard)
+    found = search_settings(run(), **ASKED, **location, report=on_event)
+    assert without_times(found) == without_times(uninterrupted)
+    assert (
+        len(done) == uninterrupted.search["trainings"] == 12 + 2
+    )  # as given, and the median distance
+    more = search_settings(run(), **ASKED | {"n_trials": 15}, **location, report=on_event)
     assert len(done) == more.search["trainings"] == 15 + 2
 
 
-def test_what_diverges_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diverged_trial_has_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna")
     real = trainings.train
 
@@ -89,7 +91,9 @@ def test_what_diverges_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert math.isfinite(found.best["held_out_mse"])
 
 
-def test_without_optuna_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_optuna_is_reported_before_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hide_package("optuna", monkeypatch)
     with pytest.raises(MissingDependencyError, match=r'sampler="optuna" needs optuna: pip install'):
         search_settings(run(), source=array_source(), out=tmp_path / "t", **ASKED)

@@ -1,4 +1,4 @@
-"""The search of kernel, bandwidth and ridge: what it finds, what it reads, and how it goes on."""
+"""Check the search of kernel, bandwidth and ridge: results, reads and resumes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def smooth(bandwidth: float, ridge: float) -> tuple[RunConfig, ArraySource]:
 
 
 @pytest.mark.slow
-def test_the_bandwidth_of_a_gaussian_process_is_found() -> None:
+def test_bandwidth_of_gaussian_process_is_found() -> None:
     """Compare with exact ridge regression, with all rows to fit as centers."""
     widths, ridge = [0.075, 0.15, 0.3, 0.6, 1.2], 0.5**2 / 480
     run, source = smooth(widths[0], ridge)
@@ -117,7 +117,7 @@ def test_the_bandwidth_of_a_gaussian_process_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_the_refinement_goes_towards_a_minimum_beyond_the_grid() -> None:
+def test_refinement_moves_beyond_the_grid() -> None:
     run, source = smooth(0.05, 5e-4)
     more: list[dict[str, Any]] = []
     found = search_settings(
@@ -142,7 +142,7 @@ def test_the_refinement_goes_towards_a_minimum_beyond_the_grid() -> None:
         (1.0, [0.9999, 1.0, 1.0001], []),
     ],
 )
-def test_neighbours_are_half_way_or_as_far_out(
+def test_neighbours_are_midpoints_or_extensions(
     best: float | None, tried: list[float], more: list[float]
 ) -> None:
     assert points.neighbours(best, tried) == more
@@ -158,14 +158,12 @@ def test_neighbours_are_half_way_or_as_far_out(
         (1e-4, [0.0, 1e-4], []),
     ],
 )
-def test_one_more_ridge_is_as_far_out_again(
-    best: float, tried: list[float], more: list[float]
-) -> None:
+def test_ridge_beyond_extends_the_grid(best: float, tried: list[float], more: list[float]) -> None:
     assert points.ridge_beyond(best, tried) == more
 
 
 @pytest.mark.parametrize("kernel", ["laplace", "linear"])
-def test_the_refinement_goes_towards_a_larger_ridge(kernel: str) -> None:
+def test_refinement_increases_the_ridge(kernel: str) -> None:
     """Check targets of noise, whose best model is 0 up to the noise of the held-out rows."""
     rng = np.random.default_rng(4)
     source = ArraySource(rng.standard_normal((1500, 4)), rng.standard_normal((1500, 1)))
@@ -191,14 +189,14 @@ def test_the_refinement_goes_towards_a_larger_ridge(kernel: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("classes", [True, False])
-def test_the_table_holds_what_single_trainings_give(classes: bool) -> None:
+def test_table_equals_single_trainings(classes: bool) -> None:
     """Check equal bits for every split, with augmentation and scaling."""
     rng = np.random.default_rng(1)
     X = rng.integers(0, 255, (120, 6), dtype=np.uint8)
     y: Array = X[:, 0] // 90 if classes else X[:, :2] / 255
     transforms = [streamkern.Scale("feature"), streamkern.GaussianNoise(0.2)]
     source = AugmentedSource(ArraySource(X, y), 3, transforms)
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "kernels": ["laplace", "gaussian"], "bandwidths": [2, 4], "ridges": [1e-3],
     }  # fmt: skip
     run = config(
@@ -207,7 +205,9 @@ def test_the_table_holds_what_single_trainings_give(classes: bool) -> None:
             "solver.ridge": 1e-3,
         }
     )  # fmt: skip
-    found = search_settings(run, source=source, metric="mse", epochs=6, refine=1, folds=2, **asked)
+    found = search_settings(
+        run, source=source, metric="mse", epochs=6, refine=1, folds=2, **options
+    )
     assert len(found.table) == 2 * 2 + 2
 
     data = open_data(run, source)
@@ -246,7 +246,7 @@ def test_the_table_holds_what_single_trainings_give(classes: bool) -> None:
             assert "held_out_accuracy" not in row
 
 
-def test_the_automatic_grid_is_around_the_median_distance() -> None:
+def test_automatic_grid_surrounds_the_median_distance() -> None:
     X = np.random.default_rng(2).standard_normal((60, 4)).astype(np.float32)
     found = search_settings(
         config(**{"model.n_centers": "auto", **OPEN}), source=ArraySource(X, X[:, :1]),
@@ -276,13 +276,13 @@ def test_the_automatic_grid_is_around_the_median_distance() -> None:
         ((1, 5, 5), (1, 1)),
     ],
 )
-def test_passes_are_copies_or_epochs_as_in_the_run(
+def test_trials_use_copies_or_epochs_of_the_run(
     given: tuple[int, int, int], made: tuple[int, int]
 ) -> None:
     assert copies_and_epochs(*given) == made
 
 
-def test_a_large_sample_stays_within_the_memory(tmp_path: Path) -> None:
+def test_large_sample_stays_within_memory(tmp_path: Path) -> None:
     X = np.zeros((2000, 20_000), np.uint8)  # 40 MB
     source = ArraySource(X, np.arange(2000) % 2)
     run = config(**{"run.memory": 100 * 2**20})
@@ -298,7 +298,7 @@ def test_a_large_sample_stays_within_the_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n", [5, 20])
 @pytest.mark.parametrize("kind", ["classes", "values"])
-def test_tiny_data(n: int, kind: str) -> None:
+def test_tiny_data_are_searched(n: int, kind: str) -> None:
     X = np.random.default_rng(0).standard_normal((n, 3)).astype(np.float32)
     y: Array = {"classes": np.arange(n) % 2, "values": X @ X[:3].T}[kind]
     run = config(**{"model.n_centers": "auto", "model.bandwidth": 1.0})
@@ -309,7 +309,7 @@ def test_tiny_data(n: int, kind: str) -> None:
     assert all(math.isfinite(row["held_out_mse"]) for row in found.table)
 
 
-def test_sample_weights_count_in_what_is_fitted_and_held_out() -> None:
+def test_sample_weights_are_used_in_fit_and_validation() -> None:
     """Check that the content of rows with weight 0 does not matter."""
     X = np.random.default_rng(0).standard_normal((60, 3)).astype(np.float32)
     y, w = X[:, :1].copy(), np.tile([1.0, 2.0, 0.0], 20)
@@ -325,7 +325,7 @@ def test_sample_weights_count_in_what_is_fitted_and_held_out() -> None:
     np.testing.assert_allclose(*errors, rtol=1e-4)
 
 
-def test_every_solver(recwarn: pytest.WarningsRecorder) -> None:
+def test_every_solver_is_searched(recwarn: pytest.WarningsRecorder) -> None:
     in_place = ("sgd", "eigenpro1", "eigenpro2")
     for name in ("auto", "block", *in_place, "eigenpro3", "eigenpro4", "direct", "falkon"):
         more = {} if name in in_place else {"model.n_centers": 20}
@@ -357,7 +357,7 @@ def widths_of(run: RunConfig) -> list[float]:
     return [first["bandwidth"], second["parts"][0]["bandwidth"]]
 
 
-def test_the_parts_of_a_kernel_are_scaled_alike() -> None:
+def test_kernel_parts_are_scaled_equally() -> None:
     """Check bandwidths around those of the settings, with the errors of single trainings."""
     run = config(**{"model.kernel": SUM, "model.bandwidth": "auto", "solver.ridge": 1e-4})
     source = array_source()
@@ -383,7 +383,7 @@ def test_the_parts_of_a_kernel_are_scaled_alike() -> None:
     assert result.metrics["test_mse"] == found.best["held_out_mse"]
 
 
-def test_parts_that_do_not_say_their_bandwidth_keep_their_ratio_to_those_that_do(
+def test_open_part_bandwidths_keep_their_ratio(
     tmp_path: Path,
 ) -> None:
     mixed = {**SUM, "parts": ["laplace", SUM["parts"][1]]}
@@ -415,7 +415,7 @@ class Own(streamkern.Kernel):
         return (1 + sq / 2) ** -2.0
 
 
-def test_the_values_that_an_own_kernel_is_known_by_are_not_shown() -> None:
+def test_user_kernel_points_are_not_shown() -> None:
     """Check that a shown part makes the same kernel."""
     for kernel in (Own(2.0), Own(2.0) + streamkern.Laplace(3.0)):
         estimator = streamkern.KernelRegressor(kernel, n_centers=10, threads=1)
@@ -429,7 +429,7 @@ def test_the_values_that_an_own_kernel_is_known_by_are_not_shown() -> None:
         assert "Own" in str(shown.kernel_)
 
 
-def test_kernels_with_and_without_bandwidths_in_one_search() -> None:
+def test_kernels_with_and_without_bandwidths_are_compared() -> None:
     kernels = ["laplace", "linear", {"kind": "sum", "parts": ["gaussian", "linear"]}, SUM]
     run = config(**{"model.bandwidth": 2.0, "solver.ridge": 1e-4})
     found = search_settings(
@@ -448,7 +448,7 @@ def test_kernels_with_and_without_bandwidths_in_one_search() -> None:
 
 
 @pytest.mark.parametrize("method", ["balanced", "kmeans", "rpcholesky"])
-def test_centers_are_chosen_as_in_the_run(method: str) -> None:
+def test_centers_are_chosen_like_in_the_run(method: str) -> None:
     source = array_source()
     run = config(
         **{
@@ -479,24 +479,24 @@ def test_centers_are_chosen_as_in_the_run(method: str) -> None:
           "model.n_centers": "auto"}, None, 90),
     ],
 )  # fmt: skip
-def test_sizes_are_those_of_the_run_where_the_rows_allow(
+def test_trial_sizes_equal_those_of_the_run_if_possible(
     settings: dict[str, Any], rows: int | None, made: int
 ) -> None:
     source, run = array_source(), config(**OPEN, **settings)
     candidates = Candidates(run, open_data(run, source), folds=1, rows=rows, epochs=1)
     sizes = candidates.sizes()
-    asked = settings.get("model.n_features", settings["model.n_centers"])
-    assert (sizes["centers"], sizes["run_centers"], sizes["run_rows"]) == (made, asked, 135)
+    requested = settings.get("model.n_features", settings["model.n_centers"])
+    assert (sizes["centers"], sizes["run_centers"], sizes["run_rows"]) == (made, requested, 135)
 
 
-def test_fourier_features_are_few_as_centers_are() -> None:
+def test_fourier_features_are_reduced_like_centers() -> None:
     plain = {
         "model.features": "fourier", "model.n_centers": "auto", "model.kernel": "gaussian", **OPEN,
     }  # fmt: skip
-    for own, wished, made in (("auto", None, 50), (20, None, 20), ("auto", 64, 64)):
+    for own, requested, made in (("auto", None, 50), (20, None, 20), ("auto", 64, 64)):
         run = config(**plain, **{"model.n_features": own})
         found = search_settings(
-            run, source=array_source(), centers=wished, ridges=[1e-4], refine=0, epochs=1
+            run, source=array_source(), centers=requested, ridges=[1e-4], refine=0, epochs=1
         )
         assert found.search["centers"] == made
         assert len(found.table) == 6
@@ -505,7 +505,7 @@ def test_fourier_features_are_few_as_centers_are() -> None:
         search_settings(run, source=array_source(), centers=7)
 
 
-def test_a_warm_start_is_left_to_the_run(tmp_path: Path) -> None:
+def test_search_ignores_warm_start(tmp_path: Path) -> None:
     run = config(**{"solver.name": "falkon", "solver.warm_start": str(tmp_path / "none")})
     found = search_settings(run, source=array_source(), bandwidths=[2.0], ridges=[1e-4])
     assert found.search["epochs"] == 20
@@ -515,7 +515,7 @@ def test_a_warm_start_is_left_to_the_run(tmp_path: Path) -> None:
 # -- recorded, and gone on with --------------------------------------------------------------------
 
 
-def test_a_search_goes_on_and_may_grow(tmp_path: Path) -> None:
+def test_search_resumes_and_extends(tmp_path: Path) -> None:
     report: list[dict[str, Any]] = []
     options: dict[str, Any] = {
         **QUICK, "source": array_source(), "out": tmp_path / "t", "report": counted(report),
@@ -545,7 +545,7 @@ def test_a_search_goes_on_and_may_grow(tmp_path: Path) -> None:
             assert (tmp_path / "t" / name).read_bytes().startswith(content)
 
 
-def test_another_place_of_the_same_data_goes_on(tmp_path: Path) -> None:
+def test_moved_data_resumes_search(tmp_path: Path) -> None:
     X = np.random.default_rng(0).standard_normal((60, 3)).astype(np.float32)
     ingest(X, tmp_path / "a.zarr", y=X[:, :1].astype(np.float64))
     run = config(**{"data.train": str(tmp_path / "a.zarr"), "model.n_centers": "auto"})
@@ -570,7 +570,7 @@ def test_another_place_of_the_same_data_goes_on(tmp_path: Path) -> None:
         ({}, {"source": AugmentedSource(array_source(), 2)}, "data.n_rows: was 135, now 270"),
     ],
 )
-def test_a_search_that_differs_is_refused(
+def test_changed_search_is_refused(
     changes: dict[str, Any], options: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     plain: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path}
@@ -583,7 +583,7 @@ def test_a_search_that_differs_is_refused(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_metric_in_a_file_is_known_by_what_it_holds(tmp_path: Path) -> None:
+def test_metric_file_is_identified_by_content(tmp_path: Path) -> None:
     """Check that another file of the same name makes another search."""
     np.save(tmp_path / "a.npy", np.ones(D))
     named = {"model.metric": str(tmp_path / "a.npy")}
@@ -595,14 +595,14 @@ def test_a_metric_in_a_file_is_known_by_what_it_holds(tmp_path: Path) -> None:
         search_settings(config(**named), **plain)
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(RunError, match=r"holds 'thesis.tex' but no search of streamkern"):
         search_settings(config(), **QUICK, source=array_source(), out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_study_of_others_stays_as_it_is(tmp_path: Path) -> None:
+def test_foreign_study_is_unchanged(tmp_path: Path) -> None:
     """Check a journal of Optuna with an incomplete last line, and a search of version 0.1.0."""
     optuna = pytest.importorskip("optuna")
     journal, old = tmp_path / "theirs" / JOURNAL_NAME, tmp_path / "old" / "search.json"
@@ -613,14 +613,14 @@ def test_a_study_of_others_stays_as_it_is(tmp_path: Path) -> None:
     with open(journal, "a") as file:
         file.write('{"op_code": 4, "wor')
     old.write_text("{}")
-    for path, says in ((journal, "is a study of Optuna"), (old, "a search of streamkern 0.1.0")):
+    for path, message in ((journal, "is a study of Optuna"), (old, "a search of streamkern 0.1.0")):
         before = path.read_bytes()
-        with pytest.raises(RunError, match=says):
+        with pytest.raises(RunError, match=message):
             search_settings(config(), **QUICK, source=array_source(), out=path.parent)
         assert path.read_bytes() == before
 
 
-def test_two_at_one_search(tmp_path: Path) -> None:
+def test_concurrent_search_is_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path}
 
     def second(event: str, fields: dict[str, Any]) -> None:
@@ -631,7 +631,7 @@ def test_two_at_one_search(tmp_path: Path) -> None:
     search_settings(config(), **options)
 
 
-def test_a_damaged_record_is_trained_again(tmp_path: Path) -> None:
+def test_damaged_record_is_trained_again(tmp_path: Path) -> None:
     report: list[dict[str, Any]] = []
     options: dict[str, Any] = {"source": array_source(), "out": tmp_path, "report": counted(report)}
     first = search_settings(config(), **QUICK, **options)
@@ -661,20 +661,20 @@ def test_a_damaged_record_is_trained_again(tmp_path: Path) -> None:
         search_settings(config(), **QUICK, **options)
 
 
-def test_a_search_on_object_storage(bucket: str, s3: Any, tmp_path: Path) -> None:
+def test_search_runs_on_object_storage(bucket: str, s3: Any, tmp_path: Path) -> None:
     report: list[dict[str, Any]] = []
     run = config(**{"data.storage_options": s3.options()})
-    place: dict[str, Any] = {
+    location: dict[str, Any] = {
         "source": array_source(), "out": f"s3://{bucket}/search", "report": counted(report),
     }  # fmt: skip
-    first = search_settings(run, **QUICK, **place)
-    assert search_settings(run, **QUICK, **place) == first
+    first = search_settings(run, **QUICK, **location)
+    assert search_settings(run, **QUICK, **location) == first
     assert len(report) == 3
     with pytest.raises(ResumeMismatchError, match="random_state"):
-        search_settings(run.with_overrides({"run.random_state": 1}), **QUICK, **place)
+        search_settings(run.with_overrides({"run.random_state": 1}), **QUICK, **location)
 
 
-def test_a_signal_during_a_training_ends_the_search(tmp_path: Path) -> None:
+def test_signal_during_a_trial_ends_the_search(tmp_path: Path) -> None:
     report: list[dict[str, Any]] = []
 
     def stop_at_the_second(event: str, fields: dict[str, Any]) -> None:
@@ -693,21 +693,23 @@ def test_a_signal_during_a_training_ends_the_search(tmp_path: Path) -> None:
     assert len(report) == 3
 
 
-def test_a_signal_during_a_training_is_noticed_at_the_next_step(tmp_path: Path) -> None:
+def test_signal_during_a_trial_is_handled_at_next_step(tmp_path: Path) -> None:
     """Check the path from the caller's request to the loop of a run that saves nothing."""
     stop, seen = StopRequest(install=False), list[int]()
 
-    def ask(record: dict[str, Any]) -> None:
+    def request_stop(record: dict[str, Any]) -> None:
         seen.append(record["step"])
         stop.requested = "SIGTERM" if record["step"] == 3 else None
 
     run = settings(**{"run.evaluate_every": 1})
     with pytest.raises(Stopped, match="stopped by SIGTERM"):
-        train(run, source=array_source(), test=array_source(9), on_evaluation=ask, stop=stop)
+        train(
+            run, source=array_source(), test=array_source(9), on_evaluation=request_stop, stop=stop
+        )
     assert seen == [1, 2, 3]
 
 
-def test_a_candidate_that_diverges_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diverging_candidate_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a training diverge, because none does here by itself."""
     real = trainings.train
 
@@ -723,7 +725,7 @@ def test_a_candidate_that_diverges_is_last(monkeypatch: pytest.MonkeyPatch) -> N
         search_settings(config(), **QUICK | {"bandwidths": [3.0]}, source=array_source())
 
 
-def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
+def test_non_finite_error_is_divergence_with_bandwidth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check that the bandwidth is that of the middle of the grid."""
@@ -783,7 +785,7 @@ def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
         ),
     ],
 )
-def test_bad_options_are_refused_before_anything_is_written(
+def test_invalid_options_are_refused_before_writing(
     options: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     solver = options.pop("config", "auto")
@@ -806,13 +808,13 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b-1"]), st.dictionaries(TEXT, VALUES, max_size=3)))
-def test_toml_is_read_back_as_it_was(tables: dict[str, Any]) -> None:
+def test_toml_roundtrips(tables: dict[str, Any]) -> None:
     import tomllib
 
     assert tomllib.loads(toml(tables)) == tables
 
 
-def test_a_run_file_says_what_the_settings_are(tmp_path: Path) -> None:
+def test_run_file_describes_the_settings(tmp_path: Path) -> None:
     run = config(
         **{
             "data.train": ["a.zarr", 's3://b/"c"'], "data.weights": [1, 2.5], "data.copies": 3,
@@ -832,7 +834,7 @@ def test_a_run_file_says_what_the_settings_are(tmp_path: Path) -> None:
     ("size", "text"),
     [("1 GiB", "1 GiB"), ("1.5 GiB", "1536 MiB"), ("2 TiB", "2 TiB"), (2**20 + 1, 2**20 + 1)],
 )
-def test_a_run_file_has_memory_as_one_writes_it(size: str | int, text: str | int) -> None:
+def test_run_file_memory_is_readable(size: str | int, text: str | int) -> None:
     run = config(**{"run.memory": size})
     assert f"memory = {json.dumps(text)}\n" in run_file_text(run)
 
@@ -861,7 +863,7 @@ def run_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command(run: Run, run_file: Path) -> None:
+def test_tune_command_writes_best_run_file(run: Run, run_file: Path) -> None:
     pytest.importorskip("matplotlib")
     best = run_file.with_name("best.toml")
     code, out, err = run("tune", run_file, *WORDS, *POOR, "--write", best)
@@ -909,7 +911,7 @@ def test_the_command(run: Run, run_file: Path) -> None:
     assert "solver.damping: was 'auto', now 0.1" in err
 
 
-def test_the_written_file_is_of_a_run_beside_the_old(run: Run, run_file: Path) -> None:
+def test_written_file_has_a_separate_run_directory(run: Run, run_file: Path) -> None:
     """Check that both can be trained afterwards."""
     old, best = run_file.with_name("run"), run_file.with_name("best.toml")
     with run_file.open("a") as file:
@@ -924,11 +926,11 @@ def test_the_written_file_is_of_a_run_beside_the_old(run: Run, run_file: Path) -
     assert (old / "run.json").exists()
 
 
-def test_the_bandwidth_is_written_with_six_digits(run: Run, run_file: Path) -> None:
+def test_bandwidth_is_written_with_six_digits(run: Run, run_file: Path) -> None:
     """Check median distances and given bandwidths, for which more digits do not matter."""
     best = run_file.with_name("best.toml")
-    words = ("--bandwidths", "1.23456789", "--ridges", "0", "--epochs", 1, "--write", best)
-    code, out, _ = run("tune", run_file, *words, *POOR, "--refine", 0)
+    arguments = ("--bandwidths", "1.23456789", "--ridges", "0", "--epochs", 1, "--write", best)
+    code, out, _ = run("tune", run_file, *arguments, *POOR, "--refine", 0)
     assert code == DONE
     assert load_run_file(best).model.bandwidth == 1.23457
     assert "bandwidth = 1.23457\n" in out
@@ -955,7 +957,7 @@ def test_the_bandwidth_is_written_with_six_digits(run: Run, run_file: Path) -> N
          "linear * (laplace + 0.5 gaussian) kernel, bandwidth auto: of 0.015625 to 16 times"),
     ],
 )  # fmt: skip
-def test_the_plan_has_a_kernel_in_words(
+def test_plan_describes_the_kernel(
     settings: list[str], line: str, run: Run, run_file: Path
 ) -> None:
     code, out, _ = run("plan", run_file, *(w for text in settings for w in ("--set", text)))
@@ -963,24 +965,24 @@ def test_the_plan_has_a_kernel_in_words(
     assert f"\n{line}" in out
 
 
-def test_a_run_shows_its_kernel_in_words(run: Run, run_file: Path, tmp_path: Path) -> None:
+def test_info_describes_the_kernel(run: Run, run_file: Path, tmp_path: Path) -> None:
     kernel = "model.kernel={kind='sum', parts=['laplace', 'gaussian'], weights=[0.7, 0.3]}"
-    words = ("--set", kernel, "--set", "model.bandwidth=2", "--run-dir", tmp_path / "run")
-    assert run("train", run_file, *words)[0] == DONE
+    arguments = ("--set", kernel, "--set", "model.bandwidth=2", "--run-dir", tmp_path / "run")
+    assert run("train", run_file, *arguments)[0] == DONE
     out = " ".join(run("info", tmp_path / "run")[1].split())
     assert " kernel 0.7 laplace(bandwidth 2) + 0.3 gaussian(bandwidth 2) " in out
     assert " model.kernel 0.7 laplace + 0.3 gaussian " in out
     assert "parts" not in out
 
 
-def test_several_splits_have_standard_errors(run: Run, run_file: Path) -> None:
+def test_several_folds_give_standard_errors(run: Run, run_file: Path) -> None:
     code, out, _ = run("tune", run_file, *WORDS, "--folds", 2, "--kernels", "laplace, gaussian")
     assert code == DONE
     assert "within 2 se" in out
     assert " yes " in out
 
 
-def test_without_matplotlib_there_is_no_plot(
+def test_missing_matplotlib_omits_the_plot(
     run: Run, run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_package("matplotlib", monkeypatch)
@@ -993,7 +995,7 @@ def test_without_matplotlib_there_is_no_plot(
     assert "tune.png" not in names
 
 
-def test_the_plot_of_odd_tables() -> None:
+def test_plot_accepts_diverged_and_single_trials() -> None:
     """Check trials that diverged, kernels without a bandwidth, and a single row."""
     pytest.importorskip("matplotlib")
     rows: list[dict[str, Any]] = [
@@ -1009,15 +1011,15 @@ def test_the_plot_of_odd_tables() -> None:
         assert png(plot.scores_figure(table, table[0])).startswith(b"\x89PNG")
 
 
-def test_bad_words_are_one_sentence(run: Run, run_file: Path) -> None:
-    for words, sentence in (
+def test_invalid_words_give_one_sentence(run: Run, run_file: Path) -> None:
+    for arguments, sentence in (
         (("--bandwidths", "wide"), "--bandwidths 'wide' must be numbers with commas"),
         (("--kernels", "triangle"), 'model.kernel="triangle" must be "auto", one of'),
         (("--folds", 0), "--folds 0 must be a whole number"),
         (("--metric", "r2"), "--metric r2 is not defined for classes; take"),
         (("--write", run_file.parent / "no" / "x.toml"), "is in a folder that does not exist"),
     ):
-        code, out, err = run("tune", run_file, *words)
+        code, out, err = run("tune", run_file, *arguments)
         assert (code, out, len(err.splitlines())) == (USAGE, "", 1)
         assert sentence in err
     assert not run_file.with_name("run-tune").exists()
@@ -1050,18 +1052,18 @@ def signalled(
     run_file: Path, folder: Path, records: int, number: signal.Signals
 ) -> subprocess.CompletedProcess[str]:
     """Run the command in a process that gets a signal in a step, after so many records."""
-    words = ("tune", str(run_file), *LONG, "--out", str(folder))
+    arguments = ("tune", str(run_file), *LONG, "--out", str(folder))
     return subprocess.run(
-        [sys.executable, "-c", SIGNALLED, str(records), str(int(number)), *words],
+        [sys.executable, "-c", SIGNALLED, str(records), str(int(number)), *arguments],
         capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(Path(streamkern.__file__).parent.parent)},
     )  # fmt: skip
 
 
 @pytest.mark.slow
-def test_killed_stopped_and_gone_on_with(run: Run, run_file: Path, tmp_path: Path) -> None:
+def test_search_survives_kill_and_stop(run: Run, run_file: Path, tmp_path: Path) -> None:
     """Kill the third and stop the fifth of 6 trainings and then 4."""
-    folder, whole = tmp_path / "t", tmp_path / "whole"
+    folder, uninterrupted = tmp_path / "t", tmp_path / "whole"
     killed = signalled(run_file, folder, 2, signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     journal = folder / JOURNAL_NAME
@@ -1082,14 +1084,17 @@ def test_killed_stopped_and_gone_on_with(run: Run, run_file: Path, tmp_path: Pat
     assert sum(" laplace, bandwidth" in line for line in trained.splitlines()) == 10
     assert journal.read_bytes().startswith(bits)
 
-    assert run("tune", run_file, *LONG, "--out", whole)[0] == DONE
-    tables = [json.loads((place / "result.json").read_text())["table"] for place in (folder, whole)]
+    assert run("tune", run_file, *LONG, "--out", uninterrupted)[0] == DONE
+    tables = [
+        json.loads((location / "result.json").read_text())["table"]
+        for location in (folder, uninterrupted)
+    ]
     for table in tables:
         for row in table:
             del row["seconds"]
     assert tables[0] == tables[1]
 
 
-def test_the_error_tree_is_one_sentence_each() -> None:
+def test_unreadable_run_file_gives_one_sentence() -> None:
     with pytest.raises(StreamkernError, match=r"run file 'no.toml' cannot be read"):
         search_settings("no.toml")

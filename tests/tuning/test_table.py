@@ -37,7 +37,7 @@ def table(*points: TrialPoint) -> SearchTable:
 @pytest.mark.parametrize(
     ("more", "common", "changes"), [(1, 10, False), (3, 10, False), (5, 10, True), (9, 0, True)]
 )
-def test_the_settings_as_given_stay_unless_others_are_surely_better(
+def test_given_settings_stay_unless_significantly_worse(
     more: int, common: int, changes: bool
 ) -> None:
     """Check k rows that only the given settings misclassify: a gain of k / n with a standard error
@@ -49,18 +49,18 @@ def test_the_settings_as_given_stay_unless_others_are_surely_better(
     assert [row["bandwidth"] for row in rows] == ([2, 1, 3] if changes else [1, 2, 3])
     d = np.zeros(N)
     d[:more] = 1
-    told = next(row for row in rows if row["as_given"])
-    assert told["se"] == pytest.approx(d.std(ddof=1) / np.sqrt(N), rel=1e-6)
-    assert told["within"] == (not changes)
+    given_row = next(row for row in rows if row["as_given"])
+    assert given_row["se"] == pytest.approx(d.std(ddof=1) / np.sqrt(N), rel=1e-6)
+    assert given_row["within"] == (not changes)
 
 
-def test_rows_that_both_miss_in_turn_count_as_noise() -> None:
+def test_discordant_errors_count_as_noise() -> None:
     """Check 8 better and 3 worse rows: a gain of 5 / n with a standard error of sqrt(11) / n."""
     given, other = point(1, 8, given=True), point(2, 3, first=100)
     assert table(given, other).chosen() is given
 
 
-def test_splits_are_independent() -> None:
+def test_folds_are_independent() -> None:
     """Check that the mean of two differences has half the root of the sum of their squared
     errors."""
     pairs = [(point(1, 8), point(2, 2)), (point(1, 12), point(2, 3))]
@@ -76,13 +76,13 @@ def test_splits_are_independent() -> None:
     assert (best["se"], best["within"], other["within"]) == (0, True, False)
 
 
-def test_equal_ones_are_told_apart_by_mse() -> None:
+def test_equal_accuracies_are_ranked_by_mse() -> None:
     made = table(point(1, 10, 0.3), point(2, 10, 0.1), point(3, 10, 0.2))
     assert made.best().bandwidth == 2
     assert [p.bandwidth for p in made.ranked()] == [2, 3, 1]
 
 
-def test_what_diverged_is_last_even_if_given() -> None:
+def test_diverged_point_is_last_even_if_given() -> None:
     bad = point(1, 0, given=True)
     bad.records[0]["held_out_mse"] = None
     made = table(bad, point(2, 50))
@@ -91,7 +91,7 @@ def test_what_diverged_is_last_even_if_given() -> None:
     assert not made.rows()[-1]["within"]
 
 
-def test_a_point_is_in_it_once() -> None:
+def test_equal_points_are_merged() -> None:
     made = table(point(1, 10), point(1, 10), point(2, 10))
     assert len(made.points) == 2
     assert made.tried("bandwidth", "laplace") == [1, 2]

@@ -41,7 +41,7 @@ def plain(loss: Any = "squared_error", **parameters: Any) -> sk.KernelRegressor:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_figure_of_the_loss_decides(estimator: Any, figure: str) -> None:
+def test_loss_metric_decides(estimator: Any, figure: str) -> None:
     y = LABELS if isinstance(estimator, sk.KernelClassifier) else Y
     tuned = sk.tune(X, y, estimator=estimator, **SMALL)
     assert tuned.metric == figure
@@ -51,7 +51,7 @@ def test_the_figure_of_the_loss_decides(estimator: Any, figure: str) -> None:
     assert len(figures) == 3
 
 
-def test_the_user_may_name_another_metric() -> None:
+def test_another_metric_can_be_requested() -> None:
     for metric in ("mse", "r2", "pinball_loss"):
         tuned = sk.tune(X, Y, estimator=plain("quantile"), metric=metric, **SMALL)
         assert tuned.metric == metric
@@ -60,7 +60,7 @@ def test_the_user_may_name_another_metric() -> None:
     assert sk.tune(X, Y, estimator=plain(), **SMALL).metric == "mse"
 
 
-def test_all_trainings_are_judged_by_one_huber_loss(tmp_path: Path) -> None:
+def test_all_trials_use_one_huber_loss(tmp_path: Path) -> None:
     """Check that delta is the same for all, because a smaller delta makes every loss smaller."""
     records: list[dict[str, Any]] = []
     options = SMALL | {"estimator": plain("huber"), "out": tmp_path / "search", "folds": 2}
@@ -82,7 +82,7 @@ def test_all_trainings_are_judged_by_one_huber_loss(tmp_path: Path) -> None:
     assert {(row["bandwidth"], row["held_out_huber_loss"]) for row in tuned.table} <= known
 
 
-def test_a_search_does_not_go_on_with_another_function_of_the_same_name(tmp_path: Path) -> None:
+def test_search_refuses_changed_user_loss(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
 
     def search(factor: float) -> Any:

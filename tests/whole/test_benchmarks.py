@@ -22,7 +22,7 @@ from benchmarks.harness import Figure, WrongResult, compare, figure, in_turns
 from benchmarks.public_curves import PUBLIC, PUBLIC_EXACT, verdict
 from streamkern.backend.base import Backend
 from streamkern.kernels.products import KernelOperator
-from tests.columnmajor import Addressed
+from tests.numpy_cublas import Addressed
 
 FIGURE_TYPES = {
     "subject": str, "case": str, "variant": str, "unit": str, "repeats": int,
@@ -39,7 +39,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------------------- arithmetic
 
 
-def test_a_figure_holds_median_quartiles_and_range() -> None:
+def test_figure_has_median_quartiles_and_range() -> None:
     found = figure("case", "ours", "GFLOP/s", [5, 1, 3, 2, 4], floor=6.0, shape=[1])
     assert found["median"] == 3
     assert (found["low"], found["high"]) == (2, 4)
@@ -56,7 +56,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_results_are_read_as_they_were_written(record: Any) -> None:
+def test_results_roundtrip_through_file(record: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"
         for value in (record, {"environment": record, "records": [record] * 40}):
@@ -64,7 +64,7 @@ def test_results_are_read_as_they_were_written(record: Any) -> None:
             assert json.loads(path.read_text()) == value
 
 
-def test_a_record_of_results_is_a_line(tmp_path: Path) -> None:
+def test_each_record_is_one_line(tmp_path: Path) -> None:
     records = [{"method": "block", "seed": k, "error": 0.25} for k in range(50)]
     harness.write_results(tmp_path / "a.json", {"records": records})
     assert len((tmp_path / "a.json").read_text().splitlines()) == 50 + 4
@@ -74,9 +74,7 @@ def test_a_record_of_results_is_a_line(tmp_path: Path) -> None:
     ("unit", "fraction", "ratio"),
     [("GFLOP/s", 0.8, 2.0), ("samples/s", 0.8, 2.0), ("s", 1.25, 0.5), ("us/sample", 1.25, 0.5)],
 )
-def test_rates_are_better_when_higher_and_times_when_lower(
-    unit: str, fraction: float, ratio: float
-) -> None:
+def test_higher_rates_and_lower_times_are_better(unit: str, fraction: float, ratio: float) -> None:
     figures = [
         figure("case", "ours", unit, [4.0], floor=5.0),
         figure("case", "theirs", unit, [2.0], floor=5.0),
@@ -87,7 +85,7 @@ def test_rates_are_better_when_higher_and_times_when_lower(
     assert figures[1]["ratio"] is None
 
 
-def test_the_comparison_is_with_the_best_of_the_others() -> None:
+def test_comparison_uses_the_best_other_variant() -> None:
     figures = [
         figure("case", name, "GFLOP/s", [value])
         for name, value in (("a", 6.0), ("b", 9.0), ("c", 12.0), ("d", 3.0))
@@ -96,14 +94,14 @@ def test_the_comparison_is_with_the_best_of_the_others() -> None:
     assert [f["ratio"] for f in figures] == [0.5, 0.75, None, None]
 
 
-def test_without_others_there_is_no_ratio() -> None:
+def test_ratio_requires_another_variant() -> None:
     figures = [figure("case", "ours", "s", [1.0])]
     compare(figures, ["ours"])
     assert figures[0]["ratio"] is None
 
 
 @pytest.mark.parametrize(("warm_up", "calls"), [(True, 4), (False, 3)])
-def test_variants_take_turns(warm_up: bool, calls: int) -> None:
+def test_variants_alternate(warm_up: bool, calls: int) -> None:
     seen: list[str] = []
     taken = in_turns({n: lambda n=n: seen.append(n) for n in "abc"}, 3, warm_up=warm_up)
     assert {name: len(times) for name, times in taken.items()} == {"a": 3, "b": 3, "c": 3}
@@ -113,7 +111,7 @@ def test_variants_take_turns(warm_up: bool, calls: int) -> None:
     assert all(s >= 0 for times in taken.values() for s in times)
 
 
-def test_sgemm_speed_is_the_median_of_its_calls() -> None:
+def test_sgemm_speed_is_the_median() -> None:
     assert harness.Sgemm(10).speed([1.0, 2.0, 4.0]) == 1000
 
 
@@ -129,13 +127,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_every_subject_is_there(results: dict[str, Any]) -> None:
+def test_every_subject_is_measured(results: dict[str, Any]) -> None:
     assert {f["subject"] for f in results["figures"]} == set(command.SUBJECTS)
     assert results["wrong"] == []
     assert results["small"] is True
 
 
-def test_figures_keep_to_the_schema(results: dict[str, Any]) -> None:
+def test_figures_follow_the_schema(results: dict[str, Any]) -> None:
     assert results["schema"] == harness.SCHEMA
     for f in results["figures"]:
         for key, kind in FIGURE_TYPES.items():
@@ -146,7 +144,7 @@ def test_figures_keep_to_the_schema(results: dict[str, Any]) -> None:
         assert (f["floor"] is None) == (f["fraction"] is None)
 
 
-def test_circumstances_are_recorded(results: dict[str, Any]) -> None:
+def test_environment_is_recorded(results: dict[str, Any]) -> None:
     assert results["versions"]["numpy"] == np.__version__
     assert results["versions"]["blas"]
     assert len(results["machine"]["load"]) == len(results["load_after"]) == 3
@@ -157,7 +155,7 @@ def test_circumstances_are_recorded(results: dict[str, Any]) -> None:
     assert results["date"].endswith("+00:00")
 
 
-def test_ours_is_compared_in_every_case_of_the_product(results: dict[str, Any]) -> None:
+def test_product_figures_compare_with_other_libraries(results: dict[str, Any]) -> None:
     ours = [f for f in results["figures"] if f["variant"] == "streamkern"]
     assert all(f["ratio"] for f in ours if f["subject"] in ("product", "step_products"))
 
@@ -179,7 +177,7 @@ class _Subject(ModuleType):
         return [figure("case", "ours", "s", [float(size)] * repeats)]
 
 
-def test_a_wrong_result_exits_1_and_the_rest_is_still_measured(
+def test_wrong_result_exits_1_after_remaining_measurements(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     subjects = {"product": _Subject(True), "step": _Subject(False)}
@@ -196,7 +194,7 @@ def test_a_wrong_result_exits_1_and_the_rest_is_still_measured(
     assert command.main(["step"]) == 0
 
 
-def test_a_wrong_kernel_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_kernel_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     right = KernelOperator.product
 
     def slightly_off(self: KernelOperator, *sides: Any, out: Any = None, **more: Any) -> Any:
@@ -209,7 +207,7 @@ def test_a_wrong_kernel_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
         product.measure(1, m=40, p=30, dims=(5,), sgemm_size=8)
 
 
-def test_a_wrong_step_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_step_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Backend.matmul
 
     def backwards(self: Backend, A: Any, B: Any, out: Any, **more: Any) -> Any:
@@ -221,7 +219,7 @@ def test_a_wrong_step_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["nothing"], ["step", "--repeats", "0"]])
-def test_a_wrong_call_exits_2(arguments: list[str]) -> None:
+def test_invalid_arguments_exit_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         command.main(arguments)
     assert stopped.value.code == 2
@@ -230,7 +228,7 @@ def test_a_wrong_call_exits_2(arguments: list[str]) -> None:
 # ---------------------------------------------------------------- what ours is compared with
 
 
-def test_plain_renderings_compute_the_kernel() -> None:
+def test_plain_implementations_compute_the_kernel() -> None:
     rng = np.random.default_rng(0)
     X, Z, W, r = (
         rng.standard_normal(shape).astype(np.float32)
@@ -261,7 +259,7 @@ def test_numba_tiles_compute_the_kernel() -> None:
     np.testing.assert_allclose(out, truth, atol=60 * 4 * np.sqrt(np.finfo(np.float32).eps))
 
 
-def test_the_floor_of_the_setup_counts_kernel_and_factors() -> None:
+def test_setup_floor_counts_kernel_and_factors() -> None:
     sizes = step.planned(2000, 784).sizes
     b, s, h = sizes.block_size, sizes.n_sample, sizes.n_probe
     flops = setup._block_flops(sizes, 2000, 784)
@@ -270,7 +268,7 @@ def test_the_floor_of_the_setup_counts_kernel_and_factors() -> None:
     assert flops < 2 * (s + h + b) * b * 784 + 2 * (s + h) * b * b
 
 
-def test_the_floor_of_a_step_is_one_evaluation_of_the_kernel(
+def test_step_floor_is_one_kernel_evaluation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(harness.Sgemm, "speed", lambda self, seconds: 1e9)
@@ -281,7 +279,7 @@ def test_the_floor_of_a_step_is_one_evaluation_of_the_kernel(
 # ---------------------------------------------------------------------------- the public curves
 
 
-def test_a_method_is_ahead_only_where_its_distance_from_the_exact_model_is_smaller() -> None:
+def test_method_is_ahead_only_if_nearer_to_exact_model() -> None:
     exact = {"accuracy": 0.98, "mse": 0.01}
     published = PUBLIC["eigenpro3"]
 
@@ -307,7 +305,7 @@ def test_a_method_is_ahead_only_where_its_distance_from_the_exact_model_is_small
     )
 
 
-def test_a_method_that_was_done_before_keeps_its_last_figures() -> None:
+def test_finished_method_keeps_its_last_figures() -> None:
     one = {"method": "direct", "seed": 0, "curve": [{"at": 1, "accuracy": 0.98, "mse": 0.01}]}
     rows = public_curves.points(one, {"accuracy": 0.98, "mse": 0.01})
     assert [(row["beside"], row["after"], row["mse/exact"]) for row in rows] == [
@@ -320,7 +318,7 @@ def test_a_method_that_was_done_before_keeps_its_last_figures() -> None:
 
 
 @pytest.mark.parametrize("exact_centers", [1000, 50])
-def test_losses_are_over_the_exact_models_or_that_of_zero(
+def test_losses_are_relative_to_exact_or_zero_model(
     exact_centers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -347,7 +345,7 @@ def test_losses_are_over_the_exact_models_or_that_of_zero(
 
 
 @pytest.mark.parametrize(("n_blocks", "launches"), [(1, 19), (4, 43)])
-def test_the_host_s_share_of_a_step_is_measured_without_launches(
+def test_host_share_of_a_step_is_measured_without_launches(
     n_blocks: int, launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check NumPy's arrays, with blocks so small that a triangle is multiplied with its zeros."""

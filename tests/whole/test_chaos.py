@@ -1,4 +1,4 @@
-"""Object storage that fails all the time, and what is left when it fails for good."""
+"""Run workloads on object storage that fails permanently or often."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from streamkern.cli.console import explain
 from streamkern.cli.main import run_command as cli
 from streamkern.cli.run_info import run_overview
 from streamkern.filesystem.urls import open_objects
-from tests.faultproxy import FAULTS, FaultProxy
-from tests.s3server import KEY, SECRET, S3Server
+from tests.fault_proxy import FAULTS, FaultProxy
+from tests.s3_server import KEY, SECRET, S3Server
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/status")
 
@@ -36,7 +36,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/sta
     ("engine", "only"),
     [("obstore", ["read", "list", "train"]), ("s3fs", ["ingest", "checkpoint", "predict"])],
 )
-def test_nothing_differs_behind_faults(
+def test_workloads_survive_storage_faults(
     engine: str, only: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run every workload by one engine or the other; killed ones have two processes."""
@@ -50,7 +50,7 @@ def test_nothing_differs_behind_faults(
 
 @pytest.mark.full
 @linux
-def test_ten_thousand_faults(tmp_path: Path) -> None:
+def test_ten_thousand_faults_change_nothing(tmp_path: Path) -> None:
     path = tmp_path / "chaos.json"
     assert chaos.main(["--faults", "10000", "--json", str(path)]) == 0
     found = json.loads(path.read_text())
@@ -63,7 +63,7 @@ def test_ten_thousand_faults(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", chaos.ENGINES)
-def test_many_keys_are_deleted_although_no_attempt_takes_all(
+def test_many_keys_are_deleted_despite_partial_failures(
     engine: str, s3: S3Server, bucket: str
 ) -> None:
     keys = [f"{i:03d}" for i in range(40)]
@@ -78,7 +78,7 @@ def test_many_keys_are_deleted_although_no_attempt_takes_all(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", chaos.ENGINES)
-def test_expired_credentials_are_noticed_without_a_body(
+def test_expired_credentials_are_detected_without_a_body(
     engine: str, s3: S3Server, bucket: str
 ) -> None:
     """Check the answer to HEAD, which has no body and so no error code."""
@@ -95,9 +95,7 @@ def test_expired_credentials_are_noticed_without_a_body(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", chaos.ENGINES)
-def test_a_create_is_ours_although_it_is_read_back_altered(
-    engine: str, s3: S3Server, bucket: str
-) -> None:
+def test_create_succeeds_although_reply_is_altered(engine: str, s3: S3Server, bucket: str) -> None:
     faults = {"lostreply": 0.5, "badbytes": 0.3, "shorten": 0.1}
     with FaultProxy(s3.endpoint, seed=1, faults=faults) as proxy:
         options = {"engine": engine, **s3.options(proxy.endpoint)}
@@ -110,7 +108,7 @@ def test_a_create_is_ours_although_it_is_read_back_altered(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", chaos.ENGINES)
-def test_credentials_that_expire_for_many_requests_are_read_again_once(
+def test_concurrent_expired_credentials_are_reloaded_once(
     engine: str, s3: S3Server, bucket: str
 ) -> None:
     keys = [f"{i}" for i in range(32)]
@@ -216,7 +214,7 @@ def repair(scene: Scene) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("scene", "mishap", "words"),
+    ("scene", "failure", "pattern"),
     [
         ("obstore", lose_chunk, r"chunk X/c/17/0 is missing from s3://\S+/train\.zarr"),
         ("s3fs", alter_chunk, r"chunk X/c/17/0 of s3://\S+/train\.zarr does not decode"),
@@ -225,15 +223,15 @@ def repair(scene: Scene) -> None:
     ],
     indirect=["scene"],
 )
-def test_data_lost_in_the_middle_of_a_run(
-    scene: Scene, mishap: Callable[[Scene], None], words: str, capsys: pytest.CaptureFixture[str]
+def test_data_lost_during_a_run_are_reported_and_run_resumes(
+    scene: Scene, failure: Callable[[Scene], None], pattern: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Check the message, that the run can be resumed, and that it ends with the same bits after a
     repair."""
 
     def on_evaluation(record: dict[str, Any]) -> None:
         if record["step"] == 20:  # two epochs are read ahead, the third is not
-            mishap(scene)
+            failure(scene)
 
     data = {"data.epochs": 3, "run.checkpoint_every": 8}
     test = sk.ZarrSource(scene.truth.folder / "train.zarr")
@@ -241,13 +239,13 @@ def test_data_lost_in_the_middle_of_a_run(
     with pytest.raises(StreamkernError) as caught:
         sk.train_model(config, test=test, on_evaluation=on_evaluation)
     # What is gone is noticed by a read or before a checkpoint, whichever comes first.
-    gone = (OSError, DataError) if "deleted" in words else OSError
-    assert isinstance(caught.value, CorruptChunkError if "chunk" in words else gone)
+    gone = (OSError, DataError) if "deleted" in pattern else OSError
+    assert isinstance(caught.value, CorruptChunkError if "chunk" in pattern else gone)
     assert explain(caught.value, str) == 3
-    said = capsys.readouterr().err
-    assert re.search(words, said)
-    assert KEY not in said
-    assert SECRET not in said
+    message = capsys.readouterr().err
+    assert re.search(pattern, message)
+    assert KEY not in message
+    assert SECRET not in message
     overview = run_overview(scene.url, scene.options)
     assert overview["state"] == "stopped; the same command again resumes it"
     assert overview["step"] >= 8
@@ -255,9 +253,12 @@ def test_data_lost_in_the_middle_of_a_run(
     sk.train_model(config, test=test).model.backend.close()
     local = scene.truth.folder / "three"
     if not local.exists():
-        told = {"data.train": str(scene.truth.folder / "train.zarr"), "data.storage_options": {}}
-        told = {**data, **told, "run.run_dir": str(local)}
-        sk.train_model(scene.config(**told)).model.backend.close()
+        local_data = {
+            "data.train": str(scene.truth.folder / "train.zarr"),
+            "data.storage_options": {},
+        }
+        local_data = {**data, **local_data, "run.run_dir": str(local)}
+        sk.train_model(scene.config(**local_data)).model.backend.close()
     expected = chaos_workloads.last_arrays(str(local), None)
     found = chaos_workloads.last_arrays(scene.url, scene.options)
     assert [k for k in expected if found[k].tobytes() != expected[k].tobytes()] == []
@@ -265,7 +266,7 @@ def test_data_lost_in_the_middle_of_a_run(
 
 @pytest.mark.full
 @pytest.mark.parametrize("scene", chaos.ENGINES, indirect=True)
-def test_a_checkpoint_that_may_not_be_written(
+def test_refused_checkpoint_write_exits_3_and_run_resumes(
     scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the command ends with exit code 3, and that the same command then reaches the
@@ -280,10 +281,12 @@ def test_a_checkpoint_that_may_not_be_written(
     scene.proxy.set(faults={"expired": 1.0}, keys=r"checkpoints/[\d-]+-0*12[./]")
     scene.proxy.set(max_consecutive=10**9)
     assert cli(command) == 3
-    said = capsys.readouterr().err
-    assert "the checkpoint of step 12 could not be written to s3://" in said
-    assert re.search(r"writing checkpoints/\S+12/\S+ of s3://\S+/run: the credentials have ", said)
-    assert SECRET not in said
+    message = capsys.readouterr().err
+    assert "the checkpoint of step 12 could not be written to s3://" in message
+    assert re.search(
+        r"writing checkpoints/\S+12/\S+ of s3://\S+/run: the credentials have ", message
+    )
+    assert SECRET not in message
     scene.proxy.set(faults={})
     assert cli(command) == 0
     scene.assert_finished()

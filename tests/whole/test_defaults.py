@@ -36,7 +36,7 @@ def run_default(path: str) -> Any:
 
 
 @pytest.mark.parametrize("name", inspect.signature(KernelEstimator.__init__).parameters)
-def test_estimators_and_run_files_share_their_defaults(name: str) -> None:
+def test_estimators_and_run_files_share_defaults(name: str) -> None:
     if name in ("self", "verbose", "callbacks"):  # those that are not settings of a run
         return
     default = inspect.signature(KernelEstimator.__init__).parameters[name].default
@@ -44,7 +44,7 @@ def test_estimators_and_run_files_share_their_defaults(name: str) -> None:
     assert (default, run_default(path)) in ((default, default), OTHER.get(name))
 
 
-def test_class_weight_and_memory_share_their_defaults() -> None:
+def test_class_weight_and_memory_share_defaults() -> None:
     parameters = sk.KernelClassifier().get_params()
     assert parameters["class_weight"] is run_default("data.class_weight")
     assert parameters["memory"] == run_default("run.device_memory")
@@ -53,7 +53,7 @@ def test_class_weight_and_memory_share_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("n_rows", "epochs"), [(1, 20), (5000, 20), (40_000, 3), (100_000, 1), (10**8, 1)]
 )
-def test_auto_epochs(n_rows: int, epochs: int) -> None:
+def test_auto_epochs_depend_on_rows(n_rows: int, epochs: int) -> None:
     assert auto_epochs(config(), n_rows) == epochs
     log_loss = {"model.loss": "log_loss", "solver.ridge": 1e-3}
     for iterates in ({"solver.name": "falkon"}, {"solver.name": "direct", **log_loss}):
@@ -79,7 +79,7 @@ def test_auto_epochs_count_copies() -> None:
         assert (run.config.data.n_epochs, run.problem.epochs) == (epochs, epochs)
 
 
-def test_the_same_samples_from_both_front_ends() -> None:
+def test_both_front_ends_train_on_same_number_of_samples() -> None:
     result = train(config(), source=ArraySource(X, Y))
     result.model.backend.close()
     model = sk.KernelRegressor(n_centers=40, solver="block", batch_size=50, threads=1).fit(X, Y)
@@ -87,9 +87,7 @@ def test_the_same_samples_from_both_front_ends() -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_epochs_it_began_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_keeps_its_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check also an "auto" that has another meaning since."""
     source = ArraySource(X, Y)
     stopped(config(tmp_path), 3, source=source, test=source)

@@ -1,4 +1,4 @@
-"""Settings and data that make no sense are named; data that are only odd train to the right end."""
+"""Check that invalid settings are named, and that unusual data are trained correctly."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ RANGES: list[tuple[str, dict[str, Any], Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "others", "value", "message"), RANGES)
-def test_an_estimator_names_the_allowed_range(
+def test_estimator_names_the_allowed_range(
     name: str, others: dict[str, Any], value: Any, message: str
 ) -> None:
     estimator = KernelRegressor(**(FIT | {"epochs": 2} | others | {name: value}))
@@ -77,7 +77,7 @@ SECTIONS = {"batch_size": "data", "epochs": "data", "n_centers": "model", "bandw
 @pytest.mark.parametrize(
     ("name", "others", "value", "message"), [case for case in RANGES if case[2] not in (-3, 2.5)]
 )
-def test_so_does_the_command_line(
+def test_command_names_the_allowed_range(
     store: Path,
     capsys: pytest.CaptureFixture[str],
     name: str,
@@ -91,10 +91,10 @@ def test_so_does_the_command_line(
         key = "name" if key == "solver" else key
         arguments += ["--set", f"{SECTIONS.get(key, 'solver')}.{key}={setting}"]
     assert run_command(arguments) == 2
-    words = " ".join(capsys.readouterr().err.split())
+    command_line = " ".join(capsys.readouterr().err.split())
     for option, parameter in (("--epochs ", "epochs="), ("--solver ", "solver=")):
-        words = words.replace(option, parameter)  # whoever typed --set sees --set
-    assert re.search(rf"{name}={value} {message}", re.sub(r"--set \w+\.", "", words))
+        command_line = command_line.replace(option, parameter)  # whoever typed --set sees --set
+    assert re.search(rf"{name}={value} {message}", re.sub(r"--set \w+\.", "", command_line))
 
 
 # ------------------------------------------------------------------ odd rows, and right answers
@@ -113,7 +113,7 @@ EXACT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_centers_that_are_there_twice() -> None:
+def test_duplicate_centers_are_trained() -> None:
     Z = np.repeat(X[:10], 3, axis=0).astype(np.float64)
     model = KernelRegressor(centers=Z, block_size=30, **EXACT).fit(X.astype(np.float64), Y)
     assert np.isfinite(model.dual_coef_).all()
@@ -123,7 +123,7 @@ def test_centers_that_are_there_twice() -> None:
 
 @pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["block", "eigenpro2", "eigenpro3", "eigenpro4"])
-def test_rows_that_are_there_many_times(solver: str) -> None:
+def test_repeated_rows_are_trained(solver: str) -> None:
     """Check rows of which a tenth are different, so that random centers coincide."""
     rows, values = np.repeat(X[:12], 10, axis=0), np.repeat(Y[:12], 10, axis=0)
     options = {"n_centers": "auto"} if solver == "eigenpro2" else {"n_centers": 60}
@@ -134,7 +134,7 @@ def test_rows_that_are_there_many_times(solver: str) -> None:
     assert error < 0.05
 
 
-def test_a_constant_feature_is_no_feature(tmp_path: Path) -> None:
+def test_constant_feature_is_ignored(tmp_path: Path) -> None:
     """Check the constant 0.1, which is no binary number: its mean over 50 000 rows is inexact, and
     its standard deviation not 0."""
     wide = np.full((50_000, 3), 0.1)
@@ -154,7 +154,7 @@ def test_a_constant_feature_is_no_feature(tmp_path: Path) -> None:
     assert describe_store(open_store(tmp_path / "s"))["constant_features"] == 2
 
 
-def test_rows_that_are_all_alike() -> None:
+def test_identical_rows_give_the_mean() -> None:
     """Check that the model is the mean of the targets, because such rows determine no bandwidth."""
     same = np.full((N, 4), 3.0, np.float32)
     make = KernelRegressor(n_centers=P, bandwidth=2.0, threads=1, epochs=50, batch_size=N)
@@ -169,7 +169,7 @@ def test_rows_that_are_all_alike() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["linear", "relu_ntk"])
-def test_equal_rows_give_the_mean_where_the_kernel_is_0(kernel: str) -> None:
+def test_equal_rows_give_the_mean_with_vanishing_kernel(kernel: str) -> None:
     """Check kernels that are 0 between such rows, which are 0 without their mean."""
     same, make = np.full((N, 4), 3.0), KernelRegressor(kernel=kernel, threads=1)
     with pytest.warns(UserWarning, match="explains nothing of its training rows"):
@@ -178,7 +178,7 @@ def test_equal_rows_give_the_mean_where_the_kernel_is_0(kernel: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:nine tenths of the values", "ignore:the model explains nothing")
-def test_features_with_heavy_tails_end_in_no_error() -> None:
+def test_heavy_tailed_features_raise_no_error() -> None:
     """Check a bandwidth for most rows that is so far below the largest distance that rounding hides
     the others."""
     for seed, power in ((0, 5), (0, 6), (2, 6), (0, 7), (3, 8)):
@@ -191,9 +191,7 @@ def test_features_with_heavy_tails_end_in_no_error() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 1e-30])
 @pytest.mark.parametrize("solver", ["direct", "block"])
-def test_a_row_without_weight_is_as_if_it_was_not_there(
-    solver: str, weight: float, tmp_path: Path
-) -> None:
+def test_zero_weight_row_has_no_effect(solver: str, weight: float, tmp_path: Path) -> None:
     """Check the scaling, too: a far row with a weight would move all others to one point."""
     rows, values = np.concatenate([X, 1e6 + X]), np.concatenate([Y, 7 - Y])
     w = np.repeat([1.0, weight], N)
@@ -209,7 +207,7 @@ def test_a_row_without_weight_is_as_if_it_was_not_there(
         assert np.abs(everything.centers_).max() < 100
 
 
-def test_a_frame_is_encoded_without_rows_that_have_no_weight() -> None:
+def test_zero_weight_rows_do_not_affect_encoding() -> None:
     frame = pd.DataFrame({"word": np.where(LABELS, "in", "of"), "x": X[:, 0]})
     others = pd.DataFrame({"word": ["never seen"] * 9, "x": [1e9] * 9})
     y, w = np.append(Y[:, 0], [1e9] * 9), np.append(np.ones(N), np.zeros(9))
@@ -219,7 +217,7 @@ def test_a_frame_is_encoded_without_rows_that_have_no_weight() -> None:
     np.testing.assert_array_equal(make.fit(both, y, w).predict(frame), plain)
 
 
-def test_a_class_of_weight_0_is_in_no_scale() -> None:
+def test_zero_weight_class_does_not_affect_scaling() -> None:
     rows, labels = np.concatenate([X, 1e6 + X]), np.repeat(["a", "b", "far"], [N // 2, N // 2, N])
     model = KernelClassifier(
         class_weight={"far": 0}, n_centers=P, threads=1, metric="none", random_state=0
@@ -235,13 +233,13 @@ def labelled(counts: tuple[int, ...]) -> np.ndarray:
     return np.repeat(np.arange(len(counts)), counts)
 
 
-def test_one_class_is_nothing_to_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = "all rows are of class '0', so there is nothing to learn; add rows of another class"
+def test_single_class_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = "all rows are of class '0', so there is nothing to learn; add rows of another class"
     ingest(X, tmp_path / "s", y=np.zeros(N, int))
-    assert said in describe_store(open_store(tmp_path / "s"))["warnings"]
+    assert message in describe_store(open_store(tmp_path / "s"))["warnings"]
     assert run_command(["info", str(tmp_path / "s")]) == 0
-    assert said in capsys.readouterr().out
-    with pytest.raises(DataError, match=said):
+    assert message in capsys.readouterr().out
+    with pytest.raises(DataError, match=message):
         train(settings(**{"data.train": str(tmp_path / "s")}))
     with pytest.raises(DataError, match="all rows are of class 'b'"):
         KernelClassifier(**FIT).fit(X, np.full(N, "b"))
@@ -252,16 +250,16 @@ def test_one_class_is_nothing_to_learn(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_rare_classes_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, y = np.random.default_rng(2).normal(size=(1010, 3)), labelled((1000, 5, 5))
-    said = "class '1' has 0.5% of the rows and class '0' 99%; set class_weight"
+    message = "class '1' has 0.5% of the rows and class '0' 99%; set class_weight"
     small: dict[str, Any] = {"n_centers": 20, "epochs": 1, "threads": 1, "bandwidth": 2.0}
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match=message):
         KernelClassifier(**small).fit(rows, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         KernelClassifier(class_weight="balanced", **small).fit(rows, y)
     ingest(rows, tmp_path / "s", y=y)
     assert run_command(["plan", "--train", str(tmp_path / "s")]) == 0
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
 
 
 def test_classes_without_rows_are_reported() -> None:
@@ -272,7 +270,7 @@ def test_classes_without_rows_are_reported() -> None:
         train(settings(**overrides), source=source).model.backend.close()
 
 
-def test_targets_that_are_values_have_no_classes(store: Path) -> None:
+def test_class_weight_refuses_regression_targets(store: Path) -> None:
     assert ZarrSource(store).totals is None
     with pytest.raises(ConfigError, match="needs classes, but the targets are values"):
         train(settings(**{"data.train": str(store), "data.class_weight": "balanced"}))

@@ -1,4 +1,4 @@
-"""The pages say what is so: every block of them runs, every link leads somewhere."""
+"""Check the documentation pages: every block runs, and every link resolves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import pytest
 import streamkern
 from streamkern.cli.main import run_command
 from streamkern.config.run_config import RunConfig, load_run_file
-from tests.s3server import KEY, SECRET, S3Server
+from tests.s3_server import KEY, SECRET, S3Server
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -175,7 +175,7 @@ def test_every_block_of_a_page_runs(
             run_sh(block.text, tmp_path)
 
 
-def test_the_pictures_of_the_tutorial_are_those_that_its_blocks_draw() -> None:
+def test_tutorial_figures_match_its_blocks() -> None:
     page = DOCS / "tutorial-table.md"
     text = page.read_text(encoding="utf-8")
     drawn = re.findall(r'savefig\("(.+?)"', text)
@@ -190,7 +190,7 @@ def test_few_blocks_are_not_run() -> None:
     assert len(not_run) <= MOST_NOT_RUN
 
 
-def test_no_block_looks_as_if_it_ran_and_does_not() -> None:
+def test_every_fenced_block_is_found() -> None:
     """Check for fences that the pattern above misses: indented ones, and those with further
     words."""
     fence = re.compile(r"^ *```+ *(python|toml|sh)\b.*$", re.M)
@@ -209,7 +209,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     for link in LINK.findall(text):
         parts = urlsplit(link)
@@ -223,11 +223,11 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert parts.fragment in anchors(target), link
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= MOST_LINES_OF_README
 
 
-def test_every_extra_is_described() -> None:
+def test_every_extra_is_documented() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = (DOCS / "install.md").read_text(encoding="utf-8")
     missing = [name for name in project["optional-dependencies"] if f"`{name}`" not in text]
@@ -237,12 +237,12 @@ def test_every_extra_is_described() -> None:
 # ---------------------------------------------------------------------- the generated parts
 
 
-def test_every_setting_is_described() -> None:
+def test_every_setting_is_documented() -> None:
     """Check the docstring of its model, from which the page of settings is made."""
     for _, section in RunConfig():
         kind = type(section)
-        said = re.findall(r"^(\w+) : ", inspect.getdoc(kind) or "", re.M)
-        assert sorted(said) == sorted(kind.model_fields), kind.__name__
+        message = re.findall(r"^(\w+) : ", inspect.getdoc(kind) or "", re.M)
+        assert sorted(message) == sorted(kind.model_fields), kind.__name__
 
 
 # ---------------------------------------------------------------------------- OpenTelemetry
@@ -259,7 +259,7 @@ def opentelemetry(provider: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return names["OpenTelemetry"]()
 
 
-def test_the_callback_for_opentelemetry_sends_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opentelemetry_callback_sends_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.sdk.metrics", reason="needs opentelemetry-sdk")
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -294,7 +294,7 @@ def numbers_of_record(name: str) -> set[int]:
     ("section", "record"),
     [("### Products and steps", "cpu"), ("## Storage", "object_storage")],
 )
-def test_samples_a_second_are_in_the_record(section: str, record: str) -> None:
+def test_quoted_training_speeds_equal_records(section: str, record: str) -> None:
     """Check that the page quotes only speeds of training that the record of its section holds."""
     page = (DOCS / "explanation" / "measured.md").read_text(encoding="utf-8")
     text = page.partition(f"\n{section}\n")[2].partition("\n##")[0]

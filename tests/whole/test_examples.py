@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,27 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from tests.rawfiles import write_idx
+from tests.raw_files import write_idx
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
+
+
+def example(name: str) -> Any:
+    """Return a script of examples/ as a module, to call its `main` without another process."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where its dataclasses look for their names
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def digits() -> Iterator[Any]:
+    yield example("digits")
+    del sys.modules["digits"]
 
 
 def run_example(name: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +48,10 @@ def run_example(name: str, folder: Path, *options: str) -> subprocess.CompletedP
 
 
 @pytest.mark.slow
-def test_the_demo_is_interrupted_resumed_and_done_once(tmp_path: Path) -> None:
+def test_demo_is_interrupted_resumed_and_completed_once(
+    digits: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Check the script in a process of its own once; the later calls train nothing."""
     pytest.importorskip("matplotlib")
     folder = tmp_path / "digits"
     first = run_example("digits.py", folder, "--quick")
@@ -45,23 +66,23 @@ def test_the_demo_is_interrupted_resumed_and_done_once(tmp_path: Path) -> None:
     assert float(block["test MSE"]) < 1.2 * results["exact"]
     assert float(eigenpro["test MSE"]) < 2 * results["exact"]
 
-    again = run_example("digits.py", folder, "--quick")
-    assert again.returncode == 0, again.stderr
-    assert "exit code 75" not in again.stdout
+    options = ["--folder", str(folder), "--quick"]
+    assert digits.main(options) == 0
+    assert "exit code 75" not in capsys.readouterr().out
     assert json.loads((folder / "table.json").read_text()) == results
 
-    other = run_example("digits.py", folder, "--quick", "--samples", "30000")
-    assert other.returncode == 2
-    assert "another length" in other.stderr
+    assert digits.main([*options, "--samples", "30000"]) == 2
+    assert "another length" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [(), ("--fresh",)])
-def test_the_demo_leaves_a_foreign_folder_alone(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_demo_does_not_change_a_foreign_folder(
+    digits: Any, tmp_path: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.zarr").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    refused = run_example("digits.py", tmp_path, "--quick", *options)
-    assert refused.returncode == 2
-    assert "not this demo's" in refused.stderr
+    assert digits.main(["--folder", str(tmp_path), "--quick", *options]) == 2
+    assert "not this demo's" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "train.zarr"]
 
 
@@ -71,19 +92,13 @@ def test_the_demo_leaves_a_foreign_folder_alone(tmp_path: Path, options: tuple[s
 @pytest.fixture
 def augmented() -> Any:
     """Return the example as a module."""
-    path = EXAMPLES / "augmented_120m.py"
-    spec = importlib.util.spec_from_file_location("augmented_120m", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example("augmented_120m")
 
 
 N_IMAGES, N_HELD_OUT = 300, 100
 
 
-def write_images(folder: Path, ending: str = "") -> np.ndarray:
+def write_images(folder: Path, suffix: str = "") -> np.ndarray:
     """Write four IDX files of 6 x 5 images in three classes, which differ by their bright third."""
     rng = np.random.default_rng(0)
     folder.mkdir()
@@ -92,8 +107,8 @@ def write_images(folder: Path, ending: str = "") -> np.ndarray:
         y = rng.integers(0, 3, n, dtype=np.uint8)
         X = rng.integers(0, 120, (n, 6, 5), dtype=np.uint8)
         X.reshape(n, 3, 10)[np.arange(n), y] += 100
-        write_idx(folder / f"{prefix}-images-idx3-ubyte{ending}", X)
-        write_idx(folder / f"{prefix}-labels-idx1-ubyte{ending}", y)
+        write_idx(folder / f"{prefix}-images-idx3-ubyte{suffix}", X)
+        write_idx(folder / f"{prefix}-labels-idx1-ubyte{suffix}", y)
         images[prefix] = X
     return images["train"]
 
@@ -111,17 +126,17 @@ def last_table(text: str) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_the_long_run_takes_idx_files_and_is_resumed(
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_long_run_accepts_idx_files_and_resumes(
     augmented: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    ending: str,
+    suffix: str,
 ) -> None:
-    images = write_images(tmp_path / "data", ending)
-    whole = arguments(tmp_path / "data", tmp_path / "whole")
-    assert augmented.main(whole) == 0
+    images = write_images(tmp_path / "data", suffix)
+    uninterrupted = arguments(tmp_path / "data", tmp_path / "whole")
+    assert augmented.main(uninterrupted) == 0
     printed = capsys.readouterr().out
     assert re.search(r"3,600 samples through 300 centers take about \d:\d\d:\d\d ", printed)
     rows = last_table(printed)
@@ -151,7 +166,7 @@ def test_the_long_run_takes_idx_files_and_is_resumed(
     assert [row[:4] for row in last_table(printed)] == [row[:4] for row in rows]
 
 
-def test_the_long_run_names_what_fits_the_time(
+def test_long_run_estimates_what_fits_the_time(
     augmented: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -182,7 +197,7 @@ def test_the_long_run_names_what_fits_the_time(
     assert augmented.main(arguments(tmp_path / "data", folder, "--yes")) == 0
 
 
-def test_the_long_run_refuses_bad_files(
+def test_long_run_refuses_invalid_files(
     augmented: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refusal(number: int) -> str:
@@ -206,7 +221,7 @@ def test_the_long_run_refuses_bad_files(
     assert "data.test has rows of shape (7, 5, 1)" in refusal(4)
 
 
-def test_the_stand_in_is_the_same_every_time_and_can_be_learned(augmented: Any) -> None:
+def test_generated_images_are_reproducible_and_learnable(augmented: Any) -> None:
     X, y = augmented.stand_in(6000, 0)
     assert (X.shape, X.dtype, y.shape, y.dtype) == ((6000, 28, 28), np.uint8, (6000,), np.uint8)
     again, labels = augmented.stand_in(6000, 0)
@@ -224,7 +239,7 @@ def test_the_stand_in_is_the_same_every_time_and_can_be_learned(augmented: Any) 
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_model_of_many_centers_and_eigenpro_in_its_time(tmp_path: Path) -> None:
+def test_many_center_example_compares_with_eigenpro(tmp_path: Path) -> None:
     sizes = ("--centers", "1000", "--rows", "20000", "--memory", "500 MiB")
     found = run_example("million_centers.py", tmp_path, *sizes)
     assert found.returncode == 0, found.stderr

@@ -1,4 +1,4 @@
-"""The check of a GPU, tried without one: on NumPy, and on the device of `virtual`."""
+"""The check of a GPU, tried without one: on NumPy, and on a virtual GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from streamkern import planning
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import gpu_count, gpu_problem
-from tests.virtual import VirtualBackend
+from tests.virtual_gpu import VirtualBackend
 from tools import gpu_check, gpu_clock, gpu_parts, gpu_ranks, gpu_solver, gpu_speed
 
 SHAPE = (40, 70, 6, 3)
@@ -26,7 +26,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_clock, "SECONDS", 0.0)
 
 
-def test_the_step_is_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checked_step_equals_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that rows are weighted by estimated leverages, in blocks whose factors fit."""
     made = list[Any]()
     monkeypatch.setattr(gpu_solver.BlockSolver, "_row_weights", lambda self, *of: made.append(self))
@@ -38,7 +38,7 @@ def test_the_step_is_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("backend", [Backend(1), VirtualBackend(0)], ids=["numpy", "virtual"])
-def test_speed_is_reported_in_full(backend: Any) -> None:
+def test_speed_report_is_complete(backend: Any) -> None:
     report = gpu_speed.measure(backend, 100, **SIZES)
     assert report["copy"]["gb_per_s"] > 0
     assert report["upload"]["through_ring_gb_per_s"] > 0
@@ -59,7 +59,7 @@ def test_speed_is_reported_in_full(backend: Any) -> None:
     json.dumps(report)
 
 
-def test_everything_is_on_the_stream_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_work_runs_on_the_stream_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that no work is on another stream, where it would race with its results."""
     inside, seen = list[int](), list[int]()
 
@@ -81,13 +81,13 @@ def test_everything_is_on_the_stream_of_the_backend(monkeypatch: pytest.MonkeyPa
     assert seen == [1]
 
 
-def test_what_there_is_no_time_for_is_named() -> None:
+def test_measurements_without_time_are_listed() -> None:
     report = gpu_speed.measure(Backend(1), -1, **SIZES)
     left_out = [*report["shapes"][0]["modes"].values(), *report["eigh"].values()]
     assert left_out == [{"left_out": "the time was over"}] * (len(gpu_speed.MODES) + 1)
 
 
-def test_a_part_that_fails_is_reported_and_stops_nothing(tmp_path: Path) -> None:
+def test_failing_part_is_reported_and_others_run(tmp_path: Path) -> None:
     def fails() -> dict[str, Any]:
         raise MemoryError("no room")
 
@@ -123,13 +123,13 @@ def test_large_triangles_are_compared_exactly() -> None:
     assert [name for name, right in report["right"].items() if not right] == ["gram of a triangle"]
 
 
-def test_the_parts_of_a_step_are_timed() -> None:
+def test_parts_of_a_step_are_timed() -> None:
     (found,) = gpu_parts.step_parts(Backend(1), [SHAPE], "exact").values()
     assert list(found)[-2:] == ["H g", "H.T (H g)"]
     assert all(ms > 0 for ms in found.values())
 
 
-def test_costs_are_told_by_the_names_of_those_that_are_assumed() -> None:
+def test_measured_costs_have_names_of_assumed_costs() -> None:
     report = gpu_parts.costs(Backend(1), SHAPE)
     for name in ("FLOPS", "FAST", "ENTRY", "APPLY"):
         assert report[f"DEVICE_{name}"] > 0
@@ -148,7 +148,7 @@ def test_backends_and_ranks_may_share_a_device() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_have_devices_of_their_own() -> None:
+def test_ranks_may_have_separate_devices() -> None:
     """Run two processes as two devices on a CPU; their sums go through the host."""
     report = gpu_ranks.on_two_devices("cpu", 2000, 200)
     assert report["passed"], report
@@ -159,11 +159,11 @@ def test_ranks_have_devices_of_their_own() -> None:
 
 
 @pytest.mark.skipif(gpu_count() > 1, reason="needs a machine with one GPU or none")
-def test_two_devices_are_asked_for() -> None:
+def test_second_device_is_required() -> None:
     assert gpu_ranks.on_two_devices() == {"left_out": "needs two GPUs"}
 
 
 @pytest.mark.skipif(gpu_problem() is None, reason="needs a machine without a GPU")
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_check_without_gpu_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_check.main([]) == 2
     assert capsys.readouterr().err == f"gpu_check: {gpu_problem()}\n"

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 import streamkern as sk
-from tests import standin
-from tests.hostcuda import COMPILER
+from tests import fake_cupy
+from tests.host_cuda import COMPILER
 
 N, MORE, D = 160, 600, 11
 """Rows; those of a fit that learns a metric; features, whose rows of halves are padded."""
@@ -38,7 +38,7 @@ TRAIN, FRESH = slice(N), slice(MORE, None)
 def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the process a GPU."""
     if request.param == "stand-in":
-        standin.install(monkeypatch)
+        fake_cupy.install(monkeypatch)
 
 
 def values(**options: Any) -> Callable[[str], Any]:
@@ -84,7 +84,7 @@ FITS = {
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_fits_are_those_of_the_cpu(name: str, card: None) -> None:
+def test_gpu_fits_equal_cpu_fits(name: str, card: None) -> None:
     on_cpu, on_gpu = (np.asarray(FITS[name](device)) for device in ("cpu", "gpu"))
     assert on_gpu.shape == on_cpu.shape
     assert np.square(on_gpu - on_cpu).mean() < 0.01 * np.square(on_cpu - on_cpu.mean(0)).mean()

@@ -25,13 +25,13 @@ def measured(folder: Path, *rows: str) -> dict:
 
 
 @pytest.mark.full
-def test_ten_times_the_rows_take_the_same_memory(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
     results = measured(tmp_path, "1200000", "12000000")
     assert [f["rows"] for f in results["figures"]] == [1_200_000, 12_000_000]
     assert results["peak_spread"]["augmented"] < 0.05
 
 
-def test_every_figure_is_there(tmp_path: Path) -> None:
+def test_every_figure_is_measured(tmp_path: Path) -> None:
     results = measured(tmp_path, "1200000")
     assert results["wrong"] == []
     for f in results["figures"]:
@@ -39,13 +39,13 @@ def test_every_figure_is_there(tmp_path: Path) -> None:
         assert f["plan_mib"] * 2**20 < 64 * f["units"]
 
 
-def test_generated_rows_are_a_function_of_their_number() -> None:
+def test_generated_rows_depend_on_their_number_only() -> None:
     X, y = subject.generated(1, 2, 0, 100)
     again, _ = subject.generated(1, 2, 40, 60)
     np.testing.assert_array_equal(again, X[40:60])
     assert y.tolist() == [i % 10 for i in range(100)]
 
 
-def test_a_size_that_fails_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_size_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert subject.main(["--rows", "0", "--kinds", "generator"]) == 1
     assert "WRONG: generator, 0" in capsys.readouterr().out

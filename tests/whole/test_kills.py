@@ -9,7 +9,7 @@ from benchmarks.kills import METHODS, run
 
 @pytest.mark.full
 @pytest.mark.parametrize("kills", [20, 1000])
-def test_killed_commands_leave_what_undisturbed_ones_do(kills: int) -> None:
+def test_killed_commands_give_same_files_as_undisturbed_ones(kills: int) -> None:
     """Kill each command at least once, or as often as `python -m benchmarks.kills` does."""
     outcomes = run(kills)
     assert {name: o.failures for name, o in outcomes.items() if o.failures} == {}

@@ -9,11 +9,11 @@ import pytest
 
 from streamkern.backend.batch import Batch
 from streamkern.backend.devices import get_backend
-from tests import standin
-from tests.hostcuda import COMPILER
+from tests import fake_cupy
+from tests.host_cuda import COMPILER
 from tests.launches import counted, total
-from tests.maths import RIDGED, SOLVERS, make_case, operator
 from tests.plans import solver_settings
+from tests.solver_problems import RIDGED, SOLVERS, make_case, operator
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
@@ -29,7 +29,7 @@ ridge, and with a projection in every step."""
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    standin.install(monkeypatch)
+    fake_cupy.install(monkeypatch)
     monkeypatch.setattr("streamkern.backend.device_algebra.TRIANGLE_BLOCK", TRIANGLE_BLOCK)
 
 
@@ -53,17 +53,17 @@ def launches(name: str, ridge: float = 0.0, **changes: Any) -> list[Counter[str]
 
 
 @pytest.mark.parametrize("name", sorted(SOLVERS))
-def test_a_step_takes_few_launches(name: str) -> None:
+def test_step_needs_few_launches(name: str) -> None:
     assert max(map(total, launches(name, 0.01 if name in RIDGED else 0.0))) <= LIMITS.get(name, 28)
 
 
-def test_four_blocks_take_60_launches() -> None:
+def test_four_blocks_need_60_launches() -> None:
     """Check also at most 30 views of arrays; a small ridge is evaluated in few steps."""
     found = launches("blocks", ridge=1e-6, block_size=8, p=32)
     assert max(map(total, found)) <= 60
     assert max(counts["view"] for counts in found) <= 30
 
 
-def test_one_block_takes_40_launches() -> None:
+def test_one_block_needs_40_launches() -> None:
     """Check also one block of 60 000 centers, whose triangles take four more."""
     assert max(map(total, launches("block", block_size=32, p=32))) + 4 <= 40

@@ -1,4 +1,4 @@
-"""Memory of a run in a process of its own: what the plan says, and no more for more rows.
+"""Check that the memory of a run equals its plan, and does not grow with the rows.
 
 Input that is read in pieces takes the memory that is planned too, though all of it would take more.
 The peak is VmHWM above the resident size after all imports, so this runs on Linux only.
@@ -187,7 +187,7 @@ def assert_planned(report: dict[str, Any], memory: str = "none") -> None:
         pytest.param(60_000, "block", "300 MiB", "numba", marks=needs_numba),
     ],
 )
-def test_the_peak_is_what_was_planned(
+def test_peak_memory_equals_plan(
     rows: int, solver: str, memory: str, accelerator: str, folder: Path
 ) -> None:
     """Check 72 and 144 MB of rows; the peak must be within the plan, and above half of it."""
@@ -196,24 +196,24 @@ def test_the_peak_is_what_was_planned(
 
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("centers", ["balanced", "kmeans", "rpcholesky"])
-def test_choosing_centers_is_planned_too(centers: str, folder: Path) -> None:
+def test_memory_of_center_selection_is_planned(centers: str, folder: Path) -> None:
     assert_planned(measured(folder, 60_000, "block", "200 MiB", centers=centers), "200 MiB")
 
 
 @pytest.mark.full
-def test_learning_a_metric_is_planned_too(folder: Path) -> None:
+def test_memory_of_metric_learning_is_planned(folder: Path) -> None:
     report = measured(folder, 60_000, "block", "240 MiB", metric="learn")
     assert 0.9 * report["planned"] <= report["phases"]["metric"]
     assert_planned(report, "240 MiB")
 
 
 @pytest.mark.full
-def test_rows_set_aside_are_planned_too(folder: Path) -> None:
+def test_memory_of_validation_rows_is_planned(folder: Path) -> None:
     assert_planned(measured(folder, 60_000, "block", "200 MiB", early=True), "200 MiB")
 
 
 @pytest.mark.full
-def test_patch_features_are_planned_too(tmp_path: Path) -> None:
+def test_memory_of_patch_features_is_planned(tmp_path: Path) -> None:
     """Check that filters are drawn before anything is counted, from a sample that is no larger."""
     rng, url = np.random.default_rng(0), tmp_path / "images.zarr"
     X = rng.integers(0, 256, (6000, 32, 32, 3), dtype=np.uint8)
@@ -228,7 +228,7 @@ def test_patch_features_are_planned_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_four_times_the_rows_take_the_memory_that_was_planned(folder: Path) -> None:
+def test_memory_of_four_times_the_rows_is_as_planned(folder: Path) -> None:
     rows = 240_000
     few, many = (measured(folder, n, "block", "160 MiB") for n in (60_000, rows))
     assert many["planned"] < 1.01 * few["planned"]  # a long run's setup takes a larger sample
@@ -239,7 +239,7 @@ def test_four_times_the_rows_take_the_memory_that_was_planned(folder: Path) -> N
 
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("kind", ["sparse", "frame"])
-def test_rows_that_are_read_in_pieces_fit_the_budget(kind: str) -> None:
+def test_rows_read_in_pieces_fit_the_budget(kind: str) -> None:
     peaks = run_alone(INPUT_CHILD, [kind, ROWS, FEATURES, BUDGET])
     assert ROWS * FEATURES * 8 > 2 * BUDGET
     # What Dask needs to make a block nobody can plan.

@@ -1,4 +1,4 @@
-"""The n-th call fails, for every n: a sentence, nothing half done, and the same command goes on."""
+"""Let the n-th call fail, for every n, and check that the same command then completes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import zarr
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.store.store import open_store
-from tests.nthfailure import life
+from tests.nth_failure import run_with_fault
 
 DONE, USAGE, FAILED = 0, 2, 3
 SAMPLE = 3
@@ -111,8 +111,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     at = tmp_path_factory.mktemp("inputs")
     np.savez(at / "x.npz", X=X, y=Y)
     ingest(X, at / "s.zarr", y=Y, chunk_mb=0.005)
-    words = ["train", "--train", at / "s.zarr", "--run-dir", at / "run", *SMALL]
-    assert life(words, at)[0] == DONE
+    arguments = ["train", "--train", at / "s.zarr", "--run-dir", at / "run", *SMALL]
+    assert run_with_fault(arguments, at)[0] == DONE
     return at
 
 
@@ -126,31 +126,31 @@ def folder_with(inputs: Path, at: Path) -> Path:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["io", "memory"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_whatever_call_fails_the_same_command_again_completes(
+def test_command_completes_after_any_failed_call(
     inputs: Path, tmp_path: Path, name: str, kind: str, pytestconfig: pytest.Config
 ) -> None:
-    words, result = COMMANDS[name]
+    arguments, result = COMMANDS[name]
     at = folder_with(inputs, tmp_path / "at")
-    code, out, err, calls = life(words(at), at, kind)
+    code, out, err, calls = run_with_fault(arguments(at), at, kind)
     assert code == DONE, err
-    whole = result(at, out)
+    uninterrupted = result(at, out)
     every = range(1, calls + 1)
     if not pytestconfig.getoption("--full"):
         drawn = np.random.default_rng([len(name), len(kind)]).permutation(calls)[:SAMPLE] + 1
         every = sorted(drawn.tolist())
     for n in every:
         at = folder_with(inputs, tmp_path / "at")
-        code, out, err, _ = life(words(at), at, kind, n)
-        told = f"call {n} of {calls}: exit code {code}, {err}"
-        assert "this is a bug" not in err, told
-        assert "Traceback" not in err, told
+        code, out, err, _ = run_with_fault(arguments(at), at, kind, n)
+        reported = f"call {n} of {calls}: exit code {code}, {err}"
+        assert "this is a bug" not in err, reported
+        assert "Traceback" not in err, reported
         if code != DONE:
-            assert code == FAILED or (kind == "io" and code == USAGE), told
-            assert err.splitlines()[-1].startswith("streamkern: "), told
-            code, out, err, _ = life(words(at), at, kind)
+            assert code == FAILED or (kind == "io" and code == USAGE), reported
+            assert err.splitlines()[-1].startswith("streamkern: "), reported
+            code, out, err, _ = run_with_fault(arguments(at), at, kind)
             # A store that is there already: the call failed after the last write.
             done = code == USAGE and "already holds a store" in err
-            assert done or code == DONE, f"{told}; and again: {err}"
+            assert done or code == DONE, f"{reported}; and again: {err}"
         elif "was skipped" in err:  # the run went on from an older checkpoint, and says so
             continue
-        assert result(at, out) == whole, told
+        assert result(at, out) == uninterrupted, reported

@@ -1,4 +1,4 @@
-"""Functions take NumPy's numbers where they take a number, and paths where they take a place."""
+"""Check that functions accept NumPy scalars and paths."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def trained(source: Any, place: Path) -> Any:
     return result
 
 
-def test_stores(tmp_path: Path) -> None:
+def test_store_functions_accept_numpy_scalars(tmp_path: Path) -> None:
     a, b, c, d = (tmp_path / f"{name}.zarr" for name in "abcd")
     ingest_store(
         X, a, y=LABELS, chunk_mb=half, seed=three, shuffle=np.bool_(True), memory=np.int64(10**8),
@@ -72,14 +72,14 @@ def test_stores(tmp_path: Path) -> None:
     assert materialise_store(source, d, seed=3, memory=2**29).n_rows == 1200
 
 
-def test_sources_and_transforms(tmp_path: Path) -> None:
-    def made(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+def test_sources_and_transforms_accept_numpy_scalars(tmp_path: Path) -> None:
+    def generate(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         return X[start:stop], X[start:stop, :1]
 
     rows = ArraySource(X, X[:, 0], unit_rows=np.uint8(70))
     sources = [
         GeneratorSource(
-            made, np.uint8(200), (np.int8(4),), np.float32, three - 2, block_rows=three
+            generate, np.uint8(200), (np.int8(4),), np.float32, three - 2, block_rows=three
         ),
         AugmentedSource(rows, np.uint8(3), [GaussianNoise(half), MixUp(half)]),
         AugmentedSource(rows, 1, [Scale("global", half, half)]),
@@ -91,7 +91,7 @@ def test_sources_and_transforms(tmp_path: Path) -> None:
     assert trained(images, tmp_path / "images").samples == 200
 
 
-def test_a_search_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+def test_search_resumes_with_numpy_scalars(tmp_path: Path) -> None:
     counts = {"rows": 100, "centers": 20, "epochs": 1, "folds": 1, "refine": 0}
     plain = tune(X, LABELS, bandwidths=[1.0, 2.0], ridges=[0.5], out=tmp_path, **counts)
     twins: dict[str, Any] = {name: np.int64(n) for name, n in counts.items()}
@@ -99,7 +99,7 @@ def test_a_search_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     assert again.best == plain.best
 
 
-def test_models(tmp_path: Path) -> None:
+def test_model_functions_accept_numpy_scalars(tmp_path: Path) -> None:
     trained(ArraySource(X, X[:, 0]), tmp_path / "run")
     model = streamkern.load(tmp_path / "run")
     model.save(tmp_path / "saved")
@@ -151,7 +151,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("flag", [True, np.bool_(True)], ids=["bool", "np.bool_"])
 @pytest.mark.parametrize("argument", REFUSED)
-def test_a_boolean_is_not_a_number(
+def test_boolean_is_refused_as_a_number(
     argument: str, flag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that True, which Python counts as 1, is refused as a number."""
@@ -166,7 +166,7 @@ def test_a_boolean_is_not_a_number(
 
 
 @pytest.mark.parametrize("wrong", [-1, "a", None, float("nan")])
-def test_numbers_of_seconds_and_mebibytes(wrong: Any) -> None:
+def test_invalid_seconds_and_mebibytes_are_refused(wrong: Any) -> None:
     for call in (
         lambda: Loader(ArraySource(X, LABELS), 50, retry_s=wrong),
         lambda: Cache("cache", idle_s=wrong),
@@ -176,13 +176,13 @@ def test_numbers_of_seconds_and_mebibytes(wrong: Any) -> None:
             call()
 
 
-def test_a_boolean_is_no_sample_weight(tmp_path: Path) -> None:
+def test_boolean_is_refused_as_sample_weight(tmp_path: Path) -> None:
     with pytest.raises(streamkern.DataError, match=r"have shape \(\)"):
         ingest_store(X, tmp_path / "a.zarr", y=LABELS, sample_weight=np.True_)
 
 
 @pytest.mark.parametrize("y", [np.int64(1), [np.int64(1)], np.array([1])], ids=repr)
-def test_a_column_is_named_by_a_position_of_numpy(y: Any, tmp_path: Path) -> None:
+def test_numpy_integer_names_a_column_position(y: Any, tmp_path: Path) -> None:
     """Check positions of NumPy, such as those of `np.flatnonzero`."""
     table = tmp_path / "a.csv"
     table.write_text("a,b,c\n1,2,0.5\n3,4,1.5\n5,7,2.5\n")

@@ -19,7 +19,7 @@ def small_table(n: int = 300) -> dict[str, object]:
     return {"X": X, "y": y, "task": "regression"}
 
 
-def test_the_exact_model_is_the_best_of_the_ridges() -> None:
+def test_exact_model_is_best_of_the_ridges() -> None:
     problem = tables.make_problem(small_table(), 40, seed=1)
     assert problem.X.shape == (240, 3)
     assert problem.Z.shape == (40, 3)
@@ -35,7 +35,7 @@ def test_the_exact_model_is_the_best_of_the_ridges() -> None:
     assert tables.exact_error(problem) == pytest.approx(min(errors), rel=1e-5)
 
 
-def test_classes_and_rows_that_are_given_for_testing() -> None:
+def test_classes_and_given_test_rows_are_used() -> None:
     data = small_table() | {"task": "classes", "y": np.arange(300) % 3}
     data["test_mask"] = np.arange(300) < 50
     problem = tables.make_problem(data, 40, seed=1)
@@ -43,7 +43,7 @@ def test_classes_and_rows_that_are_given_for_testing() -> None:
     np.testing.assert_array_equal(problem.Y_test.argmax(axis=1), np.arange(50) % 3)
 
 
-def test_a_folder_of_tables(tmp_path: Path) -> None:
+def test_folder_of_tables_is_measured(tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", **small_table())
     found = tables.load_tables(tmp_path)
     assert list(found) == ["one"]
@@ -63,19 +63,19 @@ def test_a_folder_of_tables(tmp_path: Path) -> None:
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(40))
-def test_what_a_newcomer_brings(number: int) -> None:
+def test_random_user_data_are_handled_without_faults(number: int) -> None:
     assert newcomer.judge(newcomer.draw(number)).faults == []
 
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_tables_of_few_different_rows_get_the_mean_of_equal_rows() -> None:
+def test_tables_of_few_distinct_rows_get_mean_of_equal_rows() -> None:
     verdicts = {number: newcomer.judge(newcomer.draw_table(number)) for number in range(60)}
     assert {number: v.faults for number, v in verdicts.items() if v.faults} == {}
     assert sum(v.cells is not None for v in verdicts.values()) >= 3
 
 
-def test_a_model_that_is_worse_than_the_mean_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_worse_than_the_mean_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(case for case in map(newcomer.draw, range(50)) if case.name == "diabetes")
     monkeypatch.setattr(
         newcomer.sk.KernelRegressor, "predict", lambda self, X: np.full(len(X), 1e3)

@@ -25,7 +25,7 @@ def points() -> tuple[np.ndarray, np.ndarray]:
     return X, X[:80]
 
 
-def test_falkon_ends_at_the_ridge_solution(points: tuple[np.ndarray, np.ndarray]) -> None:
+def test_falkon_reaches_ridge_solution(points: tuple[np.ndarray, np.ndarray]) -> None:
     X, Z = points
     Y = np.random.default_rng(1).standard_normal((len(X), 2))
     K, penalty = kernel(X, Z), 1e-3
@@ -38,7 +38,7 @@ def test_falkon_ends_at_the_ridge_solution(points: tuple[np.ndarray, np.ndarray]
     np.testing.assert_allclose(falkon.weights(), expected, rtol=1e-8, atol=1e-10)
 
 
-def test_falkon_keeps_an_output_that_has_nothing_to_fit(
+def test_falkon_keeps_an_output_without_residual(
     points: tuple[np.ndarray, np.ndarray],
 ) -> None:
     X, Z = points
@@ -50,7 +50,7 @@ def test_falkon_keeps_an_output_that_has_nothing_to_fit(
     assert not falkon.weights()[:, 1].any()
 
 
-def test_the_preconditioner_levels_the_top_of_the_spectrum(
+def test_preconditioner_flattens_top_of_spectrum(
     points: tuple[np.ndarray, np.ndarray],
 ) -> None:
     """Check that (I - K E D E^T) K / s has l_{q+1} in place of larger eigenvalues."""
@@ -68,7 +68,7 @@ def test_the_preconditioner_levels_the_top_of_the_spectrum(
 
 
 @pytest.mark.parametrize("period", [1, 3])
-def test_eigenpro4_recovers_a_function_in_the_span_of_the_centers(
+def test_eigenpro4_recovers_function_in_span_of_centers(
     points: tuple[np.ndarray, np.ndarray], period: int
 ) -> None:
     X, Z = points
@@ -86,7 +86,7 @@ def test_eigenpro4_recovers_a_function_in_the_span_of_the_centers(
     assert not solver.gamma.any()
 
 
-def test_eigenpro4_has_a_period_of_as_many_rows_as_centers_and_one_step_at_least(
+def test_eigenpro4_period_has_as_many_rows_as_centers(
     points: tuple[np.ndarray, np.ndarray],
 ) -> None:
     X, Z = points
@@ -98,7 +98,7 @@ def test_eigenpro4_has_a_period_of_as_many_rows_as_centers_and_one_step_at_least
 # ------------------------------------------------------------------------------- the comparison
 
 
-def test_a_run_writes_every_line_of_every_table(
+def test_run_writes_every_line_of_every_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "public.json"
@@ -121,7 +121,7 @@ def test_a_run_writes_every_line_of_every_table(
     assert all(line in capsys.readouterr().out for line in found["verdicts"][-1:])
 
 
-def test_ahead_means_ahead_of_the_kindest_figure_and_divergence_is_said() -> None:
+def test_ahead_uses_most_favourable_figure_and_reports_divergence() -> None:
     def record(method: str, epochs: int, ratio: float | None, seconds: float) -> dict[str, Any]:
         return {"method": method, "epochs": epochs, "ratio": ratio, "seconds": seconds, "seed": 0,
                 "diverged": ratio is None}  # fmt: skip

@@ -43,7 +43,7 @@ def test_tables_are_read_and_split(folder: Path) -> None:
     assert not np.array_equal(rows.X, real_data.split(tables["prices"], 1).X)
 
 
-def test_rows_are_capped(folder: Path) -> None:
+def test_number_of_rows_is_limited(folder: Path) -> None:
     table = real_data.load(folder, None)["prices"]
     rows = real_data.split(table, 0, 100)
     assert (len(rows.X), len(rows.X_test)) == (100, 48)
@@ -53,22 +53,31 @@ def test_rows_are_capped(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_it_measures_tunes_and_draws(
+def test_benchmark_measures_tunes_and_draws(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told, picture = folder / "real.json", folder / "real.png"
+    results, picture = folder / "real.json", folder / "real.png"
     methods = ["streamkern", "HistGradientBoosting", "SVM"]
-    arguments = ["--data", str(folder), "--seeds", "1", "--json", str(told), "--methods", *methods]
+    arguments = [
+        "--data",
+        str(folder),
+        "--seeds",
+        "1",
+        "--json",
+        str(results),
+        "--methods",
+        *methods,
+    ]
     for library in ("OMP", "OPENBLAS", "MKL"):
         monkeypatch.setenv(f"{library}_NUM_THREADS", "1")
     monkeypatch.setattr(sys, "argv", ["real_data", *arguments])
     real_data.main()
-    before = json.loads(told.read_text())["tables"]
+    before = json.loads(results.read_text())["tables"]
     monkeypatch.setattr(
         sys, "argv", ["real_data", *arguments, "--tuned", "0.01", "--plot", str(picture)]
     )
     real_data.main()
-    records = json.loads(told.read_text())["tables"]
+    records = json.loads(results.read_text())["tables"]
     assert list(records) == ["kinds", "prices"]
     for name, of_one in records.items():
         done = [r["method"] for r in of_one]
@@ -87,13 +96,13 @@ def test_it_measures_tunes_and_draws(
         real_data.main()
 
 
-def test_what_does_not_end_in_time_has_no_error(folder: Path) -> None:
+def test_timed_out_method_has_no_error(folder: Path) -> None:
     table, given = real_data.load(folder, None)["prices"], argparse.Namespace(rows=None)
     record = fits.in_a_process(real_data.fit, table, "SVM", 0, [], given, limit=0.01)
     assert record == {"failed": "> 0.01 s"}
 
 
-def test_the_log_loss_is_that_of_scikit_learn() -> None:
+def test_log_loss_equals_scikit_learn() -> None:
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import log_loss
 
@@ -106,12 +115,12 @@ def test_the_log_loss_is_that_of_scikit_learn() -> None:
     assert fits.log_loss(some, X[y == 0], y[y == 0]) == pytest.approx(-np.log(1e-12))
 
 
-def test_the_frontier_has_what_no_other_method_beats() -> None:
+def test_frontier_contains_undominated_methods() -> None:
     points = {"slow": (9.0, 1.0), "fast": (1.0, 2.0), "worse": (2.0, 3.0), "same": (1.0, 2.5)}
     assert frontier.frontier(points) == ["fast", "slow"]
 
 
-def test_ratios_are_to_the_best_of_each_table() -> None:
+def test_ratios_compare_with_best_method_of_each_table() -> None:
     def record(method: str, **figures: float) -> dict[str, Any]:
         return {"method": method} | figures
 

@@ -1,4 +1,4 @@
-"""Twenty files that nobody here made, from packages that ship them: by estimator and by command.
+"""Check twenty files that other packages ship, by estimator and by command.
 
 Each is read by the options that its refusal names, if it is refused as it is; rows and columns are
 counted against pandas, and answers of the command are those of the estimator, bit for bit.
@@ -76,21 +76,21 @@ def local_copy(case: Case, folder: Path) -> tuple[Path, pd.DataFrame]:
     """Return the file, arrays of JSON as lines, and what pandas reads from it."""
     source = (VEGA if (VEGA / case.file).exists() else SKLEARN) / case.file
     if source.suffix != ".json":
-        place = folder / case.file
-        place.write_bytes(source.read_bytes())
-        return place, pd.read_csv(place, **case.pandas)
-    place = folder / f"{case.file}l"
+        path = folder / case.file
+        path.write_bytes(source.read_bytes())
+        return path, pd.read_csv(path, **case.pandas)
+    path = folder / f"{case.file}l"
     records = json.loads(source.read_text(encoding="utf-8"))
-    place.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
-    return place, pd.DataFrame(records)
+    path.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    return path, pd.DataFrame(records)
 
 
 def for_prediction(options: tuple[str, ...]) -> list[str]:
     """Return the options that say how a file is read, without those of targets and columns."""
-    kept, words = [], iter(options)
-    for word in words:
+    kept, arguments = [], iter(options)
+    for word in arguments:
         if word in ("--targets", "--drop", "--date", "--numeric"):
-            next(words)
+            next(arguments)
         elif word not in ONLY_INGEST:
             kept.append(word)
     return kept
@@ -98,16 +98,16 @@ def for_prediction(options: tuple[str, ...]) -> list[str]:
 
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("case", CASES, ids=[case.file for case in CASES])
-def test_a_file_by_estimator_and_by_command(
+def test_file_is_learned_by_estimator_and_command(
     case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place, frame = local_copy(case, tmp_path)
+    location, frame = local_copy(case, tmp_path)
     if case.refused is not None:
         with pytest.raises(streamkern.StreamkernError) as caught:
-            streamkern.ingest_store(str(place), tmp_path / "refused.zarr", y=case.y)
+            streamkern.ingest_store(str(location), tmp_path / "refused.zarr", y=case.y)
         assert case.refused in str(caught.value)
     store, run = str(tmp_path / "s.zarr"), str(tmp_path / "run")
-    assert run_command(["ingest", str(place), store, "--y", case.y, *case.options]) == 0
+    assert run_command(["ingest", str(location), store, "--y", case.y, *case.options]) == 0
     n_rows = int(frame[case.y].notna().sum())
     assert streamkern.open_store(store).spec.n_rows == n_rows
     fixed = {"metric": "none", "kernel": "laplace", "bandwidth": 3.0}
@@ -117,7 +117,7 @@ def test_a_file_by_estimator_and_by_command(
     assert run_command(["train", "--train", store, "--run-dir", run, *chosen]) == 0
     answers = tmp_path / "answers.csv"
     reading = for_prediction(case.options)
-    assert run_command(["predict", run, str(place), str(answers), *reading]) == 0
+    assert run_command(["predict", run, str(location), str(answers), *reading]) == 0
     capsys.readouterr()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of words that the targets of some rows hid

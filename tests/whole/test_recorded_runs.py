@@ -33,7 +33,7 @@ PREDICTED = {
 
 
 @pytest.mark.parametrize("name", PREDICTED)
-def test_a_run_of_an_earlier_version_opens(name: str, tmp_path: Path) -> None:
+def test_run_of_earlier_version_opens(name: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(RUNS) as archive:
         archive.extractall(tmp_path)
     loaded = sk.load(tmp_path / name)
@@ -43,7 +43,7 @@ def test_a_run_of_an_earlier_version_opens(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # other libraries than at that time are told
 @pytest.mark.parametrize("name", PREDICTED)
-def test_its_command_finds_it_ended(name: str, tmp_path: Path) -> None:
+def test_repeated_command_recognises_finished_run(name: str, tmp_path: Path) -> None:
     """Check that it is not taken for another run, which would need another folder."""
     with zipfile.ZipFile(RUNS) as archive:
         archive.extractall(tmp_path)

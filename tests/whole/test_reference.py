@@ -11,7 +11,7 @@ from sklearn.gaussian_process.kernels import RBF, Matern, RationalQuadratic
 from sklearn.metrics.pairwise import laplacian_kernel
 
 from tests import reference as ref
-from tests.maths import rows
+from tests.solver_problems import rows
 
 
 def same(actual: ref.Array, desired: ref.Array) -> None:
@@ -59,7 +59,7 @@ def test_least_squares_agrees_with_streamed_normal_equations() -> None:
     np.testing.assert_allclose(linalg.solve(gram, moment), alpha, rtol=1e-9, atol=1e-9)
 
 
-def test_least_squares_with_duplicate_centers_is_the_one_of_least_norm() -> None:
+def test_least_squares_with_duplicate_centers_has_least_norm() -> None:
     kernel, Z = ref.make_kernel("gaussian", 1.0), rows(2, 9, 2)
     X, Y = rows(0, 90, 2), rows(1, 90, 1)
     Z_twice = np.concatenate([Z, Z[:1]])
@@ -111,7 +111,7 @@ def eigenpro_problem(
 
 
 @pytest.mark.parametrize("q", [1, 6])
-def test_period_one_is_eigenpro_3(q: int) -> None:
+def test_eigenpro4_with_period_one_equals_eigenpro3(q: int) -> None:
     kernel, X, Y, Z, X_s = eigenpro_problem()
     solver = ref.EigenProReference(kernel, Z, X_s, q, eta=2.0, n_outputs=2)
     alpha = np.zeros((24, 2))
@@ -128,7 +128,7 @@ def test_period_one_is_eigenpro_3(q: int) -> None:
         assert not solver.gamma.any()
 
 
-def test_full_batch_step_is_algorithm_1() -> None:
+def test_full_batch_step_equals_algorithm_1() -> None:
     """Check EP3 Alg. 1, which has Q = E (I - lambda_{q+1} / Lambda) E^T, one Lambda less, and no
     K_sx."""
     kernel, X, Y, Z, _ = eigenpro_problem()
@@ -142,7 +142,7 @@ def test_full_batch_step_is_algorithm_1() -> None:
     np.testing.assert_allclose(step, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_between_projections_the_model_follows_function_space() -> None:
+def test_model_follows_function_space_between_projections() -> None:
     """Check f <- f - (eta / m) K_P(., X_m) g at all points of interest; then f(Z) is kept."""
     kernel, X, Y, Z, X_s = eigenpro_problem()
     solver = ref.EigenProReference(kernel, Z, X_s, 5, eta=2.0, period=3, n_outputs=2)
@@ -164,7 +164,7 @@ def test_between_projections_the_model_follows_function_space() -> None:
     assert np.abs(solver.predict(X) - f[:240]).max() > 1e-3  # what the projection gave up
 
 
-def test_eigenpro_2_is_eigenpro_3_with_every_row_a_center() -> None:
+def test_eigenpro2_equals_eigenpro3_with_every_row_a_center() -> None:
     kernel, X, Y, _, _ = eigenpro_problem(n=90)
     s_rows = np.arange(0, 90, 3)
     two = ref.EigenPro2Reference(kernel, X, s_rows, 6, eta=2.0, n_outputs=2)
@@ -176,7 +176,7 @@ def test_eigenpro_2_is_eigenpro_3_with_every_row_a_center() -> None:
         np.testing.assert_allclose(two.alpha, three.alpha, rtol=1e-9, atol=1e-10)
 
 
-def test_inexact_projection_tends_to_the_exact_one() -> None:
+def test_inexact_projection_tends_to_exact_projection() -> None:
     kernel, _, _, Z, _ = eigenpro_problem()
     h, s_rows = rows(1, 24, 2), np.arange(24)
     eigen = ref.eigensystem(kernel(Z, Z), 12)
@@ -246,16 +246,16 @@ def test_second_moment_of_the_batch_operator_is_within_the_derived_bound() -> No
 
 def test_mean_square_radius_equals_the_enumerated_operator() -> None:
     psi, phi, eta = rows(0, 3, 2), rows(1, 3, 2), 0.3
-    whole: ref.Array = np.zeros((4, 4))
+    full: ref.Array = np.zeros((4, 4))
     for batch in product(range(3), repeat=2):
         T = np.eye(2) - eta / 2 * psi[list(batch)].T @ phi[list(batch)]
-        whole = whole + np.kron(T, T) / 9
-    truth = np.abs(linalg.eigvals(whole)).max()
+        full = full + np.kron(T, T) / 9
+    truth = np.abs(linalg.eigvals(full)).max()
     assert ref.mean_square_radius(psi, phi, eta, 2) == pytest.approx(truth, rel=1e-9)
 
 
 @pytest.mark.parametrize("m", [1, 3, 50])
-def test_twice_the_step_rule_is_the_exact_limit_for_orthogonal_features(m: int) -> None:
+def test_double_step_rule_is_exact_limit_for_orthogonal_features(m: int) -> None:
     phi = np.sqrt(8.0) * np.eye(8)  # leverage 8, second moment I
     eta = ref.step_size(m, ref.Spectrum(8.0, 1.0))
     assert ref.mean_square_radius(phi, phi, 1.99 * eta, m) < 1.0
@@ -263,7 +263,7 @@ def test_twice_the_step_rule_is_the_exact_limit_for_orthogonal_features(m: int) 
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_error_of_several_blocks_grows_in_the_mean_square(seed: int) -> None:
+def test_mean_square_error_of_several_blocks_never_grows(seed: int) -> None:
     """Enumerate the steps of `solver.block_step` for all batches of a few rows and both orders. The
     proof is for one block only, so random designs are tested."""
     rng = np.random.default_rng(seed)
@@ -272,7 +272,7 @@ def test_no_error_of_several_blocks_grows_in_the_mean_square(seed: int) -> None:
     eta = [1 / np.linalg.norm(f.T @ f / n, 2) for f in phi]
     lengths = [(f**2).sum(axis=1) for f in phi]
     w = 1 / (1 + max(eta) * sum(lengths) / m)
-    whole, parts = np.zeros((16, 16)), (slice(0, 2), slice(2, 4))
+    full, parts = np.zeros((16, 16)), (slice(0, 2), slice(2, 4))
     cases = [(list(i), b) for i in product(range(n), repeat=m) for b in ((0, 1), (1, 0))]
     for i, (first, second) in cases:
         T, r = np.eye(4), w[i, None] * np.hstack(phi)[i]
@@ -281,8 +281,8 @@ def test_no_error_of_several_blocks_grows_in_the_mean_square(seed: int) -> None:
         r = r - w[i, None] * (phi[first][i] @ u - own)
         T[parts[first]] -= u
         T[parts[second]] -= eta[second] / m * phi[second][i].T @ r
-        whole += np.kron(T, T) / len(cases)
-    assert np.abs(linalg.eigvals(whole)).max() < 1 + 1e-7
+        full += np.kron(T, T) / len(cases)
+    assert np.abs(linalg.eigvals(full)).max() < 1 + 1e-7
 
 
 @pytest.mark.parametrize("m", [1, 20, 400])
@@ -299,7 +299,7 @@ def test_step_rule_keeps_projected_eigenpro_stable(m: int) -> None:
     assert ref.mean_square_radius(*features, ref.step_size(m, free), m, 100) < 1.0
 
 
-def test_the_sample_underestimates_its_own_preconditioned_spectrum() -> None:
+def test_sample_underestimates_its_own_preconditioned_spectrum() -> None:
     """Check that lambda_1 = lambda_{q+1} of the sample, as in public codes, diverges."""
     kernel, X, _, Z, X_s = eigenpro_problem(n=400, p=32, s=120)
     eigen = ref.eigensystem(kernel(X_s, X_s), 30)
@@ -354,7 +354,7 @@ def test_block_factors_invert_the_ridge_hessian_of_the_sample() -> None:
 
 
 @pytest.mark.parametrize("mu", [1e-2, 1e-6])
-def test_the_sample_says_nothing_about_the_spectrum_on_fresh_rows(mu: float) -> None:
+def test_sample_does_not_determine_spectrum_on_fresh_rows(mu: float) -> None:
     """Check that on the sample lambda_1 < 1 and leverage < s for any data."""
     solver = block_solver(1, mu=mu)
     [same], [fresh] = solver.spectra(rows(200, 160, 3)), solver.spectra(rows(7, 1000, 3))
@@ -375,7 +375,7 @@ def test_one_block_is_a_symmetric_step_in_its_features() -> None:
     np.testing.assert_allclose(r, solver.predict(X), rtol=1e-8, atol=1e-9)
 
 
-def test_a_sweep_is_block_gauss_seidel() -> None:
+def test_sweep_equals_block_gauss_seidel() -> None:
     """Check v <- v - d, (N^-1 + strictly lower G) d = Phi^T r / m, N = diag(eta), in the order of
     the blocks."""
     solver = block_solver(4)
@@ -453,7 +453,7 @@ def test_energy_of_a_block_step_falls_as_derived() -> None:
         assert change <= -solver.eta[b] * (1 - 0.95) * np.sum(w**2) * (1 - 1e-9)
 
 
-def test_the_leverage_of_a_block_alone_is_too_little_for_small_batches() -> None:
+def test_leverage_of_single_block_is_insufficient_for_small_batches() -> None:
     """Check independent signs and blocks of one center, whose exact growth is 2 - 2/p a step with m
     = 1."""
     p, rng = 16, np.random.default_rng(0)
@@ -473,7 +473,7 @@ def test_the_leverage_of_a_block_alone_is_too_little_for_small_batches() -> None
     assert sizes["total"] < 0.1
 
 
-def test_running_average_weighs_step_i_by_its_rising_factorial() -> None:
+def test_running_average_weights_are_rising_factorials() -> None:
     values = rows(0, 9, 4)
     average = np.full(4, 1e9)  # the first step has weight one, so what was there does not matter
     for t, value in enumerate(values, start=1):

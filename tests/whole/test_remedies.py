@@ -57,8 +57,10 @@ def raise_sites(path: Path) -> dict[int, str]:
                 and (getattr(child.func, "id", None) in ERRORS)
             ):
                 counts[inside] = counts.get(inside, 0) + 1
-                place = f"{path.relative_to(PACKAGE)}:{inside}:{counts[inside]}"
-                found.update(dict.fromkeys(range(child.lineno, (child.end_lineno or 0) + 1), place))
+                location = f"{path.relative_to(PACKAGE)}:{inside}:{counts[inside]}"
+                found.update(
+                    dict.fromkeys(range(child.lineno, (child.end_lineno or 0) + 1), location)
+                )
             walk(child, within, counts)
 
     walk(ast.parse(path.read_bytes()), "", {})
@@ -66,7 +68,7 @@ def raise_sites(path: Path) -> dict[int, str]:
 
 
 @pytest.fixture
-def reached(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
+def sites_reached(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
     """Yield the files and lines that raise an error of the package meanwhile."""
     lines: set[tuple[str, int]] = set()
 
@@ -91,7 +93,7 @@ def places_of(lines: set[tuple[str, int]]) -> set[str]:
     return {sites[path].get(line, "") for path, line in lines if path in ours}
 
 
-def said(wrong: Do, capsys: pytest.CaptureFixture[str]) -> str:
+def error_of(wrong: Do, capsys: pytest.CaptureFixture[str]) -> str:
     """Return the sentence that the mistake is answered with; "" where nothing fails."""
     capsys.readouterr()
     try:
@@ -126,7 +128,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.rpartition(".")[2])
 def test_every_remedy_works(
     kind: ModuleType, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], reached: set[tuple[str, int]], pytestconfig: pytest.Config,
+    capsys: pytest.CaptureFixture[str], sites_reached: set[tuple[str, int]],
+    pytestconfig: pytest.Config,
 ) -> None:  # fmt: skip
     """Check the answer to each mistake. The remedies of every fourth are applied, and at night all;
     the tests of a room show that it works."""
@@ -136,10 +139,10 @@ def test_every_remedy_works(
     warnings.simplefilter("ignore")
     faults = []
     cases = (case for table in kind.TABLES for case in table())
-    for number, (says, wrong, *remedies_of_it) in enumerate(cases):
-        text = said(wrong, capsys)
-        if not re.search(says, text, re.DOTALL):
-            faults.append(f"wants {says!r}, says {text!r}")
+    for number, (message, wrong, *remedies_of_it) in enumerate(cases):
+        text = error_of(wrong, capsys)
+        if not re.search(message, text, re.DOTALL):
+            faults.append(f"wants {message!r}, says {text!r}")
             continue
         for right in () if number % every else remedies_of_it:
             try:
@@ -148,7 +151,7 @@ def test_every_remedy_works(
                 said_too = capsys.readouterr().err
                 faults.append(f"{text!r}: {type(error).__name__}: {error} {said_too}")
     assert not faults, "\n".join(faults)
-    not_tried, met = set(getattr(kind, "NOT_TRIED", ())), places_of(reached)
+    not_tried, met = set(getattr(kind, "NOT_TRIED", ())), places_of(sites_reached)
     places = covered(kind)
     assert not_tried <= places, f"no such places: {sorted(not_tried - places)}"
     assert not not_tried & met, f"tried after all: {sorted(not_tried & met)}"
@@ -157,10 +160,10 @@ def test_every_remedy_works(
 
 
 @pytest.mark.slow
-def test_every_place_that_makes_an_error_is_covered() -> None:
+def test_every_module_with_errors_is_covered() -> None:
     """Check that each file with errors has a module of remedies, and that no place is counted
     twice."""
-    counts = Counter(place for kind in KINDS for place in covered(kind))
-    every = {place for path in PACKAGE.rglob("*.py") for place in raise_sites(path).values()}
+    counts = Counter(location for kind in KINDS for location in covered(kind))
+    every = {location for path in PACKAGE.rglob("*.py") for location in raise_sites(path).values()}
     assert not every - set(counts), f"in no module of remedies: {sorted(every - set(counts))}"
     assert max(counts.values()) == 1

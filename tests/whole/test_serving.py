@@ -1,4 +1,4 @@
-"""The server of docs/howto/serve.md, started as the page says, answers as the model does."""
+"""Check that the server of docs/howto/serve.md returns the predictions of the model."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def wait_for(connection: Any, process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 50])
-def test_answers_are_those_of_the_model(client: Any, model: Any, rows: int) -> None:
+def test_served_predictions_equal_model(client: Any, model: Any, rows: int) -> None:
     new = X[1000 : 1000 + rows]
     answer = client.post("/predict", json={"rows": new.tolist()})
     assert answer.status_code == 200, answer.text
@@ -82,7 +82,7 @@ def test_answers_are_those_of_the_model(client: Any, model: Any, rows: int) -> N
 
 
 @pytest.mark.slow
-def test_rows_that_do_not_fit_are_refused_by_a_sentence(client: Any) -> None:
+def test_invalid_rows_are_refused_in_one_sentence(client: Any) -> None:
     def sentence(rows: Any, **how: Any) -> str:
         how = how or {"json": {"rows": rows}}
         answer = client.post("/predict", **how)
@@ -95,15 +95,15 @@ def test_rows_that_do_not_fit_are_refused_by_a_sentence(client: Any) -> None:
     assert sentence([]) == "0 rows; send 1 to 10000"
     assert sentence([[0]] * 10_001) == "10001 rows; send 1 to 10000"
     assert "valid number" in sentence([["word"] * 64])
-    whole = '{"rows": [[' + ", ".join(["NaN"] * 64) + "]]}"
+    full = '{"rows": [[' + ", ".join(["NaN"] * 64) + "]]}"
     assert "NaN in row 0" in sentence(
-        None, content=whole, headers={"Content-Type": "application/json"}
+        None, content=full, headers={"Content-Type": "application/json"}
     )
     good = client.post("/predict", json={"rows": np.zeros((2, 64)).tolist()})
     assert good.status_code == 200
 
 
-def test_the_page_quotes_the_example() -> None:
+def test_documentation_quotes_the_example() -> None:
     page = (ROOT / "docs" / "howto" / "serve.md").read_text(encoding="utf-8")
     code = EXAMPLE.read_text(encoding="utf-8").partition('"""\n\n')[2]
     quoted = re.findall(r"```python\n(.*?)```", page, re.S)
@@ -111,7 +111,7 @@ def test_the_page_quotes_the_example() -> None:
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
-def test_fast_c_of_the_benchmark_leaves_subnormal_numbers_on(tmp_path: Path) -> None:
+def test_fast_c_of_benchmark_keeps_subnormal_numbers(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     model = sk.KernelRegressor(n_centers=20, precision="exact").fit(rows, rows[:, 0])
     model.to_c(tmp_path / "model.c")

@@ -1,4 +1,4 @@
-"""The built pages in a real browser: they fit narrow and wide windows; the search finds them."""
+"""Check the built pages in a real browser: their width, and the search."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def site() -> Path:
     return built
 
 
-def test_long_pages_fit_the_window_without_a_complaint(site: Path, tmp_path: Path) -> None:
+def test_long_pages_fit_the_window_without_errors(site: Path, tmp_path: Path) -> None:
     pages = [(site / f"{name}.html", width) for name in LONG_PAGES for width in (400, 1280)]
     assert needed_widths(tmp_path, pages) == [width for _, width in pages]
 
 
-def test_the_search_finds_the_page_first(site: Path, tmp_path: Path) -> None:
+def test_search_finds_the_page_first(site: Path, tmp_path: Path) -> None:
     script = SEARCH.replace("WORDS", json.dumps(list(FIRST)))
     ((*found,),) = ask_pages(tmp_path, [(site / "search.html", 1280)], script)
     assert dict(zip(FIRST, found, strict=True)) == FIRST
 
 
-def test_a_page_that_is_too_wide_is_seen(tmp_path: Path) -> None:
+def test_too_wide_page_is_detected(tmp_path: Path) -> None:
     wide = tmp_path / "wide.html"
     wide.write_text("<!DOCTYPE html><title>t</title><div style='width: 500px'>x</div>")
     assert needed_widths(tmp_path, [(wide, 400), (wide, 1280)]) == [508, 1280]

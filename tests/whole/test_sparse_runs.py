@@ -62,16 +62,16 @@ def source(n: int = 135, seed: int = 0) -> ArraySource:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_run_is_that_on_dense_rows(solver: str) -> None:
+def test_sparse_run_equals_dense_run(solver: str) -> None:
     X, y = rows()
     config = settings(**SOLVERS[solver], **{"run.precision": "float64"})
     same = ArraySource(dense(X), y, classes=("ant", "bee", "cat"), unit_rows=16)
-    wanted, found = finished(config, source=same), finished(config, source=source())
+    desired, found = finished(config, source=same), finished(config, source=source())
     T, _ = rows(50, 7)
-    expected = wanted.model.values(dense(T))
+    expected = desired.model.values(dense(T))
     assert found.model.values(PackedRows.of_matrix(T)) == pytest.approx(expected, abs=1e-7)
-    assert np.array_equal(found.order, wanted.order)
-    assert np.array_equal(as_csr(found.Z, D).toarray(), _spread(wanted.Z))
+    assert np.array_equal(found.order, desired.order)
+    assert np.array_equal(as_csr(found.Z, D).toarray(), _spread(desired.Z))
 
 
 def _spread(Z: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -81,10 +81,10 @@ def _spread(Z: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 @pytest.mark.parametrize("solver", ["blocks", "eigenpro4"])
-def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, solver: str) -> None:
+def test_stopped_run_resumes_to_same_bits(tmp_path: Path, solver: str) -> None:
     overrides = SOLVERS["block" if solver == "blocks" else solver]
-    whole = settings(tmp_path / "whole", **overrides)
-    finished(whole, source=source())
+    uninterrupted = settings(tmp_path / "whole", **overrides)
+    finished(uninterrupted, source=source())
     part = settings(tmp_path / "part", **overrides)
     stopped(part, 5, source=source(), test=source(10, 5))
     finished(part.with_overrides({"run.evaluate_every": 1}), source=source(), test=source(10, 5))
@@ -117,7 +117,7 @@ def _forms(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_all_forms_make_one_store(tmp_path: Path) -> None:
+def test_all_sparse_formats_give_the_same_store(tmp_path: Path) -> None:
     X, _ = rows()
     for name, form in _forms(tmp_path).items():
         inputs = form.pop("inputs")
@@ -131,26 +131,26 @@ def test_all_forms_make_one_store(tmp_path: Path) -> None:
         assert "zstd" in store.codec_names(), name
 
 
-def test_a_model_predicts_all_forms_of_rows_alike(tmp_path: Path) -> None:
+def test_all_sparse_formats_are_predicted_equally(tmp_path: Path) -> None:
     X, y = rows()
     forms = _forms(tmp_path)
     model = KernelClassifier(random_state=0, n_centers=60).fit(X, y)
-    wanted = model.decision_function(X)
+    expected = model.decision_function(X)
     assert model.n_features_in_ == D
     assert sp.issparse(model.centers_)
     assert model.centers_.shape == (60, D)
     assert "stay sparse" in model.report_["sparse"]
     for given in (X.tocoo(), X.tocsc(), X.toarray(), forms["npz"]["inputs"]):
-        assert np.array_equal(model.decision_function(given), wanted)
+        assert np.array_equal(model.decision_function(given), expected)
     model.save(tmp_path / "model")
     again = streamkern.load(tmp_path / "model")
-    assert np.array_equal(again.decision_function(X), wanted)
+    assert np.array_equal(again.decision_function(X), expected)
     assert again.n_features_in_ == D
     longer = sp.csr_array(np.ones((1, D), np.float32))  # more entries than any row of training
     assert np.isfinite(again.decision_function(longer)).all()
 
 
-def test_a_store_is_appended_to_and_mixed_with_longer_rows(tmp_path: Path) -> None:
+def test_store_is_appended_and_mixed_with_longer_rows(tmp_path: Path) -> None:
     X, y = rows()
     longest = np.argsort(np.diff(X.indptr))
     short, long = longest[:100], longest[100:]
@@ -169,7 +169,7 @@ def test_a_store_is_appended_to_and_mixed_with_longer_rows(tmp_path: Path) -> No
     assert np.isfinite(fit.predict(tmp_path / "long")).all()
 
 
-def test_rows_of_other_features_are_refused(tmp_path: Path) -> None:
+def test_rows_of_other_width_are_refused(tmp_path: Path) -> None:
     X, y = rows()
     longest = np.argsort(np.diff(X.indptr))[::-1]
     X, y = X[longest], y[longest].astype(float)  # the first block has the longest rows
@@ -181,7 +181,7 @@ def test_rows_of_other_features_are_refused(tmp_path: Path) -> None:
     model = KernelRegressor(random_state=0, n_centers=40, solver="block", run_dir=run).fit(own)
     learned = KernelRegressor(random_state=0, n_centers=40, epochs=1).partial_fit(own)
     again = {"data.train": other, "solver.name": "block", "model.n_centers": 40}
-    doors: list[Callable[[], Any]] = [
+    entry_points: list[Callable[[], Any]] = [
         lambda: model.predict(other),
         lambda: model.score(other),
         lambda: streamkern.evaluate(model, other),
@@ -194,14 +194,14 @@ def test_rows_of_other_features_are_refused(tmp_path: Path) -> None:
             settings(None, **{"solver.warm_start": run}), source=streamkern.ZarrSource(other)
         ),
     ]
-    for door in doors:
+    for entry_point in entry_points:
         with pytest.raises(ConfigError, match=r"has 59,999 features, .* 60,000"):
-            door()
+            entry_point()
     with pytest.raises(ConfigError, match="sparse features 59999 and source 1 has 60000"):
         streamkern.MixtureSource([streamkern.ZarrSource(own), streamkern.ZarrSource(other)])
 
 
-def test_dense_rows_of_two_parts_are_not_taken_for_sparse_ones(tmp_path: Path) -> None:
+def test_dense_rows_with_two_axes_are_not_sparse(tmp_path: Path) -> None:
     images = np.random.default_rng(0).random((60, 2, 7)).astype(np.float32)
     values = images[:, 0].sum(axis=1)
     group = zarr.open_group(tmp_path / "foreign", mode="w")
@@ -223,7 +223,7 @@ def test_dense_rows_of_two_parts_are_not_taken_for_sparse_ones(tmp_path: Path) -
         KernelRegressor(random_state=0).fit(X, y.astype(float)).predict(made)
 
 
-def test_a_model_of_rows_of_two_axes_predicts_as_before(tmp_path: Path) -> None:
+def test_model_of_rows_with_two_axes_predicts_as_before(tmp_path: Path) -> None:
     """Check a model that version 0.1 trained from sources: it is not one of sparse rows."""
     images = np.random.default_rng(0).random((60, 2, 7)).astype(np.float32)
     model = KernelRegressor(random_state=0).fit(images[..., None], images[:, 0].sum(axis=1))
@@ -245,24 +245,24 @@ def test_a_model_of_rows_of_two_axes_predicts_as_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n_features", [(1 << 31) + 1, 1 << 40])
-def test_more_features_than_numbers_are_refused(tmp_path: Path, n_features: int) -> None:
+def test_too_many_features_are_refused(tmp_path: Path, n_features: int) -> None:
     X = sp.csr_array((np.ones(9, "f4"), np.arange(9) + (1 << 31) - 9, np.arange(10)))
     X = sp.csr_array((X.data, X.indices, X.indptr), shape=(9, n_features))
     sp.save_npz(tmp_path / "X.npz", X)
-    doors: list[Callable[[], Any]] = [
+    entry_points: list[Callable[[], Any]] = [
         lambda: KernelRegressor().fit(X, np.arange(9.0)),
         lambda: streamkern.ingest_store(X, tmp_path / "store", y=np.arange(9.0)),
         lambda: KernelRegressor().partial_fit(X, np.arange(9.0)),
         lambda: KernelRegressor(centers=X).fit(np.ones((9, 2)), np.arange(9.0)),
     ]
-    for door in doors:
+    for entry_point in entry_points:
         with pytest.raises(
             DataError, match=r"features, more than the 2,147,483,648 allowed; leave"
         ):
-            door()
+            entry_point()
 
 
-def test_a_store_of_sparse_rows_is_ingested_and_appended(tmp_path: Path) -> None:
+def test_sparse_store_is_ingested_and_appended(tmp_path: Path) -> None:
     X, y = rows()
     streamkern.ingest_store(X, tmp_path / "first", y=y)
     spec = streamkern.ingest_store(tmp_path / "first", tmp_path / "second")
@@ -276,7 +276,7 @@ def test_a_store_of_sparse_rows_is_ingested_and_appended(tmp_path: Path) -> None
     assert np.array_equal(found, np.concatenate([first, first]))
 
 
-def test_no_transform_changes_gaps_and_values(tmp_path: Path) -> None:
+def test_transforms_refuse_sparse_rows(tmp_path: Path) -> None:
     X, y = rows()
     streamkern.ingest_store(X, tmp_path / "rows", y=y)
     noise = [{"kind": "noise", "sigma": 0.1}]
@@ -317,7 +317,7 @@ def test_several_svmlight_files_have_the_features_of_all(tmp_path: Path) -> None
         assert (found[first + zero_based :] != X[~wide, : found.shape[1]]).nnz == 0
 
 
-def test_blocks_of_other_lengths_are_learned_one_after_another() -> None:
+def test_blocks_of_different_lengths_are_learned() -> None:
     X, y = rows()
     order = np.argsort(np.diff(X.indptr))[::-1]
     model = KernelRegressor(random_state=0, n_centers=40, epochs=1)
@@ -330,7 +330,7 @@ def test_blocks_of_other_lengths_are_learned_one_after_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "message"),
     [
         ({"scale": "feature"}, "moves the zeros"),
         ({"transforms": [GaussianNoise(0.1)]}, "'GaussianNoise' needs"),
@@ -343,13 +343,13 @@ def test_blocks_of_other_lengths_are_learned_one_after_another() -> None:
         ({"centers": np.ones((3, 7))}, "the data has .*which are sparse"),
     ],
 )
-def test_what_computes_with_features_is_refused(wrong: dict[str, Any], words: str) -> None:
+def test_settings_that_need_dense_features_are_refused(wrong: dict[str, Any], message: str) -> None:
     X, y = rows()
-    with pytest.raises((ConfigError, DataError), match=words):
+    with pytest.raises((ConfigError, DataError), match=message):
         KernelRegressor(random_state=0, **wrong).fit(X, y.astype(float))
 
 
-def test_lazy_rows_are_predicted_whether_their_blocks_are_sparse_or_not() -> None:
+def test_lazy_sparse_and_dense_blocks_are_predicted() -> None:
     X, y = rows()
     model = KernelRegressor(random_state=0, n_centers=40).fit(X, y.astype(float))
     lazy = da.from_array(X.toarray(), chunks=(50, -1))
@@ -360,7 +360,7 @@ def test_lazy_rows_are_predicted_whether_their_blocks_are_sparse_or_not() -> Non
         model.predict(lazy[:, :100])
 
 
-def test_sparse_rows_are_centers_too() -> None:
+def test_sparse_rows_may_be_centers() -> None:
     X, y = rows()
     model = KernelRegressor(random_state=0, centers=X[:30], kernel="laplace").fit(
         X, y.astype(float)
@@ -371,7 +371,7 @@ def test_sparse_rows_are_centers_too() -> None:
         KernelRegressor(centers=X[:30]).fit(flat, np.arange(40.0))
 
 
-def test_models_of_dense_rows_refuse_a_store_of_sparse_ones(tmp_path: Path) -> None:
+def test_dense_models_refuse_sparse_store(tmp_path: Path) -> None:
     X, y = rows()
     width = streamkern.ingest_store(X, tmp_path / "sparse", y=y.astype(float)).row_shape[1]
     model = KernelRegressor(random_state=0, kernel="laplace")
@@ -383,7 +383,7 @@ def test_models_of_dense_rows_refuse_a_store_of_sparse_ones(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["array", "npz", "svm"])
-def test_sparse_rows_become_dense_like_those_of_a_store(kind: str, tmp_path: Path) -> None:
+def test_sparse_rows_are_converted_for_dense_store(kind: str, tmp_path: Path) -> None:
     """Check sparse rows in a store like a dense one, and appended to it."""
     last = np.ones((30, 1), np.float32)  # so that the svmlight file has all features
     X = sp.csr_array(sp.hstack([rows(30)[0][:, :-1], last]))
@@ -407,20 +407,20 @@ def test_sparse_rows_become_dense_like_those_of_a_store(kind: str, tmp_path: Pat
     np.testing.assert_array_equal(zarr.open_array(held / "X")[30:], X.toarray())
 
 
-def test_stores_of_sparse_rows_refuse_dense_ones(tmp_path: Path) -> None:
+def test_sparse_stores_refuse_dense_rows(tmp_path: Path) -> None:
     X, _ = rows(30)
     y, held = np.arange(30.0), tmp_path / "s"
     streamkern.ingest_store(X, held, y=y)
     for d in (D, 7):
         A = np.ones((30, d), np.float32)
-        words = "has dense rows, and those of the store are sparse; give sparse rows"
-        with pytest.raises(DataError, match=words):
+        message = "has dense rows, and those of the store are sparse; give sparse rows"
+        with pytest.raises(DataError, match=message):
             streamkern.append_store(A, held, y=y)
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(DataError, match=message):
             streamkern.ingest_store(A, tmp_path / "t", y=y, like=held)
 
 
-def test_rows_with_few_features_become_dense_as_before(tmp_path: Path) -> None:
+def test_rows_with_few_features_become_dense(tmp_path: Path) -> None:
     X = sp.random_array((50, 4000), density=0.3, rng=np.random.default_rng(0), format="csr")
     assert streamkern.ingest_store(X, tmp_path / "s", y=np.arange(50.0)).row_shape == (4000,)
     model = KernelRegressor(random_state=0, kernel="laplace").fit(X, np.arange(50.0))

@@ -1,4 +1,4 @@
-"""Charts: well-formed SVG, whose points are where the numbers of the axes would put them."""
+"""Check that charts are valid SVG whose points match the axes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def numbers(root: ET.Element, axis: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_points_are_where_the_axes_say(log: bool) -> None:
+def test_chart_points_match_axes(log: bool) -> None:
     ys = (1.0, 10.0, 100.0) if log else (0.0, 5.0, 10.0)
     lines = [Curve("a", [(50.0 * k, y) for k, y in enumerate(ys)])]
     root = ET.fromstring(line_chart("t", lines, "steps", "loss", zero=not log))
@@ -62,7 +62,7 @@ def test_points_are_where_the_axes_say(log: bool) -> None:
     assert list(tips(root)) == [f"a: {y:g} at {50 * k}" for k, y in enumerate(ys)]
 
 
-def test_a_long_line_is_thinned_to_the_means_of_neighbours() -> None:
+def test_long_line_is_thinned_to_local_means() -> None:
     x = np.arange(100_000.0)
     chart = line_chart("t", [Curve("a", list(zip(x, 5 + 0 * x, strict=True)))], "x", "y")
     assert len(chart) < 40_000
@@ -72,7 +72,7 @@ def test_a_long_line_is_thinned_to_the_means_of_neighbours() -> None:
     assert "80k" in numbers(root, "x")
 
 
-def test_names_are_text_and_nothing_is_drawn_of_nothing() -> None:
+def test_chart_escapes_names_and_omits_empty_curves() -> None:
     lines = [Curve(HOSTILE, [(0.0, 1.0), (1.0, 2.0)], colour=9, best=(1.0, 2.0)), Curve("b", [])]
     shown = HOSTILE.replace("\x01", " ")
     for drawn in (
@@ -92,7 +92,7 @@ def test_names_are_text_and_nothing_is_drawn_of_nothing() -> None:
     assert bar_chart("t", []) == scatter_chart("t", [], [], "x", "y") == NO_HTML
 
 
-def test_bars_are_as_long_as_their_numbers() -> None:
+def test_bar_lengths_are_proportional_to_values() -> None:
     root = ET.fromstring(bar_chart("t", [("a", 0.5), ("b", 0.25)], share=True))
     long, short = (np.ptp(outline(bar)[0]) for bar in tips(root).values())
     assert long == pytest.approx(2 * short, rel=1e-4)
@@ -100,7 +100,7 @@ def test_bars_are_as_long_as_their_numbers() -> None:
     assert {"50.0%", "25.0%", "a", "b"} <= {text.text for text in root.iter("text")}
 
 
-def test_processes_are_as_long_as_they_took() -> None:
+def test_time_line_spans_are_proportional_to_durations() -> None:
     spans = [Span(1.0, 4.0, "first"), Span(0.0, 8.0, "second", [(4.0, "half", False)], "2 h")]
     root = ET.fromstring(time_line("t", spans))
     shapes = tips(root)
@@ -116,5 +116,5 @@ def test_processes_are_as_long_as_they_took() -> None:
     [(0, "0"), (0.0234, "0.0234"), (3e-7, "3e-07"), (4820, "4820"), (48_200, "48.2k"),
      (1.23e9, "1.23G")],
 )  # fmt: skip
-def test_numbers_are_short(value: float, text: str) -> None:
+def test_short_number_is_short(value: float, text: str) -> None:
     assert short_number(value) == text

@@ -1,4 +1,4 @@
-"""A run of several ranks on the page: each of them, and the slowest."""
+"""Check the section of the report about a run of several ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def train(second: int, samples: int, waits: list[float]) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def test_what_each_rank_waits_for_is_shown() -> None:
+def test_rank_waits_are_drawn() -> None:
     """Check that steps that were repeated count once."""
     placed = {"workers": ["tcp://a:1", "tcp://b:2"], "dashboard": "http://a:8787/status"}
     history = read_history([

@@ -1,4 +1,4 @@
-"""Markup: whatever the text is, a parser of HTML reads it back, and as text."""
+"""Check that an HTML parser reads back the text of the generated markup."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ HOSTILE = st.sampled_from(["<script>x</script>", '"><b>', "&amp;", "</p>", "a&b<
 
 
 def parsed(markup: str) -> object:
-    whole = f"<!DOCTYPE html><html><head><title>t</title></head><body>{markup}</body></html>"
-    return html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(whole)
+    full = f"<!DOCTYPE html><html><head><title>t</title></head><body>{markup}</body></html>"
+    return html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(full)
 
 
 @given(TEXTS | HOSTILE, TEXTS | HOSTILE)
-def test_text_is_read_back_as_it_was(text: str, title: str) -> None:
+def test_tag_escapes_text(text: str, title: str) -> None:
     found = parsed(tag("p", text, title=title)).find("body/p")  # type: ignore[attr-defined]
     assert (found.text or "", found.get("title"), len(found)) == (text, title, 0)
 
 
-def test_markup_is_taken_as_it_is_and_numbers_are_short() -> None:
+def test_html_is_inserted_unescaped_and_numbers_are_short() -> None:
     inner = tag("b", "<")
     assert isinstance(inner, Html)
     assert joined_html(["a<", inner]) == "a&lt;<b>&lt;</b>"
@@ -34,7 +34,7 @@ def test_markup_is_taken_as_it_is_and_numbers_are_short() -> None:
     )
 
 
-def test_a_table_has_a_head_names_of_rows_and_marks() -> None:
+def test_table_has_header_row_names_and_marks() -> None:
     made = parsed(html_table(["", "n"], [["a", "1"], ["b", None]], marked=[(0, 1)]))
     body = made.find("body/div/table/tbody")  # type: ignore[attr-defined]
     cells = [[(cell.tag, "".join(cell.itertext())) for cell in row] for row in body]

@@ -1,4 +1,4 @@
-"""Cells say the same as text and as types; what they are not is told with its row."""
+"""Check that text cells and typed cells are read equally, and invalid cells are reported by row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UTC = NOON.replace(tzinfo=datetime.UTC)
 
 
 @pytest.mark.parametrize(
-    ("cells", "wanted"),
+    ("cells", "desired"),
     [
         (pa.array(["1", None, "-2.5", "1e3", "+4", ".5", "5."]), [1, NAN, -2.5, 1000, 4, 0.5, 5]),
         (pa.array([1, None, 2**60]), [1, NAN, 2.0**60]),
@@ -43,12 +43,12 @@ UTC = NOON.replace(tzinfo=datetime.UTC)
         (pa.array([None, None]), [NAN, NAN]),
     ],
 )
-def test_numbers(cells: Any, wanted: list[float]) -> None:
-    np.testing.assert_array_equal(as_numbers(cells), wanted)
+def test_as_numbers_parses_cells(cells: Any, desired: list[float]) -> None:
+    np.testing.assert_array_equal(as_numbers(cells), desired)
 
 
 @pytest.mark.parametrize(
-    ("cells", "form", "wanted"),
+    ("cells", "form", "desired"),
     [
         (pa.array(["1970-01-03", None]), None, [2, NAN]),
         (pa.array(["1970-01-01 06:00", "1970-01-02T12:00:00.5"]), None, [0.25, 1.5 + 0.5 / 86400]),
@@ -60,11 +60,11 @@ def test_numbers(cells: Any, wanted: list[float]) -> None:
         (pa.array([None], pa.null()), None, [NAN]),
     ],
 )
-def test_days(cells: Any, form: str | None, wanted: list[float]) -> None:
-    np.testing.assert_array_equal(as_days(cells, form), wanted)
+def test_as_days_parses_dates(cells: Any, form: str | None, desired: list[float]) -> None:
+    np.testing.assert_array_equal(as_days(cells, form), desired)
 
 
-def test_days_far_away_and_in_small_units() -> None:
+def test_distant_days_and_small_units_are_exact() -> None:
     late = datetime.datetime(9999, 12, 31)
     assert as_days(pa.array([late]), None) == as_days(pa.array(["9999-12-31"]), None) == [2932896]
     ns = pa.array([1_729_585_920_123_456_000], pa.timestamp("ns"))
@@ -75,7 +75,7 @@ def test_days_far_away_and_in_small_units() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.timestamp("ns"), pa.time64("us"), pa.null()])
-def test_what_is_missing_altogether_has_any_type(kind: Any) -> None:
+def test_empty_column_has_any_type(kind: Any) -> None:
     nothing = pa.array([None, None], kind)
     np.testing.assert_array_equal(as_numbers(nothing), [NAN, NAN])
     np.testing.assert_array_equal(as_days(nothing, None), [NAN, NAN])
@@ -83,11 +83,11 @@ def test_what_is_missing_altogether_has_any_type(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_days_of_every_unit_are_those_of_pandas(unit: str) -> None:
+def test_days_of_every_unit_equal_pandas(unit: str) -> None:
     dates = pd.Series(pd.date_range("1969-12-30", periods=7, freq="7h"))
-    wanted = (dates - pd.Timestamp(0)) / pd.Timedelta(days=1)
+    expected = (dates - pd.Timestamp(0)) / pd.Timedelta(days=1)
     found = as_days(pa.array(dates).cast(pa.timestamp(unit)), None)
-    np.testing.assert_allclose(found, wanted, rtol=1e-15)
+    np.testing.assert_allclose(found, expected, rtol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_days_of_every_unit_are_those_of_pandas(unit: str) -> None:
         (pa.array([DAY]), ["2024-02-29"]),
     ],
 )
-def test_words(cells: Any, words: list[str | None]) -> None:
+def test_as_words_gives_texts_and_codes(cells: Any, words: list[str | None]) -> None:
     texts, codes = as_words(cells)
     assert [None if code < 0 else texts[code] for code in codes.tolist()] == words
     assert len(set(texts)) == len(texts)
 
 
-def test_nan_is_missing_as_null_is() -> None:
+def test_nan_is_missing_like_null() -> None:
     np.testing.assert_array_equal(present(pa.array([1.0, NAN, None])), [True, False, False])
 
 
@@ -135,7 +135,7 @@ def test_nan_is_missing_as_null_is() -> None:
         (as_words, [[1]], 0, "[1]"),
     ],
 )
-def test_the_first_wrong_cell_is_told(read: Any, cells: list[Any], row: int, text: str) -> None:
+def test_first_invalid_cell_is_reported(read: Any, cells: list[Any], row: int, text: str) -> None:
     with pytest.raises(WrongCellError) as caught:
         read(pa.array(cells))
     assert (caught.value.row, caught.value.text) == (row, text)
@@ -161,7 +161,7 @@ def test_time_zones_are_not_mixed() -> None:
     assert caught.value.reason == "has a time zone where others have none"
 
 
-def test_kinds_of_types() -> None:
+def test_arrow_types_have_kinds() -> None:
     kinds = {
         "text": [pa.string(), pa.large_string()],
         "number": [pa.int8(), pa.float16(), pa.bool_(), pa.decimal128(5, 2), pa.duration("s")],

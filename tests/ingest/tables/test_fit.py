@@ -1,4 +1,4 @@
-"""The encoder that is fitted: against scikit-learn, in any blocks, and what it refuses."""
+"""Compare the fitted encoder with scikit-learn, for blocks of any size, and check refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def values(seed: int = 0) -> np.ndarray:
 
 
 def fitted(
-    frame: Any, y: Any, step: int = N, told: Declared = NOTHING, targets: str = "auto"
+    frame: Any, y: Any, step: int = N, declared: Declared = NOTHING, targets: str = "auto"
 ) -> FittedEncoder:
     arrow = frame if isinstance(frame, pa.Table) else pa.table(frame)
     y = y[: len(arrow)]
@@ -64,45 +64,45 @@ def fitted(
             yield RawBlock(arrow[at : at + step], y[at : at + step], "t.csv", at)
 
     reader = SimpleNamespace(blocks=blocks, n_rows=len(arrow))
-    return fit(reader, lambda first: TargetConverter(first, targets), told, ("",), 5, 1)
+    return fit(reader, lambda first: TargetConverter(first, targets), declared, ("",), 5, 1)
 
 
 def encode(encoder: Encoder, frame: Any) -> np.ndarray:
     return encoder.encode(frame if isinstance(frame, pa.Table) else pa.table(frame), "t.csv", 0)
 
 
-def test_numbers_and_words_are_those_of_scikit_learn() -> None:
+def test_encoded_numbers_and_words_equal_scikit_learn() -> None:
     frame = table()[["age", "city"]]
     encoder = fitted(frame, values()).encoder
     numbers = make_pipeline(SimpleImputer(add_indicator=True))
     words = OneHotEncoder(sparse_output=False)
     both = make_column_transformer((numbers, ["age"]), (words, ["city"]))
-    wanted = both.fit_transform(frame)
+    expected = both.fit_transform(frame)
     there = frame["age"].dropna()
-    wanted[:, 0] = (wanted[:, 0] - there.mean()) / there.std(ddof=0)
+    expected[:, 0] = (expected[:, 0] - there.mean()) / there.std(ddof=0)
     found = encode(encoder, frame)
     assert encoder.features == (
         "age", "age is missing", "city=New York, NY", "city=Oslo", "city=Rome", "city is missing",
     )  # fmt: skip
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_a_date_is_days_and_where_it_is_in_the_year_and_the_week() -> None:
+def test_date_is_encoded_as_days_and_cycles() -> None:
     frame = table()[["since"]]
     encoder = fitted(frame, values()).encoder
     days = (frame["since"] - pd.Timestamp(0)) / pd.Timedelta(days=1)
-    wanted = [((days - days.mean()) / days.std(ddof=0)).fillna(0)]
+    expected = [((days - days.mean()) / days.std(ddof=0)).fillna(0)]
     for length in (365.2425, 7):
-        wanted += [np.sin(2 * np.pi * days / length), np.cos(2 * np.pi * days / length)]
-    wanted += [frame["since"].isna()]
+        expected += [np.sin(2 * np.pi * days / length), np.cos(2 * np.pi * days / length)]
+    expected += [frame["since"].isna()]
     found = encode(encoder, frame)
     np.testing.assert_allclose(
-        found, np.nan_to_num(np.stack(wanted, axis=1).astype(float)), atol=1e-5
+        found, np.nan_to_num(np.stack(expected, axis=1).astype(float)), atol=1e-5
     )
     assert encoder.features[1:3] == ("since year sin", "since year cos")
 
 
-def test_cycles_are_those_that_there_are_two_of() -> None:
+def test_cycles_need_two_periods() -> None:
     def features(*texts: str) -> tuple[str, ...]:
         return fitted(pa.table({"t": list(texts)}), np.arange(len(texts)) / 3).encoder.features
 
@@ -121,14 +121,14 @@ def test_equal_times_of_day_have_equal_features() -> None:
 
 
 @pytest.mark.parametrize("classes", [None, 2, 3])
-def test_words_by_targets_are_those_of_scikit_learn(classes: int | None) -> None:
+def test_target_encoding_equals_scikit_learn(classes: int | None) -> None:
     frame = table()[["shop"]]
     y = values() if classes is None else np.arange(N) * 7919 % 101 % classes
     found = fitted(frame, y)
     other = TargetEncoder(smooth="auto").fit(frame, y)
-    whole = StandardScaler().fit(other.transform(frame))
+    full = StandardScaler().fit(other.transform(frame))
     np.testing.assert_allclose(
-        encode(found.encoder, frame), whole.transform(other.transform(frame)), atol=2e-6
+        encode(found.encoder, frame), full.transform(other.transform(frame)), atol=2e-6
     )
     # Rows that are trained on: by the others of the folds alone.
     trained = found.encode(pa.table(frame), "t.csv", 0, 0)
@@ -137,11 +137,11 @@ def test_words_by_targets_are_those_of_scikit_learn(classes: int | None) -> None
         mine = folds == fold
         apart = TargetEncoder(smooth="auto").fit(frame[~mine], y[~mine])
         np.testing.assert_allclose(
-            trained[mine], whole.transform(apart.transform(frame[mine])), atol=2e-6
+            trained[mine], full.transform(apart.transform(frame[mine])), atol=2e-6
         )
 
 
-def test_a_row_does_not_see_its_own_target() -> None:
+def test_target_encoding_excludes_own_target() -> None:
     frame, y = table()[["shop"]], values()
     before = fitted(frame, y).encode(pa.table(frame), "t.csv", 0, 0)
     y = y.copy()
@@ -155,7 +155,7 @@ def test_a_row_does_not_see_its_own_target() -> None:
     np.testing.assert_allclose(scaled * code.std + code.mean, raw * own.std + own.mean, atol=1e-6)  # type: ignore[attr-defined]
 
 
-def test_many_words_are_hashed_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feature_hashing_equals_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words_module, "MAX_WORDS", 50)
     frame = table()[["shop"]]
     encoder = fitted(frame, values()).encoder
@@ -166,16 +166,16 @@ def test_many_words_are_hashed_as_scikit_learn_does(monkeypatch: pytest.MonkeyPa
 
 @settings(max_examples=15)
 @given(step=st.integers(1, N))
-def test_nothing_depends_on_the_blocks(step: int) -> None:
+def test_encoding_does_not_depend_on_blocks(step: int) -> None:
     frame, y = table(), values()
-    found, whole = fitted(frame, y, step), fitted(frame, y)
-    assert found.encoder.digest == whole.encoder.digest
+    found, full = fitted(frame, y, step), fitted(frame, y)
+    assert found.encoder.digest == full.encoder.digest
     arrow = pa.table(frame)
     parts = [found.encode(arrow[k : k + step], "t", k, k) for k in range(0, N, step)]
-    np.testing.assert_array_equal(np.concatenate(parts), whole.encode(arrow, "t", 0, 0))
+    np.testing.assert_array_equal(np.concatenate(parts), full.encode(arrow, "t", 0, 0))
 
 
-def test_it_is_the_same_from_its_json() -> None:
+def test_encoder_roundtrips_through_json() -> None:
     encoder = fitted(table(), values()).encoder
     again = Encoder.from_json(json.loads(json.dumps(encoder.json())), "here")
     assert again.digest == encoder.digest
@@ -184,20 +184,23 @@ def test_it_is_the_same_from_its_json() -> None:
         Encoder.from_json(encoder.json() | {"version": 2}, "here")
 
 
-def test_text_and_types_are_encoded_alike() -> None:
+def test_text_and_typed_cells_are_encoded_equally() -> None:
     frame = table()
     text = frame.assign(since=frame["since"].dt.strftime("%Y-%m-%d")).astype(object)
     text = text.where(frame.notna(), None)
     cells = {name: [None if k is None else str(k) for k in text[name]] for name in frame}
-    told = Declared(numeric=("age",))
-    typed, read = fitted(frame, values(), told=told), fitted(pa.table(cells), values(), told=told)
+    declared = Declared(numeric=("age",))
+    typed, read = (
+        fitted(frame, values(), declared=declared),
+        fitted(pa.table(cells), values(), declared=declared),
+    )
     assert typed.encoder.digest == read.encoder.digest
     np.testing.assert_array_equal(
         encode(typed.encoder, frame), encode(read.encoder, pa.table(cells))
     )
 
 
-def test_what_was_not_there_has_a_place() -> None:
+def test_unseen_and_missing_cells_are_encoded() -> None:
     frame = table().assign(member=True)
     frame["city"], frame["age"] = frame["city"].fillna("Rome"), frame["age"].fillna(30.0)
     encoder = fitted(frame, values()).encoder
@@ -211,12 +214,12 @@ def test_what_was_not_there_has_a_place() -> None:
     np.testing.assert_allclose(found["shop by target"], mean, rtol=1e-5)
 
 
-def test_names_do_not_meet() -> None:
+def test_feature_names_are_unique() -> None:
     arrow = pa.table({"a": ["x", "y", None], "a=x": [1.0, 2.0, 4.0]})
     assert fitted(arrow, values()).encoder.features == ("a=x", "a=y", "a is missing", "a=x_")
 
 
-def test_infinite_constant_and_empty_columns() -> None:
+def test_infinite_constant_and_empty_columns_are_encoded() -> None:
     arrow = pa.table({"a": [1.0, 1.0], "b": [None, None], "c": [1, 2]})
     encoder = fitted(arrow, values()).encoder
     assert (encoder.columns, encoder.dropped) == (("a", "c"), ("b",))
@@ -227,7 +230,7 @@ def test_infinite_constant_and_empty_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "message"),
     [
         (["1", "2", "3+"], r"'a' mixes numbers \(1 in row 0\) and words \('3\+' in row 2\)"),
         (["1/2/2024", "13/2/2024"], r"dates like '1/2/2024'.*\(a=%d/%m/%Y, say\)"),
@@ -248,30 +251,30 @@ def test_infinite_constant_and_empty_columns() -> None:
         ([[1], [2]], "list<.*>, which is not a cell of a table"),
     ],
 )
-def test_what_is_not_clear_is_refused_with_the_remedy(cells: list[Any], said: str) -> None:
+def test_ambiguous_column_is_refused_with_remedy(cells: list[Any], message: str) -> None:
     arrow = pa.table({"a": cells, "b": list(range(len(cells)))})
     with pytest.raises(DataError, match=r"it is not clear what to do with a column of t\.csv: .*"):
         fitted(arrow, values())
     for step in (1, 2, N):  # in whatever blocks
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             fitted(arrow, values(), step)
     if isinstance(cells[0], str):
-        told = Declared(categorical=("a",))
-        assert len(fitted(arrow, values(), told=told).encoder.codes) == 2
+        declared = Declared(categorical=("a",))
+        assert len(fitted(arrow, values(), declared=declared).encoder.codes) == 2
 
 
-def test_all_doubts_are_told_at_once() -> None:
+def test_all_ambiguous_columns_are_reported_at_once() -> None:
     arrow = pa.table({"a": ["1", "x"], "b": ["2", "3"], "c": ["1/2/2024", "3/4/2024"]})
     with pytest.raises(DataError, match=r"2 columns of t\.csv: 'a' mixes .*; 'c' holds dates"):
         fitted(arrow, values())
-    told = Declared(categorical=("a",), dates={"c": "%d/%m/%Y"})
-    assert [code.kind for code in fitted(arrow, values(), told=told).encoder.codes] == [
+    declared = Declared(categorical=("a",), dates={"c": "%d/%m/%Y"})
+    assert [code.kind for code in fitted(arrow, values(), declared=declared).encoder.codes] == [
         "one-hot", "number", "date",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "kind"), [(256, "one-hot"), (257, "hashed")])
-def test_words_beside_many_outputs_get_features_of_their_own(words: int, kind: str) -> None:
+def test_words_with_many_outputs_use_their_own_features(words: int, kind: str) -> None:
     column = pa.table({"shop": [f"s{k % words}" for k in range(600)]})
     y = np.random.default_rng(0).normal(size=(600, 11))
     assert fitted(column, y).encoder.codes[0].kind == kind

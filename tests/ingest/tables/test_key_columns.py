@@ -35,7 +35,7 @@ KEYS = 2**60 + np.arange(N)
 SAID = "above 2\\*\\*53"
 
 
-def test_what_is_too_large_is_known() -> None:
+def test_rounded_integers_are_detected() -> None:
     wide = [2**53 + 1, 5]
     for dtype in ("i8", "u8"):
         assert array_is_rounded(np.array(wide, dtype))
@@ -52,13 +52,13 @@ def test_what_is_too_large_is_known() -> None:
     assert not objects_are_rounded([1e20, 0.5], np.array([1e20, 0.5]))
 
 
-def test_text_of_numbers_with_points_is_asked_for_once() -> None:
-    watch, asked = RoundingWarnings(), 0
+def test_decimal_text_is_checked_once() -> None:
+    watch, requested = RoundingWarnings(), 0
 
     def texts(*cells: str) -> Callable[[], Any]:
         def made() -> Any:
-            nonlocal asked
-            asked += 1
+            nonlocal requested
+            requested += 1
             return pa.table({"0": list(cells)})
 
         return made
@@ -66,34 +66,34 @@ def test_text_of_numbers_with_points_is_asked_for_once() -> None:
     for _ in range(3):
         watch.check(np.array([[1e20], [0.5]]), [("0", "a")], texts("1e+20", "0.5"))
         watch.check(np.array([[1e5], [0.5]]), [("0", "b")], texts("100000", "0.5"))
-    assert asked == 1
+    assert requested == 1
     for _ in range(2):
         watch.check(np.array([[2.0**53]]), [("0", "b")], texts("9007199254740992"))
     with pytest.warns(UserWarning, match=f"'b' holds .*{SAID}"):
         watch.check(np.array([[2.0**53]]), [("0", "b")], texts("9007199254740993"))
     watch.check(np.array([[2.0**53]]), [("0", "b")], texts("9007199254740993"))
-    assert asked == 4
+    assert requested == 4
 
 
-def forms(place: Path) -> dict[str, Callable[[Any], Any]]:
+def forms(location: Path) -> dict[str, Callable[[Any], Any]]:
     """Return the ways to give a column of keys beside a column of numbers, and targets."""
     frame = pd.DataFrame({"id": KEYS, "x": X[:, 0]})
     full = frame.assign(y=Y)
-    full.to_parquet(place / "a.parquet")
-    full.to_feather(place / "a.feather")
-    full.to_json(place / "a.jsonl", orient="records", lines=True)
-    full.to_csv(place / "a.csv", index=False)
+    full.to_parquet(location / "a.parquet")
+    full.to_feather(location / "a.feather")
+    full.to_json(location / "a.jsonl", orient="records", lines=True)
+    full.to_csv(location / "a.csv", index=False)
     rows = zip(Y, KEYS, X[:, 0], strict=True)
-    (place / "a.svm").write_text("".join(f"{y} 1:{k} 2:{x}\n" for y, k, x in rows))
+    (location / "a.svm").write_text("".join(f"{y} 1:{k} 2:{x}\n" for y, k, x in rows))
     cells = [decimal.Decimal(10**20 + k) for k in range(N)]
     table = pa.table({"id": pa.array(cells, pa.decimal128(38, 0)), "x": X[:, 0]})
-    pq.write_table(table.append_column("y", pa.array(Y)), place / "decimals.parquet")
-    with h5py.File(place / "a.h5", "w") as file:
+    pq.write_table(table.append_column("y", pa.array(Y)), location / "decimals.parquet")
+    with h5py.File(location / "a.h5", "w") as file:
         fields = [("id", "i8"), ("x", "f8"), ("y", "f8")]
         file["X"] = np.array(list(zip(KEYS, X[:, 0], Y, strict=True)), fields)
     named = {
         path.name: lambda do, path=path: do(path, None if path.suffix == ".svm" else "y")
-        for path in sorted(place.iterdir())
+        for path in sorted(location.iterdir())
     }  # fmt: skip
     held = {
         "frame": frame, "decimals": table, "words": frame.assign(w=["a", "b"] * (N // 2)),
@@ -105,7 +105,7 @@ def forms(place: Path) -> dict[str, Callable[[Any], Any]]:
 
 
 @pytest.mark.slow
-def test_keys_beside_numbers_are_never_rounded_in_silence(tmp_path: Path) -> None:
+def test_key_columns_are_never_rounded_silently(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     fast: dict[str, Any] = {"n_centers": 10, "bandwidth": 1.0, "ridge": 1e-3, "metric": "none"}
 
@@ -119,13 +119,13 @@ def test_keys_beside_numbers_are_never_rounded_in_silence(tmp_path: Path) -> Non
         for do in (ingest, fit):
             if name == "list" and do is ingest:
                 continue  # a list of rows beside y
-            with warnings.catch_warnings(record=True) as said:
+            with warnings.catch_warnings(record=True) as message:
                 warnings.simplefilter("always")
                 give(do)
-            assert any("above 2**53" in str(k.message) for k in said), (name, do.__name__)
+            assert any("above 2**53" in str(k.message) for k in message), (name, do.__name__)
 
 
-def test_targets_that_are_rounded_are_said(tmp_path: Path) -> None:
+def test_rounded_targets_give_warning(tmp_path: Path) -> None:
     pd.DataFrame({"x": X[:, 0], "y": KEYS}).to_csv(tmp_path / "y.csv", index=False)
     with pytest.warns(UserWarning, match=SAID):
         sk.ingest_store(tmp_path / "y.csv", tmp_path / "y.zarr", y="y", targets="values")
@@ -133,13 +133,13 @@ def test_targets_that_are_rounded_are_said(tmp_path: Path) -> None:
         sk.KernelRegressor(n_centers=10, bandwidth=1.0, ridge=1e-3, metric="none").fit(X, KEYS)
 
 
-def test_large_numbers_with_a_fraction_are_no_keys(tmp_path: Path) -> None:
+def test_large_fractional_numbers_are_not_keys(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": 1e18 * X[:, 0], "y": Y})
     frame.to_csv(tmp_path / "x.csv", index=False)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         sk.ingest_store(tmp_path / "x.csv", tmp_path / "x.zarr", y="y", shuffle=False)
-    assert [str(k.message) for k in said] == []
+    assert [str(k.message) for k in message] == []
     stored = zarr.open_group(tmp_path / "x.zarr", mode="r")["X"]
     np.testing.assert_allclose(stored[:, 0], frame["x"], rtol=1e-6)
 
@@ -157,16 +157,16 @@ TABLES = {
 }
 
 
-def said(call: Any, *given: Any, **asked: Any) -> list[str]:
+def index_warnings(call: Any, *given: Any, **options: Any) -> list[str]:
     """Return the warnings of a call that are about a column that counts."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        call(*given, **asked)
+        call(*given, **options)
     return [str(k.message) for k in found if "counts the rows" in str(k.message)]
 
 
 @pytest.mark.slow
-def test_a_column_that_counts_is_said_once_at_every_door(tmp_path: Path) -> None:
+def test_index_column_is_reported_once_by_every_entry_point(tmp_path: Path) -> None:
     model, out = sk.KernelRegressor(n_centers=9, epochs=1), tmp_path / "s.zarr"
     csv, parquet, two = tmp_path / "t.csv", tmp_path / "t.parquet", tmp_path / "two"
     two.mkdir()
@@ -176,40 +176,42 @@ def test_a_column_that_counts_is_said_once_at_every_door(tmp_path: Path) -> None
         table[: N_ROWS // 2].to_csv(two / "1.csv", index=False)
         table[N_ROWS // 2 :].to_csv(two / "2.csv", index=False)
         for rows in (csv, parquet, two, table, pl.from_pandas(table)):
-            (text,) = said(sk.ingest_store, rows, out, y="y", overwrite=True)
+            (text,) = index_warnings(sk.ingest_store, rows, out, y="y", overwrite=True)
             assert "column 'id'" in text
-            assert not said(sk.ingest_store, rows, out, y="y", drop="id", overwrite=True)
+            assert not index_warnings(sk.ingest_store, rows, out, y="y", drop="id", overwrite=True)
         for rows in (table, pl.from_pandas(table), str(csv)):
-            (text,) = said(model.fit, rows, "y")
+            (text,) = index_warnings(model.fit, rows, "y")
             assert "column 'id'" in text
-        assert not said(model.predict, table.drop(columns="y"))
+        assert not index_warnings(model.predict, table.drop(columns="y"))
     table = TABLES["numbers"]
     table.to_csv(csv, index=False, header=False)
-    (text,) = said(sk.ingest_store, csv, out, y=2, overwrite=True)
+    (text,) = index_warnings(sk.ingest_store, csv, out, y=2, overwrite=True)
     assert "column '0'" in text
-    assert not said(sk.ingest_store, csv, out, y=2, drop="0", overwrite=True)
+    assert not index_warnings(sk.ingest_store, csv, out, y=2, drop="0", overwrite=True)
     missing = table.assign(y=np.where(SIGNAL > 0, np.nan, SIGNAL))
     missing.to_csv(csv, index=False)
     drop = {"drop_missing_targets": True, "overwrite": True}
-    assert len(said(sk.ingest_store, csv, out, y="y", **drop)) == 1
+    assert len(index_warnings(sk.ingest_store, csv, out, y="y", **drop)) == 1
 
 
-def test_other_columns_are_not_said_to_count(tmp_path: Path) -> None:
+def test_other_columns_are_not_reported_as_index(tmp_path: Path) -> None:
     out, table = tmp_path / "s.zarr", TABLES["numbers"]
     for first in (
         table["id"][::-1], table["id"] // 2, table["id"] + 2, table["id"] + 0.5, table["id"] * 2,
         NOISE.permutation(N_ROWS), SIGNAL,
     ):  # fmt: skip
         rows = table.assign(id=np.asarray(first))
-        assert not said(sk.ingest_store, rows, out, y="y", overwrite=True)
-    assert not said(sk.ingest_store, table[["id", "y"]], out, y="y", overwrite=True)
-    assert not said(sk.ingest_store, table[:9], out, y="y", overwrite=True)
-    assert not said(sk.ingest_store, table, out, y="y", x=["id", "a"], overwrite=True)
-    assert not said(sk.ingest_store, np.c_[table["id"], SIGNAL], out, y=SIGNAL, overwrite=True)
+        assert not index_warnings(sk.ingest_store, rows, out, y="y", overwrite=True)
+    assert not index_warnings(sk.ingest_store, table[["id", "y"]], out, y="y", overwrite=True)
+    assert not index_warnings(sk.ingest_store, table[:9], out, y="y", overwrite=True)
+    assert not index_warnings(sk.ingest_store, table, out, y="y", x=["id", "a"], overwrite=True)
+    assert not index_warnings(
+        sk.ingest_store, np.c_[table["id"], SIGNAL], out, y=SIGNAL, overwrite=True
+    )
 
 
 @pytest.mark.parametrize("cut", [1, 7, N_ROWS])
-def test_blocks_and_files_are_counted_on_or_anew(cut: int) -> None:
+def test_index_detector_accepts_continued_or_restarted_counts(cut: int) -> None:
     for base in (0, 1):
         for anew in (False, True):
             counter = IndexDetector()
@@ -223,9 +225,9 @@ def test_blocks_and_files_are_counted_on_or_anew(cut: int) -> None:
             assert not counter.matches_rows
 
 
-def test_a_column_that_holds_words_later_does_not_count() -> None:
+def test_column_with_later_words_is_not_an_index() -> None:
     counter = IndexDetector()
     counter.add_cells(pa.array([str(k) for k in range(N_ROWS)]), 0)
     assert counter.matches_rows
     counter.add_cells(pa.array(["u", "v"]), N_ROWS)
-    assert not said(counter.warn_if_index, "id", "a table")
+    assert not index_warnings(counter.warn_if_index, "id", "a table")

@@ -1,4 +1,4 @@
-"""Counts of words by folds, against scikit-learn's encoder and in blocks of any size."""
+"""Compare counts of words by fold with scikit-learn's encoder."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def column(seed: int = 0, kinds: int = 40) -> tuple[list[str | None], np.ndarray
 
 
 @pytest.mark.parametrize("step", [1, 7, 50, N])
-def test_too_many_words_are_forgotten_and_counted(
-    monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_too_many_words_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(words_module, "MAX_WORDS", 20)
     texts, T = column()
     words = seen(texts, T, step)
@@ -40,14 +38,14 @@ def test_too_many_words_are_forgotten_and_counted(
     assert (words.n_seen, words.n_missing) == (len(there), N - len(there))
 
 
-def test_long_words_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_words_exceed_the_character_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words_module, "MAX_CHARACTERS", 10)
     words = seen(["long word", "b", "another"], np.zeros((3, 1)), 2)
     assert (words.too_many, words.n_words, words.index_of) == (True, 3, {})
 
 
 @pytest.mark.parametrize("n", [900, 5_000, 200_000])
-def test_many_words_are_counted_to_some_percent(n: int) -> None:
+def test_distinct_words_are_counted_to_some_percent(n: int) -> None:
     """Check within five standard deviations of the estimate; every word occurs twice."""
     count, texts = DistinctCounter(), [f"word {k}" for k in range(n)]
     for at in range(0, n, 7001):
@@ -58,7 +56,7 @@ def test_many_words_are_counted_to_some_percent(n: int) -> None:
     )
 
 
-def test_folds_follow_from_the_row_alone_and_are_alike() -> None:
+def test_folds_depend_on_row_number_and_are_equal_in_size() -> None:
     folds = row_folds(0, 0, 10_000)
     np.testing.assert_array_equal(row_folds(0, 4321, 100), folds[4321:4421])
     assert (row_folds(1, 0, 100) != folds[:100]).any()

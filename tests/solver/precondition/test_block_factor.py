@@ -19,7 +19,7 @@ from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import Sample
 from tests import reference as ref
-from tests.maths import Array, both, operator, rows
+from tests.solver_problems import Array, both, operator, rows
 
 N, H, P, D = 600, 800, 200, 6
 LOW = Noise(1e-6, 1024, grows=False)
@@ -73,7 +73,7 @@ class Case:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_what_is_tried_is_least_squares_with_that_penalty(weighted: bool) -> None:
+def test_tried_errors_equal_penalised_least_squares(weighted: bool) -> None:
     case = Case(0.5, weighted)
     found = case.found()
     assert len(found.tried) >= 4
@@ -86,7 +86,7 @@ def test_what_is_tried_is_least_squares_with_that_penalty(weighted: bool) -> Non
 
 
 @pytest.mark.parametrize("noise", [0.1, 1.0])
-def test_the_noise_of_a_gaussian_process_is_found(noise: float) -> None:
+def test_noise_of_gaussian_process_is_estimated(noise: float) -> None:
     """Check the variance for functions in the span of the centers that are drawn from the
     process."""
     case, rng = Case(0.0), np.random.default_rng(5)
@@ -98,7 +98,7 @@ def test_the_noise_of_a_gaussian_process_is_found(noise: float) -> None:
     assert noise / 3 < found.variance < 3 * noise
 
 
-def test_without_noise_nothing_is_changed() -> None:
+def test_noise_free_targets_keep_noise() -> None:
     """Check a function in the span of the centers, which the sample determines."""
     case = Case(0.0)
     Y = ref.laplace(case.X, case.Z, 4.0) @ rows(5, P, 2)
@@ -106,15 +106,15 @@ def test_without_noise_nothing_is_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "noise",
     [Noise(1e-6, 1024), NO_NOISE, Noise(0.0, 1024, grows=False)],
     ids=["told", "nothing looked at", "none"],
 )
-def test_noise_that_is_told_stays(told: Noise) -> None:
-    assert Case(0.5).found(told) is told
+def test_given_noise_is_kept(noise: Noise) -> None:
+    assert Case(0.5).found(noise) is noise
 
 
-def test_few_centers_and_rows_that_were_learned_from_are_not_asked() -> None:
+def test_few_centers_or_learned_rows_keep_noise() -> None:
     few = Case(3.0, block=int(MIN_CENTER_SHARE * P) - 1)
     assert few.found() is LOW
     case = Case(3.0, block=int(MIN_CENTER_SHARE * P))
@@ -124,21 +124,21 @@ def test_few_centers_and_rows_that_were_learned_from_are_not_asked() -> None:
 
 
 @pytest.mark.parametrize("block", [P, P // 4])
-def test_a_preconditioner_says_the_ridge_of_the_run(block: int) -> None:
+def test_preconditioner_reports_ridge_of_run(block: int) -> None:
     case, events = Case(3.0), list[dict[str, Any]]()
     pre = build_block(
         case.op, case.op.points(case.Z, left=True, right=True), case.S, case.probe,
         block_slices(P, block), noise=LOW, worth=1e5, ridge=LOW.penalty(1e5),
         report=lambda event, fields: events.append({"event": event, **fields}),
     )  # fmt: skip
-    told = [e for e in events if e["event"] == "fresh noise"]
-    assert len(told) == 1
-    assert told[0]["fresh"] == H
-    assert pre.ridge == told[0]["ridge"] == told[0]["variance"] / 1e5
-    assert pre.mu >= told[0]["variance"] / N * (1 - 1e-12)
+    noise = [e for e in events if e["event"] == "fresh noise"]
+    assert len(noise) == 1
+    assert noise[0]["fresh"] == H
+    assert pre.ridge == noise[0]["ridge"] == noise[0]["variance"] / 1e5
+    assert pre.mu >= noise[0]["variance"] / N * (1 - 1e-12)
 
 
-def test_a_ridge_that_is_given_stays() -> None:
+def test_given_ridge_is_kept() -> None:
     case = Case(0.5)
     pre = build_block(
         case.op, case.op.points(case.Z, left=True, right=True), case.S, case.probe, [slice(0, P)],
@@ -148,7 +148,7 @@ def test_a_ridge_that_is_given_stays() -> None:
 
 
 @pytest.mark.slow
-def test_noise_that_a_thousand_rows_hide_is_found_by_a_run() -> None:
+def test_run_finds_noise_that_setup_rows_do_not_show() -> None:
     """Check a smooth function in 20 dimensions with a rough kernel: to rows that are all centers,
     all small ridges look alike. The default must be as good as the best of several ridges."""
     X = rows(7, 6000, 20).astype(np.float32)

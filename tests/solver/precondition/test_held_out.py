@@ -23,14 +23,14 @@ from streamkern.solver.precondition.held_out import (
 
 
 @given(n_stored=st.integers(1, 10**9), copies=st.integers(1, 50), row=st.integers(0, 10**9))
-def test_copies_of_a_stored_row_are_in_one_part(n_stored: int, copies: int, row: int) -> None:
+def test_copies_of_a_row_are_in_one_fold(n_stored: int, copies: int, row: int) -> None:
     rows = row % n_stored + n_stored * np.arange(copies)
     for n in (1, FOLDS):
         assert len(set(held_out_parts(rows % n_stored, n).tolist())) == 1
 
 
 @pytest.mark.parametrize("stride", [1, 2, 10, 1000, 4096])
-def test_parts_are_as_large_as_they_should_be_whatever_the_stride(stride: int) -> None:
+def test_folds_have_expected_sizes_for_any_stride(stride: int) -> None:
     """Check sizes within five standard deviations."""
     n = 20_000
     rows = stride * np.arange(n)
@@ -41,12 +41,12 @@ def test_parts_are_as_large_as_they_should_be_whatever_the_stride(stride: int) -
         assert len(found) == parts + 1
 
 
-def test_few_centers_have_folds() -> None:
+def test_few_centers_use_several_folds() -> None:
     assert (n_parts(SMALL), n_parts(SMALL + 1)) == (FOLDS, 1)
 
 
 @given(at=st.floats(-12.9, 1.9), depth=st.floats(0.05, 3))
-def test_the_least_of_a_curve_with_one_valley_is_found(at: float, depth: float) -> None:
+def test_minimum_of_unimodal_curve_is_found(at: float, depth: float) -> None:
     """Check within a third of a power of ten; no exponent is tried twice, or beyond the limits."""
     tried = []
 
@@ -62,12 +62,12 @@ def test_the_least_of_a_curve_with_one_valley_is_found(at: float, depth: float) 
     assert max(errors) <= 2
 
 
-def test_a_plateau_costs_few_trials() -> None:
+def test_plateau_needs_few_trials() -> None:
     errors = geometric_search(lambda ridge: 1.0 if ridge < 1e-5 else 2.0, -6, -13, 2)
     assert list(errors) == [-8, -7, -6, -5, -4]
 
 
-def test_ridges_without_an_answer_are_passed_over() -> None:
+def test_ridges_with_infinite_error_are_skipped() -> None:
     def measure(ridge: float) -> float:
         return math.inf if ridge < 1e-3 else 1 + (math.log10(ridge) + 1) ** 2
 
@@ -75,7 +75,7 @@ def test_ridges_without_an_answer_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_bits_are_equal_where_rows_are(dtype: type) -> None:
+def test_rows_have_equal_bits_only_if_equal(dtype: type) -> None:
     rng = np.random.default_rng(0)
     X = rng.integers(0, 2, (1000, 6)).astype(dtype) * dtype(1.1)
     found = hash_rows(X, Backend(threads=1))

@@ -11,7 +11,7 @@ from streamkern.solver.precondition.joint import Change, Joint
 from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import CenterTargets, Sample, by_center
 from tests import reference as ref
-from tests.maths import Array, both, operator, rows
+from tests.solver_problems import Array, both, operator, rows
 
 N, P = 90, 24
 X = rows(0, N, 3)
@@ -22,7 +22,9 @@ PENALTY, JITTERS = 0.05, [0.5, 0.1, 0.9]
 WEIGHTS = np.random.default_rng(2).uniform(0.2, 3, N)
 
 
-def made(targets: Array, w: Array | None, known: bool, penalty: float = PENALTY) -> Joint:
+def learned_problem(
+    targets: Array, w: Array | None, known: bool, penalty: float = PENALTY
+) -> Joint:
     """Return weights learned from zero, with the rows that are no centers as sample and the largest
     jitter that shows."""
     op, z = operator(), X[:P]
@@ -73,11 +75,9 @@ of_known_and_weighted = pytest.mark.parametrize(
 
 
 @of_known_and_weighted
-def test_energy_slope_and_curvature_are_those_of_the_objective(
-    w: Array | None, known: bool
-) -> None:
+def test_energy_slope_and_curvature_equal_objective(w: Array | None, known: bool) -> None:
     """Check E(alpha + t d) = E(alpha) - 2 t slope + t^2 inner for every t."""
-    problem = made(Y, w, known)
+    problem = learned_problem(Y, w, known)
     problem.sweep(np.random.default_rng(0))
     first = problem._state()
     problem._move(0)
@@ -92,12 +92,12 @@ def test_energy_slope_and_curvature_are_those_of_the_objective(
 
 
 @of_known_and_weighted
-def test_the_end_is_the_minimum(
+def test_sweeps_reach_the_minimum(
     w: Array | None, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that no change of a weight lowers the quadratic objective."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
-    problem = made(Y, w, known)
+    problem = learned_problem(Y, w, known)
     problem.sweeps(200, seed=0)
     least = objective(problem.start, Y, w, known)
     for i in range(P):
@@ -107,10 +107,13 @@ def test_the_end_is_the_minimum(
             assert (objective(nearby, Y, w, known) >= least).all()
 
 
-def test_an_output_is_learned_as_well_beside_one_that_can_not_be() -> None:
+def test_learnable_output_is_learned_beside_noise() -> None:
     """Check outputs of any size: sweeps continue while any output gains."""
     noise = 1e4 * rows(3, N, 1)
-    alone, beside = made(Y[:, :1], None, True), made(np.hstack([noise, Y[:, :1]]), None, True)
+    alone, beside = (
+        learned_problem(Y[:, :1], None, True),
+        learned_problem(np.hstack([noise, Y[:, :1]]), None, True),
+    )
     alone.sweeps(40, seed=0)
     beside.sweeps(40, seed=0)
     reached = objective(beside.start, np.hstack([noise, Y[:, :1]]), None, True)[1]
@@ -122,13 +125,13 @@ def probe(targets: Array) -> Sample:
     return Sample(operator().points(X, left=True), targets)
 
 
-def test_with_a_smaller_penalty_it_goes_on_where_fresh_rows_are_better_then(
+def test_smaller_penalty_continues_if_fresh_rows_improve(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check that it reaches the minimum of that objective, from the result with the first
     penalty."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
-    problem, alone = made(Y, None, True), made(Y, None, True, PENALTY / 100)
+    problem, alone = learned_problem(Y, None, True), learned_problem(Y, None, True, PENALTY / 100)
     problem.learn(600, 0, PENALTY / 100, probe(Y))
     alone.sweeps(600, 0)
     reached, least = (objective(x.start, Y, None, True, PENALTY / 100) for x in (problem, alone))
@@ -136,11 +139,11 @@ def test_with_a_smaller_penalty_it_goes_on_where_fresh_rows_are_better_then(
     assert problem.penalty == PENALTY / 100
 
 
-def test_what_makes_fresh_rows_worse_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_that_worsen_fresh_rows_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check targets with noise, and fresh rows without noise."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     noise = Y + 4 * rows(5, N, 2)
-    problem, cautious = made(noise, None, True), made(noise, None, True)
+    problem, cautious = learned_problem(noise, None, True), learned_problem(noise, None, True)
     problem.learn(600, 0, PENALTY / 1000, probe(Y))
     cautious.sweeps(600, 0)
     np.testing.assert_allclose(problem.start, cautious.start, atol=SAME)
@@ -155,8 +158,8 @@ def test_what_makes_fresh_rows_worse_is_undone(monkeypatch: pytest.MonkeyPatch) 
     [(1, PENALTY / 100, 0), (9, PENALTY * (1 - 1e-7), 0), (600, PENALTY / 100, N)],
     ids=["few sweeps", "smaller by rounding", "no fresh rows"],
 )
-def test_without_cause_the_penalty_stays(n: int, least: float, n_seen: int) -> None:
-    problem, cautious = made(Y, None, True), made(Y, None, True)
+def test_penalty_is_kept_without_evidence(n: int, least: float, n_seen: int) -> None:
+    problem, cautious = learned_problem(Y, None, True), learned_problem(Y, None, True)
     problem.learn(n, 0, least, Sample(probe(Y).X, Y, None, n_seen))
     cautious.sweeps(n, 0)
     np.testing.assert_array_equal(problem.start, cautious.start)

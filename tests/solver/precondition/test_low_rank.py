@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streamkern.backend.base import Backend
 from streamkern.solver.precondition import low_rank
 from streamkern.solver.precondition.low_rank import top_eigenpairs
-from tests.maths import Array, both, operator, rows
+from tests.solver_problems import Array, both, operator, rows
 
 S = 700
 
@@ -60,7 +60,9 @@ def largest_sine(E: Array, A: Array) -> float:
 @pytest.mark.parametrize("k", [1, 12, 60])
 @pytest.mark.parametrize(("kernel", "bandwidth"), [("laplace", 2.0), ("gaussian", 3.0)])
 @pytest.mark.parametrize("precision", ["exact", "float64"])
-def test_decaying_spectra(kernel: str, bandwidth: float, k: int, precision: str) -> None:
+def test_decaying_spectra_are_accurate(
+    kernel: str, bandwidth: float, k: int, precision: str
+) -> None:
     A = gram(kernel, bandwidth, rows(0, S, 3), precision)
     lam, E, truth = check(A, k)
     rounding = 10 * float(np.finfo(A.dtype).eps) * truth[0]
@@ -71,7 +73,7 @@ def test_decaying_spectra(kernel: str, bandwidth: float, k: int, precision: str)
 
 
 @pytest.mark.usefixtures("krylov")
-def test_spectrum_without_a_gap() -> None:
+def test_spectrum_without_a_gap_is_accurate() -> None:
     """Check a slow decay: in 60 dimensions all rows are equally far from each other."""
     A = gram("laplace", 8.0, rows(0, S, 60), "exact")
     lam, E, truth = check(A, 20)
@@ -101,7 +103,7 @@ def symmetric(values: Array) -> Array:
     ],
     ids=["identity", "projector", "rank 2", "no rounding", "constant", "diagonal", "duplicates"],
 )  # fmt: skip
-def test_eigenvalues_more_often_than_a_block_is_wide(A: Array, dtype: Any) -> None:
+def test_repeated_eigenvalues_beyond_block_width_are_found(A: Array, dtype: Any) -> None:
     """Check that without rounding the space is exhausted at once; 110 eigenvectors are more than
     there are different rows."""
     for k in (30, 110):
@@ -114,7 +116,7 @@ def test_eigenvalues_more_often_than_a_block_is_wide(A: Array, dtype: Any) -> No
 @given(
     n=st.integers(1, 400), share=st.floats(0, 1), decay=st.floats(0, 6), seed=st.integers(0, 10**6)
 )
-def test_any_size_and_decay(n: int, share: float, decay: float, seed: int) -> None:
+def test_any_size_and_decay_is_accurate(n: int, share: float, decay: float, seed: int) -> None:
     """Check sizes k near n, for which LAPACK computes all eigenpairs."""
     k = max(1, round(share * n))
     basis, _ = np.linalg.qr(rows(seed, n, n))
@@ -125,7 +127,7 @@ def test_any_size_and_decay(n: int, share: float, decay: float, seed: int) -> No
     np.testing.assert_allclose(lam, truth[:k], rtol=0.1, atol=1e-12)
 
 
-def test_lapack_may_miss_equal_eigenvalues() -> None:
+def test_equal_eigenvalues_are_found() -> None:
     """Check the last two of 33 eigenvalues that are equal up to rounding, of which LAPACK often
     finds none."""
     for seed in range(40):
@@ -134,7 +136,7 @@ def test_lapack_may_miss_equal_eigenvalues() -> None:
         check((A + A.T) / 2, 2)
 
 
-def test_small_matrices_are_lapacks() -> None:
+def test_small_matrices_use_lapack() -> None:
     A = gram("laplace", 2.0, rows(0, 300, 3), "float64")
     lam, E, truth = check(A, 299)
     np.testing.assert_allclose(lam, truth[:299], rtol=1e-10)
@@ -145,7 +147,7 @@ def test_small_matrices_are_lapacks() -> None:
 
 
 @pytest.mark.usefixtures("krylov")
-def test_bits_depend_on_the_seed_only() -> None:
+def test_eigenpairs_depend_on_seed_only() -> None:
     A = gram("laplace", 2.0, rows(0, S, 3), "exact")
     results = []
     for threads, seed in ((1, 3), (2, 3), (3, 3), (1, 4)):

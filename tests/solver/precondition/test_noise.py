@@ -71,7 +71,7 @@ def squares_without_each_row(
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("distinct", "rel"), [(40, 1e-8), (9, 1e-6)])
-def test_the_error_is_that_of_fits_without_each_row(
+def test_loo_error_equals_refits_without_each_row(
     distinct: int, rel: float, weighted: bool
 ) -> None:
     """Check all rows before merging; equal rows predict each other, and round more."""
@@ -92,21 +92,21 @@ def test_the_error_is_that_of_fits_without_each_row(
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_many_outputs_are_looked_at_together(weighted: bool) -> None:
+def test_compressed_outputs_give_same_noise(weighted: bool) -> None:
     """Check more than twice as many outputs as rows, which are compressed."""
     rng = np.random.default_rng(1)
     X, Y = rng.standard_normal((30, 3)), rng.standard_normal((30, 100))
     w = rng.uniform(0.2, 3, 30) if weighted else None
     together, parts = found(X, Y, w), [found(X, Y[:, k : k + 50], w) for k in (0, 50)]
     for kappa, error in together.tried:
-        wanted = [dict(part.tried)[kappa] for part in parts if kappa in dict(part.tried)]
-        if len(wanted) == 2:
-            assert error == pytest.approx(sum(wanted), rel=1e-9)
+        expected = [dict(part.tried)[kappa] for part in parts if kappa in dict(part.tried)]
+        if len(expected) == 2:
+            assert error == pytest.approx(sum(expected), rel=1e-9)
     assert len(together.tried) >= 3
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.5])
-def test_the_noise_of_a_gaussian_process_is_found(noise: float) -> None:
+def test_noise_of_gaussian_process_is_estimated(noise: float) -> None:
     """Check within a factor of 1.6, from 600 rows."""
     rng = np.random.default_rng(1)
     X = rng.standard_normal((600, 2))
@@ -115,7 +115,7 @@ def test_the_noise_of_a_gaussian_process_is_found(noise: float) -> None:
     assert noise / 1.6 < variance < noise * 1.6
 
 
-def test_without_noise_it_is_the_most_that_does_no_harm() -> None:
+def test_noise_free_targets_give_largest_harmless_noise() -> None:
     X = np.random.default_rng(2).standard_normal((300, 2))
     noise = found(X, np.abs(X[:, :1]))
     least = min(error for _, error in noise.tried)
@@ -126,7 +126,7 @@ def test_without_noise_it_is_the_most_that_does_no_harm() -> None:
 
 
 @pytest.mark.parametrize("finest", [1e-12, 1e-5, 1e-2, 1e9])
-def test_no_penalty_below_the_least_one_is_tried(finest: float) -> None:
+def test_minimum_penalty_bounds_search(finest: float) -> None:
     rng = np.random.default_rng(0)
     X = rng.standard_normal((200, 2))
     Y = X.sum(axis=1, keepdims=True)
@@ -138,17 +138,17 @@ def test_no_penalty_below_the_least_one_is_tried(finest: float) -> None:
     assert (least.error > 1.2 * free.error) == (finest > 1e-5)
 
 
-def test_targets_of_nothing_but_noise_are_smoothed_away() -> None:
+def test_pure_noise_is_smoothed_away() -> None:
     rng = np.random.default_rng(3)
     assert found(rng.standard_normal((300, 2)), rng.standard_normal((300, 1))).variance > 1
 
 
-def test_of_few_rows_the_noise_is_taken_to_be_where_searches_start() -> None:
+def test_noise_of_too_few_rows_is_the_default() -> None:
     assert found(np.zeros((1, 2)), np.ones((1, 1))).variance == 10.0**FIRST_NOISE_EXPONENT
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_values_of_rows_are_those_of_fits_without_them(weighted: bool) -> None:
+def test_loo_values_equal_refits_without_each_row(weighted: bool) -> None:
     rng = np.random.default_rng(7)
     X = rng.standard_normal((30, 3))
     Y = rng.standard_normal((30, 2)) + X[:, :1]
@@ -163,7 +163,7 @@ def test_values_of_rows_are_those_of_fits_without_them(weighted: bool) -> None:
         np.testing.assert_allclose(values[i], K[i, others] @ alpha, rtol=1e-6, atol=1e-9)
 
 
-def test_two_large_targets_among_forty_do_not_make_a_model() -> None:
+def test_two_large_targets_do_not_determine_noise() -> None:
     """Check two equal rows that are predicted a little better, while 38 others are predicted
     worse."""
     rng = np.random.default_rng([39, 5])
@@ -174,12 +174,12 @@ def test_two_large_targets_among_forty_do_not_make_a_model() -> None:
         noise = find_noise(op, Z, rows)
         assert noise.variance < 1
         assert or_the_mean(op, Z, rows, noise).variance == pytest.approx(10.0**MAX_NOISE_EXPONENT)
-        told = rows._replace(Y=X[:, :1])
-        known = find_noise(op, Z, told)
-        assert or_the_mean(op, Z, told, known) is known
+        shifted_rows = rows._replace(Y=X[:, :1])
+        known = find_noise(op, Z, shifted_rows)
+        assert or_the_mean(op, Z, shifted_rows, known) is known
 
 
-def test_a_surplus_is_the_statistic_of_a_paired_test() -> None:
+def test_mean_difference_in_se_equals_paired_t_statistic() -> None:
     a, b = np.random.default_rng(8).exponential(size=(2, 50))
     assert mean_difference_in_se(a, b) == pytest.approx(ttest_rel(a, b).statistic)
     assert mean_difference_in_se(a, a) == 0
@@ -190,7 +190,7 @@ def test_a_surplus_is_the_statistic_of_a_paired_test() -> None:
 
 @pytest.mark.parametrize("words", [1, 2, 3, 8, 40])
 @pytest.mark.parametrize("scatter", [0.0, 0.3, 2.0])
-def test_words_have_about_their_mean_targets(words: int, scatter: float) -> None:
+def test_unrelated_words_keep_their_mean_targets(words: int, scatter: float) -> None:
     """Check words that do not predict each other, so that the largest noise would make the model
     constant."""
     rng = np.random.default_rng(words)
@@ -203,7 +203,7 @@ def test_words_have_about_their_mean_targets(words: int, scatter: float) -> None
         assert shrunk > 0.9 * signal / (signal + of_mean)
 
 
-def test_the_scatter_of_equal_rows_bounds_the_noise() -> None:
+def test_scatter_of_equal_rows_bounds_noise() -> None:
     """Check one row far from the others, which are equal: its target of 50 is not noise of 1."""
     rng = np.random.default_rng(0)
     X, Y = np.zeros((500, 3)), rng.standard_normal((500, 1))
@@ -212,7 +212,7 @@ def test_the_scatter_of_equal_rows_bounds_the_noise() -> None:
     assert 50 / (1 + noise.variance) > 40
 
 
-def test_copies_are_told_from_rows_that_were_measured_again() -> None:
+def test_copies_differ_from_repeated_measurements() -> None:
     rng = np.random.default_rng(5)
     X = rng.standard_normal((50, 2))
     Y = X[:, :1] + rng.standard_normal((50, 1))
@@ -229,7 +229,7 @@ def test_copies_are_told_from_rows_that_were_measured_again() -> None:
 
 
 @given(st.integers(1, 50), st.lists(st.integers(0, 400), min_size=1, max_size=60, unique=True))
-def test_rows_of_one_stored_row_are_taken_once(n_stored: int, numbers: list[int]) -> None:
+def test_copies_of_a_stored_row_are_used_once(n_stored: int, numbers: list[int]) -> None:
     rows = np.array(numbers)
     at = distinct_origins(rows % n_stored)
     kept = rows[at] % n_stored
@@ -237,11 +237,11 @@ def test_rows_of_one_stored_row_are_taken_once(n_stored: int, numbers: list[int]
     assert (np.diff(at) > 0).all()
 
 
-def test_no_more_rows_are_taken_than_there_is_room_for() -> None:
+def test_noise_rows_are_limited() -> None:
     assert len(distinct_origins(np.arange(5000))) == NOISE_ROWS
 
 
-def test_a_penalty_falls_with_the_rows() -> None:
+def test_penalty_decreases_with_rows() -> None:
     """Check that it falls like 1 / sqrt(n) at first and then like 1 / n, without extrapolation from
     fewer rows."""
     noise = Noise(0.5, 1000)

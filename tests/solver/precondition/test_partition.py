@@ -21,8 +21,8 @@ from streamkern.solver.precondition.block import BlockPreconditioner, block_slic
 from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.partition import Centers, Partition
 from streamkern.solver.precondition.samples import Sample, by_center
-from tests.maths import both, featured, operator, rows
 from tests.rank_threads import on_threads
+from tests.solver_problems import both, featured, operator, rows
 from tests.traced_memory import traced_memory
 
 P, N, PROBE = 48, 150, 120
@@ -57,9 +57,9 @@ def built(
     )  # fmt: skip
 
 
-def whole(ranks: list[BlockPreconditioner], what: Any) -> np.ndarray[Any, Any]:
+def assembled_factor(ranks: list[BlockPreconditioner], attribute: Any) -> np.ndarray[Any, Any]:
     """Return a lower triangular factor, of which each rank has a stripe of rows."""
-    parts = [what(pre) for pre in ranks]
+    parts = [attribute(pre) for pre in ranks]
     n = sum(len(part) for part in parts)
     return np.concatenate([np.pad(a, ((0, 0), (0, n - a.shape[1]))) for a in parts])
 
@@ -77,18 +77,22 @@ def whole(ranks: list[BlockPreconditioner], what: Any) -> np.ndarray[Any, Any]:
         {"explicit": True, "ridge": True},
     ],
 )
-def test_ranks_make_what_one_makes(case: dict[str, bool], blocks: int, size: int) -> None:
+def test_ranks_build_the_preconditioner_of_one_process(
+    case: dict[str, bool], blocks: int, size: int
+) -> None:
     """Check that each rank has its rows of the factors, and equal bits of all else."""
-    asked = dict.fromkeys(("weighted", "known", "ridge", "explicit"), False) | case
-    alone = built(SINGLE, blocks=blocks, **asked)
-    many = on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked))
+    options = dict.fromkeys(("weighted", "known", "ridge", "explicit"), False) | case
+    alone = built(SINGLE, blocks=blocks, **options)
+    many = on_threads(size, lambda ranks: built(ranks, blocks=blocks, **options))
     for b in range(blocks):
-        H = whole(many, lambda pre: pre.H[b])  # noqa: B023
+        H = assembled_factor(many, lambda pre: pre.H[b])  # noqa: B023
         np.testing.assert_allclose(H, alone.H[b], rtol=0, atol=1e-10 * np.abs(alone.H[b]).max())
         np.testing.assert_allclose(many[0].sketches[b], alone.sketches[b], rtol=0, atol=1e-8)
     assert (many[0].L is None) == (alone.L is None)
     if alone.L is not None:
-        np.testing.assert_allclose(whole(many, lambda pre: pre.L), alone.L, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            assembled_factor(many, lambda pre: pre.L), alone.L, rtol=0, atol=1e-12
+        )
     np.testing.assert_allclose(many[0].start, alone.start, rtol=0, atol=1e-9)
     assert (many[0].values is None) == (alone.values is None)
     if alone.values is not None:
@@ -112,31 +116,31 @@ def test_ranks_make_what_one_makes(case: dict[str, bool], blocks: int, size: int
         assert all((a == b).all() for a, b in zip(other.sketches, many[0].sketches, strict=True))
 
 
-def test_a_stripe_of_a_sample_knows_how_many_rows_there_are() -> None:
+def test_sample_shard_knows_global_row_counts() -> None:
     """Check the number of rows of all ranks, and of those that are no centers of a block."""
     op = operator()
     center_index = np.array([0, -1, 5, 2, -1, 6, -1])
     S = Sample(op.points(rows(0, 7, 4), left=True), rows(1, 7, 1), center_index=center_index)
-    said = on_threads(
+    message = on_threads(
         3, lambda r: (len(S.shared(r)), S.shared(r).n_rows, S.shared(r).outside(slice(0, 3)))
     )
-    assert [n for _, n, _ in said] == [7, 7, 7]
-    assert sum(k for k, _, _ in said) == 7
-    assert {k for _, _, k in said} == {5}
+    assert [n for _, n, _ in message] == [7, 7, 7]
+    assert sum(k for k, _, _ in message) == 7
+    assert {k for _, _, k in message} == {5}
     assert replace(S).outside(slice(5, 7)) == 5
 
 
 @pytest.mark.parametrize(("blocks", "size"), [(1, 3), (3, 2), (3, 4)])
 @pytest.mark.parametrize("explicit", [False, True])
-def test_ranks_that_share_out_the_centers_make_the_same(
+def test_ranks_with_center_partition_build_the_same_preconditioner(
     explicit: bool, blocks: int, size: int
 ) -> None:
     """Check that each rank has its stripe of arrays with a row for each center, with the same
     bits."""
-    asked = dict.fromkeys(("weighted", "known"), not explicit) | {"ridge": True}
-    asked |= {"explicit": explicit}
+    options = dict.fromkeys(("weighted", "known"), not explicit) | {"ridge": True}
+    options |= {"explicit": explicit}
     many, shared = (
-        on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked, shared=so))  # noqa: B023
+        on_threads(size, lambda ranks: built(ranks, blocks=blocks, **options, shared=so))  # noqa: B023
         for so in (False, True)
     )
     for one, other in zip(many, shared, strict=True):  # bits, as centers travel whole
@@ -150,7 +154,7 @@ def test_ranks_that_share_out_the_centers_make_the_same(
         assert np.array_equal(np.concatenate([pre.sketches[b] for pre in shared]), G)
 
 
-def test_no_rank_ever_has_all_centers() -> None:
+def test_no_rank_holds_all_centers() -> None:
     """Check that two ranks in this process hold as much as the plan counts, besides their input."""
     p, b, s, h, d, size = 400, 50, 120, 60, 400, 2
     sizes = BlockSizes("block", 1, s, h, 0, 0, block_size=b, keep=True)
@@ -166,7 +170,11 @@ def test_no_rank_ever_has_all_centers() -> None:
         "centers of one block",
     )  # fmt: skip
     lines = BlockMethod().count(problem, sizes).lines
-    counted = sum(n for phase, what, n in lines if phase in ("always", "setup") and what in names)
+    counted = sum(
+        n
+        for phase, buffer_name, n in lines
+        if phase in ("always", "setup") and buffer_name in names
+    )
     ops = [operator(backend=Backend(threads=1), bandwidth=20.0) for _ in range(size)]
     Z, X, probe = rows(0, p, d), rows(1, s, d), rows(2, h, d)
     given = on_threads(size, lambda ranks: both(ops[ranks.rank], Z[ranks.stripe(p)]))
@@ -194,7 +202,7 @@ def test_no_rank_ever_has_all_centers() -> None:
 
 @pytest.mark.parametrize("edges", [(0, 7), (0, 2, 7), (0, 1, 5, 7)])
 @pytest.mark.parametrize(("rows_of_grid", "columns"), [(1, 1), (3, 1), (1, 3), (3, 2)])
-def test_sums_over_a_part_of_the_ranks(
+def test_sums_over_grid_rows_and_columns_equal_numpy(
     rows_of_grid: int, columns: int, edges: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check sums over rows and columns of the grid, a few centers at a time, of one block or
@@ -220,7 +228,7 @@ def test_sums_over_a_part_of_the_ranks(
 
 
 @pytest.mark.parametrize("columns", [1, 3])
-def test_all_ranks_learn_the_largest_of_their_values(columns: int) -> None:
+def test_all_ranks_get_the_largest_value(columns: int) -> None:
     def largest(ranks: Communicator) -> Any:
         grid = RankGrid(ranks.rank, ranks.size, columns)
         partition = Partition([slice(0, 9)], grid, ranks, Backend(threads=1))

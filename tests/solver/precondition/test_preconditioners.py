@@ -38,16 +38,14 @@ from streamkern.solver.precondition.step_rule import (
     top_eigenvalue,
 )
 from tests import reference as ref
-from tests.maths import Array, both, featured, operator, rows
+from tests.solver_problems import Array, both, featured, operator, rows
 from tests.traced_memory import traced_memory
 
 # --- the step rule ------------------------------------------------------------------------------
 
 
 @given(st.floats(1e-2, 1e4), st.floats(1e-3, 1e2), st.integers(1, 10**6), st.floats(1e-3, 1.0))
-def test_step_rule_is_the_derived_one(
-    leverage: float, lambda_1: float, m: int, scale: float
-) -> None:
+def test_step_rule_equals_reference(leverage: float, lambda_1: float, m: int, scale: float) -> None:
     rule = StepRule(leverage, lambda_1)
     assert rule.eta(m) == pytest.approx(ref.step_size(m, ref.Spectrum(leverage, lambda_1)))
     assert StepRule(leverage, lambda_1, scale).eta(m) == pytest.approx(scale * rule.eta(m))
@@ -64,7 +62,7 @@ def test_step_rule_is_the_derived_one(
 
 
 @given(st.floats(1e-2, 1e6), st.floats(1e-3, 1e2), st.integers(1, 10**6), st.floats(1e-3, 1.0))
-def test_of_damped_rows_neither_batch_nor_leverage_limit_the_step(
+def test_damped_step_is_limited_by_lambda_1_only(
     leverage: float, lambda_1: float, m: int, scale: float
 ) -> None:
     """Check that the step is at most a Newton step."""
@@ -85,7 +83,7 @@ def growth(phi: Array, share: Array, w: Array, m: int, R: Array) -> tuple[Array,
     spread=st.floats(0, 4), m=st.sampled_from([1, 2, 3, 10, 1000]), ridge=st.floats(0, 10),
     short=st.floats(0.75, 10),
 )  # fmt: skip
-def test_rows_damped_by_leverage_grow_no_error(
+def test_leverage_damping_bounds_error_growth(
     d: int, n: int, seed: int, spread: float, m: int, ridge: float, short: float
 ) -> None:
     """Check the theorem of the module for n rows: S_w + R - eta E[(G_w + R)^2] has no negative
@@ -159,19 +157,19 @@ def test_top_eigenvalue_is_an_upper_estimate(
     ids=["rank 1", "rank 3", "nearly equal pair", "identity", "exponential", "dense at the top"],
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_top_eigenvalue_of_hard_spectra(values: Array, dtype: Any) -> None:
+def test_top_eigenvalue_of_difficult_spectra_is_accurate(values: Array, dtype: Any) -> None:
     A = psd(values, 0).astype(dtype)
     value = top_eigenvalue(Backend(1), lambda v: A @ v, rows(1, 80).astype(dtype), 32)
     assert 5.0 * (1 - 20 * float(np.finfo(dtype).eps)) <= value <= 5.0 * 1.05
 
 
-def test_top_eigenvalue_of_nothing_is_zero() -> None:
+def test_top_eigenvalue_of_zero_matrix_is_zero() -> None:
     for n in (1, 10):
         assert top_eigenvalue(Backend(1), np.zeros_like, rows(0, n), 32) == 0.0
 
 
 @pytest.mark.parametrize("spike", [1.0, 1.5, 3.0, 10.0])
-def test_an_eigenvalue_on_other_rows_is_without_their_noise(spike: float) -> None:
+def test_fresh_eigenvalue_excludes_sampling_noise(spike: float) -> None:
     """Check 400 rows of 400 independent normal numbers, whose sample covariance has a largest
     eigenvalue near 4."""
     for seed in range(5):
@@ -187,7 +185,7 @@ def test_an_eigenvalue_on_other_rows_is_without_their_noise(spike: float) -> Non
 
 
 @pytest.mark.parametrize("row", [3, 350])
-def test_what_one_half_shows_alone_is_not_left_out(row: int) -> None:
+def test_fresh_eigenvalue_keeps_direction_of_one_half(row: int) -> None:
     """Check one row far from all others, in either half."""
     phi = np.where(rows(1, 100, 400) > 1, 0.1, 0.0)
     phi[0], phi[0, row] = 0.0, 100.0
@@ -196,7 +194,7 @@ def test_what_one_half_shows_alone_is_not_left_out(row: int) -> None:
 
 
 @pytest.mark.parametrize("h", [1, 2, 3])
-def test_few_rows_and_dimensions_have_an_eigenvalue(h: int) -> None:
+def test_fresh_eigenvalue_of_few_rows_is_finite(h: int) -> None:
     for b in (1, 2, 5):
         phi = rows(h, b, h)
         largest = float((phi**2).sum(axis=0).max())
@@ -207,7 +205,7 @@ def test_few_rows_and_dimensions_have_an_eigenvalue(h: int) -> None:
 
 
 @given(st.integers(1, 10**6), st.data())
-def test_blocks_are_nearly_equal_and_none_is_too_large(p: int, data: st.DataObject) -> None:
+def test_block_slices_are_nearly_equal_and_bounded(p: int, data: st.DataObject) -> None:
     block_size = data.draw(st.integers(max(1, p // 50), p))
     blocks = block_slices(p, block_size)
     sizes = [b.stop - b.start for b in blocks]
@@ -270,7 +268,7 @@ class Built:
 
 
 @pytest.mark.parametrize("max_batch", [1, 4, 1000])
-def test_a_ridge_costs_no_more_than_a_batch(max_batch: int) -> None:
+def test_ridge_costs_at_most_one_batch(max_batch: int) -> None:
     """Check that a larger mu allows longer rounds, and that the blocks still learn from the
     sample."""
     free = Built(operator(), block_size=1, ridge=10.0, batch=max_batch).pre
@@ -302,7 +300,7 @@ def test_block_factors_equal_the_reference(block_size: int, damping: float | Non
     assert built.pre.jitter == max(built.pre.jitters)
 
 
-def test_apply_is_h_transposed_h() -> None:
+def test_apply_equals_h_transposed_h() -> None:
     built = Built(operator(), block_size=11)
     for b, block in enumerate(built.pre.blocks):
         g = rows(9, block.stop - block.start, 2)
@@ -312,7 +310,7 @@ def test_apply_is_h_transposed_h() -> None:
 
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
-def test_duplicate_centers_are_factored_with_a_reported_jitter(precision: str) -> None:
+def test_duplicate_centers_are_factored_with_reported_jitter(precision: str) -> None:
     Z = rows(1, 15, 3)
     built = Built(operator(precision=precision), Z=np.concatenate([Z, Z]), damping=1e-4)
     assert 0 < built.pre.jitter < 1e-2
@@ -331,7 +329,7 @@ def test_duplicate_centers_are_factored_with_a_reported_jitter(precision: str) -
 @pytest.mark.parametrize(
     ("b", "s", "h"), [(150, 450, 150), (300, 600, 512), (300, 1500, 150), (400, 800, 200)]
 )
-def test_setup_holds_no_more_than_is_counted(
+def test_setup_uses_at_most_counted_memory(
     b: int, s: int, h: int, n_blocks: int, n_outputs: int
 ) -> None:
     """Check one and many outputs; memory that all runs need, and the input, are not included."""
@@ -344,7 +342,9 @@ def test_setup_holds_no_more_than_is_counted(
         itemsize=4, threads=1, width=5, tile_bytes=0,
     )  # fmt: skip
     sizes = BlockSizes("block", 1, s, h, 0, 0, block_size=b, keep=True)
-    counted = {what: size for _, what, size in BlockMethod().count(problem, sizes).lines}
+    counted = {
+        buffer_name: size for _, buffer_name, size in BlockMethod().count(problem, sizes).lines
+    }
     names = (
         "block factors H", "weights learned from the sample", "factors of one block, probe",
         "kernel products with targets, residuals", "partial sums of products",
@@ -364,7 +364,7 @@ def test_setup_holds_no_more_than_is_counted(
     assert peak <= sum(counted.get(name, 0) for name in names) + small
 
 
-def test_all_centers_equal() -> None:
+def test_identical_centers_give_finite_factors() -> None:
     built = Built(operator(precision="exact"), Z=np.repeat(rows(1, 1, 3), 20, axis=0))
     assert np.isfinite(built.pre.H[0]).all()
     assert 0 < built.pre.rules[0].lambda_1 < 20
@@ -377,15 +377,13 @@ def covariance_scale(built: Built, b: int) -> float:
 
 @pytest.mark.parametrize("block_size", [30, 8])
 @pytest.mark.parametrize("variance", [30.0, 0.3, 0.0])
-def test_mu_is_the_penalty_of_the_noise_for_the_rows_of_the_sample(
-    variance: float, block_size: int
-) -> None:
+def test_mu_is_noise_penalty_for_sample_rows(variance: float, block_size: int) -> None:
     """Check that it is equal in all blocks, except for a lower limit."""
     built = Built(operator(), block_size=block_size, found=Noise(variance, 100))
     least = 1e-5 * covariance_scale(built, 0)
     for event in built.events:
-        wanted = max(variance * 3**0.5 / 300, least)
-        assert event["mu"] == pytest.approx(wanted, rel=1e-3)
+        expected = max(variance * 3**0.5 / 300, least)
+        assert event["mu"] == pytest.approx(expected, rel=1e-3)
     assert built.pre.mu == min(event["mu"] for event in built.events)
 
 
@@ -393,9 +391,7 @@ def test_mu_is_the_penalty_of_the_noise_for_the_rows_of_the_sample(
     ("block_size", "options"),
     [(30, {}), (8, {}), (8, {"found": Noise(0.3, 100)}), (30, {"damping": 1e-3})],
 )
-def test_blocks_learn_one_after_the_other_what_the_ones_before_left(
-    block_size: int, options: dict[str, Any]
-) -> None:
+def test_blocks_fit_residuals_of_earlier_blocks(block_size: int, options: dict[str, Any]) -> None:
     """Check that each block fits the residuals of the earlier ones, with the norm of all blocks as
     the penalty; one block is penalised least squares."""
     built = Built(operator(), block_size=block_size, **options)
@@ -420,7 +416,7 @@ def objective(K: Array, Y: Array, K_zz: Array, penalty: float, alpha: Array) -> 
 
 
 @pytest.mark.parametrize("features", ["kernel", "fourier"])
-def test_sweeps_over_the_blocks_lead_to_what_the_sample_says_of_all_together(
+def test_sweeps_reach_joint_minimum_of_sample_objective(
     features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that no sweep raises the penalised error of the sample, and that the end is its
@@ -462,7 +458,7 @@ class Reluctant(Backend):
         return super().cholesky(A) and self.n_calls not in (3, 4)
 
 
-def test_mu_in_force_is_the_mu_reported() -> None:
+def test_reported_mu_is_the_mu_in_use() -> None:
     """Check a covariance that rounding makes indefinite, for which mu is raised."""
     plain = Built(operator(), damping=1e-6)
     built = Built(operator(backend=Reluctant(1)), damping=1e-6)
@@ -472,7 +468,7 @@ def test_mu_in_force_is_the_mu_reported() -> None:
 
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
-def test_no_damping_at_all_still_ends(precision: str) -> None:
+def test_zero_damping_terminates(precision: str) -> None:
     """Check duplicate centers and a smooth kernel: C is singular, so mu has to come from rounding
     errors."""
     Z = np.concatenate([rows(1, 15, 3)] * 2)
@@ -482,20 +478,20 @@ def test_no_damping_at_all_still_ends(precision: str) -> None:
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-2])
-def test_bandwidth_that_separates_all_rows_is_refused(ridge: float) -> None:
+def test_too_small_bandwidth_is_refused(ridge: float) -> None:
     """Check that the search for mu ends."""
     with pytest.raises(ConfigError, match="bandwidth is too small"):
         Built(operator(bandwidth=1e-4, precision="exact"), ridge=ridge)
 
 
-def test_probe_out_of_reach_of_the_centers_is_refused() -> None:
+def test_probe_without_kernel_values_is_refused() -> None:
     op, Z = operator(bandwidth=1e-3, precision="exact"), rows(1, 30, 3)
     with pytest.raises(ConfigError, match="is zero or not finite"):
         build_block(op, both(op, Z), sampled(op, Z), sampled(op, rows(2, 50, 3)), [slice(0, 30)])
 
 
 @pytest.mark.parametrize("where", ["Z", "S", "probe"])
-def test_rows_that_are_not_finite_are_refused(where: str) -> None:
+def test_non_finite_rows_are_refused(where: str) -> None:
     op = operator(precision="exact")
     data = {"Z": rows(1, 30, 3), "S": rows(2, 100, 3), "probe": rows(3, 50, 3)}
     data[where][7, 1] = np.nan
@@ -512,7 +508,7 @@ def test_half_precision_overflow_is_named() -> None:
         Built(op)
 
 
-def test_ridge_is_part_of_the_damping_and_of_the_step() -> None:
+def test_ridge_is_included_in_damping_and_step() -> None:
     """Check the bound of the module for the dense second moment of a block's step, with rows damped
     by their leverage in all blocks."""
     ridge, n = 0.05, 4
@@ -539,7 +535,7 @@ def test_ridge_is_part_of_the_damping_and_of_the_step() -> None:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("precision", ["exact", "float64"])
-def test_sketches_have_the_leverage_on_average(precision: str) -> None:
+def test_sketches_have_unbiased_leverage(precision: str) -> None:
     """Check within five standard deviations of the mean of 100 draws, row by row; a single block
     has a sketch, too."""
     leverages, truth = [], np.zeros(0)
@@ -579,7 +575,7 @@ def test_low_rank_eigensystem_equals_the_reference(level: int) -> None:
     )  # fmt: skip
 
 
-def test_directions_at_the_level_of_rounding_are_left_alone() -> None:
+def test_directions_at_rounding_level_are_excluded() -> None:
     """Check a smooth kernel in one dimension, with few eigenvalues above the rounding of
     float32."""
     op = operator("gaussian", 3.0, "exact")
@@ -620,7 +616,7 @@ def test_kernel_that_is_not_positive_definite_is_refused() -> None:
     spread=st.floats(0, 4), m=st.sampled_from([1, 2, 3, 10, 1000]), ridge=st.floats(0, 10),
     short=st.floats(0.75, 10),
 )  # fmt: skip
-def test_nor_with_the_top_eigenvalue_of_rows_as_they_are_weighted(
+def test_leverage_damping_bounds_growth_with_weighted_eigenvalue(
     d: int, n: int, seed: int, spread: float, m: int, ridge: float, short: float
 ) -> None:
     """Check that 2 (S_w + R) - eta E[(G_w + R)^2] has no negative eigenvalue at eta = 1 /

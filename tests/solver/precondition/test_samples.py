@@ -20,7 +20,7 @@ from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import CenterTargets, by_center
 from tests import reference as ref
-from tests.maths import Array, operator, rows
+from tests.solver_problems import Array, operator, rows
 
 N, P = 120, 30
 X = rows(0, N, 3)
@@ -40,7 +40,7 @@ def kernel(A: Array, B: Array) -> Array:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_rows_are_gathered_by_center(weighted: bool) -> None:
+def test_rows_are_merged_by_center(weighted: bool) -> None:
     """Check that two rows of one center become one row with the sum of their weights and their mean
     target."""
     center_index, targets = np.array([3, 0, 3, 1]), rows(3, 4, 2)
@@ -56,7 +56,7 @@ def test_rows_are_gathered_by_center(weighted: bool) -> None:
     assert [known.share(part) for part in (slice(0, 5), slice(3, 4), slice(4, 5))] == [0.2, 0.1, 0]
 
 
-def test_numbers_keep_the_precision_of_the_run() -> None:
+def test_merged_targets_keep_dtype_of_run() -> None:
     known = by_center(
         Backend(1), np.zeros(3, np.int64), np.ones((3, 1), np.float32), None, p=2, n_rows=3
     )
@@ -91,7 +91,7 @@ def built(
 @pytest.mark.parametrize("sampled", [np.arange(N), np.arange(P, N)], ids=["all", "others"])
 @pytest.mark.parametrize("w", [None, WEIGHTS], ids=["plain", "weighted"])
 @pytest.mark.parametrize("block_size", [30, 10])
-def test_all_rows_known_or_sampled_give_the_covariance_of_the_stream(
+def test_rows_at_centers_and_sample_give_covariance_of_stream(
     block_size: int, w: Array | None, sampled: Array
 ) -> None:
     """Check that H^T H is the inverse of K_bX W K_Xb / n + mu K_bb over all rows, for any sampled
@@ -113,7 +113,7 @@ def test_all_rows_known_or_sampled_give_the_covariance_of_the_stream(
 
 
 @pytest.mark.parametrize("w", [None, WEIGHTS], ids=["plain", "weighted"])
-def test_the_start_of_one_block_is_penalised_least_squares_on_the_stream(w: Array | None) -> None:
+def test_single_block_start_is_penalised_least_squares_of_stream(w: Array | None) -> None:
     pre, events = built(P, w, np.arange(P, N))
     assert events[0]["mu"] == pytest.approx(PENALTY)  # all rows are in it: none is extrapolated
     K, scale = kernel(X, X[:P]), (np.ones(N) if w is None else w)[:, None]
@@ -125,7 +125,7 @@ def test_the_start_of_one_block_is_penalised_least_squares_on_the_stream(w: Arra
 
 @pytest.mark.parametrize("ridge", [1e-3, 2.5 * PENALTY, 10.0])
 @pytest.mark.parametrize("block_size", [30, 10])
-def test_a_start_has_the_ridge(
+def test_start_uses_the_ridge(
     ridge: float, block_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check ridges above and below the noise; the steps lead to this ridge."""
@@ -138,7 +138,7 @@ def test_a_start_has_the_ridge(
     np.testing.assert_allclose(K @ pre.start, K @ truth, rtol=0, atol=1e-6)
 
 
-def test_rows_that_are_centers_are_no_judge_of_a_smaller_penalty(
+def test_rows_at_centers_do_not_select_smaller_penalty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check rows that are all centers, which would look better with a smaller penalty."""
@@ -159,7 +159,7 @@ def test_rows_that_are_centers_are_no_judge_of_a_smaller_penalty(
 
 
 @pytest.mark.parametrize("w", [None, WEIGHTS], ids=["plain", "weighted"])
-def test_a_start_is_judged_on_fresh_rows_with_the_factor_that_suits_them(w: Array | None) -> None:
+def test_start_is_scaled_by_fresh_rows(w: Array | None) -> None:
     op, alpha = operator(), 0.1 * rows(4, P, 2)
     root = None if w is None else np.sqrt(w)
     centers = Centers.of(op.points(X[:P], right=True), op.backend)
@@ -177,9 +177,7 @@ def test_a_start_is_judged_on_fresh_rows_with_the_factor_that_suits_them(w: Arra
 
 
 @pytest.mark.parametrize(("block_size", "ridge"), [(10, 1e-3), (10, 0.0), (30, 1e-3)])
-def test_values_of_the_start_at_the_centers_are_kept_for_the_ridge(
-    block_size: int, ridge: float
-) -> None:
+def test_start_values_at_centers_are_kept_for_ridge(block_size: int, ridge: float) -> None:
     """Check several blocks; a single block has the factor instead."""
     pre, _ = built(block_size, None, sweeps=2, ridge=ridge)
     assert pre.start is not None
@@ -190,7 +188,7 @@ def test_values_of_the_start_at_the_centers_are_kept_for_the_ridge(
         np.testing.assert_allclose(pre.values, kernel(X[:P], X[:P]) @ pre.start, atol=1e-10)
 
 
-def test_the_step_is_that_of_the_centers_and_the_others_together() -> None:
+def test_step_size_uses_rows_at_centers_and_others() -> None:
     """Check that lambda_1 is at least the largest eigenvalue of the stream's covariance, and that
     rows of the probe that are centers do not count for the leverage."""
     pre, _ = built(P, None)

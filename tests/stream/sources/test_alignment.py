@@ -1,4 +1,4 @@
-"""Columns by name: every source, and both estimators, take another order and refuse other names."""
+"""Check that sources and estimators match columns by name, and refuse other names."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def close(actual: Array, expected: Array) -> None:
         np.testing.assert_array_equal(actual, expected)
 
 
-def test_another_order_is_put_right(tmp_path: Path) -> None:
+def test_columns_are_reordered_by_name(tmp_path: Path) -> None:
     """Check that columns in another order are matched by name."""
     plain, moved = ZarrSource(store(tmp_path)), ZarrSource(store(tmp_path, MOVED, name="m"))
     assert (plain.columns, moved.columns) == (NAMES, MOVED)
@@ -77,7 +77,7 @@ def test_another_order_is_put_right(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.read_targets(0, 0, 0), plain.read_targets(0, 0, 0))
 
 
-def test_resampled_rows_in_another_order_stay_resampled(tmp_path: Path) -> None:
+def test_reordered_resampled_rows_stay_resampled(tmp_path: Path) -> None:
     """Check that each replica is a pass of its own, and that the rows below them occur once."""
     base = ZarrSource(store(tmp_path, y=LABELS))
     plain = BalancedSource(base, {"no": 1, "yes": 9})
@@ -96,7 +96,7 @@ def test_resampled_rows_in_another_order_stay_resampled(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows.totals, [0, *base.totals[::-1]])  # type: ignore[index]
 
 
-def test_other_names_are_refused(tmp_path: Path) -> None:
+def test_other_column_names_are_refused(tmp_path: Path) -> None:
     """Check that the error names the columns that do not match."""
     source = ZarrSource(store(tmp_path))
     with pytest.raises(DataError, match=r"it lacks 'e' and has 'd' besides"):
@@ -105,7 +105,7 @@ def test_other_names_are_refused(tmp_path: Path) -> None:
         align_columns(AugmentedSource(source, 1, [Scale("feature")]), MOVED, "it")
 
 
-def test_stores_of_different_orders_are_mixed_by_name(tmp_path: Path) -> None:
+def test_stores_of_different_column_order_are_mixed_by_name(tmp_path: Path) -> None:
     stores = [store(tmp_path), store(tmp_path, MOVED, name="m")]
     mixed = open_stores([str(url) for url in stores])
     assert isinstance(mixed, MixtureSource)
@@ -121,7 +121,7 @@ def test_stores_of_different_orders_are_mixed_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_test_data_is_put_in_the_order_of_the_training_data(tmp_path: Path) -> None:
+def test_test_data_is_reordered_like_training_data(tmp_path: Path) -> None:
     """Check test data with columns in another order."""
     train, test = store(tmp_path), store(tmp_path, MOVED, name="m")
     options = {"model.n_centers": 40, "data.epochs": 1}
@@ -135,7 +135,7 @@ def test_test_data_is_put_in_the_order_of_the_training_data(tmp_path: Path) -> N
         finished(settings(), source=ZarrSource(train), test=ZarrSource(tmp_path / "e.zarr"))
 
 
-def test_centers_of_a_store_go_by_name(tmp_path: Path) -> None:
+def test_centers_of_a_store_are_matched_by_name(tmp_path: Path) -> None:
     """Check centers whose columns are in another order."""
     train = store(tmp_path)
     moved = store(tmp_path, MOVED, name="m")
@@ -151,7 +151,7 @@ def test_centers_of_a_store_go_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [KernelRegressor, KernelClassifier])
-def test_estimators_know_columns_by_name(make: Any, tmp_path: Path) -> None:
+def test_estimators_match_columns_by_name(make: Any, tmp_path: Path) -> None:
     """Check a store and a DataFrame with the same names; scikit-learn refuses a frame in another
     order."""
     y = Y if make is KernelRegressor else LABELS
@@ -172,7 +172,7 @@ def test_estimators_know_columns_by_name(make: Any, tmp_path: Path) -> None:
         by_frame.predict(tmp_path / "w.zarr")
 
 
-def test_partial_fit_takes_columns_by_name(tmp_path: Path) -> None:
+def test_partial_fit_matches_columns_by_name(tmp_path: Path) -> None:
     """Check blocks of rows whose columns are in another order."""
     train, moved = store(tmp_path), store(tmp_path, MOVED, name="m")
     by_name = KernelRegressor(**SMALL).partial_fit(train).partial_fit(moved)
@@ -180,7 +180,7 @@ def test_partial_fit_takes_columns_by_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(by_name.dual_coef_, own.dual_coef_)
 
 
-def test_data_without_names_go_by_position(tmp_path: Path) -> None:
+def test_data_without_names_are_matched_by_position(tmp_path: Path) -> None:
     fitted = KernelRegressor(**SMALL).fit(ZarrSource(store(tmp_path)))
     frame = frame_of()
     expected = fitted.predict(frame)
@@ -191,11 +191,11 @@ def test_data_without_names_go_by_position(tmp_path: Path) -> None:
         close(fitted.predict(X.tolist()), expected)
         fitted.score(X, Y)
         fitted.score(store(tmp_path, MOVED, name="m"))
-    for rows, said in (
+    for rows, message in (
         (X[:, :3], "3 features, but .* expecting 4"),
         (X[0], "rows and columns are needed"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             fitted.predict(rows)
     with pytest.warns(UserWarning, match="valid feature names"):
         KernelRegressor(**SMALL).fit(frame, Y).predict(X)
@@ -208,7 +208,7 @@ def two_targets(path: Path, names: tuple[str, str], name: str) -> Path:
     return write(columns, path / f"{name}.zarr", list(names), shuffle=False)
 
 
-def test_targets_go_by_name_wherever_they_are_compared(tmp_path: Path) -> None:
+def test_targets_are_matched_by_name(tmp_path: Path) -> None:
     train, moved, other = (
         two_targets(tmp_path, names, name)
         for names, name in ((("u", "v"), "a"), (("v", "u"), "b"), (("w", "v"), "c"))
@@ -230,7 +230,7 @@ def test_targets_go_by_name_wherever_they_are_compared(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mixed.read_targets(mixed.n_units - 1, 0, 0), blocks[-1].y)  # type: ignore[attr-defined]
 
 
-def test_weights_do_not_start_a_run_whose_targets_are_in_another_order(tmp_path: Path) -> None:
+def test_warm_start_refuses_reordered_targets(tmp_path: Path) -> None:
     train, moved = (
         two_targets(tmp_path, names, name) for names, name in ((("u", "v"), "a"), (("v", "u"), "b"))
     )
@@ -242,7 +242,7 @@ def test_weights_do_not_start_a_run_whose_targets_are_in_another_order(tmp_path:
         finished(again, source=ZarrSource(moved))
 
 
-def test_the_mean_of_targets_is_known_in_any_order_of_columns(tmp_path: Path) -> None:
+def test_target_mean_is_exact_in_any_column_order(tmp_path: Path) -> None:
     """Check that the mean is of all rows and not of a sample, also in a mixture and with targets in
     another order."""
     train, moved = (

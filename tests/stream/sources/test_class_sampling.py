@@ -1,4 +1,4 @@
-"""Rows in shares of their classes: counted, and trained on, against what they stand for."""
+"""Check rows that are sampled by class, by counts and by training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def numbered(labels: np.ndarray, units: int = 1, **more: Any) -> BaseSource:
     return parts[0] if len(parts) == 1 else MixtureSource(parts)
 
 
-def taken(source: BaseSource, turn: int) -> np.ndarray:
+def rows_of_pass(source: BaseSource, turn: int) -> np.ndarray:
     """Return the row numbers (n,) of a pass, after comparing them with the other facts of the
     source."""
     numbers = []
@@ -59,7 +59,7 @@ def taken(source: BaseSource, turn: int) -> np.ndarray:
     seed=st.integers(0, 9),
     weighted=st.booleans(),
 )
-def test_classes_come_in_their_shares_and_rows_alike_often(
+def test_classes_have_their_shares_and_rows_equal_counts(
     counts: list[int], units: int, ordered: bool, seed: int, weighted: bool
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -70,30 +70,30 @@ def test_classes_come_in_their_shares_and_rows_alike_often(
     shares = {name: float(rng.uniform(0.2, 5)) for name in NAMES} if weighted else None
     base = numbered(labels, units)
     source = BalancedSource(base) if shares is None else BalancedSource(base, shares)
-    n, wanted = len(labels), np.zeros(4)
+    n, expected = len(labels), np.zeros(4)
     for k in present:
-        wanted[k] = 1.0 if shares is None else shares[NAMES[k]]
-    wanted *= n / wanted.sum()
-    np.testing.assert_allclose(source.totals, wanted)
+        expected[k] = 1.0 if shares is None else shares[NAMES[k]]
+    expected *= n / expected.sum()
+    np.testing.assert_allclose(source.totals, expected)
     sizes = unit_sizes(source)
     assert source.n_rows == sizes.sum() == n
     assert sizes.min() >= 1
     assert sizes.max() <= 1.5 * unit_sizes(base).max() + 1
     passes, often = 20, np.zeros(n)
     for turn in range(passes):
-        rows = taken(source, turn)
+        rows = rows_of_pass(source, turn)
         # A group of units has a whole number of rows, and each of its units cuts one of each class.
-        off = np.abs(np.bincount(labels[rows], minlength=4) - wanted)
+        off = np.abs(np.bincount(labels[rows], minlength=4) - expected)
         assert off.max() <= 1 + 2 * base.n_units
         often += np.bincount(rows, minlength=n)
-    rates = wanted[labels] / np.array(counts)[labels]
+    rates = expected[labels] / np.array(counts)[labels]
     # A group of m rows is off by half a row, and so all of its rates by half of 1 / m.
     smallest = max(1.0, unit_sizes(base).max() / 2)
     assert (np.abs(often - passes * rates) <= 4 + passes * rates / (2 * smallest)).all()
 
 
 @pytest.mark.parametrize("wide", [1, 40_000])
-def test_every_replica_is_a_pass_of_its_own(wide: int) -> None:
+def test_replicas_are_separate_passes(wide: int) -> None:
     """Check a small source, with several replicas in a unit, and a large one."""
     labels = np.repeat([0, 1], [40, 3])
     X = np.repeat(np.arange(43, dtype=np.float32)[:, None], wide, axis=1)
@@ -101,15 +101,17 @@ def test_every_replica_is_a_pass_of_its_own(wide: int) -> None:
     copies = AugmentedSource(source, 3)
     assert (copies.n_units == 1) == (wide == 1)
     for epoch in range(2):
-        numbers = taken(copies, epoch).reshape(3, 43)
+        numbers = rows_of_pass(copies, epoch).reshape(3, 43)
         origins = [copies.origins(u, epoch) for u in range(copies.n_units)]
         np.testing.assert_array_equal(np.concatenate(origins).reshape(3, 43), numbers)
         for replica in range(3):
-            np.testing.assert_array_equal(numbers[replica], taken(source, 3 * epoch + replica))
+            np.testing.assert_array_equal(
+                numbers[replica], rows_of_pass(source, 3 * epoch + replica)
+            )
     assert len({tuple(row) for row in numbers}) == 3
 
 
-def test_a_fit_is_that_with_the_shares_as_weights(one_blas_thread: None) -> None:
+def test_balanced_fit_equals_weighted_fit(one_blas_thread: None) -> None:
     """Compare with weighted ridge regression in closed form; with T passes, each row is off by 1 /
     T."""
     rng = np.random.default_rng(3)
@@ -126,35 +128,37 @@ def test_a_fit_is_that_with_the_shares_as_weights(one_blas_thread: None) -> None
     T = np.eye(2)[y] - 0.5  # the mean of classes that come alike often
     alpha = np.linalg.solve(K.T @ (w[:, None] * K) + 240 * 1e-2 * Kzz, K.T @ (w[:, None] * T))
     np.testing.assert_allclose(model.intercept_, 0.5, atol=1e-12)
-    got, wanted = K @ model.dual_coef_, K @ alpha
-    assert np.abs(got - wanted).max() < 0.01 * np.abs(wanted).max()
+    got, expected = K @ model.dual_coef_, K @ alpha
+    assert np.abs(got - expected).max() < 0.01 * np.abs(expected).max()
     plain = np.linalg.solve(K.T @ K + 240 * 1e-2 * Kzz, K.T @ (np.eye(2)[y] - np.bincount(y) / 240))
-    assert np.abs(K @ plain - wanted).max() > 0.2 * np.abs(wanted).max()  # it would be told apart
+    assert (
+        np.abs(K @ plain - expected).max() > 0.2 * np.abs(expected).max()
+    )  # it would be told apart
 
 
-def test_rows_set_aside_are_as_they_come() -> None:
+def test_held_out_rows_keep_class_frequencies() -> None:
     labels = np.repeat([0, 1], [360, 40])
     source = AugmentedSource(BalancedSource(numbered(labels, 2)), 2)
-    left, aside = split_rows(source, 0.25, seed=0)
-    held = {int(x) for block in aside.blocks() for x in block.X[:, 0]}
+    left, held_out = split_rows(source, 0.25, seed=0)
+    held = {int(x) for block in held_out.blocks() for x in block.X[:, 0]}
     assert len(held) == 100
     assert np.bincount(labels[sorted(held)]).tolist() == [90, 10]
-    rows = taken(left, 0)
+    rows = rows_of_pass(left, 0)
     assert len(rows) == 600
     assert not held & set(rows.tolist())
     np.testing.assert_allclose(np.bincount(labels[rows]), [300, 300], atol=4)
 
 
-def test_rows_that_a_function_makes_are_refused() -> None:
-    def made(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
+def test_generated_rows_are_refused() -> None:
+    def generate(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
         return np.zeros((stop - start, 1), np.float32), np.zeros(stop - start, np.int64)
 
-    source = GeneratorSource(made, 8, (1,), np.float32, 2, classes=("a", "b"))
+    source = GeneratorSource(generate, 8, (1,), np.float32, 2, classes=("a", "b"))
     with pytest.raises(ConfigError, match="same in every epoch"):
         BalancedSource(source)
 
 
-def test_estimators_refuse_it_where_classes_are_not_counted() -> None:
+def test_class_sampling_requires_single_classes() -> None:
     X, y = np.zeros((8, 2)), np.array([[0, 1]] * 4 + [[1, 1]] * 4)
     with pytest.raises(ConfigError, match="class_sampling is for rows of one class each"):
         KernelClassifier(class_sampling="balanced").fit(X, y)
@@ -162,13 +166,13 @@ def test_estimators_refuse_it_where_classes_are_not_counted() -> None:
         KernelClassifier(class_sampling="balanced").partial_fit(X, y[:, 0])
 
 
-def test_labels_that_are_numbers_name_classes() -> None:
+def test_numeric_labels_name_classes() -> None:
     base = ArraySource(np.zeros((4, 1), np.float32), np.array([0, 0, 1, 1]), classes=("3", "8"))
     np.testing.assert_allclose(BalancedSource(base, {3: 3, 8: 1}).totals, [3, 1])
 
 
 @pytest.mark.parametrize("shares", ["balanced", {"0": 2.0, "1": 1.0}])
-def test_it_is_searched_with(shares: Any, tmp_path: Any) -> None:
+def test_tune_uses_class_sampling(shares: Any, tmp_path: Any) -> None:
     """Check that held-out rows keep their frequencies, and that the rows to fit are drawn in their
     shares."""
     rng = np.random.default_rng(0)
@@ -188,7 +192,7 @@ def test_it_is_searched_with(shares: Any, tmp_path: Any) -> None:
     assert errors[0] < errors[1]
 
 
-def test_a_run_file_says_it(tmp_path: Any) -> None:
+def test_run_file_accepts_class_sampling(tmp_path: Any) -> None:
     """Check labels of any kind, by their names, with an unchanged store."""
     rng = np.random.default_rng(0)
     y = np.where(rng.random(300) < 0.1, "rare", "often")

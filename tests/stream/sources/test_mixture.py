@@ -1,4 +1,4 @@
-"""Mixtures: which rows an epoch holds, how often, in which shares, and what is refused."""
+"""Check mixtures: the rows of an epoch, their counts and shares, and refusals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def seen(source: Source, epoch: int, seed: int = 0) -> np.ndarray:
 # ----------------------------------------------------------------------------- one after another
 
 
-def test_without_weights_every_row_comes_once() -> None:
+def test_unweighted_mixture_has_every_row_once() -> None:
     parts = [labelled(23, 0, 7), labelled(5, 1, 9), labelled(12, 2, 4)]
     mixture = MixtureSource(parts)
     X, y = everything(mixture)
@@ -73,17 +73,17 @@ def test_without_weights_every_row_comes_once() -> None:
     ),
     st.one_of(st.none(), st.integers(1, 200)),
 )
-def test_shares_are_to_the_nearest_unit(
+def test_shares_are_rounded_to_units(
     parts: list[tuple[int, int, float]], n_rows: int | None
 ) -> None:
     sources = [labelled(n, k, unit) for k, (n, unit, _) in enumerate(parts)]
     weights = [w for *_, w in parts]
     mixture = MixtureSource(sources, weights, n_rows=n_rows)
-    wanted = n_rows or sum(n for n, *_ in parts)
+    expected = n_rows or sum(n for n, *_ in parts)
     counts = np.bincount(seen(mixture, 3)[:, 0], minlength=len(parts))
     for k, (n, unit, weight) in enumerate(parts):
         rows = min(n, unit)
-        exact = wanted * weight / sum(weights)
+        exact = expected * weight / sum(weights)
         assert counts[k] % rows == 0
         assert abs(counts[k] - exact) <= rows / 2 + 1e-9 or counts[k] == rows
         assert mixture.shares[k] == counts[k] / mixture.n_rows
@@ -97,15 +97,15 @@ def test_rows_are_used_equally_often(n: int, unit: int, units: int, n_passes: in
     mixture = MixtureSource([source], [1.0], n_rows=units * size)
     per_pass = -(-n // size)
     used: Counter[int] = Counter(dict.fromkeys(range(n), 0))
-    for place in range(n_passes * per_pass):
-        epoch, u = divmod(place, units)
+    for location in range(n_passes * per_pass):
+        epoch, u = divmod(location, units)
         used.update(mixture.read_unit(u, 0, epoch).X[:, 1].astype(int).tolist())
     assert set(used) == set(range(n))
     assert max(used.values()) - min(used.values()) <= 1
     assert sum(used.values()) == n_passes * per_pass * size
 
 
-def test_an_epoch_goes_on_where_the_last_one_stopped() -> None:
+def test_epoch_continues_where_previous_one_stopped() -> None:
     mixture = MixtureSource([labelled(20, 0, 5), labelled(50, 1, 5)], [1, 1], n_rows=30)
     first = np.concatenate([seen(mixture, epoch)[:15, 1] for epoch in range(4)])
     assert first.tolist() == [*range(20)] * 3
@@ -125,7 +125,7 @@ def test_units_of_any_size_are_filled_in_turn() -> None:
     assert sorted(used.values()) == [8] * 20  # 5 passes of 32 places
 
 
-def test_host_transforms_are_drawn_anew_in_every_pass_and_source() -> None:
+def test_host_transforms_are_drawn_per_pass_and_source() -> None:
     def fn(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         keys = [np.random.default_rng([seed, epoch, r]).random() for r in range(start, stop)]
         return np.array(keys, np.float32)[:, None], np.zeros(stop - start)
@@ -151,10 +151,10 @@ def test_batches_keep_the_shares() -> None:
     assert abs(np.cumsum(counts - 75)).max() <= 60
 
 
-def test_copies_carry_the_strata() -> None:
+def test_copies_inherit_strata() -> None:
     mixture = MixtureSource([labelled(600, 0, 50), labelled(300, 1, 60)])
-    whole = AugmentedSource(mixture, 3)  # everything fits a unit
-    assert (whole.n_units, whole.strata) == (1, None)
+    full = AugmentedSource(mixture, 3)  # everything fits a unit
+    assert (full.n_units, full.strata) == (1, None)
     nested = AugmentedSource(MixtureSource([big(0), big(1)]), 3)
     assert nested.strata is not None
     assert nested.strata.tolist() == [0, 0, 1, 1] * 3
@@ -170,7 +170,7 @@ def big(which: int) -> GeneratorSource:
 # --------------------------------------------------------------------- what it says of itself
 
 
-def test_statistics_are_those_of_an_epoch() -> None:
+def test_statistics_equal_those_of_an_epoch() -> None:
     rng = np.random.default_rng(0)
     parts = [
         ArraySource(rng.normal(k, 1 + k, (n, 4)), np.zeros(n), unit_rows=10)
@@ -186,7 +186,7 @@ def test_statistics_are_those_of_an_epoch() -> None:
     assert MixtureSource([big(0), big(1)]).statistics() == (None,) * 4
 
 
-def test_description_fingerprint_and_pickle() -> None:
+def test_description_fingerprint_and_pickle_roundtrip() -> None:
     parts = [labelled(23, 0, 7), labelled(12, 1, 4)]
     mixture = MixtureSource(parts, [1, 3], transforms=[Scale("global"), GaussianNoise(0.1)])
     described = json.loads(json.dumps(mixture.describe()))
@@ -224,7 +224,7 @@ def test_description_fingerprint_and_pickle() -> None:
         ),
     ],
 )
-def test_what_is_refused(make: Any, message: str) -> None:
+def test_invalid_mixtures_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
 
@@ -243,7 +243,7 @@ def stores(tmp_path: Path) -> list[str]:
     return urls
 
 
-def test_a_list_of_stores_is_a_mixture(stores: list[str]) -> None:
+def test_list_of_stores_is_a_mixture(stores: list[str]) -> None:
     config = RunConfig.from_tables(
         {"data": {"train": stores, "weights": [1, 1], "copies": 2,
                   "transforms": [{"kind": "scale"}]}}
@@ -264,7 +264,7 @@ def test_a_list_of_stores_is_a_mixture(stores: list[str]) -> None:
     assert isinstance(open_stores(stores[:1]), type(plain.source.parts[0]))  # type: ignore[attr-defined]
 
 
-def test_local_and_remote_stores_together(tmp_path: Path, stores: list[str]) -> None:
+def test_local_and_remote_stores_are_mixed(tmp_path: Path, stores: list[str]) -> None:
     X = np.random.default_rng(5).normal(0, 1, (30, 3)).astype(np.float32)
     ingest(X, "memory://mixture/c.zarr", y=np.abs(X).argmax(axis=1))
     options = {"auto_mkdir": True}
@@ -274,7 +274,7 @@ def test_local_and_remote_stores_together(tmp_path: Path, stores: list[str]) -> 
         open_stores(stores, storage_options=options)
 
 
-def test_stored_rows_have_neither_copies_nor_weights() -> None:
+def test_stored_rows_omit_copies_and_weights() -> None:
     a, b = labelled(23, 0, 7), labelled(12, 1, 4)
     for source in (
         MixtureSource([AugmentedSource(a, 3), b], [1, 2]),
@@ -285,7 +285,7 @@ def test_stored_rows_have_neither_copies_nor_weights() -> None:
     assert stored_rows(AugmentedSource(a, 2)) is a
 
 
-def test_eigenpro_2_needs_every_row_once(stores: list[str]) -> None:
+def test_eigenpro2_requires_every_row_once(stores: list[str]) -> None:
     overrides = {"data.train": stores, "solver.name": "eigenpro2", "model.n_centers": "auto"}
     run = open_run(run_settings(**overrides))
     run.backend.close()
@@ -293,7 +293,7 @@ def test_eigenpro_2_needs_every_row_once(stores: list[str]) -> None:
         open_run(run_settings(**overrides, **{"data.weights": [9, 4]}))
 
 
-def test_training_on_a_mixture(stores: list[str]) -> None:
+def test_run_trains_on_mixture(stores: list[str]) -> None:
     config = run_settings(**{"data.train": stores, "data.weights": [1, 2], "data.epochs": 3})
     result = train(config)
     result.model.backend.close()
@@ -301,7 +301,7 @@ def test_training_on_a_mixture(stores: list[str]) -> None:
     assert result.samples == 3 * expected.n_rows
 
 
-def test_a_resume_keeps_its_weights(stores: list[str], tmp_path: Path) -> None:
+def test_resume_requires_equal_weights(stores: list[str], tmp_path: Path) -> None:
     overrides = {"data.train": stores, "run.run_dir": str(tmp_path / "run")}
     train(run_settings(**overrides, **{"data.weights": [1, 2]})).model.backend.close()
     with pytest.raises(ResumeMismatchError, match=r"data.weights: was \[1.0, 2.0\], now \[1.0, 3"):

@@ -1,4 +1,4 @@
-"""Rows that are made from one row, against what the rows themselves say."""
+"""Check which rows are made from the same row."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def check(source: BaseSource, epoch: int = 0) -> None:
     """Check that origins are equal where rows are equal."""
     for u in range(source.n_units):
         assert len(source.origins(u, epoch)) == np.diff(source.unit_bounds(u))
-    told = np.concatenate([source.origins(u, epoch) for u in range(source.n_units)])
+    origins = np.concatenate([source.origins(u, epoch) for u in range(source.n_units)])
     blocks = [source.read_unit(u, 3, epoch) for u in range(source.n_units)]
     truth = np.rint(np.concatenate([block.X[:, 0] for block in blocks]))
-    ours, theirs = (np.unique(a, return_inverse=True)[1] for a in (told, truth))
+    ours, theirs = (np.unique(a, return_inverse=True)[1] for a in (origins, truth))
     pairs = np.unique(np.stack([ours, theirs]), axis=1).shape[1]
     assert pairs == len(np.unique(ours)) == len(np.unique(theirs))
     some = np.random.default_rng(0).permutation(source.n_rows)[:20]
-    np.testing.assert_array_equal(row_origins(source, some, epoch), told[some])
+    np.testing.assert_array_equal(row_origins(source, some, epoch), origins[some])
 
 
 @pytest.mark.parametrize("copies", [1, 3])
-def test_of_copies(copies: int) -> None:
+def test_copies_have_origins_of_base_rows(copies: int) -> None:
     check(AugmentedSource(rows(50), copies))
     check(AugmentedSource(AugmentedSource(rows(20), 2), copies))
 
 
 @pytest.mark.parametrize("weights", [None, (1, 3)])
 @pytest.mark.parametrize("epoch", [0, 1, 5])
-def test_of_mixtures(weights: tuple[int, int] | None, epoch: int) -> None:
+def test_mixtures_have_origins_of_their_parts(weights: tuple[int, int] | None, epoch: int) -> None:
     parts = [AugmentedSource(rows(50), 2), rows(30, 1000)]
     mixture = MixtureSource(parts, weights, n_rows=200 if weights else None)
     assert mixture.hides_copies
@@ -51,7 +51,7 @@ def test_of_mixtures(weights: tuple[int, int] | None, epoch: int) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_of_stores_of_augmented_rows(tmp_path: Path, shuffle: bool) -> None:
+def test_stores_of_augmented_rows_have_origins(tmp_path: Path, shuffle: bool) -> None:
     plain, once, twice = (str(tmp_path / f"{name}.zarr") for name in ("plain", "once", "twice"))
     materialise(rows(60), plain, shuffle=shuffle)
     assert not ZarrSource(plain).hides_copies
@@ -87,7 +87,7 @@ def test_copies_of_rows_are_found_in_a_store(
     assert len(np.unique(first[0])) == found.shape[1]
 
 
-def test_a_part_of_a_store_may_hold_too_few_copies(copied: ZarrSource) -> None:
+def test_partial_store_may_have_too_few_copies(copied: ZarrSource) -> None:
     assert choose_copies(copied, 60, 3, 61, 0, 1, 100) is None
     some = choose_copies(copied, 60, 3, 1, 0, 1, 2)
     assert some is not None
@@ -96,7 +96,7 @@ def test_a_part_of_a_store_may_hold_too_few_copies(copied: ZarrSource) -> None:
 
 
 @pytest.mark.parametrize("p", [1, 20, 60, 90, 180])
-def test_random_centers_of_such_a_store_are_no_copies(copied: ZarrSource, p: int) -> None:
+def test_random_centers_avoid_copies(copied: ZarrSource, p: int) -> None:
     """Check that copies become centers only if there are not enough other rows."""
     block = random_centers(copied, p, 0)
     assert len(np.unique(block.row_ids)) == p

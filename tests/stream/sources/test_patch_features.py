@@ -76,18 +76,18 @@ def by_correlation(found: PatchFeatures, image: Images) -> Images:
 
 @pytest.mark.parametrize("grid", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, 3, 4])
-def test_features_are_those_of_correlations(grid: int, size: int) -> None:
+def test_features_equal_correlations(grid: int, size: int) -> None:
     filters = 1 if size == 1 else FILTERS
     found, new = drawn(grid, size, filters), smooth(5, seed=1)
-    wanted = np.array([by_correlation(found, image) for image in new])
-    np.testing.assert_allclose(features(found, new), wanted, rtol=1e-9, atol=1e-11)
+    expected = np.array([by_correlation(found, image) for image in new])
+    np.testing.assert_allclose(features(found, new), expected, rtol=1e-9, atol=1e-11)
     got = features(found, new.astype(np.float32))
     assert got.dtype == np.float32
     # Rounding of a sum of size^2 C terms of order 1, divided by the spread of a feature.
-    np.testing.assert_allclose(got, wanted, atol=3e-5)
+    np.testing.assert_allclose(got, expected, atol=3e-5)
 
 
-def test_filters_are_whitened_patches_of_the_sample() -> None:
+def test_filters_are_whitened_patches_of_sample() -> None:
     """Check that the filters are W (p - m) / |W (p - m)| with W W (C + e I) = I, times W again."""
     images = smooth(6, (5, 5, 1), seed=2)
     places = [(k, i, j) for k in range(6) for i in range(3) for j in range(3)]
@@ -100,28 +100,28 @@ def test_filters_are_whitened_patches_of_the_sample() -> None:
     inverse = np.linalg.inv(
         covariance + patch_features.WHITENING_FLOOR * np.trace(covariance) / 9 * np.eye(9)
     )  # W W
-    whole = (patches - mean) @ inverse
-    length = np.sqrt(np.einsum("ij,ij->i", whole, patches - mean))  # |W (p - m)|
+    full = (patches - mean) @ inverse
+    length = np.sqrt(np.einsum("ij,ij->i", full, patches - mean))  # |W (p - m)|
     kept = length > patch_features.MIN_FILTER_LENGTH * np.median(length)
-    wanted = whole[kept] / length[kept, None]
-    offsets = wanted @ mean
-    wanted -= wanted.mean(axis=1)[:, None]
+    expected = full[kept] / length[kept, None]
+    offsets = expected @ mean
+    expected -= expected.mean(axis=1)[:, None]
     found = PatchFeatures.of_sample(images, int(kept.sum()), 3, 2, 0)
     assert found.floor == pytest.approx(floor)
     order = np.lexsort(found.filters.round(6))
-    same = np.lexsort(wanted.T.round(6))
-    np.testing.assert_allclose(found.filters[:, order], wanted[same].T, atol=1e-8)
+    same = np.lexsort(expected.T.round(6))
+    np.testing.assert_allclose(found.filters[:, order], expected[same].T, atol=1e-8)
     np.testing.assert_allclose(found.offsets[order], offsets[same], atol=1e-8)
 
 
-def test_features_have_mean_0_and_one_spread_over_the_sample() -> None:
+def test_features_are_centered_and_scaled() -> None:
     got = features(drawn(), X)
     np.testing.assert_allclose(got.mean(axis=0), 0, atol=1e-5)
     assert (got.std(axis=0) < 1.0001).all()
     assert got.std() > 0.95
 
 
-def test_brightness_does_not_matter_and_a_flat_image_has_features() -> None:
+def test_features_ignore_brightness_and_accept_flat_images() -> None:
     found = drawn()
     np.testing.assert_allclose(features(found, X + 3.0), features(found, X), atol=1e-9)
     flat = features(found, np.full((1, H, W, C), 5.0))
@@ -129,31 +129,29 @@ def test_brightness_does_not_matter_and_a_flat_image_has_features() -> None:
     np.testing.assert_allclose(flat, by_correlation(found, np.full((H, W, C), 5.0))[None])
 
 
-def test_filters_depend_on_the_seed_and_the_rows_alone() -> None:
+def test_filters_depend_on_seed_and_rows_only() -> None:
     one, again, other = (PatchFeatures.of_sample(X, 5, 3, 2, seed) for seed in (1, 1, 2))
     assert one.describe() == again.describe() != other.describe()
     assert one.describe() != PatchFeatures.of_sample(X + RNG.normal(size=X.shape), 5, 3, 2, 1)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_row_has_the_same_bits_in_every_batch(
-    dtype: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_has_same_bits_in_every_batch(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found, new = drawn(n_filters=40), smooth(37, seed=3).astype(dtype)
-    whole = features(found, new)
+    full = features(found, new)
     for rows in (slice(0, 1), slice(5, 6), slice(3, 20)):
-        np.testing.assert_array_equal(features(found, new[rows]), whole[rows])
-    np.testing.assert_array_equal(features(found, new[::3]), whole[::3])
+        np.testing.assert_array_equal(features(found, new[rows]), full[rows])
+    np.testing.assert_array_equal(features(found, new[::3]), full[::3])
     monkeypatch.setattr(patch_features, "TILE_BYTES", 3 * found.row_bytes((H, W, C), 4))
 
     def backwards(function: Any, parts: Any) -> None:
         for part in reversed(list(parts)):
             function(part)
 
-    np.testing.assert_array_equal(features(found, new, run=backwards), whole)
+    np.testing.assert_array_equal(features(found, new, run=backwards), full)
 
 
-def test_a_tile_takes_no_more_memory_than_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tile_uses_planned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     shape = (24, 24, 3)
     found = PatchFeatures.of_sample(smooth(20, shape), 64, 5, 2, 0)
@@ -168,14 +166,14 @@ def test_a_tile_takes_no_more_memory_than_planned(monkeypatch: pytest.MonkeyPatc
     assert found.row_flops(shape) == 2 * q * 64 * (s + 4)
 
 
-def test_regions_cover_all_positions_and_short_sides_share_them() -> None:
+def test_regions_cover_all_positions() -> None:
     found = drawn(3, H)  # a single row of four positions
     got = features(found, smooth(4, seed=4))
     np.testing.assert_array_equal(got[:, : 3 * FILTERS], got[:, 3 * FILTERS : 6 * FILTERS])
     assert np.isfinite(got).all()
 
 
-def test_stored_features_are_the_same() -> None:
+def test_restored_filters_give_same_features() -> None:
     found = drawn()
     again = restored_patches(found.arrays(), found.numbers())
     assert again.describe() == found.describe()
@@ -183,12 +181,12 @@ def test_stored_features_are_the_same() -> None:
     assert repr(found) == "PatchFeatures(n_filters=7, size=3, grid=2)"
 
 
-def test_names_are_in_the_order_of_features() -> None:
+def test_patch_names_follow_feature_order() -> None:
     names = patch_names(drawn(1, n_filters=2))
     assert names == ["+patch 0 at 0,0", "+patch 1 at 0,0", "-patch 0 at 0,0", "-patch 1 at 0,0"]
 
 
-def test_the_size_of_a_patch_fits_the_images() -> None:
+def test_patch_size_fits_images() -> None:
     sizes = [patch_size("auto", (side, 40, 3)) for side in (2, 8, 15, 16, 32, 224)]
     assert sizes == [2, 3, 3, 6, 6, 6]
     assert patch_size(5, (5, 9, 1)) == 5

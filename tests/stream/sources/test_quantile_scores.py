@@ -39,12 +39,12 @@ def scored(scores: QuantileScores, X: np.ndarray) -> np.ndarray:
     return out
 
 
-def test_only_features_far_from_normal_have_scores() -> None:
+def test_only_non_normal_features_have_scores() -> None:
     assert found().columns.tolist() == [1, 4]
     assert QuantileScores.of_sample(SAMPLE[:, [0, 2, 3, 5]]) is None
 
 
-def test_scores_are_ranks_in_the_distribution() -> None:
+def test_scores_are_ranks_in_distribution() -> None:
     x = np.linspace(0.01, 4, 50)
     X = np.zeros((len(x), 6))
     X[:, 1], X[:, 4] = x, x - 2
@@ -55,7 +55,7 @@ def test_scores_are_ranks_in_the_distribution() -> None:
         np.testing.assert_allclose(column / np.sqrt(12) + 0.5, level, atol=0.012)
 
 
-def test_scores_have_mean_0_and_variance_1_over_the_sample_and_end_with_it() -> None:
+def test_scores_are_standardised_and_bounded_by_sample() -> None:
     scores = found()
     got = scored(scores, SAMPLE)
     np.testing.assert_allclose(got.mean(axis=0), 0, atol=0.01)
@@ -65,7 +65,7 @@ def test_scores_have_mean_0_and_variance_1_over_the_sample_and_end_with_it() -> 
     np.testing.assert_array_equal(scored(scores, X), scores.heights[:, [0, -1]].T)
 
 
-def test_ties_have_one_score_and_few_values_are_all_knots() -> None:
+def test_ties_share_a_score_and_few_values_are_all_knots() -> None:
     values = np.exp2(np.arange(20.0))
     x = RNG.choice(values, 3000)
     scores = QuantileScores.of_sample(x[:, None])
@@ -78,7 +78,7 @@ def test_ties_have_one_score_and_few_values_are_all_knots() -> None:
     np.testing.assert_allclose(scored(scores, values[:, None])[:, 0], expected, atol=1e-12)
 
 
-def test_a_scale_appends_the_scores_of_scaled_features() -> None:
+def test_scale_appends_scores_of_scaled_features() -> None:
     mean, spread = SAMPLE.mean(axis=0), SAMPLE.std(axis=0)
     spread[5] = 1
     scores = QuantileScores.of_sample((SAMPLE - mean) / spread)
@@ -93,7 +93,7 @@ def test_a_scale_appends_the_scores_of_scaled_features() -> None:
     np.testing.assert_allclose(got[:, 6:], scored(found(), SAMPLE[:100]), atol=1e-3)
 
 
-def test_names_and_shares_of_scores_belong_to_their_features() -> None:
+def test_score_names_and_shares_belong_to_features() -> None:
     scores = found()
     assert scores.names("abcdef")[5:] == ["f", "quantile of b", "quantile of e"]
     shares = np.array([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.3, 0.1])

@@ -1,4 +1,4 @@
-"""Noise in steps of the stored values: what it draws, its law, and where it has no place."""
+"""Check rounded noise: its draws, its distribution, and where it is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def noisy(X: np.ndarray, noise: GaussianNoise, stored: Any = np.uint8) -> np.nda
 
 
 @pytest.mark.parametrize(("stored", "most"), [(np.uint8, 255), (np.uint16, 65535)])
-def test_it_is_the_plain_noise_rounded_and_clipped(stored: Any, most: int) -> None:
+def test_rounded_noise_equals_rounded_clipped_normals(stored: Any, most: int) -> None:
     X = np.random.default_rng(0).choice([0, 3, 128, most - 2, most], (500, 12)).astype(np.float32)
     found = noisy(X, GaussianNoise(5.0, round=True), stored)
     normal = RowRandom(np, 1, 2, (9, 0), ROWS[:500]).normal((12,)).astype(np.float64)
@@ -53,7 +53,7 @@ def test_it_is_the_plain_noise_rounded_and_clipped(stored: Any, most: int) -> No
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 1.0, 8.0])
-def test_rounding_adds_a_twelfth_to_the_variance(sigma: float) -> None:
+def test_rounding_adds_a_twelfth_to_variance(sigma: float) -> None:
     """Check noise far from the limits of the range, which follows the rounded normal
     distribution."""
     found = noisy(np.full((4000, 40), 128.0, np.float32), GaussianNoise(sigma, round=True)) - 128
@@ -70,7 +70,7 @@ def test_rounding_adds_a_twelfth_to_the_variance(sigma: float) -> None:
 
 
 @pytest.mark.parametrize(("pixel", "inwards"), [(0, 1), (255, -1)])
-def test_clipping_halves_the_noise_at_the_ends(pixel: int, inwards: int) -> None:
+def test_clipping_halves_noise_at_the_limits(pixel: int, inwards: int) -> None:
     found = noisy(np.full((4000, 40), pixel, np.float32), GaussianNoise(16.0, round=True))
     moved = (found.astype(np.float64) - pixel) * inwards
     assert moved.mean() == pytest.approx(16 / np.sqrt(2 * np.pi), rel=0.01)
@@ -78,7 +78,7 @@ def test_clipping_halves_the_noise_at_the_ends(pixel: int, inwards: int) -> None
     assert (moved == 0).mean() == pytest.approx(stats.norm.cdf(0.5 / 16), abs=0.01)
 
 
-def test_the_settings_say_so_and_say_nothing_else() -> None:
+def test_noise_settings_record_rounding() -> None:
     rounded, plain = GaussianNoise(2.0, round=True), GaussianNoise(2.0)
     assert describe_transform(rounded) == {"kind": "noise", "sigma": 2.0, "round": True}
     assert describe_transform(plain) == {"kind": "noise", "sigma": 2.0}
@@ -86,7 +86,7 @@ def test_the_settings_say_so_and_say_nothing_else() -> None:
         assert from_config([describe_transform(noise)]) == (noise,)
 
 
-def test_every_transform_says_whether_integers_stay() -> None:
+def test_every_transform_reports_if_integers_stay() -> None:
     @keeps_integers
     def inverted(X: Any, Y: Any, rng: RowRandom) -> Any:
         return 255 - X, Y
@@ -102,7 +102,7 @@ def test_every_transform_says_whether_integers_stay() -> None:
     ("before", "name"),
     [(Scale("global"), "Scale"), (MixUp(1.0), "MixUp"), (GaussianNoise(1.0), "GaussianNoise")],
 )
-def test_behind_what_makes_other_numbers_it_is_refused(before: Any, name: str) -> None:
+def test_rounded_noise_after_non_integer_transform_is_refused(before: Any, name: str) -> None:
     X, rounded = np.zeros((5, 3), np.uint8), GaussianNoise(1.0, round=True)
     with pytest.raises(ConfigError, match=f"follows '{name}', which returns other numbers"):
         ArraySource(X, transforms=[RandomRows(), before, rounded])

@@ -1,4 +1,4 @@
-"""Equal rows are set aside together, in every kind of data, and other rows as before."""
+"""Check that equal rows are held out together, in every kind of data."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def names(source: BaseSource) -> Counter[int]:
 
 def check_together(source: BaseSource, share: float, replicas: int = 1) -> tuple[Any, Any]:
     """Check that no row is on both sides, that all are on one, and about the share aside."""
-    left, aside = split_rows(source, share, 5)
-    trained, held = names(left), names(aside)
+    left, held_out = split_rows(source, share, 5)
+    trained, held = names(left), names(held_out)
     assert not set(trained) & set(held)
     assert trained + Counter({k: replicas * v for k, v in held.items()}) == names(source)
     n = source.n_rows / replicas
-    assert abs(aside.n_rows - share * n) <= max(held.values()) + 1
+    assert abs(held_out.n_rows - share * n) <= max(held.values()) + 1
     assert names(split_rows(source, share, 5)[1]) == held
-    return left, aside
+    return left, held_out
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64])
-def test_copies_in_an_array_are_on_one_side(dtype: Any) -> None:
+def test_copies_in_an_array_stay_on_one_side(dtype: Any) -> None:
     for n, times, share in ((200, 10, 0.1), (150, 3, 0.3), (12, 2, 0.2)):
         X, y = table(n, times, dtype=dtype)
         for unit_rows in (7, None):
             source = ArraySource(X, y, unit_rows=unit_rows)
-            _, aside = check_together(source, share)
-            assert n_different(aside) == len(names(aside))
+            _, held_out = check_together(source, share)
+            assert n_different(held_out) == len(names(held_out))
 
 
-def test_copies_are_on_one_side_wherever_the_rows_are(tmp_path: Path) -> None:
+def test_copies_stay_on_one_side_in_every_source(tmp_path: Path) -> None:
     X, y = table(200, 4)
     source = ArraySource(X, y, unit_rows=11)
     materialise(source, tmp_path / "a.zarr", chunk_mb=16 * 24 / 2**20)
@@ -84,12 +84,12 @@ def test_zeros_of_both_signs_are_equal() -> None:
     check_together(ArraySource(X, y, unit_rows=9), 0.2)
 
 
-def test_a_draw_without_equal_rows_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_without_equal_rows_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
 
     def places(X: np.ndarray, y: np.ndarray) -> np.ndarray:
-        aside = split_rows(ArraySource(X, y, unit_rows=13), 0.1, 3)[1]
-        return np.concatenate([aside.source_rows(u) for u in range(aside.n_units)])
+        held_out = split_rows(ArraySource(X, y, unit_rows=13), 0.1, 3)[1]
+        return np.concatenate([held_out.source_rows(u) for u in range(held_out.n_units)])
 
     rows = rng.permutation(300)
     mixed = rng.normal(size=(100, 2)).repeat(3, axis=0)[rows], (np.arange(300) % 3 == 0)[rows]
@@ -101,39 +101,39 @@ def test_a_draw_without_equal_rows_stays_as_it_was(monkeypatch: pytest.MonkeyPat
             np.testing.assert_array_equal(found, places(X, y))
 
 
-def test_each_class_keeps_its_share_and_its_copies_their_first_row() -> None:
+def test_each_class_keeps_its_share() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(1000, 3)).repeat(5, axis=0)
     y = np.repeat(["a", "b", "c"], [3500, 1000, 500])
-    _, aside = split_rows(ArraySource(X, y), 0.1, 0)
-    assert aside.totals is not None
-    assert np.abs(aside.totals - [350, 100, 50]).max() <= 10
-    block = aside.read_unit(0, 0, 0)
-    origins = aside.origins(0, 0)
+    _, held_out = split_rows(ArraySource(X, y), 0.1, 0)
+    assert held_out.totals is not None
+    assert np.abs(held_out.totals - [350, 100, 50]).max() <= 10
+    block = held_out.read_unit(0, 0, 0)
+    origins = held_out.origins(0, 0)
     _, first = np.unique(block.X, axis=0, return_index=True)
-    assert len(np.unique(origins)) == len(first) == n_different(aside)
+    assert len(np.unique(origins)) == len(first) == n_different(held_out)
     for row in range(len(block.X)):
         assert np.array_equal(block.X[row], X[origins[row]])
 
 
 @pytest.mark.parametrize("copies", [2, 10, 16])
 @pytest.mark.parametrize("different", [2, 4, 8])
-def test_few_different_rows_are_on_both_sides(different: int, copies: int) -> None:
+def test_few_distinct_rows_are_on_both_sides(different: int, copies: int) -> None:
     X = np.repeat(np.arange(different, dtype=np.float64)[:, None], copies, axis=0)
     X = np.random.default_rng(different).permutation(X)
-    left, aside = split_rows(ArraySource(X, X[:, 0]), 2 / len(X), 0)
-    values = [{*side.read_unit(0, 0, 0).X[:, 0]} for side in (left, aside)]
+    left, held_out = split_rows(ArraySource(X, X[:, 0]), 2 / len(X), 0)
+    values = [{*side.read_unit(0, 0, 0).X[:, 0]} for side in (left, held_out)]
     assert values[0]
     assert values[1]
     assert not values[0] & values[1]
 
 
-def test_rows_that_are_all_equal_are_split_as_drawn() -> None:
-    left, aside = split_rows(ArraySource(np.ones((16, 1)), np.ones(16)), 0.25, 0)
-    assert (left.n_rows, aside.n_rows) == (12, 4)
+def test_all_equal_rows_are_split_at_random() -> None:
+    left, held_out = split_rows(ArraySource(np.ones((16, 1)), np.ones(16)), 0.25, 0)
+    assert (left.n_rows, held_out.n_rows) == (12, 4)
 
 
-def test_a_store_of_many_units_is_split_as_drawn(
+def test_store_of_many_units_is_split_without_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that it is not read to find equal rows, also in `plan`; arrays in memory are."""
@@ -143,6 +143,6 @@ def test_a_store_of_many_units_is_split_as_drawn(
     materialise(source, tmp_path / "a.zarr", chunk_mb=16 * 24 / 2**20)
     monkeypatch.setattr(split, "SAMPLE_UNITS", 0)
     monkeypatch.setattr(split, "moves_of_equal_rows", None)
-    left, aside = split_rows(ZarrSource(tmp_path / "a.zarr"), 0.1, 5)
-    assert aside.n_rows == len(X) // 10
-    assert set(names(left)) & set(names(aside))
+    left, held_out = split_rows(ZarrSource(tmp_path / "a.zarr"), 0.1, 5)
+    assert held_out.n_rows == len(X) // 10
+    assert set(names(left)) & set(names(held_out))

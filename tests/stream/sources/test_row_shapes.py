@@ -1,4 +1,4 @@
-"""Images are rows of one shape: others of as many numbers are other images, at every door."""
+"""Check that images with other axes are refused by every entry point."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def run(run_dir: Path | None = None, shape: tuple[int, ...] = SHAPE, **options: 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("model") / "run"
-    run(place)
-    return place
+    path = tmp_path_factory.mktemp("model") / "run"
+    run(path)
+    return path
 
 
 @pytest.mark.parametrize("axes", [(6,), (2, 3), (2, 3, 1), (1, 2, 3), (3, 2, 1), (6, 1, 1)])
-@pytest.mark.parametrize("wanted", [(6,), (2, 3, 1), (1, 2, 3)])
-def test_rows_stand_for_rows_of_their_own_axes_and_for_flat_ones(axes: Any, wanted: Any) -> None:
+@pytest.mark.parametrize("desired", [(6,), (2, 3, 1), (1, 2, 3)])
+def test_row_shapes_accept_same_axes_and_flat_rows(axes: Any, desired: Any) -> None:
     full = (*axes, 1) if len(axes) == 2 else axes
-    if full == wanted or 1 in (len(axes), len(wanted)):
-        check_row_shape("X has", axes, "the data has", wanted)
+    if full == desired or 1 in (len(axes), len(desired)):
+        check_row_shape("X has", axes, "the data has", desired)
     else:
         with pytest.raises(ConfigError, match=REFUSED):
-            check_row_shape("X has", axes, "the data has", wanted)
+            check_row_shape("X has", axes, "the data has", desired)
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -66,7 +66,7 @@ def test_estimators_refuse_images_of_other_axes(other: tuple[int, ...]) -> None:
         X, Y
     )
     online = KernelRegressor(solver="block", random_state=0).partial_fit(X, Y)
-    doors: list[Callable[[], Any]] = [
+    entry_points: list[Callable[[], Any]] = [
         lambda: regressor.predict(turned),
         lambda: regressor.predict(ArraySource(turned)),
         lambda: regressor.score(turned, Y),
@@ -79,9 +79,9 @@ def test_estimators_refuse_images_of_other_axes(other: tuple[int, ...]) -> None:
         lambda: online.partial_fit(turned, Y),
         lambda: online.partial_fit(ArraySource(turned, Y)),
     ]
-    for door in doors:
+    for entry_point in entry_points:
         with pytest.raises(ConfigError, match=REFUSED):
-            door()
+            entry_point()
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -94,7 +94,7 @@ def test_runs_refuse_images_of_other_axes(
     run(tmp_path / "start", settings={"solver.name": "block"})
     start = {"solver.name": "block", "solver.warm_start": str(tmp_path / "start")}
     loaded = load_model(model)
-    doors: list[Callable[[], Any]] = [
+    entry_points: list[Callable[[], Any]] = [
         lambda: loaded.predict(ArraySource(turned)),
         lambda: loaded.values(turned),
         lambda: loaded.evaluate(ArraySource(turned, Y)),
@@ -105,9 +105,9 @@ def test_runs_refuse_images_of_other_axes(
         lambda: run(shape=other, settings=start),
     ]
     with loaded.backend:
-        for door in doors:
+        for entry_point in entry_points:
             with pytest.raises(ConfigError, match=REFUSED):
-                door()
+                entry_point()
     assert not (tmp_path / "out.npy").exists()
 
 
@@ -121,15 +121,15 @@ def test_commands_refuse_images_of_other_axes(
         np.savez(data, X=X.reshape(80, *other), y=Y)
     else:
         ingest(X.reshape(80, *other), data, y=Y)
-    for words in (["evaluate", model, data], ["predict", model, data, tmp_path / "out.csv"]):
-        assert main.run_command([str(word) for word in words]) == 2
+    for message in (["evaluate", model, data], ["predict", model, data, tmp_path / "out.csv"]):
+        assert main.run_command([str(word) for word in message]) == 2
         assert "transpose or reshape its axes" in capsys.readouterr().err
     assert not (tmp_path / "out.csv").exists()
 
 
 @pytest.mark.parametrize("scale", ["feature", "global", "none"])
 @pytest.mark.parametrize(("trained", "given"), [(SHAPE, (48,)), ((48,), SHAPE)])
-def test_flat_rows_and_images_are_answered_alike(
+def test_flat_rows_and_images_have_equal_predictions(
     scale: str, trained: tuple[int, ...], given: tuple[int, ...]
 ) -> None:
     """Check also as many rows as pixels in a line."""

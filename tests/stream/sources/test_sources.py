@@ -28,7 +28,7 @@ from streamkern.stream.sources.user import GeneratorSource
 from tests.streams import everything
 
 
-def made(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+def generate(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     rows = np.arange(start, stop)
     X = RowRandom(np, seed, epoch, 1, rows).normal((3,))
     return X, X.sum(axis=1)
@@ -56,7 +56,7 @@ MAKERS: dict[str, Callable[[Path], Source]] = {
     "nested": lambda path: AugmentedSource(
         AugmentedSource(ArraySource(IMAGES, LABELS, FLIP, unit_rows=20), 2, FLIP), 3, FLIP
     ),
-    "generator": lambda path: GeneratorSource(made, 100, (3,), np.float32, 1, block_rows=30),
+    "generator": lambda path: GeneratorSource(generate, 100, (3,), np.float32, 1, block_rows=30),
     "zarr": lambda path: ZarrSource(write(path, IMAGES, LABELS, 8), FLIP),
     "mixture": lambda path: MixtureSource(images(), transforms=FLIP),
     "weighted": lambda path: AugmentedSource(MixtureSource(images(), [2, 5], n_rows=70), 2, FLIP),
@@ -78,7 +78,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
 
 
 class TestEverySource:
-    def test_units_tile_the_rows(self, source: Source) -> None:
+    def test_units_cover_the_rows(self, source: Source) -> None:
         assert unit_sizes(source).sum() == source.n_rows
         everything(source)
 
@@ -90,7 +90,7 @@ class TestEverySource:
             start, stop = source.unit_bounds(u)
             np.testing.assert_array_equal(source.read_unit(u, 3, 4).X, first[0][start:stop])
 
-    def test_the_description_is_json(self, source: Source) -> None:
+    def test_description_is_json(self, source: Source) -> None:
         described = json.loads(json.dumps(source.describe()))
         assert described == source.describe()
         assert described["n_rows"] == source.n_rows
@@ -132,9 +132,7 @@ def test_samples_read_few_units() -> None:
 
 
 @given(st.integers(1, 30), st.integers(1, 40), st.integers(1, 30))
-def test_dask_and_zarr_arrays_give_the_rows_of_numpy(
-    n: int, unit_rows: int, chunk_rows: int
-) -> None:
+def test_dask_and_zarr_arrays_equal_numpy(n: int, unit_rows: int, chunk_rows: int) -> None:
     X, y = FLAT[:n], LABELS[:n]
     plain = everything(ArraySource(X, y, unit_rows=unit_rows))
     np.testing.assert_array_equal(plain[0], X)
@@ -147,7 +145,7 @@ def test_dask_and_zarr_arrays_give_the_rows_of_numpy(
         assert all(start % chunk_rows == 0 for start in inner)
 
 
-def test_a_dask_array_is_read_block_by_block() -> None:
+def test_dask_array_is_read_block_by_block() -> None:
     read = []
 
     def load(block_info: Any) -> np.ndarray:
@@ -174,7 +172,7 @@ def test_a_dask_array_is_read_block_by_block() -> None:
         (["b", "a", "b", "a"], ("c", "b", "a"), ("c", "b", "a"), [1, 2, 1, 2]),
     ],
 )
-def test_labels_become_ids(y: Any, classes: Any, names: Any, ids: list[int]) -> None:
+def test_labels_become_class_ids(y: Any, classes: Any, names: Any, ids: list[int]) -> None:
     source = ArraySource(FLAT[:4], y, classes=classes, unit_rows=3)
     assert (source.classes, source.n_outputs) == (names, len(names))
     assert everything(source)[1].tolist() == ids
@@ -186,13 +184,21 @@ def test_labels_become_ids(y: Any, classes: Any, names: Any, ids: list[int]) -> 
         (lambda: ArraySource(FLAT[:0]), DataError, r"shape \(0, 4\)"),
         (lambda: ArraySource(FLAT, LABELS, unit_rows=0), ConfigError, "unit_rows=0"),
         (lambda: AugmentedSource(ArraySource(FLAT), 0), ConfigError, "copies=0"),
-        (lambda: GeneratorSource(made, 0, (3,), np.float32, 1), ConfigError, "n_rows=0"),
-        (lambda: GeneratorSource(made, 9, (3,), np.int64, 1), DataError, "int64"),
-        (lambda: GeneratorSource(made, 9, (3,), "f4", 1, block_rows=0), ConfigError, "block_rows"),
-        (lambda: GeneratorSource(made, 9, 3, "f4", 1), ConfigError, "row_shape=3 must be a list"),  # type: ignore[arg-type]
+        (lambda: GeneratorSource(generate, 0, (3,), np.float32, 1), ConfigError, "n_rows=0"),
+        (lambda: GeneratorSource(generate, 9, (3,), np.int64, 1), DataError, "int64"),
+        (
+            lambda: GeneratorSource(generate, 9, (3,), "f4", 1, block_rows=0),
+            ConfigError,
+            "block_rows",
+        ),
+        (
+            lambda: GeneratorSource(generate, 9, 3, "f4", 1),
+            ConfigError,
+            "row_shape=3 must be a list",
+        ),  # type: ignore[arg-type]
     ],
 )
-def test_wrong_data_is_refused_at_once(make: Any, error: Any, message: str) -> None:
+def test_invalid_data_is_refused_at_once(make: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         make()
 
@@ -215,7 +221,7 @@ def test_non_finite_values_name_unit_and_row(bad: float) -> None:
         everything(ArraySource(IMAGES, X, unit_rows=10))
 
 
-def test_statistics_and_scaling_of_arrays() -> None:
+def test_statistics_and_scaling_of_arrays_are_exact() -> None:
     source = ArraySource(IMAGES, LABELS, [Scale("feature")], unit_rows=9)
     exact = IMAGES.reshape(53, -1).astype(np.float64)
     mean, scale, feature_mean, feature_scale = source.statistics()
@@ -226,7 +232,7 @@ def test_statistics_and_scaling_of_arrays() -> None:
     assert bound.mean.shape == (4, 5, 2)  # type: ignore[attr-defined]
 
 
-def test_the_fingerprint_follows_the_contents() -> None:
+def test_fingerprint_depends_on_contents() -> None:
     changed = FLAT.copy()
     changed[50, 3] += 1e-6
     prints = {
@@ -259,7 +265,7 @@ def test_replicas_differ_and_keep_their_rows() -> None:
 
 
 @pytest.mark.parametrize("unit_bytes", [1, 53 * 40, 2 * 53 * 40, 3 * 53 * 40 + 5, 10**9])
-def test_units_of_replicas_do_not_change_the_rows(
+def test_unit_size_of_replicas_does_not_change_rows(
     unit_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check small bases, with several replicas in a unit, and large ones, with a unit for a part of
@@ -273,7 +279,7 @@ def test_units_of_replicas_do_not_change_the_rows(
         np.testing.assert_array_equal(a, b)
 
 
-def test_transforms_above_and_below_draw_differently() -> None:
+def test_stacked_transforms_draw_differently() -> None:
     below = ArraySource(IMAGES, LABELS, [RandomFlip()])
     both = AugmentedSource(below, 1, [RandomFlip()])
     once, twice = everything(below)[0], everything(both)[0]
@@ -281,7 +287,7 @@ def test_transforms_above_and_below_draw_differently() -> None:
     assert 5 < flipped.sum() < 48  # the same draws would undo or repeat every flip
 
 
-def test_after_a_feed_transform_everything_runs_at_the_feed() -> None:
+def test_transforms_after_a_feed_transform_run_at_the_feed() -> None:
     noise, flip = GaussianNoise(1.0), RandomFlip()
     source = AugmentedSource(ArraySource(IMAGES, LABELS, [noise]), 2, [flip])
     assert source.feed_transforms == (noise, flip)
@@ -291,9 +297,9 @@ def test_after_a_feed_transform_everything_runs_at_the_feed() -> None:
     assert described["base"]["transforms"] == [{"kind": "noise", "sigma": 1.0}]
 
 
-def test_the_paper_scale_costs_nothing_to_describe() -> None:
+def test_description_of_many_replicas_is_constant_time() -> None:
     """Check 60 000 images with 2000 copies: 1.2e8 virtual rows."""
-    base = GeneratorSource(made, 60_000, (28, 28, 1), np.uint8, 10, list("abcdefghij"))
+    base = GeneratorSource(generate, 60_000, (28, 28, 1), np.uint8, 10, list("abcdefghij"))
     source = AugmentedSource(base, 2000)
     assert source.n_rows == 120_000_000
     assert source.unit_bounds(source.n_units - 1)[1] == 120_000_000
@@ -314,14 +320,14 @@ def test_the_paper_scale_costs_nothing_to_describe() -> None:
         (np.zeros((5, 3), np.float32), np.full(5, np.inf), "inf in y of unit 1"),
     ],
 )
-def test_generator_blocks_are_checked(X: np.ndarray, y: np.ndarray, message: str) -> None:
+def test_generator_blocks_are_validated(X: np.ndarray, y: np.ndarray, message: str) -> None:
     source = GeneratorSource(lambda *a: (X, y), 10, (3,), np.float32, 1, block_rows=5, name="g")
     with pytest.raises(DataError, match=message) as caught:
         source.read_unit(1, 0, 0)
     assert "unit 1 of generator g (rows 5 to 9)" in str(caught.value)
 
 
-def test_generated_classes_are_checked() -> None:
+def test_generated_classes_are_validated() -> None:
     def fn(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros((stop - start, 1), np.uint8), np.arange(start, stop)
 
@@ -329,7 +335,7 @@ def test_generated_classes_are_checked() -> None:
     assert source.read_unit(0, 0, 0).y.tolist() == [0, 1]
     with pytest.raises(DataError, match="label 3 of row 3"):
         source.read_unit(1, 0, 0)
-    floats = GeneratorSource(made, 4, (3,), np.float32, 2, ("a", "b"))
+    floats = GeneratorSource(generate, 4, (3,), np.float32, 2, ("a", "b"))
     with pytest.raises(DataError, match="class ids"):
         floats.read_unit(0, 0, 0)
 
@@ -338,7 +344,7 @@ def test_generated_classes_are_checked() -> None:
 
 
 @pytest.mark.parametrize("small", [1, 200, 10**6])
-def test_zarr_rows_are_those_of_the_arrays(
+def test_zarr_rows_equal_arrays(
     tmp_path: Path, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "SMALL_CHUNK_BYTES", small)
@@ -361,7 +367,7 @@ def test_every_store_below_a_source_is_found(tmp_path: Path) -> None:
     assert stores_in(ArraySource(FLAT)) == []
 
 
-def test_a_missing_chunk_surfaces_with_its_key(tmp_path: Path) -> None:
+def test_missing_chunk_is_named_by_key(tmp_path: Path) -> None:
     path = write(tmp_path, FLAT, LABELS, 8)
     (path / "X" / "c" / "3" / "0").unlink()
     source = ZarrSource(path)

@@ -67,7 +67,7 @@ def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("mode", ["global", "feature", "none"])
-def test_scale_against_float64(batch: Any, mode: str) -> None:
+def test_scale_equals_float64_reference(batch: Any, mode: str) -> None:
     X, Y, rows = batch
     exact = X.astype(np.float64)
     if mode == "global":
@@ -85,7 +85,7 @@ def test_scale_against_float64(batch: Any, mode: str) -> None:
     assert same is Y
 
 
-def test_equal_numbers_of_two_dtypes_are_scaled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaling_is_equal_for_float32_and_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check equal bits for any offset, in parts and at once."""
     X = (np.random.default_rng(0).normal(size=(50, 3)) * [1, 100, 1e-2] + [1e3, 0, 5]).astype("f4")
     for mode in ("global", "feature"):
@@ -96,7 +96,7 @@ def test_equal_numbers_of_two_dtypes_are_scaled_alike(monkeypatch: pytest.Monkey
         np.testing.assert_array_equal(run(scale, X, Y, rows)[0], wide)
 
 
-def test_scale_takes_its_own_numbers_and_shapes_them_like_rows() -> None:
+def test_scale_accepts_given_statistics() -> None:
     X = np.zeros((2, 3, 2, 1))
     scale = Scale("feature", mean=np.arange(6.0), scale=np.full(6, 2.0)).bind(Data(X, known=False))
     assert scale.mean.shape == (3, 2, 1)
@@ -112,13 +112,13 @@ def test_scale_takes_its_own_numbers_and_shapes_them_like_rows() -> None:
         (lambda d: RandomCrop(1).bind(d), "needs images"),
     ],
 )
-def test_wrong_settings_say_what_is_wrong(make: Any, message: str) -> None:
+def test_invalid_transform_settings_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(Data(np.ones((2, 3))))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_noise_adds_the_rows_own_normals(batch: Any, dtype: Any) -> None:
+def test_noise_adds_normals_of_each_row(batch: Any, dtype: Any) -> None:
     X, Y, rows = batch
     X = X.astype(dtype)
     before = X.copy()
@@ -131,7 +131,7 @@ def test_noise_adds_the_rows_own_normals(batch: Any, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
-def test_mixup_mixes_features_and_targets_alike(alpha: float) -> None:
+def test_mixup_mixes_features_and_targets_equally(alpha: float) -> None:
     n = 600
     rows = np.arange(n) * 7
     X = np.random.default_rng(1).normal(size=(n, 3))
@@ -186,21 +186,21 @@ def test_flip_mirrors_about_half_of_the_images() -> None:
 
 
 @given(st.data(), seeds)
-def test_a_row_is_transformed_alike_in_any_batch(data: Any, seed: int) -> None:
+def test_transform_of_a_row_does_not_depend_on_batch(data: Any, seed: int) -> None:
     n = data.draw(st.integers(1, 30))
     rng = np.random.default_rng(n)
     rows = rng.permutation(10_000)[:n]
     images, Y = rng.integers(0, 255, (n, 4, 3, 2)).astype(np.uint8), rng.normal(size=(n, 2))
     for transform in (RandomCrop(2), RandomFlip(), GaussianNoise(2.0)):
         X = images.astype(np.float32) if isinstance(transform, GaussianNoise) else images
-        whole, _ = run(transform, X, Y, rows, seed)
+        full, _ = run(transform, X, Y, rows, seed)
         for part in data.draw(splits(n)):
             np.testing.assert_array_equal(
-                run(transform, X[part], Y[part], rows[part], seed)[0], whole[part]
+                run(transform, X[part], Y[part], rows[part], seed)[0], full[part]
             )
 
 
-def test_two_of_a_kind_draw_differently(batch: Any) -> None:
+def test_equal_transforms_draw_differently(batch: Any) -> None:
     X, Y, rows = batch
     noise = GaussianNoise(1.0)
     twice, *_ = apply_transforms(
@@ -215,7 +215,7 @@ def invert(X: Any, Y: Any, rng: RowRandom) -> Any:
     return 255 - X, Y
 
 
-def test_host_transforms_end_at_the_first_float_one() -> None:
+def test_host_transforms_end_at_the_first_float_transform() -> None:
     data = Data(np.zeros((4, 3, 3, 1)))
     crop, flip, noise = RandomCrop(1), RandomFlip(), GaussianNoise(1.0)
     assert bind_transforms([crop, invert, noise, flip], data) == ((crop, invert), (noise, flip))
@@ -223,7 +223,7 @@ def test_host_transforms_end_at_the_first_float_one() -> None:
     assert bind_transforms([crop, noise], data, before=[noise]) == ((), (crop, noise))
 
 
-def test_failures_of_user_functions_name_the_function(batch: Any) -> None:
+def test_failure_of_user_function_names_the_function(batch: Any) -> None:
     X, Y, rows = batch
 
     def typo(X: Any, Y: Any, rng: RowRandom) -> Any:
@@ -245,7 +245,7 @@ def test_failures_of_user_functions_name_the_function(batch: Any) -> None:
         run(drops, X, Y, rows)
 
 
-def test_settings_make_transforms_and_descriptions_make_settings() -> None:
+def test_transforms_roundtrip_through_descriptions() -> None:
     settings = [
         {"kind": "crop", "padding": 2},
         {"kind": "flip"},
@@ -262,13 +262,13 @@ def test_settings_make_transforms_and_descriptions_make_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "what"),
+    ("returned", "case"),
     [
         (lambda X, Y: X, "ndarray"), (lambda X, Y: None, "NoneType"),
         (lambda X, Y: (X, Y, Y), "tuple of 3"), (lambda X, Y: [X.tolist(), Y], "list of 2"),
     ],
 )  # fmt: skip
-def test_anything_but_two_arrays_is_refused(returned: Any, what: str) -> None:
+def test_transform_must_return_two_arrays(returned: Any, case: str) -> None:
     rows = np.ones((20, 3), np.float32)
 
     def own(X: Any, Y: Any, rng: Any) -> Any:
@@ -276,5 +276,5 @@ def test_anything_but_two_arrays_is_refused(returned: Any, what: str) -> None:
 
     own.keeps_dtype = True  # type: ignore[attr-defined]
     source = AugmentedSource(ArraySource(rows, rows[:, 0]), 1, (own,))
-    with pytest.raises(DataError, match=rf"own\" must return \(X, Y\).*, not {what};"):
+    with pytest.raises(DataError, match=rf"own\" must return \(X, Y\).*, not {case};"):
         source.read_unit(0, 0, 0)

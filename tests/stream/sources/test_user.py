@@ -1,4 +1,4 @@
-"""A user-defined source: checked at every door, and then worth as much as ours."""
+"""Check user-defined sources: validation, and equality with built-in sources."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def given(**changes: Any) -> Any:
     return plain
 
 
-def test_ours_are_left_as_they_are() -> None:
+def test_built_in_sources_are_unchanged() -> None:
     source = array_source()
     assert as_source(source) is source
 
 
-def test_what_the_protocol_asks_for_is_enough(tmp_path: Path) -> None:
+def test_required_attributes_are_sufficient(tmp_path: Path) -> None:
     source = as_source(given())
     assert (source.remote, source.level, source.parts, source.weighted) == (False, 0, (), False)
     assert source.totals is None
@@ -50,7 +50,7 @@ def test_what_the_protocol_asks_for_is_enough(tmp_path: Path) -> None:
     np.testing.assert_array_equal(X[:5], source.read_unit(0, 0, 0).X[:5])
 
 
-def test_what_else_it_says_is_used() -> None:
+def test_optional_attributes_are_used() -> None:
     base = ArraySource(np.eye(6, dtype=np.float32), np.arange(6.0), unit_rows=2)
     plain: Any = Plain(base)
     plain.source_rows = lambda u: np.arange(2, dtype=np.uint64) + np.uint64(10 * u)
@@ -68,7 +68,7 @@ def test_what_else_it_says_is_used() -> None:
     np.testing.assert_array_equal(source.read_targets(2, 0, 0), [[2], [2]])
 
 
-def test_it_travels() -> None:
+def test_user_source_can_be_pickled() -> None:
     source: BaseSource = pickle.loads(pickle.dumps(as_source(given())))
     np.testing.assert_array_equal(source.read_unit(0, 0, 0).X, array_source().read_unit(0, 0, 0).X)
 
@@ -95,25 +95,23 @@ def test_it_travels() -> None:
         ({"parts": (3,)}, r"parts=\(3,\); it must be a tuple of sources"),
     ],
 )
-def test_what_can_not_be_is_refused_before_anything_is_read(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_invalid_source_is_refused_before_reading(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         as_source(given(**changes))
 
 
-def test_what_is_lacking_is_named_wherever_it_comes_in(tmp_path: Path) -> None:
+def test_missing_attribute_is_named_by_every_entry_point(tmp_path: Path) -> None:
     broken = given()
     del broken.statistics
-    doors: list[Callable[[], object]] = [
+    entry_points: list[Callable[[], object]] = [
         lambda: AugmentedSource(broken, 2),
         lambda: MixtureSource([array_source(), broken]),
         lambda: materialise(broken, tmp_path / "a.zarr"),
         lambda: KernelRegressor().fit(broken),
     ]
-    for door in doors:
+    for entry_point in entry_points:
         with pytest.raises(ConfigError, match="a Plain cannot be streamed: it has no statistics"):
-            door()
+            entry_point()
 
 
 @pytest.mark.parametrize(
@@ -127,16 +125,14 @@ def test_what_is_lacking_is_named_wherever_it_comes_in(tmp_path: Path) -> None:
         (lambda b: b._replace(y=b.y + 1), "label . of row .* is none of the . classes"),
     ],
 )
-def test_a_block_other_than_promised_is_refused(
-    change: Callable[[RowBlock], Any], message: str
-) -> None:
+def test_block_of_wrong_shape_is_refused(change: Callable[[RowBlock], Any], message: str) -> None:
     base = array_source()
     source = as_source(given(read_unit=lambda u, s, e: change(base.read_unit(u, s, e))))
     with pytest.raises(DataError, match=message):
         source.read_unit(0, 0, 0)
 
 
-def test_the_former_name_of_row_blocks_works_with_a_warning() -> None:
+def test_deprecated_block_name_gives_warning() -> None:
     base = array_source()
 
     def read_unit(u: int, seed: int, epoch: int) -> RowBlock:
@@ -153,7 +149,7 @@ def test_the_former_name_of_row_blocks_works_with_a_warning() -> None:
 Arrays = tuple[np.ndarray, ...]
 
 
-def test_a_function_that_draws_anew_in_every_call_is_refused() -> None:
+def test_function_that_is_not_pure_is_refused() -> None:
     def impure(seed: int, epoch: int, start: int, stop: int) -> Arrays:
         return np.random.default_rng().random((stop - start, 2)), np.zeros(stop - start)
 
@@ -169,7 +165,7 @@ def test_a_function_that_draws_anew_in_every_call_is_refused() -> None:
     assert np.array_equal(again.read_unit(0, 0, 0).X, again.read_unit(0, 0, 0).X)
 
 
-def test_an_error_in_the_function_is_told_with_its_place() -> None:
+def test_error_in_user_function_names_the_block() -> None:
     def broken(seed: int, epoch: int, start: int, stop: int) -> Arrays:
         return np.zeros((stop - start, 2)), np.zeros(stop - start) / (1 // start)
 
@@ -179,7 +175,7 @@ def test_an_error_in_the_function_is_told_with_its_place() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_targets_that_are_text_are_refused_in_a_sentence() -> None:
+def test_text_targets_are_refused_in_one_sentence() -> None:
     def rows(seed: int, epoch: int, start: int, stop: int) -> Any:
         return np.ones((stop - start, 2), np.float32), np.full(stop - start, "a", object)
 

@@ -17,7 +17,7 @@ from benchmarks.exports import COMPILER, CompiledModel
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.main import run_command
 from streamkern.train.export.c_source import identifier, literal
-from tests.exported import CHANGES, NEW, QUICK, SPREAD, VALUES, X, in_float64, with_tails
+from tests.export_models import CHANGES, NEW, QUICK, SPREAD, VALUES, X, in_float64, with_tails
 
 ROOT = Path(__file__).resolve().parents[3]
 compiled = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
@@ -40,7 +40,7 @@ def rows_of(function: CompiledModel, name: str, rows: np.ndarray) -> np.ndarray:
     ],
     ids=str,
 )
-def test_a_row_is_predicted_as_by_the_model(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_c_predictions_equal_model(changes: dict[str, Any], tmp_path: Path) -> None:
     model, new = in_float64(changes), with_tails(FEW)
     model.to_c(tmp_path / "m.c")
     found = rows_of(CompiledModel(tmp_path / "m.c", "-O2"), "predictions", new)
@@ -52,7 +52,9 @@ def test_a_row_is_predicted_as_by_the_model(changes: dict[str, Any], tmp_path: P
 
 @compiled
 @pytest.mark.parametrize("labels", [["b", "a", "c?"], [3, 1, 2]], ids=str)
-def test_classes_have_labels_probabilities_and_scores(labels: list[Any], tmp_path: Path) -> None:
+def test_c_classifier_returns_labels_probabilities_and_scores(
+    labels: list[Any], tmp_path: Path
+) -> None:
     y = np.array(labels)[np.digitize(X[:, 0], [-0.5, 0.5])]
     model = sk.KernelClassifier(**QUICK, loss="log_loss", precision="float64").fit(X, y)
     model.to_c(tmp_path / "m.c")
@@ -65,7 +67,7 @@ def test_classes_have_labels_probabilities_and_scores(labels: list[Any], tmp_pat
 
 
 @compiled
-def test_float32_is_as_good_as_the_models_own(tmp_path: Path) -> None:
+def test_float32_export_is_as_accurate_as_model(tmp_path: Path) -> None:
     """Compare both with the sum in float64 of the same weights."""
     model = sk.KernelRegressor(**QUICK, precision="exact").fit(X, VALUES)
     rows = FEW.astype(np.float32)
@@ -80,7 +82,7 @@ def test_float32_is_as_good_as_the_models_own(tmp_path: Path) -> None:
 
 
 @compiled
-def test_a_table_has_an_argument_for_each_column(tmp_path: Path) -> None:
+def test_table_columns_become_arguments(tmp_path: Path) -> None:
     """Check numbers with gaps, dates, text, and names that C does not allow."""
     n = 200
     table = pd.DataFrame({
@@ -107,7 +109,7 @@ def test_a_table_has_an_argument_for_each_column(tmp_path: Path) -> None:
 
 
 @compiled
-def test_the_command_writes_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_command_writes_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = QUICK | {"precision": "float64"}
     model = sk.KernelRegressor(run_dir=tmp_path / "run", **options).fit(X, VALUES)
     out = tmp_path / "deep" / "my model.c"
@@ -121,7 +123,7 @@ def test_the_command_writes_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @compiled
-def test_the_example_of_the_page_compiles_and_answers(tmp_path: Path) -> None:
+def test_documented_c_example_compiles_and_predicts(tmp_path: Path) -> None:
     """Compile the C code of docs/howto/export.md with the model of that page."""
     page = (ROOT / "docs" / "howto" / "export.md").read_text()
     (example,) = re.findall(r"^```c\n(.*?)^```", page, re.M | re.S)
@@ -147,9 +149,7 @@ def test_the_example_of_the_page_compiles_and_answers(tmp_path: Path) -> None:
     assert float(p) == pytest.approx(model.predict_proba(X[1400:1401])[0, 0], abs=1e-4)
 
 
-def test_a_file_that_compilers_choke_on_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_c_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = sk.KernelRegressor(**QUICK).fit(X, VALUES)
     monkeypatch.setattr("streamkern.train.export.c_source.MAX_C_FILE_BYTES", 100)
     with pytest.raises(ConfigError, match="export to ONNX, or train with fewer centers"):
@@ -157,7 +157,7 @@ def test_a_file_that_compilers_choke_on_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_numbers_and_texts_are_written_exactly() -> None:
+def test_numbers_and_strings_are_written_exactly() -> None:
     for value in (0.1, -1e-300, 3.0, 1e22, np.pi):
         assert float(literal(value, "f8")) == value
     single = np.float32(0.1)
@@ -167,7 +167,7 @@ def test_numbers_and_texts_are_written_exactly() -> None:
     assert literal('a"\\é?', "U") == r'"a\042\134\303\251\077"'
 
 
-def test_names_are_those_of_c() -> None:
+def test_identifiers_are_valid_c() -> None:
     assert [identifier(name) for name in ("a number", "1st", "", "ü")] == [
         "a_number",
         "1st",

@@ -21,7 +21,7 @@ from streamkern.cli.main import run_command
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import KERNELS
 from streamkern.predict.probabilities import isotonic
-from tests.exported import CHANGES, NEW, QUICK, SPREAD, VALUES, X, in_float64, with_tails
+from tests.export_models import CHANGES, NEW, QUICK, SPREAD, VALUES, X, in_float64, with_tails
 
 RNG = np.random.default_rng(0)
 
@@ -70,13 +70,13 @@ TRUTH: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-def test_every_kernel_has_a_truth() -> None:
+def test_every_kernel_has_a_reference() -> None:
     assert TRUTH.keys() == KERNELS.keys()
 
 
 @pytest.mark.filterwarnings("ignore:the rounding errors of float32 are visible")
 @pytest.mark.parametrize("name", KERNELS)
-def test_values_are_those_of_the_sum_in_float64(name: str, tmp_path: Path) -> None:
+def test_exported_values_equal_float64_sum(name: str, tmp_path: Path) -> None:
     changes = {} if KERNELS[name].geometry != "inner" else {"bandwidth": "auto"}
     model = sk.KernelRegressor(**QUICK | changes, kernel=name).fit(X, VALUES)
     K = TRUTH[name](scaled(NEW), model.centers_.astype(np.float64))
@@ -107,7 +107,7 @@ def test_values_are_those_of_the_sum_in_float64(name: str, tmp_path: Path) -> No
     ],
     ids=str,
 )
-def test_a_model_in_float64_predicts_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_float64_export_equals_model(changes: dict[str, Any], tmp_path: Path) -> None:
     model, new = in_float64(changes), with_tails(NEW)
     found = answers(model, tmp_path / "m.onnx", new)["predictions"]
     expected = model.predict(new)
@@ -115,7 +115,7 @@ def test_a_model_in_float64_predicts_the_same(changes: dict[str, Any], tmp_path:
     np.testing.assert_allclose(found, expected, atol=1e-9 * SPREAD, rtol=1e-9)
 
 
-def test_a_model_that_predicts_in_float64_is_exported_in_float64(tmp_path: Path) -> None:
+def test_model_predicting_in_float64_is_exported_in_float64(tmp_path: Path) -> None:
     """Check a model that was trained in float32; an export in float32 of its two outputs had errors
     of 1 %."""
     rows = np.random.default_rng(0).normal(size=(300, 3))
@@ -141,15 +141,13 @@ CASES = [
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_exports_differ_from_the_model_by_rounding(
-    case: tuple[str, str, str], tmp_path: Path
-) -> None:
+def test_export_errors_are_within_rounding(case: tuple[str, str, str], tmp_path: Path) -> None:
     found = errors(*case, tmp_path)
     assert wrong(found) == {}
     assert (found.keys() == LIMITS.keys()) == (case[0] != "relu_ntk")
 
 
-def test_the_largest_errors_of_each_kind_are_shown() -> None:
+def test_largest_errors_of_each_kind_are_reported() -> None:
     kinds = ("kernel", "encoder", "loss")
     cases = [
         dict(zip(kinds, "abc", strict=True)) | dict.fromkeys(LIMITS, 1e-7),
@@ -165,7 +163,9 @@ def test_the_largest_errors_of_each_kind_are_shown() -> None:
 
 
 @pytest.mark.parametrize("labels", [["b", "a", "c"], [3, 1, 2], [False, True]], ids=str)
-def test_classes_have_labels_scores_and_probabilities(labels: list[Any], tmp_path: Path) -> None:
+def test_classifier_exports_labels_scores_and_probabilities(
+    labels: list[Any], tmp_path: Path
+) -> None:
     of = np.array(labels)[(np.digitize(X[:, 0], [-0.5, 0.5]) % len(labels))]
     options = QUICK | {"precision": "float64", "loss": "log_loss", "epochs": 3}
     model = sk.KernelClassifier(**options).fit(X, of)
@@ -176,7 +176,7 @@ def test_classes_have_labels_scores_and_probabilities(labels: list[Any], tmp_pat
 
 
 @pytest.mark.slow
-def test_probabilities_of_a_calibration_are_exported(tmp_path: Path) -> None:
+def test_calibrated_probabilities_are_exported(tmp_path: Path) -> None:
     """Check isotonic calibrations too, which are sums of ramps."""
     rows = np.random.default_rng(2).normal(size=(6000, 3))
     of = (rows[:, 0] + 0.3 * rows[:, 1] > 0).astype(int) + (np.abs(rows[:, 2]) > 2)
@@ -190,7 +190,7 @@ def test_probabilities_of_a_calibration_are_exported(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, model.predict_proba(NEW), atol=1e-10)
 
 
-def test_several_labels_and_several_targets(tmp_path: Path) -> None:
+def test_multilabel_and_multioutput_models_are_exported(tmp_path: Path) -> None:
     both = np.column_stack((X[:, 0] > 0, X[:, 1] > 0)).astype(int)
     model: Any = sk.KernelClassifier(**QUICK).fit(X, both)
     found = answers(model, tmp_path / "m.onnx", NEW)
@@ -200,7 +200,7 @@ def test_several_labels_and_several_targets(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["predictions"], model.predict(NEW), atol=1e-9)
 
 
-def test_images_have_their_shape(tmp_path: Path) -> None:
+def test_images_keep_their_shape(tmp_path: Path) -> None:
     images = RNG.integers(0, 255, (200, 4, 5, 1), np.uint8)
     model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto", "precision": "float64"})
     model.fit(images, images[:, 1, 1, 0].astype(float))
@@ -221,7 +221,7 @@ def table(n: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
     return frame, a + (frame["shop"] == "here") + np.sin(day.day_of_year / 58)
 
 
-def test_a_table_has_an_input_for_each_column(tmp_path: Path) -> None:
+def test_table_has_an_input_for_each_column(tmp_path: Path) -> None:
     model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto", "precision": "float64"})
     model.fit(*table(600, 0))
     new, _ = table(100, 1)
@@ -234,7 +234,7 @@ def test_a_table_has_an_input_for_each_column(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, model.predict(new), atol=1e-4)
 
 
-def test_hours_of_many_days_are_exported_to_rounding(tmp_path: Path) -> None:
+def test_cyclic_time_features_are_exported_up_to_rounding(tmp_path: Path) -> None:
     """Check features that the model compares for equality; quantile scores magnify differences of
     rounding."""
     rng = np.random.default_rng(0)
@@ -248,7 +248,7 @@ def test_hours_of_many_days_are_exported_to_rounding(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, model.predict_values(frame[500:]), atol=2e-5)
 
 
-def test_columns_may_be_called_as_values_of_the_graph(tmp_path: Path) -> None:
+def test_column_names_may_equal_graph_values(tmp_path: Path) -> None:
     frame, targets = table(300, 0)
     frame = frame[["a", "shop"]].set_axis(["c0", "v0"], axis=1)
     model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto", "precision": "float64"})
@@ -257,7 +257,7 @@ def test_columns_may_be_called_as_values_of_the_graph(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, model.predict(frame), atol=1e-6)
 
 
-def test_cells_are_read_as_by_the_encoder(tmp_path: Path) -> None:
+def test_cells_are_encoded_like_in_python(tmp_path: Path) -> None:
     """Check markers of missing cells in any column, and words with several spellings."""
     n, rng = 300, np.random.default_rng(0)
     frame = pd.DataFrame({
@@ -266,9 +266,9 @@ def test_cells_are_read_as_by_the_encoder(tmp_path: Path) -> None:
         "told": rng.choice(["TRUE", "False", "perhaps"], n), "k": rng.choice(["1.0", "2", "x"], n),
     })  # fmt: skip
     frame.assign(y=VALUES[:n]).to_csv(tmp_path / "t.csv", index=False)
-    words = ["--categorical", "k", "--na-value=-999", "--na-value=1900-01-01", "--date", "day"]
+    arguments = ["--categorical", "k", "--na-value=-999", "--na-value=1900-01-01", "--date", "day"]
     store, run = str(tmp_path / "t.zarr"), str(tmp_path / "run")
-    assert run_command(["ingest", str(tmp_path / "t.csv"), store, "--y", "y", *words]) == 0
+    assert run_command(["ingest", str(tmp_path / "t.csv"), store, "--y", "y", *arguments]) == 0
     assert run_command(["train", "--train", store, "--run-dir", run]) == 0
     model = sk.load(run)
     days = pd.to_datetime(frame["day"]) - pd.Timestamp("1970-01-01")
@@ -279,7 +279,7 @@ def test_cells_are_read_as_by_the_encoder(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, model.predict(frame), atol=1e-4)
 
 
-def test_a_model_in_float64_is_exported_so_by_default(tmp_path: Path) -> None:
+def test_float64_model_is_exported_in_float64_by_default(tmp_path: Path) -> None:
     """Check large weights, with which rounding to float32 would leave no digit of the
     predictions."""
     rows = np.random.default_rng(0).uniform(size=(900, 4))
@@ -304,7 +304,7 @@ class Softplus(Kernel):
         return xp.exp(-xp.logaddexp(sq, -np.inf))
 
 
-def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_unsupported_model_is_refused_without_writing(tmp_path: Path) -> None:
     path = tmp_path / "new" / "m.onnx"
     model = sk.KernelRegressor(**QUICK).fit(X, VALUES)
     with pytest.raises(ConfigError, match="dtype='float16' is not known"):
@@ -336,9 +336,9 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path: Pat
 
 @pytest.mark.slow
 def test_hashed_words_are_refused(tmp_path: Path) -> None:
-    words = pd.DataFrame({"id": [f"w{k}" for k in range(11_000)]}, dtype="category")
+    message = pd.DataFrame({"id": [f"w{k}" for k in range(11_000)]}, dtype="category")
     targets = np.arange(11_000) % 7.0
-    model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(words, targets)
+    model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(message, targets)
     for write, name in ((model.to_onnx, "m.onnx"), (model.to_c, "m.c")):
         with pytest.raises(ConfigError, match="column 'id' has hashed words, which have no operat"):
             write(tmp_path / name)
@@ -346,30 +346,30 @@ def test_hashed_words_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["m", "m.onnx.gz", Path("m.bin"), 3, None, b"m.onnx"], ids=str)
-def test_a_path_with_another_ending_is_refused(
+def test_path_with_another_ending_is_refused(
     path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = sk.KernelRegressor(**QUICK).fit(X, VALUES)
-    for write, ending in ((model.to_onnx, ".onnx"), (model.to_c, ".c")):
-        says = f"{str(path)!r} does not end in {ending}; give {path}{ending}"
+    for write, suffix in ((model.to_onnx, ".onnx"), (model.to_c, ".c")):
+        message = f"{str(path)!r} does not end in {suffix}; give {path}{suffix}"
         if not isinstance(path, str | Path):
-            says = f'path={path!r} is not the path of a file; give one, "model{ending}"'
-        with pytest.raises(ConfigError, match=f"^{re.escape(says)}$"):
+            message = f'path={path!r} is not the path of a file; give one, "model{suffix}"'
+        with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
             write(path)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("place", ["file/m", "/proc/m"])
-def test_a_folder_that_takes_no_file_is_refused_before_the_graph_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+@pytest.mark.parametrize("location", ["file/m", "/proc/m"])
+def test_unwritable_folder_is_refused_before_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str
 ) -> None:
-    if place.startswith("/proc") and not Path("/proc").is_dir():
+    if location.startswith("/proc") and not Path("/proc").is_dir():
         pytest.skip("needs /proc, as Linux has it")
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     A = np.random.default_rng(0).normal(size=(80, 2))
     model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(A, A[:, 0])
-    for write, path in ((model.to_onnx, f"{place}.onnx"), (model.to_c, f"{place}.c")):
+    for write, path in ((model.to_onnx, f"{location}.onnx"), (model.to_c, f"{location}.c")):
         with pytest.raises(ConfigError, match=f"^{path} cannot be written to .*; give another"):
             write(path)

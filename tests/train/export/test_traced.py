@@ -60,7 +60,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_graph_computes_what_numpy_computes(name: str) -> None:
+def test_traced_functions_equal_numpy(name: str) -> None:
     graph, function = Graph(), FUNCTIONS[name]
     given_arrays = (graph.input(name, np.float64, (3,)) for name in "ab")
     value = function(TracedModule(graph, "a test"), *given_arrays)
@@ -68,7 +68,7 @@ def test_a_graph_computes_what_numpy_computes(name: str) -> None:
     np.testing.assert_allclose(found, function(np, A.copy(), B.copy()), rtol=1e-13, atol=1e-13)
 
 
-def test_rows_are_sorted() -> None:
+def test_traced_sort_equals_numpy() -> None:
     graph = Graph()
     a = graph.input("a", np.float64, (3,))
     a.sort(axis=1)
@@ -80,7 +80,7 @@ def test_rows_are_sorted() -> None:
     st.lists(st.tuples(st.floats(-3, 3), st.floats(-5, 5)), min_size=1, max_size=8),
     st.integers(0, 9),
 )
-def test_ramps_interpolate(points: list[tuple[float, float]], seed: int) -> None:
+def test_traced_interpolation_equals_numpy(points: list[tuple[float, float]], seed: int) -> None:
     """Compare with `numpy.interp`, also with a repeated last point."""
     at, first = np.unique(np.round([x for x, _ in points], 3), return_index=True)
     height = np.array([y for _, y in points])[first]
@@ -92,7 +92,7 @@ def test_ramps_interpolate(points: list[tuple[float, float]], seed: int) -> None
     np.testing.assert_allclose(found, np.interp(x, at, height), atol=1e-9)
 
 
-def test_a_function_that_is_not_known_is_named() -> None:
+def test_unknown_traced_function_is_named() -> None:
     graph = Graph()
     a = graph.input("a", np.float64, (3,))
     with pytest.raises(ConfigError, match=r"my kernel calls hypot .* use abs, "):

@@ -1,4 +1,4 @@
-"""Callbacks hear what the log does, may end a run, and may fail without harm."""
+"""Check that callbacks receive the events of the log, can stop a run, and may fail."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Listener(Callback):
         self.weights: list[np.ndarray] = []
         self.error: BaseException | None = None
 
-    def _hear(self, what: str) -> None:
-        self.told.append(what)
-        if what == self.fails:
-            raise ZeroDivisionError(what)
+    def _hear(self, case: str) -> None:
+        self.told.append(case)
+        if case == self.fails:
+            raise ZeroDivisionError(case)
 
     def begin(self, run: TrainStart) -> None:
         self.run = run
@@ -63,7 +63,7 @@ class Listener(Callback):
         self._hear("end")
 
 
-def test_they_are_told_in_order() -> None:
+def test_events_are_called_in_order() -> None:
     one, other = Listener(), Listener()
     config = settings(**EPOCHS, **{"run.evaluate_every": "auto"})
     result = finished(config, source=stream(), test=array_source(10, 5), callbacks=[one, other])
@@ -85,26 +85,26 @@ def test_they_are_told_in_order() -> None:
     np.testing.assert_array_equal(one.weights[-1], np.asarray(result.model.weights))
 
 
-def test_they_hear_what_the_log_is_told(tmp_path: Path) -> None:
-    heard = Listener()
-    finished(settings(tmp_path, **EPOCHS), source=stream(), callbacks=[heard])
+def test_callbacks_receive_every_log_record(tmp_path: Path) -> None:
+    listener = Listener()
+    finished(settings(tmp_path, **EPOCHS), source=stream(), callbacks=[listener])
     logged = read_log(tmp_path / "log.jsonl")
     events = [{k: v for k, v in record.items() if k != "time"} for record in logged]
     assert [record["event"] for record in events].count("train") >= 1
-    assert events[-len(heard.records) :] == heard.records
-    assert heard.run.run_dir == str(tmp_path)
+    assert events[-len(listener.records) :] == listener.records
+    assert listener.run.run_dir == str(tmp_path)
 
 
-def test_they_change_nothing(tmp_path: Path) -> None:
+def test_callbacks_do_not_change_weights(tmp_path: Path) -> None:
     finished(settings(tmp_path / "a", **EPOCHS), source=stream())
     finished(settings(tmp_path / "b", **EPOCHS), source=stream(), callbacks=[Listener()])
     assert_same_bits(final(tmp_path / "a"), final(tmp_path / "b"))
 
 
-def test_one_of_them_may_end_the_run(tmp_path: Path) -> None:
-    heard, other = Listener(stops=2), Listener()
+def test_callback_can_stop_run(tmp_path: Path) -> None:
+    listener, other = Listener(stops=2), Listener()
     result = finished(
-        settings(tmp_path / "ended", **EPOCHS), source=stream(), callbacks=[other, heard]
+        settings(tmp_path / "ended", **EPOCHS), source=stream(), callbacks=[other, listener]
     )
     assert result.epochs == 2
     assert result.ended == "Listener asked for no further epoch"
@@ -115,7 +115,7 @@ def test_one_of_them_may_end_the_run(tmp_path: Path) -> None:
     assert (again.epochs, again.ended) == (2, result.ended)
 
 
-def test_a_wish_to_end_outlives_the_process(tmp_path: Path) -> None:
+def test_stop_by_callback_survives_the_process(tmp_path: Path) -> None:
     config = settings(tmp_path, **EPOCHS)
     with pytest.raises(ZeroDivisionError):
         train(config, source=stream(), callbacks=[Listener(fails="finished", stops=2)])
@@ -124,15 +124,15 @@ def test_a_wish_to_end_outlives_the_process(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Array]:
-    place = tmp_path_factory.mktemp("whole") / "run"
-    finished(settings(place, **EPOCHS, **{"run.evaluate_every": 3}), source=stream())
-    return final(place)
+def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Array]:
+    path = tmp_path_factory.mktemp("whole") / "run"
+    finished(settings(path, **EPOCHS, **{"run.evaluate_every": 3}), source=stream())
+    return final(path)
 
 
 @pytest.mark.parametrize("fails", ["begin", "evaluation", "pass", "train", "end"])
-def test_an_exception_comes_out_and_the_run_can_be_resumed(
-    fails: str, undisturbed: dict[str, Array], tmp_path: Path
+def test_callback_exception_is_raised_and_run_resumes(
+    fails: str, uninterrupted_run: dict[str, Array], tmp_path: Path
 ) -> None:
     often = {"run.evaluate_every": 3}
     config = settings(tmp_path / "failed", **EPOCHS, **often)
@@ -145,14 +145,14 @@ def test_an_exception_comes_out_and_the_run_can_be_resumed(
     if fails in ("evaluation", "pass"):  # what was done until then is saved
         assert latest_step(tmp_path / "failed") > 0
     finished(config, **seen, callbacks=[Listener()])
-    assert_same_bits(final(tmp_path / "failed"), undisturbed)
+    assert_same_bits(final(tmp_path / "failed"), uninterrupted_run)
 
 
-def test_a_run_that_goes_on_says_where(tmp_path: Path) -> None:
+def test_resumed_run_reports_its_position(tmp_path: Path) -> None:
     config = settings(tmp_path, **EPOCHS)
-    heard = Listener()
-    stopped(config, 9, source=stream(), callbacks=[heard])
-    assert isinstance(heard.error, TrainingInterrupted)
+    listener = Listener()
+    stopped(config, 9, source=stream(), callbacks=[listener])
+    assert isinstance(listener.error, TrainingInterrupted)
     again = Listener()
     finished(config, source=stream(), callbacks=[again])
     assert (again.run.step, again.run.epoch) == (9, 1)
@@ -161,26 +161,24 @@ def test_a_run_that_goes_on_says_where(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changed", [{}, {"run.evaluate_every": 0}, {"solver.name": "direct"}])
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_the_figures_of_the_last_pass_are_those_of_its_model(
-    changed: dict[str, Any], epochs: int
-) -> None:
-    heard = Listener()
+def test_last_epoch_metrics_belong_to_final_model(changed: dict[str, Any], epochs: int) -> None:
+    listener = Listener()
     config = settings(**{"data.epochs": epochs, "run.evaluate_every": "auto"} | changed)
-    result = finished(config, source=stream(), test=array_source(10, 5), callbacks=[heard])
-    last = heard.passed[-1]
-    assert [p.epoch for p in heard.passed] == [*range(1, result.epochs + 1)]
+    result = finished(config, source=stream(), test=array_source(10, 5), callbacks=[listener])
+    last = listener.passed[-1]
+    assert [p.epoch for p in listener.passed] == [*range(1, result.epochs + 1)]
     assert last.last
     assert last.figures == result.metrics
     assert "test_accuracy" in last.figures
-    np.testing.assert_array_equal(heard.weights[-1], np.asarray(result.model.weights))
+    np.testing.assert_array_equal(listener.weights[-1], np.asarray(result.model.weights))
 
 
-def test_the_last_pass_is_told_also_where_the_run_was_stopped_before(tmp_path: Path) -> None:
+def test_last_epoch_is_reported_after_resume(tmp_path: Path) -> None:
     config = settings(tmp_path, **EPOCHS)
-    heard = Listener(fails="evaluation")
+    listener = Listener(fails="evaluation")
     seen = {"source": stream(), "test": array_source(10, 5)}
     with pytest.raises(ZeroDivisionError):
-        train(config, **seen, callbacks=[heard])
+        train(config, **seen, callbacks=[listener])
     again = Listener()
     result = finished(config, **seen, callbacks=[again])
     assert again.passed[-1].last
@@ -191,7 +189,7 @@ def test_the_last_pass_is_told_also_where_the_run_was_stopped_before(tmp_path: P
 
 
 @pytest.mark.parametrize("wrong", [Listener, object(), print])
-def test_what_is_no_callback_is_refused(tmp_path: Path, wrong: Any) -> None:
+def test_objects_that_are_not_callbacks_are_refused(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"streamkern\.Callback"):
         train(settings(tmp_path / "run"), source=stream(), callbacks=[wrong])
     with pytest.raises(ConfigError, match=r"must be a list of callbacks; put a single"):

@@ -1,4 +1,4 @@
-"""The divergence guard: what it calls bad, and that a run recovers by it, or fails honestly."""
+"""Check which losses the divergence guard rejects, and that runs recover or fail."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ LONGER = {"data.epochs": 26}  # 182 steps, five windows and a rest of 22
 
 
 @given(best=losses, zero=losses, loss=broken)
-def test_what_is_not_finite_is_bad(best: float, zero: float, loss: float) -> None:
+def test_non_finite_loss_is_divergence(best: float, zero: float, loss: float) -> None:
     guard = Guard(best)
     assert guard.judge(loss, zero)
     assert (guard.best, guard.back_offs) == (math.inf, 1)
 
 
 @given(best=losses, zero=losses, share=st.floats(0, 0.1))
-def test_well_below_zero_loss_is_never_bad(best: float, zero: float, share: float) -> None:
+def test_loss_well_below_zero_model_is_accepted(best: float, zero: float, share: float) -> None:
     """Check also an earlier loss that was much lower: late in a run it may come from one unusual
     batch."""
     guard = Guard(best)
@@ -58,7 +58,7 @@ def test_well_below_zero_loss_is_never_bad(best: float, zero: float, share: floa
 
 
 @given(zero=st.floats(1e-6, 1e30), bad=st.floats(2.01, 1e6), good=st.floats(0, 2))
-def test_only_far_above_zero_loss_is_bad_from_the_start(
+def test_initial_loss_far_above_zero_model_is_divergence(
     zero: float, bad: float, good: float
 ) -> None:
     """Check that without an earlier loss, up to twice the loss of predicting zero is accepted."""
@@ -67,19 +67,21 @@ def test_only_far_above_zero_loss_is_bad_from_the_start(
 
 
 @given(best=st.floats(1e-6, 1e3), times=st.floats(10.1, 1e6), share=st.floats(0.11, 2))
-def test_growth_is_bad_before_it_is_large(best: float, times: float, share: float) -> None:
+def test_loss_growth_is_detected_early(best: float, times: float, share: float) -> None:
     loss = times * best
     assert Guard(best, worth=loss / share).judge(loss, loss / share)
 
 
 @given(best=st.floats(1e-6, 1e3), share=st.floats(2.01, 1e3), times=st.floats(1.01, 2))
-def test_worse_than_zero_after_half_of_it_is_bad(best: float, share: float, times: float) -> None:
+def test_loss_above_zero_model_after_progress_is_divergence(
+    best: float, share: float, times: float
+) -> None:
     zero = share * best
     assert Guard(best, worth=zero).judge(times * zero, zero)
     assert not Guard(zero, worth=zero).judge(times * zero, zero)
 
 
-def test_targets_of_another_size_are_no_divergence() -> None:
+def test_changing_target_size_is_not_divergence() -> None:
     """Check sizes that change, as in blocks of `partial_fit`; growth beyond them is a
     divergence."""
     guard = Guard()
@@ -89,7 +91,7 @@ def test_targets_of_another_size_are_no_divergence() -> None:
 
 
 @given(st.lists(losses, min_size=1, max_size=20), losses)
-def test_best_is_the_least_since_the_last_back_off(sequence: list[float], zero: float) -> None:
+def test_best_loss_is_minimum_since_last_back_off(sequence: list[float], zero: float) -> None:
     """Check that the loss to which a back-off returns does not count as growth."""
     guard, best = Guard(), math.inf
     for loss in sequence[:MAX_BACK_OFFS]:
@@ -98,14 +100,14 @@ def test_best_is_the_least_since_the_last_back_off(sequence: list[float], zero: 
 
 
 @given(st.lists(st.tuples(losses, losses), min_size=1, max_size=40))
-def test_only_the_end_of_a_window_is_trusted(window: list[tuple[float, float]]) -> None:
+def test_weights_are_kept_by_end_of_window(window: list[tuple[float, float]]) -> None:
     """Check the last quarter of a window, at least one step."""
     n = max(1, len(window) // 4)
     tail = np.array(window)[-n:]
     assert Guard.may_keep_weights(window) == (sum(tail[:, 0]) <= sum(tail[:, 1]))
 
 
-def test_slow_growth_is_not_trusted() -> None:
+def test_slowly_growing_weights_are_not_kept() -> None:
     """Check slow growth whose mean is accepted as a bad start, and whose weights would never
     recover."""
     window = [(1.1**k / 6, 1.0) for k in range(WINDOW)]
@@ -114,7 +116,7 @@ def test_slow_growth_is_not_trusted() -> None:
     assert Guard.may_keep_weights(window[::-1])
 
 
-def test_it_gives_up_after_its_back_offs() -> None:
+def test_guard_fails_after_last_back_off() -> None:
     guard = Guard()
     for count in range(MAX_BACK_OFFS):
         assert guard.judge(math.nan, 1.0)
@@ -125,7 +127,7 @@ def test_it_gives_up_after_its_back_offs() -> None:
 
 
 @given(best=losses | st.just(math.inf), back_offs=st.integers(0, MAX_BACK_OFFS))
-def test_it_survives_json(best: float, back_offs: int) -> None:
+def test_guard_roundtrips_through_json(best: float, back_offs: int) -> None:
     guard = Guard(best, back_offs)
     assert Guard.restore(json.loads(json.dumps(guard.scalars(), allow_nan=False))) == guard
 
@@ -154,7 +156,7 @@ def back_offs(run_dir: Path) -> list[dict[str, Any]]:
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("times", [5.0, 10.0])
 @pytest.mark.parametrize("method", ["block", "blocks"])
-def test_damped_rows_bear_steps_that_are_too_long(
+def test_damped_rows_tolerate_too_long_steps(
     times: float, method: str, tmp_path: Path, inflated: Inflated
 ) -> None:
     """Check that a row never moves itself farther than its residual; a ridge, which no row damps,
@@ -171,7 +173,7 @@ def test_damped_rows_bear_steps_that_are_too_long(
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("method", ["eigenpro3", "eigenpro4", "eigenpro2", "eigenpro1", "sgd"])
 @pytest.mark.parametrize("times", [5.0, 30.0])
-def test_a_run_with_steps_too_long_recovers(
+def test_run_with_too_long_steps_recovers(
     times: float, method: str, tmp_path: Path, inflated: Inflated
 ) -> None:
     """Check steps 5 times too long, for which the end of the first window fails, and 30 times, for
@@ -211,7 +213,7 @@ def test_back_offs_survive_a_resume(method: str, tmp_path: Path, inflated: Infla
     assert [event["step"] for event in back_offs(tmp_path / "run")] == steps
 
 
-def test_a_run_that_can_not_be_saved_fails(tmp_path: Path, inflated: Inflated) -> None:
+def test_run_that_cannot_recover_fails(tmp_path: Path, inflated: Inflated) -> None:
     inflated.times = 1e12
     config = settings(tmp_path, **{"data.epochs": 60, "run.checkpoint_every": 50})
     with pytest.raises(DivergenceError, match="halving the step size 8 times") as caught:
@@ -226,7 +228,7 @@ def test_a_run_that_can_not_be_saved_fails(tmp_path: Path, inflated: Inflated) -
         finished(config, source=stream())
 
 
-def test_a_log_link_that_diverges_names_the_solver_that_tests_its_steps(
+def test_diverging_log_link_suggests_newton_solver(
     tmp_path: Path, inflated: Inflated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check counts whose steps are too long and not limited."""
@@ -243,7 +245,7 @@ def test_a_log_link_that_diverges_names_the_solver_that_tests_its_steps(
     [("block", 1e12)]
     + [(m, t) for m in ("eigenpro3", "eigenpro1", "eigenpro2", "sgd") for t in (30.0, 1e12)],
 )
-def test_a_run_shorter_than_a_window_is_judged_too(
+def test_short_run_is_judged_at_its_end(
     method: str, times: float, tmp_path: Path, inflated: Inflated
 ) -> None:
     """Check also a run that began with weights other than zero."""
@@ -259,7 +261,9 @@ def test_a_run_shorter_than_a_window_is_judged_too(
 
 
 @pytest.mark.parametrize("rest", [12, 5])
-def test_the_end_of_a_run_is_judged_too(rest: int, tmp_path: Path, inflated: Inflated) -> None:
+def test_divergence_after_last_window_is_detected(
+    rest: int, tmp_path: Path, inflated: Inflated
+) -> None:
     """Check a divergence after the last whole window, which returns to the end of that window."""
     epochs = {12: 20, 5: 19}[rest]
     steps = 7 * epochs
@@ -280,7 +284,7 @@ def test_the_end_of_a_run_is_judged_too(rest: int, tmp_path: Path, inflated: Inf
     assert result.metrics["test_mse"] <= 1.5 * before["test_mse"]
 
 
-def test_metrics_that_are_not_finite_can_be_saved(tmp_path: Path, inflated: Inflated) -> None:
+def test_non_finite_metrics_can_be_saved(tmp_path: Path, inflated: Inflated) -> None:
     """Check an evaluation before the guard has judged the steps."""
     inflated.times = 30.0
     overrides = (
@@ -293,6 +297,6 @@ def test_metrics_that_are_not_finite_can_be_saved(tmp_path: Path, inflated: Infl
 
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("method", METHODS)
-def test_an_honest_run_never_backs_off(method: str, tmp_path: Path) -> None:
+def test_converging_run_never_backs_off(method: str, tmp_path: Path) -> None:
     finished(settings(tmp_path, **METHODS[method], **LONG), source=stream(method))
     assert back_offs(tmp_path) == []

@@ -39,7 +39,7 @@ def made() -> tuple[RunProgress, Records, io.StringIO]:
     return RunProgress(Line(shown), records, Position()), records, shown
 
 
-def test_the_phases_of_a_setup_with_the_time_that_its_blocks_leave(clock: SimpleNamespace) -> None:
+def test_setup_phases_show_remaining_time(clock: SimpleNamespace) -> None:
     live, records, _ = made()
     live.report("setup", {"doing": "preconditioner"})
     assert live.phase_text == PHASE_DESCRIPTIONS["preconditioner"]
@@ -62,7 +62,7 @@ def test_the_phases_of_a_setup_with_the_time_that_its_blocks_leave(clock: Simple
     assert [record["event"] for record in records.all[:3]] == ["setup", "block", "block"]
 
 
-def test_a_window_is_a_line_and_losses_are_logged_once_a_second(clock: SimpleNamespace) -> None:
+def test_window_is_one_line_and_losses_are_logged_each_second(clock: SimpleNamespace) -> None:
     live, records, shown = made()
     live.begin(a_meter(100.0), 10_000, 3)
     for samples, loss, seconds in ((1000, 0.5, 0.1), (2000, 0.25, 0.1), (12_000, 0.125, 2.0)):
@@ -88,7 +88,7 @@ def test_a_window_is_a_line_and_losses_are_logged_once_a_second(clock: SimpleNam
     assert live.losses == [0.5, 0.25, 0.125, 0.1]
 
 
-def test_losses_of_the_zero_function_are_not_said_to_be_those_of_a_model(
+def test_losses_of_zero_weights_are_not_reported(
     clock: SimpleNamespace,
 ) -> None:
     """Check a first pass of 40 steps that only sums: windows 0 and 1 begin in it."""
@@ -105,7 +105,7 @@ def test_losses_of_the_zero_function_are_not_said_to_be_those_of_a_model(
     assert live.losses == [0.9, 0.8, 0.1]
 
 
-def test_a_block_of_partial_fit_is_counted_from_its_own_start(clock: SimpleNamespace) -> None:
+def test_partial_fit_block_is_counted_from_its_start(clock: SimpleNamespace) -> None:
     live, _, shown = made()
     live.position.epoch, live.position.samples = 4, 5000
     live.begin(a_meter(10.0), 100, 2, (4, 5000))
@@ -114,7 +114,7 @@ def test_a_block_of_partial_fit_is_counted_from_its_own_start(clock: SimpleNames
     assert shown.getvalue().startswith("streamkern: 75%, epoch 2 of 2  5 s left  ")
 
 
-def test_steps_of_minutes_are_told_before_a_window_of_them_has_ended(
+def test_slow_steps_are_reported_before_a_window_ends(
     clock: SimpleNamespace,
 ) -> None:
     live, records, shown = made()

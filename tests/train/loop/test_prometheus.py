@@ -39,7 +39,7 @@ class Scraping(sk.Callback):
         self.seen.append((dict(record), scraped(self.shown.port)))
 
 
-def test_gauges_are_the_numbers_of_the_log(tmp_path: Path) -> None:
+def test_gauges_equal_the_log(tmp_path: Path) -> None:
     shown = sk.Prometheus(0, labels={"run": 'a "first" one'})
     scraping = Scraping(shown)
     finished(
@@ -57,7 +57,7 @@ def test_gauges_are_the_numbers_of_the_log(tmp_path: Path) -> None:
         scraped(shown.port)
 
 
-def test_a_second_fit_is_served_anew() -> None:
+def test_second_fit_is_served_again() -> None:
     shown = sk.Prometheus(0)
     for _ in range(2):
         scraping = Scraping(shown)
@@ -66,7 +66,7 @@ def test_a_second_fit_is_served_anew() -> None:
             assert seen["streamkern_step"][0] == record["step"]
 
 
-def test_a_port_that_is_taken_is_refused() -> None:
+def test_occupied_port_is_refused() -> None:
     first = sk.Prometheus(0)
     seen: list[str] = []
 
@@ -83,7 +83,7 @@ def test_a_port_that_is_taken_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         *(({"labels": labels}, "is not a mapping of names") for labels in (["a"], {1: "a"}, 3)),
         ({"labels": {"__run": "a"}}, "give other names"),
@@ -91,12 +91,12 @@ def test_a_port_that_is_taken_is_refused() -> None:
     ],
     ids=str,
 )
-def test_wrong_options_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(sk.ConfigError, match=says):
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(sk.ConfigError, match=message):
         sk.Prometheus(**options)
 
 
-def test_an_estimator_that_was_watched_is_cloned() -> None:
+def test_estimator_with_prometheus_is_cloned() -> None:
     model = sk.KernelRegressor(callbacks=[sk.Prometheus(0)], n_centers=20)
     model.fit(np.arange(60.0).reshape(30, 2), np.arange(30.0))
     assert clone(model).callbacks[0].labels == {}

@@ -49,5 +49,5 @@ def test_short_steps_need_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert messages(1e-5, 1 + GATHER_INTERVAL_STEPS, monkeypatch, at=(2, 7)) == 1 + 2
 
 
-def test_a_long_step_is_followed_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_step_is_followed_by_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     assert messages(0.2, 20, monkeypatch) == 20

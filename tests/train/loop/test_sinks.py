@@ -36,7 +36,7 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
     return found
 
 
-def test_numbers_of_records() -> None:
+def test_numbers_are_extracted_from_records() -> None:
     where = {"step": 80, "epoch": 1, "samples": 9}
     train = {"event": "train", **where, "train_mse": 3.0, "window": 1, "losses": [2.0, 3.0]}
     assert list(numbers_in(train | {"left_s": 5.0, "samples_per_s": 7})) == [
@@ -48,13 +48,13 @@ def test_numbers_of_records() -> None:
     assert list(numbers_in({"event": "start", **where, "plan": 3})) == []
 
 
-def test_parameters_hold_no_secret() -> None:
-    told = dict(
+def test_parameters_contain_no_secret() -> None:
+    reported = dict(
         _parameters({"data": {"train": ("https://h/x?sig=SECRET", "s3://b/y"), "epochs": 3}})
     )
-    assert told["data.epochs"] == "3"
-    assert "s3://b/y" in told["data.train"]
-    assert "SECRET" not in told["data.train"]
+    assert reported["data.epochs"] == "3"
+    assert "s3://b/y" in reported["data.train"]
+    assert "SECRET" not in reported["data.train"]
 
 
 class _NoServer:
@@ -72,7 +72,7 @@ class _NoServer:
         raise AssertionError(f"{run_id} has ended before")
 
 
-def test_a_place_that_is_gone_is_named_without_secrets_and_touches_no_other_run(
+def test_missing_mlflow_run_is_named_without_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mlflow = _NoServer()
@@ -86,7 +86,7 @@ def test_a_place_that_is_gone_is_named_without_secrets_and_touches_no_other_run(
     assert "SECRET" not in str(caught.value)
 
 
-def test_a_folder_for_tensorboard(tmp_path: Path) -> None:
+def test_tensorboard_folder_contains_metrics(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     result = finished(
         settings(tmp_path / "run", **EPOCHS, **{"run.tensorboard": str(tmp_path / "tb")}),
@@ -102,7 +102,7 @@ def test_a_folder_for_tensorboard(tmp_path: Path) -> None:
     assert losses == pytest.approx(logged, rel=1e-6)
 
 
-def test_a_file_in_place_of_a_folder_is_refused_before_the_run(tmp_path: Path) -> None:
+def test_file_in_place_of_folder_is_refused_before_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     (tmp_path / "file").write_text("x")
     for folder in (tmp_path / "file", tmp_path / "file" / "tb"):
@@ -114,7 +114,7 @@ def test_a_file_in_place_of_a_folder_is_refused_before_the_run(tmp_path: Path) -
         assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_goes_on_stays_in_the_folder(tmp_path: Path) -> None:
+def test_resumed_run_continues_its_tensorboard_folder(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     config = settings(tmp_path / "run", **EPOCHS, **{"run.tensorboard": str(tmp_path / "tb")})
     stopped(config, 10, source=stream(), test=array_source(50, 5))
@@ -127,7 +127,7 @@ def test_a_run_that_goes_on_stays_in_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own
-def test_a_store_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_store_contains_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="needs mlflow, which brings forty packages")
     # Stores of files have to be allowed; those in SQLite need more packages.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -160,7 +160,7 @@ def test_a_store_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_place_that_mlflow_does_not_take_is_refused(tmp_path: Path) -> None:
+def test_invalid_mlflow_uri_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="needs mlflow, which brings forty packages")
     config = settings(tmp_path / "run", **{"run.mlflow": "nowhere://x"})
     with pytest.raises(ConfigError, match=r"run\.mlflow=nowhere://x is not a place"):
@@ -169,7 +169,7 @@ def test_a_place_that_mlflow_does_not_take_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "extra"), [(TensorBoard, "tensorboard"), (MLflow, "mlflow")])
-def test_what_is_not_installed_is_said_before_anything_is_written(
+def test_missing_package_is_reported_before_writing(
     tmp_path: Path, kind: Any, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("tensorboardX", "mlflow"):

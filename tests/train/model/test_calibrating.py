@@ -1,4 +1,4 @@
-"""Runs that are calibrated: killed and gone on with, on several kinds of data, and read back."""
+"""Check calibrated runs: killed, resumed, on several kinds of data, and loaded."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def settings(run_dir: Path | None = None, **changes: Any) -> RunConfig:
-    place = {} if run_dir is None else {"run.run_dir": str(run_dir)}
-    return RunConfig().with_overrides(SETTINGS | place | changes)
+    location = {} if run_dir is None else {"run.run_dir": str(run_dir)}
+    return RunConfig().with_overrides(SETTINGS | location | changes)
 
 
 def rows(part: slice, *, classes: bool = True, w: Any = None) -> ArraySource:
@@ -51,11 +51,11 @@ def arrays(run_dir: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("classes", [True, False])
-def test_a_run_that_is_killed_while_it_is_calibrated_goes_on(
+def test_run_killed_during_calibration_resumes(
     classes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, held = rows(slice(500), classes=classes), rows(slice(500, 600), classes=classes)
-    whole = train(settings(tmp_path / "a"), source=known, test=held)
+    uninterrupted = train(settings(tmp_path / "a"), source=known, test=held)
 
     def killed(*given: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -67,28 +67,28 @@ def test_a_run_that_is_killed_while_it_is_calibrated_goes_on(
             train(settings(tmp_path / "b"), source=known, test=held)
     assert not [name for name in arrays(tmp_path / "b") if name.startswith("calibration")]
     again = train(settings(tmp_path / "b"), source=known, test=held)
-    assert again.metrics == whole.metrics
-    wanted, found = arrays(tmp_path / "a"), arrays(tmp_path / "b")
-    assert wanted.keys() == found.keys()
-    for name, array in wanted.items():
+    assert again.metrics == uninterrupted.metrics
+    expected, found = arrays(tmp_path / "a"), arrays(tmp_path / "b")
+    assert expected.keys() == found.keys()
+    for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array)
     model = load_model(tmp_path / "b", device="cpu")
     with model.backend:
-        assert model.evaluate(held) == {k[5:]: v for k, v in whole.metrics.items()}
+        assert model.evaluate(held) == {k[5:]: v for k, v in uninterrupted.metrics.items()}
         assert model.calibration is not None
         wide = model.calibration.intervals.score_quantile(0.9)
     if not classes:  # in the units of the targets
         assert 0.1 < wide[0] / 50 < 1
-    for result in (whole, again):
+    for result in (uninterrupted, again):
         result.model.backend.close()
 
 
-def test_no_row_set_aside_is_trained_on_or_scored_by() -> None:
+def test_calibration_rows_are_not_used_for_training_or_stopping() -> None:
     """Check that other targets of these rows change the calibration, and not the weights."""
     stop = {"run.early_stopping": True, "data.epochs": 3}
     known = rows(slice(600), classes=False)
-    _, aside = split_rows(known, 0.1, 0, TO_CALIBRATE)
-    own = np.concatenate([block.X for block in aside.blocks()])
+    _, held_out = split_rows(known, 0.1, 0, TO_CALIBRATE)
+    own = np.concatenate([block.X for block in held_out.blocks()])
     at = (X[:, None] == own).all(axis=2).any(axis=1)
     assert at.sum() == 60
     other = Y.copy()
@@ -96,17 +96,20 @@ def test_no_row_set_aside_is_trained_on_or_scored_by() -> None:
     results = [train(settings(), source=ArraySource(X, targets)) for targets in (Y, other)]
     weights = [result.model.weights for result in results]
     np.testing.assert_allclose(weights[0], weights[1], atol=1e-5)
-    told = [result.model.calibration for result in results]
-    assert told[0] is not None
-    assert told[1] is not None
-    assert told[1].intervals.score_quantile(0.9)[0] > 3 * told[0].intervals.score_quantile(0.9)[0]
+    calibrations = [result.model.calibration for result in results]
+    assert calibrations[0] is not None
+    assert calibrations[1] is not None
+    assert (
+        calibrations[1].intervals.score_quantile(0.9)[0]
+        > 3 * calibrations[0].intervals.score_quantile(0.9)[0]
+    )
     both = train(settings(**stop), source=known)
     assert both.samples == 3 * (600 - 60 - 54)
     for result in (*results, both):
         result.model.backend.close()
 
 
-def test_rows_without_weight_do_not_count() -> None:
+def test_zero_weight_rows_are_ignored() -> None:
     w = np.ones(600)
     w[::2] = 0
     result = train(settings(), source=rows(slice(600), w=w))
@@ -119,7 +122,7 @@ def test_rows_without_weight_do_not_count() -> None:
 
 @pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_few_rows_are_each_predicted_by_a_model_of_the_others(solver: str, weighted: bool) -> None:
+def test_few_rows_are_calibrated_by_leave_one_out(solver: str, weighted: bool) -> None:
     """Compare with brute force at the minimum, which a block solver only approaches."""
     n = 90
     w = np.random.default_rng(1).integers(1, 4, n).astype(float) if weighted else None
@@ -153,7 +156,7 @@ def test_few_rows_are_each_predicted_by_a_model_of_the_others(solver: str, weigh
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_what_the_setup_records_of_leaving_rows_out_holds(
+def test_setup_without_leave_one_out_record_has_no_probabilities(
     known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a run of an earlier version without this record, which ends without probabilities."""
@@ -173,11 +176,11 @@ def test_what_the_setup_records_of_leaving_rows_out_holds(
     again = train(settings(tmp_path / "a", **auto), source=rows(slice(500)))
     assert (again.model.calibration is not None) == known
     if known:
-        whole = train(settings(**auto), source=rows(slice(500)))
+        full = train(settings(**auto), source=rows(slice(500)))
         assert again.model.calibration is not None
-        assert whole.model.calibration is not None
+        assert full.model.calibration is not None
         np.testing.assert_array_equal(
-            again.model.calibration.intervals.scores, whole.model.calibration.intervals.scores
+            again.model.calibration.intervals.scores, full.model.calibration.intervals.scores
         )
-        whole.model.backend.close()
+        full.model.backend.close()
     again.model.backend.close()

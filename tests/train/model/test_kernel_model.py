@@ -18,7 +18,6 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.train.model import kernel_model as model_module
 from streamkern.train.saved_model import load_model
 from streamkern.train.train import Result
-from tests.faults import tree
 from tests.runs import (
     CLASSES,
     METHODS,
@@ -35,6 +34,7 @@ from tests.runs import (
     stopped,
     stream,
 )
+from tests.store_damage import tree
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
-def test_values_and_metrics_are_those_of_the_formula(result: Result, truth: Array) -> None:
+def test_values_and_metrics_equal_formula(result: Result, truth: Array) -> None:
     X, y = arrays(N_TEST, 5)
     np.testing.assert_allclose(result.model.values(X), truth, atol=1e-4)
     metrics = result.model.evaluate(array_source(N_TEST, 5))
@@ -57,14 +57,14 @@ def test_values_and_metrics_are_those_of_the_formula(result: Result, truth: Arra
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "dok"])
-def test_sparse_rows_of_any_form_have_the_same_values(result: Result, form: str) -> None:
+def test_sparse_rows_of_any_format_have_same_values(result: Result, form: str) -> None:
     X = arrays(N_TEST, 5)[0]
     X[np.abs(X) < 0.5] = 0
     sparse = scipy.sparse.coo_array(X).asformat(form)
     np.testing.assert_array_equal(result.model.values(sparse), result.model.values(X))
 
 
-def test_units_do_not_matter(result: Result) -> None:
+def test_metrics_do_not_depend_on_units(result: Result) -> None:
     per_unit = [
         result.model.evaluate(array_source(N_TEST, 5, unit_rows=rows)) for rows in (1, 16, 200)
     ]
@@ -73,14 +73,14 @@ def test_units_do_not_matter(result: Result) -> None:
         assert metrics["accuracy"] == per_unit[0]["accuracy"]
 
 
-def test_random_transforms_of_the_data_are_refused(result: Result) -> None:
+def test_random_transforms_of_evaluated_data_are_refused(result: Result) -> None:
     """Check a test set with noise, which would be evaluated without it."""
     noisy = AugmentedSource(array_source(N_TEST, 5), 1, stream().feed_transforms)
     with pytest.raises(ConfigError, match=r"augmented by .*not applied to evaluated rows"):
         result.model.evaluate(noisy)
 
 
-def test_a_model_read_back_is_the_model(run_dir: Path, result: Result) -> None:
+def test_loaded_model_equals_trained_model(run_dir: Path, result: Result) -> None:
     before = tree(run_dir)
     loaded = load_model(run_dir, threads=1)
     X, _ = arrays(N_TEST, 5)
@@ -90,7 +90,7 @@ def test_a_model_read_back_is_the_model(run_dir: Path, result: Result) -> None:
     assert tree(run_dir) == before
 
 
-def test_a_run_on_its_way_can_be_read(tmp_path: Path) -> None:
+def test_running_run_can_be_loaded(tmp_path: Path) -> None:
     """Compare the model of the last checkpoint with the formula."""
     stopped(settings(tmp_path), 5, source=stream())
     assert latest_step(tmp_path) == 5
@@ -104,7 +104,7 @@ def test_a_run_on_its_way_can_be_read(tmp_path: Path) -> None:
     loaded.backend.close()
 
 
-def test_there_must_be_a_checkpoint(tmp_path: Path) -> None:
+def test_load_requires_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is no run in"):
         load_model(tmp_path / "none")
     with pytest.raises(RunError, match="there is no run in"):
@@ -118,7 +118,7 @@ def shifted(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
 shifted.deterministic = True  # type: ignore[attr-defined]
 
 
-def test_a_function_of_the_user_is_not_on_the_disk(tmp_path: Path) -> None:
+def test_user_transform_cannot_be_loaded(tmp_path: Path) -> None:
     finished(settings(tmp_path), source=array_source(transforms=[shifted]))
     with pytest.raises(ConfigError, match="'shifted' as a transform"):
         load_model(tmp_path)
@@ -152,7 +152,7 @@ def test_other_features_are_refused(result: Result, tmp_path: Path) -> None:
         (None, {}, "0 values"),
     ],
 )
-def test_other_targets_are_not_evaluated(
+def test_other_targets_are_refused(
     result: Result, y: Any, options: dict[str, Any], named: str
 ) -> None:
     """Check that the same number of classes with other names is refused, because the accuracy would
@@ -161,7 +161,7 @@ def test_other_targets_are_not_evaluated(
         result.model.evaluate(ArraySource(arrays(20, 5)[0], y, **options))
 
 
-def test_classes_are_found_by_their_names_in_any_order(result: Result) -> None:
+def test_classes_are_matched_by_name(result: Result) -> None:
     X, ids = arrays(20, 5)[0], np.arange(20) % 2
     same = result.model.evaluate(ArraySource(X, ids, classes=("ant", "bee", "cat")))
     for names in (("bee", "ant"), ("bee", "dog", "ant")):
@@ -171,7 +171,7 @@ def test_classes_are_found_by_their_names_in_any_order(result: Result) -> None:
 
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_can_be_read_back(method: str, tmp_path: Path) -> None:
+def test_model_of_every_method_can_be_loaded(method: str, tmp_path: Path) -> None:
     result = finished(settings(tmp_path, **METHODS[method]), source=stream(method))
     loaded = load_model(tmp_path, threads=1)
     X, _ = arrays(N_TEST, 5)
@@ -181,7 +181,7 @@ def test_every_method_can_be_read_back(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [1e39, 1e60, 1e300])
-def test_rows_beyond_float32_are_refused_not_answered(value: float) -> None:
+def test_rows_beyond_float32_are_refused(value: float) -> None:
     """Check that NaN is refused, and not predicted as the first class."""
     X, y = arrays()
     model = KernelClassifier(bandwidth=2.0, n_centers=20, epochs=1, threads=1).fit(X, y)

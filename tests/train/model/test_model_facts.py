@@ -14,9 +14,9 @@ import streamkern
 from streamkern.cli.run_info import run_overview, run_text
 from streamkern.train.saved_model import load_model
 from streamkern.train.train import train
-from tests.faultproxy import FaultProxy
+from tests.fault_proxy import FaultProxy
 from tests.notebooks import shown_cells
-from tests.s3server import SECRET, S3Server
+from tests.s3_server import SECRET, S3Server
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -36,18 +36,16 @@ def settings(folder: Path | str, **model: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", [{"metric": "learn"}, {"metric": "none", "loss": "log_loss"}])
-def test_a_result_has_the_facts_of_info_and_foreign_text_as_text(
-    tmp_path: Path, model: dict[str, Any]
-) -> None:
+def test_html_of_result_has_facts_and_escapes_text(tmp_path: Path, model: dict[str, Any]) -> None:
     streamkern.ingest_store(FRAME, tmp_path / "s", y=LABELS)
     source = streamkern.ZarrSource(tmp_path / "s")
     result = train(settings(tmp_path, **model), test=source)
     found = shown_cells(result)
-    told = dict(re.findall(r"^  (\S+) +(.*)$", run_text(run_overview(tmp_path / "run")), re.M))
-    added = {"targets", "features", "centers"} | ({"loss"} - set(told))
-    assert found.keys() - told.keys() <= added
-    for name in found.keys() & told.keys() - {"epoch", "samples"}:
-        assert found[name] == told[name], name
+    reported = dict(re.findall(r"^  (\S+) +(.*)$", run_text(run_overview(tmp_path / "run")), re.M))
+    added = {"targets", "features", "centers"} | ({"loss"} - set(reported))
+    assert found.keys() - reported.keys() <= added
+    for name in found.keys() & reported.keys() - {"epoch", "samples"}:
+        assert found[name] == reported[name], name
     assert (found["epoch"], found["samples"]) == ("2", "600")
     assert float(found["test_accuracy"]) > 0.9
     assert found["targets"] == "2 classes ('<script>alert(1)</script>', 'a&b')"
@@ -55,7 +53,7 @@ def test_a_result_has_the_facts_of_info_and_foreign_text_as_text(
     assert "color" not in result._repr_html_()
 
 
-def test_a_model_has_its_run_and_what_it_is(tmp_path: Path) -> None:
+def test_html_of_model_names_run_and_settings(tmp_path: Path) -> None:
     streamkern.ingest_store(FRAME, tmp_path / "s", y=X[:, :1] + 0.5)
     train(settings(tmp_path, kernel="gaussian", bandwidth=2.0, loss="huber"))
     model = load_model(tmp_path / "run")
@@ -67,7 +65,7 @@ def test_a_model_has_its_run_and_what_it_is(tmp_path: Path) -> None:
     assert found["loss"].startswith("huber(delta ")
 
 
-def test_a_terminal_shows_a_few_lines_without_arrays() -> None:
+def test_repr_is_short_and_has_no_arrays() -> None:
     source = streamkern.ArraySource(X, X[:, :1])
     given = {"model": {"loss": "huber", "kernel": "gaussian", "n_centers": 40},
              "solver": {"name": "block"}, "data": {"epochs": 1}, "run": {"threads": 1}}  # fmt: skip
@@ -87,7 +85,7 @@ def test_a_terminal_shows_a_few_lines_without_arrays() -> None:
     assert len(repr(result.model)) < 1000
 
 
-def test_the_points_of_an_own_kernel_are_not_shown() -> None:
+def test_user_kernel_points_are_not_shown() -> None:
     class Rational(streamkern.Kernel):
         def profile(self, sq: Any, xp: Any) -> Any:
             return 1 / (1 + sq)
@@ -99,7 +97,7 @@ def test_the_points_of_an_own_kernel_are_not_shown() -> None:
     assert "values" not in found
 
 
-def test_credentials_do_not_appear(tmp_path: Path) -> None:
+def test_html_hides_credentials(tmp_path: Path) -> None:
     streamkern.ingest_store(FRAME, tmp_path / "s", y=LABELS)
     model = train(settings(tmp_path)).model
     model.origin = {"run": f"https://me:{SECRET}@host/run?token={SECRET}", "step": 1}
@@ -108,7 +106,7 @@ def test_credentials_do_not_appear(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_request_is_made(s3: S3Server, bucket: str) -> None:
+def test_html_makes_no_request(s3: S3Server, bucket: str) -> None:
     url = f"s3://{bucket}"
     streamkern.ingest_store(FRAME, f"{url}/s", y=LABELS, storage_options=s3.options())
     with FaultProxy(upstream=s3.endpoint) as proxy:

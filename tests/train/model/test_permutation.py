@@ -31,7 +31,7 @@ def model() -> sk.KernelRegressor:
     return sk.KernelRegressor(**QUICK).fit(FRAME[:400], Y[:400])
 
 
-def test_columns_of_a_table_are_as_important_as_scikit_learn_finds(
+def test_column_importances_equal_scikit_learn(
     model: sk.KernelRegressor,
 ) -> None:
     ours = model.permutation_importances(FRAME[400:], Y[400:], n_repeats=20)
@@ -44,7 +44,7 @@ def test_columns_of_a_table_are_as_important_as_scikit_learn_finds(
     assert ours.importances_mean[3] < 0.01 < ours.importances_mean[2]
 
 
-def test_quantile_importances_are_decreases_of_scikit_learns_d2_pinball_score() -> None:
+def test_quantile_importances_equal_scikit_learn_pinball_score() -> None:
     levels = [0.1, 0.5, 0.9]
     model = sk.KernelRegressor(**QUICK, loss="quantile", quantile=levels, random_state=0)
     model.fit(FRAME[:400], Y[:400])
@@ -57,7 +57,7 @@ def test_quantile_importances_are_decreases_of_scikit_learns_d2_pinball_score() 
     assert found.importances_mean[3] < 0.05 < found.importances_mean[2] < found.importances_mean[0]
 
 
-def test_accuracy_of_classes_falls_by_columns_of_an_array(tmp_path: Path) -> None:
+def test_class_importances_are_losses_of_accuracy(tmp_path: Path) -> None:
     X, labels = FRAME[["a", "b"]].to_numpy(), np.where(FRAME.a > 0, "up", "down")
     model = sk.KernelClassifier(**QUICK).fit(X[:400], labels[:400])
     found = model.permutation_importances(X[400:], labels[400:])
@@ -69,7 +69,7 @@ def test_accuracy_of_classes_falls_by_columns_of_an_array(tmp_path: Path) -> Non
     assert stored.importances_mean[0] > 0.3
 
 
-def test_shares_of_a_metric_are_of_the_columns_and_have_names() -> None:
+def test_metric_importances_are_shares_by_column() -> None:
     scales = np.array([2.0, 1.0, 1.0, 1.0, 3.0, 0.5])  # a, w=x, w=y, w=z, b, nothing
     model = sk.KernelRegressor(**QUICK | {"metric": scales}).fit(FRAME[:400], Y[:400])
     squares = scales**2 / (scales**2).sum()
@@ -84,7 +84,7 @@ def test_shares_of_a_metric_are_of_the_columns_and_have_names() -> None:
     assert names == list(FRAME)
 
 
-def test_a_model_without_a_metric_says_what_to_ask(model: sk.KernelRegressor) -> None:
+def test_model_without_metric_suggests_permutation_importances(model: sk.KernelRegressor) -> None:
     for name in ("feature_importances_", "metric_importances_"):
         assert not hasattr(model, name)
         with pytest.raises(AttributeError, match="use permutation_importances") as caught:
@@ -92,28 +92,30 @@ def test_a_model_without_a_metric_says_what_to_ask(model: sk.KernelRegressor) ->
         assert caught.value.__cause__ is None
 
 
-def test_info_and_report_measure_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_and_report_measure_importances(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, page = tmp_path / "rows.csv", tmp_path / "page.html"
     FRAME[400:].assign(y=Y[400:]).to_csv(data, index=False)
-    words = ["--importances", str(data)]
+    arguments = ["--importances", str(data)]
     store = tmp_path / "train.zarr"
     text = FRAME[:400].assign(y=Y[:400]).to_csv(index=False)
     (tmp_path / "train.csv").write_text(text)
     sk.ingest_store(tmp_path / "train.csv", store, y="y")
     sk.KernelRegressor(**QUICK, run_dir=tmp_path / "named").fit(str(store))
-    assert run_command(["info", str(tmp_path / "named"), *words, "--json"]) == 0
+    assert run_command(["info", str(tmp_path / "named"), *arguments, "--json"]) == 0
     found = json.load(io.StringIO(capsys.readouterr().out))["permutation_importances"]
     assert [name for name, _, _ in found["columns"]][:2] == ["a", "w"]
     assert (found["figure"], found["rows"]) == ("r2", 200)
-    assert run_command(["info", str(tmp_path / "named"), *words]) == 0
+    assert run_command(["info", str(tmp_path / "named"), *arguments]) == 0
     assert "by how much r2 falls where a column is shuffled" in capsys.readouterr().out
-    assert run_command(["report", str(tmp_path / "named"), *words, "--out", str(page)]) == 0
+    assert run_command(["report", str(tmp_path / "named"), *arguments, "--out", str(page)]) == 0
     assert "Permutation importance" in page.read_text()
-    assert run_command(["info", str(store), *words]) == 2
+    assert run_command(["info", str(store), *arguments]) == 2
     assert "needs the model of a run" in capsys.readouterr().err
 
 
-def test_rows_of_weight_0_are_refused(model: sk.KernelRegressor) -> None:
+def test_zero_weights_are_refused(model: sk.KernelRegressor) -> None:
     weights = np.zeros(50)
     with pytest.raises(sk.DataError, match="all sample weights are zero"):
         model.permutation_importances(FRAME[:50], Y[:50], sample_weight=weights)

@@ -1,4 +1,4 @@
-"""Intervals as wide as rows are hard, by rows set aside: against noise that is known."""
+"""Check normalised intervals on calibration rows against known noise."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def missed_and_reach(model: KernelModel, X: Array, Y: Array) -> tuple[Array, Arr
 
 
 @pytest.mark.parametrize("features", ["kernel", "fourier"])
-def test_coverage_is_that_of_easy_and_of_hard_rows(features: str) -> None:
+def test_intervals_cover_easy_and_difficult_rows(features: str) -> None:
     """Check that normalised intervals contain 88 to 92 % of all rows, and 86 to 94 % of those with
     little and with much noise, for which plain intervals are too wide and too narrow; and that they
     are narrower."""
@@ -82,7 +82,7 @@ def test_coverage_is_that_of_easy_and_of_hard_rows(features: str) -> None:
             assert reach[parts[0], k].mean() < 0.6 * plain[k]
 
 
-def test_noise_that_is_alike_everywhere() -> None:
+def test_uniform_noise_gives_plain_interval_widths() -> None:
     """Check that they are as wide as plain intervals, up to the rows that determine them: the
     quantile of 900 of 1400 rows has a standard deviation of 3 %."""
     model = fitted(0.0)
@@ -94,7 +94,7 @@ def test_noise_that_is_alike_everywhere() -> None:
         assert 0.88 < (missed <= reach).mean() < 0.92
 
 
-def test_who_says_how_hard_rows_are_is_not_judged_by() -> None:
+def test_residual_scale_rows_are_separate_from_calibration_rows() -> None:
     """Check that other targets of the calibration rows change the intervals and not the residual
     scales, and that rows without weight change neither."""
     model = fitted(1.0)
@@ -122,7 +122,7 @@ def test_who_says_how_hard_rows_are_is_not_judged_by() -> None:
             np.testing.assert_allclose(weighted.arrays()[name], array, rtol=1e-6, atol=1e-9)
 
 
-def test_how_many_rows_are_kept() -> None:
+def test_number_of_kept_rows_is_bounded() -> None:
     assert max_points(2000, 10, 4) == 500
     assert max_points(5000, 10, 4) == 500
     assert max_points(301, 10, 4) == 150

@@ -1,4 +1,4 @@
-"""A model that explains nothing of its training rows comes with a warning; any other does not."""
+"""Check the warning about a model that explains nothing of its training rows."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ SAID = "explains nothing of its training rows"
 def warnings_of(X: Any, y: Any, **options: Any) -> list[str]:
     """Fit, and return what was said."""
     kind = KernelRegressor if np.asarray(y).dtype.kind == "f" else KernelClassifier
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         kind(random_state=0, threads=1, metric="none", **options).fit(X, y)
-    return [str(each.message) for each in said]
+    return [str(each.message) for each in message]
 
 
 @pytest.mark.parametrize("solver", ["direct", "block", "falkon", "sgd"])
-def test_a_constant_model_is_told(solver: str) -> None:
+def test_constant_model_gives_warning(solver: str) -> None:
     for options in ({"bandwidth": 1e30}, {"ridge": 1e6}):
-        said = warnings_of(X, Y, solver=solver, epochs=3, kernel="laplace", **options)
-        assert any(SAID in text for text in said), options
+        message = warnings_of(X, Y, solver=solver, epochs=3, kernel="laplace", **options)
+        assert any(SAID in text for text in message), options
 
 
 @pytest.mark.parametrize("n_centers", [100, N])
-def test_a_bandwidth_that_reaches_no_other_row_is_told(n_centers: int) -> None:
-    said = warnings_of(X, Y, bandwidth=0.01, kernel="laplace", n_centers=n_centers)
-    assert any("out of reach" in text and "larger bandwidth" in text for text in said)
+def test_bandwidth_that_reaches_no_row_gives_warning(n_centers: int) -> None:
+    message = warnings_of(X, Y, bandwidth=0.01, kernel="laplace", n_centers=n_centers)
+    assert any("out of reach" in text and "larger bandwidth" in text for text in message)
 
 
-def test_data_without_a_signal_are_told() -> None:
+def test_data_without_signal_gives_warning() -> None:
     assert any(SAID in text for text in warnings_of(X, np.random.default_rng(2).normal(size=N)))
 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("solver", ["auto", "block", "falkon", "eigenpro4"])
-def test_a_model_of_a_signal_is_not_told(solver: str) -> None:
+def test_model_of_a_signal_gives_no_warning(solver: str) -> None:
     options = {"solver": solver, "epochs": 3}
     assert warnings_of(X, Y, **options) == []
     assert warnings_of(X, Y > 0, **options) == []
@@ -56,78 +56,84 @@ def test_a_model_of_a_signal_is_not_told(solver: str) -> None:
     assert warnings_of(words, words[:, 0] + words[:, 1], bandwidth=0.05, **options) == []
 
 
-def test_targets_that_are_all_the_same_are_no_fault() -> None:
+def test_constant_targets_give_no_warning() -> None:
     assert warnings_of(X, np.full(N, 2.5)) == []
 
 
 @pytest.mark.slow
-def test_a_feature_that_a_few_values_squeeze_is_told() -> None:
+def test_feature_with_outlying_codes_gives_warning() -> None:
     """Check that codes for missing values which determine the standard deviation are reported, and
     log-normal features are not."""
     coded = X.copy()
     coded[::50, 1] = 9999.0
     quick: dict[str, Any] = {"kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3}
-    told = [text for text in warnings_of(coded, Y, **quick) if "nine tenths of the values" in text]
-    assert len(told) == 1
-    assert "feature 1 " in told[0]
+    reported = [
+        text for text in warnings_of(coded, Y, **quick) if "nine tenths of the values" in text
+    ]
+    assert len(reported) == 1
+    assert "feature 1 " in reported[0]
     cured = pd.DataFrame(np.where(coded == 9999, np.nan, coded))
     cured.columns = ["a", "b", "c"]
     assert warnings_of(cured, Y, **quick) == []
     assert warnings_of(np.exp(X), Y, **quick) == []
     words = pd.DataFrame({"a": coded[:, 1], "b": [f"w{k % 90}" for k in range(N)]})
-    told = [text for text in warnings_of(words, Y, **quick) if "nine tenths of the values" in text]
-    assert len(told) == 1
-    assert "feature 'a' " in told[0]
+    reported = [
+        text for text in warnings_of(words, Y, **quick) if "nine tenths of the values" in text
+    ]
+    assert len(reported) == 1
+    assert "feature 'a' " in reported[0]
     assert (
-        "features are like it" not in told[0]
+        "features are like it" not in reported[0]
     )  # targets' means of words are not numbers of a column
     pixels = np.round(np.abs(X) * 50).astype(np.uint8)
     pixels[::50, 1] = 255
     assert not any("nine tenths" in text for text in warnings_of(pixels, Y, **quick))
 
 
-def test_a_squeezed_feature_is_told_once_for_all_folds_and_again_of_other_data() -> None:
+def test_outlier_warning_is_shown_once_for_all_folds() -> None:
     """Check that folds have the same text, and that other data or settings have another."""
     coded, other = X.copy(), X.copy()
     coded[::50, 1], other[::50, 1] = 9999.0, 99999.0
-    told = []
+    reported = []
     for data, settings in ((coded, {"kernel": "laplace"}), (other, {"kernel": "laplace"}),
                            (coded, {}), (coded, {})):  # fmt: skip
         make = KernelRegressor(
             n_centers=20, metric="none", ridge=1e-3, epochs=1, threads=1, **settings
         )
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as message:
             warnings.simplefilter("default")
             for fold in range(3):
                 with warnings.catch_warnings():  # as scikit-learn does for every fold
                     if fold == 0:  # as a search does, which fits all rows at the end
                         warnings.filterwarnings("ignore", "nine tenths")
                     make.fit(data[:300], Y[:300])
-        told.append([str(each.message) for each in said if "nine tenths" in str(each.message)])
-    assert [*map(len, told)] == [1, 1, 1, 0]
-    assert "or else set scale='quantiles'" in told[0][0]
-    assert "or else set scale='quantiles'" not in told[2][0]
+        reported.append(
+            [str(each.message) for each in message if "nine tenths" in str(each.message)]
+        )
+    assert [*map(len, reported)] == [1, 1, 1, 0]
+    assert "or else set scale='quantiles'" in reported[0][0]
+    assert "or else set scale='quantiles'" not in reported[2][0]
 
 
-def test_a_worthless_model_is_told_once_for_all_folds() -> None:
+def test_worthless_model_gives_one_warning_for_all_folds() -> None:
     """Check that each line of the caller gets one warning, and that the filter "always" shows
     all."""
     nothing = np.random.default_rng(2).normal(size=N)
     make = KernelRegressor(n_centers=20, bandwidth=1e30, metric="none", epochs=1, threads=1)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("default")
         for _ in range(2):
             cross_val_score(make, X, nothing, cv=3)
         make.fit(X, nothing)
-    assert sum(SAID in str(each.message) for each in said) == 2
-    with warnings.catch_warnings(record=True) as said:
+    assert sum(SAID in str(each.message) for each in message) == 2
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         cross_val_score(make, X, nothing, cv=3)
-    assert sum(SAID in str(each.message) for each in said) == 3
+    assert sum(SAID in str(each.message) for each in message) == 3
 
 
-def test_a_worthless_model_names_the_settings_that_were_given() -> None:
+def test_worthless_model_warning_names_given_settings() -> None:
     nothing = np.random.default_rng(2).normal(size=N)
     assert not any('"auto"' in text for text in warnings_of(X, nothing))
-    said = warnings_of(X, Y, ridge=1e6, kernel="laplace")
-    assert any('leave kernel and ridge at "auto"' in text for text in said)
+    message = warnings_of(X, Y, ridge=1e6, kernel="laplace")
+    assert any('leave kernel and ridge at "auto"' in text for text in message)

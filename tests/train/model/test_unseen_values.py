@@ -1,4 +1,4 @@
-"""Rows with values that no center has are predicted with a warning, all others without one."""
+"""Check the warning about rows whose values no center has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import streamkern as sk
 from tests.categorical import LEVEL, panel
 
 
-def test_most_rows_have_values_that_no_center_has() -> None:
+def test_unseen_categorical_values_give_warning() -> None:
     X, y = panel(400)
     kernel = sk.Laplace(5.0).with_categorical([(LEVEL, 8.0)])
     model = sk.KernelRegressor(kernel, metric="none", random_state=0).fit(X, y)

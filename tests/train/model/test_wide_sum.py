@@ -35,7 +35,7 @@ def trained(run_dir: Path | None = None, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("bandwidth", [0.5, 2.0, 6.0])
-def test_predictions_are_as_exact_as_float64(bandwidth: float) -> None:
+def test_predictions_are_as_accurate_as_float64(bandwidth: float) -> None:
     model = trained(bandwidth=bandwidth)
     assert model._state.precision == "exact"
     truth = exact(model, NEW)
@@ -43,7 +43,7 @@ def test_predictions_are_as_exact_as_float64(bandwidth: float) -> None:
     assert np.sqrt(np.mean(error**2)) <= MAX_RELATIVE_ROUNDING * truth.std()
 
 
-def test_float32_shows_where_weights_are_large() -> None:
+def test_float32_is_inaccurate_with_large_weights() -> None:
     """Check that the same model with precision="exact", which stays in float32, has larger
     errors."""
     wide, narrow = trained(bandwidth=6.0), trained(bandwidth=6.0, precision="exact")
@@ -59,16 +59,16 @@ def test_small_weights_are_summed_in_float32() -> None:
     np.testing.assert_array_equal(model.predict(NEW), narrow.predict(NEW))
 
 
-def test_a_loaded_model_and_one_row_have_the_same_bits(tmp_path: Path) -> None:
+def test_loaded_model_and_single_row_have_same_bits(tmp_path: Path) -> None:
     model = trained(tmp_path / "run", bandwidth=6.0)
-    whole = model.predict(NEW)
-    np.testing.assert_array_equal(sk.load(tmp_path / "run").predict(NEW), whole)
+    full = model.predict(NEW)
+    np.testing.assert_array_equal(sk.load(tmp_path / "run").predict(NEW), full)
     model.save(tmp_path / "saved")
-    np.testing.assert_array_equal(sk.load(tmp_path / "saved").predict(NEW), whole)
-    assert model.score(NEW, whole) == 1
+    np.testing.assert_array_equal(sk.load(tmp_path / "saved").predict(NEW), full)
+    assert model.score(NEW, full) == 1
 
 
-def test_classes_keep_the_dtype_of_their_scores() -> None:
+def test_class_scores_keep_their_dtype() -> None:
     labels = (Y > 0).astype(int)
     given = {
         "kernel": "gaussian", "metric": "none", "n_centers": 300, "bandwidth": 6.0, "ridge": 1e-9,
@@ -81,7 +81,7 @@ def test_classes_keep_the_dtype_of_their_scores() -> None:
     assert np.abs(scores - rounded).max() > 1e-4
 
 
-def test_deviations_of_a_wide_sum() -> None:
+def test_deviations_accompany_float64_sum() -> None:
     model = trained(bandwidth=6.0, posterior=True)
     f, deviation = model.predict(NEW, return_std=True)
     np.testing.assert_array_equal(f, model.predict(NEW))

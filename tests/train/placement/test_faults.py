@@ -32,7 +32,7 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.train import train
 from tests import rank_runs as runs
 from tests.clusters import Cluster
-from tests.lives import eventually
+from tests.interruptions import eventually
 
 pytest.importorskip("distributed")
 pytest.importorskip("xgboost")
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 from distributed import Client  # noqa: E402
 
-from tests.partition import Link, Remote, free_port  # noqa: E402
+from tests.network_partition import Link, Remote, free_port  # noqa: E402
 
 # Dask leaves sockets open to what is gone, whose warnings come when they are collected.
 LEFT_OPEN = "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -78,7 +78,7 @@ def client(cluster: Any) -> Any:
         "solver.n_nystrom": 80, "solver.level": 8, "solver.period": 5, "data.batch_size": 16,
     },
 ])  # fmt: skip
-def test_killed_between_a_part_and_its_manifest(
+def test_kill_between_shard_and_manifest_resumes(
     client: Any, store: str, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Check that a part without a manifest is ignored and deleted, with centers and temporary
@@ -90,7 +90,7 @@ def test_killed_between_a_part_and_its_manifest(
     runs.on_ranks(2, calm)
     events: list[dict[str, Any]] = []
     acts = {"0 9": "kill before the manifest"}
-    runs.trained(client, config, tmp_path, acts=acts, told=events.append)
+    runs.trained(client, config, tmp_path, acts=acts, reported=events.append)
     assert [event["event"] for event in events].count("lost") == 1
     np.testing.assert_array_equal(runs.alpha(tmp_path / "run"), runs.alpha(tmp_path / "calm"))
     checkpoints = tmp_path / "run" / "checkpoints"
@@ -98,24 +98,24 @@ def test_killed_between_a_part_and_its_manifest(
     assert {path.name for path in checkpoints.iterdir() if path.is_dir()} == named
 
 
-@pytest.mark.parametrize("what", ["kill", "freeze"])
-def test_a_run_on_s3(
-    client: Any, store: str, tmp_path: Path, expected: Any, s3: Any, bucket: str, what: str
+@pytest.mark.parametrize("case", ["kill", "freeze"])
+def test_run_on_s3_survives_lost_rank(
+    client: Any, store: str, tmp_path: Path, expected: Any, s3: Any, bucket: str, case: str
 ) -> None:
     """Kill or suspend the rank that holds the run; a suspended one is silent until it is ended."""
     options = s3.options()
-    place = f"s3://{bucket}/run"
-    config = runs.settings(store, place, **{"data.storage_options": options})
+    url = f"s3://{bucket}/run"
+    config = runs.settings(store, url, **{"data.storage_options": options})
     events: list[dict[str, Any]] = []
-    acts = {"0 9": what}
-    runs.trained(client, config, tmp_path, acts=acts, told=events.append, timeout_s=5.0)
+    acts = {"0 9": case}
+    runs.trained(client, config, tmp_path, acts=acts, reported=events.append, timeout_s=5.0)
     (lost,) = (event for event in events if event["event"] == "lost")
-    assert ("silent for 5 s" in lost["why"]) == (what == "freeze")
+    assert ("silent for 5 s" in lost["why"]) == (case == "freeze")
     assert not is_alive(int((tmp_path / "0-9").read_text()))
-    np.testing.assert_array_equal(runs.alpha(place, storage_options=options), expected)
+    np.testing.assert_array_equal(runs.alpha(url, storage_options=options), expected)
 
 
-def test_ranks_with_parts_of_the_centers_continue_a_run(
+def test_ranks_with_center_partition_continue_a_run(
     client: Any, store: str, tmp_path: Path
 ) -> None:
     """Check that a run that was killed after its setup and in the middle ends with the weights of
@@ -125,19 +125,19 @@ def test_ranks_with_parts_of_the_centers_continue_a_run(
     own = {"model.n_centers": "auto", "model.kernel": "auto", "model.bandwidth": "auto"}
     continues = str(tmp_path / "old")
     config = runs.settings(store, tmp_path / "new", **grid | own)
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
     acts = {"1 0": "kill", "0 6": "kill"}
     runs.trained(
-        client, config, tmp_path, acts=acts, told=told.append, continues=continues
+        client, config, tmp_path, acts=acts, reported=reported.append, continues=continues
     )  # fmt: skip
-    assert [event["event"] for event in told].count("lost") == 2
+    assert [event["event"] for event in reported].count("lost") == 2
     one = {"run.ranks": 1, "run.center_ranks": 1, "run.run_dir": str(tmp_path / "one")}
     train(config.with_overrides(one), continues=continues)
     found, expected = runs.alpha(tmp_path / "new"), runs.alpha(tmp_path / "one")
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_workers_outlive_a_mistake_in_the_settings(
+def test_workers_survive_invalid_settings(
     client: Any, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that workers of a user's cluster, which have other work, survive; with the run
@@ -189,7 +189,7 @@ def far(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings(LEFT_OPEN)
-def test_a_machine_without_its_network(
+def test_machine_without_network_ends_and_others_continue(
     far: Any, store: str, tmp_path: Path, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the rank that holds the run directory ends by itself, and that nobody writes
@@ -199,7 +199,7 @@ def test_a_machine_without_its_network(
     events: list[dict[str, Any]] = []
     config = runs.settings(store, tmp_path / "run")
 
-    def told(event: dict[str, Any]) -> None:
+    def on_event(event: dict[str, Any]) -> None:
         events.append(event | {"steps": RunDirectory(tmp_path / "run", writable=False).steps()})
 
     def cut() -> None:
@@ -211,7 +211,7 @@ def test_a_machine_without_its_network(
     cutting = threading.Thread(target=cut)
     cutting.start()
     runs.trained(
-        client, config, tmp_path, acts={"0 10": "cut", "1 10": "cut"}, told=told,
+        client, config, tmp_path, acts={"0 10": "cut", "1 10": "cut"}, reported=on_event,
         timeout_s=4.0, driver_timeout_s=3.0,
     )  # fmt: skip
     cutting.join()
@@ -226,7 +226,7 @@ def test_a_machine_without_its_network(
 
 
 @pytest.mark.filterwarnings(LEFT_OPEN)
-def test_the_scheduler_is_killed(store: str, tmp_path: Path, expected: Any) -> None:
+def test_killed_scheduler_ends_run_after_saving(store: str, tmp_path: Path, expected: Any) -> None:
     """Check that the ranks save and end, and the driver too; no second scheduler exists."""
     config = runs.settings(store, tmp_path / "run")
     acts = {"0 slow": "0.3", "0 9": "wait", "1 9": "note"}
@@ -247,11 +247,11 @@ def test_the_scheduler_is_killed(store: str, tmp_path: Path, expected: Any) -> N
             cluster.scheduler.kill()
             (tmp_path / "go").touch()
 
-        ending = threading.Thread(target=end)
-        ending.start()
+        suffix = threading.Thread(target=end)
+        suffix.start()
         with pytest.raises(ClusterError, match="is gone"):
             runs.trained(client, config, tmp_path, acts=acts, timeout_s=3.0)
-        ending.join()
+        suffix.join()
         eventually(lambda: not any(is_alive(int(note.read_text())) for note in notes))
     assert "is a rank of another run" in str(second[0])
     gc.collect()
@@ -261,7 +261,9 @@ def test_the_scheduler_is_killed(store: str, tmp_path: Path, expected: Any) -> N
     np.testing.assert_array_equal(runs.alpha(tmp_path / "run"), expected)
 
 
-def test_machines_come_and_go(store: str, tmp_path: Path, expected: Any) -> None:
+def test_workers_leave_and_join_between_generations(
+    store: str, tmp_path: Path, expected: Any
+) -> None:
     """Check that the run ends with exit code 75 with too few workers, resumes with the remaining
     ones, and uses a new worker when ranks are started the next time."""
     config, sizes = runs.settings(store, tmp_path / "run", **{"run.min_ranks": 2}), list[int]()
@@ -285,11 +287,13 @@ def test_machines_come_and_go(store: str, tmp_path: Path, expected: Any) -> None
 
         adding = threading.Thread(target=add)
         with pytest.raises(TrainingInterrupted, match=r"1 of at least 2 workers are left") as over:
-            runs.trained(client, config, tmp_path, acts={"1 9": "kill"}, told=left, timeout_s=3.0)
+            runs.trained(
+                client, config, tmp_path, acts={"1 9": "kill"}, reported=left, timeout_s=3.0
+            )
         assert over.value.exit_code == 75
         few = config.with_overrides({"run.min_ranks": 1})
         acts = {"0 20": "wait", "0 21": "kill"}
-        runs.trained(client, few, tmp_path, acts=acts, told=joined, timeout_s=3.0)
+        runs.trained(client, few, tmp_path, acts=acts, reported=joined, timeout_s=3.0)
         adding.join()
     assert sizes == [1, 1, 2]
     np.testing.assert_allclose(runs.alpha(tmp_path / "run"), expected, atol=1e-11)

@@ -1,4 +1,4 @@
-"""Ranks of this machine: the arrays that they are given, and the settings that they refuse."""
+"""Check ranks on one machine: the arrays that they receive, and refused settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytest.importorskip("xgboost")
 pytestmark = pytest.mark.slow
 
 
-def test_a_rank_may_be_silent_for_longer_than_one_that_is_well() -> None:
+def test_rank_timeout_exceeds_its_report_interval() -> None:
     """Check that a rank sends a request to the scheduler after each sign of life, and waits before
     the next one."""
     order = RankSpec("name", 1, 0, ("a",), 1, 60.0, 60.0, 0.0, b"")
@@ -33,7 +33,7 @@ def test_a_rank_may_be_silent_for_longer_than_one_that_is_well() -> None:
 
 
 @pytest.mark.slow
-def test_arrays_of_the_caller_travel_to_ranks(tmp_path: Path) -> None:
+def test_arrays_are_sent_to_ranks(tmp_path: Path) -> None:
     """Compare the model, its metrics and its history with those of one process."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(1000, 4)).astype(np.float32)
@@ -70,7 +70,7 @@ class Locked:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("settings", "said"), [
+@pytest.mark.parametrize(("settings", "message"), [
     ({"run_dir": None}, "ranks=2 needs a run_dir that all ranks see"),
     ({"solver": "sgd"}, "ranks=2 cannot share the steps of solver='sgd'"),
     ({"callbacks": [sk.Callback()]}, "callbacks cannot be used"),
@@ -78,23 +78,23 @@ class Locked:
     ({"kernel": Own()}, r"kernel=.*ranks=2: it is a function"),
     ({"transforms": [Locked()]}, "ranks=2: the data or the kernel cannot be sent"),
 ])  # fmt: skip
-def test_what_ranks_can_not_do_is_refused(
-    tmp_path: Path, settings: dict[str, Any], said: str
+def test_unsupported_settings_of_ranks_are_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     """Check that nothing is written before."""
     X = np.random.default_rng(0).normal(size=(300, 2))
     model = sk.KernelRegressor(ranks=2).set_params(**{"run_dir": tmp_path / "run"} | settings)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         model.fit(X, X[:, 0])
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="ranks=2 cannot be used with partial_fit"):
         sk.KernelRegressor(ranks=2).partial_fit(X, X[:, 0])
 
 
-def test_settings_of_ranks_are_checked(tmp_path: Path) -> None:
+def test_settings_of_ranks_are_validated(tmp_path: Path) -> None:
     """Check settings that have no effect without ranks, and that a cluster needs a path."""
-    place = {"data.train": str(tmp_path / "s.zarr"), "run.run_dir": str(tmp_path / "run")}
-    config = RunConfig().with_overrides(place)
+    location = {"data.train": str(tmp_path / "s.zarr"), "run.run_dir": str(tmp_path / "run")}
+    config = RunConfig().with_overrides(location)
     for one in ({"run.cluster": "tcp://h:1"}, {"run.min_ranks": 2}):
         with pytest.raises(ConfigError, match=f"{next(iter(one))} is for several ranks"):
             sk.train_model(config.with_overrides(one))

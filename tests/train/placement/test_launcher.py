@@ -35,7 +35,7 @@ from streamkern.train.placement.rank_cluster import RankCluster
 from streamkern.train.placement.task import Job, RankSpec, run_rank
 from tests import rank_toys as toys
 from tests.clusters import ROOT
-from tests.lives import eventually
+from tests.interruptions import eventually
 
 pytest.importorskip("distributed")
 pytest.importorskip("xgboost")
@@ -78,28 +78,30 @@ def placed(client: Any, folder: Path, events: Events | None = None, **more: Any)
     options = {"ranks": 2, "stop": StopRequest(install=False), "timeout_s": 30.0}
     options |= {name: more.pop(name) for name in names if name in more}
     settings = {"folder": str(folder), "steps": STEPS, "pause_s": 0.02, **more}
-    said = Events() if events is None else events
-    return run_ranks(client, toys.totals, settings, reached=toys.reached, on_event=said, **options)
+    message = Events() if events is None else events
+    return run_ranks(
+        client, toys.totals, settings, reached=toys.reached, on_event=message, **options
+    )
 
 
 @contextlib.contextmanager
 def stopping_once(true: Callable[[], object]) -> Iterator[tuple[StopRequest, list[float]]]:
     """Request a stop as soon as a condition holds. Yields the request, and the time of it."""
-    stop, asked = StopRequest(install=False), list[float]()
+    stop, requested = StopRequest(install=False), list[float]()
 
     def ask() -> None:
         eventually(true)
-        asked.append(time.monotonic())
+        requested.append(time.monotonic())
         stop.requested = "the test"
 
     asking = threading.Thread(target=ask)
     asking.start()
-    yield stop, asked
+    yield stop, requested
     asking.join()
 
 
 @pytest.mark.slow
-def test_two_ranks_after_one_prepared(client: Any, tmp_path: Path) -> None:
+def test_two_ranks_run_after_preparation(client: Any, tmp_path: Path) -> None:
     """Run two ranks in processes of their own, twice on the same workers."""
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
@@ -107,31 +109,34 @@ def test_two_ranks_after_one_prepared(client: Any, tmp_path: Path) -> None:
         result = placed(client, folder, events, prepare=toys.prepare, ranks=None)
         assert result["total"] == toys.expected(STEPS)
         assert toys.notes(folder)[0] == "prepared"
-        (_, *first), (_, *second) = toys.begun(folder)
+        (_, *first), (_, *second) = toys.started_ranks(folder)
         assert (first[:2], second[:2]) == ([0, 2], [1, 2])
         assert first[2] != second[2]
-        told = sorted((e["rank"], *e["message"].items()) for e in events.of("message"))
+        reported = sorted((e["rank"], *e["message"].items()) for e in events.of("message"))
         workers = events.of("ranks")[-1]["workers"]
         warning = ("warning", "one that all ranks give")
-        assert [said for said in told if said[1] == warning] == [(0, warning), (1, warning)]
-        assert [said[1] for said in told if said[1] != warning] == [
+        assert [message for message in reported if message[1] == warning] == [
+            (0, warning),
+            (1, warning),
+        ]
+        assert [message[1] for message in reported if message[1] != warning] == [
             ("line", f"rank {rank} of {workers[rank]}") for rank in (0, 1)
         ]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_begins_the_next_generation(client: Any, tmp_path: Path, rank: int) -> None:
+def test_killed_rank_starts_next_generation(client: Any, tmp_path: Path, rank: int) -> None:
     """Check that it begins from the saved state, when no process of the old generation is left."""
     events = Events()
     result = placed(client, tmp_path, events, acts={f"{rank} 5": "kill"})
     assert result["total"] == toys.expected(STEPS)
-    begun = toys.begun(tmp_path)
-    assert [(generation, k, size, done) for generation, k, size, _, done in begun] == [
+    started = toys.started_ranks(tmp_path)
+    assert [(generation, k, size, done) for generation, k, size, _, done in started] == [
         (1, 0, 2, 0), (1, 1, 2, 0), (2, 0, 2, 5), (2, 1, 2, 5)
     ]  # fmt: skip
-    assert len({pid for *_, pid, _ in begun}) == 4
-    assert not [pid for g, _, _, pid, _ in begun if g == 1 and is_alive(pid)]
+    assert len({pid for *_, pid, _ in started}) == 4
+    assert not [pid for g, _, _, pid, _ in started if g == 1 and is_alive(pid)]
     (lost,) = events.of("lost")
     killed_at = (tmp_path / f"{rank}-5").stat().st_mtime
     assert 0 < time.time() - (time.monotonic() - lost["at"]) - killed_at < 5
@@ -139,50 +144,53 @@ def test_a_killed_rank_begins_the_next_generation(client: Any, tmp_path: Path, r
 
 
 @pytest.mark.full
-def test_several_kills(client: Any, tmp_path: Path) -> None:
+def test_several_kills_start_generations(client: Any, tmp_path: Path) -> None:
     """Kill ranks also during the preparation; each generation gets farther."""
     acts = {"0 1": "kill", "1 3": "kill", "0 5": "kill"}
     result = placed(client, tmp_path, acts=acts, prepare=toys.prepare, first="kill")
     assert result["total"] == toys.expected(STEPS)
     assert toys.notes(tmp_path).count("prepared") == 2
-    assert [done for *_, done in toys.begun(tmp_path)] == [0, 0, 1, 1, 3, 3, 5, 5]
+    assert [done for *_, done in toys.started_ranks(tmp_path)] == [0, 0, 1, 1, 3, 3, 5, 5]
 
 
 @pytest.mark.full
-def test_a_frozen_rank_is_ended(client: Any, tmp_path: Path) -> None:
+def test_frozen_rank_is_ended(client: Any, tmp_path: Path) -> None:
     events = Events()
     result = placed(client, tmp_path, events, acts={"1 4": "freeze"}, timeout_s=3.0)
     assert result["total"] == toys.expected(STEPS)
     (lost,) = events.of("lost")
     assert "rank 1" in lost["why"]
     assert "silent for 3 s" in lost["why"]
-    assert not [pid for g, _, _, pid, _ in toys.begun(tmp_path) if g == 1 and is_alive(pid)]
+    assert not [pid for g, _, _, pid, _ in toys.started_ranks(tmp_path) if g == 1 and is_alive(pid)]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_stop_does_not_wait_for_a_frozen_rank(client: Any, tmp_path: Path, rank: int) -> None:
+def test_stop_does_not_wait_for_a_frozen_rank(client: Any, tmp_path: Path, rank: int) -> None:
     """Check that a suspended rank, without which nothing can be saved, is not waited for as long as
     otherwise."""
-    events, told = Events(), (tmp_path / f"{rank}-4").exists
-    words = "stopped by the test; run the same command"
-    with stopping_once(told) as (stop, asked), pytest.raises(TrainingInterrupted, match=words):
+    events, reported = Events(), (tmp_path / f"{rank}-4").exists
+    message = "stopped by the test; run the same command"
+    with (
+        stopping_once(reported) as (stop, requested),
+        pytest.raises(TrainingInterrupted, match=message),
+    ):
         placed(client, tmp_path, events, stop=stop, acts={f"{rank} 4": "freeze"}, timeout_s=60.0)
-    assert time.monotonic() - asked[0] < 27  # of which 12 are for the rank to be heard of
+    assert time.monotonic() - requested[0] < 27  # of which 12 are for the rank to be heard of
     (lost,) = events.of("lost")
     assert f"rank {rank} " in lost["why"]
     assert lost["stopping"]
-    assert not [pid for *_, pid, _ in toys.begun(tmp_path) if is_alive(pid)]
+    assert not [pid for *_, pid, _ in toys.started_ranks(tmp_path) if is_alive(pid)]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> None:
+def test_error_of_a_rank_is_raised_unchanged(client: Any, tmp_path: Path, rank: int) -> None:
     """Check our errors and others, which name their rank; no process is left."""
     with pytest.raises(DataError, match=r"^the toy is broken$") as ours:
         placed(client, tmp_path, acts={f"{rank} 2": "data"})
     assert ours.value.exit_code == DataError.exit_code
-    assert not [pid for *_, pid, _ in toys.begun(tmp_path) if is_alive(pid)]
+    assert not [pid for *_, pid, _ in toys.started_ranks(tmp_path) if is_alive(pid)]
     with pytest.raises(KeyError, match="a bug") as bug:
         placed(client, tmp_path, acts={f"{rank} 4": "bug"})
     assert not hasattr(bug.value, "__notes__")  # the sentence is that of one process
@@ -192,7 +200,7 @@ def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> 
 
 
 @pytest.mark.full
-def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
+def test_repeated_failure_without_progress_ends_run(client: Any, tmp_path: Path) -> None:
     events = Events()
     with pytest.raises(RunError, match=r"3 times in a row .*rank . at .* is gone.*again") as caught:
         placed(client, tmp_path, events, acts={"1 2": "always kill"})
@@ -202,7 +210,7 @@ def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("began", "fruitless"),
+    ("start_time", "fruitless"),
     [
         ([-1, -1, -1, -1], [0, 1, 2, 3]),
         ([None, None, None], [1, 2, 3]),
@@ -211,51 +219,49 @@ def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
         ([-1, 20, None, 20, 20, 40], [0, 0, 1, 2, 3, 0]),
     ],
 )
-def test_only_what_is_known_to_be_in_vain_counts(
-    began: list[int | None], fruitless: list[int]
-) -> None:
+def test_only_fruitless_tries_count(start_time: list[int | None], fruitless: list[int]) -> None:
     tries = RetryBudget()
-    assert [tries.fruitless(each) for each in began] == fruitless
+    assert [tries.fruitless(each) for each in start_time] == fruitless
 
 
 @pytest.mark.slow
-def test_a_stop_is_rank_0s_to_grant(client: Any, tmp_path: Path) -> None:
+def test_stop_waits_for_rank_0_to_save(client: Any, tmp_path: Path) -> None:
     """Check that the driver waits for rank 0 to save and to report."""
-    words = "stopped by the test, says rank 0"
+    message = "stopped by the test, says rank 0"
     with (
         stopping_once(lambda: toys.saved(tmp_path)[0] >= 3) as (stop, _),
-        pytest.raises(TrainingInterrupted, match=words),
+        pytest.raises(TrainingInterrupted, match=message),
     ):
         placed(client, tmp_path, stop=stop, steps=10**6)
     assert toys.notes(tmp_path)[-1] == "saved"
 
 
 @pytest.mark.full
-def test_a_stop_waits_for_a_rank_whose_answers_are_late(client: Any, tmp_path: Path) -> None:
+def test_stop_waits_for_a_slow_rank(client: Any, tmp_path: Path) -> None:
     """Check that a rank that saves may be silent as long as any rank may."""
-    words = "stopped by the test, says rank 0"
+    message = "stopped by the test, says rank 0"
     with (
-        stopping_once((tmp_path / "0-4").exists) as (stop, asked),
-        pytest.raises(TrainingInterrupted, match=words),
+        stopping_once((tmp_path / "0-4").exists) as (stop, requested),
+        pytest.raises(TrainingInterrupted, match=message),
     ):
         placed(client, tmp_path, stop=stop, steps=10**6, acts={"0 4": "late"}, timeout_s=60.0)
-    assert time.monotonic() - asked[0] > task._REPLY_TIMEOUT_S
+    assert time.monotonic() - requested[0] > task._REPLY_TIMEOUT_S
     assert toys.notes(tmp_path)[-1] == "saved"
 
 
 @pytest.mark.slow
-def test_what_has_nothing_to_save_is_ended_at_once(client: Any, tmp_path: Path) -> None:
+def test_task_without_checkpoint_is_ended_at_once(client: Any, tmp_path: Path) -> None:
     """Stop a setup, which may take long."""
     with (
-        stopping_once(lambda: len(toys.notes(tmp_path)) == 2) as (stop, began),
+        stopping_once(lambda: len(toys.notes(tmp_path)) == 2) as (stop, start_time),
         pytest.raises(TrainingInterrupted, match="stopped by the test"),
     ):
         run_ranks(client, toys.takes_long, {"folder": str(tmp_path)}, ranks=2, stop=stop)
-    assert time.monotonic() - began[0] < 30
+    assert time.monotonic() - start_time[0] < 30
 
 
 @pytest.mark.full
-def test_workers_come_and_go(tmp_path: Path) -> None:
+def test_workers_join_and_leave_between_generations(tmp_path: Path) -> None:
     """Check that a new worker is used from the next generation on, and that too few workers end the
     run."""
     with local_cluster(1) as client:
@@ -269,7 +275,7 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
         acts = {"0 5": "kill"}
         events = Events(add)
         placed(client, tmp_path, events, acts=acts, ranks=None, pause_s=1.5)
-        assert [size for _, _, size, *_ in toys.begun(tmp_path)] == [1, 2, 2]
+        assert [size for _, _, size, *_ in toys.started_ranks(tmp_path)] == [1, 2, 2]
         with pytest.raises(RunError, match=r"2 of at least 3 workers are there at .*; start more"):
             placed(client, tmp_path, ranks=3, multiple=3, timeout_s=1.0)
 
@@ -285,14 +291,18 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
         assert left.value.exit_code == 75
 
 
-def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
+def test_task_of_older_generation_does_nothing(client: Any, tmp_path: Path) -> None:
     """Check a task of an older generation, which Dask may repeat."""
     cluster = RankCluster(client, "stale", 10.0, 10.0)
     (spot, _) = cluster.workers().values()
     job = pickle.dumps(Job(toys.totals, {"folder": str(tmp_path), "steps": 1}))
-    for told, of, address in ((None, 1, spot.address), (2, 1, spot.address), (1, 1, "tcp://x:1")):
-        if told is not None:
-            cluster.message_ranks(told, None)
+    for reported, of, address in (
+        (None, 1, spot.address),
+        (2, 1, spot.address),
+        (1, 1, "tcp://x:1"),
+    ):
+        if reported is not None:
+            cluster.message_ranks(reported, None)
         order = RankSpec("stale", of, 0, (address,), 1, 10.0, 10.0, 0.0, job)
         future = client.submit(run_rank, order, {}, workers=[spot.address], pure=False)
         with pytest.raises(RunError, match="has been replaced"):
@@ -300,7 +310,7 @@ def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
     assert toys.notes(tmp_path) == []
 
 
-def test_a_process_is_a_rank_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_serves_one_driver_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a second driver is refused and asked to come again, and that the first one's rank
     counts as lost."""
     worker = SimpleNamespace(address="tcp://h:1")
@@ -329,7 +339,7 @@ def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
     assert "hunter2" not in known + repr(order)
 
 
-def test_workers_with_a_limit_on_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_with_a_memory_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that workers whose nannies would kill ranks at the limit are refused, and workers
     without nannies too."""
     scheduler = SimpleNamespace(identity=lambda: None, address="tcp://s:1")
@@ -346,7 +356,7 @@ def test_workers_with_a_limit_on_memory_are_refused(monkeypatch: pytest.MonkeyPa
         cluster.workers()
 
 
-def test_the_number_of_ranks_is_checked(client: Any, tmp_path: Path) -> None:
+def test_number_of_ranks_is_validated(client: Any, tmp_path: Path) -> None:
     for least, most in ((0, 2), (3, 2)):
         with pytest.raises(ConfigError, match=f"min_ranks={least} must be at least 1"):
             placed(client, tmp_path, ranks=most, min_ranks=least)

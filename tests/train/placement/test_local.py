@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_killed_driver_leaves_no_warning_on_the_terminal(tmp_path: Path) -> None:
+def test_killed_driver_prints_no_warning(tmp_path: Path) -> None:
     """Check the process that removes semaphores and outlives the driver; warnings of others
     stay."""
     pytest.importorskip("distributed")
@@ -51,7 +51,7 @@ def test_a_killed_driver_leaves_no_warning_on_the_terminal(tmp_path: Path) -> No
     assert "resource_tracker" not in done.stderr
 
 
-def test_a_script_that_is_no_file_starts_no_process() -> None:
+def test_script_without_a_file_starts_no_process() -> None:
     """Check that no process starts, because each would end with a traceback."""
     pytest.importorskip("distributed")
     script = KILLED_AT_WORK.replace("if __name__", "assert __name__ != '__mp_main__'\nif __name__")
@@ -60,11 +60,13 @@ def test_a_script_that_is_no_file_starts_no_process() -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stderr.count("Traceback") == 1
-    said = "the processes of 2 ranks import the script that starts them, but <stdin> is not a file"
-    assert said in done.stderr
+    message = (
+        "the processes of 2 ranks import the script that starts them, but <stdin> is not a file"
+    )
+    assert message in done.stderr
 
 
-def test_what_a_killed_driver_left_is_removed(
+def test_remains_of_killed_driver_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that locked folders, folders without our lock and targets of links stay."""

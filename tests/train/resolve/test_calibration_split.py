@@ -32,10 +32,10 @@ y = (X[:, 0] > 0).astype(int)
 NAMES = tuple("abcdefghijklmnopqrst")
 
 
-def aside(n: int, asked: Any, *, classes: bool = True, copies: int = 1, **settings: Any) -> int:
+def aside(n: int, requested: Any, *, classes: bool = True, copies: int = 1, **settings: Any) -> int:
     targets = (y[:n], ("a", "b")) if classes else (X[:n, 0], None)
     source = ArraySource(X[:n], targets[0], classes=targets[1])
-    config = RunConfig().with_overrides({"run.calibrate": asked} | settings)
+    config = RunConfig().with_overrides({"run.calibrate": requested} | settings)
     left, held, why, *_ = calibration_split(
         config, AugmentedSource(source, copies) if copies > 1 else source
     )
@@ -45,7 +45,7 @@ def aside(n: int, asked: Any, *, classes: bool = True, copies: int = 1, **settin
     return rows
 
 
-def test_how_many() -> None:
+def test_auto_sets_aside_a_fiftieth_and_true_a_tenth() -> None:
     """Check that "auto" sets a fiftieth aside, and True a tenth."""
     assert aside(5500, RunConfig().run.calibrate) == 110
     assert aside(5500, "auto", copies=3) == 110
@@ -53,18 +53,18 @@ def test_how_many() -> None:
     assert (aside(5500, True), aside(300, True)) == (550, 30)
     with pytest.raises(DataError, match="calibrate=True sets 1 of 10 rows aside"):
         aside(10, True)
-    for asked in ("auto", True):
+    for requested in ("auto", True):
         large = ArraySource(
             np.zeros((200_000, 1), np.float32), np.arange(200_000) % 2, classes=("a", "b")
         )
         held = calibration_split(
-            RunConfig().with_overrides({"run.calibrate": asked}), large
+            RunConfig().with_overrides({"run.calibrate": requested}), large
         ).calibration_rows
         assert held is not None
         assert held.n_rows == 2000
 
 
-def test_where_copies_leave_few_different_rows_a_tenth_is_set_aside() -> None:
+def test_few_distinct_rows_set_aside_a_tenth() -> None:
     for different, rows in ((5500, 110), (2750, 110), (550, 550)):
         places = np.random.default_rng(0).permutation(5500) % different
         source = ArraySource(X[places], y[places], classes=("a", "b"))
@@ -76,7 +76,7 @@ def test_where_copies_leave_few_different_rows_a_tenth_is_set_aside() -> None:
         assert left.n_rows + held.n_rows == 5500
 
 
-def test_every_class_keeps_its_rows() -> None:
+def test_every_class_keeps_training_rows() -> None:
     """Check many classes, with as many rows for each; some rows of the rarest class stay."""
 
     def why(labels: Any, names: tuple[str, ...], n: int = 5500) -> str | None:
@@ -99,7 +99,7 @@ def test_every_class_keeps_its_rows() -> None:
     np.testing.assert_array_equal(left.totals, (3920, 1421, 49))
 
 
-def test_rows_with_copies_are_not_judged_by_fits_to_the_copies() -> None:
+def test_copies_are_not_used_for_leave_one_out() -> None:
     """Check that equal copies are left out together, and that different copies give no
     probabilities."""
     assert calibration_split(
@@ -110,18 +110,18 @@ def test_rows_with_copies_are_not_judged_by_fits_to_the_copies() -> None:
     assert not found.left_out
     assert "rows without copies; train with calibrate=True" in str(found.why_none)
     rng = np.random.default_rng(0)
-    rows, labels, new, told = (
+    rows, labels, new, caught = (
         rng.normal(size=(150, 3)), rng.integers(0, 2, 150), rng.normal(size=(900, 3)),
         rng.integers(0, 2, 900),
     )  # fmt: skip
     model = KernelClassifier(threads=1, accelerator="none", n_centers="all").fit(
         np.repeat(rows, 2, axis=0), np.repeat(labels, 2)
     )
-    assert log_loss(told, model.predict_proba(new)) < 0.75
+    assert log_loss(caught, model.predict_proba(new)) < 0.75
 
 
 @pytest.mark.parametrize("name", ["model.n_centers", "solver.n_nystrom", "data.batch_size"])
-def test_settings_that_take_all_rows_get_them(name: str) -> None:
+def test_settings_that_need_all_rows_get_them(name: str) -> None:
     """Check that settings which need all rows are still accepted."""
     solver = {"solver.name": "eigenpro3"}
     assert aside(5500, "auto", **solver, **{name: 5390}) == 110
@@ -129,7 +129,7 @@ def test_settings_that_take_all_rows_get_them(name: str) -> None:
     assert aside(5500, True, **solver, **{name: 5500}) == 550
 
 
-def test_rows_that_can_not_be_told_apart() -> None:
+def test_indistinguishable_rows_are_not_set_aside() -> None:
     def made(*_: int) -> Any:
         raise NotImplementedError
 
@@ -141,7 +141,7 @@ def test_rows_that_can_not_be_told_apart() -> None:
         calibration_split(RunConfig().with_overrides({"run.calibrate": True}), source)
 
 
-def test_who_has_no_probabilities_says_why() -> None:
+def test_missing_probabilities_are_explained() -> None:
     """Check the reason and the remedy; with earlier weights no rows can be set aside."""
     model = KernelClassifier(**QUICK | {"solver": "block"}, warm_start=True, epochs=1).fit(X, y)
     assert model.predict_proba(X[:3]).shape == (3, 2)  # of a first fit
@@ -160,9 +160,9 @@ def test_who_has_no_probabilities_says_why() -> None:
         (KernelClassifier(**QUICK).fit(X[:200], several[:200]), "several labels for a row; use"),
     ):
         assert not hasattr(fitted, "predict_proba")
-        with pytest.raises(AttributeError) as told:
+        with pytest.raises(AttributeError) as caught:
             fitted.predict_proba(X)  # type: ignore[operator]
-        assert message in f"{told.value} {told.value.__cause__}"
+        assert message in f"{caught.value} {caught.value.__cause__}"
     values = KernelRegressor(**QUICK).fit(X[:200], X[:200, 0])
     with pytest.raises(ConfigError, match=r"'auto' sets none aside for numeric targets; train"):
         values.predict(X, interval=0.9)
@@ -172,7 +172,7 @@ def test_who_has_no_probabilities_says_why() -> None:
         KernelClassifier(**QUICK, calibrate=True).partial_fit(X, y)
 
 
-def test_the_same_settings_go_on_from_a_fit(tmp_path: Path) -> None:
+def test_same_settings_continue_from_a_fit(tmp_path: Path) -> None:
     """Check that over the same centers the rows set aside are left out again."""
     made = QUICK | {"solver": "block", "epochs": 1}
     first = KernelClassifier(**made, run_dir=tmp_path / "a").fit(X, y)
@@ -186,12 +186,12 @@ def test_the_same_settings_go_on_from_a_fit(tmp_path: Path) -> None:
     assert found._replace(training_rows=None) == (None, None, "why", True, False)
 
 
-def test_a_memory_without_room_for_it_is_trained_in() -> None:
+def test_insufficient_memory_disables_auto_calibration() -> None:
     """Check that "auto" then sets no rows aside, and that True is refused."""
     source = ArraySource(np.zeros((5500, 300), np.float32), y, classes=("a", "b"))
     least = {}
-    for asked in (False, "auto", True):
-        settings = {"run.calibrate": asked, "run.threads": 1, "model.n_centers": 200}
+    for requested in (False, "auto", True):
+        settings = {"run.calibrate": requested, "run.threads": 1, "model.n_centers": 200}
         config = RunConfig().with_overrides(settings | {"run.accelerator": "none"})
         for mib in range(90, 250, 4):
             with contextlib.suppress(MemoryBudgetError):
@@ -199,42 +199,42 @@ def test_a_memory_without_room_for_it_is_trained_in() -> None:
                     config.with_overrides({"run.memory": mib << 20}), RunInputs(source=source)
                 )
                 run.backend.close()
-                least[asked] = mib, run.data.calibration_rows is not None
+                least[requested] = mib, run.data.calibration_rows is not None
                 break
     assert least[False] == least["auto"]
     assert least[True] > least["auto"]
     assert least[True][1]
 
 
-def test_rows_with_weights_are_not_set_aside_by_themselves() -> None:
+def test_too_few_weighted_rows_are_not_set_aside() -> None:
     w = np.where(np.arange(len(y)) < 30, 1.0, 0.0).astype(np.float32)
     found = calibration_split(RunConfig(), ArraySource(X, y, classes=("0", "1"), sample_weight=w))
     assert found.calibration_rows is None
     assert "sample weights" in str(found.why_none)
 
 
-def test_rows_that_follow_leave_no_probabilities(tmp_path: Path) -> None:
+def test_later_rows_remove_probabilities(tmp_path: Path) -> None:
     """Check that later blocks of rows remove probabilities, which belonged to other weights."""
     made = QUICK | {"solver": "block", "bandwidth": "auto", "metric": "none"}
     KernelClassifier(**made, epochs=1, run_dir=tmp_path / "a").fit(X, y)
     model = load(tmp_path / "a")
     assert model.predict_proba(X[:3]).shape == (3, 2)
     model.partial_fit(X[:200], y[:200])
-    with pytest.raises(AttributeError) as told:
+    with pytest.raises(AttributeError) as caught:
         model.predict_proba(X)
-    assert "with partial_fit" in f"{told.value} {told.value.__cause__}"
+    assert "with partial_fit" in f"{caught.value} {caught.value.__cause__}"
 
 
-def test_a_run_goes_on_as_it_began(tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_choice(tmp_path: Path) -> None:
     """Check that the choice of "auto" is recorded, and that a run without rows aside is as
     before."""
-    begun = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
+    started = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
     again = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
-    np.testing.assert_array_equal(again.predict_proba(X[:5]), begun.predict_proba(X[:5]))
+    np.testing.assert_array_equal(again.predict_proba(X[:5]), started.predict_proba(X[:5]))
     assert load(tmp_path / "a").calibrate == "auto"
-    for asked in (True, False):  # a tenth, or none
+    for requested in (True, False):  # a tenth, or none
         with pytest.raises(ResumeMismatchError, match="calibrate"):
-            KernelClassifier(**QUICK, run_dir=tmp_path / "a", calibrate=asked).fit(X, y)
+            KernelClassifier(**QUICK, run_dir=tmp_path / "a", calibrate=requested).fit(X, y)
     without = KernelClassifier(**QUICK, run_dir=tmp_path / "b", calibrate=False).fit(X, y)
     auto = KernelClassifier(**QUICK, run_dir=tmp_path / "b").fit(X, y)
     np.testing.assert_array_equal(auto.dual_coef_, without.dual_coef_)
@@ -246,7 +246,7 @@ def test_a_run_goes_on_as_it_began(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("recorded", "rows"), [(None, 0), (True, 550)])
-def test_runs_of_before_there_was_a_default_go_on(
+def test_runs_older_than_the_default_resume(
     recorded: bool | None, rows: int, tmp_path: Path
 ) -> None:
     """Check runs whose record lacks the setting: all rows were trained on, or "auto" had set a
@@ -257,18 +257,18 @@ def test_runs_of_before_there_was_a_default_go_on(
     def config(folder: str, calibrate: Any) -> RunConfig:
         return settings(tmp_path / folder, **options, **{"run.calibrate": calibrate})
 
-    whole = finished(config("whole", recorded is True), source=source)
+    uninterrupted = finished(config("whole", recorded is True), source=source)
     stopped(config("begun", recorded is True), 5, source=source, test=source)
     with RunDirectory(tmp_path / "begun", writable=False) as directory:
         found = directory.recorded()
     assert found is not None
     assert found["identity"]["settings"]["run"].get("calibrate") is recorded
     again = finished(config("begun", "auto"), source=source)
-    np.testing.assert_array_equal(again.model.weights, whole.model.weights)
-    assert again.samples == whole.samples == 2 * (5500 - rows)
+    np.testing.assert_array_equal(again.model.weights, uninterrupted.model.weights)
+    assert again.samples == uninterrupted.samples == 2 * (5500 - rows)
 
 
-def test_auto_sets_none_aside_where_a_part_has_too_few_rows() -> None:
+def test_auto_skips_parts_with_too_few_rows() -> None:
     """Check that a fit with defaults is not refused."""
     X = np.random.default_rng(0).normal(size=(6040, 2))
     y = (X[:, 0] > 0).astype(int)

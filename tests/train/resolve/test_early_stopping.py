@@ -56,10 +56,10 @@ def early(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     """Return the directory of a run that was stopped early; tests only read it."""
-    place = tmp_path_factory.mktemp("whole") / "run"
-    return finished(early(place), source=noisy()), place
+    path = tmp_path_factory.mktemp("whole") / "run"
+    return finished(early(path), source=noisy()), path
 
 
 def best_of(scores: list[float]) -> int:
@@ -67,7 +67,7 @@ def best_of(scores: list[float]) -> int:
     return scores.index(max(scores)) + 1
 
 
-def judged(scores: list[float], patience: int) -> tuple[list[bool], list[bool]]:
+def best_and_end(scores: list[float], patience: int) -> tuple[list[bool], list[bool]]:
     """Return for each score in turn whether it was the best so far, and whether it was the end."""
     stopping = EarlyStopping(ExecutionConfig(early_stopping=True, n_iter_no_change=patience))
     best, end = [], []
@@ -79,7 +79,7 @@ def judged(scores: list[float], patience: int) -> tuple[list[bool], list[bool]]:
     return best, end
 
 
-def test_a_score_is_there_only_with_its_weights() -> None:
+def test_score_is_added_only_with_its_weights() -> None:
     def no_room() -> None:
         raise MemoryError
 
@@ -89,25 +89,28 @@ def test_a_score_is_there_only_with_its_weights() -> None:
     assert stopping.scores == []
 
 
-def test_the_end_comes_after_passes_without_a_better_score() -> None:
-    best, end = judged([0.1, 0.3, 0.2, 0.3, 0.4, 0.4, 0.3], 2)
+def test_training_ends_after_epochs_without_improvement() -> None:
+    best, end = best_and_end([0.1, 0.3, 0.2, 0.3, 0.4, 0.4, 0.3], 2)
     assert best == [True, True, False, False, True, False, False]
     assert end == [False, False, False, True, False, False, True]
 
 
-def test_what_is_no_number_is_never_the_best() -> None:
-    assert judged([math.nan, math.inf, -5.0], 2) == ([False, False, True], [False, False, False])
-    assert judged([math.nan] * 3, 2)[1] == [False, False, True]
+def test_non_finite_score_is_never_the_best() -> None:
+    assert best_and_end([math.nan, math.inf, -5.0], 2) == (
+        [False, False, True],
+        [False, False, False],
+    )
+    assert best_and_end([math.nan] * 3, 2)[1] == [False, False, True]
     assert scores_from_json(scores_as_json([0.5, -math.inf])) == [0.5, -math.inf]
 
 
-def test_a_run_without_it_has_no_scores() -> None:
+def test_run_without_early_stopping_has_no_scores() -> None:
     assert not EarlyStopping(ExecutionConfig()).active
     assert finished(settings(), source=noisy()).validation_scores == []
 
 
 @pytest.mark.parametrize("method", ["block", "eigenpro2", "eigenpro3", "falkon"])
-def test_the_weights_are_those_of_the_best_pass(method: str) -> None:
+def test_weights_are_those_of_the_best_epoch(method: str) -> None:
     own: dict[str, Any] = {"solver.name": method}
     if method == "eigenpro2":
         own["model.n_centers"] = "auto"
@@ -117,7 +120,7 @@ def test_the_weights_are_those_of_the_best_pass(method: str) -> None:
     assert len(result.validation_scores) == result.epochs < EPOCHS
     assert result.epochs == best + 2
     assert result.ended is not None
-    assert f"pass {best}" in result.ended
+    assert f"epoch {best}" in result.ended
     # The same rows, for as many passes as were good.
     left, _ = split_rows(noisy(), 0.25, 0)
     plain = settings(**{"solver.ridge": 0.0, "model.bandwidth": 1.0, "data.epochs": best}, **own)
@@ -127,11 +130,11 @@ def test_the_weights_are_those_of_the_best_pass(method: str) -> None:
 
 
 @pytest.mark.parametrize("values", [True, False])
-def test_scores_are_of_the_rows_set_aside(values: bool) -> None:
+def test_scores_are_computed_on_validation_rows(values: bool) -> None:
     result = train(early(), source=noisy(values))
     with result.model.backend:
-        _, aside = split_rows(noisy(values), 0.25, 0)
-        rows = concatenate_blocks([aside.read_unit(u, 0, 0) for u in range(aside.n_units)])
+        _, held_out = split_rows(noisy(values), 0.25, 0)
+        rows = concatenate_blocks([held_out.read_unit(u, 0, 0) for u in range(held_out.n_units)])
         F = result.model.values(rows.X)
     truth = r2_score(rows.y, F) if values else accuracy_score(rows.y, F.argmax(axis=1))
     assert max(result.validation_scores) == pytest.approx(truth, abs=1e-12)
@@ -142,7 +145,7 @@ def test_scores_are_of_the_rows_set_aside(values: bool) -> None:
     assert len(steps) == len(set(steps)) == result.epochs
 
 
-def test_epochs_that_end_first_keep_the_best_weights_too() -> None:
+def test_last_epoch_restores_best_weights() -> None:
     result = finished(early(**{"run.n_iter_no_change": 50}), source=noisy())
     assert result.epochs == EPOCHS == len(result.validation_scores)
     assert result.ended is None
@@ -152,13 +155,13 @@ def test_epochs_that_end_first_keep_the_best_weights_too() -> None:
     assert result.metrics["validation_r2"] == pytest.approx(score, abs=1e-12)
 
 
-def test_rows_set_aside_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_rows_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that changed targets of these rows do not change a weight."""
     source = AugmentedSource(noisy(), 2, [GaussianNoise(0.1)])
     result = finished(early(**{"run.n_iter_no_change": 50}), source=source)
-    left, aside = split_rows(noisy(), 0.25, 0)
+    left, held_out = split_rows(noisy(), 0.25, 0)
     X, y = np.array(noisy()._X), np.array(noisy()._y)
-    out = np.concatenate([aside.source_rows(u) for u in range(aside.n_units)]).astype(int)
+    out = np.concatenate([held_out.source_rows(u) for u in range(held_out.n_units)]).astype(int)
     assert len(out) + left.n_rows == N
     # Mean and variance of all targets, which are the scale of the model, stay what they were.
     y[out] = y[out][::-1]
@@ -174,45 +177,45 @@ def test_rows_set_aside_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) ->
     assert result.epochs == EPOCHS
 
 
-def test_an_evaluation_that_a_signal_ends_is_made_again(
+def test_interrupted_evaluation_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = finished(early(tmp_path / "whole"), source=noisy())
-    for which in (1, 3, whole.epochs):
-        place, calls = tmp_path / str(which), []
+    uninterrupted = finished(early(tmp_path / "whole"), source=noisy())
+    for which in (1, 3, uninterrupted.epochs):
+        location, calls = tmp_path / str(which), []
         evaluate = trainer.EvaluationSchedule.evaluate
 
         def interrupted(self: Any, model: Any, *rest: Any, which: int = which) -> None:
-            def made() -> Any:
+            def generate() -> Any:
                 calls.append(1)  # noqa: B023
                 if len(calls) == which:  # noqa: B023
                     signal.raise_signal(signal.SIGTERM)
                 return model()
 
-            evaluate(self, made, *rest)  # noqa: B023
+            evaluate(self, generate, *rest)  # noqa: B023
 
         with monkeypatch.context() as patch:
             patch.setattr(trainer.EvaluationSchedule, "evaluate", interrupted)
             with pytest.raises(Exception, match="run the same command again"):
-                finished(early(place), source=noisy())
-        again = finished(early(place), source=noisy())
-        assert_same_bits(final(place), final(tmp_path / "whole"))
-        assert again.validation_scores == whole.validation_scores
+                finished(early(location), source=noisy())
+        again = finished(early(location), source=noisy())
+        assert_same_bits(final(location), final(tmp_path / "whole"))
+        assert again.validation_scores == uninterrupted.validation_scores
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_from_any_checkpoint(tmp_path: Path) -> None:
+def test_killed_run_resumes_from_any_checkpoint(tmp_path: Path) -> None:
     often = {"run.checkpoint_every": 1, "run.keep_checkpoints": 500}
-    whole = finished(early(tmp_path / "whole", **often), source=noisy())
+    uninterrupted = finished(early(tmp_path / "whole", **often), source=noisy())
     expected = final(tmp_path / "whole")
     with RunDirectory(tmp_path / "whole", writable=False) as run:
         steps = sorted(run.steps())
     for newest in steps[:: len(steps) // 4] + steps[-2:-1]:
-        place = tmp_path / str(newest)
-        killed(tmp_path / "whole", place, newest)
-        again = finished(early(place, **often), source=noisy())
-        assert_same_bits(final(place), expected)
-        assert again.validation_scores == whole.validation_scores
+        path = tmp_path / str(newest)
+        killed(tmp_path / "whole", path, newest)
+        again = finished(early(path, **often), source=noisy())
+        assert_same_bits(final(path), expected)
+        assert again.validation_scores == uninterrupted.validation_scores
 
 
 def killed(old: Path, new: Path, newest: int) -> None:
@@ -223,18 +226,18 @@ def killed(old: Path, new: Path, newest: int) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def test_another_share_is_another_run(tmp_path: Path) -> None:
+def test_changed_validation_fraction_is_another_run(tmp_path: Path) -> None:
     finished(early(tmp_path), source=noisy())
     with pytest.raises(RunError, match=r"run\.validation_fraction: was 0.25, now 0.3"):
         train(early(tmp_path, **{"run.validation_fraction": 0.3}), source=noisy())
 
 
-def test_settings_without_it_are_recorded_as_ever() -> None:
+def test_identity_omits_unused_early_stopping() -> None:
     assert not [k for k in settings().identity()["run"] if "validation" in k or "early" in k]
     assert early().identity()["run"]["validation_fraction"] == 0.25
 
 
-def test_a_loaded_run_has_the_scores(tmp_path: Path) -> None:
+def test_loaded_run_has_scores(tmp_path: Path) -> None:
     result = finished(early(tmp_path), source=noisy())
     loaded = load_result(tmp_path)[1]
     loaded.model.backend.close()
@@ -246,19 +249,19 @@ def test_a_loaded_run_has_the_scores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "message"),
     [
         ({"solver.name": "direct"}, "early_stopping has no meaning for solver='direct'"),
         ({"data.epochs": 1}, "early_stopping has nothing to stop"),
         ({"solver.warm_start": "runs/old"}, "early_stopping cannot be used with initial weights"),
     ],
 )
-def test_where_it_means_nothing_it_is_refused(overrides: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_unsupported_early_stopping_is_refused(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         train(early(**overrides), source=noisy())
 
 
-def test_rows_that_a_function_makes_are_refused() -> None:
+def test_generated_rows_are_refused() -> None:
     def make(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
         return np.zeros((stop - start, 2), np.float32), np.zeros(stop - start)
 
@@ -266,7 +269,7 @@ def test_rows_that_a_function_makes_are_refused() -> None:
         train(early(), source=GeneratorSource(make, 100, (2,), np.float32, 1))
 
 
-def test_a_class_that_is_set_aside_as_a_whole_is_told_of() -> None:
+def test_class_without_training_rows_gives_warning() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 2))
     few = {"model.n_centers": 5}
@@ -275,11 +278,11 @@ def test_a_class_that_is_set_aside_as_a_whole_is_told_of() -> None:
         train(early(**few, **{"run.validation_fraction": 0.9}), source=ArraySource(X, labels))
 
 
-def test_rows_set_aside_need_weights() -> None:
+def test_validation_rows_need_positive_weights() -> None:
     X, weights = np.random.default_rng(0).normal(size=(60, 2)), np.zeros(60)
     source = ArraySource(X, X[:, 0], sample_weight=weights)
-    aside = split_rows(source, 0.25, 0)[1]
-    rows = np.concatenate([aside.source_rows(u) for u in range(aside.n_units)])
+    held_out = split_rows(source, 0.25, 0)[1]
+    rows = np.concatenate([held_out.source_rows(u) for u in range(held_out.n_units)])
     weights[np.setdiff1d(np.arange(60), rows)] = 1
     with pytest.raises(DataError, match=r"^all rows to evaluate have sample weight 0"):
         train(
@@ -287,12 +290,12 @@ def test_rows_set_aside_need_weights() -> None:
         )
 
 
-def test_partial_fit_refuses_it() -> None:
+def test_partial_fit_refuses_early_stopping() -> None:
     with pytest.raises(ConfigError, match="cannot be used with partial_fit"):
         Online(early()).advance(noisy())
 
 
-def test_auto_takes_a_solver_and_epochs_that_can_be_stopped() -> None:
+def test_auto_chooses_solver_that_supports_early_stopping() -> None:
     config = early(**{"solver.name": "auto", "solver.ridge": "auto", "data.epochs": "auto"})
     run = open_run(config, RunInputs(noisy()))
     run.backend.close()
@@ -303,10 +306,10 @@ def test_auto_takes_a_solver_and_epochs_that_can_be_stopped() -> None:
 
 
 def lines_of(buffers: Buffers) -> dict[str, int]:
-    return {what: size for _, what, size in buffers.lines}
+    return {buffer_name: size for _, buffer_name, size in buffers.lines}
 
 
-def test_what_it_holds_is_counted() -> None:
+def test_memory_of_best_weights_is_counted() -> None:
     runs = [open_run(config, RunInputs(noisy())) for config in (settings(), early())]
     for run in runs:
         run.backend.close()
@@ -335,20 +338,23 @@ class Failing(Callback):
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("event", ["train", "evaluation", "pass ended", "finished"])
-def test_a_callback_that_fails_at_the_end_of_a_pass_takes_no_score_away(
-    event: str, undisturbed: tuple[Result, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_failing_epoch_callback_keeps_scores(
+    event: str,
+    uninterrupted_run: tuple[Result, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(progress, "MIN_LOG_INTERVAL_S", 0.0)
     monkeypatch.setattr(progress, "MAX_LOG_INTERVAL_S", 0.0)
-    whole, ended = undisturbed
+    full, ended = uninterrupted_run
     steps = latest_step(ended)
-    best = best_of(whole.validation_scores)
-    for epoch in [whole.epochs] if event == "finished" else [1, best, whole.epochs]:
-        place, step = tmp_path / str(epoch), steps // whole.epochs * epoch
+    best = best_of(full.validation_scores)
+    for epoch in [full.epochs] if event == "finished" else [1, best, full.epochs]:
+        location, step = tmp_path / str(epoch), steps // full.epochs * epoch
         with pytest.raises(ZeroDivisionError, match=event):
-            train(early(place), source=noisy(), callbacks=[Failing(event, step)])
-        assert latest_step(place) == step
-        again = finished(early(place), source=noisy())
-        assert_same_bits(final(place), final(ended))
-        assert again.validation_scores == whole.validation_scores
-        assert again.ended == whole.ended
+            train(early(location), source=noisy(), callbacks=[Failing(event, step)])
+        assert latest_step(location) == step
+        again = finished(early(location), source=noisy())
+        assert_same_bits(final(location), final(ended))
+        assert again.validation_scores == full.validation_scores
+        assert again.ended == full.ended

@@ -1,4 +1,4 @@
-"""A metric that is given: as if the features had been moved before, from wherever it comes."""
+"""Check a given metric: its results equal those of transformed features."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ def moved(X: Array, metric: Array) -> Array:
     [{}, {"kernel": "gaussian"}, {"bandwidth": "median"}, {"kernel": sk.Laplace(2.0)},
      {"solver": "eigenpro4"}, {"centers": "rpcholesky"}],
 )  # fmt: skip
-def test_it_is_as_if_the_features_had_been_moved(metric: Array, given: dict[str, Any]) -> None:
+def test_given_metric_equals_transformed_features(metric: Array, given: dict[str, Any]) -> None:
     X, y = rows(600, 0)
     T = rows(200, 1)[0]
-    asked = {"n_centers": 100, "scale": "none", "random_state": 3} | given
-    asked |= {} if "solver" in asked else {"ridge": 1e-4}
-    inside = sk.KernelRegressor(metric=metric, **asked).fit(X, y)
-    before = sk.KernelRegressor(metric="none", **asked).fit(moved(X, metric), y)
+    options = {"n_centers": 100, "scale": "none", "random_state": 3} | given
+    options |= {} if "solver" in options else {"ridge": 1e-4}
+    inside = sk.KernelRegressor(metric=metric, **options).fit(X, y)
+    before = sk.KernelRegressor(metric="none", **options).fit(moved(X, metric), y)
     assert inside.bandwidth_ == pytest.approx(before.bandwidth_, rel=1e-5)
-    wanted = before.predict(moved(T, metric))
-    np.testing.assert_allclose(inside.predict(T), wanted, atol=2e-3 * np.abs(wanted).max())
+    expected = before.predict(moved(T, metric))
+    np.testing.assert_allclose(inside.predict(T), expected, atol=2e-3 * np.abs(expected).max())
     np.testing.assert_array_equal(inside.kernel_.metric, metric)
 
 
 @pytest.mark.parametrize(("metric", "numbers"), [(None, 0), (SCALES, D), (MATRIX, 3 * D)])
-def test_the_plan_has_room_for_it(metric: Array | None, numbers: int) -> None:
+def test_memory_plan_includes_metric(metric: Array | None, numbers: int) -> None:
     run = open_run(settings(), RunInputs(sk.ArraySource(*rows(300, 0)), metric=metric))
     run.backend.close()
-    held = [size for _, what, size in run.buffers.lines if "metric" in what]
+    held = [size for _, buffer_name, size in run.buffers.lines if "metric" in buffer_name]
     assert sum(held) == 6 * 8 * numbers
 
 
@@ -81,14 +81,14 @@ def test_weights_of_another_metric_are_refused() -> None:
     np.testing.assert_array_equal(model.kernel_.metric, SCALES)
 
 
-def test_a_search_is_of_one_metric(tmp_path: Path) -> None:
-    place = tmp_path / "metric.npy"
-    run = settings(tmp_path / "run", **{"model.metric": str(place), "model.bandwidth": "auto"})
+def test_search_uses_one_metric(tmp_path: Path) -> None:
+    path = tmp_path / "metric.npy"
+    run = settings(tmp_path / "run", **{"model.metric": str(path), "model.bandwidth": "auto"})
     given = {"source": array_source(), "out": tmp_path / "search", "rows": 60}
-    np.save(place, SCALES[:5])
+    np.save(path, SCALES[:5])
     first = sk.tune(run, **given)
     assert sk.tune(run, **given).table == first.table
-    np.save(place, SCALES[:5] + 1)
+    np.save(path, SCALES[:5] + 1)
     with pytest.raises(sk.StreamkernError, match="metric"):
         sk.tune(run, **given)
 
@@ -101,12 +101,12 @@ def test_a_search_is_of_one_metric(tmp_path: Path) -> None:
         (np.zeros(D), "metric is 0 for all features"),
     ],
 )
-def test_no_metric_is_a_sentence(metric: Any, text: str) -> None:
+def test_invalid_metric_is_refused_in_one_sentence(metric: Any, text: str) -> None:
     with pytest.raises(sk.ConfigError, match=text):
         sk.KernelRegressor(metric=metric).fit(*rows(50, 0))
 
 
-def test_large_scales_have_shares() -> None:
+def test_large_scales_have_finite_importances() -> None:
     X, y = rows(300, 0)
     model = sk.KernelRegressor(n_centers=50, metric=np.full(D, 1e200), bandwidth=1e200)
     np.testing.assert_allclose(model.fit(X, y).feature_importances_, 1 / D)
@@ -119,32 +119,30 @@ def config(path: Path, metric: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("kind", ["npy", "zarr"])
-def test_from_a_file_and_resumed(kind: str, tmp_path: Path) -> None:
-    metric, place = RNG.normal(size=(5, 2)), str(tmp_path / f"metric.{kind}")
+def test_metric_file_is_read_and_run_resumes(kind: str, tmp_path: Path) -> None:
+    metric, location = RNG.normal(size=(5, 2)), str(tmp_path / f"metric.{kind}")
     save = np.save if kind == "npy" else partial(zarr.save_array, mode="w")
-    save(place, metric)
-    whole = finished(config(tmp_path / "whole", place), source=array_source())
-    np.testing.assert_array_equal(whole.model.op.kernel.metric, metric)
-    stopped(config(tmp_path / "run", place), 5, source=array_source())
-    finished(config(tmp_path / "run", place), source=array_source())
+    save(location, metric)
+    uninterrupted = finished(config(tmp_path / "whole", location), source=array_source())
+    np.testing.assert_array_equal(uninterrupted.model.op.kernel.metric, metric)
+    stopped(config(tmp_path / "run", location), 5, source=array_source())
+    finished(config(tmp_path / "run", location), source=array_source())
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
-    save(place, 2 * metric)
+    save(location, 2 * metric)
     with pytest.raises(sk.ResumeMismatchError, match="metric"):
-        finished(config(tmp_path / "run", place), source=array_source())
+        finished(config(tmp_path / "run", location), source=array_source())
 
 
 @pytest.mark.parametrize("name", ["given", "array", "file"])
-def test_any_word_that_is_none_of_ours_is_a_place(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_word_is_a_path(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check also words for what the caller may give as an object."""
     monkeypatch.chdir(tmp_path)
     X, _ = rows(60, 1)
     Z, metric = X[:20, :5], SCALES[:5]
     at_centers = settings(**{"model.centers": name, "model.n_centers": "auto"})
     in_metric = settings(**{"model.metric": name})
-    for config, what in ((at_centers, "centers"), (in_metric, "a metric")):
-        with pytest.raises(sk.StoreNotFoundError, match=f"there is no array of {what} at {name}"):
+    for config, case in ((at_centers, "centers"), (in_metric, "a metric")):
+        with pytest.raises(sk.StoreNotFoundError, match=f"there is no array of {case} at {name}"):
             finished(config, source=array_source())
     zarr.save_array(name, Z)
     read = finished(at_centers, source=array_source())
@@ -155,7 +153,7 @@ def test_any_word_that_is_none_of_ours_is_a_place(
 
 
 @pytest.mark.parametrize("name", ["centers", "metric"])
-def test_what_is_given_is_in_the_place_of_a_setting(name: str, tmp_path: Path) -> None:
+def test_given_array_overrides_setting(name: str, tmp_path: Path) -> None:
     """Check that the setting is not read and not part of the run's identity, and that the array
     is."""
     array = {"centers": rows(20, 1)[0][:, :5], "metric": SCALES[:5]}[name]
@@ -181,20 +179,20 @@ def test_what_is_given_is_in_the_place_of_a_setting(name: str, tmp_path: Path) -
         ({"run.precision": "integer"}, "moves features off the integers"),
     ],
 )
-def test_a_metric_beside_what_has_none_is_refused(settings_of: dict[str, Any], text: str) -> None:
+def test_unsupported_metric_is_refused(settings_of: dict[str, Any], text: str) -> None:
     own = {"model.bandwidth": "auto"} if "model.kernel" in settings_of else {}
     with pytest.raises(sk.ConfigError, match=text):
         finished(settings(**settings_of, **own), source=array_source(), metric=SCALES[:5])
 
 
 @pytest.mark.parametrize("solver", ["eigenpro2", "eigenpro1"])
-def test_centers_beside_a_solver_that_has_its_own_are_refused(solver: str) -> None:
+def test_centers_are_refused_by_solvers_of_all_rows(solver: str) -> None:
     config = settings(**{"solver.name": solver, "model.n_centers": "auto"})
     with pytest.raises(sk.ConfigError, match="takes all 135 training rows as centers"):
         finished(config, source=array_source(), centers=arrays()[0])
 
 
-def test_a_kernel_of_ones_own_goes_on_in_it(tmp_path: Path) -> None:
+def test_user_kernel_keeps_given_metric(tmp_path: Path) -> None:
     """Check that the kernel of the settings has no metric, and that of the run has."""
     given = {"source": array_source(), "metric": SCALES[:5]}
     for kernel in (sk.Laplace(3.0), "laplace"):
@@ -219,27 +217,29 @@ def test_a_kernel_of_ones_own_goes_on_in_it(tmp_path: Path) -> None:
         ("torn", "is no .npy file, zarr array"),
     ],
 )
-def test_what_can_not_be_is_a_sentence(array: Any, text: str, tmp_path: Path) -> None:
-    place = tmp_path / "metric.npy"
+def test_unreadable_metric_is_refused_in_one_sentence(
+    array: Any, text: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "metric.npy"
     if isinstance(array, np.ndarray):
-        np.save(place, array)
+        np.save(path, array)
     elif array == "text":
-        place.write_text("1, 2, 3")
+        path.write_text("1, 2, 3")
     elif array in ("lost", "torn"):
-        place = tmp_path / "metric.zarr"
-        zarr.save_array(place, np.ones(5))
-        (chunk,) = (place / "c").rglob("0")
+        path = tmp_path / "metric.zarr"
+        zarr.save_array(path, np.ones(5))
+        (chunk,) = (path / "c").rglob("0")
         chunk.unlink() if array == "lost" else chunk.write_bytes(b"torn")
     elif array == "group":
-        place = tmp_path / "group"
-        zarr.open_group(place, mode="w")
+        path = tmp_path / "group"
+        zarr.open_group(path, mode="w")
     with pytest.raises(sk.StreamkernError, match=text):
-        finished(config(tmp_path / "run", str(place)), source=array_source())
+        finished(config(tmp_path / "run", str(path)), source=array_source())
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_info_names_the_columns_and_draws(
+def test_info_names_columns_and_draws_metric(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     X, y = rows(300, 0)

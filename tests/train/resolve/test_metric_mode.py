@@ -42,15 +42,15 @@ def word(source: Any = None, *, has_initial_weights: bool = False, **overrides: 
     source = sk.ArraySource(X, truth(X)) if source is None else source
     names = {name.replace("__", "."): value for name, value in overrides.items()}
     config = sk.RunConfig().with_overrides(names)
-    wish = requested_metric_mode(
+    options = requested_metric_mode(
         config, open_data(config, source), has_initial_weights=has_initial_weights
     )
-    assert (wish is CHOSEN_TO_LEARN) == (config.model.metric == "auto" and wish.learns)
-    assert wish.reason.startswith("chosen, as" if config.model.metric == "auto" else "as set")
-    return wish.mode
+    assert (options is CHOSEN_TO_LEARN) == (config.model.metric == "auto" and options.learns)
+    assert options.reason.startswith("chosen, as" if config.model.metric == "auto" else "as set")
+    return options.mode
 
 
-def test_a_table_has_one() -> None:
+def test_table_learns_a_metric() -> None:
     assert word() == "learn"
     X = (1000 + 100 * rows()).astype(np.uint16)
     assert word(sk.ArraySource(X, truth(rows()))) == "learn"
@@ -58,7 +58,7 @@ def test_a_table_has_one() -> None:
 
 @pytest.mark.parametrize("kernel", ["laplace", "matern32", "matern52", "gaussian"])
 @pytest.mark.parametrize("solver", ["block", "direct", "falkon"])
-def test_kernels_and_solvers_that_go_with_it(kernel: str, solver: str) -> None:
+def test_supported_kernels_and_solvers_learn_a_metric(kernel: str, solver: str) -> None:
     assert word(model__kernel=kernel, solver__name=solver) == "learn"
     assert word(model__kernel=kernel, model__bandwidth=2.0, solver__name=solver) == "none"
 
@@ -81,43 +81,43 @@ def test_kernels_and_solvers_that_go_with_it(kernel: str, solver: str) -> None:
         {"model__metric": "none"},
     ],
 )
-def test_settings_without_one(overrides: dict[str, Any]) -> None:
+def test_other_settings_learn_no_metric(overrides: dict[str, Any]) -> None:
     assert word(**overrides) == "none"
 
 
-def test_what_is_said_counts() -> None:
+def test_explicit_setting_is_followed() -> None:
     few = sk.ArraySource(rows(50), truth(rows(50)))
-    for said in ("learn", "learn-diagonal", "learn-full"):
-        assert word(few, model__metric=said, model__bandwidth=2.0) == said
+    for message in ("learn", "learn-diagonal", "learn-full"):
+        assert word(few, model__metric=message, model__bandwidth=2.0) == message
     assert word(few, model__metric="m.npy") == "given"
 
 
-def test_rows_without_one() -> None:
-    def of(X: Array, shape: tuple[int, ...] = (), **overrides: Any) -> str:
+def test_unsuitable_rows_learn_no_metric() -> None:
+    def mode_of(X: Array, shape: tuple[int, ...] = (), **overrides: Any) -> str:
         return word(sk.ArraySource(X.reshape(-1, *shape) if shape else X, X[:, 0]), **overrides)
 
-    assert of(rows(MIN_METRIC_ROWS - 1)) == "none"
-    assert of(rows(MIN_METRIC_ROWS)) == "learn"
+    assert mode_of(rows(MIN_METRIC_ROWS - 1)) == "none"
+    assert mode_of(rows(MIN_METRIC_ROWS)) == "learn"
     for n, expected in (
         (MIN_METRIC_ROWS_OF_CLASSES - 1, "none"),
         (MIN_METRIC_ROWS_OF_CLASSES, "learn"),
     ):
         classes = np.arange(n) % 2
         assert word(sk.ArraySource(rows(n), classes, classes=("a", "b"))) == expected
-    assert of(rows(d=1)) == "none"
-    assert of(rows(d=2)) == of(rows(d=256)) == "learn"
-    assert of(rows(d=257)) == "none"
+    assert mode_of(rows(d=1)) == "none"
+    assert mode_of(rows(d=2)) == mode_of(rows(d=256)) == "learn"
+    assert mode_of(rows(d=257)) == "none"
     wide = np.broadcast_to(np.float32(1), (MIN_METRIC_ROWS, MAX_METRIC_OUTPUTS + 1))
     assert word(sk.ArraySource(rows(), wide)) == "none"
     assert word(sk.ArraySource(rows(), wide[:, 1:])) == "learn"
-    assert of(rows(d=16), (4, 4, 1)) == "none"
-    assert of(rows(dtype=np.uint8)) == "none"
+    assert mode_of(rows(d=16), (4, 4, 1)) == "none"
+    assert mode_of(rows(dtype=np.uint8)) == "none"
     pixels = np.tile(load_digits().data, (2, 1)).astype(np.float32)
-    assert of(pixels) == "none"
-    assert of(pixels, data__scale="feature") == "learn"
+    assert mode_of(pixels) == "none"
+    assert mode_of(pixels, data__scale="feature") == "learn"
 
 
-def test_copies_of_a_row_are_one() -> None:
+def test_copies_of_a_row_count_once() -> None:
     X = rows(MIN_METRIC_ROWS // 2)
     base = sk.ArraySource(X, truth(X))
     assert word(sk.AugmentedSource(base, 4, [Scale("feature")])) == "none"
@@ -127,7 +127,7 @@ FEW = 500
 
 
 @pytest.fixture
-def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower the limits, so that a metric is learned in a second."""
     monkeypatch.setattr(metric_mode, "MIN_METRIC_ROWS", FEW)
 
@@ -138,8 +138,8 @@ def fitted(metric: str = "auto", **given: Any) -> sk.KernelRegressor:
     return sk.KernelRegressor(metric=metric, **settings).fit(X, truth(X))
 
 
-@pytest.mark.usefixtures("few_are_enough")
-def test_the_same_bits_as_what_it_stands_for() -> None:
+@pytest.mark.usefixtures("low_limits")
+def test_auto_gives_same_bits_as_explicit_mode() -> None:
     learned, plain = fitted(), fitted(bandwidth=2.0)
     assert learned.kernel_.metric is not None
     assert plain.kernel_.metric is None
@@ -149,7 +149,7 @@ def test_the_same_bits_as_what_it_stands_for() -> None:
         np.testing.assert_array_equal(one.predict(rows(50)), other.predict(rows(50)))
 
 
-def test_without_room_for_it_there_is_none() -> None:
+def test_insufficient_memory_disables_metric() -> None:
     """Check a memory that suffices for a run with "none"."""
     X = rows(4000, 32)
     given = RunInputs(sk.ArraySource(X, truth(X)))
@@ -170,37 +170,37 @@ def test_without_room_for_it_there_is_none() -> None:
         opened("learn", enough)
 
 
-@pytest.mark.usefixtures("few_are_enough")
-def test_a_run_records_auto_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("low_limits")
+def test_run_records_auto_and_resumes(tmp_path: Path) -> None:
     """Check that a resumed run is the same, and that a warm start and a continued run use its
     metric."""
     X = rows(FEW)
-    source, place = sk.ArraySource(X, truth(X)), str(tmp_path / "run")
+    source, location = sk.ArraySource(X, truth(X)), str(tmp_path / "run")
     config = sk.RunConfig().with_overrides(
         {
             "model.n_centers": 200, "data.epochs": 1, "solver.name": "block",
-            "run.run_dir": place, "run.device": "cpu",
+            "run.run_dir": location, "run.device": "cpu",
         }
     )  # fmt: skip
     for _ in range(2):  # the second is a resume
         train(config, source=source).model.backend.close()
-    before = final(Path(place))
-    assert sk.load(place).metric == "auto"
-    metric = sk.load(place).kernel_.metric
+    before = final(Path(location))
+    assert sk.load(location).metric == "auto"
+    metric = sk.load(location).kernel_.metric
     assert metric is not None
     for name, settings, more in (
-        ("warm", {"solver.warm_start": place}, {}), ("continued", {}, {"continues": place}),
+        ("warm", {"solver.warm_start": location}, {}), ("continued", {}, {"continues": location}),
     ):  # fmt: skip
         again = config.with_overrides({"run.run_dir": str(tmp_path / name), **settings})
         result = train(again, source=source, **more)
         np.testing.assert_array_equal(result.model.op.kernel.metric, metric)
         assert "learned_metric" not in result.meta["setup"]
         result.model.backend.close()
-    assert_same_bits(before, final(Path(place)))
+    assert_same_bits(before, final(Path(location)))
 
 
-@pytest.mark.usefixtures("few_are_enough")
-def test_a_first_block_decides() -> None:
+@pytest.mark.usefixtures("low_limits")
+def test_first_block_determines_metric() -> None:
     X = rows(FEW + 200)
     model = sk.KernelRegressor(n_centers=150, solver="block")
     model.partial_fit(X[:FEW], truth(X[:FEW]))
@@ -212,7 +212,7 @@ def test_a_first_block_decides() -> None:
     assert few.partial_fit(X, truth(X)).kernel_.metric is None
 
 
-def test_a_kernel_keeps_its_metric_block_by_block() -> None:
+def test_kernel_keeps_its_metric_over_blocks() -> None:
     X, metric = rows(1500), np.arange(1.0, D + 1)
     model = sk.KernelRegressor(Laplace(3.0, metric=metric), n_centers=150, solver="block")
     for part in (slice(1200), slice(1200, None)):

@@ -78,26 +78,28 @@ def by_hand(fixed: tuple[Any, ...], rows: np.ndarray) -> np.ndarray:
     return np.asarray(features)
 
 
-def test_predictions_are_the_kernel_of_transformed_rows() -> None:
+def test_predictions_use_patch_features() -> None:
     model = sk.KernelClassifier(**SMALL).fit(X, Y)
     kinds = [type(transform) for transform in model._fitted_.fixed]
     assert kinds == [sk.Scale, PatchFeatures]
     features = by_hand(model._fitted_.fixed, NEW)
     assert features.shape == (80, 48) == (80, len(model.get_feature_names_out()))
     K = laplace(features, np.float64(model.centers_), model.bandwidth_)
-    wanted = K @ np.float64(model.dual_coef_) + model.intercept_
-    np.testing.assert_allclose(model.decision_function(NEW), wanted[:, 1] - wanted[:, 0], atol=2e-4)
+    expected = K @ np.float64(model.dual_coef_) + model.intercept_
+    np.testing.assert_allclose(
+        model.decision_function(NEW), expected[:, 1] - expected[:, 0], atol=2e-4
+    )
     assert model.score(NEW, LABELS) > 0.9
 
 
-def test_values_and_floating_images_have_them_too() -> None:
+def test_regression_and_float_images_use_patch_features() -> None:
     model = sk.KernelRegressor(**SMALL | {"n_centers": 60}).fit(X / 7.0, Y.astype(float))
     assert model.score(NEW / 7.0, LABELS) > 0.5
     with pytest.raises(AttributeError, match="no metric"):
         _ = model.feature_importances_
 
 
-def test_importances_are_those_of_patch_features() -> None:
+def test_metric_importances_belong_to_patch_features() -> None:
     scales = np.ones(48)
     model = sk.KernelRegressor(metric=scales, **SMALL).fit(X, Y.astype(float))
     assert model.metric_importances_.shape == (48,)
@@ -108,13 +110,13 @@ def test_importances_are_those_of_patch_features() -> None:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("precision", ["exact", "float64"])
-def test_a_stopped_run_goes_on_with_the_same_bits(
+def test_stopped_run_resumes_with_same_bits(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that it reads its filters, which another LAPACK would round in another way."""
     flips = {"run.precision": precision, **FILTERS}
-    whole, killed = (settings(tmp_path / name, **flips) for name in ("whole", "killed"))
-    result = finished(whole, source=source(sk.RandomFlip()), test=held_out())
+    uninterrupted, killed = (settings(tmp_path / name, **flips) for name in ("whole", "killed"))
+    result = finished(uninterrupted, source=source(sk.RandomFlip()), test=held_out())
     stopped(killed, 3, source=source(sk.RandomFlip()), test=held_out())
     monkeypatch.setattr(PatchFeatures, "of_sample", not_drawn)
     finished(killed, source=source(sk.RandomFlip()), test=held_out())
@@ -127,7 +129,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(
     )
 
 
-def test_other_patches_are_another_run(tmp_path: Path) -> None:
+def test_changed_patch_settings_are_another_run(tmp_path: Path) -> None:
     stopped(settings(tmp_path / "run", **FILTERS), 3, source=source(), test=held_out())
     for change in ({"model.patch_features": 8}, {"model.patch_size": 4}, {"model.patch_grid": 1}):
         changed = settings(tmp_path / "run", **FILTERS | change)
@@ -138,7 +140,7 @@ def test_other_patches_are_another_run(tmp_path: Path) -> None:
         finished(without, source=source(), test=held_out())
 
 
-def test_they_are_left_out_of_a_record_without_them(tmp_path: Path) -> None:
+def test_record_without_patches_is_unchanged(tmp_path: Path) -> None:
     finished(settings(tmp_path / "run"), source=source())
     text = (tmp_path / "run" / "run.json").read_text()
     assert "patch" not in text
@@ -146,16 +148,16 @@ def test_they_are_left_out_of_a_record_without_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_continued_keeps_them(
+def test_continued_run_keeps_patch_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = finished(settings(tmp_path / "first", **FILTERS), source=source())
     before = patches_among(first.model.fixed)
     assert before is not None
     monkeypatch.setattr(PatchFeatures, "of_sample", not_drawn)
-    for asked in ({}, FILTERS):
-        place = tmp_path / f"second{len(asked)}"
-        config = settings(place, **asked | {"data.scale": "auto"})
+    for options in ({}, FILTERS):
+        path = tmp_path / f"second{len(options)}"
+        config = settings(path, **options | {"data.scale": "auto"})
         second = finished(config, source=source(), continues=tmp_path / "first")
         after = patches_among(second.model.fixed)
         assert after is not None
@@ -167,7 +169,7 @@ def test_a_run_that_is_continued_keeps_them(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", ["auto", "global"])
-def test_a_warm_start_and_partial_fit_keep_them(
+def test_warm_start_and_partial_fit_keep_patch_features(
     scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = SMALL | {"scale": scale, "solver": "block", "epochs": 2}
@@ -187,7 +189,7 @@ def test_a_warm_start_and_partial_fit_keep_them(
 
 
 @pytest.mark.parametrize("other", [{"patch_features": 7}, {"patch_features": 0}, {"patch_grid": 3}])
-def test_a_warm_start_with_other_ones_is_refused(other: dict[str, Any]) -> None:
+def test_warm_start_with_other_patches_is_refused(other: dict[str, Any]) -> None:
     model = sk.KernelClassifier(warm_start=True, solver="block", epochs=2, **SMALL).fit(X, Y)
     with pytest.raises(ConfigError, match=r"starts from, which has PatchFeatures\(n_filters=6"):
         model.set_params(**other).fit(X, Y)
@@ -195,7 +197,7 @@ def test_a_warm_start_with_other_ones_is_refused(other: dict[str, Any]) -> None:
     assert model.centers_.shape[1] == {7: 56, 0: 81, 6: 108}[model.patch_features]
 
 
-def test_augmentation_comes_before_them() -> None:
+def test_augmentation_precedes_patch_features() -> None:
     """Check that noise is added to pixels, and not to features."""
     seen = []
 
@@ -209,9 +211,7 @@ def test_augmentation_comes_before_them() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_have_the_filters_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_share_filters_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sk.ingest_store(X, tmp_path / "bars.zarr", y=Y)
     shared = FILTERS | {
         "data.train": str(tmp_path / "bars.zarr"), "run.ranks": 2, "run.threads": 1,
@@ -246,7 +246,7 @@ def opened(config: RunConfig) -> Any:
     return run
 
 
-def test_a_plan_counts_their_bytes_and_flops() -> None:
+def test_plan_counts_bytes_and_flops_of_patches() -> None:
     plain, run = (opened(settings(**{"data.scale": "auto", **more})) for more in ({}, FILTERS))
     assert (plain.problem.d, run.problem.d) == (81, 48)
     positions, columns = 7 * 7, 3 * 3 + 4
@@ -260,7 +260,7 @@ def test_a_plan_counts_their_bytes_and_flops() -> None:
     assert run.problem.transform_itemsize * 48 >= 4 * 81
 
 
-def test_features_are_not_taken_for_columns_of_a_scale_each() -> None:
+def test_outlier_warning_names_pixels_but_not_patches() -> None:
     """Check that a warning names a pixel whose scale one value determines, unless patches replace
     it."""
     bright = X.astype(np.float32)
@@ -273,7 +273,7 @@ def test_features_are_not_taken_for_columns_of_a_scale_each() -> None:
         sk.KernelClassifier(scale="feature", **SMALL).fit(bright, Y)
 
 
-def test_no_pass_is_made_for_the_targets() -> None:
+def test_targets_are_not_read_again() -> None:
     """Check that the targets are known to be those of the rows; a function of the user might change
     them."""
     run = opened(settings(**FILTERS))
@@ -281,7 +281,7 @@ def test_no_pass_is_made_for_the_targets() -> None:
     assert not changes_targets(run.data.source)
 
 
-def test_the_sample_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filter_sample_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     first = PatchFeatures.of_sample
 
@@ -302,35 +302,35 @@ def refused(match: str, call: Callable[[], Any]) -> None:
         call()
 
 
-def test_rows_that_are_no_images_are_refused() -> None:
+def test_rows_other_than_images_are_refused() -> None:
     flat = X.reshape(N, -1)
     refused("needs images", lambda: sk.KernelClassifier(**SMALL).fit(flat, Y))
     large = sk.KernelClassifier(patch_size=SIDE + 1, **SMALL)
     refused("larger than the images of 9 x 9 pixels", lambda: large.fit(X, Y))
 
 
-def test_they_are_not_exported(tmp_path: Path) -> None:
+def test_export_of_patch_features_is_refused(tmp_path: Path) -> None:
     model = sk.KernelClassifier(**SMALL).fit(X, Y)
     refused("patch_features=6 is not exported", lambda: model.to_onnx(tmp_path / "model.onnx"))
 
 
 @pytest.mark.slow
-def test_tuned_models_have_them() -> None:
+def test_tuned_models_have_patch_features() -> None:
     estimator = sk.KernelClassifier(**SMALL | {"bandwidth": "auto"})
     found = sk.tune(X, Y, estimator=estimator, refine=0, progress=False)
     assert len(found.estimator.fit(X, Y).get_feature_names_out()) == 48
 
 
-def test_the_command_trains_predicts_and_shows_them(
+def test_commands_train_predict_and_show_patch_features(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, rows, labels in (("train", X, Y), ("test", NEW, LABELS)):
         sk.ingest_store(rows, tmp_path / name, y=labels)
     run, data, test = (str(tmp_path / name) for name in ("run", "train", "test"))
-    asked = ["--train", data, "--patch-features", "6", "--set", "model.n_centers=40"]
-    assert not run_command(["plan", *asked])
+    requested = ["--train", data, "--patch-features", "6", "--set", "model.n_centers=40"]
+    assert not run_command(["plan", *requested])
     assert "48 features by 6 patches of 3 pixels" in " ".join(capsys.readouterr().out.split())
-    assert not run_command(["train", *asked, "--run-dir", run])
+    assert not run_command(["train", *requested, "--run-dir", run])
     assert not run_command(["info", run])
     assert "48 features by 6 patches of 3 pixels" in " ".join(capsys.readouterr().out.split())
     assert not run_command(["evaluate", run, test, "--json"])

@@ -39,7 +39,7 @@ class TensorCores(Backend):
 
 
 @pytest.mark.parametrize(
-    ("wish", "dtype", "transforms", "on_cpu", "on_gpu"),
+    ("options", "dtype", "transforms", "on_cpu", "on_gpu"),
     [
         ("auto", U8, [], "exact", "integer"),
         ("auto", U8, [SCALED], "exact", "integer"),
@@ -53,17 +53,17 @@ class TensorCores(Backend):
         ("float64", U8, [], "float64", "float64"),
     ],
 )
-def test_auto_is_the_fastest_that_is_as_good_as_float32(
-    wish: str, dtype: np.dtype[Any], transforms: list[Any], on_cpu: str, on_gpu: str
+def test_auto_is_fastest_precision_as_accurate_as_float32(
+    options: str, dtype: np.dtype[Any], transforms: list[Any], on_cpu: str, on_gpu: str
 ) -> None:
     for kind, expected in ((Backend, on_cpu), (TensorCores, on_gpu)):
         with kind(1) as backend:
-            precision, grid = resolve_precision(wish, dtype, transforms, backend)
+            precision, grid = resolve_precision(options, dtype, transforms, backend)
         assert precision == expected
         assert (grid is not None) == (expected == "integer")
 
 
-def test_the_grid_follows_the_scaling() -> None:
+def test_integer_grid_follows_scaling() -> None:
     with Backend(1) as backend:
         again = Scale("global", np.asarray(-2.0), np.asarray(4.0))
         precision, grid = resolve_precision("integer", U8, [SCALED, again], backend)
@@ -82,14 +82,14 @@ def test_the_grid_follows_the_scaling() -> None:
         (U8, [Scale("feature", np.zeros(3), np.ones(3))], "they go through 'Scale'"),
     ],
 )
-def test_integer_says_why_the_features_are_none(
+def test_integer_precision_explains_refusal(
     dtype: np.dtype[Any], transforms: list[Any], reason: str
 ) -> None:
     with Backend(1) as backend, pytest.raises(ConfigError, match=reason):
         resolve_precision("integer", dtype, transforms, backend)
 
 
-def test_a_run_in_integers_trains_the_model_that_float64_trains(tmp_path: Path) -> None:
+def test_integer_run_equals_float64_run(tmp_path: Path) -> None:
     """Check also later predictions of float rows, which lie between the pixels."""
     rng = np.random.default_rng(0)
     X = rng.integers(0, 256, (300, 6), dtype=np.uint8)
@@ -116,7 +116,7 @@ def test_a_run_in_integers_trains_the_model_that_float64_trains(tmp_path: Path) 
 ROUNDED = (RandomCrop(1), RandomFlip(), GaussianNoise(9.0, round=True))
 
 
-def test_augmented_images_in_integers_are_least_squares_of_their_float64_rows() -> None:
+def test_augmented_integer_run_equals_float64_least_squares() -> None:
     """Compute rows, distances and solution by brute force from the results of the transforms."""
     source = augmented(*ROUNDED)
     with Backend(1) as backend:
@@ -158,7 +158,7 @@ def test_augmented_images_in_integers_are_least_squares_of_their_float64_rows() 
     np.testing.assert_allclose(found, truth, rtol=0, atol=2e-5)
 
 
-def test_a_run_with_rounded_noise_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_run_with_rounded_noise_resumes_to_same_bits(tmp_path: Path) -> None:
     """Check a stopped run, and noise from a table."""
     table = {"kind": "noise", "sigma": 9.0, "round": True}
     options = {"run.precision": "integer", "data.scale": "global", "model.n_centers": 30}

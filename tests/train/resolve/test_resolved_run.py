@@ -39,7 +39,7 @@ def allow(patch: pytest.MonkeyPatch, n_centers: int, all_rows: int) -> None:
         patch.setattr(module, "EFFORT_LEVELS", levels)
 
 
-def test_all_rows_if_the_effort_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effort_allows_all_rows_as_centers(monkeypatch: pytest.MonkeyPatch) -> None:
     for n_centers, all_rows, p in ((N, 0, N), (20, N, N), (20, N - 1, 20)):
         allow(monkeypatch, n_centers, all_rows)
         run = opened(array_source(), **OPEN)
@@ -50,7 +50,7 @@ def test_all_rows_if_the_effort_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     "changes",
     [{"run.memory": "120 MiB"}, {"run.early_stopping": True}, {"solver.ridge": 0.0}],
 )
-def test_fewer_centers_if_all_rows_are_not_one_equation(
+def test_fewer_centers_without_single_equation(
     changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a kernel matrix that does not fit the memory, and settings that need another solver."""
@@ -61,13 +61,13 @@ def test_fewer_centers_if_all_rows_are_not_one_equation(
         assert (run.problem.p, run.in_order) == (p, p == 3000)
 
 
-def test_fewer_centers_of_augmented_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_augmented_rows_use_fewer_centers(monkeypatch: pytest.MonkeyPatch) -> None:
     allow(monkeypatch, 20, N)
     run = opened(AugmentedSource(array_source(), 1, [GaussianNoise(0.1)]), **OPEN)
     assert run.problem.p == 20
 
 
-def test_a_run_keeps_its_centers_if_the_limits_change(
+def test_resumed_run_keeps_number_of_centers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a run whose limits differ from those of this version."""
@@ -78,13 +78,13 @@ def test_a_run_keeps_its_centers_if_the_limits_change(
         allow(monkeypatch, 20, after)
         result = finished(config, source=array_source(), test=array_source(10, 5))
         assert len(result.Z) == p
-        whole = settings(tmp_path / f"{name} whole", **OPEN)
+        uninterrupted = settings(tmp_path / f"{name} whole", **OPEN)
         allow(monkeypatch, 20, before)
-        finished(whole, source=array_source(), test=array_source(10, 5))
+        finished(uninterrupted, source=array_source(), test=array_source(10, 5))
         assert_same_bits(final(tmp_path / name), final(tmp_path / f"{name} whole"))
 
 
-def test_all_rows_are_the_solution_of_one_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_rows_solve_one_equation(monkeypatch: pytest.MonkeyPatch) -> None:
     allow(monkeypatch, 20, N)
     X, y = arrays()
     result = finished(settings(**OPEN), source=array_source())
@@ -128,7 +128,7 @@ def test_few_rows_are_solved_in_float64(changes: dict[str, object], precision: s
     assert run.problem.itemsize == (8 if precision == "float64" else 4)
 
 
-def test_classes_and_many_rows_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_and_many_rows_are_solved_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamkern.solver.direct.MAX_WIDE_ROWS", N - 1)
     for source in (values(), array_source()):
         run = opened(source, **FEW)
@@ -136,7 +136,7 @@ def test_classes_and_many_rows_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_more_rows_are_solved_in_float64_if_their_noise_is_small(
+def test_low_noise_rows_are_solved_in_float64(
     noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the factor stays in float32, and that a resumed run does not choose again."""
@@ -146,8 +146,8 @@ def test_more_rows_are_solved_in_float64_if_their_noise_is_small(
     y = np.sin(3 * X[:, 0]) + X[:, 1] + noise * rng.standard_normal(300)
     source, test = ArraySource(X, y), ArraySource(X[:10], y[:10])
     changes = OPEN | {"run.checkpoint_every": 1, "solver.ridge": "auto"}
-    config, whole = (settings(tmp_path / name, **changes) for name in ("run", "whole"))
-    expected = finished(whole, source=source)
+    config, full = (settings(tmp_path / name, **changes) for name in ("run", "whole"))
+    expected = finished(full, source=source)
     assert expected.model.op.precision == ("exact" if noise else "float64")
     stopped(config, 1, source=source, test=test)
     with monkeypatch.context() as patch:
@@ -162,9 +162,7 @@ def test_more_rows_are_solved_in_float64_if_their_noise_is_small(
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
 
 
-def test_large_kernel_values_are_kept_in_float64(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_kernel_values_use_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a kernel with values near 1 and the same ridge stays in float32."""
     monkeypatch.setattr("streamkern.solver.direct.NARROW_ROWS", 300)
     rng = np.random.default_rng(1)
@@ -180,17 +178,17 @@ def test_large_kernel_values_are_kept_in_float64(
 
 
 @pytest.mark.parametrize("started_wide", [True, False])
-def test_a_run_keeps_its_precision(
+def test_resumed_run_keeps_its_precision(
     started_wide: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a run of an earlier version, which began in float32 without a record of the choice."""
     known = resolved_run._may_use_float64
     config = settings(tmp_path / "run", **(FEW | {"run.checkpoint_every": 1}))
-    whole = settings(tmp_path / "whole", **FEW)
+    uninterrupted = settings(tmp_path / "whole", **FEW)
     monkeypatch.setattr(
         resolved_run, "_may_use_float64", known if started_wide else lambda run: False
     )
-    finished(whole, source=values(), test=values(10, 5))
+    finished(uninterrupted, source=values(), test=values(10, 5))
     stopped(config, 1, source=values(), test=values(10, 5))
     monkeypatch.setattr(resolved_run, "_may_use_float64", lambda run: not started_wide)
     record = (tmp_path / "run" / "run.json").read_text()
@@ -201,7 +199,7 @@ def test_a_run_keeps_its_precision(
 
 
 @pytest.mark.slow
-def test_functions_without_noise_are_learned_beyond_float32() -> None:
+def test_noise_free_functions_exceed_float32_accuracy() -> None:
     """Check with the kernel that float32 finds, because the searches stay in float32."""
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(900, 4))
@@ -218,7 +216,7 @@ def test_functions_without_noise_are_learned_beyond_float32() -> None:
     assert repr(fitted["auto"].kernel_) == repr(fitted["exact"].kernel_)
 
 
-def test_a_run_in_float64_can_be_continued_and_warm_started(tmp_path: Path) -> None:
+def test_float64_run_can_be_continued_and_warm_started(tmp_path: Path) -> None:
     """Check that another solver takes its weights and its precision."""
     source = values()
     first = settings(tmp_path / "first", **FEW)

@@ -1,4 +1,4 @@
-"""Arrays given in place of settings, and which rows a run leaves out as the one before it did."""
+"""Check arrays given in place of settings, and the calibration rows that a run inherits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_arrays_replace_their_settings() -> None:
     ("setting", "origin"),
     [("random", "random"), ("kmeans", "kmeans"), ("all", "all"), ("centers.npy", "file")],
 )
-def test_centers_are_given_chosen_or_in_a_file(setting: str, origin: str) -> None:
+def test_origin_of_centers_is_recorded(setting: str, origin: str) -> None:
     config = settings(**{"model.centers": setting, "model.n_centers": "auto"})
     assert centers_from(config, NO_INPUTS) == origin
     assert centers_from(config, RunInputs(centers=Z)) == "given"
@@ -65,34 +65,32 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def parent(place: Path) -> ParentRun:
-    return ParentRun.find(str(place), {}, load_centers=False, load_weights=False)
+def parent(location: Path) -> ParentRun:
+    return ParentRun.find(str(location), {}, load_centers=False, load_weights=False)
 
 
 @pytest.mark.parametrize("calibrated", [True, False])
-def test_a_run_leaves_out_the_rows_that_its_first_weights_did_not_see(
-    runs: Path, calibrated: bool
-) -> None:
-    place = runs / str(calibrated)
+def test_run_keeps_calibration_rows_of_its_initial_weights(runs: Path, calibrated: bool) -> None:
+    location = runs / str(calibrated)
 
     def leaves(given: RunInputs = NO_INPUTS, complete: bool = True, **changes: Any) -> bool:
         return given.keeps_calibration_rows(settings(**changes), complete=complete)
 
-    by_path = {"solver.warm_start": str(place)}
+    by_path = {"solver.warm_start": str(location)}
     assert not leaves()
     assert leaves(**by_path) is calibrated
     assert leaves(**by_path, **{"run.calibrate": True})
-    assert leaves(RunInputs(warm_start=parent(place)))
-    for given in (NO_INPUTS, RunInputs(warm_start=parent(place))):
+    assert leaves(RunInputs(warm_start=parent(location)))
+    for given in (NO_INPUTS, RunInputs(warm_start=parent(location))):
         assert not leaves(given, complete=False, **by_path)
-        assert not leaves(replace(given, continued=parent(place)), **by_path)
+        assert not leaves(replace(given, continued=parent(location)), **by_path)
     # A run with the log loss sets no rows aside, so that only one of squares can have.
     log_loss = {"model.loss": "log_loss"}
     assert not leaves(**by_path, **log_loss)
-    assert leaves(RunInputs(warm_start=parent(place)), **log_loss)
+    assert leaves(RunInputs(warm_start=parent(location)), **log_loss)
 
 
-def test_patch_features_are_those_given_or_of_the_first_weights(tmp_path: Path) -> None:
+def test_patch_features_are_given_or_inherited(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (130, 9, 9, 1)).astype(np.uint8)
     filters = {"model.patch_features": 6, "data.scale": "auto"}
@@ -100,11 +98,11 @@ def test_patch_features_are_those_given_or_of_the_first_weights(tmp_path: Path) 
     drawn = finished(first, source=ArraySource(images, np.arange(130) % 2)).model.fixed[-1]
     assert isinstance(drawn, PatchFeatures)
     plain, again = settings(), settings(**filters)
-    place = str(tmp_path / "run")
+    path = str(tmp_path / "run")
     for given, config in (
         (RunInputs(patches=drawn), plain), (RunInputs(patches=drawn), again),
         (RunInputs(warm_start=parent(tmp_path / "run")), again),
-        (NO_INPUTS, again.with_overrides({"solver.warm_start": place})),
+        (NO_INPUTS, again.with_overrides({"solver.warm_start": path})),
     ):  # fmt: skip
         found = given.known_patches(config)
         assert found is not None

@@ -31,7 +31,7 @@ def fitted(scale: str, X: np.ndarray, y: np.ndarray) -> sk.KernelRegressor:
     return sk.KernelRegressor(scale=scale, **SMALL).fit(X, y)
 
 
-def test_scores_are_taken_where_rows_predict_each_other_better() -> None:
+def test_scores_are_used_if_they_reduce_loo_error() -> None:
     auto, plain = (fitted(scale, HEAVY[:N], WAVES[:N]) for scale in ("auto", "feature"))
     assert error(auto) < 0.5 * error(plain)
     assert len(auto.get_feature_names_out()) == 6
@@ -39,7 +39,7 @@ def test_scores_are_taken_where_rows_predict_each_other_better() -> None:
 
 
 @pytest.mark.parametrize("kind", ["normal", "noise", "linear"])
-def test_scores_are_not_taken_without_a_gain(kind: str) -> None:
+def test_scores_are_not_used_without_a_gain(kind: str) -> None:
     X, y = HEAVY[:N], RNG.standard_normal(N)
     if kind == "normal":
         X = np.log(X)
@@ -49,7 +49,7 @@ def test_scores_are_not_taken_without_a_gain(kind: str) -> None:
     assert len(fitted("auto", X, y).get_feature_names_out()) == 3
 
 
-def test_skew_targets_show_on_a_log_scale_what_scores_are_worth() -> None:
+def test_skewed_targets_are_compared_on_log_scale() -> None:
     """Check that a gain is seen on a log scale; on the scale of the targets a few large squares
     hide it."""
     noise = np.random.default_rng(3).standard_normal(len(HEAVY))
@@ -60,14 +60,14 @@ def test_skew_targets_show_on_a_log_scale_what_scores_are_worth() -> None:
     assert len(plain.get_feature_names_out()) == 3
 
 
-def test_a_kernel_or_a_bandwidth_that_is_given_keeps_its_features() -> None:
+def test_given_kernel_or_bandwidth_keeps_features() -> None:
     for setting in ({"bandwidth": 2.0}, {"kernel": "gaussian"}, {"kernel": sk.Laplace(2.0)}):
         model = sk.KernelRegressor(**SMALL, **setting).fit(HEAVY[:N], WAVES[:N])
         assert len(model.get_feature_names_out()) == 3
 
 
 @pytest.mark.slow
-def test_numeric_columns_of_a_table_have_scores_too() -> None:
+def test_numeric_table_columns_have_scores() -> None:
     frame = pd.DataFrame(HEAVY, columns=["a", "b", "c"]).assign(word=["x", "y"] * N)
     model = sk.KernelRegressor(**SMALL).fit(frame[:N], WAVES[:N])
     assert list(model.get_feature_names_out())[-3:] == [f"quantile of {name}" for name in "abc"]
@@ -77,7 +77,7 @@ def test_numeric_columns_of_a_table_have_scores_too() -> None:
 
 
 @pytest.mark.slow
-def test_importances_are_those_of_the_columns(tmp_path: Path) -> None:
+def test_importances_are_summed_by_column(tmp_path: Path) -> None:
     y = np.sin(np.log(HEAVY[:, 1]))
     model = sk.KernelRegressor(n_centers=200, metric="learn", random_state=0).fit(HEAVY[:N], y[:N])
     model.save(tmp_path / "model.zarr")
@@ -89,13 +89,13 @@ def test_importances_are_those_of_the_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_stopped_run_resumes_with_same_bits(tmp_path: Path) -> None:
     def source() -> BaseSource:
         return sk.ArraySource(HEAVY[:N].astype(np.float32), WAVES[:N], unit_rows=100)
 
     overrides = {"data.scale": "quantiles", "model.bandwidth": "auto", "model.n_centers": 64}
-    whole, killed = (settings(tmp_path / name, **overrides) for name in ("whole", "killed"))
-    result = finished(whole, source=source(), test=source())
+    uninterrupted, killed = (settings(tmp_path / name, **overrides) for name in ("whole", "killed"))
+    result = finished(uninterrupted, source=source(), test=source())
     assert scores_among(result.model.fixed) is not None
     stopped(killed, 3, source=source(), test=source())
     finished(killed, source=source(), test=source())
@@ -106,7 +106,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_resumed_run_keeps_its_choice(
+def test_resumed_run_keeps_its_choice(
     taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a run of an earlier version without scores, and a machine that rounds in another
@@ -122,7 +122,7 @@ def test_a_resumed_run_keeps_its_choice(
 
 
 @pytest.mark.slow
-def test_a_warm_start_and_partial_fit_keep_the_features_they_begin_with(tmp_path: Path) -> None:
+def test_warm_start_and_partial_fit_keep_features(tmp_path: Path) -> None:
     model = sk.KernelRegressor(warm_start=True, epochs=2, **SMALL).fit(HEAVY[:N], WAVES[:N])
     before = model.get_feature_names_out().tolist()
     model.fit(HEAVY[:N], WAVES[:N])
@@ -144,7 +144,7 @@ def test_images_have_no_scores() -> None:
 
 
 @pytest.mark.slow
-def test_a_tuned_kernel_stays_with_its_features() -> None:
+def test_tuned_kernel_keeps_its_features() -> None:
     found = sk.tune(
         HEAVY[:500], WAVES[:500], estimator=sk.KernelRegressor(**SMALL), kernels=["laplace"],
         refine=0, progress=False,
@@ -155,12 +155,12 @@ def test_a_tuned_kernel_stays_with_its_features() -> None:
     assert 'scale = "quantiles"' in found.toml
 
 
-def test_a_metric_of_the_values_keeps_them() -> None:
+def test_given_metric_keeps_its_features() -> None:
     model = sk.KernelRegressor(n_centers=50, metric=np.ones(3)).fit(HEAVY[:N], WAVES[:N])
     assert len(model.get_feature_names_out()) == 3
 
 
-def test_scores_are_those_of_transformed_rows() -> None:
+def test_scores_are_computed_after_transforms() -> None:
     @sk.deterministic
     def tenfold(X: np.ndarray, Y: np.ndarray, rng: sk.RowRandom) -> tuple[np.ndarray, np.ndarray]:
         return X * 10.0, Y
@@ -172,7 +172,7 @@ def test_scores_are_those_of_transformed_rows() -> None:
     assert error(moved) == pytest.approx(error(plain), rel=1e-3)
 
 
-def test_rows_of_weight_0_have_no_part_in_scores(tmp_path: Path) -> None:
+def test_zero_weight_rows_do_not_affect_scores(tmp_path: Path) -> None:
     w = np.ones(N)
     w[::3] = 0
     wild = HEAVY[:N].copy()

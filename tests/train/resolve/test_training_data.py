@@ -1,4 +1,4 @@
-"""A run before it starts: what "auto" becomes, and what is refused before anything is written."""
+"""Check a run before its start: resolved "auto" values, and refusals before writing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import open_data
 from streamkern.train.train import train
 from tests.runs import CLASSES, Array, D, N, P, array_source, arrays, opened, settings, stream
-from tests.s3server import S3Server
+from tests.s3_server import S3Server
 
 # -- data -----------------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "train.zarr"
 
 
-def test_data_of_a_store(store: Path) -> None:
+def test_store_data_has_documented_properties(store: Path) -> None:
     transforms = [{"kind": "noise", "sigma": 0.1}, {"kind": "scale", "mode": "feature"}]
     config = settings(
         **{"data.train": str(store), "data.copies": 3, "data.transforms": transforms,
@@ -73,7 +73,7 @@ def test_data_of_a_store(store: Path) -> None:
         (lambda: images(transforms=[RandomCrop(1)]), True),
     ],
 )
-def test_what_counts_as_augmented(make: Any, augmented: bool) -> None:
+def test_sources_with_varying_rows_are_augmented(make: Any, augmented: bool) -> None:
     """Check rows that occur in more than one form, also if the read makes the forms."""
     auto = settings(**{"data.scale": "auto"})
     assert open_data(auto, make()).augmented is augmented
@@ -87,7 +87,7 @@ def images(**options: Any) -> ArraySource:
 # -- sizes ----------------------------------------------------------------------------------------
 
 
-def test_numbers_of_centers(tmp_path: Path) -> None:
+def test_default_number_of_centers_depends_on_effort(tmp_path: Path) -> None:
     big = GeneratorSource(lambda *a: a, 50_000, (D,), np.float32, 1)  # type: ignore[arg-type,return-value]
     auto = settings(**{"model.n_centers": "auto"})
     assert count_centers(auto, open_data(auto, big)) == 10_000
@@ -116,7 +116,7 @@ def test_numbers_of_centers(tmp_path: Path) -> None:
         ("default", 16_385, False), ("best", 100_000, True), ("best", 100_001, False),
     ],
 )  # fmt: skip
-def test_rows_that_may_all_be_centers(effort: str, n: int, all_of_them: bool) -> None:
+def test_few_rows_all_become_centers(effort: str, n: int, all_of_them: bool) -> None:
     """Check that up to `n_centers` of the effort all rows become centers."""
     source = GeneratorSource(lambda *a: a, n, (D,), np.float32, 1)  # type: ignore[arg-type,return-value]
     auto = {"model.n_centers": "auto", "model.effort": effort, "solver.name": "auto"}
@@ -140,7 +140,7 @@ def test_fixed_sizes_are_kept() -> None:
     assert sizes.projection == "inexact"
 
 
-def test_sizes_given_are_not_resolved_again() -> None:
+def test_given_sizes_are_not_resolved_again() -> None:
     first = opened()
     again = open_run(
         settings(**{"run.memory": "1 MiB"}), RunInputs(stream()), fixed_sizes=first.sizes
@@ -150,12 +150,12 @@ def test_sizes_given_are_not_resolved_again() -> None:
     assert again.buffers == first.buffers
 
 
-def test_auto_memory_is_four_fifths_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_memory_is_four_fifths_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backend, "memory_available", lambda self: 10**9)
     assert opened(**{"run.memory": "auto"}).budget_bytes == 8 * 10**8
 
 
-def test_opening_reads_no_rows() -> None:
+def test_opening_a_run_reads_no_rows() -> None:
     def read(*arguments: Any) -> Any:
         raise AssertionError("a row was read")
 
@@ -165,7 +165,7 @@ def test_opening_reads_no_rows() -> None:
     assert run.buffers.peak <= 1 << 30
 
 
-def test_a_budget_is_kept_for_any_n() -> None:
+def test_budget_is_respected_for_any_n() -> None:
     peaks = []
     for n in (10**6, 10**8):
         big = GeneratorSource(lambda *a: a, n, (100,), np.float32, 3, classes=CLASSES)  # type: ignore[arg-type,return-value]
@@ -240,7 +240,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_settings_leave_nothing_behind(name: str, tmp_path: Path) -> None:
+def test_invalid_settings_leave_no_files(name: str, tmp_path: Path) -> None:
     overrides, options, message = BAD[name]
     options = {"source": stream()} | options
     with pytest.raises(StreamkernError, match=message) as caught:
@@ -257,7 +257,7 @@ def test_bad_settings_leave_nothing_behind(name: str, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["npy", "zarr"])
-def test_centers_of_a_file_that_do_not_fit(
+def test_centers_of_invalid_shape_are_refused(
     kind: str, shape: tuple[int, int], n_centers: Any, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / f"Z.{kind}"
@@ -270,7 +270,7 @@ def test_centers_of_a_file_that_do_not_fit(
 
 
 @pytest.mark.parametrize("kind", ["npy", "zarr"])
-def test_centers_on_an_object_store(
+def test_centers_are_read_from_object_store(
     kind: str, s3: S3Server, bucket: str, store: Path, tmp_path: Path
 ) -> None:
     Z, url = np.random.default_rng(1).random((7, D)), f"s3://{bucket}/deep/Z.{kind}"
@@ -293,7 +293,7 @@ def test_centers_on_an_object_store(
         opened(**{**given, "data.storage_options": proxied})
 
 
-def test_what_is_no_array_is_named(tmp_path: Path) -> None:
+def test_file_without_an_array_is_named(tmp_path: Path) -> None:
     (tmp_path / "Z.npy").write_bytes(b"not an array")
     zarr.create_group(str(tmp_path / "Z.zarr"))
     for name in ("Z.npy", "Z.zarr"):
@@ -302,7 +302,7 @@ def test_what_is_no_array_is_named(tmp_path: Path) -> None:
             opened(**{"model.centers": str(tmp_path / name), "model.n_centers": "auto"})
 
 
-def test_a_corrupt_row_found_in_setup_is_named(tmp_path: Path) -> None:
+def test_non_finite_row_found_in_setup_is_named(tmp_path: Path) -> None:
     X, y = arrays()
     X[50, 2] = np.nan
     with pytest.raises(DataError, match="row 50, column 2"):

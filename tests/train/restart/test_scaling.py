@@ -1,4 +1,4 @@
-"""The scale of the features: which numbers, in which place, and that nothing depends on units."""
+"""Check the scaling of the features, which must not depend on units."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def regressor(**more: Any) -> sk.KernelRegressor:
     )
 
 
-def scale_of(source: Any, wish: str = "auto") -> Scale:
-    found, _ = find_scale(source, wish, 0)
+def scale_of(source: Any, options: str = "auto") -> Scale:
+    found, _ = find_scale(source, options, 0)
     assert found is not None
     return found
 
@@ -54,7 +54,7 @@ def scale_of(source: Any, wish: str = "auto") -> Scale:
 # -- the numbers ----------------------------------------------------------------------------------
 
 
-def test_tables_are_standardised_feature_by_feature() -> None:
+def test_tables_are_standardised_by_feature() -> None:
     """Compare with scikit-learn's scaler, and with the sum over centers in float64."""
     scaler = StandardScaler().fit(X)
     model = regressor().fit(X, Y)
@@ -66,7 +66,7 @@ def test_tables_are_standardised_feature_by_feature() -> None:
     np.testing.assert_allclose(model.predict(new), F, atol=1e-4)
 
 
-def test_a_feature_in_other_units_changes_nothing() -> None:
+def test_unit_of_a_feature_has_no_effect() -> None:
     """Multiply one feature by 1e4, which changed R2 from 0.98 to 0.13 without scaling."""
     plain = regressor().fit(X, Y)
     for factor in (1e4, 2.0**-20):
@@ -75,7 +75,7 @@ def test_a_feature_in_other_units_changes_nothing() -> None:
         np.testing.assert_allclose(model.predict(X * units), plain.predict(X), atol=1e-4)
 
 
-def test_a_large_offset_costs_no_digits(tmp_path: Path) -> None:
+def test_large_offset_loses_no_digits(tmp_path: Path) -> None:
     """Check time stamps in float64, from memory and from a store, in training and prediction."""
     plain = regressor().fit(X, Y)
     late = X + 2.0**30  # which float64 holds to 2e-7, and float32 to 64
@@ -86,7 +86,7 @@ def test_a_large_offset_costs_no_digits(tmp_path: Path) -> None:
     np.testing.assert_allclose(stored.predict(late), plain.predict(X)[:, 0], atol=1e-3)
 
 
-def test_the_mean_of_narrow_rows_is_taken_off_whole() -> None:
+def test_mean_of_narrow_rows_is_subtracted_exactly() -> None:
     """Check a mean that float32 does not represent: the differences to it are exact."""
     rows = (2.0**24 + np.arange(0, 64, 2)).astype(np.float32)[:, None]
     model = sk.KernelRegressor(bandwidth=1.0, centers="all", epochs=1, threads=1)
@@ -109,14 +109,14 @@ def test_constant_features_are_only_centred() -> None:
     )
 
 
-def test_a_small_deviation_far_from_zero_is_no_constant() -> None:
+def test_small_deviation_far_from_zero_is_not_constant() -> None:
     far = np.column_stack([X[:, 0], 1e9 + 1e-3 * rng.standard_normal(400)])
     np.testing.assert_allclose(
         scale_of(ArraySource(far, Y)).scale, far.std(axis=0, dtype=np.longdouble), rtol=1e-6
     )
 
 
-def test_images_and_rows_of_uint8_have_one_scale() -> None:
+def test_images_and_uint8_rows_have_one_scale() -> None:
     pixels = rng.integers(0, 200, (60, 4, 4, 1), np.uint8)
     for rows in (pixels, pixels.reshape(60, 16), pixels.astype(np.float32)):
         scale = scale_of(ArraySource(rows, np.zeros((60, 1))))
@@ -125,7 +125,7 @@ def test_images_and_rows_of_uint8_have_one_scale() -> None:
     assert scale_of(ArraySource(pixels.reshape(60, 16).astype(np.float32), None)).mode == "feature"
 
 
-def test_flat_images_of_floats_are_taken_for_pixels_and_tables_are_not() -> None:
+def test_flat_float_images_are_detected() -> None:
     """Check that a mostly dark pixel is not scaled up, in any unit, and a small column of a table
     is."""
     digits = load_digits().data
@@ -137,7 +137,7 @@ def test_flat_images_of_floats_are_taken_for_pixels_and_tables_are_not() -> None
         assert scale_of(ArraySource(table, None)).mode == "feature"
 
 
-def test_a_mixture_has_the_numbers_of_its_shares() -> None:
+def test_mixture_statistics_follow_its_shares() -> None:
     parts = [ArraySource(X[:300], Y[:300], unit_rows=50), ArraySource(X[300:] * 2, Y[300:])]
     plain = scale_of(MixtureSource(parts))
     both = np.concatenate([X[:300], X[300:] * 2])
@@ -153,19 +153,19 @@ def test_sources_without_statistics_are_sampled(make_zarr: Any) -> None:
     every call."""
     many = rng.standard_normal((60_000, 2)) * [1, 1000] + [3, 4]
 
-    def made(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
+    def generate(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
         return many[start:stop], np.ones((stop - start, 1))
 
     y = np.ones((60_000, 1))
     foreign = make_zarr({"X": many, "y": y}, 1000)
     for source in (
         ZarrSource(foreign),
-        GeneratorSource(made, 60_000, (2,), np.float64, 1, name="made"),
+        GeneratorSource(generate, 60_000, (2,), np.float64, 1, name="made"),
         ArraySource(dask.array.from_array(many, (1000, 2)), y),  # type: ignore[no-untyped-call]
     ):
-        scale, words = find_scale(source, "auto", 0)
+        scale, message = find_scale(source, "auto", 0)
         assert scale is not None
-        assert "from a sample of 20,000 rows" in words
+        assert "from a sample of 20,000 rows" in message
         np.testing.assert_allclose(scale.scale, many.std(axis=0), rtol=0.02)
         assert scale.describe() == scale_of(source).describe()
     result = finished(settings(**AUTO, **{"data.batch_size": 4096}), source=ZarrSource(foreign))
@@ -175,7 +175,7 @@ def test_sources_without_statistics_are_sampled(make_zarr: Any) -> None:
 # -- its place ------------------------------------------------------------------------------------
 
 
-def test_transforms_see_rows_in_their_own_units() -> None:
+def test_transforms_receive_unscaled_rows() -> None:
     """Check that the input of transforms does not depend on `scale`, and that the scale is computed
     from their results."""
     seen = []
@@ -196,25 +196,25 @@ def test_transforms_see_rows_in_their_own_units() -> None:
     np.testing.assert_allclose(model.predict(positive), plain.predict(expected), atol=1e-3)
 
 
-def test_a_scale_in_the_transforms_takes_its_place() -> None:
+def test_explicit_scale_transform_replaces_setting() -> None:
     source = AugmentedSource(ArraySource(X, Y), 1, [Scale("global"), GaussianNoise(0.1)])
     assert find_scale(source, "auto", 0)[0] is None
     assert find_scale(source, "global", 0)[0] is None
-    for wish in ("feature", "none"):
-        with pytest.raises(ConfigError, match=rf"data\.scale='{wish}' contradicts the scale in"):
-            find_scale(source, wish, 0)
+    for options in ("feature", "none"):
+        with pytest.raises(ConfigError, match=rf"data\.scale='{options}' contradicts the scale in"):
+            find_scale(source, options, 0)
     with pytest.raises(ConfigError, match=r"^scale='none' contradicts the scale in transforms"):
         regressor(scale="none", transforms=[{"kind": "scale"}]).fit(X, Y)
 
 
-def test_none_is_the_rows_as_they_are() -> None:
+def test_scale_none_keeps_rows() -> None:
     assert find_scale(ArraySource(X, Y), "none", 0) == (None, "features are not scaled")
     model = regressor(scale="none").fit(X, Y)
     stored = {tuple(row) for row in X.astype(np.float32)}
     assert {tuple(row) for row in model.centers_} <= stored
 
 
-def test_given_centers_are_in_the_units_of_the_rows(tmp_path: Path) -> None:
+def test_given_centers_are_scaled_like_rows(tmp_path: Path) -> None:
     model = sk.KernelRegressor(centers=X[:30], epochs=1, threads=1).fit(X, Y)
     expected = StandardScaler().fit(X).transform(X[:30])
     np.testing.assert_allclose(model.centers_, expected, atol=1e-5)
@@ -223,7 +223,7 @@ def test_given_centers_are_in_the_units_of_the_rows(tmp_path: Path) -> None:
     np.testing.assert_array_equal(named.centers_, model.centers_)
 
 
-def test_integer_distances_survive_the_scale() -> None:
+def test_scaling_keeps_integer_distances() -> None:
     """Check that one scale for all entries keeps the grid of uint8; separate scales would not."""
     pixels = rng.integers(0, 256, (60, 16), np.uint8)
     source = ArraySource(pixels, np.arange(60) % 3)
@@ -243,7 +243,7 @@ def test_integer_distances_survive_the_scale() -> None:
 # -- part of the model ----------------------------------------------------------------------------
 
 
-def test_a_run_keeps_its_scale(tmp_path: Path) -> None:
+def test_run_records_its_scale(tmp_path: Path) -> None:
     """Check the plan, `info`, and the loaded model."""
     ingest(X, tmp_path / "train.zarr", y=Y)
     config = settings(tmp_path / "run", **AUTO, **{"data.train": str(tmp_path / "train.zarr")})
@@ -260,7 +260,7 @@ def test_a_run_keeps_its_scale(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.fixed[0].scale, X.std(axis=0), rtol=1e-10)
 
 
-def test_partial_fit_keeps_the_scale_of_its_first_block() -> None:
+def test_partial_fit_keeps_scale_of_first_block() -> None:
     model = regressor().partial_fit(X[:200], Y[:200])
     first = model._state.fixed[-1]
     model.partial_fit(X[200:] * 100, Y[200:])
@@ -269,7 +269,7 @@ def test_partial_fit_keeps_the_scale_of_its_first_block() -> None:
     np.testing.assert_allclose(first.scale, X[:200].std(axis=0), rtol=1e-10)
 
 
-def test_a_warm_start_keeps_the_scale_of_its_weights() -> None:
+def test_warm_start_keeps_scale_of_its_weights() -> None:
     model = regressor(centers=X[:50], warm_start=True, solver="eigenpro4").set_params(
         n_centers="auto"
     )
@@ -279,7 +279,7 @@ def test_a_warm_start_keeps_the_scale_of_its_weights() -> None:
 
 
 @pytest.mark.parametrize("scale", ["auto", "none"])
-def test_a_warm_fit_goes_on_from_partial_fits_in_their_scale(scale: str) -> None:
+def test_warm_fit_after_partial_fit_keeps_scale(scale: str) -> None:
     model = regressor(centers=X[:50], solver="eigenpro4", scale=scale).set_params(n_centers="auto")
     model.partial_fit(X[:200], Y[:200]).partial_fit(X[200:] * 3, Y[200:])
     centers, fixed = model.centers_, model._state.fixed
@@ -292,7 +292,7 @@ def test_a_warm_fit_goes_on_from_partial_fits_in_their_scale(scale: str) -> None
     np.testing.assert_allclose(again.predict(X), before, atol=1e-3 * np.ptp(before))
 
 
-def test_a_search_scales_as_the_run_does() -> None:
+def test_search_scales_like_the_run() -> None:
     """Check that all splits use the scale of all rows."""
     config = settings(**AUTO, **{"model.n_centers": "auto", "run.memory": "1 GiB"})
     data = open_data(config, ArraySource(X, Y))
@@ -303,6 +303,6 @@ def test_a_search_scales_as_the_run_does() -> None:
     assert draw_sample(data, 50, 0).source is data.source
 
 
-def test_an_unknown_scale_is_refused() -> None:
+def test_unknown_scale_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'data\.scale=.*one of "auto", "feature", "quantiles"'):
         RunConfig.from_tables({"data": {"train": "a", "scale": "minmax"}})

@@ -1,4 +1,4 @@
-"""The centers of a run directory are known, and read in parts, and never there as a whole."""
+"""Check that stored centers are identified and read in parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streamkern.train.restart.stored_centers import (
 Z = np.random.default_rng(0).normal(size=(37, 3)).astype(np.float32)
 
 
-def test_keys_are_equal_where_rows_are() -> None:
+def test_digests_are_equal_for_equal_rows_only() -> None:
     """Check equal bits for any memory layout, and distinct keys otherwise."""
     rows = Z[[0, 1, 0, 2]]
     keys = center_digests(rows)
@@ -35,7 +35,7 @@ def test_keys_are_equal_where_rows_are() -> None:
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2], [1, 2, 3, 0]])
-def test_parts_come_by_in_any_order(order: list[int]) -> None:
+def test_chunks_may_arrive_in_any_order(order: list[int]) -> None:
     """Check any order, as an object store may return them."""
     seen = CentersTarget(slice(5, 23), digest_dtype=Z.dtype)
     assert seen("H.0", (4, 4), Z.dtype) is None
@@ -47,29 +47,29 @@ def test_parts_come_by_in_any_order(order: list[int]) -> None:
     np.testing.assert_array_equal(seen.keys, center_digests(Z))
 
 
-def test_what_is_not_asked_for_is_not_read() -> None:
+def test_unrequested_centers_are_not_read() -> None:
     seen = CentersTarget()
     assert seen("Z", Z.shape, Z.dtype) is None
     assert (seen.shape, seen.dtype) == (Z.shape, Z.dtype)
     assert seen.rows.shape == (0, 3)
 
 
-def saved(place: Path, centers: Any, **others: Any) -> StoredCenters:
+def saved(location: Path, centers: Any, **others: Any) -> StoredCenters:
     """Write a run with these centers, and return them."""
-    with RunDirectory(place) as run:
+    with RunDirectory(location) as run:
         run.write_config({})
         run.save_setup({"Z": centers, "order": np.arange(len(centers)), **others}, {})
-    stored = centers_in(place)
+    stored = centers_in(location)
     assert stored is not None
     return stored
 
 
-def centers_in(place: Path) -> StoredCenters | None:
-    run = RunSnapshot.find(place, load_centers=False, load_weights=False)
+def centers_in(location: Path) -> StoredCenters | None:
+    run = RunSnapshot.find(location, load_centers=False, load_weights=False)
     return None if run is None else run.stored
 
 
-def test_others_in_their_place_are_refused(tmp_path: Path) -> None:
+def test_replaced_centers_are_refused(tmp_path: Path) -> None:
     """Check a run that has been started again in the meantime."""
     with RunDirectory(tmp_path / "run") as run:
         assert centers_in(Path(run.location)) is None
@@ -83,7 +83,7 @@ def test_others_in_their_place_are_refused(tmp_path: Path) -> None:
             read()
 
 
-def test_the_same_centers_are_known_by_their_manifest(tmp_path: Path) -> None:
+def test_equal_centers_are_recognised_by_manifest(tmp_path: Path) -> None:
     """Check that other centers, and another order, are not recognised."""
     known = saved(tmp_path / "a", Z).sha256
     assert saved(tmp_path / "b", Z, shift=np.zeros(3)).sha256 == known
@@ -93,7 +93,7 @@ def test_the_same_centers_are_known_by_their_manifest(tmp_path: Path) -> None:
         assert saved(tmp_path / str(k), centers).sha256 != known
 
 
-def test_only_chunks_that_have_a_row_are_read(
+def test_only_chunks_with_requested_rows_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that each is read once, for the keys too, so that other chunks may be damaged."""

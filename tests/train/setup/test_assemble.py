@@ -1,4 +1,4 @@
-"""The ridge of a run."""
+"""Check the ridge of a run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def left_out(K: Array, Y: Array, tau: float) -> float:
 
 
 @pytest.mark.parametrize("few", [64, N])
-def test_the_ridge_is_found_from_all_rows_that_were_read(
-    few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ridge_is_found_from_all_rows_read(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assemble, "NOISE_ROWS", few)
     result = finished(settings(**ALL), source=array_source())
     X, y = arrays()

@@ -1,4 +1,4 @@
-"""Ranks that share out the centers have a stripe of them in the setup, which is as one makes it."""
+"""Check that ranks keep stripes of the centers, and that their setup equals one process."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def setup(store: str, run_dir: Path, rows: int, columns: int, **changes: Any) -> dict[str, Any]:
     """Return the arrays of a setup that so many ranks have made and saved."""
-    asked = {
+    options = {
         "run.ranks": rows * columns, "run.center_ranks": columns, "data.epochs": 1,
         "model.bandwidth": "median",
     }  # fmt: skip
-    config = runs.settings(store, run_dir, **asked | changes)
+    config = runs.settings(store, run_dir, **options | changes)
     prepare_run(config)
 
     def one(ranks: Communicator) -> None:
@@ -86,7 +86,7 @@ FOURIER = {
     ({"model.centers": "file", "model.n_centers": "auto"}, 1, 3),
     (FOURIER, 2, 2),
 ])  # fmt: skip
-def test_the_setup_is_that_of_one_rank(
+def test_setup_equals_that_of_one_rank(
     store: str, tmp_path: Path, changes: dict[str, Any], rows: int, columns: int
 ) -> None:
     """Check every way of choosing centers: centers have equal bits, all else is equal up to

@@ -1,4 +1,4 @@
-"""Categorical features are found where the values of a column act, and nowhere else."""
+"""Check that categorical features are found where values of a column have effects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamkern.rundir.run_log import read_log
 from streamkern.train.setup import choose_categorical
 from streamkern.train.setup.choose_categorical import MIN_SCORE, group_score, groups_by_feature
 from tests.categorical import LEVEL, panel
-from tests.maths import Array
+from tests.solver_problems import Array
 
 
 def errors_of(*models: sk.KernelRegressor) -> list[float]:
@@ -29,7 +29,7 @@ def columns_of(model: Any) -> list[int]:
 
 
 @pytest.mark.slow
-def test_those_of_a_given_kernel_stay_when_a_metric_is_learned() -> None:
+def test_given_categorical_features_are_kept_with_learned_metric() -> None:
     X, y = panel(500)
     for bandwidth in ("auto", 5.0):
         kernel = sk.Laplace(bandwidth).with_categorical([(LEVEL, 8.0)])
@@ -39,7 +39,7 @@ def test_those_of_a_given_kernel_stay_when_a_metric_is_learned() -> None:
 
 
 @pytest.mark.slow
-def test_an_effect_of_a_level_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_level_effect_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the error is far below that without categorical features, and near that of the
     noise."""
     X, y = panel(600)
@@ -61,7 +61,7 @@ def test_an_effect_of_a_level_is_found(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_it_is_found_beside_a_metric() -> None:
+def test_level_effect_is_found_beside_a_metric() -> None:
     X, y = panel(1200)
     found = sk.KernelRegressor(random_state=0, metric="learn").fit(X, y)
     plain = sk.KernelRegressor(random_state=0, metric="none").fit(X, y)
@@ -85,13 +85,13 @@ def numbers(kind: str, n: int = 800) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("kind", ["noise", "smooth"])
-def test_nothing_is_found_where_nothing_is(kind: str) -> None:
+def test_numeric_features_are_not_categorical(kind: str) -> None:
     model = sk.KernelRegressor(random_state=0).fit(*numbers(kind))
     assert columns_of(model) == []
 
 
 @pytest.mark.slow
-def test_classes_have_categorical() -> None:
+def test_classifier_finds_categorical_features() -> None:
     X, y = panel(600)
     labels = np.digitize(y, np.quantile(y, [1 / 3, 2 / 3]))
     model = sk.KernelClassifier(random_state=0).fit(X, labels)
@@ -105,13 +105,13 @@ def test_classes_have_categorical() -> None:
         {"kernel": "gaussian", "features": "fourier", "n_features": 100},
     ],
 )  # fmt: skip
-def test_what_is_given_is_not_looked_for(given: dict[str, Any]) -> None:
+def test_given_settings_disable_search(given: dict[str, Any]) -> None:
     X, y = panel(400)
     assert columns_of(sk.KernelRegressor(random_state=0, **given).fit(X, y)) == []
 
 
 @pytest.mark.slow
-def test_rows_count_by_their_weight() -> None:
+def test_rows_count_by_weight() -> None:
     """Check that the noise of rows with small weights hides no effect."""
     X, y = panel(700)
     light = np.arange(700) % 2 == 0
@@ -121,7 +121,7 @@ def test_rows_count_by_their_weight() -> None:
 
 
 @pytest.mark.slow
-def test_mean_targets_of_words_are_not_compared() -> None:
+def test_target_means_of_words_are_not_examined() -> None:
     """Check that they are not examined, because they have other values in rows to predict."""
     (X, y), (fresh, _) = panel(1500), panel(200, 1)
     frame, new = (
@@ -138,7 +138,7 @@ def test_mean_targets_of_words_are_not_compared() -> None:
 
 
 @pytest.mark.slow
-def test_no_more_levels_than_there_may_be() -> None:
+def test_number_of_categorical_features_is_limited() -> None:
     rng = np.random.default_rng(0)
     X = rng.integers(0, 8, (600, MAX_CATEGORICAL + 2)).astype(np.float32)
     effects = rng.normal(size=(MAX_CATEGORICAL + 2, 8))
@@ -147,7 +147,7 @@ def test_no_more_levels_than_there_may_be() -> None:
     assert len(set(columns_of(model))) == MAX_CATEGORICAL
 
 
-def test_groups_are_those_of_equal_values() -> None:
+def test_groups_contain_equal_values() -> None:
     rng = np.random.default_rng(0)
     a, twos = rng.integers(0, 30, 500), rng.integers(0, 2, 500)
     few = np.arange(500.0)
@@ -165,7 +165,7 @@ def test_groups_are_those_of_equal_values() -> None:
 
 
 @pytest.mark.parametrize("c", [1, 3])
-def test_the_score_is_by_definition(c: int) -> None:
+def test_score_equals_its_definition(c: int) -> None:
     rng = np.random.default_rng(0)
     r, group = rng.normal(size=(90, c)) @ rng.normal(size=(c, c)), rng.integers(0, 12, 90)
     r += 0.3 * rng.normal(size=(12, c))[group]

@@ -34,7 +34,7 @@ def source(**options: Any) -> ArraySource:
 
 
 @pytest.mark.parametrize("way", ["random", "balanced", "all"])
-def test_rows_that_were_drawn_are_known(way: str) -> None:
+def test_drawn_rows_are_known_to_be_centers(way: str) -> None:
     X, y = arrays()
     count = {} if way == "all" else {"model.n_centers": 30}
     config = settings(**{"model.n_centers": "auto", "model.centers": way} | count)
@@ -44,7 +44,7 @@ def test_rows_that_were_drawn_are_known(way: str) -> None:
 
 
 @pytest.mark.parametrize("flat", [True, False])
-def test_rows_that_equal_a_given_center_are_found(flat: bool) -> None:
+def test_rows_equal_to_given_centers_are_found(flat: bool) -> None:
     """Check that all equal rows are found, and none that is only near."""
     rng = np.random.default_rng(0)
     X = rng.integers(0, 5, (60, 2, 2, 1)).astype(np.uint8)
@@ -60,7 +60,7 @@ def test_rows_that_equal_a_given_center_are_found(flat: bool) -> None:
     assert ArraySource(X, np.zeros(60, int)).find_rows(centers + 0.5) is None
 
 
-def test_given_centers_are_known_by_their_rows() -> None:
+def test_given_centers_are_matched_to_rows() -> None:
     X, y = arrays()
     centers = np.concatenate([X[[5, 17, 40]], X[:1] + 1])
     rows, Z = known(source(), settings(**{"model.n_centers": "auto"}), centers)
@@ -69,25 +69,25 @@ def test_given_centers_are_known_by_their_rows() -> None:
     np.testing.assert_array_equal(rows.block.y, y[rows.block.row_ids])
 
 
-def test_nothing_is_known_where_rows_come_in_other_forms() -> None:
+def test_transformed_rows_are_not_known_to_be_centers() -> None:
     noisy = AugmentedSource(source(), 1, [GaussianNoise(0.1)])
     assert known(noisy, settings())[0] is None
     assert known(AugmentedSource(source(), 3, []), settings())[0] is None
     assert known(source(), settings(**{"model.centers": "kmeans"}))[0] is None
 
 
-def test_methods_that_do_not_ask_are_told_nothing() -> None:
+def test_falkon_does_not_use_known_centers() -> None:
     assert known(source(), settings(**{"solver.name": "falkon", "data.epochs": 3}))[0] is None
 
 
-def test_places_of_rows() -> None:
+def test_center_indices_of_rows() -> None:
     X, y = arrays()
     at = CenterRows(np.array([2, 0]), ArraySource(X, y).read_unit(0, 0, 0).take([9, 4]))
     np.testing.assert_array_equal(center_indices(np.array([4, 5, 9, 10**9]), at), [0, -1, 2, -1])
     np.testing.assert_array_equal(center_indices(np.array([4]), None), [-1])
 
 
-def test_a_start_from_all_rows_is_the_exact_model() -> None:
+def test_start_from_all_rows_is_exact_model() -> None:
     """Check one block whose centers are all rows, so that no row is left to sample."""
     X, y = arrays()
     config = settings(

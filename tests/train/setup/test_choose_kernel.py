@@ -1,4 +1,4 @@
-"""The kernel and bandwidth that are found, against brute force and against what they are for."""
+"""Compare the chosen kernel and bandwidth with brute force, and check their purpose."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def found_by(model: KernelRegressor, folder: Path) -> list[dict[str, Any]]:
     return [line for line in read_log(folder / "log.jsonl") if line["event"] == "bandwidth"]
 
 
-def test_errors_are_those_of_leaving_rows_out(tmp_path: Path) -> None:
+def test_loo_errors_equal_refits(tmp_path: Path) -> None:
     X, y = smooth(80)
     model = KernelRegressor(
         kernel="laplace", scale="none", random_state=0, run_dir=tmp_path
@@ -100,7 +100,7 @@ def test_errors_are_those_of_leaving_rows_out(tmp_path: Path) -> None:
     )  # targets are scaled
 
 
-def test_a_wide_kernel_for_a_smooth_function(tmp_path: Path) -> None:
+def test_smooth_function_gets_a_wide_kernel(tmp_path: Path) -> None:
     X, y = smooth()
     found = KernelRegressor(random_state=0).fit(X, y)
     median = KernelRegressor(bandwidth="median", random_state=0).fit(X, y)
@@ -110,7 +110,7 @@ def test_a_wide_kernel_for_a_smooth_function(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_solver_is_given_what_it_learns_fast() -> None:
+def test_kernel_suits_the_solver() -> None:
     """Check that `direct` gets a Gaussian kernel for a function without noise, and steps a rougher
     one, because one pass does not reach the minimum of the former."""
     X, y = smooth(4000, 0.0)
@@ -125,7 +125,7 @@ def test_a_solver_is_given_what_it_learns_fast() -> None:
     assert errors[0] < errors[1] < 0.7 * errors[2]
 
 
-def test_a_narrow_kernel_for_a_wild_function() -> None:
+def test_oscillating_function_gets_a_narrow_kernel() -> None:
     X = np.linspace(-1, 1, 500, dtype=np.float32)[:, None]
     y = np.sin(40 * X[:, 0])
     found = KernelRegressor(random_state=0, kernel="gaussian", scale="none").fit(X, y)
@@ -135,14 +135,14 @@ def test_a_narrow_kernel_for_a_wild_function() -> None:
     assert found.bandwidth_ < median.bandwidth_
 
 
-def test_noise_alone_leaves_the_median_alone() -> None:
+def test_pure_noise_keeps_median_bandwidth() -> None:
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((300, 3)), rng.standard_normal(300)
     models = [KernelRegressor(bandwidth=b, random_state=0).fit(X, y) for b in ("auto", "median")]
     assert models[0].bandwidth_ == pytest.approx(models[1].bandwidth_, rel=1e-6)
 
 
-def test_the_best_kernel(tmp_path: Path) -> None:
+def test_best_kernel_is_chosen(tmp_path: Path) -> None:
     X, y = smooth(600, 0.0)
     folder = tmp_path / "run"
     model = KernelRegressor(kernel="auto", metric="none", random_state=0, run_dir=folder).fit(X, y)
@@ -159,7 +159,7 @@ def test_the_best_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["laplace", "auto"])
-def test_a_run_that_was_stopped_goes_on_with_it(kernel: str, tmp_path: Path) -> None:
+def test_stopped_run_resumes_with_found_kernel(kernel: str, tmp_path: Path) -> None:
     config, data = {**OPEN, "model.kernel": kernel}, ArraySource(*arrays(), classes=CLASSES)
     finished(settings(tmp_path / "whole", **config), source=data)
     stopped(settings(tmp_path / "parts", **config), 5, source=data)
@@ -169,13 +169,13 @@ def test_a_run_that_was_stopped_goes_on_with_it(kernel: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("features", ["fourier", "nystrom"])
-def test_of_features_too(features: str) -> None:
+def test_kernel_is_chosen_for_features(features: str) -> None:
     X, y = smooth(150)
     model = KernelRegressor(features=features, kernel="auto", random_state=0).fit(X, y)
     assert model.score(X, y) > 0.9
 
 
-def test_parts_of_a_sum_change_by_one_factor() -> None:
+def test_parts_of_a_sum_are_scaled_by_one_factor() -> None:
     X, y = smooth()
     parts = ["laplace", "matern32", {"kind": "gaussian", "bandwidth": 7.0}]
     kernel = {"kind": "sum", "parts": parts}
@@ -192,7 +192,7 @@ def test_parts_of_a_sum_change_by_one_factor() -> None:
     assert other[2] == 7.0
 
 
-def test_classes_and_a_second_call() -> None:
+def test_choice_for_classes_is_deterministic() -> None:
     X, y = arrays(300)
     model = KernelClassifier(random_state=0).fit(X, y)
     again = KernelClassifier(random_state=0).fit(X, y)
@@ -205,7 +205,7 @@ def test_classes_and_a_second_call() -> None:
     assert len(found) == 1
 
 
-def test_rows_that_are_all_the_same_get_the_mean_and_a_warning() -> None:
+def test_identical_rows_get_the_mean_and_a_warning() -> None:
     with pytest.warns(UserWarning, match="explains nothing of its training rows"):
         model = KernelRegressor().fit(np.ones((20, 3)), np.arange(20.0))
     np.testing.assert_allclose(model.predict(np.ones((2, 3))), 9.5, rtol=1e-3)
@@ -214,14 +214,14 @@ def test_rows_that_are_all_the_same_get_the_mean_and_a_warning() -> None:
 # ------------------------------------------------------------------------------- the choice
 
 
-def test_the_nearest_of_those_that_are_about_as_good() -> None:
+def test_nearest_equivalent_bandwidth_is_chosen() -> None:
     assert nearest_equivalent({0: 1.0, 2: 0.985, 4: 0.98}) == 0
     assert nearest_equivalent({-2: 1.5, 0: 1.0, 2: 0.81, 3: 0.80, 4: 0.79}) == 2
     assert nearest_equivalent({0: np.inf}) == 0
     assert MIN_BANDWIDTH_LOG2 < 0 < MAX_BANDWIDTH_LOG2
 
 
-def test_the_roughest_kernel_that_is_about_as_good() -> None:
+def test_roughest_equivalent_kernel_is_chosen() -> None:
     def of(error: float) -> FoundKernel:
         return FoundKernel(get_kernel("laplace", 1.0), Noise(tried=[(1.0, error)]))
 
@@ -231,7 +231,7 @@ def test_the_roughest_kernel_that_is_about_as_good() -> None:
     assert roughest_equivalent([nothing, nothing]) is nothing
 
 
-def test_a_gain_of_a_few_rows_is_none() -> None:
+def test_gain_of_few_rows_is_insignificant() -> None:
     rng = np.random.default_rng(0)
     usual, plain = rng.uniform(0.5, 1.5, 100) ** 2, rng.uniform(1, 3, 100) ** 2
     assert is_better(0.8 * usual, usual, plain)
@@ -246,7 +246,7 @@ def test_a_gain_of_a_few_rows_is_none() -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 32, 37, 39])
-def test_heavy_tails_do_not_lead_to_a_model_worse_than_the_mean(seed: int) -> None:
+def test_heavy_tails_give_no_model_worse_than_the_mean(seed: int) -> None:
     """Check heavy tails, for which the least mean square of 40 rows gave errors of 1.04 to 2.65
     times that of the mean."""
     rng = np.random.default_rng([seed, 5])
@@ -257,7 +257,7 @@ def test_heavy_tails_do_not_lead_to_a_model_worse_than_the_mean(seed: int) -> No
     assert error <= 1.001 * np.mean((y[:40].mean() - y[40:]) ** 2)
 
 
-def test_settings() -> None:
+def test_kernel_settings_list_candidates() -> None:
     assert ModelConfig(kernel="auto").kernels == ROUGH_TO_SMOOTH
     assert ModelConfig(kernel="auto", bandwidth=2.0).kernels == ROUGH_TO_SMOOTH
     assert ModelConfig(kernel="gaussian").kernels == ("gaussian",)
@@ -266,7 +266,7 @@ def test_settings() -> None:
 # ----------------------------------------------------------------------------- what is not fooled
 
 
-def test_copies_of_rows_are_one_row() -> None:
+def test_copies_of_rows_count_once() -> None:
     """Check rows repeated to balance classes, with which a narrow kernel without a ridge would look
     best."""
     X, y = smooth(150, noise=1.0)
@@ -279,7 +279,7 @@ def test_copies_of_rows_are_one_row() -> None:
     assert errors[1] < 1.5 * errors[0]
 
 
-def test_a_thousand_rows_show_whether_equal_ones_are_copies(
+def test_copies_are_detected_on_a_thousand_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check that only a thousand of the rows are used; a factor of all took a minute."""
@@ -301,7 +301,7 @@ def test_a_thousand_rows_show_whether_equal_ones_are_copies(
     assert (len(rows.X), rows.repeats) == (len(X) - 1, None)
 
 
-def test_equal_rows_are_merged_with_their_weights() -> None:
+def test_equal_rows_are_merged_with_weights() -> None:
     backend = Backend(threads=1)
     X = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [5.0, 6.0]], np.float32)
     Y, w = np.array([[1.0], [2.0], [4.0], [8.0]]), np.array([1.0, 0.0, 2.0, 1.0])
@@ -318,7 +318,7 @@ def test_equal_rows_are_merged_with_their_weights() -> None:
     assert merge_equal_rows(backend, alone) is alone
 
 
-def test_rows_that_every_epoch_brings_anew_are_not_the_centers() -> None:
+def test_generated_rows_are_not_taken_as_centers() -> None:
     def make(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
         rng = np.random.default_rng([seed, epoch, start])
         X = rng.standard_normal((stop - start, 3)).astype(np.float32)
@@ -329,7 +329,7 @@ def test_rows_that_every_epoch_brings_anew_are_not_the_centers() -> None:
     assert model.report_["samples"] == 900
 
 
-def test_small_blocks_do_no_harm() -> None:
+def test_small_partial_fit_blocks_are_harmless() -> None:
     """Check that a block of one batch is not treated as all rows."""
     X, y = smooth(900, 0.5)
     fresh, truth = smooth(500, 0.0, seed=1)
@@ -343,7 +343,7 @@ def test_small_blocks_do_no_harm() -> None:
 # ------------------------------------------------------------------------------- going on from it
 
 
-def test_steps_go_on_from_all_rows_at_once() -> None:
+def test_steps_after_direct_solution_use_random_order() -> None:
     """Check that steps draw the rows in random order, while the default for few rows has them in
     store order."""
     X, y = smooth(200)
@@ -354,7 +354,7 @@ def test_steps_go_on_from_all_rows_at_once() -> None:
     np.testing.assert_allclose(model.fit(X, y).predict(X), values, atol=1e-3)
 
 
-def test_what_is_open_stays_as_it_was_found() -> None:
+def test_open_settings_keep_found_values() -> None:
     X, y = smooth(200)
     parts = ["laplace", {"kind": "gaussian", "bandwidth": 2.0}]
     model = KernelRegressor(
@@ -375,7 +375,7 @@ def test_what_is_open_stays_as_it_was_found() -> None:
     assert model.kernel_.describe() == {**kernel, "bandwidth": 0.7}
 
 
-def test_a_row_without_weight_makes_nothing_singular() -> None:
+def test_zero_weight_row_gives_no_singular_warning() -> None:
     X, y = smooth(100)
     w = np.ones(100)
     w[7] = 0

@@ -1,4 +1,4 @@
-"""A metric that is learned: what it finds, when there is none, and that it stays what it was."""
+"""Check learned metrics: what is found, when none is learned, and that resumes keep it."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def fitted(truth: Any, metric: str = "learn", **given: Any) -> tuple[sk.KernelRe
     X, T = numbers(0), numbers(1, 1500)
     settings = {"n_centers": 300, "epochs": 3, "scale": "none", "random_state": 0} | given
     model = sk.KernelRegressor(metric=metric, **settings).fit(X, truth(X))
-    wanted = truth(T)
-    error = np.mean((model.predict(T).reshape(wanted.shape) - wanted) ** 2) / np.var(wanted)
+    expected = truth(T)
+    error = np.mean((model.predict(T).reshape(expected.shape) - expected) ** 2) / np.var(expected)
     return model, float(error)
 
 
-def test_features_that_matter_get_the_weight() -> None:
+def test_relevant_features_get_the_weight() -> None:
     model, error = fitted(of_two)
     assert error < 0.5 * fitted(of_two, "none")[1]
     assert model.report_["learned_metric"]["kind"] in ("diagonal", "full")
@@ -73,7 +73,7 @@ def test_features_that_matter_get_the_weight() -> None:
 
 
 @pytest.mark.parametrize("metric", ["learn", "learn-full"])
-def test_a_direction_is_found(metric: str) -> None:
+def test_relevant_direction_is_found(metric: str) -> None:
     model, error = fitted(along, metric)
     assert error < 0.2 * fitted(along, "none")[1]
     assert model.report_["learned_metric"]["kind"] == "full"
@@ -83,7 +83,7 @@ def test_a_direction_is_found(metric: str) -> None:
     assert abs(top @ np.ones(D)) / D**0.5 > 0.95
 
 
-def test_a_diagonal_one_has_scales_only() -> None:
+def test_diagonal_metric_has_scales_only() -> None:
     model, _ = fitted(of_two, "learn-diagonal")
     metric = model.kernel_.metric
     assert metric is not None
@@ -91,7 +91,7 @@ def test_a_diagonal_one_has_scales_only() -> None:
     assert np.sum(metric**2) == pytest.approx(D)
 
 
-def test_where_nothing_is_to_be_gained_there_is_none() -> None:
+def test_isotropic_function_gets_no_metric() -> None:
     """Check equal directions, for which a metric of few rows would fit noise."""
     model, error = fitted(lambda X: np.cos(np.sqrt((X**2).sum(axis=1))))
     assert model.report_["learned_metric"]["kind"] == "none"
@@ -115,7 +115,7 @@ def test_noise_and_few_rows_do_not_hide_a_gain(n: int, noise: float) -> None:
     assert errors[1] < 0.7 * errors[0]
 
 
-def test_the_kernel_without_a_metric_is_that_of_a_run_without() -> None:
+def test_rejected_metric_keeps_kernel_of_plain_run() -> None:
     X = numbers(0)
     y = np.random.default_rng(1).normal(size=ROWS)
     none, learned = (
@@ -126,9 +126,9 @@ def test_the_kernel_without_a_metric_is_that_of_a_run_without() -> None:
     np.testing.assert_array_equal(learned.dual_coef_, none.dual_coef_)
 
 
-def test_classes_and_sample_weights() -> None:
+def test_classes_and_sample_weights_are_supported() -> None:
     X, T = numbers(0), numbers(1, 1500)
-    y, wanted = (np.where(of_two(A) > 0.5, "yes", "no") for A in (X, T))
+    y, expected = (np.where(of_two(A) > 0.5, "yes", "no") for A in (X, T))
     scores = []
     for metric in ("none", "learn"):
         model = sk.KernelClassifier(metric=metric, n_centers=300, epochs=3, random_state=0)
@@ -136,13 +136,13 @@ def test_classes_and_sample_weights() -> None:
         w = np.ones(ROWS)
         w[::5] = 0
         wrong = np.where(w > 0, y, np.where(X[:, 5] > 0, "yes", "no"))
-        scores.append(model.fit(X, wrong, sample_weight=w).score(T, wanted))
+        scores.append(model.fit(X, wrong, sample_weight=w).score(T, expected))
     assert scores[1] > scores[0] + 0.03
     assert model.feature_importances_[:2].sum() > 0.8
 
 
 @pytest.mark.slow
-def test_weights_are_rows_that_come_more_often() -> None:
+def test_weights_act_as_repeated_rows() -> None:
     """Check weights in the fit, the error and the gradients: doubled weights give the same
     model."""
     X, w = numbers(0), np.random.default_rng(0).uniform(0.5, 2, ROWS)
@@ -161,27 +161,27 @@ def test_several_targets_share_a_metric() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", {"kind": "sum", "parts": ["laplace", "matern52"]}])
-def test_any_kernel_takes_it(kernel: Any) -> None:
+def test_any_kernel_accepts_metric(kernel: Any) -> None:
     error = fitted(of_two, kernel=kernel)[1]
     assert error < 0.5 * fitted(of_two, "none", kernel=kernel)[1]
 
 
 @pytest.mark.parametrize("bandwidth", ["median", 3.0])
-def test_a_bandwidth_that_is_said_is_in_the_metric(bandwidth: Any) -> None:
+def test_given_bandwidth_applies_within_metric(bandwidth: Any) -> None:
     model, error = fitted(of_two, kernel="matern32", bandwidth=bandwidth)
     assert error < 0.7 * fitted(of_two, "none", kernel="matern32", bandwidth=bandwidth)[1]
     if bandwidth == 3.0:
         assert model.bandwidth_ == 3.0
 
 
-def test_few_rows_tell_nothing() -> None:
+def test_too_few_rows_learn_no_metric() -> None:
     X = numbers(0, 40)
     model = sk.KernelRegressor(metric="learn", random_state=0).fit(X, of_two(X))
     assert model.report_["learned_metric"] == {"kind": "none"}
     assert np.isfinite(model.predict(X)).all()
 
 
-def test_constant_and_equal_columns() -> None:
+def test_constant_and_equal_columns_are_accepted() -> None:
     X = numbers(0)
     X = np.concatenate([X, X[:, :1], np.full((ROWS, 1), 3.0, np.float32)], axis=1)
     model = sk.KernelRegressor(metric="learn", n_centers=200, epochs=2, random_state=0)
@@ -194,7 +194,7 @@ def test_constant_and_equal_columns() -> None:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("solver", ["direct", "falkon", "eigenpro4", "block"])
-def test_every_solver_works_in_it(solver: str) -> None:
+def test_every_solver_benefits_from_metric(solver: str) -> None:
     error = fitted(of_two, solver=solver, epochs=1 if solver == "direct" else 10)[1]
     assert error < 0.9 * fitted(of_two, "none", solver=solver, epochs=10)[1]
 
@@ -219,7 +219,7 @@ def source() -> sk.ArraySource:
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_stopped_run_resumes_with_same_bits(tmp_path: Path) -> None:
     sk.train_model(config(tmp_path / "whole"), source=source()).model.backend.close()
     for step in (1, 12, 20):
         held_out = sk.ArraySource(numbers(3, 20), of_two(numbers(3, 20)))
@@ -236,7 +236,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("accelerator", ["none", "auto"])
-def test_any_number_of_threads_finds_the_same(accelerator: str) -> None:
+def test_metric_does_not_depend_on_threads(accelerator: str) -> None:
     found = []
     for threads in (1, 2, 3):
         made = config(None, **{"run.threads": threads, "run.accelerator": accelerator})
@@ -249,7 +249,7 @@ def test_any_number_of_threads_finds_the_same(accelerator: str) -> None:
         np.testing.assert_array_equal(values, found[0][1])
 
 
-def test_the_log_has_every_round(tmp_path: Path) -> None:
+def test_log_contains_every_round(tmp_path: Path) -> None:
     sk.train_model(config(tmp_path / "run"), source=source()).model.backend.close()
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     *ways, again, round_, steps, last = [line for line in lines if line["event"] == "metric"]
@@ -276,7 +276,7 @@ def test_the_log_has_every_round(tmp_path: Path) -> None:
     [{}, {"kernel": "laplace"}, {"kernel": "laplace", "bandwidth": 3.0}, {"bandwidth": "median"}],
 )
 @pytest.mark.parametrize("then", ["learn", "none"])
-def test_a_second_fit_goes_on_in_the_metric_of_the_first(given: dict[str, Any], then: str) -> None:
+def test_second_fit_keeps_metric_of_first(given: dict[str, Any], then: str) -> None:
     """Check a second fit to other rows, from which another metric would be learned."""
     X, T = numbers(0), numbers(1, 1500)
     model = sk.KernelRegressor(
@@ -290,14 +290,14 @@ def test_a_second_fit_goes_on_in_the_metric_of_the_first(given: dict[str, Any], 
     assert model.score(T, of_two(T)) > first - 0.02
 
 
-def test_plan_and_info_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_and_info_show_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, run = str(tmp_path / "train.zarr"), str(tmp_path / "run")
     sk.ingest_store(numbers(0), store, y=of_two(numbers(0)))
     given = ["--train", store, "--run-dir", run, "--set", "model.metric=learn"]
     assert run_command(["plan", *given, "--all", "--no-measure"]) == 0
-    said = capsys.readouterr().out
-    assert "rows to learn the metric" in said
-    assert re.search(r"FLOPs: metric \d\d?%", said)
+    message = capsys.readouterr().out
+    assert "rows to learn the metric" in message
+    assert re.search(r"FLOPs: metric \d\d?%", message)
     assert run_command(["train", *given, "--epochs", "1"]) == 0
     capsys.readouterr()
     assert run_command(["info", run]) == 0
@@ -318,13 +318,13 @@ def test_plan_and_info_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ({"precision": "integer"}, "moves features off the integers"),
     ],
 )
-def test_what_can_not_be_is_a_sentence(given: dict[str, Any], text: str) -> None:
+def test_unsupported_settings_are_refused_in_one_sentence(given: dict[str, Any], text: str) -> None:
     model = sk.KernelRegressor(**({"metric": "learn"} | given))
     with pytest.raises(sk.StreamkernError, match=text):
         model.fit(numbers(0), of_two(numbers(0)))
 
 
-def test_the_plan_has_room_for_it() -> None:
+def test_memory_plan_includes_metric_phase() -> None:
     phases = []
     for metric in ("none", "learn"):
         run = open_run(config(None, **{"model.metric": metric}), RunInputs(source=source()))
@@ -338,7 +338,7 @@ def test_the_plan_has_room_for_it() -> None:
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0])
-def test_roots_of_powers(exponent: float) -> None:
+def test_metric_root_equals_matrix_power(exponent: float) -> None:
     B = numbers(0, 5, 5).astype(np.float64)
     G = B @ B.T
     lam, U = np.linalg.eigh(G)
@@ -352,7 +352,7 @@ def test_roots_of_powers(exponent: float) -> None:
     np.testing.assert_allclose(diagonal**2, truth * 5 / truth.sum(), rtol=1e-12)
 
 
-def test_directions_that_nothing_depends_on_are_left_out() -> None:
+def test_negligible_directions_are_dropped() -> None:
     G = np.diag([1.0, 1e-3, 1e-30, 0.0])
     A = metric_root(G, MetricVariant("full", 1.0))
     assert A is not None
@@ -360,11 +360,11 @@ def test_directions_that_nothing_depends_on_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("G", [np.zeros((3, 3)), np.full((3, 3), np.nan)])
-def test_no_gradients_no_metric(G: Array) -> None:
+def test_vanishing_gradients_give_no_metric(G: Array) -> None:
     assert metric_root(G, MetricVariant("full", 1.0)) is None
 
 
-def test_the_second_steps_need_more_rows_than_the_first() -> None:
+def test_second_stage_needs_more_rows() -> None:
     assert stages(split(9218)[0]) == [STAGES[0]]
     assert stages(split(9219)[0]) == list(STAGES[:2])
     for effort, n in (("quick", 1), ("default", 2), ("best", 3)):
@@ -374,7 +374,7 @@ def test_the_second_steps_need_more_rows_than_the_first() -> None:
 @pytest.mark.parametrize(
     "n", [48, 300, 5000, *(level.metric_rows for level in EFFORT_LEVELS.values())]
 )
-def test_no_row_is_fitted_and_held_out(n: int) -> None:
+def test_fitted_and_held_out_rows_are_disjoint(n: int) -> None:
     pool, held = split(n)
     assert pool > 0
     assert pool <= n - pool - held  # others judge
@@ -386,7 +386,7 @@ def test_no_row_is_fitted_and_held_out(n: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full  # noise finds none: the test before
-def test_pure_noise_gets_hardly_a_metric_and_no_worse_a_model() -> None:
+def test_pure_noise_rarely_gets_a_metric() -> None:
     """Check that the targets of the held-out rows are in no round and no variant.
 
     A gain of two standard errors is there by chance in a few cases of a hundred.

@@ -17,7 +17,7 @@ from streamkern.train.setup.choose_transform import (
     left_out_residuals,
     smearing_factor,
 )
-from tests.log_scale import OPEN, made
+from tests.log_scale import OPEN, skewed_data
 from tests.runs import CLASSES, settings
 
 MADE = ("exponential", "additive", "noise", "counts")
@@ -35,8 +35,8 @@ def found(
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", MADE)
-def test_the_log_scale_is_taken_where_it_is_better(kind: str, seed: int) -> None:
-    choice = found(*made(kind, 600, seed))
+def test_log_scale_is_chosen_if_better(kind: str, seed: int) -> None:
+    choice = found(*skewed_data(kind, 600, seed))
     assert (choice is not None) == (kind == "exponential")
     if choice is not None:
         targets, facts = choice
@@ -45,9 +45,9 @@ def test_the_log_scale_is_taken_where_it_is_better(kind: str, seed: int) -> None
         assert 0.95 < targets.gain[0] < 1.1
 
 
-def test_the_unit_does_not_matter() -> None:
+def test_choice_does_not_depend_on_unit() -> None:
     """Check that targets in cents are treated as those in millions."""
-    X, y = made("exponential", 600)
+    X, y = skewed_data("exponential", 600)
     one, other = found(X, y), found(X, y * 2.0**40)
     assert one is not None
     assert other is not None
@@ -63,12 +63,12 @@ def test_the_unit_does_not_matter() -> None:
         {"model.loss": "huber"},
     ],
 )  # fmt: skip
-def test_settings_that_leave_no_choice(changes: dict[str, Any]) -> None:
-    assert found(*made("exponential", 600), **changes) is None
+def test_unsuitable_settings_disable_log_scale(changes: dict[str, Any]) -> None:
+    assert found(*skewed_data("exponential", 600), **changes) is None
 
 
-def test_targets_that_leave_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, y = made("exponential", 600)
+def test_unsuitable_targets_disable_log_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = skewed_data("exponential", 600)
     below = y.copy()
     below[::9] *= -1
     monkeypatch.setattr(choose_transform, "left_out_residuals", None)  # is never called
@@ -83,25 +83,25 @@ def test_targets_that_leave_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(X, y, transforms=[lambda X, Y, rng: (X, -Y)]) is None
 
 
-def test_a_log_scale_that_is_asked_for() -> None:
-    asked = {"model.target_transform": "log", "model.kernel": "laplace"}
-    choice = found(*made("additive", 600), **asked)
+def test_requested_log_scale_is_used() -> None:
+    options = {"model.target_transform": "log", "model.kernel": "laplace"}
+    choice = found(*skewed_data("additive", 600), **options)
     assert choice is not None
-    X, y = made("exponential", 600)
-    several = found(X, np.column_stack([y, 50 * y**2, 0 * y]), **asked)
+    X, y = skewed_data("exponential", 600)
+    several = found(X, np.column_stack([y, 50 * y**2, 0 * y]), **options)
     assert several is not None
     unit, gain = several.targets.unit, several.targets.gain
     assert np.isfinite([unit, gain, several.targets.mean, several.targets.scale]).all()
     assert unit[1] != unit[0]
-    few = found(X[:3], y[:3], **asked | {"model.n_centers": 2, "data.batch_size": 2})
+    few = found(X[:3], y[:3], **options | {"model.n_centers": 2, "data.batch_size": 2})
     assert few is not None
     assert few.targets.gain.tolist() == [1.0]
     assert "error_ratio" not in few.facts
 
 
-def test_equal_rows_and_weights() -> None:
+def test_weights_equal_repeated_rows() -> None:
     """Check that copies of rows count as weights do, and that rows of weight 0 do not count."""
-    X, y = made("exponential", 300)
+    X, y = skewed_data("exponential", 300)
     w = np.ones(300)
     w[:40] = 2
     weighted = found(X, y, w)
@@ -119,32 +119,32 @@ def test_equal_rows_and_weights() -> None:
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1])
-def test_rare_large_targets_leave_no_choice(constant: float) -> None:
+def test_rare_large_targets_disable_log_scale(constant: float) -> None:
     """Check a sample without large targets, whose targets are constant."""
-    X, y = made("exponential", 5000)[0], np.full(5000, constant)
+    X, y = skewed_data("exponential", 5000)[0], np.full(5000, constant)
     y[7] = 1e3
     assert found(X, y) is None
     y[7:] *= 1 + 1e-9 * np.arange(4993)
     assert found(X, y) is None
 
 
-def test_errors_that_more_rows_correct_are_no_noise() -> None:
+def test_noise_free_targets_need_no_factor() -> None:
     """Check that targets without noise need no factor, even if a few rows predict each other
     badly."""
     X = np.random.default_rng(0).uniform(-1.5, 1.5, (6000, 5)).astype(np.float32)
     y = np.exp(0.7 * np.sin(4 * X.astype(float)).sum(axis=1))
-    asked: dict[str, Any] = {"model.target_transform": "log"}
-    few, many = (found(X[:n], y[:n], **asked | {"model.n_centers": n}) for n in (500, 6000))
+    options: dict[str, Any] = {"model.target_transform": "log"}
+    few, many = (found(X[:n], y[:n], **options | {"model.n_centers": n}) for n in (500, 6000))
     assert few is not None
     assert many is not None
     assert few.targets.gain[0] > 1.2
     assert many.targets.gain[0] < 1.05
-    same = found(X, y, **asked | {"model.n_centers": 500})
+    same = found(X, y, **options | {"model.n_centers": 500})
     assert same is not None
     assert same.targets.gain[0] > 1.1  # a model of few centers stays so
 
 
-def test_left_out_residuals_are_those_of_fits_without_the_row() -> None:
+def test_left_out_residuals_equal_refits() -> None:
     rng = np.random.default_rng(0)
     X, Y, w = rng.standard_normal((20, 2)), rng.standard_normal((20, 3)), rng.random(20) + 0.5
     K = np.exp(-np.linalg.norm(X[:, None] - X[None], axis=2))
@@ -161,7 +161,7 @@ def test_left_out_residuals_are_those_of_fits_without_the_row() -> None:
             assert share[i] == pytest.approx(of_noise / (of_f + of_noise), rel=1e-6)
 
 
-def test_the_factor_makes_medians_means() -> None:
+def test_smearing_factor_turns_medians_into_means() -> None:
     rng = np.random.default_rng(0)
     medians = np.exp(rng.standard_normal(200_000))
     y = medians * np.exp(0.5 * rng.standard_normal(200_000))

@@ -43,7 +43,7 @@ def laplace(A: Array, B: Array, metric: Array | None, bandwidth: float) -> Array
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("most", [N, 80])  # centers: all the rows, or the first of them
 @pytest.mark.parametrize("metric", [None, np.array([2.0, 1.0, 0.5, 0.1])])
-def test_a_model_solves_its_equations(
+def test_model_solves_its_equations(
     weighted: bool, most: int, metric: Array | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_out_models, "METRIC_FIT_ROWS", most)
@@ -91,19 +91,19 @@ def calibrated(F: Array, Y: Array, w: Array) -> Array:
     return -np.take_along_axis(log_softmax(slope * F, axis=1), labels[:, None], 1)[:, 0]
 
 
-def test_gains_in_standard_errors() -> None:
+def test_gain_in_standard_errors_is_robust() -> None:
     rng = np.random.default_rng(0)
     before = rng.exponential(size=2000)
     gain = rng.normal(0.1, 1.0, 2000)
     limited = np.minimum(gain, -gain.min())
-    wanted = max(each.mean() / (each.std() / np.sqrt(2000)) for each in (gain, limited))
-    assert _robust_gain(before, before - gain) == pytest.approx(wanted)
+    expected = max(each.mean() / (each.std() / np.sqrt(2000)) for each in (gain, limited))
+    assert _robust_gain(before, before - gain) == pytest.approx(expected)
     assert _robust_gain(before, before) == 0
     assert _robust_gain(np.full(2000, np.inf), before) == 0
     assert _robust_gain(before, np.full(2000, np.inf)) == 0
 
 
-def test_one_large_gain_does_not_hide_the_others() -> None:
+def test_single_large_gain_does_not_hide_others() -> None:
     gain = np.random.default_rng(0).normal(0.1, 1.0, 2000)
     usual = _robust_gain(gain, np.zeros(2000))
     gain[0] = 500.0
@@ -114,7 +114,7 @@ def test_one_large_gain_does_not_hide_the_others() -> None:
     assert _robust_gain(gain, np.zeros(2000)) < 1.5
 
 
-def test_a_smoother_kernel_has_to_be_significantly_better() -> None:
+def test_smoother_kernel_must_be_significantly_better() -> None:
     rng, op = np.random.default_rng(0), KernelOperator(sk.Laplace(1.0), Backend(1), "exact", None)
 
     def model(errors: Array) -> Fitted:

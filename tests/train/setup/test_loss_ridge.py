@@ -34,13 +34,13 @@ def drawn(name: str, noise: float, weighted: bool = False, n: int = 120) -> Loss
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_much_noise_asks_for_much_ridge(name: str) -> None:
+def test_ridge_increases_with_noise(name: str) -> None:
     found = [loss_noise(LOSSES[name], drawn(name, noise), NO_NOISE).variance for noise in (0.01, 1)]
     assert found[0] < found[1]
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_weight_counts_as_so_many_rows(name: str) -> None:
+def test_weight_acts_as_repeated_rows(name: str) -> None:
     """Check that doubled weights double the noise for the same curve."""
     rows = drawn(name, 1.0, weighted=True)
     once, twice = (
@@ -51,7 +51,7 @@ def test_a_weight_counts_as_so_many_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["log_loss", "quantile"])
-def test_it_has_the_least_held_out_loss_of_exact_minima(name: str) -> None:
+def test_ridge_minimises_held_out_loss_of_exact_minima(name: str) -> None:
     """Compare with SciPy's minima for every fold and noise, and their losses on the fold.
 
     For an outer quantile, few steps end far before them: then a tenth of this noise is found.
@@ -99,12 +99,12 @@ def _minimised(loss: Loss, z: np.ndarray, errors: np.ndarray, Y: np.ndarray) -> 
     return (ramp + (0.5 - np.asarray(loss.quantile)) * errors).sum(axis=1)
 
 
-def test_too_few_rows_keep_the_noise_of_squares() -> None:
+def test_too_few_rows_keep_noise_of_squares() -> None:
     rows, noise = drawn("huber", 1.0, n=RIDGE_FOLDS - 1), Noise(variance=0.5)
     assert loss_noise(LOSSES["huber"], rows, noise) is noise
 
 
-def test_losses_that_overflow_end_the_path() -> None:
+def test_overflowing_losses_end_the_path() -> None:
     rows = drawn("huber", 1.0)
     noise = Noise(variance=0.5)
     assert loss_noise(LOSSES["huber"], rows._replace(mean=np.full(2, math.inf)), noise) is noise

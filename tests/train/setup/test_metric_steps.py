@@ -16,7 +16,7 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup import metric_steps
 from streamkern.train.setup.held_out_models import Fitted
 from streamkern.train.setup.metric_steps import metrics_of_steps, slopes
-from tests.maths import Array, rows
+from tests.solver_problems import Array, rows
 
 N, M, D, C = 30, 50, 4, 2
 RIDGE = 0.03
@@ -64,7 +64,7 @@ def missed(
 @pytest.mark.parametrize("categorical", [(), ((1, 0.7), (3, 2.0))], ids=["plain", "categorical"])
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 @pytest.mark.parametrize(("kernel", "phi"), PROFILES.values(), ids=PROFILES)
-def test_derivatives_are_those_of_the_error(
+def test_metric_derivatives_equal_finite_differences(
     kernel: Any,
     phi: Callable[[Array], Array],
     metric: Array,
@@ -94,12 +94,12 @@ def test_derivatives_are_those_of_the_error(
         return (above - below) / (2 * h)
 
     units = np.eye(metric.size).reshape(metric.size, *metric.shape)
-    wanted = np.array([difference(unit, 0.0) for unit in units]).reshape(metric.shape)
-    np.testing.assert_allclose(found[0], wanted, atol=2e-6 * np.abs(wanted).max())
+    expected = np.array([difference(unit, 0.0) for unit in units]).reshape(metric.shape)
+    np.testing.assert_allclose(found[0], expected, atol=2e-6 * np.abs(expected).max())
     assert found[1] == pytest.approx(difference(0 * metric, 1.0), rel=1e-5)
 
 
-def test_a_long_residual_is_shortened() -> None:
+def test_large_residual_is_clipped() -> None:
     """Check that the derivative is linear in the residuals of the others, and bounded in a far
     target."""
     fit, others = some(N, 0, False), some(M, 1, False)
@@ -113,7 +113,7 @@ def test_a_long_residual_is_shortened() -> None:
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
 
 
-def test_no_factor_no_slopes() -> None:
+def test_singular_factor_gives_no_slopes() -> None:
     fit = some(N, 0, False)
     fit.X[1:] = fit.X[0]
     op = KernelOperator(sk.Laplace(1.0, metric=np.ones(D)), Backend(1), "float64", SHIFT)
@@ -137,7 +137,7 @@ def of_one_direction(weighted: bool = False) -> SampleRows:
     return SampleRows(X, Y.astype(np.float32), root)
 
 
-def test_a_direction_is_found() -> None:
+def test_relevant_direction_is_found() -> None:
     A = steps_from(model(sk.Laplace(3.0)), of_one_direction(), "", 0)
     assert A is not None
     assert A.shape == (D, D)
@@ -147,14 +147,14 @@ def test_a_direction_is_found() -> None:
     assert abs(U[:, 0] @ np.array([1.0, -1.0, 0.5, 0.0])) / 1.5 > 0.99
 
 
-def test_scales_stay_scales() -> None:
+def test_diagonal_metric_stays_diagonal() -> None:
     A = steps_from(model(sk.Laplace(3.0)), of_one_direction(), "diagonal", 0)
     assert A is not None
     assert A.shape == (D,)
     assert np.abs(A).argmin() == 3
 
 
-def test_rows_without_weight_teach_nothing() -> None:
+def test_zero_weight_rows_are_ignored() -> None:
     given, other = of_one_direction(True), of_one_direction(True)
     other.Y[::3] = 7.0
     found = [steps_from(model(sk.Matern32(3.0)), each, "full", 0) for each in (given, other)]
@@ -163,7 +163,7 @@ def test_rows_without_weight_teach_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
-def test_a_constant_feature_leaves_it_and_one_that_hardly_varies_gains_little(kind: str) -> None:
+def test_nearly_constant_feature_gains_little_weight(kind: str) -> None:
     """Check that rounding errors of its gradients are not taken for a direction."""
     given = of_one_direction()
     X = given.X.astype(np.float64)
@@ -180,11 +180,11 @@ def test_a_constant_feature_leaves_it_and_one_that_hardly_varies_gains_little(ki
 
 
 @pytest.mark.parametrize("kernel", [sk.LaplaceL1(2.0), sk.Polynomial(2)])
-def test_other_kernels_have_no_way(kernel: sk.Kernel) -> None:
+def test_unsupported_kernels_are_not_stepped(kernel: sk.Kernel) -> None:
     assert steps_from(model(kernel), of_one_direction(), "", 0) is None
 
 
-def test_large_matrices_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_full_metrics_are_not_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_steps, "MAX_FULL_METRIC_FEATURES", D - 1)
     start, given = model(sk.Laplace(3.0, metric=rows(1, D, D))), of_one_direction()
     assert steps_from(start, given, "", 0) is None

@@ -1,4 +1,4 @@
-"""Outliers that are replaced where squares are fitted: against the truth of made data."""
+"""Check that outliers are replaced where squares are fitted, on generated data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def found(X: _Floats, Y: _Floats, root: _Floats | None = None) -> BoundedTargets
 
 
 @pytest.mark.parametrize("case", ["plain", "weighted", "equal rows"])
-def test_outliers_are_moved_near_the_truth_and_others_stay(case: str) -> None:
+def test_outliers_are_replaced_near_truth(case: str) -> None:
     X, moved, y, far = drawn(400)
     root = np.random.default_rng(2).uniform(0.5, 1.5, len(X)) if case == "weighted" else None
     if case == "weighted":
@@ -74,7 +74,7 @@ def test_outliers_are_moved_near_the_truth_and_others_stay(case: str) -> None:
     assert np.abs(Y - y)[far].max() < 2
 
 
-def test_an_output_keeps_the_targets_that_are_outliers_in_another_one() -> None:
+def test_outliers_of_one_output_keep_other_outputs() -> None:
     X, moved, y, far = drawn(400)
     bounded = found(X, np.stack([moved, y], axis=1))
     assert bounded is not None
@@ -85,7 +85,7 @@ def test_an_output_keeps_the_targets_that_are_outliers_in_another_one() -> None:
 
 @pytest.mark.parametrize("noise", ["normal", "Student 3", "exponential"])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_tails_of_usual_noise_are_none(noise: str, seed: int) -> None:
+def test_tails_of_common_noise_are_not_outliers(noise: str, seed: int) -> None:
     X, _, y, _ = drawn(400, seed)
     rng = np.random.default_rng(seed + 10)
     if noise == "Student 3":
@@ -95,7 +95,7 @@ def test_the_tails_of_usual_noise_are_none(noise: str, seed: int) -> None:
     assert found(X, y[:, None]) is None
 
 
-def test_a_group_that_the_features_tell_of_is_none() -> None:
+def test_group_explained_by_features_is_not_outliers() -> None:
     """Check a twentieth of the rows with quite different targets, which their neighbours
     predict."""
     X, _, y, _ = drawn(500)
@@ -104,7 +104,7 @@ def test_a_group_that_the_features_tell_of_is_none() -> None:
     assert found(X, np.where(group, y - 40, y)[:, None]) is None
 
 
-def test_too_few_rows_and_constant_targets_have_none() -> None:
+def test_few_rows_and_constant_targets_have_no_outliers() -> None:
     X, moved, y, _ = drawn(20)
     assert found(X, moved[:, None]) is None
     X, _, y, _ = drawn(100)
@@ -112,7 +112,7 @@ def test_too_few_rows_and_constant_targets_have_none() -> None:
 
 
 @pytest.mark.parametrize("loss", ["huber", "quantile"])
-def test_a_robust_loss_is_nearly_as_good_with_outliers(loss: str) -> None:
+def test_robust_loss_tolerates_outliers(loss: str) -> None:
     """Check the error with outliers; with outliers in the setup it was 15 times that of clean
     targets."""
     X, moved, y, _ = drawn(900)
@@ -125,7 +125,7 @@ def test_a_robust_loss_is_nearly_as_good_with_outliers(loss: str) -> None:
     assert rmse[1] < 1.2 * rmse[0]
 
 
-def test_a_run_records_them(tmp_path: Path) -> None:
+def test_run_records_outliers(tmp_path: Path) -> None:
     X, moved, y, _ = drawn(600)
     for name, targets in (("with", moved), ("without", y)):
         folder = tmp_path / name
@@ -136,18 +136,20 @@ def test_a_run_records_them(tmp_path: Path) -> None:
         assert share == ([] if name == "without" else [kept["outliers"]])
         assert model.report_.get("outliers") == kept.get("outliers")
     assert kept.get("outliers") is None
-    told = [each.text for each in read_history(read_log(tmp_path / "with" / "log.jsonl")).events]
-    assert any("outliers" in text for text in told)
+    reported = [
+        each.text for each in read_history(read_log(tmp_path / "with" / "log.jsonl")).events
+    ]
+    assert any("outliers" in text for text in reported)
 
 
-def test_squares_keep_their_outliers() -> None:
+def test_squared_error_keeps_outliers() -> None:
     X, moved, _, _ = drawn(600)
     model = KernelRegressor(n_centers=200, verbose=False).fit(X, moved)
     assert "outliers" not in model.report_
 
 
 @pytest.mark.parametrize("robust", [True, False])
-def test_a_loss_of_ones_own_says_whether_it_is_robust(robust: bool) -> None:
+def test_user_loss_declares_robustness(robust: bool) -> None:
     kind = type("Own", (Smooth,), {"robust": robust, "__module__": __name__})
     X, moved, _, _ = drawn(400)
     model = KernelRegressor(loss=kind(), n_centers=100, verbose=False).fit(X, moved)

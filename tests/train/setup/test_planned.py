@@ -38,7 +38,7 @@ def config(solver: str, features: str = "kernel", **settings: object) -> RunConf
     ("solver", "features"),
     [(s, "kernel") for s in SOLVERS] + [("eigenpro1", "nystrom"), ("sgd", "fourier")],
 )
-def test_parts_of_the_time_add_up(
+def test_parts_of_planned_time_add_up(
     solver: str, features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speeds, "MEASURED_S", 0.0)
@@ -48,12 +48,12 @@ def test_parts_of_the_time_add_up(
         passes = run.method.n_epochs(run.problem)
     parts = (times.setup, times.epoch, times.evaluation)
     assert all(0 < part < math.inf for part in parts)
-    whole = times.setup + passes * (times.epoch + times.evaluation)
-    assert times.whole == pytest.approx(whole)
+    full = times.setup + passes * (times.epoch + times.evaluation)
+    assert times.whole == pytest.approx(full)
     assert all(0 < speed < math.inf for speed in times.speeds.values())
 
 
-def test_evaluations_are_counted_as_they_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduled_evaluations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "MEASURED_S", 0.0)
     every = config("block", evaluate_every=2, evaluate_at=[100, 200])
     run = open_run(every, RunInputs(source=SOURCE))
@@ -65,7 +65,7 @@ def test_evaluations_are_counted_as_they_are_due(monkeypatch: pytest.MonkeyPatch
     assert rest == pytest.approx(evaluations * times.evaluation)
 
 
-def test_flops_are_those_of_the_op_counts() -> None:
+def test_flops_equal_op_counts() -> None:
     run = open_run(config("block"), RunInputs(source=SOURCE))
     with run.backend:
         counts, flops = planned_op_counts(run), planned_flops(run)

@@ -1,4 +1,4 @@
-"""Arrays of which every rank has some rows: saved as if the first had all, and loaded in part."""
+"""Check arrays that are sharded over ranks: saved as if rank 0 had all, and loaded in part."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gathered(ranks: Communicator, save: Callable[[dict[str, ChunkedArray]], obje
 
 
 @pytest.mark.parametrize("size", [2, 5, 9])
-def test_it_is_given_all_rows(size: int) -> None:
+def test_gathered_arrays_equal_all_rows(size: int) -> None:
     """Check parts of any size, which several threads request at the same time."""
     got = {name: np.full((n, n), np.nan) for name, n in SIZES.items()}
 
@@ -46,18 +46,18 @@ def test_it_is_given_all_rows(size: int) -> None:
         assert {name: part.shape for name, part in parts.items()} == {
             k: (n, n) for k, n in SIZES.items()
         }
-        wanted = [
+        expected = [
             (name, slice(i, min(i + 5, n))) for name, n in SIZES.items() for i in range(0, n, 5)
         ]
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda each: copy(*each), wanted))
+            list(pool.map(lambda each: copy(*each), expected))
 
     on_threads(size, lambda ranks: gathered(ranks, save))
-    for name, whole in WHOLE.items():
-        np.testing.assert_array_equal(got[name], whole)
+    for name, full in WHOLE.items():
+        np.testing.assert_array_equal(got[name], full)
 
 
-def test_what_fails_on_the_first_ends_all() -> None:
+def test_error_on_rank_0_ends_all_ranks() -> None:
     """Check that its error, such as a full disk, is raised, and that no rank waits."""
 
     def save(parts: dict[str, ChunkedArray]) -> None:
@@ -68,7 +68,7 @@ def test_what_fails_on_the_first_ends_all() -> None:
         on_threads(3, lambda ranks: gathered(ranks, save))
 
 
-def test_a_rank_that_is_lost_ends_the_saving() -> None:
+def test_lost_rank_ends_saving() -> None:
     """Check that threads that request more are refused, too."""
 
     def rows_of(ranks: Communicator) -> None:
@@ -82,7 +82,7 @@ def test_a_rank_that_is_lost_ends_the_saving() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_a_stripe_is_what_the_whole_has_there(tmp_path: Path, size: int) -> None:
+def test_stripe_equals_part_of_whole_array(tmp_path: Path, size: int) -> None:
     """Check chunks of any shape, with every byte verified and the memory of its share."""
     H = np.tril(np.random.default_rng(0).normal(size=(1500, 1500)))  # in chunks of 8 MiB
     with RunDirectory(tmp_path / "run") as run:

@@ -48,7 +48,7 @@ def run() -> Iterator[ResolvedRun]:
         yield run
 
 
-def test_what_a_run_does_not_do_is_not_measured(run: ResolvedRun) -> None:
+def test_only_used_operations_are_measured(run: ResolvedRun) -> None:
     found = measure_speeds(run, [OpCounts(kept=1), OpCounts(wide_factors=1)])
     assert found.compute.kept > 0
     assert found.compute.wide_factors > 0
@@ -57,7 +57,9 @@ def test_what_a_run_does_not_do_is_not_measured(run: ResolvedRun) -> None:
     )
 
 
-def test_seconds_are_those_of_the_clock(run: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_seconds_follow_the_clock(
+    run: ResolvedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Advance the clock by one second at each reading, so that a call takes one second."""
     monkeypatch.setattr(speeds, "MEASURED_S", 12 * speeds.MEASUREMENTS)
     ticks = count()
@@ -68,7 +70,7 @@ def test_seconds_are_those_of_the_clock(run: ResolvedRun, monkeypatch: pytest.Mo
     assert found.prepared == pytest.approx(1 / 64)
 
 
-def test_reading_is_waited_for_more_than_computed(run: ResolvedRun) -> None:
+def test_reading_waits_more_than_it_computes(run: ResolvedRun) -> None:
     found = measure_speeds(run, [OpCounts(calls=1)])
     assert found.read > 0.01 / UNIT_ROWS
     assert found.busy < 0.5 * found.read

@@ -1,4 +1,4 @@
-"""The lives of calls and processes: how a test ends one, and waits for another.
+"""Ways in which a test ends a call or a process, and waits until something has happened.
 
 Worker processes of clusters import this file, so it imports little.
 """
@@ -12,15 +12,15 @@ PATIENCE_S = 60.0
 
 
 class Killed(BaseException):
-    """The end of a process: nothing it would do afterwards has any effect."""
+    """Ends a process in a test: nothing that it would do afterwards has an effect."""
 
 
 class Stop(Exception):
-    """The end of a call, from its own progress."""
+    """Ends a call from its own progress function."""
 
 
 def eventually(true: Callable[[], object]) -> None:
-    """Wait until `true()`; fail when it never is."""
+    """Wait until `true()` is true; fail after `PATIENCE_S`."""
     give_up = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < give_up, "it did not happen"

@@ -1,4 +1,4 @@
-"""Sample weights are taken by one rule at every door, or it is said that they are not."""
+"""Check that sample weights are used at every entry point, or reported as unused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def write(name: str, **arrays: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_an_array_w_of_another_program_is_said_to_be_unused_by_every_reader() -> None:
+def test_unused_array_w_gives_warning_in_every_reader() -> None:
     for name in ("a.npz", "a.h5", "a.nc", "a.zarr", "group", "dataset"):
         data = write(name, X=X, y=Y, w=W)
         with pytest.warns(UserWarning, match=UNUSED):
@@ -85,8 +85,8 @@ def test_an_array_w_of_another_program_is_said_to_be_unused_by_every_reader() ->
         assert weighted.weight_totals is not None
 
 
-def test_nothing_is_said_of_an_array_w_that_can_be_no_weights_or_is_not_asked_about() -> None:
-    with warnings.catch_warnings(record=True) as said:
+def test_array_w_that_cannot_be_weights_gives_no_warning() -> None:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         for name in ("a.npz", "a.h5", "a.nc", "a.zarr", "group", "dataset"):
             data = write(name, X=X, y=Y, w=np.ones(2))
@@ -95,17 +95,17 @@ def test_nothing_is_said_of_an_array_w_that_can_be_no_weights_or_is_not_asked_ab
             spec = sk.ingest_store(data, "s.zarr", overwrite=True, y="w")
             assert spec.weight_totals is None
         regressor().fit(X, Y).predict(write("b.zarr", X=X, y=Y, w=W))
-    assert [str(k.message) for k in said] == []
+    assert [str(k.message) for k in message] == []
 
 
-def test_plan_and_info_say_that_w_is_unused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_and_info_report_unused_array_w(capsys: pytest.CaptureFixture[str]) -> None:
     write("a.zarr", X=X, y=Y, w=W)
-    for words in (["info", "a.zarr"], ["plan", "--train", "a.zarr"]):
-        run_command(words)
+    for arguments in (["info", "a.zarr"], ["plan", "--train", "a.zarr"]):
+        run_command(arguments)
         assert "data.sample_weight=w" in capsys.readouterr().err
 
 
-def test_names_of_arrays_beside_a_store_choose_targets_and_weights() -> None:
+def test_array_names_choose_targets_and_weights() -> None:
     write("a.zarr", X=X, y=np.zeros(N), fare=Y, w=W)
     group = zarr.open_group("a.zarr")
     expected = weights_of(regressor().fit(X, Y, W))
@@ -117,15 +117,18 @@ def test_names_of_arrays_beside_a_store_choose_targets_and_weights() -> None:
     sk.ingest_store(TABLE, "own.zarr", y="fare", sample_weight="weight")
     for y, w in (("fare", "weight"), ("y", "w"), ("fare", None), (None, "w")):
         assert regressor().fit("own.zarr", y, w).report_["samples"] == N
-    for y, w, says in (("tip", None, "which is 'fare'; leave y out"), (None, "a", "other weights")):
-        with pytest.raises(ConfigError, match=says):
+    for y, w, message in (
+        ("tip", None, "which is 'fare'; leave y out"),
+        (None, "a", "other weights"),
+    ):
+        with pytest.raises(ConfigError, match=message):
             regressor().fit("own.zarr", y, w)
     for y, w in (("fare", None), (None, "weight"), (Y, None)):
         with pytest.raises(ConfigError, match="own targets and weights; leave"):
             regressor().fit(sk.ZarrSource("own.zarr"), y, w)
 
 
-def test_text_targets_of_another_program_are_labels_at_the_door_of_fit() -> None:
+def test_text_targets_of_foreign_groups_are_labels() -> None:
     labels = np.where(Y > 0.5, "high", "low")
     for dtype in (np.dtypes.StringDType(), "U4"):
         group = zarr.open_group("t.zarr", mode="w", zarr_format=2 if dtype == "U4" else 3)
@@ -139,7 +142,7 @@ def test_text_targets_of_another_program_are_labels_at_the_door_of_fit() -> None
 
 
 @pytest.mark.slow
-def test_the_column_of_weights_counts_in_every_table_that_has_it() -> None:
+def test_weight_column_is_used_in_every_table() -> None:
     TABLE.to_csv("t.csv", index=False)
     TABLE.to_parquet("t.parquet")
     sk.ingest_store(TABLE, "t.zarr", y="fare", sample_weight=2)
@@ -169,7 +172,7 @@ def test_the_column_of_weights_counts_in_every_table_that_has_it() -> None:
         assert tested.report_["test_mse"] == pytest.approx(mse, rel=0.1)
 
 
-def test_partial_fit_takes_weights_and_the_way_files_are_written_from_the_first_block() -> None:
+def test_partial_fit_keeps_weights_and_file_options_of_first_block() -> None:
     TABLE.to_csv("t.csv", index=False, sep=";", decimal=",")
     sk.ingest_store("t.csv", "t.zarr", y="fare", sample_weight="weight", decimal=",")
     block = FAST | {"solver": "block"}

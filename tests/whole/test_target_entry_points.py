@@ -1,4 +1,4 @@
-"""Targets and weights of every form: taken by one rule, or refused in one sentence."""
+"""Check that targets and weights of every form are accepted by one rule, or refused."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def refusal(call: Callable[[], Any]) -> str:
     return text
 
 
-def test_predicted_labels_are_equal_to_those_given_or_refused() -> None:
+def test_predicted_labels_equal_given_labels_or_are_refused() -> None:
     two = UP.astype(int)
 
     def dates(text: str) -> Any:
         return np.array(["2020-01-01", "2021-02-03"], text)[two]
 
-    def of(kind: Any, *given: Any) -> Any:
+    def build(kind: Any, *given: Any) -> Any:
         return kind([given[k] for k in two])
 
     taken: dict[str, Any] = {
@@ -78,11 +78,12 @@ def test_predicted_labels_are_equal_to_those_given_or_refused() -> None:
         "float": two * 1.0,
         "text": np.where(UP, "a", "b"), "objects": np.where(UP, "a", "b").astype(object),
         "days": dates("M8[D]"), "nanoseconds": dates("M8[ns]"), "hours": two.astype("m8[h]"),
-        "series of words": of(pd.Series, "a", "b"), "categories": of(pd.Categorical, "a", "b"),
-        "categories of numbers": of(pd.Categorical, 1, 2),
+        "series of words": build(pd.Series, "a", "b"),
+        "categories": build(pd.Categorical, "a", "b"),
+        "categories of numbers": build(pd.Categorical, 1, 2),
         "categories of truth": pd.Series(UP).astype("category"),
-        "nullable": pd.Series(two).astype("Int64"), "Arrow": of(pa.array, "a", "b"),
-        "StrEnum": of(list, *Colour), "IntEnum": of(list, *enum.IntEnum("Size", "S L")),
+        "nullable": pd.Series(two).astype("Int64"), "Arrow": build(pa.array, "a", "b"),
+        "StrEnum": build(list, *Colour), "IntEnum": build(list, *enum.IntEnum("Size", "S L")),
     }  # fmt: skip
     for name, y in taken.items():
         model = classifier().fit(X, y)
@@ -91,34 +92,34 @@ def test_predicted_labels_are_equal_to_those_given_or_refused() -> None:
         assert same > 0.8, name
     refused: dict[str, tuple[Any, Any, str]] = {
         "bytes": (np.where(UP, b"a", b"b"), lambda y: [k.decode() for k in y], "decode"),
-        "objects of bytes": (of(list, b"a", b"b"), lambda y: [k.decode() for k in y], "decode"),
+        "objects of bytes": (build(list, b"a", b"b"), lambda y: [k.decode() for k in y], "decode"),
         "intervals": (pd.Series(pd.cut(X[:, 0], 2)), lambda y: y.astype(str), r"astype\(str\)"),
-        "Enum": (of(list, *Odd), lambda y: list(map(str, y)), "map"),
-        "tuples": (of(pd.Series, (1, 2), (3,)), lambda y: list(map(str, y)), "map"),
+        "Enum": (build(list, *Odd), lambda y: list(map(str, y)), "map"),
+        "tuples": (build(pd.Series, (1, 2), (3,)), lambda y: list(map(str, y)), "map"),
     }
-    for name, (y, mended, says) in refused.items():
-        with pytest.raises(StreamkernError, match=says):
+    for name, (y, mended, message) in refused.items():
+        with pytest.raises(StreamkernError, match=message):
             classifier().fit(X, y)
         labels = np.asarray(mended(y))
         assert np.mean(classifier().fit(X, labels).predict(X) == labels) > 0.8, name
 
 
-def test_dates_are_labels_of_stores_as_of_fits(tmp_path: Path) -> None:
+def test_dates_are_labels_in_stores_and_fits(tmp_path: Path) -> None:
     for dtype in ("M8[D]", "M8[s]", "M8[ns]"):
         y = np.array(["2020-01-01", "2021-02-03"], dtype)[UP.astype(int)]
-        place = tmp_path / dtype[3:-1]
-        sk.ingest_store(X, place, y=y, targets="classes")
-        model = classifier().fit(place)
+        path = tmp_path / dtype[3:-1]
+        sk.ingest_store(X, path, y=y, targets="classes")
+        model = classifier().fit(path)
         assert model.predict(X).dtype == y.dtype
         assert np.mean(model.predict(X) == y) > 0.8
-        assert model.score(X, y) == pytest.approx(model.score(place))
-        assert sk.append_store(X, place, y=y.astype("M8[s]")).n_rows == 2 * N
+        assert model.score(X, y) == pytest.approx(model.score(path))
+        assert sk.append_store(X, path, y=y.astype("M8[s]")).n_rows == 2 * N
     y = np.where(UP, np.datetime64("NaT", "D"), np.datetime64("2020-01-01"))
     with pytest.raises(StreamkernError, match="missing"):
         sk.ingest_store(X, tmp_path / "nat", y=y, targets="classes")
 
 
-def test_stores_and_files_take_several_labels_as_arrays_do(tmp_path: Path) -> None:
+def test_stores_and_files_accept_multilabel_targets(tmp_path: Path) -> None:
     sk.ingest_store(X, tmp_path / "own.zarr", y=SEVERAL)
     group = zarr.open_group(tmp_path / "foreign.zarr", mode="w")
     group["X"], group["y"] = X, SEVERAL
@@ -144,23 +145,23 @@ def test_stores_and_files_take_several_labels_as_arrays_do(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_weights_of_one_column_and_one_number_are_taken_by_every_door(tmp_path: Path) -> None:
-    place = tmp_path / "rows.zarr"
+def test_weight_column_or_number_is_accepted_everywhere(tmp_path: Path) -> None:
+    path = tmp_path / "rows.zarr"
     for form, truth in (
         (W[:, None], W), (pd.DataFrame({"w": W}), W), (pd.Series(W), W), (1.0, np.ones(N)),
         (np.float32(1), np.ones(N)), (list(W), W),
     ):  # fmt: skip
-        sk.ingest_store(X, place, y=Y, sample_weight=form, overwrite=True)
-        assert np.allclose(np.sort(zarr.open_group(place)["w"][:]), np.sort(truth))
-        sk.append_store(X, place, y=Y, sample_weight=form)
-        sk.ingest_store(FRAME, place, y=Y, sample_weight=form, overwrite=True)
+        sk.ingest_store(X, path, y=Y, sample_weight=form, overwrite=True)
+        assert np.allclose(np.sort(zarr.open_group(path)["w"][:]), np.sort(truth))
+        sk.append_store(X, path, y=Y, sample_weight=form)
+        sk.ingest_store(FRAME, path, y=Y, sample_weight=form, overwrite=True)
         model = regressor().fit(X, Y, form)
         assert np.allclose(model.predict(X), regressor().fit(X, Y, truth).predict(X), atol=1e-4)
         model.score(X, Y, form)
     durations = (10 * W).astype("m8[D]")
     for call in (
         lambda: regressor().fit(X, Y, durations),
-        lambda: sk.ingest_store(X, place, y=Y, sample_weight=durations, overwrite=True),
+        lambda: sk.ingest_store(X, path, y=Y, sample_weight=durations, overwrite=True),
         lambda: model.score(X, Y, durations),
     ):
         assert "timedelta64(1, 'D')" in refusal(call)
@@ -176,16 +177,16 @@ def test_weights_may_be_in_any_unit(tmp_path: Path) -> None:
             warnings.simplefilter("error")
             model = regressor().fit(X, Y, W * factor)
         assert np.allclose(model.predict(X), expected, atol=1e-4), factor
-        w, place = W * factor, tmp_path / f"{factor}.zarr"
+        w, location = W * factor, tmp_path / f"{factor}.zarr"
         if not 1e-37 < factor < 1e37:
-            text = refusal(lambda: sk.ingest_store(X, place, y=Y, sample_weight=w))  # noqa: B023
+            text = refusal(lambda: sk.ingest_store(X, location, y=Y, sample_weight=w))  # noqa: B023
             assert "divide all of them by their mean" in text
             w = w / w.mean()
-        sk.ingest_store(X, place, y=Y, sample_weight=w)
-        assert np.allclose(regressor().fit(place).predict(X), stored, atol=1e-4), factor
+        sk.ingest_store(X, location, y=Y, sample_weight=w)
+        assert np.allclose(regressor().fit(location).predict(X), stored, atol=1e-4), factor
 
 
-def test_targets_of_odd_forms_are_taken_or_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_unusual_targets_are_accepted_or_refused_in_one_sentence(tmp_path: Path) -> None:
     sparse = sp.csr_array(SEVERAL)
     assert classifier().fit(X, sparse).score(X, sparse) > 0.7
     assert regressor().fit(X, sp.csr_array(Y[:, None])).score(X, Y) > 0.8
@@ -197,7 +198,7 @@ def test_targets_of_odd_forms_are_taken_or_refused_in_a_sentence(tmp_path: Path)
     unknown = unknown[unknown[:, 0] > -9]
     pairs = pd.Series([(1, 2)] * N)
     out = tmp_path / "made.zarr"
-    for says, call in (
+    for message, call in (
         ("give them", lambda: regressor().fit(np.c_[X, Y], 3)),
         ("give them", lambda: regressor().fit(X, 5.0)),
         ("give them", lambda: sk.ingest_store(X, out, y=5.0)),
@@ -207,33 +208,33 @@ def test_targets_of_odd_forms_are_taken_or_refused_in_a_sentence(tmp_path: Path)
         (r"np.array(list(y))", lambda: regressor().fit(X, pairs)),
         ("list(map(str, y))", lambda: classifier().fit(X, pairs)),
     ):
-        assert says in refusal(call)
+        assert message in refusal(call)
     model, classes = regressor().fit(X, Y), classifier().fit(X, UP)
-    for says, w in (("NaN", np.full(N, np.nan)), ("each row", W[:5]), ("0 or above", -W)):
+    for message, w in (("NaN", np.full(N, np.nan)), ("each row", W[:5]), ("0 or above", -W)):
         for made, y in ((model, Y), (classes, UP)):
-            assert says in refusal(lambda: made.score(X, y, w))  # noqa: B023
+            assert message in refusal(lambda: made.score(X, y, w))  # noqa: B023
     codes = pa.array([b"ab", b"cd"] * (N // 2), pa.binary(2))
     with pytest.warns(UserWarning, match="fixed_size_binary.*read as text"):
         sk.ingest_store(pa.table({"x": Y, "y": codes}), out, y="y")
 
 
-def test_decimals_that_floats_round_are_said_as_targets(tmp_path: Path) -> None:
+def test_rounded_decimal_targets_give_warning(tmp_path: Path) -> None:
     y = pa.array([decimal.Decimal(10**20 + k) for k in range(N)], pa.decimal128(38, 0))
     with pytest.warns(UserWarning, match="above 2\\*\\*53"):
         sk.ingest_store(pa.table({"x": Y, "y": y}), tmp_path / "d.zarr", y="y", targets="values")
 
 
-def test_a_store_of_small_integers_says_how_others_are_kept(tmp_path: Path) -> None:
-    place = tmp_path / "small.zarr"
-    sk.ingest_store(UP[:, None].astype("u1"), place, y=Y)
+def test_store_of_small_integers_suggests_dtype(tmp_path: Path) -> None:
+    path = tmp_path / "small.zarr"
+    sk.ingest_store(UP[:, None].astype("u1"), path, y=Y)
     for rows, options in ((X[:, :1], {}), (300 * np.ones((N, 1)), {"dtype": "uint8"})):
-        text = refusal(lambda: sk.append_store(rows, place, y=Y, **options))  # noqa: B023
+        text = refusal(lambda: sk.append_store(rows, path, y=Y, **options))  # noqa: B023
         assert "ingest all rows to a new store" in text
-    whole = UP[:, None].astype(float)
-    assert sk.append_store(whole, place, y=Y, dtype="uint8").n_rows == 2 * N
+    full = UP[:, None].astype(float)
+    assert sk.append_store(full, path, y=Y, dtype="uint8").n_rows == 2 * N
 
 
-def test_a_warm_start_keeps_the_table_of_the_fit_before() -> None:
+def test_warm_start_keeps_encoding_of_previous_fit() -> None:
     words = FRAME.assign(w=["a", "b", "c"] * (N // 3))
     first = regressor(solver="block").fit(words, Y)
     again = regressor(solver="block", warm_start=True, centers=first.centers_).fit(words, Y)
@@ -244,7 +245,7 @@ def test_a_warm_start_keeps_the_table_of_the_fit_before() -> None:
     assert "expecting 3 features" in refusal(lambda: plain.fit(X[:, :2], Y))
 
 
-def test_r2_of_one_row_is_not_defined() -> None:
+def test_r2_of_one_row_is_undefined() -> None:
     model = regressor().fit(X, Y)
     with pytest.warns(UserWarning, match="less than two samples"):
         assert np.isnan(sk.evaluate(model, X[:1], Y[:1])["r2"])

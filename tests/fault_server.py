@@ -1,4 +1,4 @@
-"""The process of a FaultProxy: takes requests, hands them on, and does what the plan says.
+"""Run the process of a FaultProxy, which forwards requests and injects the planned faults.
 
 Requests and answers are taken whole before they are handed on.
 """
@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from benchmarks.serverprocess import Throttle
-from tests.faultproxy import ANSWERS, ON_ANSWERS, ON_OBJECTS, Plan, Settings
+from tests.fault_proxy import ANSWERS, ON_ANSWERS, ON_OBJECTS, Plan, Settings
 
 LOG_LENGTH = 100_000
 PIECE_BYTES = 1 << 18

@@ -1,4 +1,4 @@
-"""Runs of losses with a log link that go on: continued, by partial_fit, and from other weights."""
+"""Check continued runs, partial_fit and warm starts of losses with a log link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import streamkern as sk
 from streamkern.train.log_reader import read_history
 from tests.counts import DEVIANCES, LOSSES, TARGETS, N, P, X, excess_over_minimum, of_loss
-from tests.runs import assert_a_stop_leaves_no_trace, finished, lost, settings
+from tests.runs import assert_resume_gives_same_bits, finished, lost, settings
 
 OPTIONS: dict[str, Any] = {
     "n_centers": P, "kernel": "laplace", "bandwidth": 3.0, "metric": "none", "scale": "none",
@@ -21,17 +21,15 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_killed_run_that_goes_on_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_killed_continuation_ends_with_same_bits(name: str, tmp_path: Path) -> None:
     rows, options = sk.ArraySource(X, TARGETS[name]), {"continues": tmp_path / "old"}
     run = of_loss(name)
     finished(settings(tmp_path / "old", **run), source=rows)
-    assert_a_stop_leaves_no_trace(tmp_path, (5,), run, rows, **options)
+    assert_resume_gives_same_bits(tmp_path, (5,), run, rows, **options)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_continued_run_begins_with_the_function_and_the_unit_of_the_old_one(
-    name: str, tmp_path: Path
-) -> None:
+def test_continued_run_starts_with_old_function_and_unit(name: str, tmp_path: Path) -> None:
     """Check rows whose mean target is 100 times as large, which the run then learns."""
     run, rows = (
         of_loss(name, **{"data.epochs": 20}),
@@ -53,7 +51,7 @@ def test_a_continued_run_begins_with_the_function_and_the_unit_of_the_old_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
-def test_partial_fit_ends_near_the_least_penalised_loss(name: str) -> None:
+def test_partial_fit_approaches_minimum_of_penalised_loss(name: str) -> None:
     """Check the loss of all rows, which arrive in four parts again and again."""
     model = sk.KernelRegressor(loss=name, ridge=1e-2, batch_size=50, average=False, **OPTIONS)
     for part in 20 * [slice(k, None, 4) for k in range(4)]:
@@ -63,7 +61,7 @@ def test_partial_fit_ends_near_the_least_penalised_loss(name: str) -> None:
         assert -1e-7 <= excess_over_minimum(of_weights, Z, alpha, TARGETS[name][:, None]) <= 0.05
 
 
-def test_a_block_of_zeros_is_learned_but_not_the_first_one() -> None:
+def test_zero_block_is_refused_first_and_learned_later() -> None:
     counts = TARGETS["poisson"]
     model = sk.KernelRegressor(loss="poisson", **OPTIONS)
     with pytest.raises(sk.DataError, match="the mean of target 0 is 0"):
@@ -77,7 +75,7 @@ def test_a_block_of_zeros_is_learned_but_not_the_first_one() -> None:
         model.partial_fit(X, np.where(np.arange(N) == 3, -1.0, counts))
 
 
-def test_a_saved_run_is_gone_on_with_by_partial_fit(tmp_path: Path) -> None:
+def test_partial_fit_continues_saved_run(tmp_path: Path) -> None:
     y = TARGETS["poisson"]
     finished(settings(tmp_path / "run", **of_loss("poisson")), source=sk.ArraySource(X, y))
     model = sk.load(tmp_path / "run")
@@ -87,13 +85,13 @@ def test_a_saved_run_is_gone_on_with_by_partial_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_fit_begins_from_the_fit_before(name: str) -> None:
+def test_warm_start_continues_previous_fit(name: str) -> None:
     y, model = TARGETS[name], sk.KernelRegressor(loss=name, warm_start=True, ridge=1e-2, **OPTIONS)
     deviances = [DEVIANCES[name](y, model.fit(X, y).predict(X)) for _ in range(4)]
     assert max(deviances[1:]) < 1.01 * deviances[0]
 
 
-def test_weights_of_squares_are_refused(tmp_path: Path) -> None:
+def test_weights_of_squared_error_are_refused(tmp_path: Path) -> None:
     y = TARGETS["poisson"]
     model = sk.KernelRegressor(target_transform="none", warm_start=True, **OPTIONS)
     before = model.fit(X, y).predict(X)
@@ -103,9 +101,7 @@ def test_weights_of_squares_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outliers", [False, True])
-def test_a_fit_that_chooses_its_kernel_twice_is_one_process_in_its_log(
-    outliers: bool, tmp_path: Path
-) -> None:
+def test_fit_with_two_kernel_choices_logs_one_process(outliers: bool, tmp_path: Path) -> None:
     y = TARGETS["poisson"] + 300.0 * outliers * (np.arange(N) % 20 == 0)
     model = sk.KernelRegressor(loss="huber" if outliers else "poisson", metric="learn", epochs=1)
     model.set_params(n_centers=P, run_dir=tmp_path / "run", solver="block").fit(X, y)

@@ -202,8 +202,8 @@ def make_case(
     set_batch_size: int | None = None, p: int = 24, **changes: Any,
 ) -> Case:  # fmt: skip
     """Compute the setup of a solver named in SOLVERS on a problem of 240 rows in 3 dimensions."""
-    asked = SOLVERS[name] | changes
-    features, sizes = asked.get("features", "kernel"), small_sizes(**asked)
+    requested = SOLVERS[name] | changes
+    features, sizes = requested.get("features", "kernel"), small_sizes(**requested)
     options = options or solver_settings(ridge=0.0)
     X, fresh = rows(0, 240, 3), rows(2, 300, 3)
     Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] ** 2], axis=1) + 0.3 * rows(3, 240, 2)

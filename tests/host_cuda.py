@@ -45,8 +45,10 @@ def library(text: str) -> ctypes.CDLL:
 def nvrtc() -> ctypes.CDLL | None:
     """Return the compiler of CUDA text from its wheel, or None where that is not installed."""
     spec = importlib.util.find_spec("nvidia")
-    places = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
-    found = sorted(file for place in places for file in place.glob("**/libnvrtc.so*"))
+    places = (
+        [Path(location) for location in (spec.submodule_search_locations or [])] if spec else []
+    )
+    found = sorted(file for location in places for file in location.glob("**/libnvrtc.so*"))
     if not found:
         return None
     # Version 13.0 looks for its other half by name, and not beside itself.
@@ -66,7 +68,7 @@ def ptx_for(architecture: str, text: str) -> str:
     return _compiled(text, "PTX", f"--gpu-architecture={virtual}")[0].decode()
 
 
-def _compiled(text: str, what: str, *options: str) -> tuple[bytes, str]:
+def _compiled(text: str, purpose: str, *options: str) -> tuple[bytes, str]:
     compiler, program = nvrtc(), ctypes.c_void_p()
     assert compiler is not None
     done = compiler.nvrtcCreateProgram(
@@ -80,14 +82,14 @@ def _compiled(text: str, what: str, *options: str) -> tuple[bytes, str]:
         log = _text_of(compiler, program, "ProgramLog").decode()
         if failed:
             raise AssertionError(log)
-        return _text_of(compiler, program, what), log
+        return _text_of(compiler, program, purpose), log
     finally:
         compiler.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _text_of(compiler: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+def _text_of(compiler: ctypes.CDLL, program: ctypes.c_void_p, purpose: str) -> bytes:
     size = ctypes.c_size_t()
-    assert getattr(compiler, f"nvrtcGet{what}Size")(program, ctypes.byref(size)) == 0
+    assert getattr(compiler, f"nvrtcGet{purpose}Size")(program, ctypes.byref(size)) == 0
     text = ctypes.create_string_buffer(size.value)
-    assert getattr(compiler, f"nvrtcGet{what}")(program, text) == 0
+    assert getattr(compiler, f"nvrtcGet{purpose}")(program, text) == 0
     return text.raw

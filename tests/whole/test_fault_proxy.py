@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from obstore.store import S3Store
 
 from benchmarks.s3_files import FileServer, raw_ceiling
-from tests.faultproxy import FaultProxy
-from tests.lives import PATIENCE_S, eventually
-from tests.s3server import KEY, REGION, S3Server
+from tests.fault_proxy import FaultProxy
+from tests.interruptions import PATIENCE_S, eventually
+from tests.s3_server import KEY, REGION, S3Server
 
 BODY = bytes(range(256)) * 2000
 # The server looks at who asks, not at the signature.
@@ -52,7 +52,7 @@ def connected(server: FaultProxy | FileServer, timeout: float = PATIENCE_S) -> I
         yield connection
 
 
-def ask(
+def request(
     connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, **more: Any
 ) -> tuple[int, bytes]:
     connection.request(method, path, body, headers=SIGNED, **more)
@@ -74,14 +74,14 @@ def test_bytes_pass_unchanged_on_one_connection(
     with connected(plain) as connection:
         if chunked:
             pieces = (sent[at : at + 100_000] for at in range(0, n_bytes, 100_000))
-            status, _ = ask(connection, "PUT", path, pieces, encode_chunked=True)
+            status, _ = request(connection, "PUT", path, pieces, encode_chunked=True)
         else:
-            status, _ = ask(connection, "PUT", path, sent)
+            status, _ = request(connection, "PUT", path, sent)
         assert status == 200
-        assert ask(connection, "GET", path) == (200, sent)
-        assert ask(connection, "HEAD", path) == (200, b"")
-        assert ask(connection, "DELETE", path)[0] == 204
-        assert ask(connection, "GET", path)[0] == 404
+        assert request(connection, "GET", path) == (200, sent)
+        assert request(connection, "HEAD", path) == (200, b"")
+        assert request(connection, "DELETE", path)[0] == 204
+        assert request(connection, "GET", path)[0] == 404
     stats = plain.stats()
     assert stats["connections"] == before + 1
     assert stats["upstream_errors"] == 0
@@ -94,7 +94,7 @@ def plain(s3: S3Server) -> Iterator[FaultProxy]:
         yield proxy
 
 
-def test_a_client_that_waits_for_100_continue_gets_it(s3: S3Server, make_proxy: MakeProxy) -> None:
+def test_client_waiting_for_100_continue_receives_it(s3: S3Server, make_proxy: MakeProxy) -> None:
     proxy = make_proxy()
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_S) as sock:
         head = f"PUT /{s3.bucket}/k HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\n"
@@ -106,7 +106,7 @@ def test_a_client_that_waits_for_100_continue_gets_it(s3: S3Server, make_proxy: 
     assert s3.client().get_object(Bucket=s3.bucket, Key="k")["Body"].read() == b"12345"
 
 
-def test_the_host_field_arrives_as_it_was_sent() -> None:
+def test_host_field_is_forwarded_unchanged() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with FaultProxy(f"http://127.0.0.1:{port}") as proxy, connected(proxy) as connection:
@@ -120,7 +120,7 @@ def test_the_host_field_arrives_as_it_was_sent() -> None:
             assert connection.getresponse().read() == b"to the end"
 
 
-def test_a_server_that_leaves_is_counted_and_not_called_a_fault() -> None:
+def test_server_disconnect_is_counted_but_not_as_a_fault() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with FaultProxy(f"http://127.0.0.1:{port}") as proxy, connected(proxy) as connection:
@@ -134,16 +134,16 @@ def test_a_server_that_leaves_is_counted_and_not_called_a_fault() -> None:
     assert (stats["upstream_errors"], stats["faults"]) == (1, {})
 
 
-def test_latency_and_bandwidth_are_at_least_what_was_asked(
+def test_latency_and_bandwidth_reach_the_configured_values(
     s3: S3Server, make_proxy: MakeProxy
 ) -> None:
     # Lower bounds only: a busy machine makes this later, never wrong.
     proxy = make_proxy(latency_s=0.2, bandwidth=4 * len(BODY))
-    began = time.monotonic()
+    start_time = time.monotonic()
     with connected(proxy) as connection:
-        assert ask(connection, "PUT", f"/{s3.bucket}/k", BODY)[0] == 200
-        assert ask(connection, "GET", f"/{s3.bucket}/k") == (200, BODY)
-    assert time.monotonic() - began >= 2 * 0.2 + 2 * 0.25 - 0.01
+        assert request(connection, "PUT", f"/{s3.bucket}/k", BODY)[0] == 200
+        assert request(connection, "GET", f"/{s3.bucket}/k") == (200, BODY)
+    assert time.monotonic() - start_time >= 2 * 0.2 + 2 * 0.25 - 0.01
 
 
 # ---------------------------------------------------------------------------- one fault at a time
@@ -161,65 +161,67 @@ def faults_of(proxy: FaultProxy) -> dict[str, int]:
     return found
 
 
-def test_refuse(faulty: Callable[..., FaultProxy], bucket: str) -> None:
+def test_refuse_closes_new_connections(faulty: Callable[..., FaultProxy], bucket: str) -> None:
     proxy = faulty("refuse", refuse_s=1.0)
     with connected(proxy) as connection, pytest.raises(http.client.RemoteDisconnected):
-        ask(connection, "GET", f"/{bucket}/k")
+        request(connection, "GET", f"/{bucket}/k")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_S).close()
 
     def works_again() -> bool:
         with connected(proxy) as connection, contextlib.suppress(ConnectionRefusedError):
-            return ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
+            return request(connection, "GET", f"/{bucket}/k") == (200, BODY)
         return False
 
     eventually(works_again)
     assert faults_of(proxy) == {"refuse": 1}
 
 
-def test_reset(faulty: Callable[..., FaultProxy], bucket: str) -> None:
+def test_reset_breaks_the_connection(faulty: Callable[..., FaultProxy], bucket: str) -> None:
     proxy = faulty("reset", limit=2)
     with connected(proxy) as connection:
         with pytest.raises(ConnectionResetError):
-            ask(connection, "GET", f"/{bucket}/k")
+            request(connection, "GET", f"/{bucket}/k")
         connection.close()
         with pytest.raises(ConnectionResetError):
-            ask(connection, "DELETE", f"/{bucket}/other")
+            request(connection, "DELETE", f"/{bucket}/other")
         connection.close()
-        assert ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
+        assert request(connection, "GET", f"/{bucket}/k") == (200, BODY)
     assert faults_of(proxy) == {"reset": 2}
 
 
-def test_truncate(faulty: Callable[..., FaultProxy], bucket: str) -> None:
+def test_truncate_ends_the_answer_early(faulty: Callable[..., FaultProxy], bucket: str) -> None:
     proxy = faulty("truncate", limit=2)
     with connected(proxy) as connection:
         with pytest.raises(http.client.IncompleteRead) as caught:
-            ask(connection, "GET", f"/{bucket}/k")
+            request(connection, "GET", f"/{bucket}/k")
         assert caught.value.partial == BODY[: len(BODY) // 2]
         connection.close()
         with pytest.raises(http.client.BadStatusLine):
-            ask(connection, "HEAD", f"/{bucket}/k")
+            request(connection, "HEAD", f"/{bucket}/k")
     assert faults_of(proxy) == {"truncate": 2}
 
 
-def test_shorten_looks_like_a_whole_answer(faulty: Callable[..., FaultProxy], bucket: str) -> None:
+def test_shorten_gives_a_consistent_shorter_answer(
+    faulty: Callable[..., FaultProxy], bucket: str
+) -> None:
     proxy = faulty("shorten")
     with connected(proxy) as connection:
-        assert ask(connection, "GET", f"/{bucket}/k") == (200, BODY[: len(BODY) // 2])
-        assert ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
+        assert request(connection, "GET", f"/{bucket}/k") == (200, BODY[: len(BODY) // 2])
+        assert request(connection, "GET", f"/{bucket}/k") == (200, BODY)
     assert proxy.stats()["connections"] == 1
 
 
 def test_badbytes_keep_the_length(faulty: Callable[..., FaultProxy], bucket: str) -> None:
     proxy = faulty("badbytes")
     with connected(proxy) as connection:
-        status, got = ask(connection, "GET", f"/{bucket}/k")
+        status, got = request(connection, "GET", f"/{bucket}/k")
         assert (status, len(got)) == (200, len(BODY))
         assert sum(a != b for a, b in zip(got, BODY, strict=True)) == 2
-        assert ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
+        assert request(connection, "GET", f"/{bucket}/k") == (200, BODY)
 
 
-def test_stall(faulty: Callable[..., FaultProxy], bucket: str) -> None:
+def test_stall_stops_the_answer(faulty: Callable[..., FaultProxy], bucket: str) -> None:
     proxy = faulty("stall", stall_s=1000.0)
     with connected(proxy, timeout=0.5) as connection:
         connection.request("GET", f"/{bucket}/k", headers=SIGNED)
@@ -230,22 +232,22 @@ def test_stall(faulty: Callable[..., FaultProxy], bucket: str) -> None:
             answer.read()
     proxy.set(stall_s=0.01)
     with connected(proxy) as connection, pytest.raises(ConnectionResetError):
-        ask(connection, "GET", f"/{bucket}/k")
+        request(connection, "GET", f"/{bucket}/k")
     assert faults_of(proxy) == {"stall": 2}
 
 
 def test_slowdns_holds_the_request(faulty: Callable[..., FaultProxy], bucket: str) -> None:
     proxy = faulty("slowdns", slow_s=1000.0)
     with connected(proxy, timeout=0.2) as connection, pytest.raises(TimeoutError):
-        ask(connection, "GET", f"/{bucket}/k")
+        request(connection, "GET", f"/{bucket}/k")
     proxy.set(slow_s=0.01)
     with connected(proxy) as connection:
-        assert ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
+        assert request(connection, "GET", f"/{bucket}/k") == (200, BODY)
     assert faults_of(proxy) == {"slowdns": 2}
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "says"),
+    ("fault", "status", "message"),
     [
         ("error500", 500, b"Internal Server Error"),
         ("error503", 503, b"Service Unavailable"),
@@ -254,46 +256,46 @@ def test_slowdns_holds_the_request(faulty: Callable[..., FaultProxy], bucket: st
         ("badupload", 400, b"<Code>XAmzContentSHA256Mismatch</Code>"),
     ],
 )
-def test_answers_of_the_proxy_alone(
+def test_proxy_answers_errors_by_itself(
     faulty: Callable[..., FaultProxy],
     s3: S3Server,
     bucket: str,
     fault: str,
     status: int,
-    says: bytes,
+    message: bytes,
 ) -> None:
     proxy = faulty(fault, max_consecutive=1, limit=None)
     with connected(proxy) as connection:
-        got, body = ask(connection, "PUT", f"/{bucket}/new", BODY)
+        got, body = request(connection, "PUT", f"/{bucket}/new", BODY)
         assert got == status
-        assert says in body
+        assert message in body
         with pytest.raises(ClientError, match="NoSuchKey"):
             s3.client().get_object(Bucket=bucket, Key="new")
         if fault != "badupload":
-            assert ask(connection, "HEAD", f"/{bucket}/k") == (status, b"")
-            assert ask(connection, "GET", f"/{bucket}/k")[0] == status
-        assert ask(connection, "GET", f"/{bucket}/k") == (200, BODY)
-        assert ask(connection, "PUT", f"/{bucket}/new", BODY)[0] == 200
+            assert request(connection, "HEAD", f"/{bucket}/k") == (status, b"")
+            assert request(connection, "GET", f"/{bucket}/k")[0] == status
+        assert request(connection, "GET", f"/{bucket}/k") == (200, BODY)
+        assert request(connection, "PUT", f"/{bucket}/new", BODY)[0] == 200
     assert proxy.stats()["connections"] == 1
     assert proxy.stats()["bytes_out"] >= len(BODY)
 
 
 @pytest.mark.parametrize("fault", ["shorten", "badbytes", "badupload"])
-def test_wrong_bytes_happen_to_objects_alone(
+def test_wrong_bytes_affect_objects_only(
     faulty: Callable[..., FaultProxy], bucket: str, fault: str
 ) -> None:
     proxy = faulty(fault)
     with connected(proxy) as connection:
-        assert b"<Key>k</Key>" in ask(connection, "GET", f"/{bucket}?list-type=2")[1]
-        assert ask(connection, "GET", f"/{bucket}/missing")[0] == 404
-        assert ask(connection, "DELETE", f"/{bucket}/missing")[0] == 204
+        assert b"<Key>k</Key>" in request(connection, "GET", f"/{bucket}?list-type=2")[1]
+        assert request(connection, "GET", f"/{bucket}/missing")[0] == 404
+        assert request(connection, "DELETE", f"/{bucket}/missing")[0] == 204
         assert faults_of(proxy) == {}
         # What could not happen does not count towards the limit.
-        ask(connection, "PUT" if fault == "badupload" else "GET", f"/{bucket}/k")
+        request(connection, "PUT" if fault == "badupload" else "GET", f"/{bucket}/k")
         assert faults_of(proxy) == {fault: 1}
 
 
-def test_a_conditional_create_sent_again_after_a_lost_reply_is_refused(
+def test_repeated_conditional_create_after_lost_reply_is_refused(
     faulty: Callable[..., FaultProxy], s3: S3Server, bucket: str
 ) -> None:
     """Check the reason for the fault "lostreply": the second try of a create finds its own
@@ -316,12 +318,12 @@ def outcomes(proxy: FaultProxy, bucket: str, keys: list[str]) -> list[str | None
     """Return the fault of each of a series of requests by one client, as the log has them."""
     with connected(proxy) as connection:
         for key in keys:
-            ask(connection, "GET", f"/{bucket}/{key}")
+            request(connection, "GET", f"/{bucket}/{key}")
     return [fault for _, _, fault in proxy.log()]
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_faults(s3: S3Server, make_proxy: MakeProxy) -> None:
+def test_same_seed_gives_same_faults(s3: S3Server, make_proxy: MakeProxy) -> None:
     keys = ["a", "b", "a"] * 40
     found = []
     for seed in (1, 1, 2):
@@ -342,20 +344,20 @@ def test_the_same_seed_gives_the_same_faults(s3: S3Server, make_proxy: MakeProxy
     assert found[0] != found[2]
 
 
-def test_a_retry_succeeds_after_at_most_max_consecutive(
+def test_retry_succeeds_after_max_consecutive_faults(
     faulty: Callable[..., FaultProxy], bucket: str
 ) -> None:
     proxy = faulty("error503", limit=None, max_consecutive=2)
     assert outcomes(proxy, bucket, ["k"] * 6) == ["error503", "error503", None] * 2
 
 
-def test_methods_keys_and_limit_choose_where(
+def test_methods_keys_and_limit_select_requests(
     faulty: Callable[..., FaultProxy], bucket: str
 ) -> None:
     proxy = faulty("error503", methods=["GET"], keys="wanted", limit=2, max_consecutive=9)
     with connected(proxy) as connection:
         statuses = [
-            ask(connection, method, f"/{bucket}/{key}")[0]
+            request(connection, method, f"/{bucket}/{key}")[0]
             for method, key in [
                 ("PUT", "wanted"), ("GET", "wanted"), ("GET", "k"), ("GET", "wanted"),
                 ("GET", "wanted"),
@@ -365,17 +367,19 @@ def test_methods_keys_and_limit_choose_where(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         ({"faults": {"error404": 0.1}}, "unknown faults"),
         ({"faults": {"reset": 0.6, "stall": 0.6}}, "add up"),
         ({"faults": {"reset": -0.1}}, "add up"),
     ],
 )
-def test_a_wrong_table_is_refused(plain: FaultProxy, wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_invalid_fault_table_is_refused(
+    plain: FaultProxy, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         FaultProxy("http://127.0.0.1:1", **wrong)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         plain.set(**wrong)
 
 
@@ -383,8 +387,8 @@ def test_a_wrong_table_is_refused(plain: FaultProxy, wrong: dict[str, Any], says
 
 OWNER = """
 import sys
-from tests.s3server import S3Server
-from tests.faultproxy import FaultProxy
+from tests.s3_server import S3Server
+from tests.fault_proxy import FaultProxy
 s3 = S3Server()
 proxy = FaultProxy(s3.endpoint)
 print(s3.pid, proxy.pid, flush=True)
@@ -399,7 +403,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_servers_die_with_a_killed_owner() -> None:
+def test_servers_exit_with_a_killed_owner() -> None:
     path = str(Path(__file__).parents[2])
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER],
@@ -416,7 +420,7 @@ def test_servers_die_with_a_killed_owner() -> None:
     eventually(lambda: all(map(is_gone, pids)))
 
 
-def test_stop_ends_the_process_in_the_middle_of_a_request(
+def test_stop_ends_the_process_during_a_request(
     faulty: Callable[..., FaultProxy], bucket: str
 ) -> None:
     proxy = faulty("stall", stall_s=1000.0)
@@ -466,7 +470,7 @@ def test_ranges_are_slices(files: FileServer, start: int, length: int, form: str
         last, _, size = rest.partition("/")
         assert BODY[int(first) : int(last) + 1] == expected
         assert int(size) == len(BODY)
-        assert ask(connection, "GET", "/bucket/a.txt") == (200, BODY)
+        assert request(connection, "GET", "/bucket/a.txt") == (200, BODY)
 
 
 @pytest.mark.parametrize(
@@ -480,13 +484,15 @@ def test_ranges_are_slices(files: FileServer, start: int, length: int, form: str
         ("/", 404, b"NoSuchBucket"),
     ],
 )
-def test_what_is_not_there(files: FileServer, path: str, status: int, code: bytes) -> None:
+def test_missing_files_are_answered_like_s3(
+    files: FileServer, path: str, status: int, code: bytes
+) -> None:
     with connected(files) as connection:
-        found, body = ask(connection, "GET", path)
+        found, body = request(connection, "GET", path)
         assert found == status
         assert b"<Code>" + code + b"</Code>" in body
-        assert ask(connection, "HEAD", path) == (status, b"")
-        assert ask(connection, "HEAD", "/bucket/a.txt") == (200, b"")
+        assert request(connection, "HEAD", path) == (status, b"")
+        assert request(connection, "HEAD", "/bucket/a.txt") == (200, b"")
 
 
 def test_obstore_and_s3fs_list_and_read_the_same_files(files: FileServer) -> None:
@@ -507,14 +513,14 @@ def test_obstore_and_s3fs_list_and_read_the_same_files(files: FileServer) -> Non
     assert bytes(obstore.get_range(store, "a.txt", start=5, length=9)) == BODY[5:14]
 
 
-def test_long_lists_come_in_pages(files: FileServer, s3: S3Server) -> None:
+def test_long_lists_are_paginated(files: FileServer, s3: S3Server) -> None:
     pages = s3.client(files.endpoint).get_paginator("list_objects_v2")
     found = list(pages.paginate(Bucket="bucket", PaginationConfig={"PageSize": 2}))
     assert [entry["Key"] for page in found for entry in page["Contents"]] == sorted(KEYS)
     assert len(found) == 3
 
 
-def test_the_ceiling_is_measured_and_short_reads_are_errors(
+def test_ceiling_is_measured_and_short_reads_raise(
     files: FileServer, make_proxy: MakeProxy
 ) -> None:
     assert raw_ceiling(files.endpoint, "bucket", ["a.txt", "deep/one"] * 3, connections=2) > 0
@@ -523,7 +529,7 @@ def test_the_ceiling_is_measured_and_short_reads_are_errors(
             raw_ceiling(proxy.endpoint, "bucket", ["a.txt"], connections=2)
 
 
-def test_the_command_prints_its_port(folder: Path) -> None:
+def test_file_server_command_prints_its_port(folder: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.s3_files", str(folder), "--latency-ms", "1"]
     root = str(Path(__file__).parents[2])
     with subprocess.Popen(
@@ -532,5 +538,5 @@ def test_the_command_prints_its_port(folder: Path) -> None:
         assert server.stdout is not None
         port = int(server.stdout.readline())
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
-            assert ask(connection, "GET", "/bucket/a.txt") == (200, BODY)
+            assert request(connection, "GET", "/bucket/a.txt") == (200, BODY)
         server.terminate()

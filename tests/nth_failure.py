@@ -74,27 +74,29 @@ class Fault:
         return OSError(code, os.strerror(code), path)
 
 
-def _life(words: Sequence[str], kind: str, n: int, folder: str, answer: Any) -> None:
+def _run_command_child(
+    arguments: Sequence[str], kind: str, n: int, folder: str, answer: Any
+) -> None:
     fault = Fault(kind, n, folder)
     out, err = io.StringIO(), io.StringIO()
     fault.install()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main.run_command(words)
+        code = main.run_command(arguments)
     answer.send((code, out.getvalue(), err.getvalue(), fault.calls))
     answer.close()
     os._exit(0)  # threads that wait for what failed are not waited for
 
 
-def life(
-    words: Sequence[object], folder: Path, kind: str = "io", n: int = 0
+def run_with_fault(
+    command_line: Sequence[object], folder: Path, kind: str = "io", n: int = 0
 ) -> tuple[int, str, str, int]:
     """Run the command, and return its exit code, stdout, stderr and number of calls of that kind. n
     : number of the call that fails; 0 for none."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.nthfailure", "streamkern.cli.runs", "scipy.linalg"])
+    context.set_forkserver_preload(["tests.nth_failure", "streamkern.cli.runs", "scipy.linalg"])
     receiver, sender = context.Pipe(duplex=False)
-    arguments = ([str(word) for word in words], kind, n, str(folder), sender)
-    process = context.Process(target=_life, args=arguments)
+    arguments = ([str(word) for word in command_line], kind, n, str(folder), sender)
+    process = context.Process(target=_run_command_child, args=arguments)
     process.start()
     sender.close()
     with receiver:

@@ -1,4 +1,4 @@
-"""A device in software: arrays that live apart, streams that run late, and everything counted.
+"""Emulate a GPU: separate memory, streams that run late, and counted operations.
 
 Work on arrays is queued on the compute stream and runs when the executor feels like it: each time
 something is queued it may run what is at the head of any stream, in an order that `seed` decides.

@@ -1,8 +1,8 @@
-"""CuPy as far as `backend.cupy_backend` uses it, on NumPy: its glue runs without a GPU.
+"""Emulate the part of CuPy that `backend.cupy_backend` uses, by NumPy, for tests without a GPU.
 
-CUDA text is compiled for the host, cuBLAS is `columnmajor`, cuSOLVER is NumPy behind the same
-pointers. Streams run at once, so it says nothing about order (that is `virtual`'s to check), and
-nothing about a GPU's arithmetic or speed. What arrays of a device refuse, they refuse here too (see
+CUDA text is compiled for the host, cuBLAS is `numpy_cublas`, cuSOLVER is NumPy behind the same
+pointers. Streams run at once, so this says nothing about their order, which `virtual_gpu` checks,
+nor about a GPU's arithmetic or speed. What arrays of a device refuse, they refuse here too (see
 `device_array`).
 """
 
@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from tests import columnmajor, hostcuda
-from tests.columnmajor import HANDLE, TYPES
+from tests import host_cuda, numpy_cublas
 from tests.device_array import (
     LACKING,
     Array,
@@ -32,6 +31,7 @@ from tests.device_array import (
     numpy_reads_no_device,
     real_array,
 )
+from tests.numpy_cublas import HANDLE, TYPES
 
 C_TYPES = {
     np.dtype(np.float32): "float",
@@ -119,7 +119,7 @@ class ElementwiseKernel:
             f'{self.preamble}\nextern "C" void run({parameters}, long n) '
             f"{{ {numbers} for (long i = 0; i < n; ++i) {{ {self.operation}; }} }}"
         )
-        hostcuda.library(text).run(*given, ctypes.c_long(size))
+        host_cuda.library(text).run(*given, ctypes.c_long(size))
 
     def __call__(self, *args: Any, size: int | None = None) -> None:
         if self.named:
@@ -141,7 +141,7 @@ class ElementwiseKernel:
             f"{{ for (long i = 0; i < n; ++i) {{ {entries} {self.operation}; }} }}"
         )
         pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in given]
-        hostcuda.library(text).run(*pointers, ctypes.c_long(given[-1].size))
+        host_cuda.library(text).run(*pointers, ctypes.c_long(given[-1].size))
         for out, values in zip(args[-self.n_outputs :], given[-self.n_outputs :], strict=True):
             here(out)[...] = values
 
@@ -179,9 +179,9 @@ def _potrf(dtype: Any) -> Any:
         handle: int, uplo: int, n: int, A: int, lda: int, work: int, size: int, info: int
     ) -> None:
         """Compute the upper factor of a column-major matrix, reading and writing its upper part."""
-        assert (handle, uplo) == (HANDLE, columnmajor.CUBLAS_FILL_MODE_UPPER)
-        a = columnmajor._matrix(A, dtype, n, n, lda)
-        upper, verdict = np.triu(a), columnmajor._matrix(info, np.int32, 1, 1, 1)
+        assert (handle, uplo) == (HANDLE, numpy_cublas.CUBLAS_FILL_MODE_UPPER)
+        a = numpy_cublas._matrix(A, dtype, n, n, lda)
+        upper, verdict = np.triu(a), numpy_cublas._matrix(info, np.int32, 1, 1, 1)
         verdict[...] = 0
         try:
             a[np.triu_indices(n)] = np.linalg.cholesky(upper + np.triu(upper, 1).T).T[
@@ -249,7 +249,7 @@ def modules() -> dict[str, ModuleType]:
             Stream=Immediate,
             get_current_stream=lambda: current.stream,
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
-            cublas=columnmajor,
+            cublas=numpy_cublas,
             nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
             cusolver=SimpleNamespace(
                 _getVersion=lambda: (12, 0, 0),

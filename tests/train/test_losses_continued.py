@@ -1,4 +1,4 @@
-"""Runs of losses that go on: continued, by partial_fit, and from other weights."""
+"""Check continued runs, partial_fit and warm starts of losses other than squares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamkern.losses.base import Loss
 from streamkern.losses.losses import saved_loss
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.target_scale import TargetScale
-from tests.runs import CLASSES, assert_a_stop_leaves_no_trace, finished, lost, settings
+from tests.runs import CLASSES, assert_resume_gives_same_bits, finished, lost, settings
 
 N, P, RIDGE = 200, 40, 1e-2
 RNG = np.random.default_rng(4)
@@ -34,10 +34,10 @@ LOSSES: dict[str, dict[str, Any]] = {
 FOR_CLASSES = ("log_loss", "squared_hinge")
 
 
-def config(place: Path | None, name: str, **overrides: Any) -> Any:
+def config(location: Path | None, name: str, **overrides: Any) -> Any:
     """Return the settings of a run with the loss."""
     own = {"model.loss": name, "model.n_centers": P} | LOSSES[name]
-    return settings(place, **own | overrides)
+    return settings(location, **own | overrides)
 
 
 def source(classes: bool, rows: slice = slice(None)) -> sk.ArraySource:
@@ -47,20 +47,18 @@ def source(classes: bool, rows: slice = slice(None)) -> sk.ArraySource:
     return sk.ArraySource(X[rows], VALUES[rows])
 
 
-def setup_of(place: Path) -> dict[str, Any]:
+def setup_of(location: Path) -> dict[str, Any]:
     """Return the metadata that the solver has added to the setup of a run."""
-    with RunDirectory(place, writable=False) as run:
+    with RunDirectory(location, writable=False) as run:
         setup = run.load_setup()
     assert setup is not None
     return dict(setup.meta["setup"])
 
 
 @pytest.mark.parametrize("name", ["log_loss", "squared_hinge", "quantile"])
-def test_a_continued_run_begins_with_the_function_and_the_parameters_of_the_old_one(
-    name: str, tmp_path: Path
-) -> None:
+def test_continued_run_starts_with_old_function_and_parameters(name: str, tmp_path: Path) -> None:
     """Check also rows with other means and standard deviations."""
-    classes, places = name in FOR_CLASSES, [tmp_path / place for place in "abc"]
+    classes, places = name in FOR_CLASSES, [tmp_path / location for location in "abc"]
     before = finished(config(places[0], name), source=source(classes))
     answers = before.model.predict(source(classes))
     rows, test = source(classes, slice(0, 60)), source(classes)
@@ -68,26 +66,27 @@ def test_a_continued_run_begins_with_the_function_and_the_parameters_of_the_old_
         patched.setattr("streamkern.train.loop.step_loop.StepLoop.take", lost)
         with pytest.raises(ValueError, match="the process is gone"):
             finished(config(places[1], name), source=rows, continues=places[0])
-    begun = sk.load(places[1])
-    np.testing.assert_array_equal(begun.predict_values(X) if classes else begun.predict(X)[:, None],
-                                  answers)  # fmt: skip
+    started = sk.load(places[1])
+    found = started.predict_values(X) if classes else started.predict(X)[:, None]
+    np.testing.assert_array_equal(found, answers)
     shutil.rmtree(places[0])
     finished(config(places[1], name), source=rows, test=test, continues=places[0])
     finished(config(places[2], name), source=rows, test=test, continues=places[1])
     assert setup_of(places[2])["loss"] == before.meta["setup"]["loss"]
-    assert [setup_of(place)["loss_age"] for place in places[1:]] == [2 * N / P, (2 * N + 120) / P]
+    assert [setup_of(location)["loss_age"] for location in places[1:]] == [
+        2 * N / P,
+        (2 * N + 120) / P,
+    ]
 
 
 @pytest.mark.parametrize(("old", "name"), [
     ("log_loss", "log_loss"), ("quantile", "quantile"), ("squared_error", "log_loss"),
 ])  # fmt: skip
-def test_a_killed_run_that_goes_on_ends_with_the_same_bits(
-    old: str, name: str, tmp_path: Path
-) -> None:
+def test_killed_continuation_ends_with_same_bits(old: str, name: str, tmp_path: Path) -> None:
     rows, options = source(name in FOR_CLASSES), {"continues": tmp_path / "old"}
     finished(config(tmp_path / "old", old), source=rows)
     overrides = {"model.loss": name, "model.n_centers": P} | LOSSES[name]
-    assert_a_stop_leaves_no_trace(tmp_path, (5,), overrides, rows, **options)
+    assert_resume_gives_same_bits(tmp_path, (5,), overrides, rows, **options)
 
 
 class Penalised:
@@ -125,7 +124,7 @@ FULL = {
 
 @pytest.mark.parametrize("way", ["warm", "continued"])
 @pytest.mark.parametrize("name", ["log_loss", "huber", "expectile"])
-def test_from_the_weights_of_squares_it_ends_at_the_least_penalised_loss(
+def test_start_from_squared_error_reaches_minimum_of_loss(
     name: str, way: str, tmp_path: Path
 ) -> None:
     """Compare with SciPy's minimum, and check the loss at the beginning."""
@@ -150,7 +149,7 @@ def test_from_the_weights_of_squares_it_ends_at_the_least_penalised_loss(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["log_loss", "huber", "expectile"])
-def test_partial_fit_ends_near_the_least_penalised_loss(name: str) -> None:
+def test_partial_fit_approaches_minimum_of_loss(name: str) -> None:
     """Check the loss of all rows, which arrive in four parts again and again."""
     options: dict[str, Any] = {
         "n_centers": P, "kernel": "laplace", "bandwidth": 3.0, "metric": "none", "scale": "none",
@@ -175,7 +174,7 @@ def test_partial_fit_ends_near_the_least_penalised_loss(name: str) -> None:
     assert least - 1e-7 <= reached <= least + 0.05 * (objective(0 * alpha) - least)
 
 
-def test_a_class_that_comes_late_is_learned() -> None:
+def test_late_class_is_learned() -> None:
     """Check the log loss, although the probability of a class without rows is small."""
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((2000, 2))
@@ -190,7 +189,7 @@ def test_a_class_that_comes_late_is_learned() -> None:
     assert model.score(rows, labels) > 0.85
 
 
-def test_a_run_of_a_loss_is_gone_on_with_by_partial_fit(tmp_path: Path) -> None:
+def test_partial_fit_continues_run_with_loss(tmp_path: Path) -> None:
     finished(config(tmp_path / "run", "log_loss"), source=source(True))
     model = sk.load(tmp_path / "run")
     before = model.predict_proba(X)
@@ -201,7 +200,7 @@ def test_a_run_of_a_loss_is_gone_on_with_by_partial_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fits_that_begin_from_a_fit(tmp_path: Path) -> None:
+def test_warm_fits_start_from_previous_fit(tmp_path: Path) -> None:
     """Check starts from the same loss and from squares, also with so many rows that squares set
     some aside."""
     rng = np.random.default_rng(2)
@@ -223,21 +222,21 @@ def test_fits_that_begin_from_a_fit(tmp_path: Path) -> None:
     assert regressor._fitted_.meta["setup"]["loss_age"] == N / P
 
 
-@pytest.mark.parametrize(("changes", "says"), [
+@pytest.mark.parametrize(("changes", "message"), [
     ({"loss": "squared_error"}, "loss='quantile', but this run has loss='squared_error'"),
     ({"loss": "huber", "quantile": None}, "only weights of squares can be the start"),
     ({"quantile": 0.9}, "with quantile=0.8, but this run has quantile=0.9"),
     ({"quantile": None}, "with quantile=0.8, but this run has quantile=0.5"),
 ])  # fmt: skip
-def test_weights_of_another_loss_are_refused(changes: dict[str, Any], says: str) -> None:
+def test_weights_of_another_loss_are_refused(changes: dict[str, Any], message: str) -> None:
     model = sk.KernelRegressor(n_centers=P, loss="quantile", quantile=0.8, warm_start=True)
     before = model.fit(X, VALUES).predict(X)
-    with pytest.raises(sk.ConfigError, match=says):
+    with pytest.raises(sk.ConfigError, match=message):
         model.set_params(**{"quantile": None} | changes).fit(X, VALUES)
     np.testing.assert_array_equal(model.predict(X), before)
 
 
-def test_a_run_that_continues_another_loss_is_refused(tmp_path: Path) -> None:
+def test_continuing_another_loss_is_refused(tmp_path: Path) -> None:
     finished(config(tmp_path / "old", "huber"), source=source(False))
     with pytest.raises(sk.ConfigError, match=r"model\.loss: was 'huber', now 'absolute_error'"):
         finished(

@@ -1,4 +1,4 @@
-"""Every door takes what its neighbour takes: the same numbers as of plain data, or one refusal."""
+"""Check that all entry points accept the same kinds of data, or refuse them in one sentence."""
 
 from __future__ import annotations
 
@@ -124,20 +124,20 @@ TARGETS: dict[str, tuple[Callable[[], Any], Any]] = {
 }
 
 
-def stored(place: Path) -> tuple[Any, ...]:
+def stored(location: Path) -> tuple[Any, ...]:
     """Return what a store holds, in its order, and the names of its columns and classes."""
-    group, spec = zarr.open_group(place, mode="r"), sk.open_store(place).spec
+    group, spec = zarr.open_group(location, mode="r"), sk.open_store(location).spec
     return group["X"][:].astype(float), group["y"][:], spec.columns, spec.classes, spec.encoder
 
 
-def assert_same(found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
-    np.testing.assert_array_equal(found[0], wanted[0])
-    np.testing.assert_array_equal(np.ravel(found[1]), np.ravel(wanted[1]))
-    assert found[2:] == wanted[2:]
+def assert_same(found: tuple[Any, ...], desired: tuple[Any, ...]) -> None:
+    np.testing.assert_array_equal(found[0], desired[0])
+    np.testing.assert_array_equal(np.ravel(found[1]), np.ravel(desired[1]))
+    assert found[2:] == desired[2:]
 
 
 @pytest.mark.slow
-def test_ingest_and_append_take_every_kind_of_rows(tmp_path: Path) -> None:
+def test_ingest_and_append_accept_every_kind_of_rows(tmp_path: Path) -> None:
     plain: dict[int, tuple[Any, ...]] = {}
     for name, (make, same) in KINDS.items():
         if id(same) not in plain:
@@ -159,7 +159,7 @@ def read(rows: Any, targets: Any) -> tuple[Any, Any]:
     return np.concatenate([k.X for k in blocks]), np.concatenate([k.y for k in blocks])
 
 
-def test_targets_of_every_kind_lie_beside_rows_of_every_kind() -> None:
+def test_every_kind_of_targets_goes_with_every_kind_of_rows() -> None:
     for rows in (X, NUMBERS, pl.from_pandas(NUMBERS), sp.csr_array(X), X.tolist()):
         for name, (make, same) in TARGETS.items():
             found, y = read(rows, make())
@@ -168,7 +168,7 @@ def test_targets_of_every_kind_lie_beside_rows_of_every_kind() -> None:
 
 
 @pytest.mark.slow
-def test_ingest_takes_every_kind_of_targets(tmp_path: Path) -> None:
+def test_ingest_accepts_every_kind_of_targets(tmp_path: Path) -> None:
     for make, same in TARGETS.values():
         spec = sk.ingest_store(X, tmp_path / "t.zarr", y=make(), shuffle=False, overwrite=True)
         assert spec.classes == (("ann", "bob", "cyd") if same is W else None)
@@ -176,7 +176,7 @@ def test_ingest_takes_every_kind_of_targets(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")
-def test_estimators_take_every_kind_of_rows(tmp_path: Path) -> None:
+def test_estimators_accept_every_kind_of_rows(tmp_path: Path) -> None:
     models: dict[int, Any] = {}
     for name, (make, same) in KINDS.items():
         if id(same) not in models:
@@ -185,16 +185,16 @@ def test_estimators_take_every_kind_of_rows(tmp_path: Path) -> None:
         plain = models[id(same)]
         model = sk.KernelRegressor(**FAST).fit(make(), Y)
         np.testing.assert_array_equal(model.dual_coef_, plain.dual_coef_, err_msg=name)
-        wanted = plain.predict(same)
+        expected = plain.predict(same)
         for fitted in (model, sk.load(tmp_path / str(id(same)))):
             answer = fitted.predict(make())
             answer = answer.compute() if hasattr(answer, "compute") else answer
-            np.testing.assert_allclose(answer, wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-6, err_msg=name)
         figures = sk.evaluate(tmp_path / str(id(same)), make(), Y)
         assert figures["r2"] == pytest.approx(plain.score(same, Y), rel=1e-4), name
 
 
-def test_estimators_take_every_kind_of_targets() -> None:
+def test_estimators_accept_every_kind_of_targets() -> None:
     values, words = sk.KernelRegressor(**FAST).fit(X, Y), sk.KernelClassifier(**FAST).fit(X, W)
     for name, (make, same) in TARGETS.items():
         plain = values if same is Y else words
@@ -204,7 +204,7 @@ def test_estimators_take_every_kind_of_targets() -> None:
             np.testing.assert_array_equal(model.classes_, plain.classes_)
 
 
-def test_columns_are_targets_by_name(tmp_path: Path) -> None:
+def test_target_columns_are_chosen_by_name(tmp_path: Path) -> None:
     frame = WORDS.assign(t=Y)
     plain = sk.KernelRegressor(**FAST).fit(WORDS, Y)
     tables = (frame, pl.from_pandas(frame).lazy(), pa.Table.from_pandas(frame))
@@ -239,25 +239,25 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_all_doors_refuse_the_same_in_the_same_sentence(tmp_path: Path, name: str) -> None:
-    given, words = REFUSED[name]
+def test_every_entry_point_refuses_in_the_same_sentence(tmp_path: Path, name: str) -> None:
+    given, pattern = REFUSED[name]
     sk.ingest_store(X, tmp_path / "s.zarr", y=Y)
-    said = []
-    for door in (
+    message = []
+    for entry_point in (
         lambda: sk.KernelRegressor(**FAST).fit(given, Y),
         lambda: sk.ingest_store(given, tmp_path / "t.zarr", y=Y),
     ):
-        with pytest.raises(StreamkernError, match=words) as raised:
-            door()
-        said.append(str(raised.value).partition(" (")[0])
-    assert said[0] == said[1]
+        with pytest.raises(StreamkernError, match=pattern) as raised:
+            entry_point()
+        message.append(str(raised.value).partition(" (")[0])
+    assert message[0] == message[1]
     with pytest.raises(StreamkernError):
         sk.append_store(given, tmp_path / "s.zarr", y=Y)
     assert sk.open_store(tmp_path / "s.zarr").spec.n_rows == N
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass")
-def test_buffers_matrices_and_datasets_are_arrays_at_every_door(tmp_path: Path) -> None:
+def test_buffers_matrices_and_datasets_are_accepted_everywhere(tmp_path: Path) -> None:
     model = sk.KernelRegressor(**FAST).fit(X, Y)
     dataset = xr.Dataset({"X": (("row", "column"), X)})
     for given in (memoryview(X), np.matrix(X), dataset):
@@ -269,19 +269,19 @@ def test_buffers_matrices_and_datasets_are_arrays_at_every_door(tmp_path: Path) 
         assert sk.append_store(given, tmp_path / "s.zarr", y=Y).n_rows == 2 * N
 
 
-def test_generators_of_rows_are_refused_where_arrays_are_read(tmp_path: Path) -> None:
+def test_generators_are_refused_where_arrays_are_read(tmp_path: Path) -> None:
     model = sk.KernelRegressor(**FAST).fit(X, Y)
-    for door in (
+    for entry_point in (
         lambda rows: sk.KernelRegressor(**FAST).fit(rows, Y),
         model.predict,
         lambda rows: sk.evaluate(model, rows, Y),
         lambda rows: model.score(rows, Y),
     ):
         with pytest.raises(sk.DataError, match=r"can be read once; .*np\.array\(list\(X\)\)"):
-            door(row for row in X)
+            entry_point(row for row in X)
 
 
-def test_missing_labels_are_refused_by_their_row(tmp_path: Path) -> None:
+def test_missing_labels_are_refused_by_row(tmp_path: Path) -> None:
     held = [None if k == 7 else word for k, word in enumerate(W)]
     for y in (pd.Series(held, dtype="string"), pl.Series(held), pa.array(held)):
         with pytest.raises(sk.DataError, match="y has no value in row 7; leave such rows out"):
@@ -290,7 +290,7 @@ def test_missing_labels_are_refused_by_their_row(tmp_path: Path) -> None:
             sk.ingest_store(X, tmp_path / "t.zarr", y=y)
 
 
-def test_a_group_and_a_dataset_bring_their_arrays(tmp_path: Path) -> None:
+def test_groups_and_datasets_provide_their_arrays(tmp_path: Path) -> None:
     data = xr.Dataset({"X": (("row", "column"), X), "y": ("row", Y), "t": ("row", Y)})
     for given, y in ((grouped(), None), (data, None), (data, "t")):
         sk.ingest_store(given, tmp_path / "t.zarr", y=y, shuffle=False, overwrite=True)
@@ -298,7 +298,7 @@ def test_a_group_and_a_dataset_bring_their_arrays(tmp_path: Path) -> None:
         assert sk.KernelRegressor(**FAST).fit(given, y).n_features_in_ == 2
 
 
-def test_files_are_taken_where_a_store_is(tmp_path: Path) -> None:
+def test_files_are_accepted_like_stores(tmp_path: Path) -> None:
     frame, path = WORDS.assign(t=Y), tmp_path / "rows.csv"
     frame.to_csv(path, index=False)
     sk.ingest_store(path, tmp_path / "s.zarr", y="t")
@@ -314,7 +314,7 @@ def test_files_are_taken_where_a_store_is(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(tmp_path / "answers.npy"), model.predict(path))
 
 
-def test_memory_is_spelled_alike(tmp_path: Path) -> None:
+def test_memory_accepts_the_same_spellings_everywhere(tmp_path: Path) -> None:
     for memory in ("1 GiB", "1GB", 1e9, 10**9, np.int64(10**9)):
         sk.ingest_store(X, tmp_path / "t.zarr", y=Y, memory=memory, overwrite=True)
         sk.append_store(X, tmp_path / "t.zarr", y=Y, memory=memory, seed=1)
@@ -327,7 +327,7 @@ def test_memory_is_spelled_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_columns_of_targets_and_weights_may_stay_in_the_table(tmp_path: Path) -> None:
+def test_target_and_weight_columns_may_remain_in_the_table(tmp_path: Path) -> None:
     """Check models that were trained or loaded, through every function."""
     csv, parquet, store = tmp_path / "t.csv", tmp_path / "t.parquet", tmp_path / "s.zarr"
     for rows in (NUMBERS, WORDS):
@@ -341,13 +341,13 @@ def test_columns_of_targets_and_weights_may_stay_in_the_table(tmp_path: Path) ->
         ways: list[tuple[Any, ...]] = [(frame, "y", "v"), (csv, "y", "v"), (store,)]
         for k, way in enumerate(ways):
             model = sk.KernelRegressor(**FAST).fit(*way, test=way[0])
-            place = tmp_path / f"{k}{rows is WORDS}"
-            model.save(place)
-            wanted = model.predict(rows)
-            for fitted in (model, sk.load(place)):
+            path = tmp_path / f"{k}{rows is WORDS}"
+            model.save(path)
+            expected = model.predict(rows)
+            for fitted in (model, sk.load(path)):
                 for table in tables:
                     answers = np.asarray(fitted.predict(table))
-                    np.testing.assert_allclose(answers, wanted, rtol=1e-4, atol=1e-5)
+                    np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-5)
                 for table in (frame, frame.drop(columns="v"), csv, parquet):
                     r2 = sk.evaluate(fitted, table, "y")["r2"]  # with weights in float32
                     assert fitted.score(table, "y") == pytest.approx(r2, rel=1e-7)
@@ -355,18 +355,18 @@ def test_columns_of_targets_and_weights_may_stay_in_the_table(tmp_path: Path) ->
         assert sk.open_store(store).spec.n_rows == 2 * N
 
 
-def test_weights_that_are_all_zero_are_refused(tmp_path: Path) -> None:
-    for door in (
+def test_all_zero_weights_are_refused(tmp_path: Path) -> None:
+    for entry_point in (
         lambda: sk.KernelRegressor(**FAST).fit(X, Y, np.zeros(N)),
         lambda: sk.ingest_store(X, tmp_path / "t.zarr", y=Y, sample_weight=np.zeros(N)),
         lambda: sk.ingest_store(WORDS.assign(v=0), tmp_path / "t.zarr", y="a", sample_weight="v"),
     ):
         with pytest.raises(sk.DataError, match="weights"):
-            door()
+            entry_point()
     sk.ingest_store(X, tmp_path / "t.zarr", y=Y, sample_weight=np.arange(N) == 3)
 
 
-def test_missing_values_may_be_numbers(tmp_path: Path) -> None:
+def test_missing_value_markers_may_be_numbers(tmp_path: Path) -> None:
     frame = NUMBERS.assign(a=np.where(B == 1, -999, A), y=Y)
     found = []
     for marks in (-999, [-999], [-999.0], "-999", np.int64(-999)):

@@ -102,7 +102,7 @@ class FaultProxy:
     def __init__(self, upstream: str, **settings: Any) -> None:
         self._settings = Settings(**settings)
         parts = urlsplit(upstream)
-        script = Path(__file__).with_name("faultserver.py")
+        script = Path(__file__).with_name("fault_server.py")
         self._process = ServerProcess(
             script, str(parts.hostname), str(parts.port or 80), json.dumps(settings)
         )

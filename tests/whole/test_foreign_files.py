@@ -1,4 +1,4 @@
-"""D1, D2: every command, with every flag that may delete, over folders full of others' files."""
+"""Check that no command changes foreign files (requirements D1 and D2)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import zarr
 
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
-from tests.faults import tree
-from tests.s3server import S3Server
+from tests.s3_server import S3Server
+from tests.store_damage import tree
 
 # Names that some command gives to files of its own, and such that none does.
 PLAIN = (
@@ -44,28 +44,35 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     X = rng.standard_normal((200, 4)).astype(np.float32)
     np.savez(folder / "d.npz", X=X, y=(X[:, 0] > 0).astype(int))
     assert main.run_command(["ingest", str(folder / "d.npz"), str(folder / "s.zarr")]) == 0
-    words = ["train", "--train", str(folder / "s.zarr"), *TRAIN, "--run-dir", str(folder / "run")]
-    assert main.run_command(words) == 0
+    arguments = [
+        "train",
+        "--train",
+        str(folder / "s.zarr"),
+        *TRAIN,
+        "--run-dir",
+        str(folder / "run"),
+    ]
+    assert main.run_command(arguments) == 0
     return folder
 
 
-def words(given: Path, place: Path) -> dict[str, list[Any]]:
+def words(given: Path, location: Path) -> dict[str, list[Any]]:
     data, store, run = given / "d.npz", given / "s.zarr", given / "run"
-    beside = place.parent / "beside"
+    beside = location.parent / "beside"
     train, tune = ["train", "--train", store, *TRAIN], ["tune", "--train", store, *TRAIN, *SEARCH]
     return {
-        "ingest": ["ingest", data, place],
-        "ingest --overwrite": ["ingest", data, place, "--overwrite"],
-        "ingest --scratch": ["ingest", data, beside, "--overwrite", "--scratch", place],
-        "augment": ["augment", store, place, "--overwrite"],
-        "predict": ["predict", run, store, place, "--overwrite"],
-        "predict .npy": ["predict", run, store, place / "mine.npy", "--overwrite"],
-        "predict .csv": ["predict", run, store, place / "mine.csv", "--overwrite"],
-        "predict .parquet": ["predict", run, store, place / "mine.parquet", "--overwrite"],
-        "train --run-dir": [*train, "--run-dir", place],
-        "train --cache": [*train, "--cache", place],
-        "tune --out": [*tune, "--out", place],
-        "tune --write": [*tune, "--out", beside, "--write", place / "notes.txt"],
+        "ingest": ["ingest", data, location],
+        "ingest --overwrite": ["ingest", data, location, "--overwrite"],
+        "ingest --scratch": ["ingest", data, beside, "--overwrite", "--scratch", location],
+        "augment": ["augment", store, location, "--overwrite"],
+        "predict": ["predict", run, store, location, "--overwrite"],
+        "predict .npy": ["predict", run, store, location / "mine.npy", "--overwrite"],
+        "predict .csv": ["predict", run, store, location / "mine.csv", "--overwrite"],
+        "predict .parquet": ["predict", run, store, location / "mine.parquet", "--overwrite"],
+        "train --run-dir": [*train, "--run-dir", location],
+        "train --cache": [*train, "--cache", location],
+        "tune --out": [*tune, "--out", location],
+        "tune --write": [*tune, "--out", beside, "--write", location / "notes.txt"],
     }
 
 
@@ -93,14 +100,14 @@ def group(folder: Path) -> None:
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("fill", [plain, documents, group])
 @pytest.mark.parametrize("command", list(words(Path("a"), Path("b/c"))))
-def test_no_command_touches_strangers_files(
+def test_no_command_changes_foreign_files(
     command: str, fill: Callable[[Path], None], given: Path, tmp_path: Path
 ) -> None:
-    place = tmp_path / "place.zarr"
-    fill(place)
-    before = tree(place)
-    code = main.run_command([str(word) for word in words(given, place)[command]])
-    after = tree(place)
+    path = tmp_path / "place.zarr"
+    fill(path)
+    before = tree(path)
+    code = main.run_command([str(word) for word in words(given, path)[command]])
+    after = tree(path)
     assert {name: after.get(name) for name in before} == before
     # With a place of its own inside, or a free name: all others refuse, and leave nothing.
     if code != 0:
@@ -111,28 +118,28 @@ def test_no_command_touches_strangers_files(
 
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("command", list(words(Path("a"), Path("b/c"))))
-def test_no_command_touches_strangers_files_in_what_it_made(
+def test_no_command_changes_foreign_files_in_its_outputs(
     command: str, given: Path, tmp_path: Path
 ) -> None:
     """Check every folder in which a command replaces, removes or evicts files."""
-    place = tmp_path / "place.zarr"
-    place.mkdir()
-    call = [str(word) for word in words(given, place)[command]]
+    target = tmp_path / "place.zarr"
+    target.mkdir()
+    call = [str(word) for word in words(given, target)[command]]
     assert main.run_command(call) == 0
-    for folder in [place, *(path for path in place.rglob("*") if path.is_dir())]:
+    for folder in [target, *(path for path in target.rglob("*") if path.is_dir())]:
         for name in ("mine.txt", "7.mine", "c/mine", "0.answers", "mine.json", ".mine.streamkern"):
             if not (folder / name).exists() and not folder.joinpath(name).parent.is_file():
                 (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_text("mine")
-    mine = {name: data for name, data in tree(place).items() if data == b"mine"}
+    mine = {name: data for name, data in tree(target).items() if data == b"mine"}
     assert main.run_command(call) in (0, 2)
-    after = tree(place)
+    after = tree(target)
     assert {name: after.get(name) for name in mine} == mine
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fill", [plain, documents, group, None])
-def test_a_cache_of_a_remote_store_leaves_strangers_files(
+def test_cache_of_a_remote_store_keeps_foreign_files(
     fill: Callable[[Path], None] | None, s3: S3Server, bucket: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -142,39 +149,41 @@ def test_a_cache_of_a_remote_store_leaves_strangers_files(
     for name in ("one", "two"):
         X, url = rng.standard_normal((4000, 8)).astype(np.float32), f"s3://{bucket}/{name}.zarr"
         ingest(X, url, y=X[:, :1], chunk_mb=0.02, storage_options=s3.options())
-    place, options = tmp_path / "place", s3.words(monkeypatch)
+    location, options = tmp_path / "place", s3.words(monkeypatch)
 
     def train(name: str, size: int) -> int:
-        words = ["train", "--train", f"s3://{bucket}/{name}.zarr", *TRAIN, *options]
-        return main.run_command([*words, "--cache", str(place), "--cache-size", str(size)])
+        arguments = ["train", "--train", f"s3://{bucket}/{name}.zarr", *TRAIN, *options]
+        return main.run_command([*arguments, "--cache", str(location), "--cache-size", str(size)])
 
     if fill is None:
         assert train("one", 1 << 30) == 0
-        (kept,) = [p for p in place.iterdir() if len(p.name) == 32]
+        (kept,) = [p for p in location.iterdir() if len(p.name) == 32]
         entries = {p for p in kept.iterdir() if len(p.name) == 64}
         assert len(entries) > 4
-        for folder in (place, place / "new", kept, place / "mine", place / ("0" * 32)):
+        for folder in (location, location / "new", kept, location / "mine", location / ("0" * 32)):
             folder.mkdir(exist_ok=True)
             for name in ("mine.txt", "0a1b", "1"):
                 (folder / name).write_text("mine")
                 os.utime(folder / name, (0, 0))
         os.utime(kept / "used", (0, 0))
-        before = {name: data for name, data in tree(place).items() if data == b"mine"}
+        before = {name: data for name, data in tree(location).items() if data == b"mine"}
     else:
-        fill(place)
-        before = tree(place)
+        fill(location)
+        before = tree(location)
     assert train("two", 30_000) == (0 if fill is None else 2)
-    after = tree(place)
+    after = tree(location)
     assert {name: after.get(name) for name in before} == before
     if fill is None:
-        assert {p.name for p in place.glob("*/*") if len(p.name) == 64} - {p.name for p in entries}
+        assert {p.name for p in location.glob("*/*") if len(p.name) == 64} - {
+            p.name for p in entries
+        }
         assert not any(path.exists() for path in entries)
     else:
         assert after.keys() == before.keys()
 
 
 @pytest.mark.slow
-def test_a_run_on_s3_leaves_strangers_objects(
+def test_run_on_s3_keeps_foreign_objects(
     s3: S3Server, bucket: str, given: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check foreign keys like names of our files: they are refused, and nothing is written or

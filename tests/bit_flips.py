@@ -1,4 +1,4 @@
-"""Bits flipped over all files of a folder, and what must come of it: the same answer, or an error.
+"""Flip bits in all files of a folder, and check that results are unchanged or errors.
 
 For stores and run directories alike. A case is (file, byte, bit), drawn from a seed, so that each
 failure is repeated by its number. The file is put back as it was afterwards.
@@ -52,8 +52,8 @@ def flips(root: Path, n: int, seed: int) -> list[Flip]:
 @contextmanager
 def flipped(flip: Flip) -> Iterator[None]:
     """Flip one bit of a file in the folder for a `with` block."""
-    whole = flip.path.read_bytes()
-    damaged = bytearray(whole)
+    full = flip.path.read_bytes()
+    damaged = bytearray(full)
     damaged[flip.byte] ^= 1 << flip.bit
     with replaced(flip.path, bytes(damaged)):
         yield
@@ -62,12 +62,12 @@ def flipped(flip: Flip) -> Iterator[None]:
 @contextmanager
 def replaced(path: Path, data: bytes) -> Iterator[None]:
     """Replace the content of a file for a `with` block."""
-    whole = path.read_bytes()
+    full = path.read_bytes()
     path.write_bytes(data)
     try:
         yield
     finally:
-        path.write_bytes(whole)
+        path.write_bytes(full)
 
 
 # -- JSON ------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Silent(AssertionError):
     """Something else came out, and nobody said so."""
 
 
-def outcome(use: Callable[[], Any], truth: Any, what: object) -> str:
+def outcome(use: Callable[[], Any], truth: Any, context: object) -> str:
     """Return "same", or the name of the error that `use` raises. Raises Silent if the result
     differs from `truth`.
 
@@ -126,10 +126,10 @@ def outcome(use: Callable[[], Any], truth: Any, what: object) -> str:
         answer = use()
     except StreamkernError as error:
         if "\n" in str(error):
-            raise AssertionError(f"{what}: not one sentence: {error}") from error
+            raise AssertionError(f"{context}: not one sentence: {error}") from error
         return type(error).__name__
     if answer != truth:
-        raise Silent(f"{what} changed the answer without a word")
+        raise Silent(f"{context} changed the answer without a word")
     return "same"
 
 

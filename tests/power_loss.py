@@ -1,6 +1,6 @@
 """Replay the states of the files of a command that a power failure may leave, at every instant.
 
-    python -m tests.powerloss [--full] [command ...]
+    python -m tests.power_loss [--full] [command ...]
 
 A command runs once while every call that changes its folder, and every sync, is recorded: before
 each the whole folder is looked at, so that what was written is known at that instant. A file's
@@ -79,7 +79,7 @@ class Instant:
         self._fill(root, ROOT, cut, random.Random(f"{seed} {cut}"), {})
 
     def _fill(
-        self, place: Path, folder: int, cut: str, rng: random.Random, made: dict[int, Path]
+        self, location: Path, folder: int, cut: str, rng: random.Random, made: dict[int, Path]
     ) -> None:
         """Write a possible state of the folder. made : a name of each file so far."""
         now, synced = self.names.get(folder, {}), self.synced_names.get(folder, {})
@@ -89,13 +89,13 @@ class Instant:
             if name not in names:
                 continue
             if names[name] < 0:
-                (place / name).mkdir()
-                self._fill(place / name, names[name], cut, rng, made)
+                (location / name).mkdir()
+                self._fill(location / name, names[name], cut, rng, made)
             elif names[name] in made:
-                os.link(made[names[name]], place / name)
+                os.link(made[names[name]], location / name)
             else:
-                made[names[name]] = place / name
-                (place / name).write_bytes(self._content(names[name], cut, rng))
+                made[names[name]] = location / name
+                (location / name).write_bytes(self._content(names[name], cut, rng))
 
     def _content(self, inode: int, cut: str, rng: random.Random) -> bytes:
         now, synced = self.contents[inode], self.synced.get(inode, b"")
@@ -167,8 +167,8 @@ class Recorder:
 
     def _fsync(self, real: Callable[[int], None]) -> Callable[[int], None]:
         def fsync(fd: int) -> None:
-            root, place = self._root, os.readlink(f"/proc/self/fd/{fd}")
-            if root is None or not place.startswith(str(root)):
+            root, location = self._root, os.readlink(f"/proc/self/fd/{fd}")
+            if root is None or not location.startswith(str(root)):
                 return real(fd)
             self._note()
             with self._alone():
@@ -253,17 +253,17 @@ def replay(
     counts: Counter[str] = Counter()
     for k, cut in states:
         instants[k].rebuild(root, cut, seed=k)
-        what = f"instant {k} of {len(instants)}, {cut}"
+        description = f"instant {k} of {len(instants)}, {cut}"
         found = attempt(command, root)
-        assert found in (None, before, right), f"{what}: a wrong result is taken for whole"
+        assert found in (None, before, right), f"{description}: a wrong result is taken for whole"
         counts["whole" if found == right else "as before" if found else "refused"] += 1
         try:
             command.run(root)
         except StreamkernError:  # there is nothing to do
-            assert found == right, f"{what}: the same command does not go on"
-        assert command.result(root) == right, f"{what}: the same command ends otherwise"
+            assert found == right, f"{description}: the same command does not go on"
+        assert command.result(root) == right, f"{description}: the same command ends otherwise"
         more = {p.relative_to(root) for p in root.rglob("*")} - left
-        assert not more, f"{what}: left over: {sorted(map(str, more))}"
+        assert not more, f"{description}: left over: {sorted(map(str, more))}"
     return len(instants), counts
 
 

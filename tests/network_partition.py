@@ -1,4 +1,4 @@
-"""A network between two places that can be cut: bytes are held back, and no end is told."""
+"""Cut a network between two addresses: bytes are held back, and connections stay open."""
 
 from __future__ import annotations
 
