@@ -163,15 +163,15 @@ def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
 
 def _count_chosen_centers(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the rows that become centers, and the raw centers, without the selector's buffers."""
-    p = problem.p
+    add, p, stored, raw = buffers.add, problem.p, problem.row_bytes, problem.d * problem.itemsize
     if problem.selection is None:  # the rows are copied into the order of the centers
-        row_bytes = max(2 * problem.row_bytes, _sample_row_bytes(problem))
-        buffers.add("centers", "rows chosen as centers", p, row_bytes)
-        name, phase = "units with centers being read", problem.host_phase("centers")
-        buffers.add(phase, name, _reading_bytes(problem))
+        add("centers", "rows chosen as centers", p, max(2 * stored, _sample_row_bytes(problem)))
+        if problem.on_device:  # two copies, or one and the raw centers
+            add("host", "rows chosen as centers", p, max(stored, 2 * stored - raw))
+        add(problem.host_phase("centers"), "units with centers being read", _reading_bytes(problem))
     if not problem.on_device:
         for phase in ("sample", "setup", "train"):
-            buffers.add(phase, "raw centers", p, problem.d, itemsize=problem.itemsize)
+            add(phase, "raw centers", p, raw)
 
 
 def _count_scattered_centers(buffers: Buffers, problem: ProblemShape) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,18 @@ def test_a_million_centers_fit_on_one_gpu() -> None:
     assert least < buffers.total("train") < 1.05 * least
     assert buffers.total("setup") < 40 << 30
     assert buffers.peak < 71 << 30
+
+
+@pytest.mark.parametrize("row_bytes", [785, 4000, 7000])
+def test_rows_chosen_as_centers_are_counted_beside_a_device(row_bytes: int) -> None:
+    """Check that the host holds the rows twice while they are ordered, then the rows and the raw
+    centers."""
+    problem = replace(PLAIN, staging=3, row_bytes=row_bytes, batch_size=512)
+    lines = planned(problem, solver_settings("block"), 10**13)[1].lines
+    host = {buffer_name: size for phase, buffer_name, size in lines if phase == "host"}
+    p, raw = problem.p, problem.d * problem.itemsize
+    held = host["rows chosen as centers"] + host["raw centers"]
+    assert held == p * max(2 * row_bytes, row_bytes + raw)
 
 
 def test_device_draws_are_counted() -> None:

@@ -10,6 +10,7 @@ of the probe are scaled by sqrt(w) in their kernel matrices, and nothing else ch
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -172,7 +173,8 @@ def build_block(
     known : targets of the rows that are centers, if there are any.
     batch : number of rows of a step, divided by the factor on their leverages in the weights of
         `block_step`; infinite for a full batch.
-    report : function that writes an entry of the log.
+    report : function that writes an entry of the log: "block" after each block, and "sweeps", with
+        the seconds of their parts.
 
     Each rank keeps its rows of the factors and, if Z is partitioned, of arrays with one row per
     center. Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`setup_flops`); for
@@ -194,14 +196,18 @@ def build_block(
     measured, sketches = list[dict[str, float]](), list[Array]()
     mu, L, top, rows = math.inf, None, None, effective_rows(S, known)
     for i, block in enumerate(blocks):
+        clock = _Clock(op.backend)
         least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
         factor = BlockFactor(op, Z, block, S, values, known, seed, batch, least_jitter, top)
         top = factor.top
+        clock.stop("covariance")
         if i == 0:
             noise = _refined_noise(factor, probe, noise, rows, worth, report)
             ridge = ridge if worth is None else noise.penalty(worth)
             mu = max(noise.penalty(rows), MIN_PENALTY * top) if damping is None else damping * top
+            clock.stop("noise")
         _fit_block(factor, max(mu, ridge), S, start, several=len(blocks) > 1)
+        clock.stop("fit")
         # The values of the ridge are up to n_round steps old, see "A ridge" in `step_rule`. With
         # explicit features, every step computes them for all blocks.
         n_round = 1 if factor.norm.L is None else len(blocks)
@@ -211,7 +217,8 @@ def build_block(
         leverage += leverage_b
         mu = mu_b - n_round * ridge - added_mu  # if mu had to grow, it grows for all blocks
         measured.append({"lambda_1": lambda_1, "mu": mu_b, "jitter": factor.norm.jitter})
-        report("block", {"block": i, "blocks": len(blocks)} | measured[-1])
+        clock.stop("factor")
+        report("block", {"block": i, "blocks": len(blocks)} | measured[-1] | clock.seconds)
         if ridge and len(blocks) == 1:
             L = triangle_rows(factor.norm.L, len(Z), ranks)
         del factor
@@ -224,7 +231,8 @@ def build_block(
         # `DAMPING` does not apply to the ridge, as the steps converge to the solution with the
         # ridge. mu has a lower bound, which may be far above the penalty of the noise; if both
         # noise and ridge are 0, there is no second penalty to try.
-        joint.learn(sweeps, seed, max(DAMPING * noise.penalty(rows), ridge) or math.inf, probe)
+        least = max(DAMPING * noise.penalty(rows), ridge) or math.inf
+        _timed_sweeps(joint, sweeps, seed, least, probe, report)
     _rescale_start(op, Z, start, values, probe)
     rules = _step_rules(op, leverage, lambdas, known, ranks)
     center_values = Z.held(values) if values is not None and ridge and len(blocks) > 1 else None
@@ -232,6 +240,26 @@ def build_block(
         blocks, H, rules, min(mus), jitters, Z.held(start), S.n_rows, sketches, center_values, L,
         ridge, ranks=ranks,
     )  # fmt: skip
+
+
+class _Clock:
+    """Seconds of the parts of a block's setup, which follow each other.
+
+    seconds : for each part, its name and "_s" -> seconds. "covariance" is the kernel values, L and
+        C, "noise" the search for the noise, "fit" the fit to the sample, "factor" H and the
+        leverages and lambda_1 of the probe, "sweeps" all sweeps.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.seconds: dict[str, float] = {}
+        self._backend, self._began = backend, time.perf_counter()
+
+    def stop(self, part: str) -> None:
+        """Enter the seconds since the last call, after waiting for the device."""
+        self._backend.synchronize()
+        now = time.perf_counter()
+        self.seconds[f"{part}_s"] = round(now - self._began, 3)
+        self._began = now
 
 
 def _added_damping(
@@ -268,6 +296,18 @@ def _fit_block(
     start[in_stripe] = weights[in_block]
     if several:
         factor.subtract_fit(S, weights)
+
+
+def _timed_sweeps(
+    joint: Joint, sweeps: int, seed: int, least: float, probe: Sample,
+    report: Callable[[str, dict[str, Any]], None],
+) -> None:  # fmt: skip
+    """Make the sweeps of `Joint.learn`, and report their number and time."""
+    clock = _Clock(joint.op.backend)
+    joint.learn(sweeps, seed, least, probe)
+    if joint.n_sweeps:
+        clock.stop("sweeps")
+        report("sweeps", {"sweeps": joint.n_sweeps, "penalty": joint.penalty} | clock.seconds)
 
 
 def _refined_noise(

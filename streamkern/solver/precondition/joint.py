@@ -61,6 +61,7 @@ class Joint:
     values : (q, c) K(Z, Z) start at these centers, changed in place; None for explicit features.
     penalty : penalty of |f|^2.
     jitters : jitter of each block.
+    n_sweeps : number of sweeps so far, including those that were undone.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Joint:
     ) -> None:  # fmt: skip
         widths = [block.stop - block.start for block in blocks]
         self.ranks, self.own = S.ranks, Z.own
-        self.jitters = jitters
+        self.jitters, self.n_sweeps = jitters, 0
         jitter = op.backend.asarray(np.repeat(jitters, widths), op.dtype)
         self.jitter = jitter[self.own, None]
         self.op, self.Z, self.S, self.blocks = op, Z, S, blocks
@@ -113,6 +114,7 @@ class Joint:
         for number in range(first, first + n):
             before = self._state()
             self.sweep(np.random.default_rng([seed, 4, number]))
+            self.n_sweeps += 1
             previous = self._conjugate(before, previous, energy)
             energy_before, energy = energy, self._energy()
             if bool((energy_before - energy <= SWEEP_TOLERANCE * energy_before).all()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -283,6 +284,23 @@ def test_ridge_costs_at_most_one_batch(max_batch: int) -> None:
         assert due <= max_batch < before
         assert pre.mu > free.mu
     np.testing.assert_array_equal(pre.start, free.start)
+
+
+def test_the_parts_of_a_setup_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that the times cover the setup, and wait for the device, which takes 20 ms here; only
+    the first block searches the noise."""
+    monkeypatch.setattr(Backend, "synchronize", lambda self: time.sleep(0.02))
+    start = time.perf_counter()
+    *blocks, sweeps = Built(operator(), block_size=15, sweeps=3, found=Noise(1e-3)).events
+    elapsed = time.perf_counter() - start
+    parts = ["covariance_s", "noise_s", "fit_s", "factor_s"]
+    timed = [{k: v for k, v in event.items() if k.endswith("_s")} for event in (*blocks, sweeps)]
+    assert [list(seconds) for seconds in timed] == [parts, [*parts[:1], *parts[2:]], ["sweeps_s"]]
+    assert all(value >= 0.02 for seconds in timed for value in seconds.values())
+    total = sum(value for seconds in timed for value in seconds.values())
+    assert 8 * 0.02 <= total <= elapsed + 0.004  # as times are rounded to milliseconds
+    assert 1 <= sweeps["sweeps"] <= 4
+    assert sweeps["penalty"] > 0
 
 
 @pytest.mark.parametrize("block_size", [30, 11, 1])
