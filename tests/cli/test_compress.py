@@ -58,7 +58,7 @@ def test_an_output_that_is_taken_is_refused_before_the_rows_are_read(
         ("file", "is a file; give a directory"),
         ("file/x", "file/x cannot be written to"),
         ("run/inner", "run/inner lies within the run directory"),
-        ("-", "models do not go to the standard output (-)"),
+        ("-", "models cannot be written to the standard output (-)"),
     ):
         code, _, err = run("compress", "run", "no.csv", out)
         assert code == 2

@@ -124,7 +124,7 @@ def test_labels_have_the_names_of_their_columns() -> None:
 def test_what_several_labels_have_no_meaning_for(model: KernelClassifier, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^y has a column for each of 3 labels and holds 2; give"):
         KernelClassifier(**SMALL).fit(X, 2 * Y)
-    with pytest.raises(ConfigError, match=r"^class_weight is for rows of one class each"):
+    with pytest.raises(ConfigError, match=r"^class_weight needs rows of one class each"):
         KernelClassifier(class_weight="balanced", **SMALL).fit(X, Y)
     with pytest.raises(ConfigError, match=r"^out=.* cannot be used for several labels"):
         model.predict(X, out=tmp_path / "a.csv")

@@ -89,7 +89,7 @@ def test_what_does_not_say_that_it_is_ours_is_refused(what: str, tmp_path: Path)
         place.mkdir()
         (place / ("zarr.json" if what == "unreadable" else "notes.txt")).write_text("{")
     before = tree(tmp_path)
-    with pytest.raises(DataError, match="holds something streamkern did not write"):
+    with pytest.raises(DataError, match="holds files that streamkern did not write"):
         begin_group(store_at(str(place)), str(place), MARK)
     assert tree(tmp_path) == before
 

@@ -52,7 +52,7 @@ def test_a_wrong_place_is_answered_with_what_it_is(places: Path) -> None:
             assert words in str(caught.value), (name, str(caught.value))
     stores = {
         "runs/first": "is a run directory, not a zarr store", "rows.tar": "unpack it",
-        "rows.npz": "make one of it with streamkern ingest", "runs": "is a folder of runs",
+        "rows.npz": "make a store from it with streamkern ingest", "runs": "is a folder of runs",
         "project": "a folder of other files",
     }  # fmt: skip
     for name, words in stores.items():

@@ -27,6 +27,6 @@ def test_a_column_without_a_type_is_named_with_the_reason_of_arrow(values: list[
     with pytest.raises((pa.ArrowException, TypeError)) as reason:
         pa.Array.from_pandas(pd.Series(values, dtype=object))
     frame = as_frame(pd.DataFrame({"a": [1, 2], "odd": pd.Series(values, dtype=object)}), "X")
-    said = f"X has a column, 'odd', that is neither numbers, words nor dates ({reason.value})"
+    said = f"X has a column, 'odd', that holds neither numbers nor words nor dates ({reason.value})"
     with pytest.raises(DataError, match=re.escape(said)):
         arrow_table(frame, "X")

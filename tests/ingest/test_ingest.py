@@ -525,7 +525,7 @@ def test_nothing_is_overwritten_and_input_is_not_output(tmp_path: Path) -> None:
     before = faults.tree(tmp_path)
     with pytest.raises(DataError, match="already holds a store"):
         ingest(X[1:], tmp_path / "s", y=y[1:])
-    with pytest.raises(ConfigError, match="both input and output"):
+    with pytest.raises(ConfigError, match="input and output at the same time"):
         ingest(tmp_path / "s", tmp_path / "." / "s", overwrite=True)
     (tmp_path / "s2").mkdir()
     (tmp_path / "s2" / "precious").write_text("x")

@@ -223,7 +223,10 @@ def test_what_users_say_of_columns(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(DataError, match=r"row 1, column 'n' is '\?', which is not a number"):
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", numeric="n", drop="day")
-    with pytest.raises(DataError, match=r"has no column 'dya' to leave out; it has 'zip', 'day'"):
+    with pytest.raises(
+        DataError,
+        match=r"has no column 'dya' to leave out; name columns .* drop=: 'zip', 'day'",
+    ):
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", drop="dya")
     with pytest.raises(DataError, match=r"'y' of .* is a target or weight and cannot be dropped"):
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", drop="y")
@@ -357,7 +360,7 @@ def test_text_written_as_numbers_is_judged_alike_in_files_and_frames(tmp_path: P
         for said, columns in (({"numeric": "a"}, 1), ({"categorical": "a"}, 5), ({}, 0)):
             place = tmp_path / "s.zarr"
             if columns == 0:
-                with pytest.raises(DataError, match="written as numbers: say whether they are num"):
+                with pytest.raises(DataError, match="every cell is a number: decide whether"):
                     ingest(given, place, y="y", targets="values", overwrite=True)
                 continue
             spec = ingest(given, place, y="y", targets="values", overwrite=True, **said)

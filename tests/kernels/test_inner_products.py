@@ -164,7 +164,9 @@ def test_a_kernel_may_give_its_columns_numbers_of_their_own(
 
 @pytest.mark.parametrize("precision", ["high", "fast"])
 def test_modes_of_distances_are_refused(precision: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{precision}' is for kernels of Euclidean distances"):
+    with pytest.raises(
+        ConfigError, match=f"'{precision}' is for kernels of the Euclidean distance"
+    ):
         KernelOperator(Linear(), Backend(1), precision)
 
 

@@ -44,8 +44,8 @@ def of_arguments() -> list[Case]:
     inner = sk.MixtureSource([plain, sk.AugmentedSource(plain, 2, [])])
     whole = sk.AugmentedSource(sk.MixtureSource([plain, plain]), 2, [])
     return [
-        asked("rows=3 cannot be split; take at least 5", {"rows": 3}, {"rows": 5}),
-        asked("take at most .* or raise memory|take at most",
+        asked("rows=3 cannot be split; give at least 5 rows", {"rows": 3}, {"rows": 5}),
+        asked("give at most .* rows, or raise",
               {"rows": N, "estimator": regressor(memory=4000)},
               {"rows": N, "estimator": regressor(memory="1 GiB")}),
         asked("leave centers out, and lower rows",
@@ -54,9 +54,9 @@ def of_arguments() -> list[Case]:
         asked("lower centers, or raise rows", {"rows": 20, "centers": 30, "estimator": block},
               {"rows": 20, "centers": 10, "estimator": block},
               {"rows": 50, "centers": 30, "estimator": block}),
-        asked("must be a list of kernels, at least one", {"kernels": "laplace"},
+        asked("must be a list with at least one kernel; give for example", {"kernels": "laplace"},
               {"kernels": ["laplace"]}),
-        asked("give the kernel without it, and the metric as that of the estimator",
+        asked("give the kernel without a metric, and give the metric to the estimator",
               {"kernels": [in_metric]},
               {"kernels": [in_metric.with_metric(None)],
                "estimator": regressor(metric=in_metric.metric)}),
@@ -65,8 +65,8 @@ def of_arguments() -> list[Case]:
         asked('ridges=.* must be "auto" or a list of numbers 0 or above', {"ridges": [-1.0]},
               {"ridges": [0.0, 1.0]}),
         asked("folds=0 must be a whole number, at least 1", {"folds": 0}, {"folds": 2}),
-        asked("take more rows", {"X": X[-5:], "y": alone[-5:]}, {"X": X, "y": alone}),
-        asked("a sample of 4 rows cannot be split; it takes 5 at least", few,
+        asked("give more rows", {"X": X[-5:], "y": alone[-5:]}, {"X": X, "y": alone}),
+        asked("a sample of 4 rows cannot be split; give at least 5 rows", few,
               few | {"X": X[:5], "y": Y[:5]}),
         asked("augment the whole source instead, by an AugmentedSource", {"X": inner, "y": None},
               {"X": whole, "y": None}),
@@ -105,7 +105,7 @@ def of_folders() -> list[Case]:
     return [
         asked("is damaged .*; restore it from a copy", {"out": "damaged"}, {"out": "copy"}),
         asked("or give another folder", {"out": "damaged"}, {"out": "another"}),
-        asked("holds a search with other settings or data: .*; restore these",
+        asked("holds a search with other settings or data: .*; restore the settings and data",
               {"out": "held", "rows": 30},
               {"out": "held"}),
         asked("or give another folder", {"out": "held", "rows": 30}, {"out": "new", "rows": 30}),

@@ -445,7 +445,9 @@ def test_a_holder_whose_beats_do_not_arrive_does_not_trust_itself(
 def test_a_storage_that_lies_is_refused(objects: Objects, faulty: Faulty) -> None:
     """Check also a storage without conditional writes."""
     faulty.lies = True
-    with pytest.raises(StorageAccessError, match="does not refuse to create an object that exists"):
+    with pytest.raises(
+        StorageAccessError, match="cannot refuse to create an object that already exists"
+    ):
         Lease(objects).acquire()
     faulty.put_error = NotImplementedError("mode")
     with pytest.raises(StorageAccessError, match="keep runs on a local disk, on S3, or on another"):

@@ -23,7 +23,7 @@ def test_names_of_dimensions_are_those_of_the_format() -> None:
     assert named_dimensions(A) is None
     check_dimensions(array, ("y", xr.DataArray(A[0], dims=("f",))), ("w", None))
     check_dimensions(array, ("y", xr.DataArray(A[0], dims=("other",))))
-    with pytest.raises(DataError, match=r"w runs along the dimension 's'.*transpose"):
+    with pytest.raises(DataError, match=r"w has its rows along the dimension 's'.*transpose"):
         check_dimensions(array, ("y", None), ("w", xr.DataArray(A[0], dims=("s",))))
 
 
@@ -39,11 +39,11 @@ def test_rows_along_the_second_dimension_of_a_square_are_refused(tmp_path: Path)
         data.to_zarr(paths[3], zarr_format=3)
         places[name] = paths
     for given in (*places["turned"], turned):
-        with pytest.raises(DataError, match="runs along the dimension 's'"):
+        with pytest.raises(DataError, match="has its rows along the dimension 's'"):
             sk.ingest_store(given, tmp_path / "made.zarr")
-        with pytest.raises(DataError, match="runs along the dimension 's'"):
+        with pytest.raises(DataError, match="has its rows along the dimension 's'"):
             sk.KernelRegressor(**FAST).fit(given)
-    with pytest.raises(DataError, match="runs along the dimension 's'"):
+    with pytest.raises(DataError, match="has its rows along the dimension 's'"):
         sk.KernelRegressor(**FAST).fit(turned["X"], turned["y"])
     for given in places["right"]:
         sk.ingest_store(given, tmp_path / "made.zarr", overwrite=True)

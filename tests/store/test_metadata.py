@@ -41,7 +41,7 @@ def test_rows_appended_since_metadata_were_consolidated_are_read(
     group["X"].append(X + 1)
     with pytest.raises(DataError, match=r"y.*shape"):
         open_store(place)  # only X has grown
-    with pytest.raises(DataError, match="120 rows and y has the shape"):
+    with pytest.raises(DataError, match="120 rows, but y has the shape"):
         streamkern.ingest_store(place, tmp_path / "out")
     group["y"].append(Y + 1)
     store = open_store(place)

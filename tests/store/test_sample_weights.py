@@ -501,7 +501,7 @@ def test_weights_that_are_elsewhere_or_something_else(tmp_path: Path) -> None:
         (table, "y", "column 'y' of .* is requested twice"),
         (table, "age", "has no column 'age'"),
         (arrays_, "age", "has no array 'age'; it has X, y, importance"),
-        (arrays_, W, "the sample weights of .* are in it: give the name"),
+        (arrays_, W, "the sample weights of .* are an array or column of it; give its name"),
         ([(X, IDS)], W, "blocks must be pairs"),
         ([(X[:9], IDS[:9], W[:9]), (X, IDS)], None, "some blocks of rows have sample weights"),
     ]:
@@ -643,9 +643,7 @@ def test_totals_of_a_generator_that_make_no_sense(totals: Any, message: str) -> 
 
 
 def test_weights_of_a_generator_are_checked() -> None:
-    with pytest.raises(
-        DataError, match=r"\(rows 16 to 31\) gave 3 arrays; it must give \(X, y, w\)"
-    ):
+    with pytest.raises(DataError, match=r"\(rows 16 to 31\) returned 3 arrays; return \(X, y, w\)"):
         generated(W).read_unit(1, 0, 0)
     wrong = np.where(np.arange(N) == 18, -1.0, 1.0)
     with pytest.raises(DataError, match=r"sample weight of unit 1 of generator .* row 18, is -1"):

@@ -504,7 +504,7 @@ def test_the_input_is_never_the_output(tmp_path: Path) -> None:
     ingest(IMAGES, tmp_path / "in.zarr", y=LABELS)
     before = tree(tmp_path)
     for place in (tmp_path / "in.zarr", f"{tmp_path}/../{tmp_path.name}/in.zarr/"):
-        with pytest.raises(ConfigError, match="both input and output"):
+        with pytest.raises(ConfigError, match="input and output at the same time"):
             augment_store(tmp_path / "in.zarr", place, copies=2, overwrite=True)
     assert tree(tmp_path) == before
 

@@ -248,7 +248,7 @@ def test_a_loaded_run_has_the_scores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"solver.name": "direct"}, "early_stopping has no meaning for solver='direct'"),
+        ({"solver.name": "direct"}, "early_stopping cannot be used with solver='direct'"),
         ({"data.epochs": 1}, "early_stopping has nothing to stop"),
         ({"solver.warm_start": "runs/old"}, "early_stopping cannot be used with initial weights"),
     ],
