@@ -80,7 +80,7 @@ class Backend(DenseAlgebra):
 
     def __init__(self, threads: int | None = None) -> None:
         if threads is not None and threads < 1:
-            raise ConfigError(f"{mention('threads', threads)} must be at least 1")
+            raise ConfigError(f"{mention('threads', threads)} must be at least 1", "raise it")
         self.threads = threads or available_cpus()
         self.xp: Any = np
         freed_arrays.keep()

@@ -120,7 +120,7 @@ class CupyBackend(DeviceAlgebra, Backend):
                 raise DeviceMemoryError(
                     f"the memory of {self.name} is full ({error})",
                     f"lower {mention('run.memory')} or {mention('n_centers')}, see streamkern "
-                    "plan, or end other programs on this GPU",
+                    "plan, or end other programs that use this GPU",
                 ) from error
             finally:
                 callers_stream.use()

@@ -158,7 +158,11 @@ def probe(backend: Any) -> None:
         result = backend.to_host(square)
     refuse_rounding(backend)
     if not positive or not np.allclose(result, [[2, 1], [1, 2]]):
-        raise BackendError(f"CUDA device {backend.device.id} computes wrong numbers: {result}")
+        raise BackendError(
+            f"CUDA device {backend.device.id} computes wrong numbers: {result}",
+            f"use another device, such as {mention('device', 'cpu')}, and check the driver and "
+            "CuPy",
+        )
 
 
 def refuse_rounding(backend: Any) -> None:

@@ -152,7 +152,8 @@ class Collective(Communicator):
             return np.asarray(library.allreduce(own, library.Op.SUM)).reshape(own.shape)
         except Exception as error:  # XGBoost's own type, for a lost peer or a timeout
             raise RankLostError(
-                f"another rank has ended or does not respond: {_summary(error)}"
+                f"another rank has ended or does not respond: {_summary(error)}",
+                "run the same command again to go on",
             ) from error
 
 
@@ -183,7 +184,11 @@ def process_group(rank: int, tracker: Mapping[str, Any]) -> Iterator[Communicato
             # The library numbers ranks by the alphabetical order of their task ids.
             library.init(**tracker, dmlc_task_id=f"{rank:06d}")
     except Exception as error:
-        raise RankLostError(f"the ranks cannot connect: {_summary(error)}") from error
+        raise RankLostError(
+            f"the ranks cannot connect: {_summary(error)}",
+            "check that the machines of the workers reach each other, and run the same command "
+            "again",
+        ) from error
     yield Collective(library.get_rank(), library.get_world_size(), library)
     library.finalize()  # after a failure this would wait for the other ranks
 

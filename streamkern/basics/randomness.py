@@ -258,7 +258,7 @@ class RowRandom:
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise ConfigError(
-                f"{mention('dtype', self.dtype)} is not a dtype of random numbers",
+                f"{mention('dtype', self.dtype)} is no dtype of random numbers",
                 "use float32 or float64",
             )
         stages = stage if isinstance(stage, tuple) else (stage,)
@@ -325,7 +325,7 @@ class RowRandom:
         if not 1 <= span <= 1 << 32:
             raise ConfigError(
                 f"integers({low}, {high}) spans {span} values",
-                "give low and high that span 1 to 2**32 values",
+                "choose low and high so that they span 1 to 2**32 values",
             )
         scaled = self._words(math.prod(shape)).astype(np.uint64)
         scaled *= np.uint64(span)

@@ -56,7 +56,10 @@ def checked_int(name: str, value: Any, least: int = 1) -> int:
     if number is None or number < least:
         # `repr` shows that 2.0 is a float.
         setting = mention(f"{name}={value!r}") if isinstance(value, float) else mention(name, value)
-        raise ConfigError(f"{setting} must be a whole number, at least {least}")
+        raise ConfigError(
+            f"{setting} must be a whole number, at least {least}",
+            "correct it, or leave it out for the default",
+        )
     return number
 
 
@@ -64,7 +67,10 @@ def checked_number(name: str, value: Any) -> float:
     """Return a number, 0 or above, perhaps infinity, as a float; otherwise raise ConfigError."""
     value = to_builtin(value)
     if not (is_finite_number(value) or value == math.inf) or value < 0:
-        raise ConfigError(f"{mention(name, value)} must be a number, 0 or above")
+        raise ConfigError(
+            f"{mention(name, value)} must be a number, 0 or above",
+            "correct it, or leave it out for the default",
+        )
     return float(value)
 
 

@@ -42,15 +42,15 @@ def compress_command(
         ),
     ],
     n_centers: Annotated[
-        int | None, typer.Option("--n-centers", metavar="N", help="Keep so many centers.")
+        int | None, typer.Option("--n-centers", metavar="N", help="Keep this number of centers.")
     ] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
             "--tolerance",
             metavar="X",
-            help="Keep the fewest centers with which the outputs differ by at most this share of "
-            "their spread.  [default: 0.05]",
+            help="Keep the fewest centers with which the outputs change by at most this fraction "
+            "of their standard deviation.  [default: 0.05]",
         ),
     ] = None,
     memory: MemoryOption = None,
@@ -60,9 +60,9 @@ def compress_command(
 ) -> None:
     """Write a model with fewer centers and nearly the same predictions.
 
-    INPUT is rows that the model was not trained on, at least twice as many as centers are kept;
-    their targets are not used. The table shows how the outputs differ with other numbers of
-    centers.
+    INPUT must contain rows that the model was not trained on, at least two for each center that is
+    kept; their targets are not used. The table shows how much the outputs change with other
+    numbers of centers.
     """
     options = parse_options(storage_option)
     refuse_among(inputs, out)

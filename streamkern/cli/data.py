@@ -66,16 +66,16 @@ FeaturesOption = Annotated[
     str | None,
     typer.Option(
         "--x",
-        help="Use these columns as features (a,b,c), or this array of rows; by default all columns "
-        "that are not targets. A number is a position where no column has that name.",
+        help="Use these columns as features (a,b,c), or this array of rows; by default all "
+        "columns that are not targets. A number means a position, counted from 0, unless a "
+        "column has this name.",
     ),
 ]
 TargetsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--y",
-        help="Predict this column, given by name or position, or the array or file of this name; "
-        "repeatable.",
+        help="Use this column (a name or a position), array or file as the target; repeatable.",
     ),
 ]
 WeightsOption = Annotated[
@@ -95,7 +95,10 @@ Dtype = Annotated[
 ]
 MemoryLimit = Annotated[str, typer.Option("--memory", help="Use at most this much memory.")]
 Compress = Annotated[
-    str, typer.Option(help="Compress chunks: with zstd, not at all, or where it pays (auto).")
+    str,
+    typer.Option(
+        help="Compress chunks: all (zstd), none, or only integers and sparse rows (auto)."
+    ),
 ]
 
 
@@ -133,7 +136,9 @@ def ingest_command(
     out: OutArgument,
     targets: Annotated[
         str,
-        typer.Option(help="Take targets as labels of classes or as values; auto looks at them."),
+        typer.Option(
+            help="Use targets as class labels or as values; auto decides from the targets."
+        ),
     ] = "auto",
     chunk_mb: ChunkMb = 8,
     compress: Compress = "auto",
@@ -173,9 +178,10 @@ def append_command(
     inputs: Inputs,
     storage_option: StorageOption = None,
 ) -> None:
-    """Add the rows of files to a finished store, which is the old one or the new one at any time.
+    """Add the rows of files to a finished store, in one step.
 
-    Columns are taken by the names that the store has. The rows are mixed among themselves.
+    Columns are matched by name. The new rows come after the old ones, in random order. After an
+    interruption the store has either all of the new rows or none of them.
     """
     options = parse_options(storage_option)
     path = local_path(store)
@@ -206,8 +212,8 @@ def _storage_options(out: str, texts: list[str] | None, pattern_option: str) -> 
     raise ConfigError(
         f"OUT {redact(out)} is a file",
         "give the path of a new store as the last word, and put a pattern after "
-        f"{pattern_option} in quotes, as in {pattern_option} 'part-*.npy', or the shell puts its "
-        "files here",
+        f"{pattern_option} in quotes, as in {pattern_option} 'part-*.npy', because the shell "
+        "otherwise replaces it by its files",
     )
 
 
@@ -307,7 +313,7 @@ def _augment_vocabulary(mention: Mention) -> str:
 def bench_read_command(
     store: Annotated[str, typer.Argument(metavar="STORE", help="Measure this store.")],
     seconds: Annotated[
-        float, typer.Option(help="Measure each row of the table for so long.")
+        float, typer.Option(help="Measure each row of the table for this many seconds.")
     ] = 3.0,
     x: XName = "X",
     y: YName = "y",
@@ -316,7 +322,7 @@ def bench_read_command(
 ) -> None:
     """Measure how fast a store can be read: raw reads, decoding, and batches.
 
-    On a local disk, what was read before comes from memory, where it fits.
+    On a local disk, chunks that were read before may come from the memory of the system.
     """
     options = options_for(parse_options(storage_option), store)
     with Line() as line:

@@ -25,7 +25,8 @@ def export_command(
         typer.Option(
             "--dtype",
             metavar="auto|float32|float64",
-            help="Compute, take and give these numbers; auto: those of the model.",
+            help="Use this dtype for inputs, computations and outputs; auto means the dtype of "
+            "the model.",
         ),
     ] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older file.")] = False,
@@ -33,8 +34,8 @@ def export_command(
 ) -> None:
     """Write a trained model to an ONNX file or a C file, for programs without streamkern.
 
-    It holds every step of a prediction: encoder, scaling, kernel, weights and probabilities.
-    The C file needs no library; its function computes the prediction for one row a call.
+    The file contains the whole model: encoder, scaling, kernel, weights, probabilities. The C file
+    needs no library; each call of its function predicts one row.
     """
     write = WRITERS[checked_ending(out, *WRITERS)]
     options = options_for(parse_options(storage_option), run_dir)

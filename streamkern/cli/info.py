@@ -48,7 +48,8 @@ def info_command(
     foreign: Foreign = False,
     as_json: AsJson = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="PNG", help="Draw the metric of a run into a new file.")
+        Path | None,
+        typer.Option(metavar="PNG", help="Draw the learned metric of a run to this new PNG file."),
     ] = None,
     importances: Importances = None,
     storage_option: StorageOption = None,

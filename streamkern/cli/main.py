@@ -57,7 +57,7 @@ COMMANDS = {  # in the order of `--help`, with the descriptions that it prints
     "augment": "Write augmented copies of the rows of stores to a new store.",
     "tune": "Find kernel, bandwidth and ridge by short trainings.",
     "plan": "Show the sizes, memory and expected time of a run.",
-    "train": "Train a model as a run file says, or resume its run.",
+    "train": "Train a model from a run file or options, or resume its run.",
     "evaluate": "Evaluate a trained model on stores or files.",
     "predict": "Write the predictions of a model for every row.",
     "compress": "Write a model with fewer centers and nearly the same predictions.",

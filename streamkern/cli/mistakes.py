@@ -63,7 +63,7 @@ def usage_text(error: Any, words: Sequence[str]) -> str:
         return _missing_value_text(message, words)
     if message.startswith("Invalid value for"):
         return _invalid_number_text(error, message, words)
-    unknown = re.match(r"No such command '(.*)'", message)
+    unknown = re.match(r"No such command '(.*?)'", message)
     if unknown:
         return _unknown_command_text(unknown[1], message, words)
     if hasattr(error, "option_name"):
@@ -101,8 +101,11 @@ def _unknown_command_text(name: str, message: str, words: Sequence[str]) -> str:
         command = next((f"{word} " for word in words if word in EXAMPLES), "")
         return f"No such command 'help'; did you mean streamkern {command}--help?"
     suggestion = _COMMAND_ALIASES.get(name.lower())
+    similar = re.search(r"Did you mean '(.*)'\?$", message)
+    if suggestion is None and similar:
+        suggestion = similar[1]
     if suggestion is None:
-        return f"{message.rstrip('.')}; streamkern --help lists the commands"
+        return f"No such command '{name}'; streamkern --help lists the commands"
     return f"No such command '{name}'; did you mean streamkern {suggestion}?"
 
 
@@ -169,7 +172,8 @@ def _missing_arguments_text(command: Any, context: Any, words: Sequence[str]) ->
     names = [str(param.metavar or param.name).strip("{}").upper() for param in required]
     missing = names[n_given:] or names[-1:]
     verb = "is" if len(missing) == 1 else "are"
-    return f"{' and '.join(missing)} {verb} missing; {_usage_text(command, context)}"
+    listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+    return f"{listed} {verb} missing; {_usage_text(command, context)}"
 
 
 def _usage_text(command: Any, context: Any) -> str:

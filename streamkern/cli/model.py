@@ -55,31 +55,32 @@ RowsX = Annotated[
 RowsY = Annotated[
     list[str] | None,
     typer.Option(
-        "--y", help="Take this column, array or file as targets; predict leaves it out. Repeatable."
+        "--y", help="Use this column, array or file as targets; predict ignores it. Repeatable."
     ),
 ]
 Normalised = Annotated[
     bool,
-    typer.Option("--normalised", help="Make intervals wider for rows that the model finds hard."),
+    typer.Option(
+        "--normalised", help="Make intervals wider where the errors of the model are larger."
+    ),
 ]
 Std = Annotated[
     bool,
     typer.Option(
-        "--std", help="Write standard deviations beside the values (needs solver.posterior)."
+        "--std",
+        help="Also write standard deviations of the values; the model needs solver.posterior.",
     ),
 ]
 ScoresOption = Annotated[
     bool,
-    typer.Option("--values", help="Write the scores of classes to a .npy file in place of labels."),
+    typer.Option("--values", help="Write the scores of all classes instead of labels (.npy only)."),
 ]
-Proba = Annotated[
-    bool, typer.Option("--proba", help="Write probabilities of classes in place of scores.")
-]
+Proba = Annotated[bool, typer.Option("--proba", help="Write the probabilities of all classes.")]
 Interval = Annotated[
     float | None,
     typer.Option(
         metavar="LEVEL",
-        help="Write the ends of intervals that hold this share of the targets, such as 0.9.",
+        help="Also write the ends of prediction intervals with this coverage, such as 0.9.",
     ),
 ]
 WithInput = Annotated[
@@ -150,7 +151,7 @@ def evaluate_command(
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Evaluate a trained model on stores, or on files as ingest takes them."""
+    """Evaluate a trained model on stores, or on files that ingest can read."""
     options = parse_options(storage_option)
     reading["drop_missing_targets"] = drop_missing_targets
     with rows_and_model(run_dir, inputs, device, options, reading, targets=True) as (source, model):
@@ -191,10 +192,10 @@ def predict_command(
     overwrite: OverwritePredictions = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Write the predictions of a model for every row of stores, or of files that ingest reads.
+    """Write the predictions of a model for every row of stores, or of files that ingest can read.
 
-    Columns of targets are not needed, and are left out by the names they had in training, or by
-    --y. After an interruption the same command goes on.
+    Columns of targets are not needed. They are ignored if they have the names of training, or if
+    --y names them. After an interruption, the same command continues.
     """
     options = parse_options(storage_option)
     refuse_among(inputs, out)

@@ -61,7 +61,8 @@ ImportOption = Annotated[
     typer.Option(
         "--import",
         metavar="MODULE",
-        help="Import this module first, such as that of your own kernel; repeatable.",
+        help="Import this module first, for example the module that defines your kernel; "
+        "repeatable.",
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")]
@@ -73,7 +74,7 @@ Format = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="Read files in this format, such as csv, whatever they are called.",
+        help="Read files in this format, such as csv, and ignore the endings of their names.",
     ),
 ]
 NamesOption = Annotated[
@@ -86,7 +87,7 @@ Header = Annotated[
     bool | None,
     typer.Option(
         "--header/--no-header",
-        help="Say that a CSV begins with a line of names, or that it does not.",
+        help="Read the first line of a CSV as names of columns, or as a row.",
     ),
 ]
 Delimiter = Annotated[
@@ -100,7 +101,7 @@ Delimiter = Annotated[
 Decimal = Annotated[
     str | None,
     typer.Option(
-        "--decimal", metavar=".|,", help="Read this character of a CSV as the decimal point."
+        "--decimal", metavar=".|,", help="Read numbers of a CSV with this decimal separator."
     ),
 ]
 Encoding = Annotated[
@@ -111,7 +112,7 @@ Encoding = Annotated[
 ]
 SkipLines = Annotated[
     int | None,
-    typer.Option("--skip-lines", metavar="N", help="Skip so many lines at the top of a CSV."),
+    typer.Option("--skip-lines", metavar="N", help="Skip this many lines at the top of a CSV."),
 ]
 Thousands = Annotated[
     str | None,
@@ -197,7 +198,7 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
         key = key.strip()
         if not equals or not key:
             raise ConfigError(
-                f"--storage-option number {number} must be KEY=VALUE, such as anon=true"
+                f"--storage-option number {number} must be KEY=VALUE; write for example anon=true"
             )
         options[key] = value if key in _TEXT_OPTIONS else _option_value(number, value)
     return options
@@ -229,8 +230,8 @@ def parse_transform(text: str) -> dict[str, Any]:
     table = toml_or_text(text)
     if not isinstance(table, dict):
         raise ConfigError(
-            f"--transform {text!r} must be a table as in a run file, such as "
-            "'{kind = \"noise\", sigma = 0.5}'"
+            f"--transform {text!r} must be a table as in a run file; write it in single quotes, "
+            "such as '{kind = \"noise\", sigma = 0.5}'"
         )
     return table
 
@@ -240,7 +241,9 @@ def parse_numbers(text: str, option: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{option} {text!r} must be numbers with commas, such as 3,1") from None
+        raise ConfigError(
+            f"{option} {text!r} must be numbers with commas between them; write for example 3,1"
+        ) from None
 
 
 def name_list(text: str | None, option: str) -> list[str] | None:
@@ -251,7 +254,7 @@ def name_list(text: str | None, option: str) -> list[str] | None:
         names = next(csv.reader([text]), [])
     except csv.Error:  # a line break
         raise ConfigError(
-            f"{option} {text!r} must be the names of columns in one line, such as a,b,c"
+            f"{option} {text!r} must be the names of columns in one line; write for example a,b,c"
         ) from None
     if not names:
         raise ConfigError(f"{option} is empty", "name columns, such as a,b,c, or leave it out")

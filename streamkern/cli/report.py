@@ -44,7 +44,7 @@ def report_command(
 ) -> None:
     """Write an HTML page about runs: curves, planned and measured figures, settings, time line.
 
-    Runs that are under way are shown as well. The page is one file and needs no network.
+    The runs may still be training. The page is a single file and needs no network.
     """
     write_report(
         locations, out, importances=importances, storage_options=parse_options(storage_option)

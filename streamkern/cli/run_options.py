@@ -24,7 +24,7 @@ Train = Annotated[str | None, typer.Option("--train", help="Train on this store.
 TestOption = Annotated[str | None, typer.Option("--test", help="Evaluate the model on this store.")]
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="Save the run in this folder.")]
 SolverOption = Annotated[
-    str | None, typer.Option("--solver", help=f"Solve by one of {', '.join(SOLVERS)}.")
+    str | None, typer.Option("--solver", help=f"Train with this solver: {', '.join(SOLVERS)}.")
 ]
 MemoryOption = Annotated[
     str | None, typer.Option("--memory", help='Use at most this much memory, such as "8 GiB".')
@@ -32,15 +32,15 @@ MemoryOption = Annotated[
 EpochsOption = Annotated[
     str | None,
     typer.Option(
-        "--epochs", metavar="N", help="Pass over the data so many times.  [default: auto]"
+        "--epochs", metavar="N", help="Pass over the data this many times.  [default: auto]"
     ),
 ]
 Scaling = Annotated[
     str | None,
     typer.Option(
         "--scale",
-        help="Scale features one by one (feature), with quantile scores beside them (quantiles), "
-        "all alike (global), or not at all (none).",
+        help="Standardise each feature (feature), also add quantile scores (quantiles), "
+        "standardise all features together (global), or change nothing (none).",
     ),
 ]
 PatchOption = Annotated[
@@ -48,7 +48,7 @@ PatchOption = Annotated[
     typer.Option(
         "--patch-features",
         metavar="N",
-        help="Describe images by so many patches of training images, such as 512.",
+        help="Replace the pixels of images by features of this many patches, such as 512.",
     ),
 ]
 SchedulerOption = Annotated[
@@ -60,24 +60,28 @@ RanksOption = Annotated[
     typer.Option(
         "--ranks",
         metavar="N",
-        help='Train in so many processes, or "gpus": one for each GPU.  [default: 1]',
+        help='Train in this many processes; "gpus" means one process for each GPU.  [default: 1]',
     ),
 ]
 MinRanks = Annotated[
     int | None,
     typer.Option(
-        "--min-ranks", help="Start with any number of processes from this one up to --ranks."
+        "--min-ranks",
+        help="Also run with fewer processes than --ranks, but with at least this many.",
     ),
 ]
 CenterRanks = Annotated[
     int | None,
     typer.Option(
-        "--center-ranks", help="Split the centers over so many of the processes.  [default: 1]"
+        "--center-ranks",
+        help="Partition the centers over this many of the processes.  [default: 1]",
     ),
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="tcp://HOST:PORT", help="Run the processes on this cluster."),
+    typer.Option(
+        "--cluster", metavar="tcp://HOST:PORT", help="Run the processes on this Dask cluster."
+    ),
 ]
 CacheFolder = Annotated[
     str | None,
@@ -85,7 +89,9 @@ CacheFolder = Annotated[
 ]
 CacheSize = Annotated[
     str | None,
-    typer.Option("--cache-size", help="Cache at most this much.  [default: half of the free disk]"),
+    typer.Option(
+        "--cache-size", help="Limit the cache to this size.  [default: half of the free disk]"
+    ),
 ]
 Set = Annotated[
     list[str] | None,

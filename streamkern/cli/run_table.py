@@ -26,7 +26,7 @@ def runs_command(
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """List the runs in a folder: their state, how far they are, and how good."""
+    """List the runs in a folder: their state, progress and figures."""
     options = options_for(parse_options(storage_option), folder)
     runs, problems = [], []
     for location in [folder, *_entries_of(folder, options)]:

@@ -89,7 +89,7 @@ def _expected(run: ResolvedRun, test: BaseSource | None) -> Times | None:
 def train_command(
     config: RunConfig, context: typer.Context, continues: Continues = None, as_json: AsJson = False
 ) -> None:
-    """Train a model as a run file says, or resume its run."""
+    """Train a model from a run file or options, or resume its run."""
     config = _with_run_dir(config, continues)
     start_s, start_time = time.perf_counter(), utc_now()
     with _cluster(config) as client:

@@ -29,7 +29,7 @@ DateOption = Annotated[
     typer.Option(
         "--date",
         metavar="COLUMN",
-        help="Read this column as dates; COLUMN=%d/%m/%Y says how they are written. Repeatable.",
+        help="Read this column as dates; COLUMN=%d/%m/%Y gives their format. Repeatable.",
     ),
 ]
 NaValue = Annotated[
@@ -37,8 +37,8 @@ NaValue = Annotated[
     typer.Option(
         "--na-value",
         metavar="TEXT",
-        help="Take cells with this text as missing, besides empty ones, NA and the like; "
-        "repeatable.",
+        help="Treat cells with this text as missing, in addition to empty cells, NA and similar "
+        "markers; repeatable.",
     ),
 ]
 LikeOption = Annotated[

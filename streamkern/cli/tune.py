@@ -38,8 +38,8 @@ Bandwidths = Annotated[
     typer.Option(
         metavar="auto|B,B,...",
         help="Try these bandwidths. auto tries 1/4, 1/2, 1, 2 and 4 times the median distance "
-        "between centers, or the bandwidth of the kernel where it has one. For a sum or product it "
-        "is the bandwidth of the widest part.",
+        "between centers, or only the bandwidth of the kernel if it has one. For a sum or "
+        "product it is the bandwidth of the widest part.",
     ),
 ]
 Ridges = Annotated[
@@ -52,7 +52,7 @@ Ridges = Annotated[
 Kernels = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME,NAME,...", help="Try these kernels.  [default: that of the run file]"
+        metavar="NAME,NAME,...", help="Try these kernels.  [default: the kernel of the run file]"
     ),
 ]
 MetricName = Annotated[
@@ -61,57 +61,59 @@ MetricName = Annotated[
         "--metric",
         metavar="NAME",
         help="Choose by this metric: accuracy, balanced_accuracy, log_loss or mse for classes; "
-        "mse, mae or r2 for values; or the figure of the loss, such as pinball_loss. auto is that "
-        "figure, for squares accuracy for classes and mse for values.",
+        "mse, mae or r2 for values; or the figure of the loss, such as pinball_loss. auto "
+        "means this figure, and for the squared error accuracy (classes) or mse (values).",
     ),
 ]
 RowsOption = Annotated[
-    int | None, typer.Option(help="Train on at most so many rows.  [default: 20000]")
+    int | None, typer.Option(help="Train on at most this many rows.  [default: 20000]")
 ]
 CentersOption = Annotated[
     int | None,
     typer.Option(
-        help="Use so many centers, or Fourier features.  [default: a fifth of the rows, at most "
-        "2000]"
+        help="Use this many centers, or Fourier features.  [default: a fifth of the rows, at "
+        "most 2000]"
     ),
 ]
 TuneEpochsOption = Annotated[
     int | None,
     typer.Option(
-        help="Pass over the sample so many times.  [default: enough for 100000 rows, at most 20]"
+        help="Pass over the sample this many times.  [default: enough for 100000 rows, at most 20]"
     ),
 ]
 Folds = Annotated[
-    int, typer.Option(help="Average over so many splits, each of which holds out other rows.")
+    int, typer.Option(help="Average over this many splits, each with other held-out rows.")
 ]
 Refine = Annotated[
     int | None,
     typer.Option(
-        help="Refine so many times: try two more bandwidths around the best one, and one more "
-        "ridge if the best is the last.  [default: 2]"
+        help="Refine this many times: try two more bandwidths around the best one, and one more "
+        "ridge if the best ridge is the last one.  [default: 2]"
     ),
 ]
 Sampler = Annotated[
     str,
     typer.Option(
-        metavar="grid|optuna", help="Try all combinations (grid), or those that Optuna proposes."
+        metavar="grid|optuna",
+        help="Try all combinations (grid), or combinations that Optuna proposes (optuna).",
     ),
 ]
 NTrials = Annotated[
-    int | None, typer.Option(help="Try so many combinations of Optuna.  [default: 40]")
+    int | None, typer.Option(help="Try this many combinations that Optuna proposes.  [default: 40]")
 ]
 TuneOutOption = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Write results, table and plot to this folder or URL.  [default: RUN-tune beside "
+        help="Write results, table and plot to this folder or URL.  [default: RUN-tune next to "
         "RUN.toml]",
     ),
 ]
 Write = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE", help="Write the best settings to this run file, unless it was edited."
+        metavar="FILE",
+        help="Write the best settings to this run file; a file that you edited is kept.",
     ),
 ]
 
@@ -141,11 +143,11 @@ def tune_command(
 ) -> None:
     """Find kernel, bandwidth and ridge by short trainings on a sample of the data.
 
-    A part of the sample is held out; the test store is not touched. The settings of the run file
-    are tried as well, and kept unless others are better by more than two standard errors. Every
-    training is recorded when it is done: after an interruption the same command goes on, and with
-    another metric nothing is trained twice. The bandwidth found is meant for the run on all of the
-    data; the ridge is an upper bound there.
+    A part of the sample is held out to compare the settings; the test store is not used. The
+    settings of the run file are tried as well, and kept unless others are better by more than two
+    standard errors. Each training is recorded when it ends: after an interruption the same command
+    continues, and a call with another metric trains nothing again. Use the bandwidth for the run on
+    all of the data; the best ridge for all of the data is at most the one that is found.
     """
     config = run_config(
         run_file, train, solver=solver, memory=memory, settings=settings,

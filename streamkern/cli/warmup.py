@@ -15,18 +15,18 @@ _COMPILE_MODULE = "streamkern.estimator.compile_kernels"  # imports scikit-learn
 
 def warmup_command(
     device: Annotated[
-        str, typer.Option("--device", help="Compile for this GPU, gpu or gpu:N.")
+        str, typer.Option("--device", help="Compile for this GPU: gpu or gpu:N.")
     ] = "gpu",
     jobs: Annotated[
-        int, typer.Option("--jobs", metavar="N", help="Compile in so many processes at once.")
+        int, typer.Option("--jobs", metavar="N", help="Compile in this many processes at once.")
     ] = 4,
     as_json: AsJson = False,
 ) -> None:
     """Compile the kernels of a GPU, so that the first run does not wait for them.
 
-    Small models of made data are trained by several solvers and losses. CuPy caches the kernels
-    that it compiles in ~/.cupy/kernel_cache, or in the folder CUPY_CACHE_DIR. Machines with the
-    same kind of GPU and the same versions of CuPy and CUDA can share this folder.
+    The command trains small models of synthetic data with several solvers and losses. CuPy caches
+    the kernels that it compiles in ~/.cupy/kernel_cache, or in the folder CUPY_CACHE_DIR. Machines
+    with the same kind of GPU and the same versions of CuPy and CUDA can share this folder.
     """
     result = on_demand(_COMPILE_MODULE).compile_kernels(device, jobs)
     if as_json:

@@ -198,7 +198,7 @@ class ModelConfig(Table):
         if self.bandwidth != "auto" and not users:
             value = "median" if self.bandwidth == "median" else f"{self.bandwidth:g}"
             raise ConfigError(
-                f"{mention(f'model.bandwidth={value}')} is used by no part of "
+                f"{mention(f'model.bandwidth={value}')} is not used by any part of "
                 f"{mention('model.kernel', self.kernel)}",
                 "leave it out",
             )
@@ -255,7 +255,8 @@ class ModelConfig(Table):
             if (value := getattr(self, name)) != default:
                 patch_features = mention("model.patch_features")
                 raise ConfigError(
-                    f"{mention(f'model.{name}', value)} has no effect while {patch_features} is 0",
+                    f"{mention(f'model.{name}', value)} has no effect, because {patch_features} "
+                    "is 0",
                     f"set {patch_features}, or leave {mention(f'model.{name}')} out",
                 )
         return self
@@ -277,7 +278,7 @@ class ModelConfig(Table):
             )
         if isinstance(self.kernel, Kernel) and self.kernel.metric is not None:
             raise ConfigError(
-                f"{mention('model.metric')} would replace the metric of "
+                f"{mention('model.metric')} cannot be combined with the metric of "
                 f"{mention('model.kernel', self.kernel)}",
                 "leave one of them out",
             )
@@ -304,8 +305,8 @@ class ModelConfig(Table):
             )
         if self.n_features != "auto" and self.n_features % 2:
             raise ConfigError(
-                f"{mention('model.n_features', self.n_features)} must be even: a cosine and a sine "
-                "of each frequency"
+                f"{mention('model.n_features', self.n_features)} must be even, for a cosine and "
+                "a sine of each frequency; add or subtract 1"
             )
         if self.centers != "random" or self.n_centers != "auto":
             self.check_takes_centers()

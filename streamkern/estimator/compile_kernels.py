@@ -54,7 +54,10 @@ def compile_kernels(device: str = "gpu", jobs: int = 1) -> Compiled:
         The GPU cannot be used, or a process was killed.
     """
     if type(jobs) is not int or jobs < 1:
-        raise ConfigError(f"{mention('jobs', jobs)} must be a whole number, at least 1")
+        raise ConfigError(
+            f"{mention('jobs', jobs)} must be a whole number, at least 1",
+            "set it to the number of processes to start",
+        )
     if device.partition(":")[0] != "gpu":
         raise ConfigError(
             f"{mention('device', device)} is not a GPU, and only kernels of GPUs are compiled",

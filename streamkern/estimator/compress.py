@@ -193,8 +193,9 @@ def _requested_max(p: int, n_centers: int | None, tolerance: object) -> int:
         isinstance(tolerance, int | float | np.floating) and 0 < tolerance < 1
     ):
         raise ConfigError(
-            f"{mention('tolerance', tolerance)} must lie between 0 and 1: it is a fraction of "
-            "the standard deviation of the outputs"
+            f"{mention('tolerance', tolerance)} must lie between 0 and 1, because it is a "
+            "fraction of the standard deviation of the outputs; set for example "
+            f"{mention('tolerance', 0.05)}"
         )
     return max(1, min(p - 1, MAX_KEPT_CENTERS))
 
@@ -255,8 +256,8 @@ def _select_size(
     largest = min(len(equations.fit.A), equations.fit.n)
     if n_centers is not None and largest < n_centers:
         raise DataError(
-            f"X has {equations.fit.n} rows that are not held out, which are too few for "
-            f"{n_centers} centers",
+            f"X has {equations.fit.n} rows that are not held out, but {n_centers} centers need "
+            "more",
             "give at least twice as many rows as centers",
         )
     best_fits: dict[int, tuple[Floats | None, float]] = {}  # size -> weights, difference

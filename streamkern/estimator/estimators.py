@@ -344,12 +344,12 @@ True
         for name in ("class_weight", "class_sampling"):
             if getattr(self, name) is not None:
                 raise ConfigError(
-                    f"{name} is for rows of one class each, but y has a column for each label",
+                    f"{name} needs rows of one class each, but y has a column for each label",
                     "leave it out, or give sample_weight",
                 )
         if self.calibrate is True:
             raise ConfigError(
-                "calibrate=True is for rows of one class each, but y has a column for each label",
+                "calibrate=True needs rows of one class each, but y has a column for each label",
                 "leave it out",
             )
 

@@ -360,7 +360,8 @@ def no_targets(name: str, like: Schema | None) -> DataError:
     """
     if like is not None:
         return DataError(
-            "rows to continue training, to test or to score with have no targets y",
+            "rows for further training, for testing and for scoring need targets y, but these "
+            "have none",
             f"give targets as in partial_fit(X, y), fit(..., {mention('test=')}(X, y)), "
             "score(X, y) or evaluate(model, X, y)",
         )

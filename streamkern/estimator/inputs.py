@@ -123,7 +123,7 @@ def columns_in_order(
         has = [f"has {some(extra)} besides"] if extra else []
         raise DataError(
             f"X {' and '.join(lacks + has)}",
-            f"give the columns trained on, in any order: {some(expected)}",
+            f"give the columns of the training data, in any order: {some(expected)}",
         )
     return list(expected)
 

@@ -119,8 +119,8 @@ class Labels:
     def _unseen(self, y: npt.NDArray[Any], row: int) -> DataError:
         """Return the error for a label that is not among the classes."""
         return DataError(
-            f"label {np.asarray(y[row]).item()!r} of row {row} is none of the {len(self.classes)} "
-            f"classes trained on, {some(self.names or ())}",
+            f"label {np.asarray(y[row]).item()!r} of row {row} is none of the "
+            f"{len(self.classes)} classes of the training data, {some(self.names or ())}",
             "leave such rows out, or train a new model on all labels: fit without warm_start, or "
             "partial_fit with classes= in the first call",
         )

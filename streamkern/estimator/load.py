@@ -62,7 +62,10 @@ def load(
     >>> streamkern.load("runs/first").predict(X)  # doctest: +SKIP
     """
     if not isinstance(place, str | os.PathLike):
-        raise ConfigError(f"{mention('place', place)} must be the path or URL of a run directory")
+        raise ConfigError(
+            f"{mention('place', place)} must be the path or URL of a run directory",
+            "give the path or URL of a run directory, or of a model saved with save",
+        )
     run, result = load_result(place, storage_options)
     with contextlib.closing(result.model.backend), checkpoint_errors(run.location):
         return _fitted(run, result, storage_options)
@@ -165,6 +168,7 @@ def evaluate(
     if not isinstance(model, KernelEstimator):
         raise ConfigError(
             f"model={model!r} must be a fitted KernelRegressor or KernelClassifier, or a run "
-            "directory"
+            "directory",
+            "give the result of fit or of streamkern.load, or the path of a run directory",
         )
     return model._evaluated(X, y, sample_weight)

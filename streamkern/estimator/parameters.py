@@ -118,7 +118,7 @@ class Parameters:
                     new_text = f"another {new_text}"
                 raise ConfigError(
                     f"{mention(f'{name}={new_text}')} is set, but the model that partial_fit "
-                    f"continues was begun with {mention(f'{name}={first_text}')}",
+                    f"continues was trained with {mention(f'{name}={first_text}')}",
                     "set it back, or start a new model with fit, or with partial_fit of a clone "
                     "(sklearn.base.clone)",
                 )
@@ -127,7 +127,10 @@ class Parameters:
         """Return `verbose` as the argument `progress` of `train`: True, False or "auto"."""
         verbose = self.verbose
         if verbose != "auto" and (isinstance(verbose, str) or verbose not in (0, 1)):
-            raise ConfigError(f'verbose={verbose!r} must be 0, 1 or "auto"')
+            raise ConfigError(
+                f'verbose={verbose!r} must be 0, 1 or "auto"',
+                'correct it, or leave it out for "auto"',
+            )
         return verbose if isinstance(verbose, str) else bool(verbose)
 
     def _array_of_centers(self) -> npt.NDArray[Any] | None:
@@ -163,13 +166,13 @@ class Parameters:
             owner, _, inner = name.partition("__")
             if owner == "kernel" and inner:
                 raise ConfigError(
-                    f"{name} is not a parameter: parameters of a kernel cannot be set by name",
+                    f"{name} cannot be set by name, because it is a parameter of a kernel",
                     "search over bandwidth, with the kernel by its name, or over kernel with a "
                     "list of kernels",
                 )
             if owner == "loss" and inner:
                 raise ConfigError(
-                    f"{name} is not a parameter: parameters of a loss cannot be set by name",
+                    f"{name} cannot be set by name, because it is a parameter of a loss",
                     "search over loss with a list of losses",
                 )
             if name in FOREIGN_PARAMETERS:
@@ -201,13 +204,15 @@ class Parameters:
         values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
         if values["warm_start"] is None and not isinstance(start, bool | np.bool_):
             raise ConfigError(
-                f"{mention('warm_start', start)} must be True, False or a run directory"
+                f"{mention('warm_start', start)} must be True, False or a run directory",
+                "set True to start from the last fit, or the run_dir of the fit to start from",
             )
         if not isinstance(self.random_state, int | np.integer):
             if self.run_dir is not None:
                 raise ConfigError(
                     f"{mention('random_state', self.random_state)} must be a whole number with "
-                    "run_dir, so that the run can be resumed"
+                    "run_dir, so that the run can be resumed",
+                    f"set for example {mention('random_state', 0)}",
                 )
             values["random_state"] = int(check_random_state(self.random_state).randint(2**31 - 1))
         class_tables = {

@@ -254,8 +254,8 @@ def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tupl
     rows = np.flatnonzero(counted)
     if len(rows) < fewest:
         raise DataError(
-            f"sample_weight of row {rows[0]} is {largest:g}, beside which all other weights are "
-            f"negligible; at least {fewest} rows must count",
+            f"sample_weight of row {rows[0]} is {largest:g}, compared with which all other "
+            f"weights are negligible; at least {fewest} rows must count",
             "give more rows a weight of this size",
         )
     X = X.tocsr() if is_sparse(X) else X  # rows of other sparse formats cannot be selected

@@ -184,7 +184,8 @@ def _checked(estimator: Any) -> KernelRegressor | KernelClassifier:
     if isinstance(estimator, KernelRegressor | KernelClassifier):
         return estimator
     raise ConfigError(
-        f"estimator={estimator!r} must be a KernelClassifier or a KernelRegressor, or None"
+        f"estimator={estimator!r} is no estimator of streamkern; give a KernelClassifier or a "
+        "KernelRegressor, or leave it out"
     )
 
 

@@ -123,7 +123,8 @@ class Cache:
         size = to_builtin(size)
         if size != "auto" and (not is_whole_number(size) or size < 1):
             raise ConfigError(
-                f'{mention("cache_size", size)} must be "auto" or a number of bytes, 1 or more'
+                f'{mention("cache_size", size)} must be "auto" or a number of bytes, 1 or more',
+                'write for example "10 GB"',
             )
         self.folder, self.size, self.idle_s = (
             path.absolute(),

@@ -222,7 +222,7 @@ def disk_full_hint(location: str) -> Iterator[None]:
         problem, remedy = _FULL_DISK_ERRORS[error.errno]
         raise OSError(
             error.errno,
-            f"{problem} while writing {redact(location)}; {remedy} and run the same command "
-            "again, it goes on where it stopped",
+            f"{problem} while writing {redact(location)}; {remedy} and run the same command again, "
+            "which continues location it stopped",
             error.filename,
         ) from error

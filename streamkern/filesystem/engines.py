@@ -34,9 +34,9 @@ NO_CREDENTIALS = (
 )
 _NO_TOKEN_TEXT = "Error performing token request"
 NO_CLOUD_CREDENTIALS = (
-    "no credentials were found; set those of the environment (GOOGLE_APPLICATION_CREDENTIALS, or "
-    "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY), or storage_options anon = true for "
-    "a public bucket"
+    "no credentials were found; set them in the environment (GOOGLE_APPLICATION_CREDENTIALS, or "
+    "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY), or storage_options anon = true "
+    "for a public bucket"
 )
 # Options that s3fs passes on, to fsspec and to botocore's session; and those removed before s3fs.
 _FSSPEC_OPTIONS = ("use_listings_cache", "listings_expiry_time", "max_paths", "profile")

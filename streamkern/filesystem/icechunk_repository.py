@@ -118,7 +118,7 @@ def unwrap_icechunk_store(source: Any) -> Store:
     session = getattr(store, "session", None)
     if session is None:
         raise ConfigError(
-            f"a {type(source).__name__} is not data",
+            f"a {type(source).__name__} is not supported as data",
             "give the path or URL of a store, a zarr group, an icechunk repository, or a session "
             "of repository.readonly_session",
         )
@@ -157,7 +157,7 @@ def _storage(icechunk: Any, repository_url: str, options: Mapping[str, Any]) -> 
         if not os.path.isdir(path):  # icechunk would create it
             raise StoreNotFoundError(
                 f"there is no icechunk repository at {path}",
-                "correct the path, or make one there with icechunk",
+                "correct the path, or create the repository with icechunk",
             )
         icechunk.set_logs_filter("error")  # hide a warning that concerns commits only
         try:
@@ -173,7 +173,7 @@ def _storage(icechunk: Any, repository_url: str, options: Mapping[str, Any]) -> 
     if unknown:
         raise ConfigError(
             f"storage option {unknown[0]!r} is not known for icechunk",
-            f"use some of {', '.join(_S3_OPTIONS)}",
+            f"the options are {', '.join(_S3_OPTIONS)}",
         )
     settings = {_S3_OPTIONS[name]: value for name, value in options.items() if name in _S3_OPTIONS}
     endpoint = settings.setdefault("endpoint_url", os.environ.get("AWS_ENDPOINT_URL"))

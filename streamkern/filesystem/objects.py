@@ -286,8 +286,8 @@ class Objects:
     def _wait(self, request: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         if os.getpid() != self._pid:
             raise StorageAccessError(
-                f"{redact(self.url)} was opened before this process was forked, which its "
-                "connections do not survive",
+                f"{redact(self.url)} was opened before this process was forked, but its "
+                "connections do not survive a fork",
                 "start processes with the method 'spawn'",
             )
         return run_request(request(), self._stopped)

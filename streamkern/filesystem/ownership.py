@@ -62,7 +62,7 @@ def mark_at(store: Any, url: str) -> dict[str, Any] | None:
         The place holds something else; it is never deleted, not even with overwrite=True.
     """
     refusal = DataError(
-        f"{redact(url)} holds something streamkern did not write", "choose another place"
+        f"{redact(url)} holds files that streamkern did not write", "choose another place"
     )
     try:
         group = zarr.open_group(store, mode="r", use_consolidated=False)
@@ -182,7 +182,7 @@ def file_lock(path: Path) -> filelock.BaseFileLock:
     """Return a lock that is acquired at once or not at all; RunError if the file is not ours."""
     # Our lock files stay empty, and some versions of filelock empty the file that they lock.
     if path.is_file() and path.stat().st_size:
-        raise RunError(f"{path} is not empty, so streamkern did not make it", "give another folder")
+        raise RunError(f"{path} is not empty and was not made by streamkern", "give another folder")
     return filelock.FileLock(path, timeout=0, thread_local=False)
 
 

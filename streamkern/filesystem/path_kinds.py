@@ -20,10 +20,10 @@ _STORE_FILES: Final = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 _NOT_STORES: Final[Mapping[Kind, tuple[str, str]]] = {
     "archive": (
         "an archive",
-        "unpack it, and give the store in it, or make a store of the files in it with streamkern "
+        "unpack it, and give the store in it, or make a store from its files with streamkern "
         "ingest",
     ),
-    "file": ("a file", "make one of it with streamkern ingest"),
+    "file": ("a file", "make a store from it with streamkern ingest"),
     "run": ("a run directory", "give the path of a store"),
     "runs": ("a folder of runs", "give the path of a store"),
 }
@@ -75,7 +75,7 @@ def no_store(url: str | os.PathLike[str]) -> str:
     if kind == "folder":
         return (
             f"there is no zarr store at {location}, which is a folder of other files; make a store "
-            "of files with streamkern ingest"
+            "from these files with streamkern ingest"
         )
     return (
         f"there is no zarr store at {location}; make one with streamkern ingest, or correct the "
@@ -109,15 +109,15 @@ def check_output(url: str | os.PathLike[str], noun: str) -> None:
     """
     if path_text(url) == "-":
         raise ConfigError(
-            f"{noun} do not go to the standard output (-)", "give the path of a place"
+            f"{noun} cannot be written to the standard output (-)", "give the path of a place"
         )
     outer = enclosing(url)
     if outer is not None:
         parent, kind = outer
         container = "store" if kind == "store" else "run directory"
         raise ConfigError(
-            f"{redact(url)} lies within the {container} {parent}, where {noun} do not belong",
-            "give a place outside of it",
+            f"{redact(url)} lies within the {container} {parent}, where {noun} must not be written",
+            "give a path outside of it",
         )
     path = local_path(url)
     if path is not None:

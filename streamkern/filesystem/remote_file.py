@@ -101,8 +101,8 @@ class _ObjectFile(io.RawIOBase):
                     self.check_version()
                 return n_bytes
         raise StorageError(
-            f"{self._location} is shorter than when it was opened",
-            "run the same command again once it stays as it is",
+            f"{self._location} became shorter while it was read",
+            "run the same command again when no program writes to the file",
         )
 
     def check_version(self) -> None:
@@ -114,5 +114,5 @@ class _ObjectFile(io.RawIOBase):
         if current != (self._size, self._version):
             raise DataError(
                 f"{self._location} was replaced while it was read",
-                "run the same command again once it stays as it is",
+                "run the same command again when no program writes to the file",
             )

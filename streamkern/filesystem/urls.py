@@ -80,7 +80,7 @@ def zarr_store(
     if storage_options:
         raise ConfigError(
             f"storage_options were given for the local path {path}",
-            "leave them out, as they are for remote URLs only",
+            "leave them out: only remote URLs have storage options",
         )
     if path.suffix == ".zip" and path.is_file() and _holds_zarr(path):
         if not read_only:
@@ -144,7 +144,10 @@ def _open_objects(url: str, options: dict[str, Any]) -> Objects:
     """Return the objects below a remote URL; errors of libraries are raised unchanged."""
     deadline = options.pop("deadline_s", DEADLINE_S)
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline < 0:
-        raise ConfigError(f"storage option deadline_s={deadline!r} must be seconds, 0 or more")
+        raise ConfigError(
+            f"storage option deadline_s={deadline!r} must be seconds, 0 or more",
+            "give a number, such as 300",
+        )
     return Objects(url, _engine(url, options), deadline_s=float(deadline))
 
 
@@ -195,7 +198,8 @@ def _is_for_obstore(scheme: str, engine: str | None, options: Mapping[str, Any])
             )
         if unsupported:
             raise ConfigError(
-                f"storage option engine='obstore' does not take {unsupported[0]!r} beside it",
+                "storage option engine='obstore' cannot be combined with the option "
+                f"{unsupported[0]!r}",
                 "leave that option out, or use engine='s3fs'",
             )
         return True
@@ -224,7 +228,7 @@ def local_path(url: str | os.PathLike[str]) -> Path | None:
     _check_hosts(url)
     if _SINGLE_SLASH_URL.match(url):
         raise ConfigError(
-            f"{redact(url)!r} has one slash behind its scheme", "write two, as in s3://bucket"
+            f"{redact(url)!r} has one slash after its scheme", "write two, as in s3://bucket"
         )
     if url.startswith(("file:", "local:")):
         return Path(unquote(urlsplit(url).path))
@@ -255,8 +259,7 @@ def check_open(url: str) -> None:
     if any(_holds_credentials(part) for part in url.split("::")):  # simplecache::s3://bucket
         raise ConfigError(
             f"{redact(url)} holds credentials or a query",
-            "put them into the environment or storage_options (an @ in a name behind a port is "
-            "written %40)",
+            "put them into the environment or storage_options (write an @ after a port as %40)",
         )
 
 

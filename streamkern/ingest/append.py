@@ -157,8 +157,8 @@ def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
         return
     if form.format == "svmlight" or "svmlight" in map(kind_by_ending, input_paths(inputs)):
         raise DataError(
-            "svmlight files do not say whether their features count from 0 or 1, and the store, "
-            "which was not made of such files, does not either",
+            "svmlight files do not record whether feature numbers begin at 0 or 1, and this "
+            "store was not made from such files",
             "ingest all files together, to a new store, or append the arrays that "
             "sklearn.datasets.load_svmlight_file reads with zero_based=",
         )
@@ -177,15 +177,14 @@ def _checked_store_path(store: str | os.PathLike[str]) -> os.PathLike[str]:
     """Return the absolute path of the store; raise ConfigError unless it is on a local disk."""
     if not isinstance(store, str | os.PathLike):
         raise ConfigError(
-            f"store is a {type(store).__name__}, and must be the path of one store",
-            "give it behind the rows: append_store(inputs, store)",
+            f"store is a {type(store).__name__}, but must be the path of one store",
+            "give it after the rows: append_store(inputs, store)",
         )
     path = local_path(store)
     if path is None:
         raise ConfigError(
-            f"{redact(store)} is not on a disk, where alone one writer can replace a store in one "
-            "step",
-            f"ingest the rows to a store of their own, and give {mention('data.train')} both",
+            f"{redact(store)} is not on a local disk, but rows can be appended only there",
+            f"ingest the rows to a second store, and list both stores in {mention('data.train')}",
         )
     open_store(path)  # fails before a folder for scratch files is made beside the store
     return path.absolute()
@@ -195,17 +194,21 @@ def _check_store(store: Store, dtype: Any) -> None:
     """Raise for a store that nothing can be appended to."""
     spec = store.spec
     if spec.foreign:
-        raise DataError(f"{store!r} was not written by streamkern", "ingest it, and append to that")
+        raise DataError(
+            f"{store!r} was not written by streamkern",
+            "ingest it, and append to the store that this makes",
+        )
     if spec.n_origins or spec.hides_copies:
         raise DataError(
             f"{store!r} holds augmented copies, which could not be distinguished from new rows",
-            "append to the store that they were made from, and augment that again",
+            "append to the store that the copies were made from, and augment that store again",
         )
     if spec.mean is None or spec.scale is None:
         raise DataError(f"{store!r} has no statistics to update", "ingest the data again")
     if dtype is not None and layout.wanted_dtype(dtype) != spec.x_dtype:
         raise ConfigError(
-            f"{mention(f'dtype={layout.wanted_dtype(dtype).name}')} is not that of {store!r}",
+            f"{mention(f'dtype={layout.wanted_dtype(dtype).name}')} differs from the dtype of "
+            f"{store!r}",
             "leave it out, or ingest all rows to a new store",
         )
 
@@ -216,7 +219,7 @@ def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
     expected, names = spec.target_columns, reader.target_columns
     if expected is not None and names is not None and len(expected) > 1 and expected != names:
         raise DataError(
-            f"the targets are {some(names)} and those of the store {some(expected)}",
+            f"the targets are {some(names)}, but the targets of the store are {some(expected)}",
             f"give the same in the same order with {mention('y=')}",
         )
 
@@ -227,9 +230,10 @@ def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
         return False
     if source_digest(plan, "") is None:
         raise DataError(
-            f"what was last appended to {store!r} looks like these rows, of which only the first "
-            f"and last can be compared",
-            f"if they are other rows, give another {mention('seed=')}, else there is nothing to do",
+            f"the rows that were last appended to {store!r} have the same first and last row as "
+            "these rows, and the others cannot be compared",
+            f"if they are other rows, give another {mention('seed=')}; if not, they are already "
+            "in the store",
         )
     return True
 

@@ -71,8 +71,8 @@ class FileArray:
         """
         if self._file.read(1):
             raise DataError(
-                f"{self._location} goes on after the last of its {self.shape[0]} rows",
-                "it is damaged, or holds several arrays: save each to a file of its own",
+                f"{self._location} has more bytes than its {self.shape[0]} rows need",
+                "the file is damaged, or holds several arrays: save each array to its own file",
             )
 
 
@@ -104,7 +104,7 @@ def _fill(out: NDArray[np.uint8], file: Any) -> int:
 
 def _truncated(location: str, inside: str) -> DataError:
     return DataError(
-        f"{location} ends inside {inside}", "the file is truncated: get it again from where it came"
+        f"{location} ends inside {inside}", "the file is truncated: copy it again from its source"
     )
 
 
@@ -119,11 +119,11 @@ def npy_array(file: IO[bytes], location: str, opener: FileOpener | None = None) 
             raise ValueError(f"its shape is {shape}")
     except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError) as error:
         raise DataError(
-            f"{location} is not a .npy file: {error}", "write it by numpy.save"
+            f"{location} is not a .npy file: {error}", "write it with numpy.save"
         ) from error
     if dtype.hasobject:
         raise DataError(
-            f"{location} holds Python objects", "save it as numbers, as by X.astype(float)"
+            f"{location} holds Python objects", "save numbers, for example X.astype(float)"
         )
     if fortran and len(shape) > 1:
         file = file if opener is None else opener.seekable(file)
@@ -135,7 +135,7 @@ def idx_array(file: IO[bytes], location: str, opener: FileOpener | None = None) 
     """Return the array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
     head = file.read(4)
     if not is_idx(head):
-        raise DataError(f"{location} is not an IDX file", "get it again from where it came")
+        raise DataError(f"{location} is not a valid IDX file", "copy it again from its source")
     sizes = file.read(4 * head[3])
     if len(sizes) != 4 * head[3]:
         raise _truncated(location, "its header")
@@ -169,7 +169,7 @@ def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
         if i == 0 and getattr(array.dtype, "names", None):
             raise DataError(
                 f"{name} of {location} is a structured array, whose fields are columns",
-                f"give the array itself, numpy.load({location!r})[{name!r}], in place of the file",
+                f"give the array itself, numpy.load({location!r})[{name!r}], instead of the file",
             )
         return array
 
@@ -181,7 +181,7 @@ def _archive(file: Any, location: str) -> zipfile.ZipFile:
         return zipfile.ZipFile(file)
     except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError) as error:  # or too new
         raise DataError(
-            f"{location} is not a .npz file: {error}", "write it by numpy.savez"
+            f"{location} is not a .npz file: {error}", "write it with numpy.savez"
         ) from error
 
 
@@ -208,8 +208,9 @@ def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
     form = form.decode() if isinstance(form, bytes) else str(form)
     if shape.shape != (2,) or shape.dtype.kind not in "iu":
         raise DataError(
-            f"{location} has the shape {shape.tolist()}, and sparse rows have (n, d)",
-            "save it again by scipy.sparse.save_npz",
+            f"{location} has the shape {shape.tolist()}, but sparse rows must have the shape (n, "
+            "d)",
+            "save it again with scipy.sparse.save_npz",
         )
     if form == "csr":
         parts = member("data"), member("indices"), _read_all(member("indptr"))
@@ -250,13 +251,13 @@ def open_single_array(kind: str, url: Url, request: ReadRequest, opener: FileOpe
     if getattr(opened[0][0].dtype, "names", None):
         raise DataError(
             f"{location} holds a structured array, whose fields are columns",
-            f"give the array itself, numpy.load({location!r}), in place of the file",
+            f"give the array itself, numpy.load({location!r}), instead of the file",
         )
     if request.targets:
         target = _labels_beside(url) if kind == "idx" and request.y is None else request.y
         if target is None:
             raise ConfigError(
-                f"{location} holds X alone", f"give {mention('y=')}, a file or an array"
+                f"{location} holds only X", f"give {mention('y=')}, a file or an array"
             )
         opened.append(
             _array_beside(target, "y", opener, location, keep_missing=request.drop_missing)
@@ -290,8 +291,8 @@ def _array_beside(
     kind = opener.kind(source)
     if not holds_one_array(source, kind, opener):
         raise ConfigError(
-            f"{mention(f'{name}={redact(source)}')} must be a .npy or IDX file, or a Zarr array, "
-            f"beside {location}"
+            f"{mention(f'{name}={redact(source)}')} cannot be used with {location}; give a .npy or "
+            "IDX file, or a Zarr array"
         )
     return _array_in(source, kind, opener, keep_missing=keep_missing)
 

@@ -71,12 +71,12 @@ class ArrayReader(Reader):
         if len(X.shape) < 2:
             lists = "" if np.dtype(X.dtype) != object else ", numpy.stack(X[:]) if it holds lists"
             raise DataError(
-                f"X of {location} has the shape {tuple(X.shape)}, and rows and columns are needed",
+                f"X of {location} has the shape {tuple(X.shape)}, but must have rows and columns",
                 f"write it as (n, d), X.reshape(-1, 1) if it is one feature{lists}",
             )
         if y is not None and (len(y.shape) < 1 or X.shape[0] != y.shape[0]):
             raise DataError(
-                f"X of {location} has {X.shape[0]} rows and y has the shape {tuple(y.shape)}",
+                f"X of {location} has {X.shape[0]} rows, but y has the shape {tuple(y.shape)}",
                 "give a target for each row",
             )
         if w is not None and tuple(w.shape) != (X.shape[0],):
@@ -132,7 +132,7 @@ class ArrayReader(Reader):
             except Exception as error:  # a codec, a truncated file: whatever the library raises
                 raise DataError(
                     f"{self._location}, rows {start} to {stop - 1}, cannot be read: {error}",
-                    "if it is damaged get it again from where it came, or write it again",
+                    "if it is damaged, copy it again from its source, or write it again",
                 ) from error
             if self._order is not None:
                 X = X[:, self._order]
@@ -150,9 +150,9 @@ def check_row_bytes(row_bytes: int, rows: int, location: str, block_bytes: int) 
     if row_bytes * rows > limit:
         noun = "a row" if rows == 1 else f"a chunk ({rows} rows)"
         raise MemoryBudgetError(
-            f"{noun} of {location} takes {size_text(row_bytes * rows)}, and the memory given "
-            f"allows {size_text(limit)}",
-            f"raise {mention('memory=')}, or make it smaller",
+            f"{noun} of {location} takes {size_text(row_bytes * rows)}, but {mention('memory=')} "
+            f"allows only {size_text(limit)}",
+            f"raise {mention('memory=')}, or write smaller ones",
         )
 
 
@@ -202,7 +202,7 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
     """Return a reader of X, y and w: arrays in memory, or of Zarr or Dask, read in slices."""
     if request.y is None and request.targets:
         raise ConfigError(
-            "X is an array, which has no targets in it", f"give them as {mention('y=')}"
+            "X is an array, which contains no targets", f"give them as {mention('y=')}"
         )
     X = numeric(X.tocsr() if is_sparse(X) else X)
     if len(X.shape) < 2:
@@ -213,8 +213,8 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
     for array, name in zip(inputs, names, strict=False):
         if any(size != size for size in array.shape):  # NaN: rows that Dask has not counted
             raise DataError(
-                f"{name} is a Dask array whose number of rows is not known",
-                f"count them, {name}.compute_chunk_sizes()",
+                f"{name} is a Dask array with an unknown number of rows",
+                f"call {name}.compute_chunk_sizes()",
             )
     arrays = [_decoded(a, names[i], keep_missing=request.keeps(i)) for i, a in enumerate(inputs)]
     identity: dict[str, Any] = {
@@ -290,7 +290,7 @@ class BlockReader(Reader):
         if not self._first_blocks:
             raise DataError(
                 "the iterator gave no rows",
-                "give a new one where it was read before, as a generator gives its blocks once",
+                "give a new iterator: a generator gives its blocks only once",
             )
         # An iterator can be identified only by its first rows.
         self.identity = {"kind": "iterator", "begins": ends_digest(*self._first_blocks[0])}
@@ -315,13 +315,13 @@ class BlockReader(Reader):
         index, pair = numbered
         if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
             raise DataError(
-                f"block {index} of the iterator is not a pair (X, y) of arrays, or (X, y, w) with "
-                "sample weights"
+                f"block {index} of the iterator is not a tuple of two or three arrays; give "
+                "pairs (X, y), or (X, y, w) with sample weights"
             )
         X, y, *w = (_block_array(a, k, index) for k, a in enumerate(pair))
         if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
             raise DataError(
-                f"block {index} of the iterator has X {X.shape} and y {y.shape}",
+                f"block {index} of the iterator has X of shape {X.shape} and y of shape {y.shape}",
                 "give X as (n, d) and a target for each row",
             )
         return X, y, *w
@@ -345,8 +345,8 @@ def _block_array(values: Any, role: int, index: int) -> NDArray[Any]:
         X = frame_numbers(X, "X")
         if X is None:
             raise DataError(
-                f"block {index} of the iterator is a data frame with columns that are not numbers, "
-                "or lack some",
-                "give the table as a whole, or as files",
+                f"block {index} of the iterator is a data frame with columns that are not "
+                "numbers, or with missing numbers",
+                "give the whole table as one data frame, or give files",
             )
     return np.asarray(numeric(X))

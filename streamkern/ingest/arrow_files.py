@@ -28,7 +28,8 @@ def _check_footer(location: str, metadata: Any) -> None:
     rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if rows != metadata.num_rows:
         raise DataError(
-            f"{location} is damaged: its groups have {rows} rows, the file {metadata.num_rows}",
+            f"{location} is damaged: its row groups have {rows} rows, but its footer names "
+            f"{metadata.num_rows}",
             "write it again",
         )
 
@@ -64,7 +65,7 @@ class ParquetReader(ArrowReader):
             if self._opener.identity(self._url) != self._identity:
                 raise DataError(
                     f"{self._location} was replaced while it was read",
-                    "run the same command again once it stays as it is",
+                    "run the same command again when no program writes to the file",
                 )
             row_bytes = self._row_bytes(file)
             check_row_bytes(row_bytes, 1, self._location, block_bytes)
@@ -119,9 +120,9 @@ class ArrowFileReader(ArrowReader):
                 batch.validate(full=True)  # damaged offsets would end the process
                 if batch.nbytes > 8 * block_bytes:
                     raise MemoryBudgetError(
-                        f"a record batch of {self._location} takes {size_text(batch.nbytes)}, "
-                        f"and the memory given allows {size_text(8 * block_bytes)}",
-                        f"raise {mention('memory=')}, or write it in smaller batches",
+                        f"a record batch of {self._location} takes {size_text(batch.nbytes)}, but "
+                        f"{mention('memory=')} allows only {size_text(8 * block_bytes)}",
+                        f"raise {mention('memory=')}, or write smaller batches",
                     )
                 rows = max(1, block_bytes * len(batch) // max(1, batch.nbytes))
                 for start in range(0, len(batch), rows):
@@ -184,7 +185,7 @@ class JsonLinesReader(ArrowReader):
                 if len(table) != content.count(b"\n"):
                     raise DataError(
                         f"the lines of {location} from {number} on are not one JSON object each",
-                        "write one a line",
+                        "write one object in each line",
                     )
                 yield table
 
@@ -202,8 +203,8 @@ def _unified(schema_so_far: Any, schema: Any, location: str) -> Any:
         return arrow.unify_schemas([schema_so_far, schema], promote_options="permissive")
     except arrow.ArrowException as error:
         raise DataError(
-            f"{location} has columns that are of one type first and of another later ({error})",
-            "correct them",
+            f"{location} has columns whose type changes ({error})",
+            "write one type for each column",
         ) from error
 
 

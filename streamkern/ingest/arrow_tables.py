@@ -89,8 +89,8 @@ class ArrowReader(Reader):
             if unused:
                 warn(
                     f"the lists in column {name!r} of {location} are all of the features, and its "
-                    f"columns {some(unused)} are not used; {mention('x', name)} says so without "
-                    "this warning"
+                    f"columns {some(unused)} are not used; give {mention('x', name)} to confirm "
+                    "this"
                 )
         self.columns = None if self._lists else split.features
         self.target_columns = split.targets
@@ -241,8 +241,8 @@ class ArrowReader(Reader):
             k = int(np.argmax(differs))
             raise DataError(
                 f"{self._location}, row {row_number(rows, k)}: the list in {name!r} has {sizes[k]} "
-                f"numbers, that of row {row_number(rows, 0)} has {sizes[0]}",
-                "give lists of one length",
+                f"numbers, but the list of row {row_number(rows, 0)} has {sizes[0]}",
+                "give lists of equal length",
             )
         flat = lists.flatten()
         if flat.null_count:
@@ -261,7 +261,7 @@ class ArrowReader(Reader):
         if not is_of_kind(column.type, "integer", "floating", "boolean"):
             raise NotNumbersError(
                 f"{self._location}, column {name!r} is {column.type}",
-                "features and weights are numbers here: encode or leave out the column",
+                "features and weights must be numbers here: encode the column, or leave it out",
             )
         return as_array(column)
 
@@ -290,5 +290,5 @@ def readable_file(location: str, kind: str) -> Iterator[None]:
         raise
     except (ValueError, arrow.ArrowException) as error:  # ValueError: names not UTF-8
         raise DataError(
-            f"{location} is not a readable {kind} file: {error}", "get it again from where it came"
+            f"{location} is not a readable {kind} file: {error}", "copy it again from its source"
         ) from error

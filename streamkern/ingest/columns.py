@@ -124,7 +124,7 @@ def split_columns(
         columns than expected.
     """
     if (repeated := _first_repeated(names)) is not None:
-        raise DataError(f"{location} has two columns named {repeated!r}", "rename one")
+        raise DataError(f"{location} has two columns named {repeated!r}", "rename one of them")
     for parameter, values in (("y", request.y), ("sample_weight", request.w)):
         _refuse_values(values, len(names), parameter, location)
     targets, weights = (
@@ -142,7 +142,10 @@ def split_columns(
     else:
         features = [_name_of(names, k, location, named) for k in as_list(request.x)]
     if (repeated := _first_repeated([*target_names, *features])) is not None:
-        raise DataError(f"column {repeated!r} of {location} is requested twice", "give it one role")
+        raise DataError(
+            f"column {repeated!r} of {location} is requested twice",
+            "use it once, as feature, target or weight",
+        )
     dropped_targets = [name for name in target_names if name in request.dropped]
     if dropped_targets:
         raise DataError(
@@ -154,16 +157,16 @@ def split_columns(
     if unknown and request.columns is None:
         raise DataError(
             f"{location} has no column {some(unknown)} to leave out",
-            f"it has {some(names)}: name those you mean with {mention('drop=')}",
+            f"name columns of the table with {mention('drop=')}: {some(names)}",
         )
     features = [name for name in features if name not in request.dropped]
     if request.columns is not None and named:
         features = in_order(features, request.columns, location)
     if not features:
         raise DataError(
-            f"{location} has no column left as a feature beside {', '.join(target_names)}",
-            f"give at least one that is not named by {mention('y=')}, {mention('sample_weight=')} "
-            f"or {mention('drop=')}",
+            f"{location} has no feature columns besides {', '.join(target_names)}",
+            f"leave at least one column out of {mention('y=')}, {mention('sample_weight=')} or "
+            f"{mention('drop=')}",
         )
     if not request.targets:
         targets, weights = [], []
@@ -224,13 +227,13 @@ def _name_of(names: Sequence[str], column: Any, location: str, named: bool = Tru
     if not isinstance(position, int) or not -len(names) <= position < len(names):
         if not named and position is None:
             raise DataError(
-                f"{location} has no header line, and so no column {column!r}",
-                f"add one, give the names of its {len(names)} columns with {mention('names=')}, or "
-                f"say {mention('x=')} and {mention('y=')} by position, from 0 on",
+                f"{location} has no header line, so it has no column {column!r}",
+                f"add one, give the names of its {len(names)} columns with {mention('names=')}, "
+                f"or give {mention('x=')} and {mention('y=')} as positions, counted from 0",
             )
         raise DataError(
             f"{location} has no column {column!r}",
-            f"it has {some(names)}: name those you mean with {mention('x=')} and {mention('y=')}",
+            f"name columns of the file with {mention('x=')} and {mention('y=')}: {some(names)}",
         )
     return names[position]
 

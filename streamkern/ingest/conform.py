@@ -87,8 +87,8 @@ class RawBlock(NamedTuple):
             row = next((k for k, cell in enumerate(cells) if not is_number(str(cell))), 0)
             raise DataError(
                 f"the sample weight of {self.cell_location(row)} is {str(cells[row])[:80]!r}, "
-                "not a number",
-                "write one of 0 or above there, 0 for a row that does not count",
+                "which is not a number",
+                "write a number of 0 or above, and 0 for a row that does not count",
             ) from error
         return as_weights(w, len(self.X), self.location, self.start)
 
@@ -133,7 +133,8 @@ class FeatureConverter:
         layout.check_row_layout(self.row_shape, self.dtype, f"X of {first.location}", sparse=packed)
         if packed and self.dtype not in (np.float32, np.float64):
             raise DataError(
-                f"X of {first.location} is sparse, and {self.dtype} does not hold feature numbers",
+                f"X of {first.location} is sparse, but {self.dtype} cannot hold the numbers of "
+                "features",
                 f"give {mention('dtype', 'float32')}, or leave it out",
             )
         self.packed = packed
@@ -152,9 +153,9 @@ class FeatureConverter:
         X = block.X
         if X.shape[1:] != self._source_shape:
             raise DataError(
-                f"{block.cell_location(0)} has rows of shape {X.shape[1:]}, the rows before have "
-                f"{self._source_shape}",
-                "give rows of one shape",
+                f"{block.cell_location(0)} has rows of shape {X.shape[1:]}, but the rows before "
+                f"have the shape {self._source_shape}",
+                "give rows of equal shape",
             )
         _check_numbers(X.dtype, block.location)
         if self._dtype_inferred:
@@ -194,8 +195,8 @@ class FeatureConverter:
             return
         if self.row_shape[1] > row_shape[1]:
             raise DataError(
-                f"X has a row with {self.row_shape[1]} entries that are not 0, and the rows of the "
-                f"store have at most {row_shape[1]}",
+                f"X has a row with {self.row_shape[1]} entries that are not 0, but the rows of "
+                f"the store have at most {row_shape[1]}",
                 "ingest all rows together, to a new store",
             )
         self.row_shape = row_shape
@@ -205,8 +206,8 @@ class FeatureConverter:
         if len(block.X) and not np.can_cast(wanted, self.dtype, "safe"):
             wider = np.promote_types(wanted, self.dtype) if self._can_widen else self.dtype
             raise DataError(
-                f"{block.cell_location(0)} is {block.X.dtype.name}, and the rows before are "
-                f"stored as {self.dtype.name}, which cannot hold it: pass "
+                f"{block.cell_location(0)} is {block.X.dtype.name}, but the rows before are "
+                f"stored as {self.dtype.name}, which cannot hold it; pass "
                 f"{mention('dtype', wider.name)}{'' if self._can_widen else NEW_STORE_HINT}"
             )
 
@@ -332,9 +333,9 @@ class RoundingTracker:
             more_files = f" and {len(files) - 1} more" if len(files) > 1 else ""
             raise DataError(
                 f"column {name} of {files[0]}{more_files} is rounded by up to "
-                f"{self._max_errors[k]:.3g} in "
-                f"{self._dtype.name}, while its values vary only by {spread[k]:.3g}: pass "
-                f"{mention('dtype', 'float64')}, or subtract a constant from the column"
+                f"{self._max_errors[k]:.3g} in {self._dtype.name}, while its values vary only by "
+                f"{spread[k]:.3g}; pass {mention('dtype', 'float64')}, or subtract a constant "
+                "from the column"
             )
 
 

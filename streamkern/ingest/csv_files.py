@@ -305,8 +305,8 @@ class CsvReader(Reader):
                 cells.append(fields[k])
                 if len(fields[k]) > MAX_LABEL:
                     raise DataError(
-                        f"{location}, column {self._names[k]!r} has "
-                        f"{len(fields[k])} characters, {MAX_LABEL} are allowed",
+                        f"{location}, column {self._names[k]!r} has {len(fields[k])} characters, "
+                        f"but at most {MAX_LABEL} are allowed",
                         "shorten it",
                     )
         targets, weights = self._stripped(dict(other_texts))
@@ -331,8 +331,8 @@ class CsvReader(Reader):
                 raise DataError(f"{location} {csv_lines.UNCLOSED}")
             if width is not None and len(fields) != width:
                 raise DataError(
-                    f"{location} has {len(fields)} fields, the first line has {width}",
-                    f"write {width} fields, with quotes around a field that holds "
+                    f"{location} has {len(fields)} fields, but the first line has {width}",
+                    f"write {width} fields, and put quotes around a field that contains "
                     f"{self._delimiter!r}",
                 )
             if csv_lines.LINE_BREAK_MARK in line:

@@ -97,10 +97,10 @@ def _is_mixed_header(
     if above_numbers and _log10_chance(names, rows[:_EXAMINED_ROWS], style) < _LOG10_LIKELY:
         return True
     raise DataError(
-        f"the first line of {location} has words and numbers: it may be a header or a row",
-        f"if the file has no header, give the names of its columns with {mention('names=')}; "
-        f"{mention('header', True)} says that it is one, or add a header line, with names that are "
-        "not numbers",
+        f"the first line of {location} has words and numbers, so it may be a header or a row",
+        f"if the file has no header, give the names of its columns with {mention('names=')}; if "
+        f"it is a header, give {mention('header', True)}; or add a header line with names that "
+        "are not numbers",
     )
 
 
@@ -123,22 +123,22 @@ def _is_header_of_numbers(
         if reason:
             warn(
                 f"the first line of {location} ({some(names)}) is read as the names of its "
-                f"columns, {reason}; {mention('header', True)} says that it names them, "
-                f"{mention('header', False)} that it is a row"
+                f"columns, {reason}; give {mention('header', True)} if this is right, and "
+                f"{mention('header', False)} if it is a row"
             )
             return True
     is_numbered_series = is_numbered and len(names) > 1
     if log10_chance < (_LOG10_LIKELY if is_numbered_series else _LOG10_CERTAIN):
         raise DataError(
-            f"the first line of {location} ({some(names)}) may name its columns or be a row: say "
-            f"{mention('header', True)} if it names them, and {mention('header', False)} if it is "
-            f"a row"
+            f"the first line of {location} ({some(names)}) may be a header or a row; give "
+            f"{mention('header', True)} if it is a header, and {mention('header', False)} if it "
+            "is a row"
         )
     if is_numbered_series:
         warn(
             f"the first line of {location} ({some(names)}) is read as a row, like those below it; "
-            f"{mention('header', True)} says that it names the columns, "
-            f"{mention('header', False)} that it does not"
+            f"give {mention('header', True)} if it names the columns, and "
+            f"{mention('header', False)} if not"
         )
     return False
 
@@ -295,10 +295,11 @@ def _is_header_of_words(
     )
     if not above_numbers or 2 * len(repeated) > len(first):
         raise DataError(
-            f"the first line of {location} looks like a row: {some(sorted(set(repeated)))}, or "
-            "something similar, occurs again further down in the same column",
+            f"the first line of {location} is probably no header, because "
+            f"{some(sorted(set(repeated)))}, or something similar, occurs again further down in "
+            "the same column",
             f"if the file has no header, give the names of its columns with {mention('names=')}; "
-            f"{mention('header', True)} says that it is one",
+            f"if the line is a header, give {mention('header', True)}",
         )
     return True
 

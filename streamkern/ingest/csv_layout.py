@@ -262,8 +262,8 @@ def _check_skipped(above: NumberedLines, head: FirstLines) -> None:
         cells = [cell.strip() for cell in row if cell.strip() not in UNKNOWN_CELLS]
         if len(row) == len(head.rows[0]) and cells and all(map(head.style.is_number, cells)):
             raise DataError(
-                f"the first lines of {head.location} would be skipped, as in the files before "
-                "it, but they hold a row",
+                f"the first lines of {head.location} would be skipped, as in the files before it, "
+                "but they contain a row",
                 f"give {mention('skip_lines=')}, the number of lines above its header or first "
                 f"row; {mention('skip_lines', 0)} skips none",
             )
@@ -385,8 +385,8 @@ def _check_thousands(names: Sequence[str], rows: CsvRows, form: FileForm, head: 
     if not commas:
         warn(
             f"{holds}, all with three digits behind the point, and semicolons between the fields: "
-            f"they are read as fractions; {mention('thousands', '.')} says that points group "
-            f"digits, and {mention('decimal', '.')} that they do not"
+            f"they are read as fractions; give {mention('thousands', '.')} if points group digits, "
+            f"and {mention('decimal', '.')} if not"
         )
         return
     comma_column, text = commas[0]
@@ -394,7 +394,7 @@ def _check_thousands(names: Sequence[str], rows: CsvRows, form: FileForm, head: 
     if commas_may_group:
         swapped = f"{mention('thousands', ',')} if it is the other way round, and "
     raise DataError(
-        f"{holds}, and {comma_column!r} numbers like {text!r}: give {mention('thousands', '.')} if "
-        f"points separate groups of digits and commas are decimal commas, {swapped}else write all "
-        "numbers with the same decimal separator"
+        f"{holds}, and {comma_column!r} numbers like {text!r}; give {mention('thousands', '.')} "
+        f"if points separate groups of digits and commas are decimal commas, {swapped}else write "
+        "all numbers with the same decimal separator"
     )

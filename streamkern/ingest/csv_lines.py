@@ -29,7 +29,7 @@ NumberedLines = Sequence[tuple[int, str]]
 
 LINE_BREAK_MARK = "\r"
 """Replaces a line break inside a quoted field."""
-UNCLOSED = "has a quote that is not closed; remove it, or the line breaks in a field that goes on"
+UNCLOSED = "has a quote that is not closed; close it or remove it, or shorten the field to one line"
 
 _MAX_FIRST_LINE_BYTES = 4 << 20
 """Length of the longest line that is read before `memory=` is known."""
@@ -129,7 +129,7 @@ def first_lines(
             return above, lines
     if above:
         raise DataError(
-            f"{location} has no lines below the {n_above} that {mention('skip_lines=')} leaves out",
+            f"{location} has no lines below the {n_above} that {mention('skip_lines=')} skips",
             "give a smaller number",
         )
     raise DataError(f"{location} is empty", "give a file with rows")
@@ -242,7 +242,7 @@ def numbered_lines(text: bytes, number: int, location: str) -> list[tuple[int, s
         if "\0" in line:
             raise DataError(
                 f"line {number} of {location} holds a null byte",
-                "if it is not damaged, give its encoding, as in "
+                "if the file is not damaged, give its encoding, as in "
                 f"{mention('encoding', _likely_encoding(text))}",
             )
         if line.strip(" "):
@@ -353,7 +353,7 @@ class RecodedFile:
             raise DataError(
                 f"{self._location} is not text in {mention('encoding', self._file.encoding)} "
                 f"({error})",
-                "give the encoding that it was written in",
+                "give the encoding in which the file was written",
             ) from error
 
     def close(self) -> None:

@@ -50,21 +50,22 @@ def _only_member(file: Any, name: str) -> Any:
         archive = zipfile.ZipFile(file)
     except zipfile.BadZipFile as error:
         raise DataError(
-            f"{redact(name)} ends in .zip and is not an archive ({error})", "give the whole archive"
+            f"{redact(name)} ends in .zip, but is not a valid archive ({error})",
+            "copy the whole archive again from its source",
         ) from error
     members = [
         k for k in archive.namelist() if not k.endswith("/") and not k.startswith("__MACOSX/")
     ]
     if len(members) != 1:
         raise DataError(
-            f"{redact(name)} holds {len(members)} files ({some(members)}), and only archives "
-            "of one are read",
+            f"{redact(name)} holds {len(members)} files ({some(members)}), but only archives of "
+            "one file are read",
             "unpack it, and give the files or their folder",
         )
     try:
         return archive.open(members[0])
     except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown compression
-        raise DataError(f"{redact(name)} cannot be unpacked: {error}", "unpack it") from error
+        raise DataError(f"{redact(name)} cannot be unpacked ({error})", "unpack it") from error
 
 
 class _Gzip(gzip.GzipFile):

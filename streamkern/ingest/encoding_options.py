@@ -92,8 +92,9 @@ class EncodingOptions:
         described = [name for name, value in descriptions.items() if value]
         if encode == "none" and described:
             raise ConfigError(
-                f"{described[0]}= says how to encode, and {mention('encode', 'none')} not to",
-                "leave one out",
+                f"{described[0]}= cannot be used with {mention('encode', 'none')}, which turns "
+                "the encoding off",
+                "leave one of them out",
             )
         if like is not None and (described or dropped or encode == "none"):
             contradicting = (*described, "drop" if dropped else "encode")[0]
@@ -118,8 +119,9 @@ class EncodingOptions:
         if (self.always_encodes or self.declared.dropped) and not table:
             raise ConfigError(
                 f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
-                f"{mention('drop=')}, {mention('na_values=')} and {mention('like=')} say what is "
-                "in the columns of a CSV, a Parquet file or a data frame, and the input is none",
+                f"{mention('drop=')}, {mention('na_values=')} and {mention('like=')} describe "
+                "the columns of a CSV, a Parquet file or a data frame, but the input is none of "
+                "these",
                 'leave them out, or give a data frame, pandas.DataFrame(X).add_prefix("x")',
             )
         names = None if self.like is None or not table else self.like.target_columns
@@ -193,14 +195,20 @@ def _marker_texts(na_values: Any) -> tuple[str, ...]:
     is_single = isinstance(na_values, str) or not isinstance(na_values, Iterable)
     marks = [na_values] if is_single else list(na_values)
     if not all(isinstance(mark, str | Real) and not isinstance(mark, bool) for mark in marks):
-        raise ConfigError(f"{mention('na_values', na_values)} must be text or numbers")
+        raise ConfigError(
+            f"{mention('na_values', na_values)} must be text or numbers",
+            'give a list, such as ["?", -999]',
+        )
     return tuple(dict.fromkeys(str(mark) for mark in marks))
 
 
 def _names(columns: Any, argument: str) -> tuple[str, ...]:
     names = as_list(columns)
     if not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{mention(argument, columns)} must be names of columns")
+        raise ConfigError(
+            f"{mention(argument, columns)} must be names of columns",
+            'give a list of names, such as ["a", "b"]',
+        )
     return tuple(dict.fromkeys(names))
 
 
@@ -211,7 +219,8 @@ def _check_form(name: Any, form: Any) -> None:
     texts = isinstance(form, str) and isinstance(name, str)
     if not texts or not {"%Y", "%y"} & {form[k : k + 2] for k in range(len(form))}:
         raise ConfigError(
-            f"dates={{{name!r}: {form!r}}} must be a form with a year, as %d/%m/%Y for strptime"
+            f"dates={{{name!r}: {form!r}}} must be a format of strptime with a year; give for "
+            "example %d/%m/%Y"
         )
     directive = next((k for k in ("%Z", "%W", "%U") if k in form), None)
     if directive:

@@ -138,7 +138,7 @@ def spool_rows(
     if like is None and first.w is not None and not rows.files.counted:
         spool.discard()
         raise DataError(
-            f"all sample weights of {first.location} are 0, so there is nothing to learn",
+            f"all sample weights of {first.location} are 0, so that no row would count",
             f"give some rows a weight above 0, or leave {mention('sample_weight=')} out",
         )
     return rows
@@ -184,7 +184,7 @@ def _check_shape(
     if is_packed(store_shape):
         if not features.packed:
             raise DataError(
-                f"{first.location} has dense rows, and those of the store are sparse",
+                f"{first.location} has dense rows, but the rows of the store are sparse",
                 "give sparse rows with the same features (scipy.sparse.csr_array)",
             )
     elif features.row_shape != store_shape:
@@ -200,22 +200,22 @@ def _check_fits(first: RawBlock, values: TargetConverter, like: StoreSpec) -> No
     if (first.w is not None) != weighted:
         argument = mention("sample_weight=")
         raise DataError(
-            f"the rows of the store have {'' if weighted else 'no '}sample weights, and those of "
-            f"{first.location} have {'none' if weighted else 'some'}",
-            f"name theirs with {argument}" if weighted else f"leave {argument} out",
+            f"the rows of the store have {'' if weighted else 'no '}sample weights, but the rows "
+            f"of {first.location} have {'none' if weighted else 'some'}",
+            f"give the sample weights with {argument}" if weighted else f"leave {argument} out",
         )
     if like.classes is not None or like.y_dtype is None:
         return
     if values.shape != (like.n_outputs,):
         raise DataError(
-            f"{first.location} has {values.shape[0]} targets, and the store has {like.n_outputs}",
+            f"{first.location} has {values.shape[0]} targets, but the store has {like.n_outputs}",
             "append rows with the same targets",
         )
     if not np.can_cast(values.dtype, like.y_dtype, "safe"):
         raise DataError(
-            f"the targets of {first.location} are {values.dtype.name}, and the store holds "
+            f"the targets of {first.location} are {values.dtype.name}, but the store holds "
             f"{like.y_dtype.name}, which would round them",
-            "convert them first",
+            "convert the targets first",
         )
 
 
@@ -241,7 +241,7 @@ def _read_all(
                     progress("read", n_rows, reader.n_rows)
         if reader.n_rows is not None and spool.n_rows != reader.n_rows:
             raise DataError(
-                f"the input has {spool.n_rows} rows, but {reader.n_rows} were announced",
+                f"the input yielded {spool.n_rows} rows, but announced {reader.n_rows}",
                 "check that it is complete and does not change while it is read",
             )
         files.close()  # raises an error if a remote input was replaced while it was read

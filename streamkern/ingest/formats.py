@@ -82,16 +82,20 @@ class FileForm(NamedTuple):
             names = tuple(str(name).strip() for name in given)
             if not names or "" in names or len(set(names)) < len(names):
                 raise ConfigError(
-                    f"{mention('names', self.names)} must be names of columns, no two alike"
+                    f"{mention('names', self.names)} must be different names of columns; rename "
+                    "those that occur twice"
                 )
             if self.header:
                 raise ConfigError(
-                    f"{mention('names=')} are those of a file without a header, and "
-                    f"{mention('header', True)} says that it has one",
+                    f"{mention('names=')} are for a file without a header, but "
+                    f"{mention('header', True)} is given",
                     "leave one of them out",
                 )
         if self.header not in (None, True, False):
-            raise ConfigError(f"{mention('header', self.header)} must be True, False or None")
+            raise ConfigError(
+                f"{mention('header', self.header)} must be True, False or None",
+                "leave it out, so that the first line decides",
+            )
         if self.decimal not in (None, ".", ","):
             raise ConfigError(f"{mention('decimal', self.decimal)} is unknown", 'use "." or ","')
         if self.thousands not in (None, "", *THOUSANDS):
@@ -101,14 +105,15 @@ class FileForm(NamedTuple):
             )
         if self.thousands and self.thousands == self.decimal:
             raise ConfigError(
-                f"{mention('thousands', self.thousands)} is also what {mention('decimal=')} says",
-                "give another one, or leave one out",
+                f"{mention('thousands', self.thousands)} is the same character as "
+                f"{mention('decimal=')}",
+                "change one of them, or leave it out",
             )
         delimiter = _DELIMITERS.get(self.delimiter or "", self.delimiter)
         if delimiter is not None and not re.fullmatch(r"[^\w\"\r\n.+-]", str(delimiter)):
             raise ConfigError(
-                f"{mention('delimiter', delimiter)} must be one character that is in no number, "
-                f"such as ;"
+                f"{mention('delimiter', delimiter)} must be one character that is in no number; "
+                "give for example ;"
             )
         encoding = None if self.encoding is None else _codec(self.encoding)
         skip_lines = self.skip_lines
@@ -179,7 +184,7 @@ def _codec(encoding: str) -> str:
     except (LookupError, TypeError, UnicodeError):
         raise ConfigError(
             f"{mention('encoding', encoding)} is unknown",
-            "use one of Python's, such as latin-1 or utf-16",
+            "use an encoding of Python, such as latin-1 or utf-16",
         ) from None
 
 
@@ -201,7 +206,9 @@ _FORMAT_NAMES: Final = {
     "npz": "a .npz archive", "hdf5": "an HDF5 file", "netcdf": "a NetCDF file",
     "idx": "an IDX file", "jsonl": "a file of JSON lines", "svmlight": "an svmlight file",
 }  # fmt: skip
-_PANDAS_REMEDY: Final = "convert it to a Parquet file, as with pandas.{}({!r}).to_parquet({!r})"
+_PANDAS_REMEDY: Final = (
+    "convert it to a Parquet file, for example with pandas.{}({!r}).to_parquet({!r})"
+)
 _UNREAD_TEXT_FORMATS: Final = (
     (rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|body)\b", "an HTML page, which a server may "
      "send in place of a file", "download the file again"),
@@ -209,8 +216,8 @@ _UNREAD_TEXT_FORMATS: Final = (
      "get the file with git lfs pull"),
     (rb"\s*(%[^\n]*\s+)*@relation\b", "an ARFF file", "read it with scipy.io.arff.loadarff, and "
      "ingest a data frame of its rows"),
-    (rb"\s*\[\s*[{\[]", "one array of JSON", "write one object per line, as with "
-     "pandas.read_json({path!r}).to_json('rows.jsonl', orient='records', lines=True)"),
+    (rb"\s*\[\s*[{\[]", "one array of JSON", "write one object per line, for example with "
+        "pandas.read_json({path!r}).to_json('rows.jsonl', orient='records', lines=True)"),
 )  # fmt: skip
 """Text formats that are not read: (pattern of the beginning, name, remedy)."""
 _UNREAD_BINARY_FORMATS: Final = (

@@ -140,13 +140,13 @@ def _separated(
             continue
         if n_rows is None:
             raise DataError(
-                "X is an IterableDataset, beside which targets or weights cannot be given",
-                f"make them a column, and give its name as {mention('y=')}",
+                "X is an IterableDataset, so targets and weights must be columns of it",
+                f"add a column, and give its name as {mention('y=')}",
             )
         beside[name] = values = np.asarray(given)
         if values.ndim < 1 or len(values) != n_rows:
             raise DataError(
-                f"X has {n_rows} rows, but the {noun}s beside it have the shape {values.shape}",
+                f"X has {n_rows} rows, but the {noun}s have the shape {values.shape}",
                 f"give one {noun} for each row",
             )
     empty: dict[str, Any] = {name: [] for name in beside}
@@ -172,7 +172,7 @@ def _digest(tables: Iterable[Any]) -> str:
     tables = iter(tables)
     first = next(tables, None)
     if first is None:
-        raise DataError("X has no rows", "give some")
+        raise DataError("X has no rows", "give at least one row")
     file = _Digest()
     with arrow_ipc.new_stream(file, first.schema) as stream:
         for table in chain([first], tables):

@@ -100,13 +100,13 @@ def _table_of_fields(array: NDArray[Any]) -> Any:
     if complex_:
         raise DataError(
             f"a structured array has complex numbers in {some(complex_)}",
-            "give their real and imaginary parts as fields of their own",
+            "give their real and imaginary parts as two fields",
         )
     if array.ndim != 1 or nested:
         problem = f"several values in {some(nested)}" if nested else f"the shape {array.shape}"
         raise DataError(
             f"a structured array has {problem}",
-            "give one of one dimension with a value in each field",
+            "give an array of one dimension with one value in each field",
         )
     import_optional("pyarrow", "reading structured arrays")
     return arrow.table({name: arrow.array(_field_values(array[name])) for name in names})
@@ -134,7 +134,7 @@ def check_different(columns: Sequence[str], name: str) -> None:
     if repeated:
         raise DataError(
             f"{name} has more than one column called {some(repeated)}",
-            "give every column a name of its own",
+            "give each column another name",
         )
 
 
@@ -199,7 +199,7 @@ def _unsupported_column(frame: Any, name: str, error: Exception) -> DataError:
     drop, category = remedies(frame, wrong_column)
     words = f"if its values are words make them a category, {category}, else " if category else ""
     return DataError(
-        f"{name} has a column{which} that is neither numbers, words nor dates ({reason})",
+        f"{name} has a column{which} that holds neither numbers nor words nor dates ({reason})",
         f"{words}leave it out, {drop}",
     )
 

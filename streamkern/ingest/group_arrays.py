@@ -67,7 +67,8 @@ class SparseRows(_CsrRows):
         stored = np.dtype(self._data.dtype)
         if stored.kind not in "biuf":
             raise DataError(
-                f"{name} has data of dtype {stored}, and sparse rows hold numbers", "write numbers"
+                f"{name} has data of dtype {stored}, but sparse rows must hold numbers",
+                "write numbers",
             )
         # SciPy cannot add half floats; booleans are 0 and 1.
         dtypes: dict[str, Any] = {"float16": np.float32, "bool": np.uint8}
@@ -105,12 +106,12 @@ class SparseRows(_CsrRows):
         if not matrix.has_canonical_format:
             raise DataError(
                 f"{self._name} has a column twice in one of the rows {start} to {stop - 1}",
-                "add them up with sum_duplicates() of SciPy",
+                "add up the duplicates with sum_duplicates() of SciPy",
             )
         return matrix
 
     def _damaged(self, why: str) -> DataError:
-        return DataError(f"{self._name} is not a CSR matrix: {why}", "write it again")
+        return DataError(f"{self._name} is not a valid CSR matrix: {why}", "write it again")
 
 
 class _MappedRows:
@@ -137,7 +138,7 @@ def _labels(codes: Any, categories: NDArray[Any], name: str, keep_missing: bool)
     if len(codes.shape) != 1 or np.dtype(codes.dtype).kind not in "iu":
         raise DataError(
             f"the codes of {name} have shape {tuple(codes.shape)} and dtype {codes.dtype}",
-            "write one whole number for each row",
+            "write one integer for each row",
         )
 
     def rows(read: NDArray[Any], start: int) -> NDArray[Any]:
@@ -180,7 +181,7 @@ def decoded_array(
         return array_of_group(member, get, name, memory, keep_missing=keep_missing)
     if "categories" in getattr(member, "attrs", ()):
         raise DataError(
-            f"{name} holds codes of categories as AnnData wrote them before version 0.8",
+            f"{name} holds categories in the format of AnnData before version 0.8",
             "read the file with anndata and write it again",
         )
     packing = detect_packing(member, name, **options)
@@ -211,9 +212,9 @@ def array_of_group(
     for part, array in zip(CSR_MEMBERS, parts, strict=True):
         if detect_packing(array, f"{part} of {name}") is not None:
             raise DataError(
-                f"{part} of {name} is packed by its attributes, which is not supported for sparse "
-                "matrices",
-                "write it unpacked",
+                f"{part} of {name} has packed numbers (an attribute such as scale_factor), which "
+                "are not supported for sparse matrices",
+                "write unpacked numbers",
             )
         if len(array.shape) != 1:
             raise DataError(
@@ -241,8 +242,8 @@ def read_converted(make: Callable[[], Any], size: int, name: str, memory: int) -
     """
     if 4 * size > memory:
         raise MemoryBudgetError(
-            f"{name} is not stored by rows, and converting its {size_text(size)} takes "
-            f"{size_text(4 * size)}, of which {size_text(memory)} are allowed",
+            f"{name} is not stored by rows, and its conversion needs {size_text(4 * size)} of "
+            f"memory, but {mention('memory=')} allows {size_text(memory)}",
             f"raise {mention('memory=')}, or write it as CSR (tocsr() of SciPy)",
             needed=4 * size,
         )
@@ -263,9 +264,9 @@ def _is_by_rows(form: str, shape: tuple[int, int], n_pointers: int, name: str) -
         return "csr" in form
     if shape[0] == shape[1]:
         raise DataError(
-            f"{name} is a sparse matrix with as many rows as columns, and does not say which of "
-            "them indptr counts",
-            "give the group the attribute encoding-type, csr_matrix or csc_matrix",
+            f"{name} is a sparse matrix with as many rows as columns, so its format (CSR or CSC) "
+            "is not clear",
+            "set the attribute encoding-type of the group to csr_matrix or csc_matrix",
         )
     return n_pointers == shape[0]
 
@@ -280,7 +281,8 @@ def _shape(
         sizes = [int(k) for k in np.ravel(np.asarray(declared)).tolist()]
         if len(sizes) != 2 or min(sizes) < 0:
             raise DataError(
-                f"{name} has the shape {sizes}", "give the group the numbers of rows and columns"
+                f"{name} has the shape {sizes}",
+                "set the attribute shape of the group to its numbers of rows and columns",
             )
         return sizes[0], sizes[1]
     indices, step, width = parts[1], 1 << 20, 0
@@ -292,8 +294,7 @@ def _shape(
 def _missing(name: str, row: int, why: str) -> NonFiniteError:
     return NonFiniteError(
         f"{name}, row {row} is missing ({why})",
-        "fill it in, or leave rows without a target out with "
-        f"{mention('drop_missing_targets', True)}",
+        f"fill it in, or skip rows without a target with {mention('drop_missing_targets', True)}",
     )
 
 
@@ -308,9 +309,8 @@ def enumeration_as_names(array: Any, dataset: Any, location: str, *, labels: boo
         return array
     if not labels:
         raise DataError(
-            f"{location} holds the numbers of names ({some(list(names))}), which are not "
-            "measurements",
-            "write it as numbers if they are meant",
+            f"{location} holds codes of names ({some(list(names))}), not measurements",
+            "if numbers are meant, write the array without these names",
         )
     by_number = {int(number): name for name, number in names.items()}
 
@@ -318,7 +318,7 @@ def enumeration_as_names(array: Any, dataset: Any, location: str, *, labels: boo
         unknown = [k for k in np.unique(numbers).tolist() if k not in by_number]
         if unknown:
             raise DataError(
-                f"{location} holds {unknown[0]}, which is the number of no name", "correct it"
+                f"{location} holds {unknown[0]}, which is not the code of a name", "correct it"
             )
         named = np.array([by_number[k] for k in numbers.ravel().tolist()], object)
         return named.reshape(numbers.shape)

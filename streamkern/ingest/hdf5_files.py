@@ -71,7 +71,7 @@ def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
     except Exception as error:  # whatever the library raises for damage
         raise DataError(
             f"{location} is not a readable HDF5 file: {error}",
-            "get it again from where it came, or write it again",
+            "copy it again from its source, or write it again",
         ) from error
     aligned = (arrays[0].chunks or (1,))[0]
     return ArrayReader(
@@ -116,8 +116,8 @@ class Hdf5File:
         return DataError(
             f"{name} of {self._location} was written by MATLAB, which stores arrays transposed, "
             "and may hold text as codes",
-            "write the rows again in Python, as with np.savez('data.npz', "
-            "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file by scipy.io or mat73",
+            "write the rows again in Python, for example with np.savez('data.npz', "
+            "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file with scipy.io or mat73",
         )
 
     def table(self, request: ReadRequest) -> tuple[list[Any], Split] | None:
@@ -140,7 +140,7 @@ class Hdf5File:
             if table.dtype[column].shape:
                 raise DataError(
                     f"column {column!r} of {location} holds arrays",
-                    "save them as datasets of their own",
+                    "save each array as a dataset",
                 )
         parts = [_CompoundColumns(table, split.features)]
         if request.targets:
@@ -193,7 +193,7 @@ class Hdf5File:
         elif (offset := _damaged_chunk(dataset, creation)) is not None:
             raise DataError(
                 f"the chunk at row {offset[0]} of {name} of {self._location} is damaged",
-                "get the file again from where it came",
+                "copy the file again from its source",
             )
 
     def _check_external(self, creation: Any, name: str) -> None:
@@ -209,7 +209,7 @@ class Hdf5File:
         if depth == _MAX_DEPTH:
             raise DataError(
                 f"{name} of {self._location} nests virtual datasets more than {_MAX_DEPTH} deep",
-                "write it as a dataset that holds its rows",
+                "write the rows to one dataset",
             )
         covered = 0
         for space, path, source, _ in dataset.virtual_sources():
@@ -246,14 +246,14 @@ class Hdf5File:
         if not self._external:
             raise DataError(
                 f"{name} of {self._location} {state}",
-                f"pass {mention('external', True)} if you know where the file comes from",
+                f"give {mention('external', True)} if you trust the file",
             )
 
     def _refuse_unwritten(self, name: str, state: str) -> None:
         """Raise DataError for data that was never written, or whose source is missing."""
         raise DataError(
             f"{name} of {self._location} {state}",
-            f"pass {mention('missing', 'fill')} to read the fill value there",
+            f"give {mention('missing', 'fill')} to read the fill value there",
         )
 
 
@@ -321,7 +321,8 @@ def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayRead
     location, identity = redact(url), [opener.identity(url), request.json()]
     if magic not in _CLASSIC_MAGIC_BYTES:
         raise DataError(
-            f"{location} is NetCDF of 64-bit data, which SciPy does not read", f"{_CONVERT_REMEDY}"
+            f"{location} is a NetCDF file in the 64-bit data format, which SciPy cannot read",
+            f"{_CONVERT_REMEDY}",
         )
     variables = _variables(url, location, opener)
 
@@ -344,8 +345,8 @@ def _variables(url: Url, location: str, opener: FileOpener) -> dict[str, _Variab
         size = file.seek(0, 2)
         if 2 * size > opener.memory:
             raise MemoryBudgetError(
-                f"{location} is a classic NetCDF file of {size_text(size)}, which is read whole, "
-                f"and {size_text(opener.memory)} of memory are allowed",
+                f"{location} is a classic NetCDF file of {size_text(size)}, which must be read "
+                f"as a whole, but only {size_text(opener.memory)} of memory are allowed",
                 f"raise {mention('memory=')}, or {_CONVERT_REMEDY}",
                 needed=2 * size,
             )
@@ -356,7 +357,7 @@ def _variables(url: Url, location: str, opener: FileOpener) -> dict[str, _Variab
         except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
             raise DataError(
                 f"{location} is not a readable NetCDF file: {error}",
-                "get it again from where it came",
+                "copy it again from its source",
             ) from error
 
 

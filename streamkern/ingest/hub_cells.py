@@ -85,7 +85,8 @@ class WideColumn:
             image.load()
         except ImportError as error:
             raise MissingDependencyError(
-                f"column {self._name!r} of X holds images, which needs Pillow: pip install pillow"
+                f"column {self._name!r} of X holds images, which cannot be read without Pillow; "
+                "install it: pip install pillow"
             ) from error
         except Exception as error:  # whatever Pillow raises for bytes that are not an image
             problem = f"holds an image that cannot be read ({type(error).__name__})"

@@ -43,7 +43,7 @@ def refuse_splits(value: Any, name: str) -> None:
         splits = list(map(str, value))
         first = splits[0] if splits else "train"
         raise DataError(
-            f"{name} holds a data set for each split, {some(splits) or 'of which there is none'}",
+            f"{name} holds one data set for each split ({some(splits) or 'none'})",
             f'give one of them, {name}["{first}"]',
         )
 
@@ -64,7 +64,7 @@ class HubColumns:
                 raise DataError(
                     "X has a transform that changes rows when they are read, which would not be "
                     "applied here",
-                    "apply it, X.map(...), or leave it out, X.with_format(None)",
+                    "apply the transform with X.map(...), or remove it with X.with_format(None)",
                 )
             columns = data.format["columns"]
             self._data = data.with_format("arrow", columns=columns).select_columns(columns)
@@ -74,7 +74,7 @@ class HubColumns:
         if self._features is None:  # such as after a `map`: the first rows decide
             first = next(self._batches(_BATCH_ROWS, None), None)
             if first is None:
-                raise DataError("X is an IterableDataset without rows", "give one with rows")
+                raise DataError("X is an IterableDataset without rows", "give a data set with rows")
             self._features = sys.modules["datasets"].Features.from_arrow_schema(first.schema)
         self._stored_schema = self._features.arrow_schema
         self.schema, self.wide_names = self._table_schema()
@@ -153,8 +153,8 @@ class HubColumns:
         for name in others:
             if name in self.wide_names:
                 raise DataError(
-                    f"column {name!r} of X holds lists, arrays or images, and is to be a target or "
-                    "a weight",
+                    f"column {name!r} of X holds lists, arrays or images, which cannot be "
+                    "targets or weights",
                     "give one number or label for each row, and several targets as columns",
                 )
         names = as_list(x)
@@ -166,7 +166,7 @@ class HubColumns:
         other_columns = [k for k in names if k != wide[0]]
         raise DataError(
             f"column {wide[0]!r} of X holds whole rows (lists, an array or an image), and "
-            f"{some(list(map(str, other_columns)))} would be features beside it",
+            f"{some(list(map(str, other_columns)))} would be further features",
             f"name targets with {mention('y=')}, and leave out other columns, "
             f"X.remove_columns({other_columns})",
         )
@@ -175,7 +175,7 @@ class HubColumns:
         """Return the reader of a column whose cells are rows; the first cell gives their shape."""
         first = next(self.raw(1, [name]), None)
         if first is None:
-            raise DataError("X has no rows", "give some")
+            raise DataError("X has no rows", "give at least one row")
         return WideColumn(self._features[name], name, first.column(0))
 
 
@@ -187,7 +187,7 @@ def _kept_types(*errors: type[Exception]) -> Iterator[None]:
     except errors as error:
         reason = " ".join(str(error).split())
         raise DataError(
-            f"X has columns that do not keep their type ({reason})",
+            f"X has columns whose type changes ({reason})",
             "give rows with values of one type in each column",
         ) from error
 
@@ -241,8 +241,8 @@ def _with_length(data: Any) -> Any:
     """Return the data set; raise DataError for an `IterableDataset`, which has no length."""
     if is_of_hub(data, "IterableDataset"):
         raise DataError(
-            "X is an IterableDataset, whose rows are not held and not counted",
-            f"make a store of it, streamkern.ingest_store(X, 'rows.zarr', {mention('y=')}...), and "
-            "give that",
+            "X is an IterableDataset, whose number of rows is unknown",
+            f"write a store, streamkern.ingest_store(X, 'rows.zarr', {mention('y=')}...), and "
+            "give the store",
         )
     return data

@@ -290,7 +290,7 @@ def _check_output_location(
         names = ", ".join(k for k in sorted({*old, *new}) if old.get(k) != new.get(k)) + " differ"
     raise ResumeMismatchError(
         f"{redact(url)} holds an unfinished store made from other data or settings ({names})",
-        f"repeat those, or pass {mention('overwrite', True)}",
+        f"repeat the call with the same data and settings, or pass {mention('overwrite', True)}",
     )
 
 

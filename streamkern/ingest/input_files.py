@@ -69,14 +69,13 @@ def explained_damage(url: Url) -> Iterator[None]:
         packed = str(url).lower().endswith((*COMPRESSIONS, ".npz"))
         raise DataError(
             f"{redact(url)} {'does not decompress' if packed else 'cannot be read'} ({error})",
-            "it is damaged or truncated, at its source or in transfer: try again, or get it again "
-            "from where it came",
+            "it is damaged or truncated: try again, or copy it again from its source",
         ) from error
     except ValueError as error:
         if "range requests" not in str(error):  # fsspec's, for a server without range requests
             raise
         raise StorageError(
-            f"the server of {redact(url)} does not send parts of files, which this format needs",
+            f"the server of {redact(url)} cannot send parts of files, but this format needs them",
             "download the file, and give its path",
         ) from error
 
@@ -216,24 +215,25 @@ class FileOpener:
         if (kind_in_zip := self._kind_in_zip(url)) is not None:
             return kind_in_zip
         if text.lower().endswith(ARCHIVES):
-            raise DataError(f"{text} is an archive", "unpack it, and give the files in it")
+            raise DataError(f"{text} is an archive", "unpack it, and give the unpacked files")
         if ending in _VECTOR_FILE_CODE:
             raise DataError(
-                f"{text} holds vectors that each begin with their length, which are not read here",
+                f"{text} holds vectors that each begin with their length, a format that is not "
+                "supported",
                 f"write them as an array: a = numpy.fromfile({text!r}, 'u1'), "
                 f"numpy.save({os.path.splitext(text)[0] + '.npy'!r}, {_VECTOR_FILE_CODE[ending]})",
             )
         reader = _PANDAS_READERS.get(os.path.splitext(text)[1].lower())
         if reader is not None:
             raise DataError(
-                f"{text} is of a format that is not read here",
-                "make a Parquet file of it, as by "
+                f"{text} has a format that is not supported",
+                "convert it to Parquet, for example with "
                 f"pandas.{reader}({text!r}).to_parquet({os.path.splitext(text)[0] + '.parquet'!r})",
             )
         if content is not None:
             raise DataError(f"{text} is {content[1]}")
         raise DataError(
-            f"cannot tell the format of {redact(url)}",
+            f"the format of {redact(url)} is not clear",
             f"known endings are {', '.join(ENDINGS)}, also compressed: if it is one of these "
             f"formats, name it, as in {mention('format', 'csv')}",
         )

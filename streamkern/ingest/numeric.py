@@ -34,11 +34,11 @@ def array_of_list(values: Any, name: str) -> Any:
         if isinstance(values, tuple) and name == "X" and len(values) in (2, 3):
             raise DataError(
                 f"X is a tuple of {len(values)}",
-                "give rows, targets and weights as arguments of their own, X, y and sample_weight",
+                "give rows, targets and weights as three arguments: X, y and sample_weight",
             ) from None
         raise DataError(
-            f"{name} is a {type(values).__name__} whose rows are not of one length",
-            "give as many values in each row",
+            f"{name} is a {type(values).__name__} whose rows differ in length",
+            "give rows of equal length",
         ) from None
     if array.dtype.kind == "f" and objects_are_rounded(values, array):
         warn_of_rounded(name)
@@ -62,7 +62,7 @@ def no_rows(X: Any) -> DataError:
     if len(shape) != 1:
         return DataError(f"X has the shape {shape}", "give rows and columns, (n, d)")
     return DataError(
-        f"X has the shape {shape}, and rows and columns are needed. Reshape your data: "
+        f"X has the shape {shape}, but must have rows and columns. Reshape your data: "
         "X.reshape(-1, 1) if it has one feature, X.reshape(1, -1) if it is one row"
     )
 
@@ -92,7 +92,7 @@ def numeric(X: Any) -> Any:
     elif kind in "UST":
         remedy = "give X.astype(float) where all is written as numbers, else a data frame"
     raise NotNumbersError(
-        f"{prefix}X is an array of {nouns[kind]} ({dtype}), and an array holds numbers here",
+        f"{prefix}X is an array of {nouns[kind]} ({dtype}), but arrays must hold numbers here",
         remedy,
     )
 
@@ -110,10 +110,10 @@ def _numbers_of_objects(X: NDArray[Any]) -> NDArray[np.float64]:
     index = next(k for k in np.ndindex(X.shape) if not _is_number(X[k]))
     row, *columns = index
     raise NotNumbersError(
-        f"X holds {str(X[index])[:40]!r} in row {row}{', column ' if columns else ''}"
-        f"{', '.join(map(str, columns))}, and a cell of this argument must be no string or other "
-        "object, but a number",
-        "of a table with words give a data frame, such as "
+        f"X holds {str(X[index])[:40]!r} in row "
+        f"{row}{', column ' if columns else ''}{', '.join(map(str, columns))}, but each cell "
+        "must be a number, not a string or another object",
+        "if the table contains words, give a data frame, such as "
         'pandas.DataFrame(X).infer_objects().add_prefix("x")',
     )
 
@@ -202,9 +202,10 @@ def column_values(series: Any, name: str, *, keep_missing: bool = False) -> NDAr
     if series.dtype.is_temporal():
         if getattr(series.dtype, "time_zone", None) is not None:
             raise DataError(
-                f"{name} has dates with a time zone, from row 0 on, which NumPy does not keep: "
-                f"give {mention(f'{name}=')}list(map(str, {name})), for example, where they are "
-                "labels, and numbers, such as the days since a date, where they are values"
+                f"{name} has dates with a time zone, from row 0 on, and NumPy does not keep time "
+                f"zones; give {mention(f'{name}=')}list(map(str, {name})), for example, if the "
+                "dates are labels, and numbers, such as the days since a date, if they are "
+                "values"
             )
         return np.asarray(series.to_numpy())
     values = series.to_list()
@@ -214,8 +215,8 @@ def column_values(series: Any, name: str, *, keep_missing: bool = False) -> NDAr
         if others and name == "y":
             raise DataError(
                 f"y is a column of categories that are not text, such as {others[0]} "
-                f"({type(others[0]).__name__}), and predictions would be their text, which is "
-                "equal to none of them",
+                f"({type(others[0]).__name__}), but predictions would be text, which equals none "
+                "of these categories",
                 "give y.astype(str)",
             )
         values = [v if v is None or isinstance(v, plain_types) else str(v) for v in values]

@@ -85,15 +85,15 @@ class OriginalColumns:
         for url, kind in zip(self.urls, kinds, strict=True):
             if kind not in TABLES:
                 raise ConfigError(
-                    f"{redact(url)} has no columns by name, and {mention('with_input', True)} "
-                    "writes those of tables (CSV, Parquet, Arrow, JSON lines)",
+                    f"{redact(url)} has no named columns, but {mention('with_input', True)} "
+                    "writes the columns of tables (CSV, Parquet, Arrow, JSON lines)",
                     "leave it out",
                 )
             if kind != kinds[0]:
                 raise ConfigError(
-                    f"{redact(self.urls[0])} and {redact(url)} are files of two formats, whose "
-                    f"columns {mention('with_input', True)} cannot write to one",
-                    "give one format",
+                    f"{redact(self.urls[0])} and {redact(url)} have different formats, so "
+                    f"{mention('with_input', True)} cannot write their columns to one file",
+                    "give files of one format",
                 )
         return kinds[0]
 
@@ -112,8 +112,8 @@ class OriginalColumns:
             columns = reader.header if schema is None else tuple(schema.names)
         if not has_names:
             raise ConfigError(
-                f"{redact(url)} has no header line, and its columns have no names to be written by",
-                f"add one, or give {mention('names=')}",
+                f"{redact(url)} has no header line, so its columns have no names in the output",
+                f"add a header line, or give {mention('names=')}",
             )
         if not self.names:
             self.names, self.schema = columns, schema
@@ -123,8 +123,9 @@ class OriginalColumns:
         first = redact(self.urls[0])
         if index_of.keys() != {*wanted}:
             raise DataError(
-                f"{redact(url)} has the columns {some(columns)} and {first} has {some(self.names)}",
-                "write each to a file of its own",
+                f"{redact(url)} has the columns {some(columns)}, but {first} has "
+                f"{some(self.names)}",
+                "predict each file in a separate call",
             )
         self._check_types(schema, redact(url), first)
         return [index_of[name] for name in wanted]
@@ -135,9 +136,9 @@ class OriginalColumns:
             first_field = self.schema.field(field.name)
             if first_field.type != field.type:
                 raise DataError(
-                    f"column {field.name!r} is {field.type} in {location} and {first_field.type} "
+                    f"column {field.name!r} is {field.type} in {location}, but {first_field.type} "
                     f"in {first}",
-                    "write each to a file of its own, or give them one type",
+                    "predict each file in a separate call, or give the column one type",
                 )
             if field.nullable and not first_field.nullable:
                 k = self.schema.get_field_index(field.name)

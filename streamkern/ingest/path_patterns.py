@@ -84,9 +84,9 @@ def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
                 is_among = is_among or fnmatchcase(str(out_path), str(input_path))
         if is_among and out_path.name[0] not in "._":
             raise ConfigError(
-                f"{redact(out_url)} would be among the files of {redact(url)}, and be read as rows "
-                "the next time",
-                "write elsewhere",
+                f"{redact(out_url)} lies among the files of {redact(url)}, so the next call "
+                "would read it as rows",
+                "give another output",
             )
 
 
@@ -203,9 +203,9 @@ def _entries(tree: _Tree, folder: str) -> list[str]:
     for mark, table in _TABLE_FORMAT_FILES.items():
         if mark in names:
             raise DataError(
-                f"{redact(tree.url(folder)).rstrip('/')} is a {table} table, among whose files are "
-                "some that it has replaced or deleted",
-                "export it to Parquet files",
+                f"{redact(tree.url(folder)).rstrip('/')} is a {table} table, whose folder also "
+                "contains files that the table has replaced or deleted",
+                "export the table to Parquet files",
             )
     return names
 
@@ -228,7 +228,7 @@ def _files_in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
         raise _partitioned(location, f"is partitioned into folders ({some(folders)})", location)
     if folders:
         raise DataError(
-            f"{location} holds folders ({some(folders)})",
+            f"{location} contains other folders ({some(folders)})",
             f"name the files with a pattern, such as {location}/**/*.parquet",
         )
     _check_one_format(data_names, location)
@@ -260,8 +260,9 @@ def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
 
 def _partitioned(location: str, reason: str, folder: str) -> DataError:
     return DataError(
-        f"{location} {reason}, whose names are a column that the files lack",
-        f"write it into a file, as by pandas.read_parquet({folder!r}).to_parquet('whole.parquet')",
+        f"{location} {reason}, whose names hold a column that the files lack",
+        "write the table to one file, for example with "
+        f"pandas.read_parquet({folder!r}).to_parquet('whole.parquet')",
     )
 
 
@@ -302,7 +303,7 @@ def _check_one_format(names: Sequence[str], location: str) -> None:
     if len(by_kind) > 1:
         raise DataError(
             f"{location} has files of several formats ({some(list(by_kind.values()))})",
-            "name the files of one format, as with *.csv",
+            "name the files of one format, for example *.csv",
         )
 
 

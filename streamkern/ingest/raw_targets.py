@@ -62,8 +62,8 @@ def refuse_odd_text(block: RawBlock, texts: Sequence[str]) -> None:
     for row, text in enumerate(texts):
         if "\0" in text or (not text.isascii() and _is_broken(text)):
             raise DataError(
-                f"the target of {block.cell_location(row)} is {text[:80]!r}, which holds a null "
-                "character or half a character of Unicode",
+                f"the target of {block.cell_location(row)} is {text[:80]!r}, which contains a null "
+                "character or half of a surrogate pair",
                 "correct it",
             )
 
@@ -111,8 +111,8 @@ def dtype_problem(dtype: np.dtype[Any]) -> str:
     """Return a description of targets of this dtype, with the remedy."""
     if dtype.kind in "mM":
         noun = "dates" if dtype.kind == "M" else "durations"
-        return f"{noun}, and targets are numbers or labels; convert them, to days or seconds say"
-    return f"of dtype {dtype}, and targets are numbers or labels; convert them"
+        return f"{noun}, but targets must be numbers or labels; convert them, for example to days"
+    return f"of dtype {dtype}, but targets must be numbers or labels; convert them"
 
 
 def as_values(block: RawBlock) -> NDArray[Any]:
@@ -183,8 +183,8 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
             if not isinstance(label, str) and type(label) is not int:
                 raise DataError(
                     f"the label of {block.cell_location(row)} is {label!r}",
-                    "class labels are integers or text: write them as text, of arrays "
-                    "list(map(str, y))",
+                    "class labels must be integers or text: convert an array with list(map(str, "
+                    "y))",
                 )
         if len({type(label) for label in labels}) > 1:
             raise mixed_labels(block)
@@ -193,7 +193,7 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
                 raise DataError(
                     f"the label of {block.cell_location(row)} is an integer of "
                     f"{label.bit_length()} bits",
-                    "64 are allowed: write such labels as text",
+                    "labels may have at most 64 bits: write larger ones as text",
                 )
         return np.array(labels, dtype=object)  # Python integers do not wrap
     if kind != "U":
@@ -205,7 +205,8 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
 def mixed_labels(block: RawBlock) -> DataError:
     """Return the error for labels that mix text and integers."""
     return DataError(
-        f"{block.location} mixes text and integer labels", "use one kind, as list(map(str, y)) is"
+        f"{block.location} mixes text and integer labels",
+        "use one kind, for example list(map(str, y))",
     )
 
 
@@ -227,7 +228,7 @@ def _decoded(label: Any, block: RawBlock, row: int) -> Any:
 def _refuse_long(block: RawBlock, length: int) -> None:
     if length > MAX_LABEL:
         raise DataError(
-            f"a label of {block.location} after row {block.start} has {length} characters, "
-            f"{MAX_LABEL} are allowed",
-            "shorten it",
+            f"a label of {block.location} after row {block.start} has {length} characters, but at "
+            f"most {MAX_LABEL} are allowed",
+            "shorten the label",
         )

@@ -152,7 +152,7 @@ class ManyReader(WrappingReader):
         if any(reader.encoder != self.encoder for reader in readers):
             raise DataError(
                 f"{some([name for name, _ in self.files])} were encoded in different ways",
-                "ingest the tables that they were made from together",
+                "ingest the original tables together",
             )
 
     @property

@@ -102,7 +102,8 @@ def _pack_sparse(reader: Reader, recorded: Mapping[str, Any] | None) -> None:
             reader.pack(longest)
     elif recorded_features != n_features:
         raise DataError(
-            f"the rows have {n_features:,} features, and those before {recorded_features:,}",
+            f"the rows have {n_features:,} features, but the rows before have "
+            f"{recorded_features:,}",
             "give rows with the same features",
         )
     else:
@@ -132,8 +133,9 @@ def _reader(inputs: Any, request: ReadRequest, opener: FileOpener) -> Reader:
     if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping):
         if request.y is not None or request.w is not None:
             raise ConfigError(
-                "y or sample_weight was given beside an iterable of blocks",
-                "its blocks must be pairs (X, y), or (X, y, w) with sample weights",
+                "y or sample_weight was given with an iterable of blocks",
+                "put them into the blocks: the blocks must be pairs (X, y), or (X, y, w) with "
+                "sample weights",
             )
         return BlockReader(inputs, request)
     raise ConfigError(
@@ -169,9 +171,9 @@ def _file_readers(
         first = first or reader
         if (reader.columns is None) != (first.columns is None):
             raise DataError(
-                f"of {first.files[0][0]} and {reader.files[0][0]}, one names its columns and the "
-                "other does not",
-                "give all files a header, or none",
+                f"one of {first.files[0][0]} and {reader.files[0][0]} has a header, the other "
+                "has none",
+                "give all files a header, or give none a header",
             )
         yield reader
 
@@ -180,9 +182,9 @@ def _by_name(request: ReadRequest, first: Reader) -> ReadRequest:
     """Return the request with the columns of the first file by name; positions may differ."""
     if isinstance(request.w, int):
         raise ConfigError(
-            f"{mention('sample_weight', request.w)} is a position, which may be another column in "
-            f"each file",
-            "give the name",
+            f"{mention('sample_weight', request.w)} is a position, but may be another column in "
+            "each file",
+            "give the name of the column",
         )
     x = None if request.x is None else first.columns
     return request._replace(x=x, y=first.target_columns if request.targets else request.y)
@@ -196,8 +198,8 @@ def _one_for_each_file(values: Any, n_files: int, is_separate: bool, noun: str) 
         values = [values]
     if len(values) != n_files:
         raise ConfigError(
-            f"{n_files} files of X and {len(values)} of {noun} were given",
-            "give one for each, and in a shell put a pattern in quotes",
+            f"X has {n_files} files, but {noun} has {len(values)}",
+            "give one file for each file of X, and put patterns in quotes in a shell",
         )
     return list(values)
 
@@ -269,7 +271,7 @@ def _reader_of(kind: str, url: Url, request: ReadRequest, opener: FileOpener) ->
         return FileReader(open_single_array(kind, url, request, opener), url)
     if request.w is not None and not isinstance(request.w, str | int):
         raise ConfigError(
-            f"the sample weights of {redact(url)} are in it: give the name of their array or column"
+            f"the sample weights of {redact(url)} are an array or column of it; give its name"
         )
     open_file = _READERS[kind]
     form: Mapping[str, Any] | None = opener.form.for_kind(kind).record(kind, data_ending(url))

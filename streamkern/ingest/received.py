@@ -78,8 +78,8 @@ def convert_received(data: Any, name: str, *, keep_missing: bool = False) -> Any
     if isinstance(data, np.ma.MaskedArray):
         if np.ma.is_masked(data):
             raise DataError(
-                f"{name} is a masked array, whose masked entries would be taken for values",
-                f"fill them, {name}.filled(value), or leave those rows out",
+                f"{name} is a masked array, whose masked entries would count as values",
+                f"fill the masked entries, {name}.filled(value), or leave their rows out",
             )
         return np.asarray(data)
     data = hub_values(data, name)
@@ -91,19 +91,19 @@ def convert_received(data: Any, name: str, *, keep_missing: bool = False) -> Any
     if frame is not None and name == "X":
         raise DataError(
             f"X is one column, {frame.name!r}",
-            "give a data frame with it, as X.to_frame() makes it",
+            "give a data frame with this column: X.to_frame()",
         )
     if frame is not None:
         return column_values(frame, name, keep_missing=keep_missing)
     if isinstance(data, set | frozenset):
         raise DataError(
-            f"{name} is a {type(data).__name__}, which has no order",
+            f"{name} is a {type(data).__name__}, whose entries have no order",
             "give a list or an array with an entry for each row",
         )
     if is_iterator(data):
         raise DataError(
-            f"{name} is a {_kind(data)}, which can be read once",
-            f"give its rows as an array, np.array(list({name})), or a GeneratorSource where they "
+            f"{name} is a {_kind(data)}, which can be read only once",
+            f"give its rows as an array, np.array(list({name})), or as a GeneratorSource if they "
             "do not fit into memory",
         )
     reads = hasattr(data, "__array__") or hasattr(data, "__array_interface__")
@@ -118,7 +118,7 @@ def convert_received(data: Any, name: str, *, keep_missing: bool = False) -> Any
         reason = str(error).partition("\n")[0].rstrip(".")
         raise DataError(
             f"{name} is a {_kind(data)} that cannot be read as an array here ({reason})",
-            "give one on the CPU, dense, without gradient and of a dtype that NumPy has",
+            "give a dense array on the CPU, without gradient, and with a dtype of NumPy",
         ) from None
 
 
@@ -133,8 +133,9 @@ def received_targets(y: Any, name: str = "y", *, keep_missing: bool = False) -> 
         return values.toarray()
     if name == "y" and _is_scalar(values):
         raise DataError(
-            f"{mention('y', values)} is one number, and there is a target for each row",
-            "give them, such as the column X[:, k] of an array, and leave this column out of X",
+            f"{mention('y', values)} is one number, but each row needs a target",
+            "give a target for each row; if column k of X holds the targets, give y=X[:, k], "
+            "and leave this column out of X",
         )
     if not is_frame(values):
         return values
@@ -144,7 +145,7 @@ def received_targets(y: Any, name: str = "y", *, keep_missing: bool = False) -> 
     if len(values.columns) == 1:
         return column_values(values.get_column(values.columns[0]), name, keep_missing=keep_missing)
     raise DataError(
-        f"{name} has {len(values.columns)} columns that are not all numbers, or lack some, "
+        f"{name} has {len(values.columns)} columns, some with words or missing values, "
         f"{some([str(k) for k in values.columns])}",
         "give one column of labels, or numbers",
     )
@@ -226,9 +227,9 @@ def received_data(
     X = convert_received(X, "X")
     if isinstance(sample_weight, int | np.integer) and (is_frame(X) or is_dask_table(X)):
         raise DataError(
-            f"{mention('sample_weight', sample_weight)} is a whole number beside a table, and may "
-            "be meant as one weight or as a column",
-            "give the name of the column, or leave it out where all weights are the same",
+            f"{mention('sample_weight', sample_weight)} is a whole number, which may mean one "
+            "weight or a column of the table",
+            "give the name of the column, or leave sample_weight out if all weights are equal",
         )
     if is_frame(X) and (are_names(y, X) or isinstance(sample_weight, str)):
         return _of_frame(X, y, sample_weight)
@@ -294,7 +295,7 @@ def _weights(sample_weight: Any, X: Any) -> Any:
         w = np.full(n_rows, w) if isinstance(n_rows, int | np.integer) else w
     if getattr(getattr(w, "dtype", None), "kind", "") in ("m", "M"):
         raise DataError(
-            "sample_weight holds dates or durations, whose unit would determine the weights",
+            "sample_weight holds dates or durations, but weights must not depend on a unit of time",
             "give numbers, such as the days: sample_weight / np.timedelta64(1, 'D')",
         )
     return w[:, 0] if getattr(w, "ndim", 1) == 2 and w.shape[1] == 1 else w
@@ -351,7 +352,7 @@ def _refuse_containers(value: Any, name: str) -> None:
         names = sorted(map(str, value.data_vars))
         raise DataError(
             f"{name} is an xarray.Dataset, which holds several arrays, {some(names)}",
-            f'give one of them, {name}["name"]',
+            f'give one of these arrays, {name}["name"]',
         )
     if isinstance(value, Mapping) and not hasattr(value, "shape"):
         keys = ", ".join(map(str, list(value)[:3]))
@@ -362,8 +363,8 @@ def _refuse_containers(value: Any, name: str) -> None:
     if hasattr(value, "__dask_graph__") and not isinstance(getattr(value, "ndim", None), int):
         raise DataError(
             f"{name} is a {_kind(value)}, whose shape Dask does not know",
-            "give a Dask array or data frame, as dask.array.from_delayed and a bag's to_dataframe "
-            "make them",
+            "give a Dask array or data frame, for example from dask.array.from_delayed or "
+            "to_dataframe of a bag",
         )
 
 

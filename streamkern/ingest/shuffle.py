@@ -119,7 +119,7 @@ class Spool:
         if (w is not None) != self.weighted:
             raise DataError(
                 "some blocks of rows have sample weights and others have none",
-                "give them to all or to none",
+                "give sample weights with all blocks, or with none",
             )
         k, start = len(X), self.n_rows
         records = np.empty(k, self._record_dtype)

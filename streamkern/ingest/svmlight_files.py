@@ -57,13 +57,13 @@ class SvmlightReader(Reader):
         self.identity = [opener.identity(url), n_features, self.first]
         self._scan_file()
         if self._n_rows == 0:
-            raise DataError(f"{self._location} has no rows", "give a file with some")
+            raise DataError(f"{self._location} has no rows", "give a file with rows")
         if other_rows and n_features is not None and 0 < self.lowest <= self.highest < n_features:
             raise DataError(
-                f"{self._location} does not say whether its features count from 0 or 1, and the "
-                "model was not trained on svmlight files",
-                "give the rows as an array, which sklearn.datasets.load_svmlight_file reads, given "
-                "n_features and zero_based",
+                f"{self._location} does not record whether feature numbers begin at 0 or 1, and "
+                "the model was not trained on svmlight files",
+                "give the rows as an array: read them with sklearn.datasets.load_svmlight_file, "
+                "with n_features and zero_based",
             )
         self._warn_of_queries()
         # Features are counted from 1 unless there is a feature 0, as in scikit-learn.
@@ -74,9 +74,10 @@ class SvmlightReader(Reader):
         if self.first is not None:
             if self.first > self.lowest:
                 raise DataError(
-                    f"{self._location} has a feature 0, and in the rows before features count "
-                    "from 1",
-                    "number its features alike, or ingest all files together, to a new store",
+                    f"{self._location} has a feature 0, but in the rows before the feature numbers "
+                    "begin at 1",
+                    "number the features of all files in the same way, or ingest all files "
+                    "together, to a new store",
                 )
             base = self.first
         self._zero_based, highest = base == 0, self.highest
@@ -85,12 +86,12 @@ class SvmlightReader(Reader):
             found = f"{self._location} has the feature {highest}, counted from {base}"
             if self.first is not None:
                 raise DataError(
-                    f"{found}, and the rows before have {n_features} features",
+                    f"{found}, but the rows before have {n_features} features",
                     "ingest all files together, to a new store",
                 )
             raise DataError(
                 f"{found}, but {n_features} features were requested",
-                f"leave {mention('x=')} out, or give as many as there are",
+                f"leave {mention('x=')} out, or give the number of features in the file",
             )
         self._width = n_features or width
         first = 1 - self._zero_based
@@ -106,9 +107,9 @@ class SvmlightReader(Reader):
         if self.width is None and self._width > _MAX_FEATURES_OF_DENSE_ROWS:
             raise DataError(
                 f"{self._location} has {self._width:,} features, and a row with {self._longest:,} "
-                "that are not 0",
-                f"such rows are made dense, with at most {_MAX_FEATURES_OF_DENSE_ROWS:,} features: "
-                "hash or choose features first",
+                "entries that are not 0",
+                f"such rows become dense, with at most {_MAX_FEATURES_OF_DENSE_ROWS:,} features: "
+                "hash or select features first",
             )
         step = max(1, block_bytes // row_bytes)
         check_row_bytes(row_bytes, 1, self._location, block_bytes)
@@ -197,17 +198,17 @@ def open_svmlight(url: Url, request: ReadRequest, opener: FileOpener) -> Svmligh
     if request.y is not None or request.w is not None:
         name = "y" if request.y is not None else "sample_weight"
         raise ConfigError(
-            f"{mention(f'{name}=')} was given for {location}, whose rows begin with their "
-            "targets and have no weights",
+            f"{mention(f'{name}=')} was given for {location}, but the rows of svmlight files begin "
+            "with their targets and have no weights",
             "leave it out",
         )
     if [str(k).isdecimal() for k in as_list(request.x)] == [True]:  # text on a command line
         request = request._replace(x=int(as_list(request.x)[0]))
     if request.x is not None and (not isinstance(request.x, int) or request.x < 1):
         raise ConfigError(
-            f"{mention('x', request.x)} was given for {location}, whose features have no names",
-            "leave it out, or give the number of features, where rows have more than this file "
-            "shows",
+            f"{mention('x', request.x)} was given for {location}, but features of svmlight files "
+            "have no names",
+            "leave it out, or give the number of features, if rows have more than this file shows",
         )
     return SvmlightReader(url, request, opener, request.x)
 

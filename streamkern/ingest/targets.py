@@ -83,7 +83,8 @@ class TargetConverter:
         if self.are_classes and y.ndim > 1:
             raise DataError(
                 f"y of {first.location} has shape {y.shape}",
-                f"class labels are one column, use {mention('targets', 'values')} for a matrix",
+                f"give class labels as one column, or use {mention('targets', 'values')} for a "
+                "matrix of values",
             )
         # Shape and dtype of the targets of a row: codes, or values.
         self.shape: tuple[int, ...] = ()
@@ -195,9 +196,9 @@ class TargetConverter:
         y = y.reshape(len(y), -1)
         if y.shape[1:] != self.shape:
             raise DataError(
-                f"{block.cell_location(0)} has {y.shape[1]} targets, the rows before have "
+                f"{block.cell_location(0)} has {y.shape[1]} targets, but the rows before have "
                 f"{self.shape[0]}",
-                "give all rows as many",
+                "give all rows the same number of targets",
             )
         warn_of_rounding(y, block)
         with np.errstate(over="ignore"):
@@ -260,8 +261,8 @@ class TargetConverter:
         if self._kind == _INTEGER_TEXT and is_number(label) and np.isinf(float(label)):
             raise _not_finite(block, row, label)
         raise DataError(
-            f"the target of {block.cell_location(row)} is {label!r}, {_label_kind(label)}, and "
-            f"that of the first row is {self._kind}",
+            f"the target of {block.cell_location(row)} is {label!r}, {_label_kind(label)}, but the "
+            f"target of the first row is {self._kind}",
             f"pass {mention('targets', 'values')} if all are numbers, "
             f"{mention('targets', 'classes')} if all are labels, or correct it",
         )
@@ -288,7 +289,7 @@ class TargetConverter:
 
 def _not_finite(block: RawBlock, row: int, value: object) -> NonFiniteError:
     return NonFiniteError(
-        f"the target of {block.cell_location(row)} is {value}, and targets are finite",
+        f"the target of {block.cell_location(row)} is {value}, but targets must be finite",
         "correct such rows, or leave them out",
     )
 

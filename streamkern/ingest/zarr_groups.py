@@ -191,9 +191,9 @@ def own_columns(
     feature_names = set(names if request.columns is None else request.columns)
     if state.get("encoder") is not None and feature_names != set(names):
         raise DataError(
-            f"{location} holds the features of an encoded table, which are others than those "
-            f"wanted ({some(sorted(feature_names ^ set(names)))})",
-            f"ingest the tables of both together, or its table with {mention('like=')} and the "
+            f"{location} holds the features of an encoded table, but other features were requested "
+            f"({some(sorted(feature_names ^ set(names)))})",
+            f"ingest both tables together, or ingest this table with {mention('like=')} and the "
             "other store",
         )
     features = ReadRequest(x, (), targets=False, columns=request.columns)
@@ -201,7 +201,7 @@ def own_columns(
     if state.get("encoder") is not None and set(columns) != set(names):
         raise DataError(
             f"{location} holds the features of an encoded table, which can only be used together",
-            f"leave {mention('x=')} out, or ingest the columns wanted from the table",
+            f"leave {mention('x=')} out, or ingest the table again with only the requested columns",
         )
     order = [names.index(name) for name in columns]
     all_in_order = order == list(range(len(names)))

@@ -147,8 +147,8 @@ class Kernel:
         A = np.array(metric)
         if A.dtype.kind not in "fiu" or A.ndim not in (1, 2) or A.size == 0:
             raise ConfigError(
-                f"metric of shape {A.shape} and dtype {A.dtype} must be numbers: one for each "
-                "feature, (d,), or a matrix, (d, r)"
+                f"metric of shape {A.shape} and dtype {A.dtype} is no metric; give one number "
+                "for each feature, (d,), or a matrix, (d, r)"
             )
         if not np.isfinite(A).all():
             raise ConfigError("metric holds NaN or infinity", "give finite numbers")
@@ -162,9 +162,9 @@ class Kernel:
             return d
         if len(self.metric) != d:
             raise ConfigError(
-                f"metric of shape {self.metric.shape} is for {len(self.metric)} features, and the "
-                f"points have {d}",
-                "give a row for each feature",
+                f"metric of shape {self.metric.shape} is for {len(self.metric)} features, but "
+                f"the points have {d}",
+                "give one row for each feature",
             )
         return int(self.metric.shape[-1])
 
@@ -233,7 +233,7 @@ class _Composite(Kernel):
 
     def __init__(self, parts: Sequence[Kernel]) -> None:
         if not parts or not all(isinstance(part, Kernel) for part in parts):
-            raise ConfigError(f"parts={parts!r} must be one kernel or more")
+            raise ConfigError(f"parts={parts!r} must be kernels, at least one; give a list of them")
         self.parts = tuple(
             part if part.metric is None else part.with_metric(None) for part in parts
         )

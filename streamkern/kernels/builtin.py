@@ -112,8 +112,8 @@ class Dispersal(Kernel):
         self.gamma = positive_parameter("gamma", gamma)
         if gamma > 2:
             raise ConfigError(
-                f"gamma={gamma!r} must be at most 2: for a larger gamma the kernel is not positive "
-                "definite"
+                f"gamma={gamma!r} must be at most 2, because the kernel is not positive definite "
+                "for a larger gamma; lower gamma"
             )
         self.expression = f"exp(-pow(s, {self.gamma / 2!r}))"
 
@@ -298,8 +298,8 @@ def get_kernel(
     if metric_digest is not None and metric is None:
         raise ConfigError(
             f"kernel {table} has a metric, whose numbers a table cannot hold",
-            f"give {mention('metric=')} beside it, or a Kernel object with its metric as the "
-            f"estimator's kernel or as {mention('model.kernel')}",
+            f"give {mention('metric=')} as a second setting, or a Kernel object with its metric "
+            f"as the estimator's kernel or as {mention('model.kernel')}",
         )
     categorical, sparse = table.pop("categorical", ()), table.pop("sparse", False)
     built = _from_table(table, bandwidth)
@@ -358,7 +358,8 @@ def _from_table(table: Mapping[str, Any], bandwidth: float | str | BandwidthOf) 
     if not {"kind", "kernel"} & table.keys():
         raise ConfigError(
             f'{mention("kernel", dict(table))} has no "kind", the name of the kernel',
-            'give {"kind": "gaussian"}, or another name, and its parameters beside it',
+            'give {"kind": "gaussian"}, or another name, and the parameters of the kernel in '
+            "the same table",
         )
     name = table.get("kind", table.get("kernel"))
     kernel_class = _class_of(name)
@@ -375,7 +376,10 @@ def _from_table(table: Mapping[str, Any], bandwidth: float | str | BandwidthOf) 
     if "parts" in allowed:
         parts = arguments.get("parts")
         if not isinstance(parts, list | tuple) or not parts:
-            raise ConfigError(f"kernel {name!r} needs parts, a list of names or tables of kernels")
+            raise ConfigError(
+                f"kernel {name!r} needs parts, a list of names or tables of kernels",
+                'give for example {"parts": ["laplace", "gaussian"]}',
+            )
         tables = [part if isinstance(part, Mapping) else {"kind": part} for part in parts]
         arguments["parts"] = [_from_table(part, bandwidth) for part in tables]
     if "bandwidth" in allowed and arguments.get("bandwidth", "auto") == "auto":
@@ -385,6 +389,6 @@ def _from_table(table: Mapping[str, Any], bandwidth: float | str | BandwidthOf) 
         raise ConfigError(
             f"the class of kernel {name!r} has changed since the model was trained: its values "
             "are different",
-            "define the class as it was then",
+            "define the class as it was in training",
         )
     return kernel

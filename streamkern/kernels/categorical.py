@@ -50,7 +50,7 @@ def checked_categorical(
     features = [feature for feature, _ in pairs]
     if len(set(features)) < len(features) or any(feature < 0 for feature in features):
         raise ConfigError(
-            f"categorical={pairs} must not repeat a feature, nor hold a negative one",
+            f"categorical={pairs} must not name a feature twice, and no negative number",
             "name each feature once, counted from 0",
         )
     if not all(0 < weight < math.inf for _, weight in pairs):

@@ -111,7 +111,8 @@ def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
     if n_features < 2 or n_features % 2:
         raise ConfigError(
             f"{mention('model.n_features', n_features)} must be even, for a cosine and a sine of "
-            "each frequency"
+            "each frequency",
+            "add or subtract 1",
         )
     rng, n, width = np.random.default_rng([seed, FREQUENCY_STAGE]), n_features // 2, d
     if kernel.metric is not None:

@@ -87,9 +87,9 @@ def in_settings(kernel: KernelTable, bandwidth: float | None) -> dict[str, Any]:
         return {"kernel": kernel, "bandwidth": bandwidth}
     if "auto" in widths:
         raise ConfigError(
-            f"kernel {kernel_text(kernel)} cannot be given a bandwidth: some of its parts set "
-            "theirs, and others do not",
-            'set it in all parts or in none, or leave bandwidth at "auto"',
+            f"kernel {kernel_text(kernel)} cannot be given a bandwidth, because some of its "
+            "parts have one and others have none",
+            'set the bandwidth in all parts or in none, or leave bandwidth at "auto"',
         )
     largest = max(widths)
     scaled = [bandwidth if w == largest else w * (bandwidth / largest) for w in widths]

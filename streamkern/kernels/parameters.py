@@ -34,7 +34,7 @@ def positive_parameter(name: str, value: Any, *, zero: bool = False) -> float:
         and (value > 0 or (zero and value == 0))
     ):
         rule = "a finite number, 0 or above" if zero else "a finite number above 0"
-        raise ConfigError(f"{name}={value!r} must be {rule}")
+        raise ConfigError(f"{name}={value!r} must be {rule}", f"correct {name}")
     return float(value)
 
 
@@ -42,7 +42,9 @@ def count_parameter(name: str, value: Any, maximum: int) -> int:
     """Return a whole number from 1 to `maximum`; otherwise raise ConfigError."""
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not is_integer or not 1 <= value <= maximum:
-        raise ConfigError(f"{name}={value!r} must be a whole number between 1 and {maximum}")
+        raise ConfigError(
+            f"{name}={value!r} must be a whole number between 1 and {maximum}", f"correct {name}"
+        )
     return int(value)
 
 

@@ -48,11 +48,14 @@ class PointPreparation:
         check_precision(precision, kernel)
         if (precision == "integer") != (grid is not None):
             raise ConfigError(
-                f"{mention('precision', precision)} with grid={grid!r}: the precision 'integer', "
-                "and no other, needs the grid of the features"
+                f"{mention('precision', precision)} cannot be used with grid={grid!r}, because "
+                "only the precision 'integer' needs the grid of the features",
+                "give both or neither",
             )
         if kernel.is_open:
-            raise ConfigError(f"{kernel!r} has no bandwidth yet", "give it a number")
+            raise ConfigError(
+                f"{kernel!r} has no bandwidth", "give the kernel a number as bandwidth"
+            )
         check_expression(kernel)
         self.kernel = kernel
         self.backend = backend

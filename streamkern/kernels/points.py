@@ -238,25 +238,25 @@ def check_precision(precision: str, kernel: Kernel) -> None:
         )
     if precision not in ("exact", "float64") and kernel.geometry != "distance":
         raise ConfigError(
-            f"{mention('precision', precision)} is for kernels of Euclidean distances, and "
+            f"{mention('precision', precision)} is for kernels of the Euclidean distance, but "
             f"{kernel} is not one",
             "use 'exact' or 'float64'",
         )
     if precision == "integer" and kernel.metric is not None:
         raise ConfigError(
-            f"{mention('precision', 'integer')} requires untransformed features, and "
-            f"{kernel} applies a metric to them",
+            f"{mention('precision', 'integer')} requires untransformed features, but {kernel} "
+            "applies a metric to them",
             "use 'auto'",
         )
     if precision not in ("exact", "float64") and kernel.sparse:
         raise ConfigError(
-            f"{mention('precision', precision)} rounds features, and the packed rows of {kernel} "
+            f"{mention('precision', precision)} rounds features, but the packed rows of {kernel} "
             "contain column numbers, which must not be rounded",
             "use 'exact' or 'float64'",
         )
     if precision not in ("exact", "float64") and kernel.categorical:
         raise ConfigError(
-            f"{mention('precision', precision)} rounds features, and {kernel} compares some for "
+            f"{mention('precision', precision)} rounds features, but {kernel} compares some for "
             "equality",
             "use 'exact' or 'float64'",
         )

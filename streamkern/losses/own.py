@@ -43,7 +43,7 @@ def given_loss(value: object) -> object:
         if not isinstance(kind, str) or ":" not in kind:
             raise ConfigError(
                 f'{mention("model.loss", dict(value))} must have a kind, "module:Class"',
-                'give kind = "module:Class" and its parameters, or the name of a loss alone',
+                'give kind = "module:Class" and its parameters, or only the name of a loss',
             )
         parameters = {k: v for k, v in value.items() if k not in RESERVED}
         return _instance(_class_of(kind), parameters)
@@ -131,7 +131,7 @@ def recorded_class(recorded: Mapping[str, Any], n_outputs: int) -> type[Loss]:
         raise ConfigError(
             f"the class of {mention('model.loss', name)} has changed since the model was trained: "
             "its values are different",
-            "define the class as it was then",
+            "define the class as it was in training",
         )
     return loss_class
 

@@ -148,8 +148,8 @@ def check_level(level: Any) -> None:
     number = isinstance(level, numbers.Real) and not isinstance(level, bool)
     if not (number and 0 < level < 1):
         raise ConfigError(
-            f"{mention('interval', level)} must be a number between 0 and 1, such as 0.9: the "
-            "probability that the interval contains the target"
+            f"{mention('interval', level)} must be a number between 0 and 1, the probability "
+            "that the interval contains the target; give for example 0.9"
         )
 
 

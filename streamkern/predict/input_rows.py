@@ -188,7 +188,7 @@ def open_rows(
         return stores[0] if len(stores) == 1 else MixtureSource(stores)
     if "zarr" in kinds and len(kinds) > 1:
         raise ConfigError(
-            "stores and files of other kinds cannot be read together", "give one kind"
+            "stores and other files cannot be read together", "give only stores, or only files"
         )
     are_tables, weight_column = kinds <= {*TABLES}, like.weight_column
     if y is None and are_tables:

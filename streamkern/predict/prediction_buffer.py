@@ -109,9 +109,9 @@ class PredictionBuffer:
             present[positions[positions < count]] = True
             if len(records) != count or not present.all():
                 raise DataError(
-                    f"rows {first} to {first + count - 1} of the data do not occur once each: "
-                    "its row numbers are damaged",
-                    f"ingest it again, or predict with {mention('order', 'store')}",
+                    f"rows {first} to {first + count - 1} of the data occur several times or "
+                    "never, so its row numbers are damaged",
+                    f"ingest the data again, or predict with {mention('order', 'store')}",
                 )
             ordered = np.empty_like(records)
             ordered[positions] = records

@@ -269,7 +269,7 @@ class PredictionFile:
             raise self._exists_error()
         if not self._is_own():
             raise ConfigError(
-                f"{self._path} was not written by streamkern, or was changed since, and is not "
+                f"{self._path} was not written by streamkern, or was changed since, so it is not "
                 "overwritten",
                 "delete it, or give another output",
             )

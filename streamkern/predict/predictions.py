@@ -175,7 +175,7 @@ def _checked_ending(url: str | os.PathLike[str], order: str) -> str:
         import_optional("pyarrow.parquet", "writing Parquet")
     if (ending, order) == (".npy", "store"):
         raise ConfigError(
-            f"{mention('order', 'store')} needs row numbers beside the predictions, but a .npy "
+            f"{mention('order', 'store')} needs row numbers next to the predictions, but a .npy "
             "file holds a single array",
             "write .zarr, .csv or .parquet, or use the order of the source",
         )

@@ -86,7 +86,7 @@ def checkpoint_errors(location: str) -> Iterator[None]:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(
-            f"{location} holds a document that was edited and sealed again "
+            f"{location} holds a JSON file that was edited, together with its checksum "
             f"({type(error).__name__}: {error})",
             "restore it from a copy, or start again in a new run directory",
         ) from error
@@ -219,7 +219,7 @@ def checked_meta(meta: Mapping[str, object], name: str) -> dict[str, Any]:
     Raises CheckpointError for a value that JSON would not restore.
     """
     if not isinstance(meta, Mapping):
-        raise CheckpointError(f"{name} is {type(meta).__name__}, not a mapping")
+        raise CheckpointError(f"{name} is {type(meta).__name__}, not a dict; give a dict")
     copied: dict[str, Any] = _checked_json(meta, name)
     return copied
 
@@ -234,7 +234,7 @@ def _checked_json(value: object, location: str) -> Any:
     if isinstance(value, list | tuple):
         return [_checked_json(v, f"{location}[{i}]") for i, v in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
-        raise CheckpointError(f"{location} is {value}", "JSON holds finite numbers only, use None")
+        raise CheckpointError(f"{location} is {value}", "JSON has only finite numbers: use None")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     raise CheckpointError(

@@ -136,8 +136,8 @@ def read_config(folder: RunStorage) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise RunError(
             f"{folder.location}/run.json is damaged ({error})",
-            "restore it from a copy, or run the same command again, which writes it again if "
-            "there is a setup or a checkpoint",
+            "restore it from a copy, or run the same command again, which writes this file "
+            "again if there is a setup or a checkpoint",
         ) from error
 
 

@@ -146,9 +146,9 @@ class Lease:
 
     def _unsupported_error(self) -> StorageAccessError:
         return StorageAccessError(
-            f"{self._place} does not refuse to create an object that exists, so two runs could "
-            "write to it at the same time",
-            "keep runs on a local disk, on S3, or on another storage that does",
+            f"{self._place} cannot refuse to create an object that already exists, so two runs "
+            "could write to it at the same time",
+            "keep runs on a local disk, on S3, or on another storage with conditional writes",
         )
 
     def _warn_of_wait(self, holder: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ class RunDirectory:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if keep < 1:
-            raise ConfigError(f"keep={keep} must be at least 1, or no checkpoint would remain")
+            raise ConfigError(f"keep={keep} must be at least 1, or nothing remains; set keep=1")
         self._folder = open_folder(path, storage_options)
         self.location = self._folder.location
         self.writable = writable
@@ -142,7 +142,7 @@ class RunDirectory:
         except OSError as error:
             raise RunError(
                 f"run directory {self.location} cannot be written to: {os_error_text(error)}",
-                "give another run directory, or run the same command again once that is solved",
+                "give another run directory, or solve this problem, and run the same command again",
             ) from error
 
     def _highest_writer(self) -> int:
@@ -312,8 +312,8 @@ class RunDirectory:
                     self._lock.check()  # the directory may be gone, or have a new writer
                 raise CheckpointError(
                     f"{file_text} could not be written to {self.location}: {os_error_text(error)}",
-                    "earlier checkpoints are untouched, so run the same command again once that is "
-                    "solved",
+                    "earlier checkpoints are untouched, so solve this problem, and run the same "
+                    "command again",
                 ) from error
 
     # -- loading -------------------------------------------------------------------------------
@@ -349,8 +349,8 @@ class RunDirectory:
             self._check_same_run(saved)
             self._retention.unverified.update(name_stem(*checkpoint) for checkpoint in damaged)
             skipped = tuple(
-                f"checkpoint of step {checkpoint[1]} in {self.location} was skipped, and that of "
-                f"step {saved.step} is used: {failures[checkpoint]}"
+                f"checkpoint of step {checkpoint[1]} in {self.location} was skipped, and the "
+                f"checkpoint of step {saved.step} is used: {failures[checkpoint]}"
                 for checkpoint in damaged
             )
             return replace(saved, skipped=skipped)
@@ -358,7 +358,7 @@ class RunDirectory:
             return None
         reasons = "; ".join(f"step {step}: {why}" for (_, step), why in failures.items())
         raise CheckpointError(
-            f"{self.location} has {len(failures)} checkpoint(s) and none verifies ({reasons})",
+            f"{self.location} has {len(failures)} checkpoint(s), but none is intact ({reasons})",
             "restore one from a copy, or start again in a new run directory",
         )
 
@@ -392,8 +392,8 @@ class RunDirectory:
             saved = load_checkpoint(self._folder, manifest, into)
         except UnverifiedError as error:
             raise CheckpointError(
-                f"the setup in {self.location} does not verify ({error})",
-                f"delete {manifest} there to have it computed again",
+                f"the setup in {self.location} is damaged ({error})",
+                f"delete {manifest} there, so that the setup is computed again",
             ) from error
         if self._lock is None:
             self._run, self._run_is_known = saved.run, True

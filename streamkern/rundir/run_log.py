@@ -160,7 +160,7 @@ class FileLines:
         except OSError as error:
             raise RunError(
                 f"run log {self.path} cannot be stored: {error.strerror}",
-                "run the same command again once that is solved",
+                "solve this problem, and run the same command again",
             ) from error
         return True
 

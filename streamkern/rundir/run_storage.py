@@ -239,13 +239,13 @@ class _RunFileLock:
             note = unseal("writer", self._folder.read("writer.json"))
         except (FileNotFoundError, NotADirectoryError):
             raise RunLostError(
-                f"run directory {location} is gone: it was moved or deleted",
-                "put it back, or give its new place, and run the same command again",
+                f"run directory {location} was moved or deleted",
+                "move it back, or give its new path, and run the same command again",
             ) from None
         except OSError as error:
             raise RunLostError(
                 f"run directory {location} cannot be read any more: {os_error_text(error)}",
-                "run the same command again once that is solved",
+                "solve this problem, and run the same command again",
             ) from error
         except ValueError as error:
             raise RunLostError(

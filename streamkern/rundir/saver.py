@@ -45,7 +45,7 @@ class AsyncSaver:
         """
         self.wait()
         if self._closed:
-            raise RunError("submit() after close(): make a new AsyncSaver")
+            raise RunError("submit() was called after close(); make a new AsyncSaver")
         job = (step, checked_arrays(arrays), checked_meta(meta, "meta"), before)
         thread = threading.Thread(
             target=self._save, args=job, name="streamkern-checkpoint", daemon=False

@@ -137,8 +137,8 @@ def batch_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes
     rows = _step_cost(problem, b) // _row_cost(problem)
     return (
         f"larger than the 4096 of a CPU, as reading H takes as long as {rows} rows of a step "
-        f"({problem.costs.basis}); less if the setup measures that so many rows allow no larger "
-        "step"
+        f"({problem.costs.basis}); reduced if the setup measures that this many rows allow no "
+        "larger step"
     )
 
 

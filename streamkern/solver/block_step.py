@@ -14,7 +14,7 @@ not. For the full batch this is block coordinate descent on a convex quadratic, 
 gradient steps of eta_b <= 1 / lambda_1 of the block: the loss never rises, and the only fixed point
 is K^T w r = 0, the least-squares solution. For fresh minibatches the step of a single block is
 non-expansive in the mean square, for any leverages: see `step_rule`. For several blocks there is
-only numerical evidence (docs/block-preconditioner.md).
+only numerical evidence (docs/explanation/block-step.md).
 
 ell(x) is the leverage of a row, the sum of its leverages ell_b in the blocks. These are estimated
 from sketches (`BlockPreconditioner.sketches`). The product K_b [alpha_b, G_b] computes the
@@ -22,7 +22,7 @@ residual and the sketches of a block together.
 
 In K_b u, row i itself causes the part (eta_b / m) ell_b(x_i) r_i. If this part ("own" above) were
 subtracted from r, rows of high leverage would have less influence on the later blocks, and the
-limit would be a differently weighted least-squares solution (docs/block-preconditioner.md). So it
+limit would be a differently weighted least-squares solution (docs/explanation/block-step.md). So it
 stays in r. If every epoch draws batches of m of its n rows without replacement, this part and the
 leverages in w are multiplied by (n - m) / (n - 1). This is 0 for a full batch, which has no noise
 and converges to the unweighted least-squares solution.
@@ -164,7 +164,7 @@ class BlockSolver(Solver):
         )
         xp, c = op.backend.xp, self.n_outputs
         self.remedy = remedy
-        # See "The constant k of the running average" in docs/explanation/block-measured.md.
+        # See "The constant theta of the running average" in docs/explanation/block-measured.md.
         default_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
         self.average_k = default_k if average_k is None else average_k
         widest = max(b.stop - b.start for b in preconditioner.blocks)

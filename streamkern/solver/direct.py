@@ -81,9 +81,8 @@ class Direct(Method[DirectSizes]):
         super().check(problem, options)
         if problem.n_validation_rows:
             raise ConfigError(
-                f"{mention('run.early_stopping')} has no meaning for "
-                f"{mention('solver', 'direct')}, whose model gets no better "
-                "and no worse with further epochs",
+                f"{mention('run.early_stopping')} cannot be used with "
+                f"{mention('solver', 'direct')}, whose model does not change with further epochs",
                 "leave it out, or use another solver",
             )
         if problem.posterior:

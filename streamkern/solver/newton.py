@@ -113,7 +113,7 @@ def check_ridge(name: str, options: SolverConfig) -> None:
     """Raise ConfigError if the ridge is 0, for the solver `name` with Newton steps."""
     if options.ridge == 0:
         raise ConfigError(
-            f"{mention('solver.ridge', 0)} cannot be used by {mention('solver', name)} "
-            "with a loss other than squares, which may have no minimum without a ridge",
-            "leave it open, or give one above 0",
+            f"{mention('solver.ridge', 0)} cannot be used by {mention('solver', name)} with a "
+            "loss other than squares, because such a loss may have no minimum without a ridge",
+            'leave the ridge at "auto", or set it above 0',
         )

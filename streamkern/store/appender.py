@@ -217,7 +217,7 @@ class StoreAppender(ChunkOutput):
             raise DataError(
                 f"rows cannot be appended to {redact(self.url)}: it was replaced while they were "
                 "written",
-                "let only one call write to it at a time, and append the rows again",
+                "let only one call write to the store at a time, and append the rows again",
             )
 
 

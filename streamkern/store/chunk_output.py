@@ -207,7 +207,10 @@ def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
     """Return the bytes of a chunk of `chunk_mb` MiB; ConfigError if `n_chunks` exceed `memory`."""
     size = chunk_mb * 2**20 if is_finite_number(chunk_mb) else 0
     if not 1 <= size < math.inf:
-        raise ConfigError(f"{mention('chunk_mb', chunk_mb)} must be a number of MiB above 0")
+        raise ConfigError(
+            f"{mention('chunk_mb', chunk_mb)} must be a number of MiB above 0",
+            f"set for example {mention('chunk_mb', 8)}",
+        )
     chunk_bytes = int(size)
     if memory < n_chunks * chunk_bytes:
         raise ConfigError(
@@ -228,7 +231,9 @@ def refuse_same_location(
         source = local_path(path)
         same = str(path).rstrip("/") == str(out_url).rstrip("/")
         if same or (source is not None and out is not None and source.resolve() == out.resolve()):
-            raise ConfigError(f"{redact(out_url)} is both input and output", "write elsewhere")
+            raise ConfigError(
+                f"{redact(out_url)} is input and output at the same time", "give another output"
+            )
 
 
 def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int:

@@ -132,9 +132,9 @@ def check_dimensions(X: Any, *others: tuple[str, Any]) -> None:
         if first not in set(names[1:]) - {*names[:1]}:
             continue
         raise DataError(
-            f"{name} runs along the dimension {first!r}, and the rows of X along {names[0]!r} "
-            f"(X has {', '.join(names)})",
-            f"write X with {first!r} first, as X.transpose({first!r}, ...) of xarray does",
+            f"{name} has its rows along the dimension {first!r}, but X has them along "
+            f"{names[0]!r} (X has {', '.join(names)})",
+            f"write X with {first!r} as the first dimension, in xarray X.transpose({first!r}, ...)",
         )
 
 

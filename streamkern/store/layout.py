@@ -176,14 +176,14 @@ def check_row_layout(
     if not (len(row_shape) in (1, 3) or (sparse and is_packed(row_shape))) or min(row_shape) < 1:
         raise DataError(
             f"{name} has rows of shape {tuple(row_shape)}",
-            "a store holds (n, d) or (n, height, width, channels) with every dimension at least 1",
+            "give the shape (n, d) or (n, height, width, channels), with each dimension at least 1",
         )
     if dtype.kind not in "biuf":
         raise DataError(f"{name} has dtype {dtype}", "give real numbers")
     if dtype.newbyteorder("=") not in X_DTYPES:
         raise DataError(
             f"{name} has dtype {dtype}",
-            f"a store holds {X_DTYPE_NAMES}: convert it with {mention('dtype=')}",
+            f"convert it to one of {X_DTYPE_NAMES} with {mention('dtype=')}",
         )
 
 

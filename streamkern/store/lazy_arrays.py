@@ -54,7 +54,7 @@ def dask_arrays(store: Any) -> dict[str, Any]:
     if sparse_features(store.spec.file_form) is not None:
         raise DataError(
             f"the rows of {store!r} are sparse, which the dense arrays of Dask cannot hold",
-            "read them by streamkern.Loader, which gives CSR arrays",
+            "read them with streamkern.Loader, which gives CSR arrays",
         )
     arrays = {}
     for name in store.rows:

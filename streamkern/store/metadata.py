@@ -113,8 +113,8 @@ def fingerprints_now(contents: GroupContents, url: str) -> list[str]:
 def rows_appended(url: str, n_rows: int) -> DataError:
     """Return the error for a store of `n_rows` rows that can no longer be read in its old state."""
     return DataError(
-        f"rows were appended to {redact(url)} since it was opened with {n_rows} rows, which can no "
-        "longer be read alone",
+        f"rows were appended to {redact(url)} since it was opened with {n_rows} rows, and these "
+        "rows cannot be read alone any more",
         "open it again, and continue a run in another run_dir (streamkern train "
         "--continue, or continues of train_model)",
     )
@@ -186,8 +186,8 @@ def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
         if name is not None and not isinstance(array, zarr.Array):
             if stands_for_array(array):
                 raise DataError(
-                    f"{name!r} of {redact(url)} is a group of a sparse matrix or of categories, "
-                    "not an array",
+                    f"{name!r} of {redact(url)} is a group (a sparse matrix or categories), not "
+                    "an array",
                     "ingest it (streamkern ingest, or ingest_store)",
                 )
             raise StoreNotFoundError(no_member(name, group, redact(url)))
@@ -244,14 +244,14 @@ def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
     location = f"{names[0]!r} of {redact(url)}"
     if X.ndim < 2 or X.shape[0] < 1:
         raise DataError(
-            f"{location} has shape {X.shape}", "give an array of rows (n, d), one at least"
+            f"{location} has shape {X.shape}", "give an array of shape (n, d) with at least one row"
         )
     x_dtype = native(np.dtype(X.dtype))
     if x_dtype.kind in "biuf" and x_dtype not in layout.X_DTYPES:
         raise DataError(
-            f"{location} has dtype {x_dtype}, but rows that are read without ingest have "
-            f"{layout.X_DTYPE_NAMES}",
-            "ingest it, which converts it (streamkern ingest, or ingest_store)",
+            f"{location} has dtype {x_dtype}, but rows that are read without ingest must have one "
+            f"of {layout.X_DTYPE_NAMES}",
+            "ingest the data, which converts the rows (streamkern ingest, or ingest_store)",
         )
     layout.check_row_layout(X.shape[1:], x_dtype, location)
     classes, counts, n_outputs = None, None, 0
@@ -309,8 +309,8 @@ def _scan_classes(y: Any, location: str) -> tuple[int, ...]:
         if low < 0 or high >= MAX_INFERRED_CLASSES:
             raise DataError(
                 f"{location} holds the integer {low if low < 0 else high}",
-                f"integers are taken for class ids 0..{MAX_INFERRED_CLASSES - 1}: ingest the store "
-                "to map its labels",
+                f"integers count as class ids from 0 to {MAX_INFERRED_CLASSES - 1}: ingest the "
+                "data, which converts labels",
             )
         block = np.bincount(ids, minlength=len(counts))
         block[: len(counts)] += counts
@@ -324,10 +324,7 @@ def _scan_weights(
     """Return sums of foreign sample weights, as in `StoreSpec`, in one pass over w, y by class."""
     location = f"{names[2]!r} of {redact(url)}"
     if y is None or w.shape != y.shape[:1]:
-        raise DataError(
-            f"{location} has shape {w.shape}",
-            "sample weights are one number for each row, beside y",
-        )
+        raise DataError(f"{location} has shape {w.shape}", "give one number for each row")
     totals = np.zeros(1 if classes is None else len(classes))
     for start, part, *ids in _slabs(location, w, *([] if classes is None else [y])):
         part = as_weights(part, len(part), location, start)

@@ -114,7 +114,7 @@ class Packing:
                 raise NonFiniteError(
                     f"{self.name}, row {start + int(row)}{column} is missing: "
                     f"{stored[(row, *columns)]} is stored there, {description}",
-                    "fill in or drop such rows first",
+                    "fill in or drop such rows",
                 )
         return numbers
 
@@ -189,8 +189,8 @@ def detect_packing(
     scale, offset = scales.values()
     if not (math.isfinite(scale) and scale and math.isfinite(offset)):
         raise DataError(
-            f"{name} has scale_factor={scale:g} and add_offset={offset:g}, by which its numbers "
-            f"cannot be read",
+            f"{name} has scale_factor={scale:g} and add_offset={offset:g}, which are no valid "
+            "scale and offset",
             "correct these attributes",
         )
     changing = [f"{key}={scales[key]:g}" for key in scales if scales[key] != _NEUTRAL_SCALES[key]]
@@ -260,7 +260,7 @@ class _Attributes:
             values = np.ravel(np.asarray(value))
             if len(values) != 1:
                 raise DataError(
-                    f"{self.name} has {key}={value}, not one number", "write it decoded"
+                    f"{self.name} has {key}={value}, not one number", "write decoded numbers"
                 )
             return values[0]
         return value
@@ -293,8 +293,7 @@ class _Attributes:
             if is_date or (key == "dtype" and "timedelta64" in text):
                 raise DataError(
                     f"{self.name} holds dates or durations ({key}={text!r})",
-                    "write the numbers that are meant, such as days since the first row, to an "
-                    f"array without {key}",
+                    f"write numbers, such as days since the first row, to an array without {key}",
                 )
 
     def refuse_unclear(self) -> None:
@@ -311,8 +310,10 @@ class _Attributes:
         numbers = [attribute_number(k) for k in np.ravel(np.asarray(value)).tolist()]
         if None not in numbers and any(k != neutral for k in numbers):
             raise DataError(
-                f"{self.name} has the attribute {key}={value}, by which its numbers may be scaled",
-                "write them decoded, or, if they are decoded already, without that attribute",
+                f"{self.name} has the attribute {key}={value}, which may mean that its numbers "
+                "are scaled",
+                "write the decoded numbers; if the numbers are already decoded, remove the "
+                "attribute",
             )
 
     def _refuse_fill(self, key: str) -> None:
@@ -323,9 +324,10 @@ class _Attributes:
             attribute_number(k) is not None for k in values.tolist()
         ):
             raise DataError(
-                f"{self.name} has the attribute {key}={value}, which may be the number that stands "
-                "for missing values or say something else",
-                "rename it to missing_value if it is that number, or remove it",
+                f"{self.name} has the attribute {key}={value}, which may or may not mean that "
+                "this number marks missing values",
+                "if it marks missing values, rename the attribute to missing_value; if not, "
+                "remove it",
             )
 
     def fills(self) -> dict[str, Any]:

@@ -94,7 +94,8 @@ def checked_chunk(spec: StoreSpec, i: int, rows: RowBlock) -> RowBlock:
     if (w is not None) != (spec.weight_totals is not None):
         raise DataError(
             f"chunk {i} comes {'with' if w is not None else 'without'} sample weights",
-            "give them with every chunk of a weighted store, and with none of another",
+            "give sample weights with every chunk of a weighted store, and with no chunk of "
+            "another store",
         )
     w = None if w is None else as_weights(w, len(X), f"chunk {i}", start)
     check_finite(X, f"X of chunk {i}", start)
@@ -120,12 +121,12 @@ def _first_row(spec: StoreSpec, i: int, X: NDArray[Any]) -> int:
             f"give rows of {spec.row_shape} {spec.x_dtype}, as the store holds",
         )
     if not 0 <= i < spec.n_chunks:
-        raise DataError(f"chunk {i} does not fit the store", f"give 0 to {spec.n_chunks - 1}")
+        raise DataError(f"chunk {i} does not exist in the store", f"give 0 to {spec.n_chunks - 1}")
     start = i * spec.chunk_rows
     n_expected = min(spec.chunk_rows, spec.n_rows - start)
     if len(X) != n_expected:
         raise DataError(
-            f"chunk {i} has {len(X)} rows", f"give {n_expected} of the {spec.n_rows} rows in all"
+            f"chunk {i} has {len(X)} rows", f"give {n_expected} of the {spec.n_rows} rows"
         )
     return start
 
@@ -134,7 +135,7 @@ def _stored_targets(spec: StoreSpec, y: NDArray[Any], i: int, rows: int) -> NDAr
     """Return the targets of chunk `i` in the dtype of the store; raise unless they fit."""
     if len(y) != rows:
         raise DataError(
-            f"chunk {i} has {rows} rows of X and {len(y)} of y", "give one target for each row"
+            f"chunk {i} has {rows} rows of X, but {len(y)} targets", "give one target for each row"
         )
     if spec.classes is not None:
         if y.ndim != 1 or y.dtype.kind not in "iu":

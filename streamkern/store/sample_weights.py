@@ -63,7 +63,7 @@ def as_weights(w: Any, n_rows: int, location: str, first_row: int = 0) -> NDArra
         row = int(np.argmax(invalid))
         raise DataError(
             f"the sample weight of {location}, row {first_row + row}, is {w[row]}",
-            "weights are finite numbers, 0 or above",
+            "give finite numbers, 0 or above",
         )
     return weights
 
@@ -133,7 +133,7 @@ def weight_factors(
         raise ConfigError(
             f"{mention('data.class_weight', class_weight)} needs the number of rows of each class, "
             "which this source does not know",
-            "write it to a store first",
+            "write the rows to a store first",
         )
     factors = _class_factors(class_weight, source.classes or (), totals)
     total = float(factors @ totals)
@@ -208,7 +208,8 @@ def _class_factors(
     unknown = [name for name in class_weight if name not in classes]
     if unknown:
         raise ConfigError(
-            f"{mention('data.class_weight')} has the class {unknown[0]!r}, which the data lacks",
+            f"{mention('data.class_weight')} has the class {unknown[0]!r}, which does not occur "
+            "in the data",
             f"use its classes, {some(classes)}",
         )
     return np.array([float(class_weight.get(name, 1.0)) for name in classes])

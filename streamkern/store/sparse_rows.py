@@ -115,7 +115,7 @@ def put_packed(rows: Any, out: Any) -> None:
         raise DataError(
             f"there are rows with up to {k} entries that are not 0, more than the {k_out} of the "
             "first rows",
-            "give the longest row among the first rows, or train on all rows together",
+            "give a row of this length among the first rows, or train on all rows together",
         )
     for start, out_start in ((0, 0), (k, k_out)):
         out[:, out_start : out_start + k] = rows[:, start : start + k]

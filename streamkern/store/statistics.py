@@ -226,7 +226,9 @@ class RunningStatistics:
     def result(self) -> Statistics:
         """Return the statistics of the rows so far; raise DataError if there are none."""
         if self.n_rows == 0:
-            raise DataError("there are no rows to take statistics of", "give at least one")
+            raise DataError(
+                "there are no rows, so the statistics cannot be computed", "give at least one row"
+            )
         mean, variance = self._features.mean, self._features.variance()
         with np.errstate(over="ignore", invalid="ignore"):
             # Every feature has the same count: total variance is the mean of the variances

@@ -231,7 +231,9 @@ class Store:
         """
         stored = self.stored
         if self.spec.foreign or stored.y is None:
-            raise DataError(f"{self!r} has no digests to verify", "ingest it to get them")
+            raise DataError(
+                f"{self!r} has no digests, so it cannot be verified", "ingest the data again"
+            )
         digests = stored.read_digests()
         for i in range(self.n_chunks):
             parts = [*stored.read(i), self.source_rows(i)]

@@ -261,15 +261,24 @@ def _new_spec(
     sparse = sparse_features(details.get("file_form")) is not None
     layout.check_row_layout(row_shape, dtype, sparse=sparse)
     if classes is not None and len(classes) != n_outputs:
-        raise ConfigError(f"{len(classes)} classes, n_outputs={n_outputs}", "give one for each")
+        raise ConfigError(
+            f"there are {len(classes)} classes, but n_outputs={n_outputs}",
+            "give one class for each output",
+        )
     if n_outputs < 1 or n_rows < 1:
-        raise DataError(f"n_rows={n_rows} and n_outputs={n_outputs} must be at least 1")
+        raise DataError(
+            f"n_rows={n_rows} and n_outputs={n_outputs} must be at least 1",
+            "give the numbers of rows and outputs that will be written",
+        )
     if chunk_rows < 1:
-        raise ConfigError(f"chunk_rows={chunk_rows} must be at least 1")
+        raise ConfigError(
+            f"chunk_rows={chunk_rows} must be at least 1",
+            "correct it, or leave it out for the default",
+        )
     columns = details.get("columns")
     if columns is not None and (len(row_shape) != 1 or len(columns) != row_shape[0]):
         raise ConfigError(
-            f"columns names {len(columns)} features of rows of shape {tuple(row_shape)}",
+            f"columns has {len(columns)} names, but rows have the shape {tuple(row_shape)}",
             "give one name for each",
         )
     names = [n for n in ("columns", "target_columns") if details.get(n) is not None]

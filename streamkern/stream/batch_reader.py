@@ -98,7 +98,10 @@ class BatchReader:
     ) -> None:
         for name, value in (("block_bytes", block_bytes), ("in_flight_bytes", in_flight_bytes)):
             if value < 1:
-                raise ConfigError(f"{mention(name, value)} must be at least 1")
+                raise ConfigError(
+                    f"{mention(name, value)} must be at least 1",
+                    "correct it, or leave it out for the default",
+                )
         source = as_source(source)
         self.source, self.batch_size, self.seed, self.retry_s = source, batch_size, seed, retry_s
         self.in_order, self.repeat, self.share = in_order, repeat, share
@@ -199,8 +202,8 @@ class BatchReader:
                 yield self._batch(iteration, index)
                 if iteration.stopped.is_set():
                     raise RunError(
-                        "this iterator has ended: another one was started on its loader, or "
-                        "the loader was closed",
+                        "this iterator has ended, because another one was started on its "
+                        "loader, or the loader was closed",
                         "finish an iterator before you start another one",
                     )
                 if iteration.drained:
@@ -360,6 +363,7 @@ def _n_threads(threads: int | str, max_allowed: int, reads_wait: bool) -> int:
         return max_allowed if reads_wait else min(max_allowed, max(2, available_cpus()))
     if not is_whole_number(threads) or threads < 1:
         raise ConfigError(
-            f'{mention("threads", threads)} must be "auto" or a whole number, at least 1'
+            f'{mention("threads", threads)} must be "auto" or a whole number, at least 1',
+            "correct it, or leave it out for the default",
         )
     return min(max_allowed, threads)

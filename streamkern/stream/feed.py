@@ -106,7 +106,8 @@ class Feed:
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise ConfigError(
-                f"{mention('dtype', self.dtype)} of the feed must be float32 or float64"
+                f"{mention('dtype', self.dtype)} of the feed is not supported; use float32 or "
+                "float64"
             )
         source = loader.source
         self._arrays = _ReusableArrays(backend.xp)

@@ -147,13 +147,14 @@ class Loader:
         n_ranks = checked_int("n_ranks", n_ranks)
         if checked_int("rank", rank, 0) >= n_ranks:
             raise ConfigError(
-                f"{mention('rank', rank)} must be below {mention('n_ranks', n_ranks)}"
+                f"{mention('rank', rank)} must be below {mention('n_ranks', n_ranks)}",
+                "number the ranks from 0",
             )
         check_loader(self.source, self.batch_size, n_ranks, shuffle=shuffle, drop_last=drop_last)
         self._n_features = sparse_features(self.source.file_form)
         if self._n_features is not None and dtype not in (None, np.float32, np.float64):
             raise ConfigError(
-                f"{mention('dtype', dtype)} of sparse rows must be float32 or float64"
+                f"{mention('dtype', dtype)} is not possible for sparse rows; use float32 or float64"
             )
         self._device, self._dtype, self._client = device, dtype, client
         self._reader_options: dict[str, Any] = {
@@ -236,7 +237,7 @@ class Loader:
             position = checked_int("epoch", epoch, 0), checked_int("batch", batch, 0)
         except (TypeError, ValueError, KeyError):
             raise ConfigError(
-                f"{mention('state')} is not a state of a loader",
+                f"{mention('state')} is no state of a loader",
                 "pass the result of Loader.state_dict()",
             ) from None
         if source != self._digest():
@@ -304,8 +305,9 @@ class Loader:
                 yield fields
                 if self._iteration != iteration or process != os.getpid():
                     raise RunError(
-                        "this iterator of the loader has ended: another one was started, a state "
-                        "was loaded, the loader was closed, or the process forked",
+                        "this iterator of the loader has ended, because another one was "
+                        "started, a state was loaded, the loader was closed, or the process "
+                        "forked",
                         "finish an iterator before you start another one",
                     )
         self.position = (epoch + 1, 0)

@@ -22,7 +22,10 @@ def check_loader(
     """Raise ConfigError if arguments are invalid or exclude each other."""
     for name, value in (("shuffle", shuffle), ("drop_last", drop_last)):
         if not isinstance(value, bool | np.bool_):
-            raise ConfigError(f"{mention(name, value)} must be True or False")
+            raise ConfigError(
+                f"{mention(name, value)} must be True or False",
+                "correct it, or leave it out for the default",
+            )
     if drop_last and source.n_rows < batch_size:
         raise ConfigError(
             f"{mention('drop_last', True)} would drop all {source.n_rows} rows: a batch has "
@@ -31,7 +34,8 @@ def check_loader(
         )
     if n_ranks > 1 and any(isinstance(t, MixUp) for t in _transforms(source)):
         raise ConfigError(
-            f"mix-up needs all rows of a batch, which {mention('n_ranks', n_ranks)} divide",
+            f"mix-up needs all rows of a batch, but {mention('n_ranks', n_ranks)} divides each "
+            "batch",
             f"leave {mention('n_ranks')} out",
         )
 
@@ -77,7 +81,7 @@ def checked_fields(fields: str | Sequence[str], source: Any) -> str | tuple[str,
     unknown = [name for name in names if name not in RowBlock._fields]
     if unknown or not names or len(set(names)) < len(names):
         raise ConfigError(
-            f"{mention('fields', fields)} are not names of arrays",
+            f"{mention('fields', fields)} has entries that are not names of arrays",
             f"give some of {', '.join(RowBlock._fields)}, each once",
         )
     if ("w" in names and not source.weighted) or ("y" in names and not source.n_outputs):

@@ -221,7 +221,7 @@ def _checked_settings(
     """Return the bytes of a chunk; raise for invalid settings before anything is written."""
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_PER_CHUNK)
     if source.n_outputs < 1:
-        raise ConfigError("the source has no targets y", "add them: a store needs targets")
+        raise ConfigError("the source has no targets y", "add targets, because a store needs them")
     refuse_same_location((store.url for store in stores_in(source)), out_url)
     return chunk_bytes
 

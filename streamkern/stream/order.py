@@ -65,9 +65,12 @@ class EpochPlan:
     ) -> None:
         for name, value in (("batch_size", batch_size), ("mix_units", mix_units)):
             if value < 1:
-                raise ConfigError(f"{mention(name, value)} must be at least 1")
+                raise ConfigError(f"{mention(name, value)} must be at least 1", "raise it")
         if seed < 0 or epoch < 0:
-            raise ConfigError(f"{mention('seed', seed)} and epoch={epoch} must be at least 0")
+            raise ConfigError(
+                f"{mention('seed', seed)} and epoch={epoch} must be at least 0",
+                "give whole numbers, 0 or above",
+            )
         if sizes.sum() < 1:
             raise ConfigError("the source has no rows", "give a source with rows")
         if strata is not None and len(strata) != len(sizes):

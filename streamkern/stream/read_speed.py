@@ -61,7 +61,9 @@ def read_speed(
     progress : called with each row once it is measured
     """
     if not 0 < seconds < math.inf:
-        raise ConfigError(f"{mention('seconds', seconds)} must be finite and above 0")
+        raise ConfigError(
+            f"{mention('seconds', seconds)} must be finite and above 0", "give for example 10"
+        )
     source = ZarrSource(url, x=x, y=y, storage_options=storage_options)
     store, rows = source.store, list[ReadRow]()
     chunk_bytes = store.spec.chunk_rows * store.spec.row_bytes

@@ -50,9 +50,9 @@ class RowMaker:
         self.dtype = default if requested is None else requested
         if not np.can_cast(default, self.dtype, "same_kind" if default.kind == "f" else "safe"):
             raise ConfigError(
-                f"{mention('dtype', self.dtype.name)} would lose values: the rows come out as "
-                f"{default.name}",
-                f"leave {mention('dtype=')} out, or give one that holds them",
+                f"{mention('dtype', self.dtype.name)} would lose values, because the rows have "
+                f"the dtype {default.name}",
+                f"leave {mention('dtype=')} out, or give a dtype that can hold them",
             )
         # dtype of targets after a transform: values stored in float64 keep it, as in the feed.
         value_dtype = source.y_dtype if source.classes is None else self._computed
@@ -94,16 +94,17 @@ class RowMaker:
                 y = Y
             elif not xp.array_equal(Y, self._as_values(y)):
                 raise DataError(
-                    f"a transform changed targets of {location}, though it returned Y itself for "
-                    "the first rows",
-                    "let it return a new array in every call, so that targets are stored as values",
+                    f"a transform changed the targets of {location}, but it returned Y unchanged "
+                    "for the first rows",
+                    "return a new array in every call, so that targets are stored as values",
                 )
         with np.errstate(over="ignore"):  # the writer reports the rows with infinities
             converted = X.astype(self.dtype, copy=False)
         if self.source.feed_transforms and self.dtype.kind == "u" and (converted != X).any():
             raise DataError(
-                f"transforms of {location} made numbers that are not {self.dtype.name}",
-                "let transforms that are marked keeps_integers return whole numbers in its range",
+                f"transforms of {location} returned numbers that {self.dtype.name} cannot hold",
+                "transforms that are marked keeps_integers must return integers in the range of "
+                "this dtype",
             )
         X = converted.reshape(len(X), *self.source.row_shape)
         return RowBlock(X, y, w, rows.row_ids)

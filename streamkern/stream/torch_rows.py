@@ -69,7 +69,8 @@ def _dataset_class() -> Any:
             in_worker = torch.utils.data.get_worker_info() is not None
             if not in_worker and self.passes.of_workers:
                 raise RunError(
-                    "the dataset cannot count the batches that the workers of a DataLoader deliver",
+                    "the dataset has no state, because it cannot count the batches that the "
+                    "workers of a DataLoader deliver",
                     "use num_workers=0, or the state of torchdata's StatefulDataLoader",
                 )
             state: dict[str, Any] = self.loader.state_dict()

@@ -59,9 +59,9 @@ def continuing(
         return config, inputs
     if directory is not None and _absolute(directory.location) == _absolute(parent_location):
         raise ConfigError(
-            f"{mention('run_dir', directory.location)} is the run that is continued, which stays "
-            f"as it is",
-            "give the new one its own, such as "
+            f"{mention('run_dir', directory.location)} is the run that is continued, which must "
+            "not change",
+            "give the new run another run_dir, such as "
             f"{mention('run_dir', directory.location.rstrip('/') + '-2')}",
         )
     config = _warm_started(config, parent_location, inputs)
@@ -71,7 +71,7 @@ def continuing(
     if ancestry is None or ancestry["run"] != _absolute(parent_location):
         other_parent = "no other run" if ancestry is None else ancestry["run"]
         raise ResumeMismatchError(
-            f"{directory.location} holds a run that continues {other_parent}, and not "
+            f"{directory.location} holds a run that continues {other_parent}, not "
             f"{_absolute(parent_location)}",
             "give another run_dir",
         )
@@ -79,8 +79,8 @@ def continuing(
     own_run = _find(config, config.run.run_dir or "")
     if own_run is None:
         raise RunError(
-            f"the setup in {directory.location} is missing; a run that continues another one "
-            "cannot be resumed without it",
+            f"the setup in {directory.location} is missing, but a run that continues another one "
+            "cannot be resumed without its setup",
             "restore it from a copy, or continue in another run_dir",
         )
     with checkpoint_errors(own_run.check().location):
@@ -101,7 +101,8 @@ def _warm_started(config: RunConfig, parent_path: str, inputs: RunInputs) -> Run
     for name, array in (("centers", inputs.centers), ("metric", inputs.metric)):
         if array is not None:
             raise ConfigError(
-                f"{name} are those of the run that is continued", f"leave {mention(f'{name}=')} out"
+                f"{name} cannot be given, because the run that is continued determines them",
+                f"leave {mention(f'{name}=')} out",
             )
     name, warm_start = config.solver.name, config.solver.warm_start
     if "warm_start" not in solver_options(name):
@@ -112,8 +113,8 @@ def _warm_started(config: RunConfig, parent_path: str, inputs: RunInputs) -> Run
         )
     if warm_start is not None and _absolute(warm_start) != _absolute(parent_path):
         raise ConfigError(
-            f"{mention(f'solver.warm_start={redact(warm_start)}')} is not the run that is "
-            "continued, whose weights are taken",
+            f"{mention(f'solver.warm_start={redact(warm_start)}')} differs from the run that is "
+            "continued, which provides the weights",
             "leave it out",
         )
     path = local_path(parent_path)
@@ -131,7 +132,7 @@ def _from_parent(
     if parent is None or parent.setup.run is None:
         raise ConfigError(
             f"{redact(parent_path)} has no checkpoint to continue from yet",
-            "train it to its first checkpoint",
+            "train that run to its first checkpoint",
         )
     settings = parent.record["identity"]["settings"]
     with checkpoint_errors(parent.check().location):
@@ -198,8 +199,9 @@ def _with_model_of(
             for k in changed
         )
         raise ConfigError(
-            f"a run keeps the model of the one it continues, {parent.ancestry['run']}: {changes}",
-            "leave these out, or start a run of its own",
+            "a run that continues another one keeps the model of that run, "
+            f"{parent.ancestry['run']}: {changes}",
+            "leave these settings out, or start a new run",
         )
     overrides = {f"model.{k}": v for k, v in {**defaults, **recorded}.items()}
     if kernel_object is not None:

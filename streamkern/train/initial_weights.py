@@ -38,7 +38,7 @@ def load_warm_start(config: RunConfig) -> ParentRun | None:
     if run is None:
         raise ConfigError(
             f"{mention(f'solver.warm_start={redact(parent_path)}')} has no checkpoint yet",
-            "train it to its first checkpoint, or leave warm_start out",
+            "train that run to its first checkpoint, or leave warm_start out",
         )
     run.warn_of_damage()
     with checkpoint_errors(run.check().location):

@@ -211,13 +211,13 @@ class SavedRun:
             step = saved.meta["position"]["step"]
             if step != self._step:
                 raise RunError(
-                    f"{run.location} was loaded at step {self._step} and is at step {step} now",
-                    "load it again",
+                    f"{run.location} was loaded at step {self._step}, but is now at step {step}",
+                    "load the run again",
                 )
             if saved.meta.get("model_only"):
                 raise ConfigError(
-                    f"{run.location} holds a model without the state of its solver, from which "
-                    "partial_fit would continue",
+                    f"{run.location} holds a model without the state of its solver, but "
+                    "partial_fit needs this state",
                     "save an estimator after partial_fit, load a run directory, or use fit",
                 )
             sizes = recorded_sizes(record)
@@ -238,9 +238,9 @@ def _continued(
     )
     if solver == "direct" and settings["solver"]["ridge"] == "auto":
         raise ConfigError(
-            "the ridge of this run of 'direct' was chosen on its own rows; partial_fit cannot use "
-            "it for other rows",
-            "use fit, or train the run with a set ridge",
+            "the ridge of this run of 'direct' was chosen for its own rows, but partial_fit "
+            "trains on other rows",
+            "use fit, or train the run with a number as ridge",
         )
     tables = {name: dict(table) for name, table in settings.items()}
     model = {"kernel": kernel_notation, "bandwidth": "auto", "metric": "none", "centers": "random"}

@@ -117,7 +117,7 @@ def check_placeable(config: RunConfig) -> None:
     if config.run.run_dir is None:
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)} needs a {mention('run.run_dir')} that all "
-            "ranks see",
+            "ranks can read and write",
             "set it",
         )
     check_columns(config.run.n_ranks, config.run.center_ranks)
@@ -131,8 +131,8 @@ def check_placeable(config: RunConfig) -> None:
         )
     if config.data.dask is not None:
         raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)} reads on the ranks themselves and cannot "
-            f"use the cluster of {mention('data.dask')} for reading",
+            f"{mention('run.ranks', config.run.ranks)} reads rows on the ranks, so it cannot use "
+            f"the cluster of {mention('data.dask')} for reading",
             "leave one of them out",
         )
 
@@ -297,7 +297,7 @@ def rank_devices(config: RunConfig) -> Sequence[str]:
 # -- messages of the ranks -------------------------------------------------------------------------
 
 _RESUME_TEXTS = {
-    "checkpoint": "the run goes on from its last checkpoint",
+    "checkpoint": "the run continues from its last checkpoint",
     "setup": "there is no checkpoint yet, so the run begins its first pass again",
     "nothing": "there is no checkpoint yet, so the setup begins again",
 }

@@ -139,7 +139,8 @@ def _check_no_mixup_over_ranks(config: RunConfig, transforms: Sequence[Transform
     """Raise ConfigError for mixup with several ranks, whose pairs of rows may lie on two ranks."""
     if config.run.n_ranks > 1 and any(isinstance(transform, MixUp) for transform in transforms):
         raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)} cannot share batches whose rows mixup pairs",
+            f"{mention('run.ranks', config.run.ranks)} cannot divide batches in which mixup "
+            "pairs the rows",
             "leave one of them out",
         )
 

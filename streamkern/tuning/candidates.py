@@ -252,7 +252,9 @@ def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:
 def _draw_sample(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
     """Draw the sample. rows : its number of rows; None for an automatic one that fits in memory"""
     if rows is not None and rows < MIN_ROWS:
-        raise ConfigError(f"{mention('rows', rows)} cannot be split", f"take at least {MIN_ROWS}")
+        raise ConfigError(
+            f"{mention('rows', rows)} cannot be split", f"give at least {MIN_ROWS} rows"
+        )
     memory, size = config.run.memory, data.source.row_bytes + target_bytes(data.source)
     # The sample and its copy, the rows to fit and the held-out rows, take at most a quarter each.
     limit = (default_budget(available_memory()) if memory == "auto" else memory) // 4
@@ -262,7 +264,7 @@ def _draw_sample(config: RunConfig, data: Data, rows: int | None) -> SearchSampl
         raise ConfigError(
             f"{mention('rows', rows)} of {size_text(size)} need {size_text(2 * rows * size)}, "
             "which is more than half of the memory",
-            f"take at most {limit // size} or raise {mention('run.memory')}",
+            f"give at most {limit // size} rows, or raise {mention('run.memory')}",
         )
     return draw_sample(data, rows, config.run.random_state)
 
@@ -297,7 +299,7 @@ def _center_settings(
             raise ConfigError(
                 f"{mention('centers', fixed)} cannot be used with solver {name!r}, whose centers "
                 "are all rows to fit",
-                "leave centers out, and lower rows to make it faster",
+                "leave centers out, and lower rows to make the search faster",
             )
         return {"model.centers": "random", "model.n_centers": "auto"}
     if fixed is not None and fixed > n_fit:
@@ -326,13 +328,16 @@ def _memory_setting(config: RunConfig, sample: SearchSample) -> dict[str, Any]:
 def kernel_descriptions(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]:
     """Return the distinct kernels as JSON values; raise ConfigError for an unknown one."""
     if kernels is not None and (isinstance(kernels, str | Mapping) or not len(kernels)):
-        raise ConfigError(f"{mention('kernels', kernels)} must be a list of kernels, at least one")
+        raise ConfigError(
+            f"{mention('kernels', kernels)} must be a list with at least one kernel; give for "
+            "example ['laplace', 'gaussian']"
+        )
     requested = config.model.kernels if kernels is None else kernels
     for kernel in requested:
         if isinstance(kernel, Kernel) and kernel.metric is not None:
             raise ConfigError(
                 f"kernel {kernel!r} has a metric, but a search uses one metric for all kernels",
-                "give the kernel without it, and the metric as that of the estimator, or as "
+                "give the kernel without a metric, and give the metric to the estimator, or as "
                 f"{mention('model.metric')}",
             )
     expanded = [

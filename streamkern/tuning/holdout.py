@@ -72,7 +72,7 @@ class SearchSample:
             raise DataError(
                 f"fold {fold + 1} has no rows to hold out: {len(self.X)} rows in "
                 f"{len(np.unique(self.stratum))} classes are too few for {n_parts} parts",
-                "take more rows",
+                "give more rows",
             )
         fit, held_out = (
             ArraySource(
@@ -111,7 +111,7 @@ def draw_sample(data: Data, n: int, seed: int) -> SearchSample:
         stratum = stratum * data.source.n_outputs + y
     if len(X) < MIN_ROWS:
         raise DataError(
-            f"a sample of {len(X)} rows cannot be split", f"it takes {MIN_ROWS} at least"
+            f"a sample of {len(X)} rows cannot be split", f"give at least {MIN_ROWS} rows"
         )
     return SearchSample(X, y, stratum, data.source, w)
 
@@ -169,6 +169,6 @@ def _check_unaugmented(data: Data) -> None:
     if applied or inner:
         place = f"by {transform_name(applied[0])!r}" if applied else "in a part of the mixture"
         raise ConfigError(
-            f"the source is augmented {place}, so that held-out rows would be augmented too",
+            f"the source is augmented {place}, so its held-out rows would be augmented, too",
             "augment the whole source instead, by an AugmentedSource around it",
         )

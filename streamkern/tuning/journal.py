@@ -170,7 +170,7 @@ class TrialJournal:
             raise ResumeMismatchError(
                 f"{folder.location} holds a search with other settings or data: "
                 f"{'; '.join(changes)}",
-                "restore these, or give another folder",
+                "restore the settings and data, or give another folder",
             )
         for trial in trials:
             record = trial.user_attrs.get("record")

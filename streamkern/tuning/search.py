@@ -213,7 +213,10 @@ def _counts(**counts: Any) -> Iterator[Any]:
 def _rounds(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int, int]:
     """Return the number of rounds of refinement, and of trials that Optuna proposes."""
     if sampler not in ("grid", "optuna"):
-        raise ConfigError(f'{mention("sampler", sampler)} must be "grid" or "optuna"')
+        raise ConfigError(
+            f'{mention("sampler", sampler)} must be "grid" or "optuna"',
+            'correct it, or leave it out for "grid"',
+        )
     name, value = ("n_trials", n_trials) if sampler == "grid" else ("refine", refine)
     if value is not None:
         raise ConfigError(

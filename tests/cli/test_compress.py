@@ -58,7 +58,7 @@ def test_compress_refuses_existing_output_before_reading_rows(
         ("file", "is a file; give a directory"),
         ("file/x", "file/x cannot be written to"),
         ("run/inner", "run/inner lies within the run directory"),
-        ("-", "models do not go to the standard output (-)"),
+        ("-", "models cannot be written to the standard output (-)"),
     ):
         code, _, err = run("compress", "run", "no.csv", out)
         assert code == 2

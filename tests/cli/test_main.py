@@ -501,7 +501,7 @@ def test_remedies_name_command_line_options(run: Run, stores: Path, tmp_path: Pa
     out = tmp_path / "o.zarr"
     made = ["ingest", tmp_path / "t.csv", out]
     for arguments, message in (
-        ([*made, "--y", "z"], "name those you mean with --x and --y"),
+        ([*made, "--y", "z"], "name columns of the file with --x and --y"),
         ([*made, "--y", "d", "--memory", "1 MiB"], "--memory '1 MiB' is less than 16 chunks"),
         ([*made, "--y", "d", "--targets", "labels"], "--targets labels is unknown"),
         (["ingest", tmp_path / "t.npz", out, "--x", "Z"], "name them with --x and --y"),

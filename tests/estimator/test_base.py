@@ -99,7 +99,7 @@ def test_early_stopping_refuses_incompatible_settings() -> None:
     X, y = load_diabetes(return_X_y=True)
     warm = KernelRegressor(**STOPS | {"early_stopping": False}, solver="block").fit(X, y)
     for model, message in (
-        (KernelRegressor(**STOPS, solver="direct"), "has no meaning for solver='direct'"),
+        (KernelRegressor(**STOPS, solver="direct"), "cannot be used with solver='direct'"),
         (
             warm.set_params(early_stopping=True, warm_start=True),
             "cannot be used with initial weights",

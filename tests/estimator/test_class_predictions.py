@@ -193,7 +193,7 @@ def test_unavailable_intervals_are_refused(
     with pytest.raises(ConfigError, match="has none, as calibrate=False asks for; train with"):
         plain.predict(X, interval=0.9)
     labels = np.stack((y == "yes", t > 0), axis=1).astype(int)
-    with pytest.raises(ConfigError, match="calibrate=True is for rows of one class each"):
+    with pytest.raises(ConfigError, match="calibrate=True needs rows of one class each"):
         KernelClassifier(**QUICK | {"calibrate": True}).fit(X, labels)
     several = KernelClassifier(**QUICK | {"calibrate": "auto"}).fit(X, labels)
     assert not hasattr(several, "predict_proba")

@@ -192,7 +192,7 @@ def test_user_defined_kernel_is_fitted() -> None:
     np.testing.assert_allclose(model.predict(X), F, atol=2e-3)
     with pytest.raises(
         ConfigError,
-        match=r"bandwidth=2 is used by no part of kernel=Laplace\(bandwidth=1\); leave it out",
+        match=r"bandwidth=2 is not used by any part of kernel=Laplace\(bandwidth=1\); leave it out",
     ):
         KernelRegressor(Laplace(1.0), bandwidth=2).fit(X, Y)
 
@@ -274,7 +274,7 @@ def test_warm_start_of_converged_falkon_stops_at_once() -> None:
     np.testing.assert_allclose(again.predict_values(X), before, atol=1e-4)
     # Other rows with the same centers; and with others.
     assert model.fit(X[100:], LABELS[100:]).report_["samples"] < first
-    with pytest.raises(DataError, match="none of the 3 classes trained on"):
+    with pytest.raises(DataError, match="none of the 3 classes of the training data"):
         model.fit(X, np.where(LABELS == "mid", "medium", LABELS))
     with pytest.raises(ConfigError, match=r"^warm_start=True has other centers than this run"):
         model.set_params(centers=X[:40]).fit(X, LABELS)

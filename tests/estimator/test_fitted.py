@@ -250,7 +250,7 @@ class Fits(RuleBasedStateMachine):
         k = self.blocks[0] if self.blocks else k
         X, y = DATA[k]
         if self.only_a_model:
-            refused = r"without the state|none of the|begun with"
+            refused = r"without the state|none of the|was trained with"
             with pytest.raises((ConfigError, DataError), match=refused):
                 self.model.partial_fit(X, y)
             assert answers(self.model) == self.now

@@ -110,7 +110,7 @@ def test_frame_of_dates_and_numbers_is_encoded() -> None:
 def test_numeric_text_is_refused_as_ambiguous() -> None:
     """Check that text of numbers is refused, because 01 and 1 may be two houses or one number."""
     houses = np.array(["01", "1", "10115"])
-    message = r"'house' is text in which all is written as numbers: .*float}\), .*\"category"
+    message = r"'house' is text, but every cell is a number: .*float}\), .*\"category"
     which = np.arange(120) % 3
     X = pd.DataFrame({"house": houses[which], "b": np.arange(120.0)})
     for frame in (X, X[["house"]], X.assign(b="x"), X.astype({"house": object})):
@@ -127,7 +127,7 @@ def test_numeric_text_is_refused_as_ambiguous() -> None:
 
 def test_unique_names_need_explicit_category_dtype() -> None:
     X = pd.DataFrame({"name": [f"n{k}" for k in range(120)], "b": np.arange(120.0)})
-    with pytest.raises(DataError, match=r'or call it categorical \(.*X.astype\(.*"category"}\)\)$'):
+    with pytest.raises(DataError, match=r'or make it categorical \(.*X.astype\(.*"category"}\)\)$'):
         sk.KernelRegressor(**FAST).fit(X, X["b"])
     model = sk.KernelRegressor(**FAST).fit(X.astype({"name": "category"}), X["b"])
     assert "120 words" in model.report_["encoder"]["name"]
@@ -140,7 +140,7 @@ def test_encoded_columns_need_string_names() -> None:
         sk.KernelRegressor(**FAST).fit(X, y)
     model = sk.KernelRegressor(**FAST).fit(X.set_axis(X.columns.map(str), axis=1), y)
     twice = pd.concat([X, X], axis=1).set_axis(["0", "1", "0", "1"], axis=1)
-    with pytest.raises(DataError, match="X has more than one column called '0', '1'; give every"):
+    with pytest.raises(DataError, match="X has more than one column called '0', '1'; give each"):
         model.predict(twice)
 
 
@@ -148,7 +148,7 @@ def test_rows_with_other_columns_are_refused(model: sk.KernelRegressor) -> None:
     X, _ = data(1)
     for rows, message in (
         (X.to_numpy(), r"X is a ndarray, but .*; give a data frame with the columns"),
-        (X.drop(columns="City"), "X lacks 'City'; give the columns trained on"),
+        (X.drop(columns="City"), "X lacks 'City'; give the columns of the training data"),
         (X.assign(other=1), "X has 'other' besides"),
         (X.assign(size="big"), "X, row 0, column 'size' is 'big', which is not a number"),
         (X.assign(since=3), "X, row 0, column 'since' is '3', which is not a date"),

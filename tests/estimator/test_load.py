@@ -259,7 +259,7 @@ def test_run_that_continued_can_be_loaded_again(tmp_path: Path) -> None:
     rows, _ = runs.arrays()
     before = loaded.decision_function(rows)
     result = runs.finished(config, source=runs.stream(), test=runs.array_source(10, 5))
-    with pytest.raises(RunError, match=f"loaded at step 3 and is at step {runs.STEPS} now"):
+    with pytest.raises(RunError, match=f"loaded at step 3, but is now at step {runs.STEPS}"):
         loaded.partial_fit(rows, loaded.classes_[:1].repeat(len(rows)))
     assert np.array_equal(loaded.decision_function(rows), before)
     again = load(tmp_path / "run")
@@ -521,5 +521,5 @@ def test_targets_are_found_by_column_name(tmp_path: Path) -> None:
         for table in (frame, pl.DataFrame(frame), pl.LazyFrame(frame), pa.table(frame)):
             assert model.score(table) == pytest.approx(expected)
             assert streamkern.evaluate(model, table)["r2"] == pytest.approx(expected)
-        with pytest.raises(streamkern.DataError, match="have no targets y"):
+        with pytest.raises(streamkern.DataError, match="need targets y, but these have none"):
             model.score(frame[["a", "b"]])

@@ -64,7 +64,7 @@ def test_invalid_data_error_names_valid_input() -> None:
     for call, message in (
         (lambda: KernelClassifier(**few).fit(np.zeros((4, 2)), mixed[0]), "label of row 2 is None"),
         (lambda: KernelClassifier(**few).fit(np.zeros((4, 2)), mixed[1]), "label 7 of row 2 of y"),
-        (lambda: KernelRegressor(**few).fit(X, y, test=X), r"have no targets y; .*test=\(X, y\)"),
+        (lambda: KernelRegressor(**few).fit(X, y, test=X), r"these have none; .*test=\(X, y\)"),
         (lambda: KernelRegressor(**few).fit(X, y, test=(X, X, X)), r"tuple of 3; give test=\(X, y"),
         (lambda: KernelRegressor().fit(images, y), r"give them a channel: X\[\.\.\., None\]"),
     ):  # fmt: skip
@@ -75,7 +75,7 @@ def test_invalid_data_error_names_valid_input() -> None:
     rows = "give rows: an array, a data frame, a path or a store"
     for wrong, message in (
         (None, f"X is None; {rows}"), (3.0, f"X=3.0 has no rows; {rows}"),
-        ({1}, "X is a set, which has no order"),
+        ({1}, "X is a set, whose entries have no order"),
         (True, "X=True has no rows"), (object(), "X=<object .* has no rows"), ([], "X is empty"),
         (range(5), "X has the shape .5,.*Reshape"), ((np.eye(5), np.zeros(5)), "X is a tuple of 2"),
         ({"a": [1.0]}, "X is a dict with the keys a"),

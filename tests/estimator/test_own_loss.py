@@ -99,7 +99,7 @@ def test_estimators_with_user_loss_support_clone_pickle_and_search() -> None:
     search = GridSearchCV(model, {"loss": losses}, cv=2, scoring="neg_median_absolute_error")
     assert search.fit(X, Y).best_params_["loss"] in losses
     with pytest.raises(
-        sk.ConfigError, match="loss__width is not a parameter: parameters of a loss"
+        sk.ConfigError, match="loss__width cannot be set by name, because it is a par"
     ):
         model.set_params(loss__width=2.0)
 
@@ -128,7 +128,7 @@ def test_user_loss_model_continues_where_class_exists(tmp_path: Path) -> None:
     assert isinstance(first, Distance)
     assert isinstance(again, Distance)
     assert again.unit == first.unit  # found once
-    with pytest.raises(sk.ConfigError, match="a run keeps the model of the one it continues"):
+    with pytest.raises(sk.ConfigError, match="keeps the model of that run"):
         sk.train_model(tables | {"model": {"loss": LogCosh}}, continues=tmp_path / "first")
     model = sk.KernelRegressor(loss=LogCosh(0.5), **SMALL).partial_fit(X[:150], Y[:150])
     model.save(tmp_path / "saved")

@@ -126,7 +126,7 @@ def test_multilabel_targets_refuse_unsupported_options(
 ) -> None:
     with pytest.raises(DataError, match=r"^y has a column for each of 3 labels and holds 2; give"):
         KernelClassifier(**SMALL).fit(X, 2 * Y)
-    with pytest.raises(ConfigError, match=r"^class_weight is for rows of one class each"):
+    with pytest.raises(ConfigError, match=r"^class_weight needs rows of one class each"):
         KernelClassifier(class_weight="balanced", **SMALL).fit(X, Y)
     with pytest.raises(ConfigError, match=r"^out=.* cannot be used for several labels"):
         model.predict(X, out=tmp_path / "a.csv")

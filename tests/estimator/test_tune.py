@@ -303,7 +303,7 @@ REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
         (("run.toml",), {"estimator": sk.KernelClassifier()}, "estimator cannot be given with"),
         (("run.toml",), {"refit": True}, r"refit=True needs an estimator .*; train .*train_model"),
         ((some_rows(), [0, 1] * 100), {"source": 1}, "source= is only for settings as X; give the"),
-        ((some_rows(), [0, 1] * 100), {"estimator": "svm"}, "estimator='svm' must be a Kernel"),
+        ((some_rows(), [0, 1] * 100), {"estimator": "svm"}, "estimator='svm' is no estimator"),
         ((some_rows(),), {}, "requires y to be passed"),
         ((some_rows(), [0, 1] * 100), {"rows": 4}, "rows=4 cannot be split"),
         # A refit would go into a run of other settings.

@@ -102,7 +102,7 @@ def test_icechunk_objects_are_accepted_as_data() -> None:
     for given in (writable, writable.store, zarr.open_group(writable.store)):
         with pytest.raises(ConfigError, match="can be written may change while it is read"):
             open_store(given)
-    with pytest.raises(ConfigError, match="is not data"):
+    with pytest.raises(ConfigError, match="is not supported as data"):
         open_store(icechunk.in_memory_storage())
     assert not any(map(is_icechunk, (X, None, "icechunk", [repository])))
 

@@ -96,7 +96,7 @@ def test_group_without_mark_is_refused(case: str, tmp_path: Path) -> None:
         path.mkdir()
         (path / ("zarr.json" if case == "unreadable" else "notes.txt")).write_text("{")
     before = tree(tmp_path)
-    with pytest.raises(DataError, match="holds something streamkern did not write"):
+    with pytest.raises(DataError, match="holds files that streamkern did not write"):
         begin_group(store_at(str(path)), str(path), MARK)
     assert tree(tmp_path) == before
 

@@ -52,7 +52,7 @@ def test_wrong_path_kind_is_named_in_error(places: Path) -> None:
             assert message in str(caught.value), (name, str(caught.value))
     stores = {
         "runs/first": "is a run directory, not a zarr store", "rows.tar": "unpack it",
-        "rows.npz": "make one of it with streamkern ingest", "runs": "is a folder of runs",
+        "rows.npz": "make a store from it with streamkern ingest", "runs": "is a folder of runs",
         "project": "a folder of other files",
     }  # fmt: skip
     for name, message in stores.items():

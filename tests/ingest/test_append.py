@@ -410,7 +410,7 @@ def test_iterator_that_resembles_appended_rows_is_refused(tmp_path: Path) -> Non
     parts, location = old_and_new(tmp_path)
     blocks = [(parts[1]["inputs"], parts[1]["y"])]
     append(iter(blocks), location)
-    with pytest.raises(DataError, match=r"looks like these rows.*give another seed="):
+    with pytest.raises(DataError, match=r"the same first and last row.*give another seed="):
         append(iter([*blocks, *blocks]), location)
     assert append(iter([*blocks, *blocks]), location, seed=1).n_rows == 111
 
@@ -512,7 +512,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
               {"inputs": X9[:, :3], "y": NAMES[[0] * 9]}),
     "dtype": (DataError, "float64, .* stored as float32, .*pass dtype='float32' if the store",
               {"inputs": X9.astype(np.float64), "y": NAMES[[0] * 9]}),
-    "weights": (DataError, "no sample weights, and those of the array have some; leave",
+    "weights": (DataError, "no sample weights, but the rows of the array have some; leave",
                 {"inputs": X9, "y": NAMES[[0] * 9], "sample_weight": np.ones(9)}),
     "nan": (NonFiniteError, "nan", {"inputs": X9 * np.nan, "y": NAMES[[0] * 9]}),
 }  # fmt: skip

@@ -40,7 +40,7 @@ def test_scipy_archive_is_read_as_rows(tmp_path: Path, form: str) -> None:
                 rows, targets = read(tmp_path / "X.npz", tmp_path / "y.npy", block_bytes)
                 np.testing.assert_array_equal(rows, matrix.toarray())
                 np.testing.assert_array_equal(targets, Y)
-    with pytest.raises(ConfigError, match="holds X alone; give y="):
+    with pytest.raises(ConfigError, match="holds only X; give y="):
         read(tmp_path / "X.npz")
     if form != "csr":
         with pytest.raises(MemoryBudgetError, match="write it as CSR"):
@@ -96,9 +96,9 @@ def test_two_zarr_arrays_are_rows_and_targets(tmp_path: Path, version: int) -> N
     assert streamkern.open_store(tmp_path / "out.zarr").spec.weight_totals is not None
     both = [tmp_path / "X.zarr"] * 2
     assert len(read(both, [tmp_path / "y.zarr"] * 2)[0]) == 100
-    with pytest.raises(ConfigError, match="holds X alone; give y="):
+    with pytest.raises(ConfigError, match="holds only X; give y="):
         read(tmp_path / "X.zarr")
-    with pytest.raises(ConfigError, match=r"must be a \.npy or IDX file, or a Zarr array"):
+    with pytest.raises(ConfigError, match=r"give a \.npy or IDX file, or a Zarr array"):
         read(tmp_path / "X.zarr", tmp_path / "out.zarr")
 
 

@@ -76,11 +76,14 @@ def test_columns_are_chosen_by_name_or_position(tmp_path: Path, kind: str) -> No
     X, _, _ = read(path, x=["c", "a"], columns=["a", "c"])
     np.testing.assert_array_equal(X, [[1, 5], [2, 6]])
     for wrong, message in (
-        (["nope"], "has no column 'nope'; it has 'a', 'b', 'c', 'label'"),
-        ([9], "has no column 9; it has"),
+        (
+            ["nope"],
+            "has no column 'nope'; name columns of the file with x= and y=: 'a', 'b', 'c', 'label'",
+        ),
+        ([9], "has no column 9; name columns of the file with x= and y="),
         (["a", "a"], "column 'a' of .* is requested twice"),
         (["label", "a"], "column 'label' of .* is requested twice"),
-        ([], "has no column left as a feature beside label"),
+        ([], "has no feature columns besides label"),
     ):
         with pytest.raises(DataError, match=message):
             read(path, x=wrong)

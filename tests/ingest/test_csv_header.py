@@ -105,7 +105,7 @@ def test_large_rising_numbers_are_not_silently_a_header() -> None:
         assert answer(pd.DataFrame(rows).to_csv(index=False, header=False)) == "refused"
     text = "".join(f"{','.join(map(str, row))}\n" for row in r.normal(size=(N, 5)))
     lines = [*enumerate(("100,200,300,400,500\n" + text).split("\n")[:-1], 1)]
-    with pytest.warns(UserWarning, match="header=False that it is a row"):
+    with pytest.warns(UserWarning, match="header=False if it is a row"):
         assert csv_layout(lines, FileForm(), "t.csv").header
 
 
@@ -126,7 +126,7 @@ def test_later_files_have_a_header_like_the_first(tmp_path: Path) -> None:
     for nameless in (of_arrays, of_integer_names):
         with pytest.warns(UserWarning, match=r"header=False .* into a data frame"):
             assert len(nameless.predict(rows)) == N - 1
-        with pytest.warns(UserWarning, match="header=False that it is a row"):
+        with pytest.warns(UserWarning, match="header=False if it is a row"):
             nameless.score(more, 2)
         frame = pd.read_csv(rows, header=None)
         assert np.allclose(nameless.predict(frame), nameless.predict(X[:, :2]))
@@ -174,7 +174,7 @@ def test_every_entry_point_reads_numeric_names(tmp_path: Path) -> None:
 def test_named_options_settle_doubtful_first_line(tmp_path: Path, header: bool) -> None:
     path = tmp_path / "t.csv"
     path.write_text("0.1,0.2,0.5\n" + "".join(f"{k},{k * k % 7},{k % 3}\n" for k in range(9)))
-    with pytest.raises(DataError, match="header=True if it names them"):
+    with pytest.raises(DataError, match="header=True if it is a header"):
         sk.ingest_store(path, tmp_path / "t.zarr", y=-1)
     form: dict[str, Any] = {"header": header, "targets": "values"}
     assert sk.ingest_store(path, tmp_path / "t.zarr", y=-1, **form).n_rows == 10 - header

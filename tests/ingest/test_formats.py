@@ -121,7 +121,7 @@ def test_svmlight_files_keep_feature_numbering_of_store(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="features; ingest all files together"):
             model.predict(wide)
     (tmp_path / "d.svm").write_text("1 0:1\n")
-    with pytest.raises(DataError, match="count from 1"):
+    with pytest.raises(DataError, match="feature numbers begin at 1"):
         sk.append_store(tmp_path / "d.svm", tmp_path / "1.zarr")
     packed = tmp_path / "e.txt.gz"
     packed.write_bytes(gzip.compress((tmp_path / "a.svm").read_bytes()))

@@ -97,7 +97,7 @@ def test_stream_without_features_takes_types_of_first_rows(tmp_path: Path) -> No
             yield {"a": k if k < 2000 else "word", "label": k % 2}
 
     for memory in ("1 GiB", "1 MiB"):  # in one batch, and in two
-        with pytest.raises(DataError, match="do not keep their type"):
+        with pytest.raises(DataError, match="columns whose type changes"):
             stored(
                 tmp_path / "b.zarr", datasets.IterableDataset.from_generator(changing),
                 memory=memory, chunk_mb=0.01,

@@ -27,6 +27,8 @@ def test_untyped_column_is_named_with_reason_of_arrow(values: list[object]) -> N
     with pytest.raises((pa.ArrowException, TypeError)) as reason:
         pa.Array.from_pandas(pd.Series(values, dtype=object))
     frame = as_frame(pd.DataFrame({"a": [1, 2], "odd": pd.Series(values, dtype=object)}), "X")
-    message = f"X has a column, 'odd', that is neither numbers, words nor dates ({reason.value})"
+    message = (
+        f"X has a column, 'odd', that holds neither numbers nor words nor dates ({reason.value})"
+    )
     with pytest.raises(DataError, match=re.escape(message)):
         arrow_table(frame, "X")

@@ -521,7 +521,7 @@ def test_ingest_refuses_to_overwrite_store_or_input(tmp_path: Path) -> None:
     before = store_damage.tree(tmp_path)
     with pytest.raises(DataError, match="already holds a store"):
         ingest(X[1:], tmp_path / "s", y=y[1:])
-    with pytest.raises(ConfigError, match="both input and output"):
+    with pytest.raises(ConfigError, match="input and output at the same time"):
         ingest(tmp_path / "s", tmp_path / "." / "s", overwrite=True)
     (tmp_path / "s2").mkdir()
     (tmp_path / "s2" / "precious").write_text("x")

@@ -157,7 +157,7 @@ def test_bytes_after_an_array_are_refused(tmp_path: Path, name: str) -> None:
     with (tmp_path / name).open("ab") as file:
         file.write(npy(ROWS))
     X = tmp_path / ("X.npy" if name == "y.npy" else name)
-    with pytest.raises(DataError, match=rf"{name} goes on after the last of its 300 rows"):
+    with pytest.raises(DataError, match=rf"{name} has more bytes than its 300 rows need"):
         read(X, tmp_path / "y.npy")
 
 

@@ -148,7 +148,9 @@ def test_dask_columns_are_matched_by_name() -> None:
     expected = model.predict(FRAME)
     turned = dask_frame(FRAME[NAMES[::-1]])
     np.testing.assert_allclose(model.predict(turned).compute(), expected, rtol=1e-9, atol=1e-9)
-    with pytest.raises(DataError, match=r"^X lacks 'f'; give the columns trained on, in any"):
+    with pytest.raises(
+        DataError, match=r"^X lacks 'f'; give the columns of the training data, in any"
+    ):
         model.predict(dask_frame(FRAME[NAMES[:5]]))
     with pytest.raises(DataError, match=r"^X lacks 'a' and has 'z' besides; give the"):
         model.predict(dask_frame(FRAME.rename(columns={"a": "z"})))

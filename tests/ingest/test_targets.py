@@ -94,7 +94,7 @@ def test_infinite_target_is_refused_among_integers_and_values(tmp_path: Path) ->
     for target in ("inf", "-Infinity", "1e400"):
         path = csv_file(tmp_path / "t.csv", [0, 1, target, 1])
         for targets in ("auto", "values"):
-            with pytest.raises(NonFiniteError, match=r"row 2 is .*, and targets are finite"):
+            with pytest.raises(NonFiniteError, match=r"row 2 is .*, but targets must be finite"):
                 ingest(path, memory_url(), y="t", targets=targets)
 
 

@@ -256,7 +256,7 @@ def test_user_kernel_is_restored_only_if_unchanged() -> None:
 def test_open_bandwidth_is_filled_by_get_kernel() -> None:
     for kernel in (Quartic("auto"), Laplace("auto")):
         assert get_kernel(kernel, lambda geometry: 3.0).describe() == type(kernel)(3.0).describe()
-        with pytest.raises(ConfigError, match="has no bandwidth yet; give it a number"):
+        with pytest.raises(ConfigError, match="has no bandwidth; give the kernel a number"):
             KernelOperator(kernel, Backend(1))
         with pytest.raises(ConfigError, match="a part with bandwidth='auto'; give it a num"):
             kernel + Gaussian(1.0)
@@ -331,7 +331,9 @@ def test_invalid_kernel_tables_are_refused(name: str) -> None:
 
 
 def test_unused_bandwidth_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.bandwidth=2 is used by no part of model\.kern"):
+    with pytest.raises(
+        ConfigError, match=r"model\.bandwidth=2 is not used by any part of model\.kern"
+    ):
         ModelConfig(kernel={"kind": "polynomial"}, bandwidth=2.0)
     assert ModelConfig(kernel="polynomial").bandwidth == "auto"
 
@@ -340,7 +342,7 @@ def test_unused_bandwidth_is_refused() -> None:
     ("metric", "message"),
     [
         ([1.0, np.nan], "metric holds NaN or infinity"),
-        ([["a"]], "must be numbers: one for each feature"),
+        ([["a"]], "is no metric; give one number for each feature"),
         (np.zeros((2, 2, 2)), r"metric of shape \(2, 2, 2\)"),
         ([], r"metric of shape \(0,\)"),
     ],
@@ -352,7 +354,7 @@ def test_invalid_metric_is_refused(metric: Any, message: str) -> None:
 
 def test_metric_of_other_width_or_integer_precision_is_refused() -> None:
     op = KernelOperator(Laplace(1.0, metric=np.ones((3, 2))), Backend(1))
-    with pytest.raises(ConfigError, match="is for 3 features, and the points have 4"):
+    with pytest.raises(ConfigError, match="is for 3 features, but the points have 4"):
         op.points(rows(0, 5, 4), left=True)
     with pytest.raises(ConfigError, match="different metrics"):
         Laplace(1.0, metric=[1.0, 2.0]) + Laplace(1.0)

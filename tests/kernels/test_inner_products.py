@@ -160,7 +160,9 @@ def test_kernel_may_define_column_parameters(precision: str, kind: type[Backend]
 
 @pytest.mark.parametrize("precision", ["high", "fast"])
 def test_distance_precisions_are_refused(precision: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{precision}' is for kernels of Euclidean distances"):
+    with pytest.raises(
+        ConfigError, match=f"'{precision}' is for kernels of the Euclidean distance"
+    ):
         KernelOperator(Linear(), Backend(1), precision)
 
 

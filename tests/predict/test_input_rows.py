@@ -464,7 +464,7 @@ def test_stores_and_files_together_are_refused(place: Path, run: Run, tmp_path: 
         "predict", place / "city", place / "city.zarr", place / "city.csv", tmp_path / "p.csv"
     )
     assert code == 2
-    assert "give one kind" in err
+    assert "give only stores, or only files" in err
 
 
 @pytest.fixture(scope="module")

@@ -384,16 +384,16 @@ def test_unsupported_input_is_refused_in_one_sentence(
     pq.write_table(other, tmp_path / "b.parquet")
     before = tree(tmp_path)
     for arguments, message in (
-        (["a.npy", "o.csv"], "a.npy has no columns by name, and --with-input"),
-        ([place / "price.zarr", "o.csv"], "price.zarr has no columns by name"),
+        (["a.npy", "o.csv"], "a.npy has no named columns, but --with-input"),
+        ([place / "price.zarr", "o.csv"], "price.zarr has no named columns"),
         (["a.csv", "o.npy"], "o.npy cannot hold the columns of the input (--with-input)"),
         (["a.csv", "o.zarr"], "o.zarr cannot hold the columns"),
-        (["a.csv", "b.csv", "o.csv"], "write each to a file of its own"),
-        (["a.csv", "a.parquet", "o.csv"], "files of two formats"),
+        (["a.csv", "b.csv", "o.csv"], "predict each file in a separate call"),
+        (["a.csv", "a.parquet", "o.csv"], "have different formats"),
         (["bare.csv", "o.csv"], "bare.csv has no header line"),
         (["a.parquet", "b.parquet", "o.parquet"], "column 'maybe' is int64 in"),
         (["a.parquet", "o.csv"], "column 'lists' of"),
-        (["a.csv", "a.csv"], "is both input and output"),
+        (["a.csv", "a.csv"], "is input and output at the same time"),
         (["b.csv", "o.csv", "--x", "age"], "lacks"),
     ):
         paths = [w if str(w).startswith("--") or w == "age" else tmp_path / w for w in arguments]

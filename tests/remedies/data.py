@@ -15,7 +15,7 @@ def data_cases() -> list[Case]:
     noise = {"kind": "noise", "sigma": 1.0}
 
     return [
-        ("name those you mean with x= and y=|name those you mean",
+        ("name columns of the file with x= and y=",
          lambda: ingested("rides.csv", y="target"), lambda: ingested("rides.csv", y="fare")),
         ("has no column 'target'", lambda: ingested(frame, y="target"),
          lambda: ingested(frame, y="fare")),
@@ -29,13 +29,13 @@ def data_cases() -> list[Case]:
          lambda: ingested(X, y=Y, missing="fill")),
         ("is an archive, not a zarr store; unpack it", lambda: sk.open_store("rows.tar"),
          lambda: ingested("rows.npz")),
-        ("make one of it with streamkern ingest", lambda: sk.open_store("rides.csv"),
+        ("make a store from it with streamkern ingest", lambda: sk.open_store("rides.csv"),
          lambda: ingested("rides.csv", y="fare")),
-        ("which is a folder of other files; make a store of files with streamkern ingest",
+        ("which is a folder of other files; make a store from these files with streamkern ingest",
          lambda: sk.open_store("parts"), lambda: ingested("parts/*.npz")),
         ("is a run directory, not a zarr store; give the path of a store",
          lambda: sk.open_store("run"), lambda: sk.open_store("data.zarr")),
-        ("lies within the store .*give a place outside of it",
+        ("lies within the store .*give a path outside of it",
          lambda: sk.ingest_store(X, "data.zarr/sub.zarr", y=Y),
          lambda: sk.ingest_store(X, "sub.zarr", y=Y)),
         ("write for example|must be a whole number|at least",

@@ -106,7 +106,7 @@ def export_cases() -> list[Case]:
         ("give the path of a file in it", in_a_folder, exported("f.onnx")),
         ("give the column another name", lambda: column("predictions"), lambda: column("X")),
         ("give the column a name", lambda: column(""), lambda: column("c0")),
-        ("serve it by streamkern.load", sparse_model, lambda: exported("h.onnx")()),
+        ("load the model with streamkern.load", sparse_model, lambda: exported("h.onnx")()),
         ("or train with fewer different words", lambda: words(11_000), lambda: words(300)),
     ]  # fmt: skip
 

@@ -55,7 +55,7 @@ def loss_cases() -> list[Case]:
     """Return mistakes in targets and in a user's own loss."""
     kind = f"{PLACE}:LogCosh"
     return [
-        ('give kind = "module:Class" and its parameters, or the name of a loss alone',
+        ('give kind = "module:Class" and its parameters, or only the name of a loss',
                fit_values(X, Y, loss={"kind": "huber"}),
                lambda: (regressor(loss={"kind": kind, "width": 2.0}).fit(X, Y),
                         regressor(loss="huber").fit(X, Y))),
@@ -70,7 +70,7 @@ def loss_cases() -> list[Case]:
          lambda: given_loss({"kind": f"{PLACE}:NeedsWidth", "width": 2.0})),
         ("that this process has not defined; import its module first, or define the class",
          lambda: saved_loss(saved(kind="losses_of_nobody:LogCosh")), lambda: saved_loss(saved())),
-        ("since the model was trained: .*; define the class as it was then",
+        ("since the model was trained: .*; define the class as it was in training",
          lambda: saved_loss(saved(width=3.0)), lambda: saved_loss(saved())),
         ("return as gradient the derivative of values with respect to the prediction",
          lambda: check_own_loss(Halves(True), 1), lambda: check_own_loss(Halves(), 1)),

@@ -48,7 +48,7 @@ def command_cases() -> list[Case]:
          "predict run data.zarr j.csv --order store"),
         ("write .zarr, .csv or .parquet, or use the order of the source",
          "predict run data.zarr k.npy --order store", "predict run data.zarr k.csv --order store"),
-        ("give a place outside of it", "predict run rows.npz data.zarr/p.csv",
+        ("give a path outside of it", "predict run rows.npz data.zarr/p.csv",
          "predict run rows.npz l.csv"),
         ("or leave --proba and --interval out", "predict deviations rows.npz m.csv --std "
          "--interval 0.5", "predict deviations rows.npz m.csv --std"),
@@ -64,7 +64,7 @@ def command_cases() -> list[Case]:
         ("or train on rows of all classes", "evaluate classes new.csv --y y",
          "train --train new.zarr --epochs 2 --set model.n_centers=20 --set model.metric=none "
          "--run-dir of_new"),
-        ("cannot be read together; give one kind", "predict run data.zarr rows.npz p.csv",
+        ("cannot be read together; give only stores", "predict run data.zarr rows.npz p.csv",
          "predict run rows.npz p.csv"),
         ("give some of them a weight above 0",
          "evaluate named weightless.csv --y y --sample-weight none",
@@ -85,7 +85,8 @@ def command_cases() -> list[Case]:
          "predict run rows.npz twice.zarr --overwrite"),
         ("only .zarr can be written; give a URL that ends in .zarr, or a local file",
          "predict run rows.npz memory://w.csv", "predict run rows.npz memory://w.zarr"),
-        ("a number between 0 and 1, such as 0.9", "predict calibrated rows.npz w.csv --interval 9",
+        ("a number between 0 and 1, .*; give for example 0.9",
+         "predict calibrated rows.npz w.csv --interval 9",
          "predict calibrated rows.npz w.csv --interval 0.5"),
         ("train it with both of them among --", "predict quantiles rows.npz y.csv --interval 0.9",
          "predict quantiles rows.npz y.csv --interval 0.5"),

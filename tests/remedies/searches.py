@@ -44,8 +44,8 @@ def argument_cases() -> list[Case]:
     inner = sk.MixtureSource([plain, sk.AugmentedSource(plain, 2, [])])
     full = sk.AugmentedSource(sk.MixtureSource([plain, plain]), 2, [])
     return [
-        args_of("rows=3 cannot be split; take at least 5", {"rows": 3}, {"rows": 5}),
-        args_of("take at most .* or raise memory|take at most",
+        args_of("rows=3 cannot be split; give at least 5 rows", {"rows": 3}, {"rows": 5}),
+        args_of("give at most .* rows, or raise",
               {"rows": N, "estimator": regressor(memory=4000)},
               {"rows": N, "estimator": regressor(memory="1 GiB")}),
         args_of("leave centers out, and lower rows",
@@ -54,9 +54,9 @@ def argument_cases() -> list[Case]:
         args_of("lower centers, or raise rows", {"rows": 20, "centers": 30, "estimator": block},
               {"rows": 20, "centers": 10, "estimator": block},
               {"rows": 50, "centers": 30, "estimator": block}),
-        args_of("must be a list of kernels, at least one", {"kernels": "laplace"},
+        args_of("must be a list with at least one kernel; give for example", {"kernels": "laplace"},
               {"kernels": ["laplace"]}),
-        args_of("give the kernel without it, and the metric as that of the estimator",
+        args_of("give the kernel without a metric, and give the metric to the estimator",
               {"kernels": [in_metric]},
               {"kernels": [in_metric.with_metric(None)],
                "estimator": regressor(metric=in_metric.metric)}),
@@ -65,8 +65,8 @@ def argument_cases() -> list[Case]:
         args_of('ridges=.* must be "auto" or a list of numbers 0 or above', {"ridges": [-1.0]},
               {"ridges": [0.0, 1.0]}),
         args_of("folds=0 must be a whole number, at least 1", {"folds": 0}, {"folds": 2}),
-        args_of("take more rows", {"X": X[-5:], "y": alone[-5:]}, {"X": X, "y": alone}),
-        args_of("a sample of 4 rows cannot be split; it takes 5 at least", few,
+        args_of("give more rows", {"X": X[-5:], "y": alone[-5:]}, {"X": X, "y": alone}),
+        args_of("a sample of 4 rows cannot be split; give at least 5 rows", few,
               few | {"X": X[:5], "y": Y[:5]}),
         args_of("augment the whole source instead, by an AugmentedSource", {"X": inner, "y": None},
               {"X": full, "y": None}),
@@ -106,7 +106,7 @@ def folder_cases() -> list[Case]:
     return [
         args_of("is damaged .*; restore it from a copy", {"out": "damaged"}, {"out": "copy"}),
         args_of("or give another folder", {"out": "damaged"}, {"out": "another"}),
-        args_of("holds a search with other settings or data: .*; restore these",
+        args_of("holds a search with other settings or data: .*; restore the settings and data",
               {"out": "held", "rows": 30},
               {"out": "held"}),
         args_of("or give another folder", {"out": "held", "rows": 30}, {"out": "new", "rows": 30}),

@@ -80,7 +80,8 @@ def url_cases() -> list[Case]:
          Do(opened, MEMORY)),
         ("seconds, 0 or more", optioned(MEMORY, deadline_s="soon"), optioned(MEMORY, deadline_s=5)),
         ("for s3:// URLs only; leave it out", optioned(MEMORY, engine="s3fs"), optioned(MEMORY)),
-        ("leave them out, as they are for remote URLs", optioned("data.zarr", anon=True), near),
+        ("leave them out: only remote URLs have storage options",
+         optioned("data.zarr", anon=True), near),
         ("missing='skip' is unknown; use \"error\" or \"fill\"",
          Do(opened, "data.zarr", missing="skip"), Do(opened, "data.zarr", missing="fill")),
         ("is missing from the store .*open it in Python, with missing='fill'",
@@ -121,8 +122,8 @@ def output_cases() -> list[Case]:
         ("did not write; choose another place", ingest("notes"), good),
         ("'predictions' that streamkern wrote.*choose another place", Do(predicted, "p.zarr"),
          Do(predicted, "made.zarr")),
-        ("streamkern did not make it; give another folder", fitted("mine"), fitted("another")),
-        ("give a place outside of it", ingest("data.zarr/p.zarr"), good),
+        ("was not made by streamkern; give another folder", fitted("mine"), fitted("another")),
+        ("give a path outside of it", ingest("data.zarr/p.zarr"), good),
         ("give the path of a place", ingest("-"), good),
         ("cache='s3://b/c' must be a local folder; give a path", cached("s3://b/c"), cached("c")),
         ('cache_size=0 must be "auto" or a number of bytes', cached("c", size=0),
@@ -206,9 +207,9 @@ def remote_file_cases() -> list[Case]:
                 memory.pipe_file("/rows.bin", bytes(replaced_by))
             file.read()
 
-    message = "run the same command again once it stays as it is"
+    message = "run the same command again when no program writes to the file"
     return [(f"{words}.*{message}", Do(read, replaced), Do(read, 0))
-            for words, replaced in (("was replaced", size), ("is shorter", size - 9))]  # fmt: skip
+            for words, replaced in (("replaced", size), ("became shorter", size - 9))]  # fmt: skip
 
 
 def s3_cases(s3: S3Server, proxy: FaultProxy) -> list[Case]:
@@ -261,9 +262,9 @@ def s3_cases(s3: S3Server, proxy: FaultProxy) -> list[Case]:
          with_environment),
         ("names no bucket; write s3://bucket/key", given("s3:///rows.zarr"), good),
         ('use "obstore" or "s3fs"', given(engine="boto"), given(engine="obstore")),
-        ("'requester_pays' beside it; leave that option out, or use engine='s3fs'",
+        ("'requester_pays'; leave that option out, or use engine='s3fs'",
          given(engine="obstore", requester_pays=False), given(engine="s3fs", requester_pays=False)),
-        ("'verify' beside it; leave that option out",
+        ("'verify'; leave that option out",
          given(engine="obstore", client_kwargs={"verify": 1}), given(engine="obstore")),
         ("^storage option 'secrt' is not known to s3fs; did you mean 'secret'",
          given(**s3fs, secrt=SECRET), given(**s3fs, secret=SECRET)),
@@ -350,10 +351,11 @@ def icechunk_cases(s3: S3Server) -> list[Case]:
         ("check that the repository is complete", Do(damaged, False), Do(damaged, True)),
         ("write icechunk.*@branch=", Do(opened, f"{location}#branch=main"),
          Do(opened, f"{location}@branch=main")),
-        ("correct the path, or make one there with icechunk", Do(made, False), Do(made, True)),
+        ("correct the path, or create the repository with icechunk",
+         Do(made, False), Do(made, True)),
         (r"give icechunk\+file://.*or in Python a session of icechunk",
          Do(opened, "icechunk+gs://bucket/repo"), good, Do(opened, kept.readonly_session("main"))),
-        ("'profile' is not known for icechunk; use some of key, secret",
+        ("'profile' is not known for icechunk; the options are key, secret",
          optioned(far, **options, profile="x"), optioned(far, **options)),
         ("an icechunk repository, or a session", Do(opened, storage), Do(opened, kept)),
         ("commit its changes, and give a session of repository.readonly_session",

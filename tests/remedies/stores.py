@@ -94,7 +94,7 @@ def writer_cases() -> list[Case]:
         writer(**given)
 
     return [
-        ("without sample weights; give them with every chunk", wrote(weighted=True),
+        ("without sample weights; give sample weights with every chunk", wrote(weighted=True),
          wrote(w=np.ones(30), weighted=True)),
         ("inf in X .* correct it, or leave the row out", wrote(X=holes), good),
         ("inf in y .* correct it, or leave the row out", wrote(y=holes[:, 0]), good),
@@ -105,19 +105,19 @@ def writer_cases() -> list[Case]:
         (r"give class ids, \(n,\) integers", wrote(**two), wrote(y=ids, **two)),
         ("give 0 to 1", wrote(y=ids + 1, **two), wrote(y=ids, **two)),
         ("2 targets; give 1", wrote(y=X[:30, :2]), good),
-        ("give one for each", wrote(classes=["a", "b"]), wrote(y=ids, **two)),
+        ("give one (class|name) for each", wrote(classes=["a", "b"]), wrote(y=ids, **two)),
         ("must be at least 1", wrote(n_rows=0), good),
         ("chunk_rows=0 must be at least 1", wrote(chunk_rows=0), good),
         ("give one name for each", wrote(columns=["a"]), wrote(columns=["a", "b", "c"])),
         ("chunk 1 of 2 was not written", lambda: finished(False), lambda: finished(True)),
-        ("let only one call write to it at a time", lambda: two_writers(True),
+        ("let only one call write to (it|the store) at a time", lambda: two_writers(True),
          lambda: two_writers(False)),
         ("repeat the call with those, or pass overwrite=True", half, lambda: half(overwrite=True),
          lambda: half(plan={"source": 1})),
         ("overwrite=True replaces it", lambda: written_twice(overwrite=False), written_twice),
-        ("with every dimension at least 1", wrote(row_shape=(0,)), good),
+        ("with each dimension at least 1", wrote(row_shape=(0,)), good),
         ("give real numbers", wrote(x_dtype="c16"), good),
-        ("convert it with dtype=", wrote(x_dtype="i8"), wrote(x_dtype="f8")),
+        ("convert it to one of .* with dtype=", wrote(x_dtype="i8"), wrote(x_dtype="f8")),
     ]  # fmt: skip
 
 
@@ -156,12 +156,12 @@ def option_cases() -> list[Case]:
 
     return [
         ("append the same rows again", lambda: appended(False), lambda: appended(True)),
-        ("let only one call write to it", lambda: replaced(True), lambda: replaced(False)),
+        ("let only one call write to", lambda: replaced(True), lambda: replaced(False)),
         ("seed=-1 must be", ingested(seed=-1), ingested(seed=0)),
         ("must be a number of MiB above 0", ingested(chunk_mb=0), ingested(chunk_mb=1)),
         ("raise memory= to .* or lower chunk_mb=", ingested(memory=1 << 20),
          ingested(memory=1 << 20, chunk_mb=0.001)),
-        ("write elsewhere", lambda: sk.ingest_store("data.zarr", "data.zarr"),
+        ("give another output", lambda: sk.ingest_store("data.zarr", "data.zarr"),
          lambda: sk.ingest_store("data.zarr", "made.zarr", overwrite=True)),
         ("use one of uint8", ingested(dtype="int3"), ingested(dtype="float32")),
         ("use one of uint8", ingested(dtype="int64"), ingested(dtype="float32")),
@@ -170,14 +170,15 @@ def option_cases() -> list[Case]:
          lambda: sk.ArraySource(X, Y, sample_weight=X[:, 0] ** 2)),
         ("divide all of them by their mean", ingested(sample_weight=np.full(N, 1e300)),
          ingested(sample_weight=np.full(N, 1e300) / 1e300)),
-        ("write X with 's' first, as X.transpose.'s', ....",
+        ("write X with 's' as the first dimension, in xarray X.transpose.'s', ....",
          lambda: ingested(turned["X"], turned["y"])(),
          lambda: ingested(turned["X"].transpose("s", ...), turned["y"])()),
-        ("weights are finite numbers, 0 or above", ingested(sample_weight=-np.ones(N)),
+        ("give finite numbers, 0 or above", ingested(sample_weight=-np.ones(N)),
          ingested(sample_weight=np.ones(N))),
         ("needs classes, but the targets are values; leave it out",
          lambda: command(f"{TRAIN} {values}"), lambda: command(TRAIN)),
-        ("write it to a store first", lambda: of_generator(False), lambda: of_generator(True)),
+        ("write the rows to a store first",
+         lambda: of_generator(False), lambda: of_generator(True)),
         ("give some rows a weight above 0",
          lambda: regressor().fit(sk.ArraySource(X, Y, sample_weight=np.zeros(N))),
          lambda: regressor().fit(sk.ArraySource(X, Y, sample_weight=np.ones(N)))),
@@ -265,7 +266,7 @@ def reader_cases() -> list[Case]:
          lambda: store.read_rows(np.array([1, 1]))),
         ("give 0 to 59", lambda: store.read_rows(np.array([60])),
          lambda: store.read_rows(np.array([59]))),
-        ("ingest it to get them", lambda: sk.open_store("plain.zarr").verify(),
+        ("ingest the data again", lambda: sk.open_store("plain.zarr").verify(),
                lambda: (sk.ingest_store("plain.zarr", "made.zarr", overwrite=True),
                         sk.open_store("made.zarr").verify())),
     ]  # fmt: skip
@@ -298,7 +299,8 @@ def sparse_row_cases() -> list[Case]:
     return [
         ("ingest all rows together, to a new store", lambda: pack_rows(long_rows(5), 2),
          lambda: pack_rows(long_rows(5))),
-        ("give the longest row among the first rows", lambda: learned(2, 5), lambda: learned(5, 2)),
+        ("give a row of this length among the first rows",
+         lambda: learned(2, 5), lambda: learned(5, 2)),
         ("hash features to fewer .FeatureHasher of scikit-learn.",
          fit_values(long_rows(d=(1 << 31) + 1), Y), lambda: hashed(300)),
     ]  # fmt: skip

@@ -99,7 +99,7 @@ def loader_cases() -> list[Case]:
         ("this loader is closed; make a new one", lambda: closed(False), lambda: closed(True)),
         ("finish an iterator before you start another one", lambda: two_at_once(False),
          lambda: two_at_once(True)),
-        ("must be float32 or float64", lambda: fed("f2"), lambda: fed("f4")),
+        ("use float32 or float64", lambda: fed("f2"), lambda: fed("f4")),
         ("mix_units=0 must be at least 1", planned(mix_units=0), planned(mix_units=1)),
         ("epoch=-1 must be at least 0", planned(epoch=-1), planned(epoch=0)),
         ("give a source with rows", planned(sizes=[0]), planned()),
@@ -171,9 +171,9 @@ def public_loader_cases() -> list[Case]:
         ("leave n_ranks out", made(mixed, n_ranks=2), made(mixed)),
         ("give a wider one", lambda: list(sk.Loader(large, 60, dtype="float16")),
          lambda: list(sk.Loader(large, 60, dtype="float32"))),
-        ("must be float32 or float64", lambda: sparse_rows("float16"),
+        ("use float32 or float64", lambda: sparse_rows("float16"),
          lambda: sparse_rows("float64")),
-        ("read them by streamkern.Loader", lambda: lazy(5000), lambda: lazy(50)),
+        ("read them with streamkern.Loader", lambda: lazy(5000), lambda: lazy(50)),
     ]  # fmt: skip
 
 
@@ -195,10 +195,11 @@ def new_store_cases() -> list[Case]:
     full = np.zeros((N, 3), np.uint8)
     return [
         ("leave dtype= out", written(X, dtype="uint8"), written(X)),
-        ("let it return a new array in every call", written(X, some_targets),
+        ("return a new array in every call", written(X, some_targets),
          written(X, all_targets)),
-        ("return whole numbers in its range", written(full, halves), written(full, ones)),
-        ("add them: a store needs targets", written(X, y=None), written(X)),
+        ("return integers in the range of this dtype",
+         written(full, halves), written(full, ones)),
+        ("add targets, because a store needs them", written(X, y=None), written(X)),
     ]  # fmt: skip
 
 

@@ -439,7 +439,9 @@ def test_holder_without_renewals_expires_itself(objects: Objects, faulty: Faulty
 def test_storage_without_conditional_create_is_refused(objects: Objects, faulty: Faulty) -> None:
     """Check also a storage without conditional writes."""
     faulty.lies = True
-    with pytest.raises(StorageAccessError, match="does not refuse to create an object that exists"):
+    with pytest.raises(
+        StorageAccessError, match="cannot refuse to create an object that already exists"
+    ):
         Lease(objects).acquire()
     faulty.put_error = NotImplementedError("mode")
     with pytest.raises(StorageAccessError, match="keep runs on a local disk, on S3, or on another"):

@@ -130,7 +130,7 @@ def rerun(path: Path, **more: Any) -> Any:
 def test_older_checkpoint_is_never_used_silently(run: Path) -> None:
     """Check every function of Python that loads a checkpoint."""
     flip_bit(run, NEWEST)
-    text = f"checkpoint of step {STEPS} .* was skipped, and that of step 10 is used"
+    text = f"checkpoint of step {STEPS} .* was skipped, and the checkpoint of step 10 is used"
     with pytest.warns(UserWarning, match=text) as caught:
         model = load_model(run)
     model.backend.close()
@@ -148,7 +148,7 @@ def test_older_checkpoint_is_never_used_silently(run: Path) -> None:
 def test_resume_from_older_checkpoint_is_reported(run: Path, trained: Path) -> None:
     """Check that a resume from an older checkpoint is reported."""
     flip_bit(run, NEWEST)
-    with pytest.warns(UserWarning, match="that of step 10 is used"):
+    with pytest.warns(UserWarning, match="the checkpoint of step 10 is used"):
         result = rerun(run)
     assert len(result.skipped) == 1
     assert_same_bits(final(run), final(trained))
@@ -202,7 +202,7 @@ def test_deleted_setup_is_computed_again(tmp_path: Path) -> None:
     config = settings(tmp_path / "run", **{"run.checkpoint_every": 3})
     stopped(config, 6, source=stream())
     flip_bit(tmp_path / "run", "setup/Z/c/0/0")
-    with pytest.raises(CheckpointError, match=r"delete setup\.json there to have it com"):
+    with pytest.raises(CheckpointError, match=r"delete setup\.json there, so that the setup"):
         finished(config, source=stream())
     (tmp_path / "run" / "setup.json").unlink()
     (tmp_path / "run" / "run.json").unlink()
@@ -248,7 +248,7 @@ def test_file_name_alone_does_not_mark_a_run_directory(name: str, tmp_path: Path
         (tmp_path / mine).write_text('{"project": "streamkern-tests"}')
     before = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
     first = name.partition("/")[0]
-    with pytest.raises(RunError, match=rf"{first}.* (?:no run of|did not make)") as caught:
+    with pytest.raises(RunError, match=rf"{first}.* (?:no run of|was not made by)") as caught:
         finished(settings(tmp_path), source=stream())
     assert caught.value.exit_code == 2
     assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == before
@@ -281,7 +281,7 @@ def test_moved_run_directory_ends_the_run(tmp_path: Path) -> None:
             path.rename(tmp_path / "elsewhere")
 
     config = settings(path, **{"run.checkpoint_every": 2, "run.evaluate_every": 1})
-    with pytest.raises(RunLostError, match="is gone: it was moved or deleted") as caught:
+    with pytest.raises(RunLostError, match="was moved or deleted") as caught:
         finished(config, source=stream(), test=array_source(10, 5), on_evaluation=move)
     assert caught.value.exit_code == 3
     assert not path.exists()

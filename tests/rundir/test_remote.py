@@ -205,7 +205,7 @@ def test_setup_is_replaced_atomically(place: Place) -> None:
     manifest = [name for name in place.files("setup") if name.endswith("setup.json")][-1]
     group = json.loads(place.folder.read(manifest))["group"]
     place.folder.write(f"{group}/H/c/0/0", b"\0" * 132)
-    with pytest.raises(CheckpointError, match=rf"setup .* does not verify .*{group}/H/c/0/0"):
+    with pytest.raises(CheckpointError, match=rf"setup .* is damaged .*{group}/H/c/0/0"):
         place.run(writable=False).load_setup()
 
 

@@ -469,7 +469,7 @@ def test_checkpoint_error_lists_every_damaged_checkpoint(tmp_path: Path) -> None
     (tmp_path / "checkpoints" / "000000000001" / "t" / "c").unlink()
     os.truncate(tmp_path / "checkpoints" / "000000000002.json", 100)
     with RunDirectory(tmp_path) as run:
-        with pytest.raises(CheckpointError, match=r"2 checkpoint\(s\) and none verifies") as info:
+        with pytest.raises(CheckpointError, match=r"2 checkpoint\(s\), but none is intact") as info:
             run.load_latest()
         assert "step 1: 000000000001/t/c is missing" in str(info.value)
         assert "step 2: 000000000002.json is damaged" in str(info.value)
@@ -532,7 +532,7 @@ def test_zero_chunks_are_stored(tmp_path: Path) -> None:
         chunk = tmp_path / "checkpoints" / "000000000001" / "x" / "c" / "0" / "0"
         assert chunk.stat().st_size == 3 * 2 * 8 + 4  # with its crc32c
         chunk.unlink()
-        with pytest.raises(CheckpointError, match="none verifies"):
+        with pytest.raises(CheckpointError, match="none is intact"):
             run.load_latest()
 
 

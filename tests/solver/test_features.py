@@ -262,7 +262,7 @@ def test_run_stores_frequencies_with_model(given: bool, tmp_path: Path) -> None:
             {**FOURIER, "model.kernel": {"kind": "sum", "parts": ["laplace", "cauchy"]}},
             "does not support",
         ),
-        ({**FOURIER, "run.precision": "high"}, "is for kernels of Euclidean distances"),
+        ({**FOURIER, "run.precision": "high"}, "is for kernels of the Euclidean distance"),
         ({"solver.name": "sgd"}, "or features='nystrom' for chosen centers"),
         ({"solver.name": "eigenpro1", "solver.damping": 1.5}, "must be at most 1"),
     ],

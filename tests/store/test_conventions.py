@@ -23,7 +23,7 @@ def test_dimension_names_are_read() -> None:
     assert named_dimensions(A) is None
     check_dimensions(array, ("y", xr.DataArray(A[0], dims=("f",))), ("w", None))
     check_dimensions(array, ("y", xr.DataArray(A[0], dims=("other",))))
-    with pytest.raises(DataError, match=r"w runs along the dimension 's'.*transpose"):
+    with pytest.raises(DataError, match=r"w has its rows along the dimension 's'.*transpose"):
         check_dimensions(array, ("y", None), ("w", xr.DataArray(A[0], dims=("s",))))
 
 
@@ -39,11 +39,11 @@ def test_rows_along_second_dimension_are_refused(tmp_path: Path) -> None:
         data.to_zarr(paths[3], zarr_format=3)
         places[name] = paths
     for given in (*places["turned"], turned):
-        with pytest.raises(DataError, match="runs along the dimension 's'"):
+        with pytest.raises(DataError, match="has its rows along the dimension 's'"):
             sk.ingest_store(given, tmp_path / "made.zarr")
-        with pytest.raises(DataError, match="runs along the dimension 's'"):
+        with pytest.raises(DataError, match="has its rows along the dimension 's'"):
             sk.KernelRegressor(**FAST).fit(given)
-    with pytest.raises(DataError, match="runs along the dimension 's'"):
+    with pytest.raises(DataError, match="has its rows along the dimension 's'"):
         sk.KernelRegressor(**FAST).fit(turned["X"], turned["y"])
     for given in places["right"]:
         sk.ingest_store(given, tmp_path / "made.zarr", overwrite=True)

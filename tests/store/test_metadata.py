@@ -39,7 +39,7 @@ def test_rows_appended_after_consolidation_are_read(tmp_path: Path, version: int
     group["X"].append(X + 1)
     with pytest.raises(DataError, match=r"y.*shape"):
         open_store(path)  # only X has grown
-    with pytest.raises(DataError, match="120 rows and y has the shape"):
+    with pytest.raises(DataError, match="120 rows, but y has the shape"):
         streamkern.ingest_store(path, tmp_path / "out")
     group["y"].append(Y + 1)
     store = open_store(path)

@@ -126,14 +126,16 @@ def test_scales_and_fill_values_have_known_synonyms() -> None:
         "offsets",
     )  # fmt: skip
     for name in scales:
-        with pytest.raises(DataError, match=f"attribute {name}=.*may be scaled"):
+        with pytest.raises(
+            DataError, match=f"attribute {name}=.*may mean that its numbers are scaled"
+        ):
             detect_packing(Array(name, 0.5), "X")
         neutral = 0.0 if name in ("Bias", "offsets") else 1.0
         assert detect_packing(Array(name, neutral), "X") is None
         assert detect_packing(Array(name, "high"), "X") is None
     for name in ("missing", "undef", "fill", "Null"):
         with pytest.raises(
-            DataError, match=f"attribute {name}=0, .* rename it to missing_value if"
+            DataError, match=f"attribute {name}=0, .* rename the attribute to missing_value; if not"
         ):
             detect_packing(Array(name, 0), "X")
         assert detect_packing(Array(name, "none"), "X") is None

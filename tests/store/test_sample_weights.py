@@ -503,7 +503,7 @@ def test_missing_or_reused_weight_column_is_refused(tmp_path: Path) -> None:
         (table, "y", "column 'y' of .* is requested twice"),
         (table, "age", "has no column 'age'"),
         (arrays_, "age", "has no array 'age'; it has X, y, importance"),
-        (arrays_, W, "the sample weights of .* are in it: give the name"),
+        (arrays_, W, "the sample weights of .* are an array or column of it; give its name"),
         ([(X, IDS)], W, "blocks must be pairs"),
         ([(X[:9], IDS[:9], W[:9]), (X, IDS)], None, "some blocks of rows have sample weights"),
     ]:
@@ -647,9 +647,7 @@ def test_invalid_generator_totals_are_refused(totals: Any, message: str) -> None
 
 
 def test_generator_weights_are_validated() -> None:
-    with pytest.raises(
-        DataError, match=r"\(rows 16 to 31\) gave 3 arrays; it must give \(X, y, w\)"
-    ):
+    with pytest.raises(DataError, match=r"\(rows 16 to 31\) returned 3 arrays; return \(X, y, w\)"):
         generated(W).read_unit(1, 0, 0)
     wrong = np.where(np.arange(N) == 18, -1.0, 1.0)
     with pytest.raises(DataError, match=r"sample weight of unit 1 of generator .* row 18, is -1"):

@@ -556,9 +556,9 @@ def test_writer_settings_are_validated_before_writing(tmp_path: Path) -> None:
     url = tmp_path / "s"
     with pytest.raises(DataError, match="dtype int64"):
         StoreWriter(url, (5,), "i8", 3, None, 7, n_rows=7)
-    with pytest.raises(DataError, match="every dimension at least 1"):
+    with pytest.raises(DataError, match="each dimension at least 1"):
         StoreWriter(url, (5, 0, 1), "u1", 3, None, 7, n_rows=7)
-    with pytest.raises(ConfigError, match="2 classes, n_outputs=3"):
+    with pytest.raises(ConfigError, match="there are 2 classes, but n_outputs=3"):
         StoreWriter(url, (5,), "u1", 3, ["a", "b"], 7, n_rows=7)
     with pytest.raises(ConfigError, match="zip"):
         StoreWriter(url, (5,), "u1", 1, None, 7, n_rows=7, compress="zip")

@@ -294,7 +294,7 @@ def test_batch_may_be_larger_than_the_source() -> None:
 
 
 @pytest.mark.parametrize(("data", "settings", "message"), [
-    (None, {}, "a NoneType is not data; give the path or URL of a store"),
+    (None, {}, "a NoneType is not supported as data; give the path or URL of a store"),
     ("train.zarr", {"transforms": sk.GaussianNoise(0.1)}, r"transforms=Gauss.* must be a list"),
     ("train.zarr", {"batch_size": 10.0}, r"batch_size=10\.0 must be a whole number"),
 ])  # fmt: skip

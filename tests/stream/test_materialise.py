@@ -508,7 +508,7 @@ def test_output_must_differ_from_input(tmp_path: Path) -> None:
     ingest(IMAGES, tmp_path / "in.zarr", y=LABELS)
     before = tree(tmp_path)
     for location in (tmp_path / "in.zarr", f"{tmp_path}/../{tmp_path.name}/in.zarr/"):
-        with pytest.raises(ConfigError, match="both input and output"):
+        with pytest.raises(ConfigError, match="input and output at the same time"):
             augment_store(tmp_path / "in.zarr", location, copies=2, overwrite=True)
     assert tree(tmp_path) == before
 

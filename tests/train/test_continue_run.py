@@ -232,7 +232,7 @@ def test_columns_in_another_order_are_reordered(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "kernel": ("keeps the model of the one it continues.*model.kernel: was 'laplace', now 'gau",
+    "kernel": ("keeps the model of that run.*model.kernel: was 'laplace', now 'gau",
                {"model.kernel": "gaussian"}),
     "centers": ("model.n_centers: was 30, now 31", {"model.n_centers": 31}),
     "scale": ("data.scale='none' contradicts", {"data.scale": "none"}),
@@ -240,7 +240,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
                   {"data.transforms": [{"kind": "scale", "mode": "global"}]}),
     "direct": ("solver.name='direct' cannot start from", {"solver.name": "direct"}),
     "precision": ("run.precision gives float64", {"run.precision": "float64"}),
-    "another start": ("solver.warm_start=.*is not the run", {"solver.warm_start": "elsewhere"}),
+    "another start": ("warm_start=.*differs from the run", {"solver.warm_start": "elsewhere"}),
 }  # fmt: skip
 
 

@@ -414,7 +414,7 @@ def test_continued_run_cannot_change_log_scale(tmp_path: Path) -> None:
     given = {"source": source(), "continues": tmp_path / "a"}
     for changes, match in (
         ({"model.loss": "huber"}, "from which only squares can be continued"),
-        ({"model.target_transform": "none"}, "a run keeps the model of the one it continues"),
+        ({"model.target_transform": "none"}, "keeps the model of that run"),
     ):
         with pytest.raises(ConfigError, match=match):
             finished(settings(tmp_path / "b", **changes), **given)

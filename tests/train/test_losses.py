@@ -147,7 +147,7 @@ def test_early_stopping_uses_the_loss() -> None:
     losses = [record["validation_pinball_loss"] for record in model.history_]
     best = int(np.argmin(losses))
     assert len(losses) == best + 4
-    assert f"those of pass {best + 1}" in model.report_["ended"]
+    assert f"the model keeps the weights of epoch {best + 1}" in model.report_["ended"]
 
 
 def test_evaluations_include_loss_metric(tmp_path: Path) -> None:

@@ -392,11 +392,11 @@ def test_rank_messages_are_shown_once() -> None:
         news({"event": "lost", "why": "rank 1 is silent", "stopping": True, **saved})
         for kept in ("setup", "nothing"):
             news({"event": "lost", "why": "rank 0 is gone", "stopping": False, "kept": kept})
-    lost = "rank 1 is gone; the run goes on from its last checkpoint"
+    lost = "rank 1 is gone; the run continues from its last checkpoint"
     few = "there are workers for 1 of 2 ranks"
     stopping = (
-        "rank 1 is silent; the run goes on from its last checkpoint, once the same command is run "
-        "again"
+        "rank 1 is silent; the run continues from its last checkpoint, once the same command is "
+        "run again"
     )
     new = [
         f"rank 0 is gone; there is no checkpoint yet, so {begins}"

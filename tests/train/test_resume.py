@@ -189,7 +189,9 @@ def test_resume_from_older_checkpoint_gives_same_bits(tmp_path: Path) -> None:
     config = settings(tmp_path, **METHODS["eigenpro4"], **{"run.checkpoint_every": 2})
     stopped(config, 7, source=stream())
     next((tmp_path / "checkpoints").glob("*07/alpha/c/*/*")).unlink()
-    with pytest.warns(UserWarning, match="step 7 .* was skipped, and that of step 6 is used"):
+    with pytest.warns(
+        UserWarning, match="step 7 .* was skipped, and the checkpoint of step 6 is used"
+    ):
         finished(config, source=stream())
     assert_same_bits(newest(tmp_path).arrays, uninterrupted("eigenpro4"))
 

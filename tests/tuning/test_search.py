@@ -289,7 +289,7 @@ def test_large_sample_stays_within_memory(tmp_path: Path) -> None:
     made = Candidates(run, open_data(run, source), folds=1)
     assert len(made.sample.X) == 25 * 2**20 // 20_008
     assert made.trial.run.memory == 100 * 2**20 - 2 * made.sample.X.nbytes
-    with pytest.raises(ConfigError, match=r"rows=1500 of 19.5 KiB need .* take at most 1310"):
+    with pytest.raises(ConfigError, match=r"rows=1500 of 19.5 KiB need .* give at most 1310 rows"):
         search_settings(run, source=source, rows=1500)
 
 
@@ -579,7 +579,7 @@ def test_changed_search_is_refused(
     with pytest.raises(ResumeMismatchError) as caught:
         search_settings(config(**changes), **plain | options)
     assert named in str(caught.value)
-    assert str(caught.value).endswith("restore these, or give another folder")
+    assert str(caught.value).endswith("restore the settings and data, or give another folder")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -775,7 +775,7 @@ def test_non_finite_error_is_divergence_with_bandwidth(
                 ],
                 "bandwidths": [1],
             },
-            r"kernel laplace \* cauchy\(bandwidth 2\) cannot be given a bandwidth: some",
+            r"kernel laplace \* cauchy\(bandwidth 2\) cannot be given a bandwidth, because some",
         ),
         ({"kernels": ["triangle"]}, "model.kernel='triangle' must be \"auto\", one of"),
         ({"config": "eigenpro3", "ridges": [1e-3]}, "ridge=0.001 is not defined for solver"),

@@ -225,14 +225,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "complex column": (NUMBERS.astype({"a": complex}), "complex numbers in column 'a'"),
     "mixed objects": (NUMBERS.assign(o=[1, "x"] * (N // 2)), r"'o', .* X\.drop\(columns='o'\)"),
     "lists": (NUMBERS.assign(o=[[1]] * N), "'o' is list.*: drop it"),
-    "text of numbers": (NUMBERS.astype({"b": str}), "'b' is text in which all is written as num"),
+    "text of numbers": (NUMBERS.astype({"b": str}), "'b' is text, but every cell is a num"),
     "sparse columns": (NUMBERS.astype(pd.SparseDtype(float)), r"sparse columns.*'a'.*to_coo\(\)"),
     "masked": (np.ma.masked_array(X, X > 0), r"X\.filled\(value\)"),
     "one dimension": (A, r"Reshape your data: X\.reshape\(-1, 1\)"),
     "series": (pd.Series(A, name="a"), r"one column, 'a'; .*X\.to_frame\(\)"),
     "dict": ({"a": A}, r"X is a dict with the keys a; .*pandas\.DataFrame\(X\)"),
     "nothing": (None, "X is None; give rows"),
-    "data set": (xr.Dataset({"a": ("row", A)}), "xarray.Dataset, .* give one of them"),
+    "data set": (xr.Dataset({"a": ("row", A)}), "xarray.Dataset, .* give one of these arrays"),
     "two of a name": (NUMBERS.set_axis(["a", "a"], axis=1), "more than one column called 'a'"),
     "bag": (da.from_array(X).to_delayed().ravel()[0], "whose shape Dask does not know"),
 }
@@ -277,7 +277,7 @@ def test_generators_are_refused_where_arrays_are_read(tmp_path: Path) -> None:
         lambda rows: sk.evaluate(model, rows, Y),
         lambda rows: model.score(rows, Y),
     ):
-        with pytest.raises(sk.DataError, match=r"can be read once; .*np\.array\(list\(X\)\)"):
+        with pytest.raises(sk.DataError, match=r"can be read only once; .*np\.array\(list\(X\)\)"):
             entry_point(row for row in X)
 
 

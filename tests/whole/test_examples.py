@@ -212,7 +212,7 @@ def test_long_run_refuses_invalid_files(
     labels.unlink()
     assert "no train-labels-idx1-ubyte or train-labels-idx1-ubyte.gz" in refusal(1)
     write_idx(labels, np.zeros(N_IMAGES - 1, np.uint8))
-    assert "300 rows and y has the shape (299,)" in refusal(2)
+    assert "300 rows, but y has the shape (299,)" in refusal(2)
     labels.write_bytes(kept[:100])
     assert "truncated" in refusal(3)
     labels.write_bytes(kept)

@@ -56,7 +56,7 @@ CASES = [
     Case("driving.json", "gas"),
     Case("iris.json", "species"),
     Case("ohlc.json", "close"),
-    Case("wheat.json", "wheat", "say whether they are numbers", ("--numeric", "year")),
+    Case("wheat.json", "wheat", "decide whether the column is num", ("--numeric", "year")),
     Case("breast_cancer.csv", "c30", "skip_lines",
          ("--skip-lines", "1", "--names", ",".join(NAMED)), {"skiprows": 1, "names": NAMED}),
     Case("iris.csv", "c4", "no column", ("--skip-lines", "1", "--names", ",".join(NAMED[:5])),

@@ -80,9 +80,9 @@ class Encoder:
         """Return the encoder that `json` saved; raise DataError if a newer streamkern wrote it."""
         if saved.get("version") != ENCODER_VERSION:
             raise DataError(
-                f"the encoder of {location} is of version {saved.get('version')}, and this "
-                f"streamkern knows version {ENCODER_VERSION}",
-                "install a newer one",
+                f"the encoder of {location} is of version {saved.get('version')}, but this "
+                f"streamkern supports version {ENCODER_VERSION}",
+                "install a newer streamkern",
             )
         codes = tuple(column_code(k) for k in saved["columns"])
         return cls(codes, tuple(saved["dropped"]), tuple(saved["missing"]))
@@ -195,17 +195,17 @@ def check_encoder(
         return
     if expected is None:
         raise DataError(
-            f"{location} is an encoded table, but plain numbers are needed, in the units of "
-            "training",
-            "give the table to a model that was trained on encoded rows, which encodes it",
+            f"{location} is an encoded table, but plain numbers are needed",
+            "give plain numbers in the units of training, or use a model that was trained on a "
+            "table",
         )
     if encoder is None:
         raise DataError(
             f"{location} holds plain numbers, but the features of an encoded table are needed",
-            f"give the table itself, or ingest it with {mention('like=')} and the store trained on",
+            f"give the table itself, or ingest it with {mention('like=')} and the training store",
         )
     if json_digest(dict(encoder)) != json_digest(dict(expected)):
         raise DataError(
             f"{location} is a table that was encoded in another way",
-            f"ingest it again with {mention('like=')} and the store trained on",
+            f"ingest it again with {mention('like=')} and the training store",
         )

@@ -127,12 +127,14 @@ class _TableScan:
         if unknown:
             raise DataError(
                 f"{first.location} has no feature column {some(unknown)}",
-                f"it has {some(names)}: name those you mean",
+                f"name feature columns of the table: {some(names)}",
             )
         repeated = sorted({name for name in declared_names if declared_names.count(name) > 1})
         if repeated:
             raise DataError(
-                f"column {some(repeated)} was declared as two kinds of column", "give one kind"
+                f"column {some(repeated)} is named more than once in {mention('categorical=')}, "
+                f"{mention('numeric=')} and {mention('dates=')}",
+                "name it once",
             )
         self._columns = [
             Column(field.name, field.type, declared, self._n_targets, typed)
@@ -211,7 +213,8 @@ class _TableScan:
                 codes.append(_number_or_date(column, kind))
         if not codes:
             raise DataError(
-                "no column is left as a feature: all are empty", f"give others with {mention('x=')}"
+                "no column is left as a feature, because all are empty",
+                f"give other columns with {mention('x=')}",
             )
         dropped = (*self._declared.dropped, *empty)
         return FittedEncoder(Encoder(tuple(codes), dropped, tuple(missing)), self._seed, fold_means)
@@ -271,8 +274,8 @@ def _target_means(
     sums, chosen = words.sums(), np.array(list(outputs.values()))
     if not np.isfinite(sums).all():
         raise DataError(
-            f"the squares of the targets overflow, and the words of column {column.name!r} are "
-            "encoded by their means",
+            f"the squares of the targets overflow, but the words of column {column.name!r} are "
+            "encoded by mean targets",
             "divide the targets by a constant",
         )
     t = (sums.shape[2] - 1) // 2

@@ -169,9 +169,9 @@ class IndexDetector:
         """Warn if the column `name` has counted all rows so far."""
         if self.matches_rows and self._n_rows >= _MIN_INDEX_ROWS:
             warn(
-                f"column {name!r} of {location} counts the rows, as an index does, and is a "
-                f"feature: leave it out if it says nothing about the targets, of files with "
-                f"{mention('drop', name)}"
+                f"column {name!r} of {location} counts the rows, like an index, but is used as a "
+                "feature; if it has nothing to do with the targets, leave it out, for files "
+                f"with {mention('drop', name)}"
             )
 
 

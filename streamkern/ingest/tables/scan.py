@@ -264,8 +264,8 @@ class Column:
             return None
         if self.declared_text and kind == "number" and not self.is_boolean:
             return (
-                f"{name!r} is text in which all is written as numbers: say whether they are "
-                "numbers, or names and so categories"
+                f"{name!r} is text, but every cell is a number: decide whether the column is "
+                "numeric or categorical"
             )
         if self.first_padded is not None and kind == "number" and self.kind is None:
             row, text = self.first_padded
@@ -281,8 +281,8 @@ class Column:
             notation_note = "" if notation is None else f", a number or date with {notation}"
             return (
                 f"{name!r} mixes numbers ({number} in row {row}) and words ({word[:40]!r} in row "
-                f"{word_row}{notation_note}): call it categorical, or correct those or say that "
-                "they are missing"
+                f"{word_row}{notation_note}): make it categorical, correct the words, or mark "
+                "them as missing"
             )
         assert self.words is not None
         if self.kind is None and (
@@ -292,7 +292,7 @@ class Column:
         if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
             return (
                 f"{name!r} has {self.words.n_words:,} different words in {self.words.n_seen:,} "
-                "rows, so it says nothing about new rows: drop it, or call it categorical"
+                "rows, so it does not help for new rows: drop it, or make it categorical"
             )
         return None
 
@@ -303,7 +303,7 @@ class Column:
             (row, date), (word_row, word) = self.first_date, self.first_not_a_date
             return (
                 f"{name!r} mixes dates ({date} in row {row}) and words ({word[:40]!r} in row "
-                f"{word_row}): correct those or say that they are missing, or call it categorical"
+                f"{word_row}): correct the words, mark them as missing, or make it categorical"
             )
         if self.first_wrong_date:
             row, text, reason = self.first_wrong_date
@@ -315,14 +315,14 @@ class Column:
             word, notation = next(iter(notations.items()))
             if notation == "a time":
                 return (
-                    f"{name!r} holds times like {word[:40]!r}: write them as numbers, of minutes "
-                    "say, or call it categorical"
+                    f"{name!r} holds times like {word[:40]!r}: write them as numbers, for "
+                    "example minutes, or make it categorical"
                 )
             if notation in ("a date", "a month"):
                 return (
                     f"{name!r} holds dates like {word[:40]!r}, which can be read in several ways: "
-                    f"say in which form they are ({mention(f'{name}=')}%d/%m/%Y, say), or call it "
-                    f"categorical"
+                    f"give their format ({mention(f'{name}=')}%d/%m/%Y, for example), or make it "
+                    "categorical"
                 )
             remedy = style_remedy(word)
             return (

@@ -139,7 +139,8 @@ def block_slices(p: int, block_size: int) -> list[slice]:
     """Return slices of nearly equal size, none larger than block_size."""
     if not 1 <= block_size <= p:
         raise ConfigError(
-            f"{mention('block_size', block_size)} must lie between 1 and {mention('n_centers', p)}"
+            f"{mention('block_size', block_size)} must lie between 1 and {mention('n_centers', p)}",
+            'lower it, or leave it at "auto"',
         )
     edges = np.linspace(0, p, -(-p // block_size) + 1).round().astype(int)
     return [slice(int(a), int(b)) for a, b in pairwise(edges)]

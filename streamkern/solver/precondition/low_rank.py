@@ -124,7 +124,8 @@ def sample_eigenpairs(
     s = len(K)
     if not 1 <= level < s:
         raise ConfigError(
-            f"{mention('level', level)} must lie between 1 and n_nystrom - 1 = {s - 1}"
+            f"{mention('level', level)} must lie between 1 and n_nystrom - 1 = {s - 1}",
+            "lower level, or raise n_nystrom",
         )
     trace = float(K.diagonal().sum())
     check_overlap(op, trace, "trace of the sample")

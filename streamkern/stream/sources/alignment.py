@@ -274,8 +274,8 @@ def align_classes(
             pairs = zip(present, ids_in_classes, strict=True)
             same_class = [name for name, other_id in pairs if other_id == class_id]
             raise DataError(
-                f"{location} has rows of the classes {some(same_class)}, which all stand for the "
-                f"known class '{classes[class_id]}'",
+                f"{location} has rows of the classes {some(same_class)}, which all correspond to "
+                f"the known class '{classes[class_id]}'",
                 "give them the same label",
             )
     id_map = np.array([-1 if k is None else k for k in ids_in_classes], np.int64)

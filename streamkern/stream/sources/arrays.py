@@ -274,8 +274,8 @@ def _check_layout(X: Any, y: Any, dtype: np.dtype[Any]) -> None:
     if len(X.shape) not in axes or not all(k >= 1 for k in X.shape):  # also catches NaN
         raise DataError(
             f"X has shape {X.shape}",
-            "it must be (n, d) or (n, height, width, channels) with every "
-            "dimension known and at least 1 (Dask: call compute_chunk_sizes first)",
+            "give the shape (n, d) or (n, height, width, channels), with each dimension known "
+            "and at least 1 (Dask: call compute_chunk_sizes first)",
         )
     check_dtype(dtype, "X")
     if y is not None and (len(y.shape) not in (1, 2) or y.shape[0] != X.shape[0]):
@@ -288,7 +288,10 @@ def _check_layout(X: Any, y: Any, dtype: np.dtype[Any]) -> None:
 def _labels_of_classes(y: Any, classes: Sequence[str]) -> np.ndarray:
     """Return the label in y of each class: ids for integers, else the names."""
     if len(set(classes)) != len(classes) or not classes:
-        raise ConfigError(f"classes={tuple(classes)!r} must be distinct names, at least one")
+        raise ConfigError(
+            f"classes={tuple(classes)!r} must be distinct names, at least one",
+            "give each class one name",
+        )
     return np.arange(len(classes)) if np.dtype(y.dtype).kind in "iub" else np.array(classes)
 
 

@@ -308,15 +308,16 @@ def check_unit(block: RowBlock, expected: RowBlock, n_rows: int, u: int) -> None
                 continue
             weights = "no" if part is None else "unexpected"
             raise DataError(
-                f"unit {u} gave {weights} sample weights, but the source has "
+                f"unit {u} has {weights} sample weights, but the source has "
                 f"weighted={target is not None}",
                 "correct one of them",
             )
         expected_shape = (n_rows, *target.shape[1:])
         if part.dtype != target.dtype or part.shape != expected_shape:
             raise DataError(
-                f"unit {u} gave {name} {part.shape} {part.dtype}",
-                f"the source declares {expected_shape} {target.dtype}; correct one of them",
+                f"unit {u} has {name} of shape {part.shape} and dtype {part.dtype}",
+                f"the source declares shape {expected_shape} and dtype {target.dtype}: correct "
+                "one of them",
             )
 
 

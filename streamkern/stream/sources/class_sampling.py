@@ -293,7 +293,7 @@ def _check_base(base: BaseSource) -> None:
     if stored_rows(base) is not base:
         raise ConfigError(
             "class_sampling cannot be used with the shares of a mixture "
-            f"({mention('data.weights')}), or below copies",
+            f"({mention('data.weights')}), or within copies",
             "leave one of them out",
         )
     if host_transforms(base) or not same_rows(base):
@@ -315,7 +315,8 @@ def _normalised_shares(
     if isinstance(requested, str):
         if requested != "balanced":
             raise ConfigError(
-                f'{mention("class_sampling", requested)} must be "balanced" or shares by class name'
+                f'{mention("class_sampling", requested)} must be "balanced" or shares by class '
+                'name; give for example {"rare": 1, "frequent": 3}'
             )
         return np.asarray(has_rows / has_rows.sum())
     if not all(isinstance(s, Real) and 0 < float(s) < inf for s in requested.values()):
@@ -333,7 +334,7 @@ def _normalised_shares(
     for name, needs_share in zip(classes, has_rows, strict=True):
         if needs_share and name not in requested:
             raise ConfigError(
-                f"class_sampling leaves out the class {name!r}",
+                f"class_sampling has no share for the class {name!r}",
                 "give a share for each class that has rows",
             )
     shares = np.where(has_rows, [float(requested.get(name, 0.0)) for name in classes], 0.0)

@@ -277,12 +277,12 @@ def _check_counts(
     ):
         raise ConfigError(
             f"{mention(f'weights={list(weights)}')} do not fit {len(sources)} sources",
-            "give one finite number above 0 for each",
+            "give one finite number above 0 for each source",
         )
     if n_rows is not None and (weights is None or not is_whole_number(n_rows) or n_rows < 1):
         raise ConfigError(
             f"n_rows={n_rows!r} of a mixture must be a whole number, at least 1, and needs weights",
-            "give weights, or leave n_rows out: then an epoch has every row once",
+            "give weights, or leave n_rows out: an epoch then has every row once",
         )
 
 
@@ -295,13 +295,13 @@ def _check_alike(sources: Sequence[BaseSource]) -> None:
                 raise ConfigError(
                     f"source {number} of the mixture has {name} {value} and source 1 has "
                     f"{first[name]}",
-                    "mix only sources that agree in it",
+                    f"mix only sources with the same {name}",
                 )
         if source.feed_transforms:
             raise ConfigError(
                 f"source {number} of the mixture has the transform "
                 f"{transform_name(source.feed_transforms[0])!r}, which runs after the upload",
-                "give it to the mixture, in transforms=",
+                "give the transform to the mixture, in transforms=",
             )
 
 

@@ -43,9 +43,15 @@ class GaussianNoise:
 
     def __post_init__(self) -> None:
         if not (is_finite_number(self.sigma) and self.sigma >= 0):
-            raise ConfigError(f"noise sigma={self.sigma!r} must be a finite number, 0 or above")
+            raise ConfigError(
+                f"noise sigma={self.sigma!r} must be a finite number, 0 or above",
+                "give the standard deviation of the noise, such as 0.1",
+            )
         if not isinstance(self.round, bool):
-            raise ConfigError(f"noise round={self.round!r} must be True or False")
+            raise ConfigError(
+                f"noise round={self.round!r} must be True or False",
+                "leave it out, or set it to True for rows of integers",
+            )
 
     @property
     def keeps_integers(self) -> bool:
@@ -95,7 +101,10 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         if not is_whole_number(self.padding) or self.padding < 0:
-            raise ConfigError(f"crop padding={self.padding!r} must be a whole number, 0 or above")
+            raise ConfigError(
+                f"crop padding={self.padding!r} must be a whole number, 0 or above",
+                "give the number of pixels, such as 2",
+            )
 
     def bind(self, data: RowLayout) -> RandomCrop:
         _check_images("crop", data.row_shape)

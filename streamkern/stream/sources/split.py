@@ -102,7 +102,8 @@ def _leaves(source: BaseSource, purpose: SplitPurpose) -> Iterator[BaseSource]:
         if source.weights is not None:
             raise ConfigError(
                 f"{purpose.setting} cannot be used with the shares of a mixture "
-                f"({mention('data.weights')}), which the rows set aside would not have",
+                f"({mention('data.weights')}), but the rows that are set aside would not have "
+                "these shares",
                 "leave one of them out",
             )
         _check_copies_alone(source, purpose.setting)
@@ -149,8 +150,8 @@ def _check_copies_alone(mixture: MixtureSource, setting: str) -> None:
     """Raise ConfigError if copies in a store may be made from rows of another part."""
     if len({part.hides_copies for part in _stored_sources(mixture)}) > 1:
         raise ConfigError(
-            f"{setting} cannot be used with a store of copies in a mixture: the copies may "
-            "be made from rows of the other sources",
+            f"{setting} cannot be used with a store of copies in a mixture, because the copies "
+            "may come from rows of the other sources",
             f"leave {setting} out, or train on the store alone",
         )
 
@@ -168,13 +169,13 @@ def _check_stored(source: BaseSource, setting: str) -> None:
     if isinstance(source, GeneratorSource | UserSource):
         raise ConfigError(
             f"{setting} cannot be used with rows that your own function or source generates: "
-            "streamkern cannot detect which of them are copies of one row",
+            "because streamkern cannot detect copies of the same row among them",
             f"leave {setting} out, or write them to a store first",
         )
     if source.hides_copies and not source.n_origins:
         raise ConfigError(
-            f"{setting} cannot be used with a store that mixes copies and other data: streamkern "
-            "cannot detect which of its rows are copies of one row",
+            f"{setting} cannot be used with a store that mixes copies and other data, because "
+            "streamkern cannot detect which rows are copies of the same row",
             f"leave {setting} out",
         )
     for part in source.parts:  # columns in another order
@@ -231,7 +232,8 @@ class _Split:
         if not 2 <= n < self.base.n_rows:
             raise DataError(
                 f"{purpose.share.format(self.share)} sets {n} of {self.base.n_rows} rows aside",
-                f"at least two must be set aside, and one left: give more rows, {purpose.remedy}",
+                "at least two rows must be set aside, and one left for training: give more "
+                f"rows, {purpose.remedy}",
             )
 
     def _count_drawn(self) -> np.ndarray:

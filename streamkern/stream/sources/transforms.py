@@ -117,15 +117,19 @@ class Scale:
     def __post_init__(self) -> None:
         if (self.mode == "quantiles") != (self.scores is not None):
             raise ConfigError(
-                'scale mode="quantiles" needs a sample of the rows, which a transform cannot see',
-                f"give it as {mention('data.scale')}",
+                'scale mode="quantiles" needs a sample of the rows, but a transform has no such '
+                "sample",
+                f"set it in {mention('data.scale')}",
             )
         if self.mode not in ("none", "global", "feature", "quantiles"):
             raise ConfigError(
                 f'scale mode="{self.mode}" is unknown', 'use "none", "global" or "feature"'
             )
         if (self.mean is None) != (self.scale is None):
-            raise ConfigError(f"give scale both mean= and {mention('scale=')}, or neither")
+            raise ConfigError(
+                f"a scale transform has only one of mean= and {mention('scale=')}; give both or "
+                "neither"
+            )
 
     @property
     def keeps_integers(self) -> bool:
@@ -202,7 +206,9 @@ class MixUp:
 
     def __init__(self, alpha: float = 1.0) -> None:
         if not (is_finite_number(alpha) and alpha > 0):
-            raise ConfigError(f"mixup alpha={alpha!r} must be a finite number above 0")
+            raise ConfigError(
+                f"mixup alpha={alpha!r} must be a finite number above 0", "give for example 0.4"
+            )
         self.alpha = alpha
         self._levels = np.linspace(0, 1, 4097)
         self._quantiles = on_demand("scipy.special").betaincinv(alpha, alpha, self._levels)
@@ -368,7 +374,7 @@ def apply_transforms(
             raise DataError(
                 f'transform "{name}" turned X {X.shape} {X.dtype} with {len(Y)} targets into '
                 f"{new_X.shape} {new_X.dtype} with {len(new_Y)}",
-                "it must keep shape and dtype; convert its result by astype(X.dtype)",
+                "keep shape and dtype, for example with astype(X.dtype)",
             )
         X, Y = new_X, new_Y
     return X, Y, w

@@ -20,9 +20,9 @@ def unit_sizes(source: Source | BaseSource) -> np.ndarray:
     edges = np.concatenate(([0], stops))
     if not np.array_equal(starts, edges[:-1]) or edges[-1] != source.n_rows:
         raise ConfigError(
-            f"the {source.n_units} units of the source do not cover its {source.n_rows} rows one "
-            "after the other",
-            "unit_bounds(u) must start where unit_bounds(u - 1) stopped",
+            f"the {source.n_units} units of the source do not cover its {source.n_rows} rows "
+            "without gaps and overlaps",
+            "start unit_bounds(u) where unit_bounds(u - 1) stops",
         )
     return np.asarray(stops - starts)
 

@@ -54,7 +54,7 @@ class UserSource(BaseSource):
         missing = [name for name in required if not hasattr(source, name)]
         if missing:
             raise ConfigError(
-                f"a {self._name} cannot be streamed: it has no {missing[0]}",
+                f"a {self._name} cannot be used as a source, because it has no {missing[0]}",
                 f"give a source with {', '.join(required)}",
             )
         for name, rule in _REQUIRED.items():
@@ -95,7 +95,7 @@ class UserSource(BaseSource):
         if not isinstance(block, RowBlock):
             raise DataError(
                 f"unit {u} of {self._name} is a {type(block).__name__}, not a RowBlock",
-                f"let read_unit return a {RowBlock.__module__}.RowBlock",
+                f"return from read_unit a {RowBlock.__module__}.RowBlock",
             )
         start, stop = self.unit_bounds(u)
         check_unit(block, self._layout, stop - start, u)
@@ -310,8 +310,8 @@ class GeneratorSource(BaseSource):
                 "one number" if self.classes is None else f"{n_totals} numbers, one for each class"
             )
             raise ConfigError(
-                f"weight_totals={weight_totals!r} of generator {self.name} must be {shape_text}, 0 "
-                "or above and not all 0: the sums of the sample weights of an epoch"
+                f"weight_totals={weight_totals!r} of generator {self.name} must be {shape_text}, "
+                "0 or above and not all 0; give the sums of the sample weights of an epoch"
             )
         return totals.astype(np.float64)
 
@@ -349,9 +349,10 @@ class GeneratorSource(BaseSource):
             floats = first.dtype.kind == second.dtype.kind == "f"  # equal_nan is only for numbers
             if not np.array_equal(first, second, equal_nan=floats):
                 raise DataError(
-                    f"{location} has other values in a second call",
-                    "compute them from the seed, the epoch and the row numbers alone, as by "
-                    "streamkern.RowRandom(np, seed, epoch, 0, np.arange(start, stop))",
+                    f"{location} returned other values in a second call",
+                    "compute the values only from the seed, the epoch and the row numbers, for "
+                    "example with streamkern.RowRandom(np, seed, epoch, 0, np.arange(start, "
+                    "stop))",
                 )
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
@@ -362,12 +363,12 @@ class GeneratorSource(BaseSource):
         arrays, rows = self._call_function(seed, epoch, start, stop, location), stop - start
         if not isinstance(arrays, tuple | list):
             raise DataError(
-                f"{location} gave a {type(arrays).__name__}", "it must give a tuple of arrays"
+                f"{location} returned a {type(arrays).__name__}", "return a tuple of arrays"
             )
         if len(arrays) != 2 + self.weighted:
             raise DataError(
-                f"{location} gave {len(arrays)} arrays",
-                "it must give (X, y, w) with weight_totals, and (X, y) without",
+                f"{location} returned {len(arrays)} arrays",
+                "return (X, y, w) with weight_totals, and (X, y) without",
             )
         X, y, *w = (np.asarray(a) for a in arrays)
         w = [as_weights(a, rows, location, start) for a in w]

@@ -42,8 +42,8 @@ def plain_rows(
     """
     if sparse:
         raise ConfigError(
-            "the model was trained on sparse rows, which have no operator in ONNX",
-            "serve it by streamkern.load",
+            "the model was trained on sparse rows, but ONNX has no operator for them",
+            "load the model with streamkern.load instead",
         )
     rows = graph.input(ROWS, dtype, row_shape)
     return rows if len(row_shape) == 1 else rows.reshape(-1, math.prod(row_shape))
@@ -62,7 +62,7 @@ def table_rows(graph: Graph, encoder: Encoder) -> Traced:
         encode = _CODES.get(type(code))
         if encode is None:
             raise ConfigError(
-                f"column {code.name!r} has {code.kind} words, which have no operator in ONNX",
+                f"column {code.name!r} has {code.kind} words, but ONNX has no operator for them",
                 "leave the column out of the training, or train with fewer different words, which "
                 "are not hashed",
             )
@@ -157,13 +157,13 @@ def scale_features(graph: Graph, X: Traced, transforms: Sequence[Transform], d: 
     for transform in transforms:
         if isinstance(transform, PatchFeatures):
             raise ConfigError(
-                f"{mention('model.patch_features', transform.n_filters)} is not exported",
+                f"{mention('model.patch_features', transform.n_filters)} cannot be exported",
                 "export a model of the pixels, or predict with streamkern",
             )
         if not isinstance(transform, Scale):
             raise ConfigError(
-                f"transform {transform_name(transform)!r} is a function of the user, which is not "
-                "exported",
+                f"transform {transform_name(transform)!r} is a function of yours, which cannot "
+                "be exported",
                 "apply it to the rows before training, or export a model without it",
             )
         if transform.mode == "none":

@@ -134,7 +134,7 @@ def checked_path(path: str | os.PathLike[str], overwrite: bool) -> Path:
     file_path = local_path(path)
     if file_path is None:
         raise ConfigError(
-            f"{redact(os.fspath(path))!r} is a URL, but the file is written on this machine",
+            f"{redact(os.fspath(path))!r} is a URL, but the export writes a local file",
             "give the path of a local file",
         )
     if file_path.is_dir():

@@ -113,7 +113,7 @@ def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     for callback in checked:
         if not isinstance(callback, Callback):
             raise ConfigError(
-                f"callbacks has {callback!r}, which is no streamkern.Callback",
+                f"callbacks has {callback!r}, which is not a streamkern.Callback",
                 "give objects of subclasses of streamkern.Callback; give callbacks of scikit-learn "
                 "to set_callbacks",
             )

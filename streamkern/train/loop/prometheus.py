@@ -69,7 +69,7 @@ class Prometheus(Callback):
             self._server, _ = client.start_http_server(self.port, self.host, self._registry)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"{mention('port', self.port)} at {self.host} cannot be served ({error})",
+                f"{mention('port', self.port)} at {self.host} cannot be used ({error})",
                 "give a free port, or 0 for any",
             ) from error
         self.port = self._server.server_port

@@ -304,8 +304,8 @@ class KernelModel(ShownFacts):
             out[in_range] = F[rows < n]
         if not has_value.all():
             raise DataError(
-                f"row {int(np.argmin(has_value))} of {n} is not in the data: its row numbers are "
-                "damaged", "ingest the data again",
+                f"row {int(np.argmin(has_value))} of {n} is not in the data, so its row numbers "
+                "are damaged", "ingest the data again",
             )  # fmt: skip
         return out
 

@@ -93,8 +93,8 @@ class TrainingFit(NamedTuple):
             return None
         remedy = f'leave {" and ".join(given)} at "auto", ' if given else ""
         return (
-            f"{NOTHING_NOTE}: {problem}; {remedy}look for features that say more of the targets, "
-            "or take the mean"
+            f"{NOTHING_NOTE}: {problem}; {remedy}add features that are related to the targets, "
+            "or use the mean"
         )
 
 

@@ -46,7 +46,7 @@ class UnseenValues:
             if 2 * np.isin(row_values, center_values).sum() < len(row_values):
                 name = self._names[column] if column < len(self._names) else f"x{column}"
                 warn(
-                    f"most rows have values of {name!r} that no center of the model has: their "
-                    "predictions may be worse than those of a model that was trained without this "
-                    f"column, or with {mention('model.metric', 'none')}"
+                    f"most rows have values of {name!r} that no center of the model has, so "
+                    "their predictions may be worse than without this column; train without "
+                    f"this column, or with {mention('model.metric', 'none')}"
                 )

@@ -271,7 +271,9 @@ def _error_of(future: Any) -> BaseException:
     """Return the error of a task. Errors of Dask itself become RankLostError."""
     error: BaseException | None = future.exception()
     if error is None:
-        return RankLostError(f"Dask has {future.status} its task")
+        return RankLostError(
+            f"Dask ended the task of a rank ({future.status}); run the same command again to go on"
+        )
     if isinstance(error, RankFailed | RemoteError):
         return error.error()
     of_dask = isinstance(error, CancelledError) or type(error).__module__.startswith("distributed.")

@@ -85,17 +85,17 @@ class RankCluster:
         without_nanny = [address for address, worker in workers.items() if not worker["nanny"]]
         if without_nanny:
             raise ConfigError(
-                f"the worker {without_nanny[0]} of {cluster_text(self.client)} has no nanny, which "
-                "would kill its process if another rank is lost",
-                "start it without --no-nanny",
+                f"the worker {without_nanny[0]} of {cluster_text(self.client)} has no nanny, but a "
+                "nanny must end its process if another rank is lost",
+                "start the worker without --no-nanny",
             )
         limited = [address for address, worker in workers.items() if worker["memory_limit"]]
         if limited:
             limit = size_text(workers[limited[0]]["memory_limit"])
             raise ConfigError(
-                f"the worker {limited[0]} of {cluster_text(self.client)} has a limit of {limit} on "
-                "its memory, at which Dask would stop or kill it in training",
-                f"start it with --memory-limit 0, and give {mention('run.memory')} in its place",
+                f"the worker {limited[0]} of {cluster_text(self.client)} has a memory limit of "
+                f"{limit}, at which Dask would stop or kill it during training",
+                f"start the worker with --memory-limit 0, and set {mention('run.memory')} instead",
             )
         return {
             address: WorkerInfo(

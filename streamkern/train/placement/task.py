@@ -190,7 +190,10 @@ def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
     stop = StopRequest(install=False)
     heartbeat = _Heartbeat(worker, spec, stop)
     if worker.address != spec.address or not heartbeat.is_newest_generation():
-        raise RankLostError(f"rank {spec.rank} at {spec.address} has been replaced")
+        raise RankLostError(
+            f"rank {spec.rank} at {spec.address} has been replaced by another process; no action "
+            "is needed, because the run continues there"
+        )
     failure, result = None, None
     with heartbeat, _warnings_sent_to(heartbeat.tell):
         try:

@@ -144,7 +144,7 @@ def calibration_split(
         reason = f"{reason}; {CALIBRATE_TRUE_REMEDY}"
         return CalibrationSplit(source, None, why_none or reason, left_out=left_out)
     if is_auto and _min_rows(config) > _n_without_copies(training):
-        reason = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
+        reason = 'because the settings need so many rows that calibrate="auto" sets none aside'
         reason = f"{reason}; lower n_centers and the like"
         return CalibrationSplit(source, None, reason, left_out=left_out)
     if why_none is not None:

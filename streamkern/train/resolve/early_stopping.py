@@ -91,8 +91,8 @@ class EarlyStopping:
         if epochs_since < self._patience:
             return None
         return (
-            f"the score on the rows set aside has not got better for {epochs_since} epochs; the "
-            f"weights are those of epoch {best + 1}"
+            f"the score on the validation rows has not improved for {epochs_since} epochs; the "
+            f"model keeps the weights of epoch {best + 1}"
         )
 
 

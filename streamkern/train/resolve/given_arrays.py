@@ -74,7 +74,7 @@ def open_metric(config: RunConfig, d: int) -> HostArray:
             raise ConfigError(
                 f"{mention('model.metric', redact(url))} lacks some chunks, which may be lost or "
                 "zero",
-                "write it again as a .npy file, or with write_empty_chunks",
+                "write the array again as a .npy file, or with write_empty_chunks",
             )
         return np.asarray(array[...])
 
@@ -183,7 +183,7 @@ def count_centers(config: RunConfig, data: Data, *, complete: bool = True) -> in
         raise ConfigError(
             f"{mention('model.n_centers', model.n_centers)} centers are drawn from the first "
             f"block, which has {n_rows} rows",
-            "give a first block of at least so many rows, lower n_centers, or give centers",
+            "give a first block with at least this many rows, lower n_centers, or give centers",
         )
     warn(
         f"{mention('model.n_centers', model.n_centers)} is more than the {n_rows} training rows"
@@ -200,6 +200,6 @@ def check_count(n_centers: int | str, n_given: int, source: str) -> None:
     """
     if n_centers not in ("auto", n_given):
         raise ConfigError(
-            f"{mention('model.n_centers', n_centers)} but {source} holds {n_given} rows",
+            f"{mention('model.n_centers', n_centers)} differs from the {n_given} rows in {source}",
             "leave n_centers out",
         )

@@ -122,13 +122,13 @@ def kernel_in_metric(
         return data.kernel_of(kernel), None
     if data.sparse:
         raise ConfigError(
-            f"{mention('model.metric')} is for dense rows, and these are sparse",
+            f"{mention('model.metric')} needs dense rows, but these are sparse",
             f"leave {mention('model.metric')} out",
         )
     if config.run.precision == "integer":
         raise ConfigError(
-            f"{mention('model.metric')} moves features off the integers that "
-            f"{mention('run.precision', 'integer')} needs",
+            f"{mention('model.metric')} transforms the features, but "
+            f"{mention('run.precision', 'integer')} needs integers",
             "leave one of them out",
         )
     if not metric_mode.learns:

@@ -332,8 +332,8 @@ def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None
     like = "" if source.encoder is None or not train else f" --like {redact(train[0])}"
     names = "".join(f" --y {name}" for name in source.target_columns or ())
     raise ConfigError(
-        f"{mention('data.test', test)} is a file and no zarr store",
-        f"make one of it with streamkern ingest {shlex.quote(test)} {store}{like}{names}",
+        f"{mention('data.test', test)} is a file, not a zarr store",
+        f"make a store from it with streamkern ingest {shlex.quote(test)} {store}{like}{names}",
     )
 
 

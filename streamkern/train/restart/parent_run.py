@@ -158,8 +158,8 @@ class ParentRun(RunSnapshot):
         ):
             raise ConfigError(
                 f"{self._mentioned} was trained in another metric than {mention('model.metric')}",
-                f"leave {mention('model.metric')} out, for that of the weights, or leave "
-                f"warm_start out",
+                f"leave {mention('model.metric')} out to use the metric of the weights, or leave "
+                "warm_start out",
             )
         check_same_rows(source, self, "this run has", f"{self._mentioned} was trained on")
         check_encoder(source.encoder, self.encoder, "the data of this run")
@@ -199,9 +199,9 @@ class ParentRun(RunSnapshot):
         new_name = loss_name(config.model.loss)
         if own_loss is None and isinstance(config.model.quantile, tuple):
             raise ConfigError(
-                f"{self._mentioned} minimised squares with one output for each target; the several "
-                f"quantiles of {mention('model.quantile', list(config.model.quantile))} cannot "
-                "start from it",
+                f"{self._mentioned} minimised squares with one output for each target, so the "
+                f"several quantiles of {mention('model.quantile', list(config.model.quantile))} "
+                "cannot start from it",
                 "give a single quantile, or leave warm_start out",
             )
         if own_loss is None and new_name != SQUARES and loss_class(config.model.loss).log_link:
@@ -247,7 +247,7 @@ class ParentRun(RunSnapshot):
             raise ConfigError(
                 f"{self._mentioned} was trained {scale} of the targets, but this run has "
                 f"{mention('model.target_transform', setting)}",
-                "leave it out, for the scale of the weights, or leave warm_start out",
+                "leave it out to use the scale of the weights, or leave warm_start out",
             )
 
     @property
@@ -265,7 +265,7 @@ class ParentRun(RunSnapshot):
             raise ConfigError(
                 f"{self.location} has been trained on, from step {ancestry['step']} to {step}, "
                 "since this run began to continue it",
-                "continue it in another run_dir",
+                "continue that run in another run_dir",
             )
 
     def metric_for(self, config: RunConfig) -> npt.NDArray[np.float64] | None:
@@ -339,17 +339,17 @@ class ParentRun(RunSnapshot):
             order = _positions(self._keys(dtype), centers.keys(dtype))
         if order is None:
             raise ConfigError(
-                f"{self._mentioned} has other centers than this run: they "
-                "must be the same after scaling",
-                "give both runs the same centers, transforms and scale, "
-                f"and {mention('run.calibrate')}, which determines the rows that can be centers; "
-                "continue that run, which takes them over (streamkern train --continue, or "
+                f"{self._mentioned} has other centers than this run, but the centers must be the "
+                "same after scaling",
+                "give both runs the same centers, transforms and scale, and "
+                f"{mention('run.calibrate')}, which determines the rows that can be centers; "
+                "continue that run, which keeps its centers (streamkern train --continue, or "
                 "continues of train_model), or leave warm_start out",
             )
         if self.digest != meta["warm_start"]:
             raise ConfigError(
                 f"{self._mentioned} has been replaced, or trained on, since the setup of this run",
-                "begin it in another run_dir",
+                "start this run again in another run_dir",
             )
         assert self.alpha is not None
         return np.asarray(self.alpha[order])

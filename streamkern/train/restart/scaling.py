@@ -98,7 +98,7 @@ def find_scale(
     if is_packed(source.row_shape):
         if requested != "auto":
             raise ConfigError(
-                f"{mention('data.scale', requested)} moves the zeros of sparse rows",
+                f"{mention('data.scale', requested)} would change the zeros of sparse rows",
                 "leave it out, and scale the features before the rows are stored",
             )
         return None, "features of sparse rows are not scaled"
@@ -264,7 +264,7 @@ def load_scaling(
         if entry["kind"] != "scale":
             raise ConfigError(
                 f"the run was trained with the function {entry['name']!r} as a transform, which "
-                "is not kept on disk",
+                "is not saved with the model",
                 "predict in Python from the fitted estimator",
             )
         if entry["mode"] != "none":

@@ -130,6 +130,6 @@ class StoredCenters:
         if setup is None or setup.checksums["Z"] != self.sha256:
             raise ConfigError(
                 f"{run.location} has other centers than when this run was started from it",
-                "start again, in another run_dir",
+                "start again in another run_dir",
             )
         return target

@@ -33,7 +33,8 @@ def all_ranks_have_setup(is_visible: bool, run: ResolvedRun) -> bool:
     n_seeing = int(ranks.allgather([is_visible]).sum())
     if n_seeing not in (0, ranks.size):
         raise RunError(
-            f"{n_seeing} of {ranks.size} ranks see the setup of the run", SHARED_RUN_DIR_REMEDY
+            f"only {n_seeing} of {ranks.size} ranks can read the setup of the run",
+            SHARED_RUN_DIR_REMEDY,
         )
     if not n_seeing and not ranks.is_single and not run.method.setup_together(run.problem):
         raise RunError(
@@ -52,7 +53,7 @@ def wait_for_setup(read: Callable[[], Assembled | None]) -> Assembled:
     while (setup := read()) is None:
         if time.monotonic() > give_up:
             raise RunError(
-                "the setup that rank 0 has written is not visible to this rank",
+                "this rank cannot read the setup that rank 0 has written",
                 SHARED_RUN_DIR_REMEDY,
             )
         time.sleep(0.2)

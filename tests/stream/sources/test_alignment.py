@@ -193,7 +193,7 @@ def test_data_without_names_are_matched_by_position(tmp_path: Path) -> None:
         fitted.score(store(tmp_path, MOVED, name="m"))
     for rows, message in (
         (X[:, :3], "3 features, but .* expecting 4"),
-        (X[0], "rows and columns are needed"),
+        (X[0], "must have rows and columns"),
     ):
         with pytest.raises(ValueError, match=message):
             fitted.predict(rows)

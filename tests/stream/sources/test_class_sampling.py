@@ -160,7 +160,7 @@ def test_generated_rows_are_refused() -> None:
 
 def test_class_sampling_requires_single_classes() -> None:
     X, y = np.zeros((8, 2)), np.array([[0, 1]] * 4 + [[1, 1]] * 4)
-    with pytest.raises(ConfigError, match="class_sampling is for rows of one class each"):
+    with pytest.raises(ConfigError, match="class_sampling needs rows of one class each"):
         KernelClassifier(class_sampling="balanced").fit(X, y)
     with pytest.raises(ConfigError, match="class_sampling cannot be used with partial_fit"):
         KernelClassifier(class_sampling="balanced").partial_fit(X, y[:, 0])

@@ -146,7 +146,7 @@ def test_store_mixing_copies_and_rows_is_refused(tmp_path: Path) -> None:
     materialise(MixtureSource([rows(60), ZarrSource(once)]), mixed)
     source = ZarrSource(mixed)
     assert (source.n_origins, source.hides_copies) == (0, True)
-    with pytest.raises(ConfigError, match="cannot detect which of its rows"):
+    with pytest.raises(ConfigError, match="cannot detect which rows are copies"):
         split_rows(source, 0.2, 0)
     with pytest.raises(DataError, match="holds augmented copies"):
         append(np.zeros((5, 2), np.float32), mixed, y=np.zeros(5))

@@ -110,7 +110,9 @@ def test_missing_attribute_is_named_by_every_entry_point(tmp_path: Path) -> None
         lambda: KernelRegressor().fit(broken),
     ]
     for entry_point in entry_points:
-        with pytest.raises(ConfigError, match="a Plain cannot be streamed: it has no statistics"):
+        with pytest.raises(
+            ConfigError, match="a Plain cannot be used as a source, because it has no statistics"
+        ):
             entry_point()
 
 
@@ -119,7 +121,7 @@ def test_missing_attribute_is_named_by_every_entry_point(tmp_path: Path) -> None
     [
         (
             lambda b: b._replace(X=b.X.astype(np.float64)),
-            "gave X .* float64; the source declares .* correct one of them",
+            "has X .* float64; the source declares .* correct one of them",
         ),
         (lambda b: b._replace(y=b.y - 1), "label -1 of row .* is none of the . classes"),
         (lambda b: b._replace(y=b.y + 1), "label . of row .* is none of the . classes"),

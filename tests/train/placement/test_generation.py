@@ -71,10 +71,10 @@ class Locked:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"run_dir": None}, "ranks=2 needs a run_dir that all ranks see"),
+    ({"run_dir": None}, "ranks=2 needs a run_dir that all ranks can read"),
     ({"solver": "sgd"}, "ranks=2 cannot share the steps of solver='sgd'"),
     ({"callbacks": [sk.Callback()]}, "callbacks cannot be used"),
-    ({"transforms": [sk.MixUp(0.2)]}, "ranks=2 cannot share batches whose rows mixup pairs"),
+    ({"transforms": [sk.MixUp(0.2)]}, "ranks=2 cannot divide batches in which mixup pairs"),
     ({"kernel": Own()}, r"kernel=.*ranks=2: it is a function"),
     ({"transforms": [Locked()]}, "ranks=2: the data or the kernel cannot be sent"),
 ])  # fmt: skip
@@ -104,6 +104,6 @@ def test_settings_of_ranks_are_validated(tmp_path: Path) -> None:
             sk.train_model(over.with_overrides({name: "there"}))
     with pytest.raises(ConfigError, match=r"min_ranks=3 must not be above run\.ranks=2"):
         sk.train_model(over.with_overrides({"run.min_ranks": 3}))
-    with pytest.raises(ConfigError, match=r"ranks=2 reads on the ranks themselves"):
+    with pytest.raises(ConfigError, match=r"ranks=2 reads rows on the ranks"):
         sk.train_model(over.with_overrides({"data.dask": "tcp://h:1"}))
     assert not any(tmp_path.iterdir())

@@ -251,7 +251,7 @@ def test_loaded_run_has_scores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"solver.name": "direct"}, "early_stopping has no meaning for solver='direct'"),
+        ({"solver.name": "direct"}, "early_stopping cannot be used with solver='direct'"),
         ({"data.epochs": 1}, "early_stopping has nothing to stop"),
         ({"solver.warm_start": "runs/old"}, "early_stopping cannot be used with initial weights"),
     ],

@@ -175,8 +175,11 @@ def test_given_array_overrides_setting(name: str, tmp_path: Path) -> None:
     ("settings_of", "text"),
     [
         ({"model.features": "fourier", "model.n_centers": "auto"}, "needs kernels at centers"),
-        ({"model.kernel": sk.Laplace(1.0, metric=SCALES[:5])}, "would replace the metric of"),
-        ({"run.precision": "integer"}, "moves features off the integers"),
+        (
+            {"model.kernel": sk.Laplace(1.0, metric=SCALES[:5])},
+            "cannot be combined with the metric of",
+        ),
+        ({"run.precision": "integer"}, "transforms the features"),
     ],
 )
 def test_unsupported_metric_is_refused(settings_of: dict[str, Any], text: str) -> None:
@@ -209,7 +212,7 @@ def test_user_kernel_keeps_given_metric(tmp_path: Path) -> None:
         (np.ones((5, 6)), "at most as many columns"),
         (np.ones((5, 2, 2)), "does not fit rows"),
         (np.array([1.0, np.inf, 1, 1, 1]), "holds NaN or infinity"),
-        (np.array(["a"] * 5), "must be numbers"),
+        (np.array(["a"] * 5), "give one number for each feature"),
         (None, "there is no array of a metric at"),
         ("text", "is no .npy file, zarr array"),
         ("group", "give the path of the array"),

@@ -311,7 +311,7 @@ def test_rows_other_than_images_are_refused() -> None:
 
 def test_export_of_patch_features_is_refused(tmp_path: Path) -> None:
     model = sk.KernelClassifier(**SMALL).fit(X, Y)
-    refused("patch_features=6 is not exported", lambda: model.to_onnx(tmp_path / "model.onnx"))
+    refused("patch_features=6 cannot be exported", lambda: model.to_onnx(tmp_path / "model.onnx"))
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_default_number_of_centers_depends_on_effort(tmp_path: Path) -> None:
     many = settings(**{"model.n_centers": N + 1})
     with pytest.warns(UserWarning, match=rf"n_centers={N + 1} is more than the {N} training rows"):
         assert count_centers(many, open_data(many, stream())) == N
-    with pytest.raises(ConfigError, match="at least so many rows, lower n_centers"):
+    with pytest.raises(ConfigError, match="at least this many rows, lower n_centers"):
         count_centers(many, open_data(many, stream()), complete=False)
     every = settings(**{"model.n_centers": "auto", "model.centers": "all"})
     assert count_centers(every, open_data(every, AugmentedSource(array_source(), 4))) == N

@@ -314,8 +314,8 @@ def test_plan_and_info_show_metric(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         ({"metric": "full"}, "there is no array of a metric at full; correct model.metric, or set"),
         ({"features": "fourier"}, "cannot be used with features='fourier'"),
-        ({"kernel": sk.Laplace(1.0, metric=np.ones(D))}, "would replace the metric"),
-        ({"precision": "integer"}, "moves features off the integers"),
+        ({"kernel": sk.Laplace(1.0, metric=np.ones(D))}, "cannot be combined with the metric"),
+        ({"precision": "integer"}, "transforms the features"),
     ],
 )
 def test_unsupported_settings_are_refused_in_one_sentence(given: dict[str, Any], text: str) -> None:
