@@ -154,6 +154,57 @@ class ElementwiseKernel:
         return kinds
 
 
+class RawKernel:
+    """A kernel of CUDA text, of which the host runs the threads one by one.
+
+    Arguments whose types differ from those of the parameters, which a device would misread, do not
+    compile.
+    """
+
+    LIMITS = (2**31 - 1, 65535)
+    """Largest grid along x and y."""
+
+    def __init__(self, code: str, name: str) -> None:
+        self.code, self.name = code, name
+
+    def __call__(self, grid: tuple[int, int], block: tuple[int], args: tuple[Any, ...]) -> None:
+        assert all(0 < n <= limit for n, limit in zip(grid, self.LIMITS, strict=True)), grid
+        assert 0 < block[0] <= 1024
+        # As CuPy does: integers of Python are 64 bits wide.
+        given = [np.int64(a) if isinstance(a, int) else a for a in args]
+        types = [C_TYPES[a.dtype] + "*" * isinstance(a, np.ndarray) for a in given]
+        parameters = ", ".join(f"{kind} a{i}" for i, kind in enumerate(types))
+        names = ", ".join(f"a{i}" for i in range(len(types)))
+        text = f"""
+#include <type_traits>
+{self.code}
+template <class T> using Plain = std::remove_const_t<std::remove_pointer_t<T>>;
+template <class... Given, class... Taken> constexpr bool alike(void (*)(Taken...)) {{
+    return (std::is_same_v<Plain<Given>, Plain<Taken>> && ...)
+           && ((std::is_pointer_v<Given> == std::is_pointer_v<Taken>) && ...);
+}}
+static_assert(alike<{", ".join(types)}>({self.name}), "arguments of other types");
+extern "C" void run(int gx, int gy, int bx, {parameters}) {{
+    gridDim = {{gx, gy}};
+    blockDim = {{bx, 1}};
+    for (int y = 0; y < gy; ++y) for (int x = 0; x < gx; ++x) for (int t = 0; t < bx; ++t) {{
+        blockIdx = {{x, y}};
+        threadIdx = {{t, 0}};
+        {self.name}({names});
+    }}
+}}
+"""
+        numbers = (ctypes.c_int(n) for n in (*grid, *block))
+        host_cuda.library(text).run(*numbers, *map(_c_value, given))
+
+
+def _c_value(a: Any) -> Any:
+    """Return an argument of a C function: the address of an array, or a number in its type."""
+    if isinstance(a, np.ndarray):
+        return ctypes.c_void_p(here(a).ctypes.data)
+    return np.ctypeslib.as_ctypes_type(a.dtype)(a.item())
+
+
 class ReductionKernel:
     """A sum over an axis of an expression in casts to double, + and *."""
 
@@ -239,6 +290,7 @@ def modules() -> dict[str, ModuleType]:
         lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)),
         asnumpy=lambda a: real_array(here(a)),
         ElementwiseKernel=ElementwiseKernel,
+        RawKernel=RawKernel,
         ReductionKernel=ReductionKernel,
         get_default_memory_pool=lambda: pool,
         get_default_pinned_memory_pool=lambda: pool,

@@ -2,8 +2,9 @@
 
 Only this module and `devices` use CuPy, which is imported when a GPU is requested or searched for.
 Code that can be tested without a GPU is in other modules: the arguments of cuBLAS in `row_major`,
-the CUDA source in `expression`, and the order of copies and steps in `staging_ring`. Most tests run
-this module with a stand-in for CuPy; the tests marked `gpu`, and `tools/gpu_check.py`, need a GPU.
+the CUDA source in `expression` and `epilogue`, and the order of copies and steps in `staging_ring`.
+Most tests run this module with a stand-in for CuPy; the tests marked `gpu`, and
+`tools/gpu_check.py`, need a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from streamkern.backend.assignments import Assignments
 from streamkern.backend.base import Array, Backend, Uploader, tiles
 from streamkern.backend.dense import SharedWorkspaces
 from streamkern.backend.device_algebra import DeviceAlgebra
-from streamkern.backend.expression import DRAWS_CUDA, NORMALS, WORDS, kernel_value
+from streamkern.backend.epilogue import Epilogues
+from streamkern.backend.expression import DRAWS_CUDA, NORMALS, WORDS
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import ByParts, Ring, Transfers
 from streamkern.basics.errors import BackendError, DeviceMemoryError
@@ -32,9 +34,6 @@ from streamkern.planning.problem import Costs, device_costs
 
 _T = TypeVar("_T")
 
-# For arrays of up to this many elements, CuPy's kernels compute indices in 32 bits, which is
-# several times as fast as in 64 bits.
-SHORT_INDEX = 1 << 31
 # Longest time in seconds for which another thread may hold Python's global lock (GIL) during steps.
 # Every launch releases the GIL for a moment, in which a loader thread may take it. Python's default
 # lets that thread hold it ten times as long.
@@ -95,7 +94,7 @@ class CupyBackend(DeviceAlgebra, Backend):
             np.dtype(np.float64): runtime.CUDA_R_64F,
         }
         self.blas = RowMajor(cupy.cuda.cublas, types, cupy.cuda.device.get_cublas_handle)
-        self._epilogues: dict[str, Any] = {}
+        self.epilogue = Epilogues(cupy)
         self._assignments: dict[Assignments, Any] = {}
         self._squares = {weighted: self._sum_of_squares(weighted) for weighted in (False, True)}
         self.fills = Fills(
@@ -335,22 +334,10 @@ class CupyBackend(DeviceAlgebra, Backend):
             self.blas.gemm(tile, W, out, beta=0 if first else 1)
 
     def _epilogue(self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float) -> None:
-        """Turn products into kernel values, in place; an expression takes one launch a part."""
-        rows, columns = norms[0][:, None], norms[1]
+        """Turn products into kernel values, in place; an expression takes one launch."""
         if kernel.expression is None or kernel.geometry == "l1":
             # In parts, because `apply_profile` makes temporary arrays as large as its input.
             for part in tiles(len(tile), max(1, self.l1_entries // max(1, tile.shape[1]))):
                 self.apply_profile(kernel, tile[part], scale, (norms[0][part], norms[1]))
             return
-        epilogue = self.compiled(kernel.expression)
-        for part in tiles(len(tile), max(1, SHORT_INDEX // max(1, tile.shape[1]))):
-            epilogue(rows[part], columns, scale, tile[part])
-
-    def compiled(self, expression: str) -> Any:
-        """Return a CUDA kernel that turns products into the values of an expression, in place."""
-        if expression not in self._epilogues:
-            self._epilogues[expression] = self.xp.ElementwiseKernel(
-                "T row, T col, T scale", "T k", "k = kernel_value(k, row, col, scale)",
-                "streamkern_epilogue", preamble=kernel_value(expression),
-            )  # fmt: skip
-        return self._epilogues[expression]
+        self.epilogue(kernel.expression, tile, norms, scale)

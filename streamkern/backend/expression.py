@@ -6,10 +6,9 @@ consists of these names, numbers, `+ - * /` and the `FUNCTIONS` below. It is par
 written again with every number cast to the dtype of `s`, because a literal would turn float32 into
 float64 in Numba and in CUDA.
 
-`kernel_value` is source text for CUDA that computes an entry of K from the product of two points.
-`cupy_backend` makes an element-wise kernel of it, and leaves the product K @ W to cuBLAS. `WORDS`
-and `NORMALS` are bodies of element-wise kernels for the random numbers of `basics.randomness`, with
-the functions of `DRAWS_CUDA`: one launch instead of about ninety.
+`backend.epilogue` makes a CUDA kernel of an expression. `WORDS` and `NORMALS` are bodies of
+element-wise kernels for the random numbers of `basics.randomness`, with the functions of
+`DRAWS_CUDA`: one launch instead of about ninety.
 """
 
 from __future__ import annotations
@@ -151,22 +150,6 @@ def check_expression(kernel: Any) -> None:
             f"{method}",
             "correct one of them, or leave the expression out",
         )
-
-
-def kernel_value(expression: str) -> str:
-    """Return CUDA source of `T kernel_value(T p, T x, T z, T scale)`, where T is float or double.
-
-    p is a product of two points, and x and z are the norms of its row and column. A product of NaN
-    has the value NaN; max() would turn it into a distance of zero.
-    """
-    return (
-        "template <typename T>\n"
-        "__device__ T kernel_value(T p, T x, T z, T scale) {\n"
-        "    T s = (x + z - (T)2 * p) * scale;\n"
-        "    s = s < (T)0 ? (T)0 : s;\n"
-        f"    return {render(expression, '(T){}')};\n"
-        "}\n"
-    )
 
 
 DRAWS_CUDA = """

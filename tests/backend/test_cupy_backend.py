@@ -406,7 +406,7 @@ def test_probe_detects_missing_cuda_library(
     elif library == "cusolver":
         cupy.cuda.cusolver.spotrf = _fails
     else:
-        monkeypatch.setattr(fake_cupy.ElementwiseKernel, "__call__", _fails)
+        monkeypatch.setattr(fake_cupy.RawKernel, "__call__", _fails)
     with pytest.raises(BackendError, match=r"no usable CUDA device 0 \(OSError: libcusolver"):
         get_backend("gpu")
     with pytest.warns(UserWarning, match="device='auto' uses the CPU: no usable"):
