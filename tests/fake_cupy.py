@@ -92,17 +92,15 @@ class Event(Immediate):
 
 
 class ElementwiseKernel:
-    """Numbers and arrays of type T, and outputs of types T and H, which may be read; or numbers and
-    raw arrays of types that are named."""
+    """Numbers and arrays of types T, S and others that are named, and outputs of types T and H,
+    which may be read; or numbers and raw arrays of types that are named."""
 
-    def __init__(self, ins: str, outs: str, operation: str, name: str, preamble: str) -> None:
+    def __init__(self, ins: str, outs: str, operation: str, name: str, preamble: str = "") -> None:
         given, made = ([part.split() for part in text.split(",")] for text in (ins, outs))
         self.parameters = [part for part in (*given, *made) if part]
         self.names = [part[-1] for part in self.parameters]
         self.n_outputs = len(made)
         self.named = "raw" in self.parameters[-1]
-        if not self.named:
-            assert {part[0] for part in self.parameters} <= {"T", "H"}
         self.operation, self.preamble, self.name = operation, preamble, name
 
     def _walk(self, args: tuple[Any, ...], size: int) -> None:
@@ -136,6 +134,7 @@ class ElementwiseKernel:
         parameters = ", ".join(f"{kind}* {name}_" for kind, name in self.parameters)
         entries = " ".join(f"{kind}& {name} = {name}_[i];" for kind, name in self.parameters)
         typed = " ".join(f"typedef {C_TYPES[T]} {kind};" for kind, T in types.items())
+        assert set(types) == {kind for kind, _ in self.parameters}, "a type without an array"
         text = (
             f'{typed}\n{self.preamble}\nextern "C" void run({parameters}, long n) '
             f"{{ for (long i = 0; i < n; ++i) {{ {entries} {self.operation}; }} }}"
@@ -146,8 +145,9 @@ class ElementwiseKernel:
             here(out)[...] = values
 
     def _types(self, args: tuple[Any, ...]) -> dict[str, np.dtype[Any]]:
-        """Return the dtypes of T and H: those of the arrays, which are alike."""
-        kinds = dict[str, np.dtype[Any]]()
+        """Return the dtypes of T, S and H: those of the arrays, which are alike; and of names."""
+        letters, names = ("T", "S", "H"), {kind for kind, _ in self.parameters}
+        kinds = {name: np.dtype(name) for name in names if name not in letters}
         for (kind, name), a in reversed(list(zip(self.parameters, args, strict=True))):
             if isinstance(a, np.ndarray):
                 assert kinds.setdefault(kind, a.dtype) == a.dtype, (name, kinds, a.dtype)

@@ -23,7 +23,7 @@ from streamkern.backend.base import Array, Backend, Uploader, tiles
 from streamkern.backend.dense import SharedWorkspaces
 from streamkern.backend.device_algebra import DeviceAlgebra
 from streamkern.backend.epilogue import Epilogues
-from streamkern.backend.expression import DRAWS_CUDA, NORMALS, WORDS
+from streamkern.backend.expression import DRAWS_CUDA, NOISE, NORMALS, WORDS
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import ByParts, Ring, Transfers
 from streamkern.basics.errors import BackendError, DeviceMemoryError
@@ -98,7 +98,16 @@ class CupyBackend(DeviceAlgebra, Backend):
         self._assignments: dict[Assignments, Any] = {}
         self._squares = {weighted: self._sum_of_squares(weighted) for weighted in (False, True)}
         self.fills = Fills(
-            self._draws("uint32", WORDS, "words"), self._draws("float32", NORMALS, "normals")
+            self._draws("uint32", WORDS, "words"), self._draws("float32", NORMALS, "normals"),
+            self._draws("float32", NOISE, "noise", ", raw float32 X, float32 sigma"),
+            self._standardised,
+        )  # fmt: skip
+        self._standardise = cupy.ElementwiseKernel(
+            "S x, float64 mean, float64 scale", "T y", "y = (T)(((double)x - mean) / scale)",
+            "streamkern_standardised",
+        )  # fmt: skip
+        self._one_hot = cupy.ElementwiseKernel(
+            "S id, int64 n_classes", "T y", "y = id == i % n_classes", "streamkern_one_hot"
         )
 
     @contextmanager
@@ -275,6 +284,17 @@ class CupyBackend(DeviceAlgebra, Backend):
             kernel = self._assignments.setdefault(assignments, assignments.kernel(self.xp))
         kernel(*assignments.arguments(values))
 
+    def one_hot(self, ids: Array, out: Array) -> None:
+        """Write ones and zeros in one launch."""
+        self._one_hot(ids[:, None], out.shape[1], out)
+
+    def _standardised(self, X: Array, mean: Array, scale: Array, out: Array) -> None:
+        """Write (X - mean) / scale in one launch; the function `standardised` of `Fills`."""
+        shift_and_scale = (
+            float(a) if np.ndim(a) == 0 else self.asarray(a, np.float64) for a in (mean, scale)
+        )
+        self._standardise(X, *shift_and_scale, out)
+
     def square_norms(self, points: Array, out: Array) -> None:
         """Write the squared norms of the points to `out`, in one launch."""
         self._squares[False](points, 1.0, out, axis=1)
@@ -296,18 +316,23 @@ class CupyBackend(DeviceAlgebra, Backend):
             f"streamkern_sum_of_squares{'_weighted' * weighted}", reduce_type="double",
         )  # fmt: skip
 
-    def _draws(self, dtype: str, body: str, name: str) -> Callable[..., None]:
-        """Return a function of `Fills` that runs the body of a CUDA kernel."""
+    def _draws(self, dtype: str, body: str, name: str, inputs: str = "") -> Callable[..., None]:
+        """Return a function of `Fills` that runs the body of a CUDA kernel.
+
+        inputs : declaration of further inputs of the kernel and arguments of the function.
+        """
         kernel = self.xp.ElementwiseKernel(
-            "raw int64 rows, uint32 k0, uint32 k1, int64 first, int64 n_blocks", f"raw {dtype} out",
-            body, f"streamkern_{name}", preamble=DRAWS_CUDA,
+            f"raw int64 rows, uint32 k0, uint32 k1, int64 first, int64 n_blocks{inputs}",
+            f"raw {dtype} out", body, f"streamkern_{name}", preamble=DRAWS_CUDA,
         )  # fmt: skip
 
         def fill(
-            rows: Array, round_keys: npt.NDArray[np.uint32], first_block: int, out: Array
-        ) -> None:
+            rows: Array, round_keys: npt.NDArray[np.uint32], first_block: int, out: Array,
+            *inputs: Any,
+        ) -> None:  # fmt: skip
             n_blocks = out.shape[1] // 4
-            kernel(rows, *round_keys[0], first_block, n_blocks, out, size=len(out) * n_blocks)
+            numbers = (*round_keys[0], first_block, n_blocks)
+            kernel(rows, *numbers, *inputs, out, size=len(out) * n_blocks)
 
         return fill
 

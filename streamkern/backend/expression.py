@@ -6,8 +6,8 @@ consists of these names, numbers, `+ - * /` and the `FUNCTIONS` below. It is par
 written again with every number cast to the dtype of `s`, because a literal would turn float32 into
 float64 in Numba and in CUDA.
 
-`backend.epilogue` makes a CUDA kernel of an expression. `WORDS` and `NORMALS` are bodies of
-element-wise kernels for the random numbers of `basics.randomness`, with the functions of
+`backend.epilogue` makes a CUDA kernel of an expression. `WORDS`, `NORMALS` and `NOISE` are
+bodies of element-wise kernels for the random numbers of `basics.randomness`, with the functions of
 `DRAWS_CUDA`: one launch instead of about ninety.
 """
 
@@ -184,15 +184,21 @@ WORDS = """
 Words w = philox(rows[i / n_blocks], first + i % n_blocks, k0, k1);
 out[4 * i] = w.c0; out[4 * i + 1] = w.c1; out[4 * i + 2] = w.c2; out[4 * i + 3] = w.c3;
 """
-NORMALS = """
+_FOUR_NORMALS = """
 Words w = philox(rows[i / n_blocks], first + i % n_blocks, k0, k1);
 float r0 = normal_radius(w.c0), a0 = half_turns(w.c1);
 float r1 = normal_radius(w.c2), a1 = half_turns(w.c3);
-out[4 * i] = r0 * cospif(a0); out[4 * i + 1] = r0 * sinpif(a0);
-out[4 * i + 2] = r1 * cospif(a1); out[4 * i + 3] = r1 * sinpif(a1);
+float z[4] = {r0 * cospif(a0), r0 * sinpif(a0), r1 * cospif(a1), r1 * sinpif(a1)};
 """
+NORMALS = _FOUR_NORMALS + "for (int j = 0; j < 4; ++j) out[4 * i + j] = z[j];\n"
+# Rounded twice, as by NumPy, and not fused.
+NOISE = (
+    _FOUR_NORMALS
+    + "for (int j = 0; j < 4; ++j)\n"
+    + "    out[4 * i + j] = __fadd_rn(__fmul_rn(z[j], sigma), X[4 * i + j]);\n"
+)
 """Bodies of element-wise kernels over counters i = row * n_blocks + block.
 
 k0 and k1 are the key of the first round, and `first` is the first block; rows are as in
-`basics.randomness.Fills`.
+`basics.randomness.Fills`. `NOISE` computes X + sigma z.
 """

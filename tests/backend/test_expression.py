@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamkern.backend.expression import DRAWS_CUDA, NORMALS, WORDS, once, render
+from streamkern.backend.expression import DRAWS_CUDA, NOISE, NORMALS, WORDS, once, render
 from streamkern.kernels.slope import derivative
 from tests import host_cuda
 
@@ -135,12 +135,12 @@ needs_nvrtc = pytest.mark.skipif(
 # Turing, Ampere, Hopper, Blackwell.
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
-OF_DRAWS = {"words": "unsigned int", "normals": "float"}
+BODIES = {"words": WORDS, "normals": NORMALS, "noise": NOISE}
 DRAWN = """
 {text}
 extern "C" __global__ void drawn(
     const long long* rows, unsigned int k0, unsigned int k1, long long first, long long n_blocks,
-    {T}* out, long long n)
+    const float* X, float sigma, {T}* out, long long n)
 {{
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) {{ {body} }}
@@ -150,13 +150,17 @@ extern "C" __global__ void drawn(
 
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("case", ["words", "normals"])
-def test_random_draws_compile_without_float64(case: str, architecture: str) -> None:
-    body = WORDS if case == "words" else NORMALS
-    text = DRAWN.format(text=DRAWS_CUDA, body=body, T=OF_DRAWS[case])
-    code, _ = host_cuda.compile_for(architecture, text)
+@pytest.mark.parametrize("what", sorted(BODIES))
+def test_draws_compile_and_compute_in_float(what: str, architecture: str) -> None:
+    T = "unsigned int" if what == "words" else "float"
+    text = DRAWN.format(text=DRAWS_CUDA, body=BODIES[what], T=T)
+    code, log = host_cuda.compile_for(architecture, text)
     assert b"drawn" in code
-    assert ".f64" not in host_cuda.ptx_for(architecture, text)
+    assert "0 bytes stack frame, 0 bytes spill stores" in log
+    ptx = host_cuda.ptx_for(architecture, text)
+    assert ".f64" not in ptx
+    # The noise is multiplied and added in two roundings.
+    assert ("mul.rn.f32" in ptx and "add.rn.f32" in ptx) == (what == "noise")
 
 
 @needs_nvrtc
