@@ -37,6 +37,7 @@ C_TYPES = {
     np.dtype(np.float32): "float",
     np.dtype(np.float64): "double",
     np.dtype(np.float16): "_Float16",
+    np.dtype(np.uint16): "unsigned short",
     np.dtype(np.uint32): "unsigned int",
     np.dtype(np.int64): "long long",
 }
