@@ -143,8 +143,8 @@ def test_a_launch_of_few_blocks_reaches_every_row(
 
 @needs_compiler
 @pytest.mark.parametrize("odd", [0, 1])
-def test_a_tile_may_span_more_than_two_thirds_of_a_signed_index(odd: int) -> None:
-    """Check that offsets beyond 2^31 entries, and 2^32, are computed in 64 bits.
+def test_offsets_beyond_32_bits_are_computed(odd: int) -> None:
+    """Check rows that begin more than 2^31 and 2^32 entries after the first one.
 
     The tile is a few columns of a matrix of which the system provides only the pages in use.
     """
