@@ -23,6 +23,7 @@ from benchmarks.harness import json_parser
 from streamkern.backend.batch import Batch
 from streamkern.backend.cupy_backend import CupyBackend
 from streamkern.backend.dense import SharedWorkspaces
+from streamkern.backend.epilogue import Epilogues
 from streamkern.backend.row_major import RowMajor
 from streamkern.basics.optional import on_demand
 from streamkern.kernels.builtin import Laplace
@@ -54,7 +55,7 @@ class Idle:
         self._kind: Any = type("HostArray", (cupy.ndarray,), methods)
         for name in FUNCTIONS:
             setattr(self, name, lambda *args, out=None, **options: counted(out))
-        for name in ("ElementwiseKernel", "ReductionKernel"):
+        for name in ("ElementwiseKernel", "ReductionKernel", "RawKernel"):
             setattr(self, name, lambda *args, **options: counted)
         self.gemmEx = self.gemmStridedBatchedEx = counted
         self.zeros = self.empty
@@ -84,7 +85,7 @@ def idle_backend(library: Idle) -> CupyBackend:
     backend.xp, backend.name, backend.threads = library, "gpu:0", 1
     backend.blas = RowMajor(blas, types, lambda: 1)
     backend._workspaces = SharedWorkspaces()
-    backend._epilogues, backend._assignments = {}, {}
+    backend.epilogue, backend._assignments = Epilogues(library), {}
     backend._squares = {w: backend._sum_of_squares(w) for w in (False, True)}
     backend.active = nullcontext
     backend.asarray = lambda a, dtype=None: library.empty(np.shape(a), dtype or np.float32)

@@ -37,6 +37,7 @@ C_TYPES = {
     np.dtype(np.float32): "float",
     np.dtype(np.float64): "double",
     np.dtype(np.float16): "_Float16",
+    np.dtype(np.uint16): "unsigned short",
     np.dtype(np.uint32): "unsigned int",
     np.dtype(np.int64): "long long",
 }
@@ -92,17 +93,15 @@ class Event(Immediate):
 
 
 class ElementwiseKernel:
-    """Numbers and arrays of type T, and outputs of types T and H, which may be read; or numbers and
-    raw arrays of types that are named."""
+    """Numbers and arrays of types T, S and others that are named, and outputs of types T and H,
+    which may be read; or numbers and raw arrays of types that are named."""
 
-    def __init__(self, ins: str, outs: str, operation: str, name: str, preamble: str) -> None:
+    def __init__(self, ins: str, outs: str, operation: str, name: str, preamble: str = "") -> None:
         given, made = ([part.split() for part in text.split(",")] for text in (ins, outs))
         self.parameters = [part for part in (*given, *made) if part]
         self.names = [part[-1] for part in self.parameters]
         self.n_outputs = len(made)
         self.named = "raw" in self.parameters[-1]
-        if not self.named:
-            assert {part[0] for part in self.parameters} <= {"T", "H"}
         self.operation, self.preamble, self.name = operation, preamble, name
 
     def _walk(self, args: tuple[Any, ...], size: int) -> None:
@@ -136,6 +135,7 @@ class ElementwiseKernel:
         parameters = ", ".join(f"{kind}* {name}_" for kind, name in self.parameters)
         entries = " ".join(f"{kind}& {name} = {name}_[i];" for kind, name in self.parameters)
         typed = " ".join(f"typedef {C_TYPES[T]} {kind};" for kind, T in types.items())
+        assert set(types) == {kind for kind, _ in self.parameters}, "a type without an array"
         text = (
             f'{typed}\n{self.preamble}\nextern "C" void run({parameters}, long n) '
             f"{{ for (long i = 0; i < n; ++i) {{ {entries} {self.operation}; }} }}"
@@ -146,12 +146,64 @@ class ElementwiseKernel:
             here(out)[...] = values
 
     def _types(self, args: tuple[Any, ...]) -> dict[str, np.dtype[Any]]:
-        """Return the dtypes of T and H: those of the arrays, which are alike."""
-        kinds = dict[str, np.dtype[Any]]()
+        """Return the dtypes of T, S and H: those of the arrays, which are alike; and of names."""
+        letters, names = ("T", "S", "H"), {kind for kind, _ in self.parameters}
+        kinds = {name: np.dtype(name) for name in names if name not in letters}
         for (kind, name), a in reversed(list(zip(self.parameters, args, strict=True))):
             if isinstance(a, np.ndarray):
                 assert kinds.setdefault(kind, a.dtype) == a.dtype, (name, kinds, a.dtype)
         return kinds
+
+
+class RawKernel:
+    """A kernel of CUDA text, of which the host runs the threads one by one.
+
+    Arguments whose types differ from those of the parameters, which a device would misread, do not
+    compile.
+    """
+
+    LIMITS = (2**31 - 1, 65535)
+    """Largest grid along x and y."""
+
+    def __init__(self, code: str, name: str) -> None:
+        self.code, self.name = code, name
+
+    def __call__(self, grid: tuple[int, int], block: tuple[int], args: tuple[Any, ...]) -> None:
+        assert all(0 < n <= limit for n, limit in zip(grid, self.LIMITS, strict=True)), grid
+        assert 0 < block[0] <= 1024
+        # As CuPy does: integers of Python are 64 bits wide.
+        given = [np.int64(a) if isinstance(a, int) else a for a in args]
+        types = [C_TYPES[a.dtype] + "*" * isinstance(a, np.ndarray) for a in given]
+        parameters = ", ".join(f"{kind} a{i}" for i, kind in enumerate(types))
+        names = ", ".join(f"a{i}" for i in range(len(types)))
+        text = f"""
+#include <type_traits>
+{self.code}
+template <class T> using Plain = std::remove_const_t<std::remove_pointer_t<T>>;
+template <class... Given, class... Taken> constexpr bool alike(void (*)(Taken...)) {{
+    return (std::is_same_v<Plain<Given>, Plain<Taken>> && ...)
+           && ((std::is_pointer_v<Given> == std::is_pointer_v<Taken>) && ...);
+}}
+static_assert(alike<{", ".join(types)}>({self.name}), "arguments of other types");
+extern "C" void run(int gx, int gy, int bx, {parameters}) {{
+    gridDim = {{gx, gy}};
+    blockDim = {{bx, 1}};
+    for (int y = 0; y < gy; ++y) for (int x = 0; x < gx; ++x) for (int t = 0; t < bx; ++t) {{
+        blockIdx = {{x, y}};
+        threadIdx = {{t, 0}};
+        {self.name}({names});
+    }}
+}}
+"""
+        numbers = (ctypes.c_int(n) for n in (*grid, *block))
+        host_cuda.library(text).run(*numbers, *map(_c_value, given))
+
+
+def _c_value(a: Any) -> Any:
+    """Return an argument of a C function: the address of an array, or a number in its type."""
+    if isinstance(a, np.ndarray):
+        return ctypes.c_void_p(here(a).ctypes.data)
+    return np.ctypeslib.as_ctypes_type(a.dtype)(a.item())
 
 
 class ReductionKernel:
@@ -239,6 +291,7 @@ def modules() -> dict[str, ModuleType]:
         lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)),
         asnumpy=lambda a: real_array(here(a)),
         ElementwiseKernel=ElementwiseKernel,
+        RawKernel=RawKernel,
         ReductionKernel=ReductionKernel,
         get_default_memory_pool=lambda: pool,
         get_default_pinned_memory_pool=lambda: pool,

@@ -22,7 +22,9 @@ _SHIM = r"""
 #define __global__
 struct Index { int x, y; };
 static thread_local Index threadIdx, blockIdx;
-static Index blockDim;
+static Index blockDim, gridDim;
+static float __fmul_rn(float x, float y) { return x * y; }
+static float __fadd_rn(float x, float y) { return x + y; }
 static float cospif(float x) { return (float)cos(3.141592653589793 * x); }
 static float sinpif(float x) { return (float)sin(3.141592653589793 * x); }
 """

@@ -33,6 +33,7 @@ def counted() -> Iterator[Counter[str]]:
         (fake_cupy.Array, "__getitem__", lambda *_: "view"),
         (fake_cupy.ElementwiseKernel, "__call__", lambda kernel, *_: str(kernel.name)),
         (fake_cupy.ReductionKernel, "__call__", lambda kernel, *_: str(kernel.name)),
+        (fake_cupy.RawKernel, "__call__", lambda kernel, *_: str(kernel.name)),
         *((numpy_cublas, name, lambda *_, name=name: name) for name in LIBRARY),
     ]
     with pytest.MonkeyPatch.context() as patch:

@@ -14,6 +14,7 @@ from streamkern.solver.precondition.joint import Joint
 from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.samples import Sample
 from tools.gpu_clock import Figures, Place, Spans, replaced
+from tools.gpu_fused import Fused
 from tools.gpu_solver import distances, made_factor, made_problem, made_rows
 from tools.gpu_speed import largest_error, upload_rate
 from tools.gpu_step_parts import LATE, Bench, floored
@@ -66,8 +67,13 @@ def _thin(bench: Bench, H: Any, c: int, block: int) -> Figures:
     return figures
 
 
-def epilogue(bench: Bench, entry: Figures, *, m: int, p: int, d: int, modes: Any) -> None:
-    """Time the kernel that turns products into kernel values, and compare K with float64."""
+def epilogue(
+    bench: Bench, entry: Figures, *, m: int, p: int, d: int, modes: Any, c: int
+) -> None:  # fmt: skip
+    """Time the kernel that turns products into kernel values, and compare K with float64.
+
+    On a GPU, time also K @ W with c columns, after that kernel and fused with it.
+    """
     backend, xp = bench.backend, bench.backend.xp
     for mode in modes:
         op = distances(backend, mode, d)
@@ -83,8 +89,28 @@ def epilogue(bench: Bench, entry: Figures, *, m: int, p: int, d: int, modes: Any
             "gb_per_s": 8 * m * p / ms / 1e6,
             "largest_error_of_K": largest_error(op, x, z, rows, centers),
         }
+        if hasattr(backend, "blas") and mode == modes[0]:
+            backend.gemm(x.left, z.right, tile)
+            entry[f"K @ W, {c} columns"] = _with_product(bench, op, tile, norms, c)
         del x, z, tile, finish
         backend.release()
+
+
+def _with_product(bench: Bench, op: Any, tile: Any, norms: Any, c: int) -> Figures:
+    """Time K @ W by the package, and by the variant that also writes K in float16."""
+    backend, xp, (m, p) = bench.backend, bench.backend.xp, tile.shape
+    W = backend.asarray(made_rows("exact", p, c, 3), np.float32)
+    transposed, out, found = W.T.copy(), xp.empty((m, c), np.float32), xp.empty((m, c), np.float32)
+    fused = Fused(xp, op.kernel.expression, m, p, c)
+    run = partial(fused, tile, norms, op.scale, transposed, found)
+    figures = {"fused": floored(bench.clock.median_ms(run), bench.bytes_ms(6 * m * p))}
+    finish = partial(backend.finish_tile, op.kernel, tile, norms, op.scale, W, out, tile)
+    finish(first=True)  # the first time turns products into values, and the others do not
+    largest = float(backend.to_host(abs(out)).max())
+    error = float(backend.to_host(abs(found - out)).max()) / largest
+    ms = bench.clock.median_ms(partial(finish, first=True))
+    figures["apart"] = floored(ms, bench.bytes_ms(12 * m * p))
+    return figures | {"largest_difference": error}
 
 
 def points(bench: Bench, entry: Figures, *, m: int, d: int, modes: Any) -> None:

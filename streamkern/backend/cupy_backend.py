@@ -2,8 +2,9 @@
 
 Only this module and `devices` use CuPy, which is imported when a GPU is requested or searched for.
 Code that can be tested without a GPU is in other modules: the arguments of cuBLAS in `row_major`,
-the CUDA source in `expression`, and the order of copies and steps in `staging_ring`. Most tests run
-this module with a stand-in for CuPy; the tests marked `gpu`, and `tools/gpu_check.py`, need a GPU.
+the CUDA source in `expression` and `epilogue`, and the order of copies and steps in `staging_ring`.
+Most tests run this module with a stand-in for CuPy; the tests marked `gpu`, and
+`tools/gpu_check.py`, need a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from streamkern.backend.assignments import Assignments
 from streamkern.backend.base import Array, Backend, Uploader, tiles
 from streamkern.backend.dense import SharedWorkspaces
 from streamkern.backend.device_algebra import DeviceAlgebra
-from streamkern.backend.expression import DRAWS_CUDA, NORMALS, WORDS, kernel_value
+from streamkern.backend.epilogue import Epilogues
+from streamkern.backend.expression import DRAWS_CUDA, NOISE, NORMALS, WORDS
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import ByParts, Ring, Transfers
 from streamkern.basics.errors import BackendError, DeviceMemoryError
@@ -32,9 +34,6 @@ from streamkern.planning.problem import Costs, device_costs
 
 _T = TypeVar("_T")
 
-# For arrays of up to this many elements, CuPy's kernels compute indices in 32 bits, which is
-# several times as fast as in 64 bits.
-SHORT_INDEX = 1 << 31
 # Longest time in seconds for which another thread may hold Python's global lock (GIL) during steps.
 # Every launch releases the GIL for a moment, in which a loader thread may take it. Python's default
 # lets that thread hold it ten times as long.
@@ -95,11 +94,20 @@ class CupyBackend(DeviceAlgebra, Backend):
             np.dtype(np.float64): runtime.CUDA_R_64F,
         }
         self.blas = RowMajor(cupy.cuda.cublas, types, cupy.cuda.device.get_cublas_handle)
-        self._epilogues: dict[str, Any] = {}
+        self.epilogue = Epilogues(cupy)
         self._assignments: dict[Assignments, Any] = {}
         self._squares = {weighted: self._sum_of_squares(weighted) for weighted in (False, True)}
         self.fills = Fills(
-            self._draws("uint32", WORDS, "words"), self._draws("float32", NORMALS, "normals")
+            self._draws("uint32", WORDS, "words"), self._draws("float32", NORMALS, "normals"),
+            self._draws("float32", NOISE, "noise", ", raw float32 X, float32 sigma"),
+            self._standardised,
+        )  # fmt: skip
+        self._standardise = cupy.ElementwiseKernel(
+            "S x, float64 mean, float64 scale", "T y", "y = (T)(((double)x - mean) / scale)",
+            "streamkern_standardised",
+        )  # fmt: skip
+        self._one_hot = cupy.ElementwiseKernel(
+            "S id, int64 n_classes", "T y", "y = id == i % n_classes", "streamkern_one_hot"
         )
 
     @contextmanager
@@ -276,6 +284,17 @@ class CupyBackend(DeviceAlgebra, Backend):
             kernel = self._assignments.setdefault(assignments, assignments.kernel(self.xp))
         kernel(*assignments.arguments(values))
 
+    def one_hot(self, ids: Array, out: Array) -> None:
+        """Write ones and zeros in one launch."""
+        self._one_hot(ids[:, None], out.shape[1], out)
+
+    def _standardised(self, X: Array, mean: Array, scale: Array, out: Array) -> None:
+        """Write (X - mean) / scale in one launch; the function `standardised` of `Fills`."""
+        shift_and_scale = (
+            float(a) if np.ndim(a) == 0 else self.asarray(a, np.float64) for a in (mean, scale)
+        )
+        self._standardise(X, *shift_and_scale, out)
+
     def square_norms(self, points: Array, out: Array) -> None:
         """Write the squared norms of the points to `out`, in one launch."""
         self._squares[False](points, 1.0, out, axis=1)
@@ -297,18 +316,23 @@ class CupyBackend(DeviceAlgebra, Backend):
             f"streamkern_sum_of_squares{'_weighted' * weighted}", reduce_type="double",
         )  # fmt: skip
 
-    def _draws(self, dtype: str, body: str, name: str) -> Callable[..., None]:
-        """Return a function of `Fills` that runs the body of a CUDA kernel."""
+    def _draws(self, dtype: str, body: str, name: str, inputs: str = "") -> Callable[..., None]:
+        """Return a function of `Fills` that runs the body of a CUDA kernel.
+
+        inputs : declaration of further inputs of the kernel and arguments of the function.
+        """
         kernel = self.xp.ElementwiseKernel(
-            "raw int64 rows, uint32 k0, uint32 k1, int64 first, int64 n_blocks", f"raw {dtype} out",
-            body, f"streamkern_{name}", preamble=DRAWS_CUDA,
+            f"raw int64 rows, uint32 k0, uint32 k1, int64 first, int64 n_blocks{inputs}",
+            f"raw {dtype} out", body, f"streamkern_{name}", preamble=DRAWS_CUDA,
         )  # fmt: skip
 
         def fill(
-            rows: Array, round_keys: npt.NDArray[np.uint32], first_block: int, out: Array
-        ) -> None:
+            rows: Array, round_keys: npt.NDArray[np.uint32], first_block: int, out: Array,
+            *inputs: Any,
+        ) -> None:  # fmt: skip
             n_blocks = out.shape[1] // 4
-            kernel(rows, *round_keys[0], first_block, n_blocks, out, size=len(out) * n_blocks)
+            numbers = (*round_keys[0], first_block, n_blocks)
+            kernel(rows, *numbers, *inputs, out, size=len(out) * n_blocks)
 
         return fill
 
@@ -335,22 +359,10 @@ class CupyBackend(DeviceAlgebra, Backend):
             self.blas.gemm(tile, W, out, beta=0 if first else 1)
 
     def _epilogue(self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float) -> None:
-        """Turn products into kernel values, in place; an expression takes one launch a part."""
-        rows, columns = norms[0][:, None], norms[1]
+        """Turn products into kernel values, in place; an expression takes one launch."""
         if kernel.expression is None or kernel.geometry == "l1":
             # In parts, because `apply_profile` makes temporary arrays as large as its input.
             for part in tiles(len(tile), max(1, self.l1_entries // max(1, tile.shape[1]))):
                 self.apply_profile(kernel, tile[part], scale, (norms[0][part], norms[1]))
             return
-        epilogue = self.compiled(kernel.expression)
-        for part in tiles(len(tile), max(1, SHORT_INDEX // max(1, tile.shape[1]))):
-            epilogue(rows[part], columns, scale, tile[part])
-
-    def compiled(self, expression: str) -> Any:
-        """Return a CUDA kernel that turns products into the values of an expression, in place."""
-        if expression not in self._epilogues:
-            self._epilogues[expression] = self.xp.ElementwiseKernel(
-                "T row, T col, T scale", "T k", "k = kernel_value(k, row, col, scale)",
-                "streamkern_epilogue", preamble=kernel_value(expression),
-            )  # fmt: skip
-        return self._epilogues[expression]
+        self.epilogue(kernel.expression, tile, norms, scale)

@@ -67,6 +67,11 @@ class DenseAlgebra(ABC):
         """Run element-wise assignments. values : name -> array or number."""
         assignments.on_host(self.xp, self.workspace, *assignments.arguments(values))
 
+    def one_hot(self, ids: Array, out: Array) -> None:
+        """Set row i of `out` (m, c) to 1 in column ids[i], and to 0 elsewhere. ids : (m,)."""
+        out[...] = 0
+        out[self.xp.arange(len(ids)), ids] = 1
+
     def sum_squares(
         self, a: Array, out: Array, axis: int, scratch: Array, w: Array | None = None,
         scale: float = 1.0,

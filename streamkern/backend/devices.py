@@ -151,7 +151,7 @@ def probe(backend: Any) -> None:
         half = points.astype(backend.operand_dtype("high"))
         backend.gemm(half, half, tile)
         backend.square_norms(points, norms)
-        backend.compiled("s")(norms[:, None], norms, 0.5, tile)  # |x - z|^2 / 2
+        backend.epilogue("s", tile, (norms, norms), 0.5)  # |x - z|^2 / 2
         tile += 2 * points
         positive = backend.cholesky(tile)
         backend.gemm(tile, tile, square)

@@ -6,10 +6,9 @@ consists of these names, numbers, `+ - * /` and the `FUNCTIONS` below. It is par
 written again with every number cast to the dtype of `s`, because a literal would turn float32 into
 float64 in Numba and in CUDA.
 
-`kernel_value` is source text for CUDA that computes an entry of K from the product of two points.
-`cupy_backend` makes an element-wise kernel of it, and leaves the product K @ W to cuBLAS. `WORDS`
-and `NORMALS` are bodies of element-wise kernels for the random numbers of `basics.randomness`, with
-the functions of `DRAWS_CUDA`: one launch instead of about ninety.
+`backend.epilogue` makes a CUDA kernel of an expression. `WORDS`, `NORMALS` and `NOISE` are
+bodies of element-wise kernels for the random numbers of `basics.randomness`, with the functions of
+`DRAWS_CUDA`: one launch instead of about ninety.
 """
 
 from __future__ import annotations
@@ -153,22 +152,6 @@ def check_expression(kernel: Any) -> None:
         )
 
 
-def kernel_value(expression: str) -> str:
-    """Return CUDA source of `T kernel_value(T p, T x, T z, T scale)`, where T is float or double.
-
-    p is a product of two points, and x and z are the norms of its row and column. A product of NaN
-    has the value NaN; max() would turn it into a distance of zero.
-    """
-    return (
-        "template <typename T>\n"
-        "__device__ T kernel_value(T p, T x, T z, T scale) {\n"
-        "    T s = (x + z - (T)2 * p) * scale;\n"
-        "    s = s < (T)0 ? (T)0 : s;\n"
-        f"    return {render(expression, '(T){}')};\n"
-        "}\n"
-    )
-
-
 DRAWS_CUDA = """
 struct Words { unsigned int c0, c1, c2, c3; };
 
@@ -201,15 +184,21 @@ WORDS = """
 Words w = philox(rows[i / n_blocks], first + i % n_blocks, k0, k1);
 out[4 * i] = w.c0; out[4 * i + 1] = w.c1; out[4 * i + 2] = w.c2; out[4 * i + 3] = w.c3;
 """
-NORMALS = """
+_FOUR_NORMALS = """
 Words w = philox(rows[i / n_blocks], first + i % n_blocks, k0, k1);
 float r0 = normal_radius(w.c0), a0 = half_turns(w.c1);
 float r1 = normal_radius(w.c2), a1 = half_turns(w.c3);
-out[4 * i] = r0 * cospif(a0); out[4 * i + 1] = r0 * sinpif(a0);
-out[4 * i + 2] = r1 * cospif(a1); out[4 * i + 3] = r1 * sinpif(a1);
+float z[4] = {r0 * cospif(a0), r0 * sinpif(a0), r1 * cospif(a1), r1 * sinpif(a1)};
 """
+NORMALS = _FOUR_NORMALS + "for (int j = 0; j < 4; ++j) out[4 * i + j] = z[j];\n"
+# Rounded twice, as by NumPy, and not fused.
+NOISE = (
+    _FOUR_NORMALS
+    + "for (int j = 0; j < 4; ++j)\n"
+    + "    out[4 * i + j] = __fadd_rn(__fmul_rn(z[j], sigma), X[4 * i + j]);\n"
+)
 """Bodies of element-wise kernels over counters i = row * n_blocks + block.
 
 k0 and k1 are the key of the first round, and `first` is the first block; rows are as in
-`basics.randomness.Fills`.
+`basics.randomness.Fills`. `NOISE` computes X + sigma z.
 """

@@ -78,7 +78,7 @@ def _count(rows: AnyArray, n_blocks: int, first_block: int, start: int, state: A
 
 
 def _encrypt(state: AnyArray, round_keys: AnyArray) -> None:
-    """Encrypt (4, DRAWN_CHUNK) uint32 by ten rounds, as in `randomness.philox4x32`, in place."""
+    """Encrypt (4, DRAWN_CHUNK) uint32 by ten rounds, as in `philox.philox4x32`, in place."""
     m0, m1, low, half = u8(0xD2511F53), u8(0xCD9E8D57), u8(0xFFFFFFFF), u8(32)
     for j in range(DRAWN_CHUNK):
         c0, c1, c2, c3 = u8(state[0, j]), u8(state[1, j]), u8(state[2, j]), u8(state[3, j])

@@ -13,23 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
+from streamkern.basics.philox import LOW_WORD_MASK, philox4x32, philox_key, round_keys
 
 AnyArray = Any  # numpy.ndarray or cupy.ndarray
 RunSlices = Callable[[Callable[[slice], None], Iterable[slice]], None]
 Empty = Callable[[tuple[int, ...], Any], AnyArray]
-
-# Constants of Philox4x32: multipliers, increments of the key words (Weyl sequence), rounds.
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
-_LOW_WORD_MASK = 0xFFFFFFFF  # low 32 of 64 bits
 
 # Counters per tile on the host. Ten uint64 temporaries of 2 x 16 384 fit into an L2 cache of 2 MB;
 # in much smaller tiles, the call overhead of 60 ufuncs dominates.
@@ -47,17 +41,25 @@ def one_by_one(function: Callable[[slice], None], parts: Iterable[slice]) -> Non
 
 
 class Fills(NamedTuple):
-    """Compiled functions (rows, round_keys, first_block, out) that fill `out` for a tile of rows.
+    """Compiled functions that fill an array `out`; the last two may be None.
 
-    rows : (k,) int64; round_keys : (10, 2) uint32; first_block : the first of n_blocks blocks of
-    each row; out : (k, 4 · n_blocks), C-ordered
+    The others than `standardised` are functions (rows, round_keys, first_block, out) for a tile of
+    rows. rows : (k,) int64; round_keys : (10, 2) uint32; first_block : the first of n_blocks blocks
+    of each row; out : (k, 4 · n_blocks), C-ordered
 
     words : writes the words of `philox4x32` into uint32 `out`
-    normals : writes the numbers of `RowRandom.normal`, up to rounding, into float32 `out`
+    normals : writes the numbers z of `RowRandom.normal`, up to rounding, into float32 `out`
+    noise : writes X + sigma z; it also has the arguments X, of the shape and dtype of `out`, and
+        sigma
+    standardised : function (X, mean, scale, out) that writes (X - mean) / scale,
+        computed in float64 and rounded once, into float32 or float64 `out`. X, mean and scale
+        broadcast to its shape; mean and scale are float64, on the host or on the device
     """
 
     words: Callable[..., None]
     normals: Callable[..., None]
+    noise: Callable[..., None] | None = None
+    standardised: Callable[..., None] | None = None
 
 
 class Stage(IntEnum):
@@ -70,59 +72,6 @@ class Stage(IntEnum):
     SAMPLE = 5
     VALIDATION = 6
     CALIBRATION = 7
-
-
-def philox_key(*parts: int) -> tuple[int, int]:
-    """Hash integers, whose order matters, to two 32-bit key words."""
-    text = ",".join(str(int(part)) for part in parts)
-    digest = blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
-
-
-def round_keys(key: tuple[int, int]) -> np.ndarray:
-    """Return the key words of each round: (10, 2) uint32."""
-    rounds = np.arange(_ROUNDS, dtype=np.uint64)[:, None]
-    schedule: np.ndarray = (np.array(key, np.uint64) + rounds * np.array(_WEYL, np.uint64)).astype(
-        np.uint32
-    )
-    return schedule
-
-
-def philox4x32(
-    xp: Any, even: AnyArray, odd: AnyArray, key: tuple[int, int]
-) -> tuple[AnyArray, AnyArray]:
-    """Encrypt counters (c0, c1, c2, c3) in place; ten rounds of
-
-        (c0, c1, c2, c3) <- (hi(M1 c2) ^ c1 ^ k0, lo(M1 c2), hi(M0 c0) ^ c3 ^ k1, lo(M0 c0))
-        (k0, k1) <- (k0 + W0, k1 + W1)  mod 2^32
-
-    where hi and lo are the halves of a 64-bit product; M and W are constants of the paper.
-
-    Parameters
-    ----------
-    xp : numpy or cupy
-    even, odd : (2, ...) uint64 holding 32-bit values, (c0, c2) and (c1, c3); both are overwritten
-    key : (k0, k1)
-
-    Returns
-    -------
-    (even, odd) : words (0, 2) and words (1, 3), (2, ...) uint64 holding 32-bit values
-    """
-    column = (2,) + (1,) * (even.ndim - 1)
-    multipliers = xp.asarray(_MULTIPLIERS, dtype=np.uint64).reshape(column)
-    keys = xp.asarray(round_keys(key), dtype=np.uint64).reshape((_ROUNDS, *column))
-    low, shift = np.uint64(_LOW_WORD_MASK), np.uint64(32)
-    product = xp.empty_like(even)
-    for r in range(_ROUNDS):
-        xp.multiply(even, multipliers, out=product)
-        crossed = product[::-1]
-        xp.right_shift(crossed, shift, out=even)
-        even ^= odd  # odd may have bits above 32, which the mask below clears
-        even ^= keys[r]
-        even &= low
-        product, odd = odd, crossed
-    odd &= low
-    return even, odd
 
 
 def _by_tiles(
@@ -157,7 +106,7 @@ def _cipher(
     even = xp.empty((2, len(rows), n_blocks), dtype=np.uint64)
     odd = xp.empty_like(even)
     ids = rows.astype(np.uint64)[:, None]
-    even[0] = ids & np.uint64(_LOW_WORD_MASK)
+    even[0] = ids & np.uint64(LOW_WORD_MASK)
     even[1] = xp.arange(first_block, first_block + n_blocks, dtype=np.uint64)
     odd[0], odd[1] = ids >> np.uint64(32), 0
     return philox4x32(xp, even, odd, key)
@@ -253,7 +202,7 @@ class RowRandom:
     ) -> None:
         self.xp = xp
         self.empty: Empty = empty or xp.empty
-        self.run, self._fills = run, fills
+        self.run, self.fills = run, fills
         self.rows = xp.asarray(rows)
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
@@ -297,8 +246,8 @@ class RowRandom:
         keys = round_keys(hashed)
 
         def fill(part: slice, tile: AnyArray) -> None:
-            if self._fills is not None and self.dtype == np.float32:
-                self._fills.normals(self.rows[part], keys, first, tile)
+            if self.fills is not None and self.dtype == np.float32:
+                self.fills.normals(self.rows[part], keys, first, tile)
                 return
             n_blocks = tile.shape[1] // per_block
             self._box_muller(*_cipher(self.xp, hashed, self.rows[part], first, n_blocks), tile)
@@ -306,6 +255,28 @@ class RowRandom:
         _by_tiles(self.xp, self.run, fill, out, per_block)
         self._next_block += -(-n // per_block)
         return out.reshape(len(self.rows), *shape)
+
+    def noisy(self, X: AnyArray, sigma: float) -> AnyArray:
+        """Return X + sigma z for the numbers z that `normal` would draw.
+
+        X : (k, *shape) in the dtype of this object
+        """
+        k, n = len(X), math.prod(X.shape[1:])
+        noise = None if self.fills is None else self.fills.noise
+        if noise is None or self.dtype != np.float32 or n % 4:
+            noisy = self.normal(X.shape[1:])
+            noisy *= noisy.dtype.type(sigma)
+            noisy += X
+            return noisy
+        out, flat = self.empty((k, n), self.dtype), X.reshape(k, n)
+        keys, first = round_keys(philox_key(*self._key)), self._next_block
+
+        def fill(part: slice, tile: AnyArray) -> None:
+            noise(self.rows[part], keys, first, tile, flat[part], sigma)
+
+        _by_tiles(self.xp, self.run, fill, out, per_block=4)
+        self._next_block += n // 4
+        return out.reshape(X.shape)
 
     def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> AnyArray:
         """Draw integers from low to high - 1, by multiplication of a 32-bit word and a shift.
@@ -358,7 +329,7 @@ class RowRandom:
             first_block=first,
             xp=self.xp,
             run=self.run,
-            fills=self._fills,
+            fills=self.fills,
         )
 
     def _box_muller(self, even: AnyArray, odd: AnyArray, out: AnyArray) -> None:

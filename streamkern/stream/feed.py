@@ -69,7 +69,7 @@ def prepare(
     X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.row_ids))
     w = None if block.w is None else backend.asarray(block.w)
     pipeline = _BatchPipeline(
-        backend, transforms, dtype, seed, None if classes is None else n_outputs, len(rows),
+        backend, transforms, dtype, seed, None if classes is None else n_outputs,
         backend.xp.empty, factors, targets,
     )  # fmt: skip
     return pipeline.step_arrays(X, y, rows, epoch, w)
@@ -113,7 +113,7 @@ class Feed:
         self._arrays = _ReusableArrays(backend.xp)
         n_classes = None if source.classes is None else source.n_outputs
         self._pipeline = _BatchPipeline(
-            backend, source.feed_transforms, self.dtype, seed, n_classes, loader.batch_size,
+            backend, source.feed_transforms, self.dtype, seed, n_classes,
             self._arrays.empty, factors, targets,
         )  # fmt: skip
         # One ring per array: their reuse relies on one upload per batch and ring.
@@ -193,19 +193,17 @@ class _BatchPipeline:
     """Computes the arrays of a training step from uploaded rows.
 
     n_classes : number of classes; None for float targets
-    max_rows : upper bound on the rows of a call
     empty : allocates an uninitialised array, given shape and dtype
     factors, targets : as for `Feed`, or None
     """
 
     def __init__(
         self, backend: Backend, transforms: Sequence[Transform], dtype: Any, seed: int,
-        n_classes: int | None, max_rows: int, empty: Empty, factors: np.ndarray | None,
+        n_classes: int | None, empty: Empty, factors: np.ndarray | None,
         targets: TargetScale | None,
     ) -> None:  # fmt: skip
         self.backend, self.transforms, self.seed = backend, transforms, seed
         self.dtype, self.n_classes, self.empty = np.dtype(dtype), n_classes, empty
-        self._row_index = backend.xp.arange(max_rows)
         self.factors = None if factors is None else backend.asarray(factors, self.dtype)
         self.target_scale = self.unit = None
         if targets is not None:  # one-hot rows are exact in `dtype`; values need float64
@@ -244,8 +242,7 @@ class _BatchPipeline:
         if self.n_classes is None:  # float64, because their mean is subtracted later
             return self._cast(y, np.promote_types(y.dtype, self.dtype))
         Y = self.empty((len(y), self.n_classes), self.dtype)
-        Y[...] = 0
-        Y[self._row_index[: len(y)], y] = 1
+        self.backend.one_hot(y, Y)
         return Y
 
     def _scaled_targets(self, Y: Array) -> Array:
@@ -253,9 +250,14 @@ class _BatchPipeline:
         if self.target_scale is None:
             return Y
         mean, scale = self.target_scale
-        scaled = self.empty((len(Y), len(mean)), np.promote_types(Y.dtype, mean.dtype))
         if self.unit is not None:
             Y = symmetric_log(self.backend.xp, Y, self.unit)
+        shape, fills = (len(Y), len(mean)), self.backend.fills
+        if mean.dtype == np.float64 and fills is not None and fills.standardised is not None:
+            scaled = self.empty(shape, self.dtype)
+            fills.standardised(Y, mean, scale, scaled)
+            return scaled
+        scaled = self.empty(shape, np.promote_types(Y.dtype, mean.dtype))
         self.backend.xp.subtract(Y, mean, out=scaled)
         scaled /= scale
         return self._cast(scaled, self.dtype)

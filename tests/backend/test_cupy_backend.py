@@ -41,7 +41,7 @@ from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.method import Setup
 from streamkern.store.sparse_rows import pack_rows
-from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
+from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip, Scale
 from streamkern.train.run_identity import changed_backend
 from streamkern.train.saved_model import load_model
 from tests import fake_cupy, numpy_cublas
@@ -267,6 +267,50 @@ def test_random_draws_on_gpu_equal_cpu(n: int, gpu: Backend) -> None:
     np.testing.assert_array_equal(drawn[1][2], drawn[0][2])
 
 
+@pytest.mark.parametrize("shape", [(8, 4), (30,), (1,)])
+def test_noise_is_added_with_the_bits_of_two_operations(
+    shape: tuple[int, ...], gpu: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check several tiles of rows, and that the draws after it are those after `normal`."""
+    monkeypatch.setattr("streamkern.basics.randomness.DEVICE_TILE", 16)
+    ids = np.array([0, 7, 7, 2**33 + 5, 2**45 - 1, 3], np.int64)
+    X = gpu.asarray(100 * rows(0, 6, int(np.prod(shape))).reshape(6, *shape), np.float32)
+    rng, other = (
+        RowRandom(gpu.xp, 3, 1, 7, gpu.asarray(ids), fills=fills)
+        for fills in (gpu.fills, gpu.fills._replace(noise=None))
+    )
+    first = [rng.normal((1,)), rng.noisy(X, 0.3), rng.normal((2,))]
+    then = [other.normal((1,)), other.normal(shape) * np.float32(0.3) + X, other.normal((2,))]
+    for a, b in zip(first, then, strict=True):
+        np.testing.assert_array_equal(gpu.to_host(a), gpu.to_host(b))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("mode", ["global", "feature"])
+def test_scaled_rows_are_those_of_a_processor(mode: str, dtype: Any, gpu: Backend) -> None:
+    """Compare bits, also of rows with a large offset: both compute in float64 and round once."""
+    X = (1e6 + 3 * rows(0, 9, 6)).reshape(9, 2, 3, 1).astype(dtype)
+    size = 6 if mode == "feature" else 1
+    mean, scale = 1e6 + rows(1, size), 1 + rows(2, size) ** 2
+    transform = Scale(mode, mean, scale).bind(sk.ArraySource(X, rows(3, 9)))
+    scaled = []
+    for backend in (Backend(1), gpu):
+        ids = backend.asarray(np.arange(9))
+        rng = RowRandom(backend.xp, 0, 0, 0, ids, dtype, fills=backend.fills)
+        Y = backend.xp.zeros((9, 1), dtype)
+        scaled.append(backend.to_host(transform(backend.asarray(X), Y, rng)[0]))
+    assert scaled[1].dtype == dtype
+    np.testing.assert_array_equal(*scaled)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_ones_and_zeros_of_classes(dtype: Any, gpu: Backend) -> None:
+    ids = np.array([2, 0, 6, 6, 1])
+    out = gpu.asarray(np.full((5, 7), np.nan, dtype))
+    gpu.one_hot(gpu.asarray(ids), out)
+    np.testing.assert_array_equal(gpu.to_host(out), np.eye(7)[ids])
+
+
 @pytest.mark.parametrize("precision", ["float64", "exact"])
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_solver_steps_on_gpu_equal_cpu(name: str, precision: str, gpu: Backend) -> None:
@@ -406,7 +450,7 @@ def test_probe_detects_missing_cuda_library(
     elif library == "cusolver":
         cupy.cuda.cusolver.spotrf = _fails
     else:
-        monkeypatch.setattr(fake_cupy.ElementwiseKernel, "__call__", _fails)
+        monkeypatch.setattr(fake_cupy.RawKernel, "__call__", _fails)
     with pytest.raises(BackendError, match=r"no usable CUDA device 0 \(OSError: libcusolver"):
         get_backend("gpu")
     with pytest.warns(UserWarning, match="device='auto' uses the CPU: no usable"):

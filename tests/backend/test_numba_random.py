@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
 from streamkern.backend.numba_random import DRAWN_CHUNK, _make_box_muller, fills
-from streamkern.basics.randomness import Fills, RowRandom, philox_key, round_keys, words
+from streamkern.basics.philox import philox_key, round_keys
+from streamkern.basics.randomness import Fills, RowRandom, words
 
 ROWS = st.lists(st.integers(0, 2**40), min_size=1, max_size=40)
 

@@ -11,13 +11,12 @@ from scipy import stats
 from streamkern.backend.base import Backend
 from streamkern.basics import randomness as sk_random
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.philox import philox4x32, philox_key
 from streamkern.basics.randomness import (
     COUNTER_BYTES,
     DEVICE_TILE,
     RowRandom,
     Stage,
-    philox4x32,
-    philox_key,
     words,
 )
 from streamkern.centers import balanced, random_rows

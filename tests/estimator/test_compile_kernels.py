@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,15 +28,18 @@ def test_every_precompiling_fit_launches_kernels(
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "GENERATED_ROWS", 150)
     monkeypatch.setattr(module, "FITS", dict(list(FITS.items())[part::4]))
-    launched, launch = set[str](), fake_cupy.ElementwiseKernel.__call__
+    launched = set[str]()
+    for kind in (fake_cupy.ElementwiseKernel, fake_cupy.RawKernel):
 
-    def written(kernel: fake_cupy.ElementwiseKernel, *args: object, **options: object) -> None:
-        launched.add(kernel.name)
-        (tmp_path / "cache").mkdir(exist_ok=True)
-        (tmp_path / "cache" / kernel.name).touch()
-        launch(kernel, *args, **options)  # type: ignore[arg-type]
+        def written(
+            kernel: Any, *args: object, launch: Any = kind.__call__, **options: object
+        ) -> None:
+            launched.add(kernel.name)
+            (tmp_path / "cache").mkdir(exist_ok=True)
+            (tmp_path / "cache" / kernel.name).touch()
+            launch(kernel, *args, **options)
 
-    monkeypatch.setattr(fake_cupy.ElementwiseKernel, "__call__", written)
+        monkeypatch.setattr(kind, "__call__", written)
     assert run_command(["warmup", "--jobs", "1", "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)

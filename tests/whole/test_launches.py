@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
+import streamkern as sk
 from streamkern.backend.batch import Batch
 from streamkern.backend.devices import get_backend
+from streamkern.stream.batch_reader import BatchReader
+from streamkern.stream.feed import Feed
+from streamkern.stream.sources.transforms import GaussianNoise, Scale
+from streamkern.stream.target_scale import TargetScale
 from tests import fake_cupy
 from tests.host_cuda import COMPILER
 from tests.launches import counted, total
 from tests.plans import solver_settings
+from tests.runs import CLASSES
 from tests.solver_problems import RIDGED, SOLVERS, make_case, operator
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
@@ -55,6 +62,31 @@ def launches(name: str, ridge: float = 0.0, **changes: Any) -> list[Counter[str]
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_step_needs_few_launches(name: str) -> None:
     assert max(map(total, launches(name, 0.01 if name in RIDGED else 0.0))) <= LIMITS.get(name, 28)
+
+
+@pytest.mark.parametrize(("classes", "limit"), [(CLASSES, 6), (None, 4)])
+def test_a_batch_of_scaled_and_noisy_bytes_takes_few_launches(
+    classes: Any, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check a cast, a scale, noise, and targets; whole images, of which a host scales few rows at
+    a time."""
+    monkeypatch.setattr("streamkern.stream.sources.transforms.SCALE_SLAB_ENTRIES", 100)
+    rng = np.random.default_rng(0)
+    X, ids = rng.integers(0, 256, (60, 4, 4, 1)).astype(np.uint8), rng.integers(0, 3, 60)
+    data = sk.ArraySource(X, ids if classes else rng.normal(size=(60, 3)), classes=classes)
+    source = sk.AugmentedSource(data, 1, [Scale("global"), GaussianNoise(0.3)])
+    targets = TargetScale(np.full(3, 0.3), np.full(3, 2.0))
+    with (
+        get_backend("gpu") as backend,
+        BatchReader(source, batch_size=20, seed=0) as reader,
+        Feed(reader, backend, dtype=np.float32, seed=0, targets=targets) as feed,
+    ):
+        batches, found = feed.epoch(0), []
+        while len(found) < 3:
+            with backend.active(), counted() as counts:
+                next(batches)
+            found.append(total(counts))
+    assert max(found[1:]) <= limit
 
 
 def test_four_blocks_need_60_launches() -> None:

@@ -78,9 +78,7 @@ class GaussianNoise:
     def __call__(self, X: AnyArray, Y: AnyArray, rng: RowRandom) -> tuple[AnyArray, AnyArray]:
         if self.sigma == 0:
             return X, Y
-        noisy = rng.normal(X.shape[1:])
-        noisy *= noisy.dtype.type(self.sigma)
-        noisy += X
+        noisy = rng.noisy(X, self.sigma)
         if self.round:
             assert self.most is not None
             rng.xp.rint(noisy, out=noisy)

@@ -170,6 +170,9 @@ class Scale:
             return X, Y
         d = max(math.prod(X.shape[1:]), 1)
         scaled = rng.empty((len(X), *shape_after([self], X.shape[1:])), X.dtype)
+        if self.scores is None and rng.fills is not None and rng.fills.standardised is not None:
+            rng.fills.standardised(X, self.mean, self.scale, scaled)
+            return scaled, Y
         mean, scale = (rng.xp.asarray(a, np.float64) for a in (self.mean, self.scale))
         step = max(SCALE_SLAB_ENTRIES // d, 1)
         for rows in (slice(i, i + step) for i in range(0, len(X), step)):
