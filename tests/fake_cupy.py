@@ -249,6 +249,26 @@ class OutOfMemoryError(MemoryError):
     """cupy.cuda.memory.OutOfMemoryError."""
 
 
+class CUDARuntimeError(RuntimeError):
+    """cupy.cuda.runtime.CUDARuntimeError."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__({2: "cudaErrorMemoryAllocation: out of memory"}.get(status, "error"))
+
+
+class PinnedMemory:
+    """cupy.cuda.PinnedMemory, of at most `limit` bytes each, beyond which `status` is the error."""
+
+    limit, status = 1 << 40, 2
+
+    def __init__(self, size: int, flags: int) -> None:
+        assert (size > 0, flags) == (True, 1)
+        if size > self.limit:
+            raise CUDARuntimeError(self.status)
+        self.memory = bytearray(size)
+
+
 class _Csr:
     """cupyx.scipy.sparse.csr_matrix of arrays on the device, whose indices it makes int32."""
 
@@ -302,6 +322,8 @@ def modules() -> dict[str, ModuleType]:
             Stream=Immediate,
             get_current_stream=lambda: current.stream,
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+            PinnedMemory=PinnedMemory,
+            PinnedMemoryPointer=lambda pinned, offset: memoryview(pinned.memory)[offset:],
             cublas=numpy_cublas,
             nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
             cusolver=SimpleNamespace(
@@ -317,11 +339,14 @@ def modules() -> dict[str, ModuleType]:
                 getDeviceProperties=lambda index: {"name": b"stand-in"},
                 driverGetVersion=lambda: 13000,
                 runtimeGetVersion=lambda: 13000,
+                CUDARuntimeError=CUDARuntimeError,
+                errorMemoryAllocation=2,
+                hostAllocPortable=1,
             ),
         ),
     )  # fmt: skip
     of_scipy, sparse = ModuleType("cupyx.scipy"), ModuleType("cupyx.scipy.sparse")
     vars(sparse).update(csr_matrix=_Csr)
     vars(of_scipy).update(sparse=sparse)
-    vars(cupyx).update(empty_pinned=np.empty, scipy=of_scipy)
+    vars(cupyx).update(scipy=of_scipy)
     return {"cupy": cupy, "cupyx": cupyx, "cupyx.scipy": of_scipy, "cupyx.scipy.sparse": sparse}

@@ -3,8 +3,9 @@
 Work on arrays is queued on the compute stream and runs when the executor feels like it: each time
 something is queued it may run what is at the head of any stream, in an order that `seed` decides.
 Streams are in order in themselves; only events tie one to another. Fresh and freed memory is
-poisoned. So a missing wait, or a buffer written too early, gives wrong numbers here, as it would on
-a GPU once in a while. It does not imitate speed, pools or the arithmetic of a GPU.
+poisoned, pinned memory too. So a missing wait, or a buffer written or freed too early, gives wrong
+numbers here, as it would on a GPU once in a while. It does not imitate speed, pools or the
+arithmetic of a GPU.
 
 Arrays behave as CuPy's do: operations with `out` are queued; those that make an array allocate,
 and are counted; a host array among the operands is an error; reading a value is a host read.
@@ -12,6 +13,8 @@ and are counted; a host array among the operands is an error; reading a value is
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend.base import Backend
-from streamkern.backend.staging_ring import Ring, Transfers
+from streamkern.backend.staging_ring import PinnedMemory, Ring, Transfers
 
 
 @dataclass
@@ -34,6 +37,8 @@ class Counts:
     uploads: int = 0
     """Copies from host to device; those of a ring are `sent` instead."""
     sent: int = 0
+    pageable: int = 0
+    """Copies of a ring from memory that is not pinned."""
 
 
 class Mark:
@@ -94,29 +99,37 @@ class Stream:
 
 
 class Device:
-    """Streams, the executor, and memory."""
+    """Streams, the executor, and memory. lazy : nothing runs before something waits for it"""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, lazy: bool = False) -> None:
+        self.lazy = lazy
         self.rng = np.random.default_rng(seed)
         self.streams: list[Stream] = []
         self.counts = Counts()
         self.memory: dict[int, int] = {}
         self.peak = 0
+        self.lock = threading.RLock()  # the executor runs on any thread that queues or waits
+        self.pinned: dict[int, np.ndarray] = {}
+        self.pinned_peak = 0
         self.computing, self.copying = Stream(self), Stream(self)
 
     def run_some(self) -> None:
         """Run a random part of the operations that could run."""
-        for _ in range(self.rng.choice((0, 0, 1, 10))):
-            ready = [stream for stream in self.streams if stream.ready]
-            if not ready:
-                return
-            ready[self.rng.integers(len(ready))].run_head()
+        if self.lazy:
+            return
+        with self.lock:
+            for _ in range(self.rng.choice((0, 0, 1, 10))):
+                ready = [stream for stream in self.streams if stream.ready]
+                if not ready:
+                    return
+                ready[self.rng.integers(len(ready))].run_head()
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        while not done():
-            ready = [stream for stream in self.streams if stream.ready]
-            assert ready, "every stream waits for another one"
-            ready[self.rng.integers(len(ready))].run_head()
+        with self.lock:
+            while not done():
+                ready = [stream for stream in self.streams if stream.ready]
+                assert ready, "every stream waits for another one"
+                ready[self.rng.integers(len(ready))].run_head()
 
     @property
     def live_bytes(self) -> int:
@@ -137,6 +150,33 @@ class Device:
         fresh = np.empty(shape, dtype)
         poison(fresh)
         return self.wrap(fresh)
+
+    def pin(self, nbytes: int) -> Any:
+        """Return pinned memory of the host, which is poisoned when its last view is gone."""
+        memory = np.full(nbytes, 255, np.uint8)
+        owner = (ctypes.c_uint8 * nbytes).from_buffer(memory)
+        self.pinned[memory.ctypes.data] = memory
+        self.pinned_peak = max(self.pinned_peak, self.pinned_bytes)
+        weakref.finalize(owner, self._unpin, memory.ctypes.data)
+        return owner
+
+    def _unpin(self, address: int) -> None:
+        poison(self.pinned.pop(address))
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Return the bytes of pinned memory that are still referenced."""
+        return sum(memory.nbytes for memory in self.pinned.values())
+
+    def without_owner(self, host: np.ndarray) -> np.ndarray:
+        """Return an array on the same memory, which does not keep it if it is pinned."""
+        owner: Any = host
+        while isinstance(owner, np.ndarray):
+            owner = owner.base
+        if not isinstance(owner, ctypes.Array):
+            return host
+        memory = self.pinned[ctypes.addressof(owner)]  # of this device, not of another one
+        return np.ndarray(host.shape, host.dtype, memory, host.ctypes.data - memory.ctypes.data)
 
     def _free(self, key: int, memory: np.ndarray) -> None:
         del self.memory[key]
@@ -330,11 +370,12 @@ class VirtualBackend(PlainBackend):
 
     name, staging = "virtual", 3
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, lazy: bool = False) -> None:
         super().__init__()
-        self.device = Device(seed)
+        self.device = Device(seed, lazy=lazy)
         self.xp = Library(self.device)
         self.host = PlainBackend()
+        self.host_memory = PinnedMemory(self.transfers())
 
     def asarray(self, host: Any, dtype: Any = None) -> Any:
         return self.xp.ascontiguousarray(host, dtype)
@@ -351,13 +392,14 @@ class VirtualBackend(PlainBackend):
     def transfers(self) -> Transfers:
         device = self.device
 
-        def send(pinned: np.ndarray, target: DeviceArray) -> None:
+        def send(host: np.ndarray, target: DeviceArray) -> None:
+            memory = device.without_owner(host)
             device.counts.sent += 1
-            device.copying.add(lambda: np.copyto(target.raw, pinned))
+            device.counts.pageable += memory is host
+            device.copying.add(lambda: np.copyto(target.raw, memory))
 
         return Transfers(
-            device.computing, device.copying, lambda: Event(device),
-            lambda nbytes: np.full(nbytes, 255, np.uint8),
+            device.computing, device.copying, lambda: Event(device), device.pin,
             lambda nbytes: device.empty(nbytes, np.uint8), send,
         )  # fmt: skip
 

@@ -95,18 +95,20 @@ def _call_times(bench: Bench, nbytes: int, seconds: float) -> Figures:
     backend, xp = bench.backend, bench.backend.xp
     A, out = (backend.asarray(made_rows("exact", 64, 64, k)) for k in (1, 2))
     u, alpha = (backend.asarray(made_rows("exact", 64, 10, k)) for k in (3, 4))
-    source = made_rows("integer", 1, nbytes, 5)[0]
-    empty = backend.cupyx.empty_pinned if hasattr(backend, "cupyx") else np.empty
-    target = empty(nbytes, np.uint8)
+    rows, ring = backend.host_memory.empty((nbytes,), np.uint8), backend.uploader()
+    rows[...] = made_rows("integer", 1, nbytes, 5)[0]
     works: dict[str, Callable[[], Any]] = {
         "view_us": lambda: A[:32],
         "assign_us": lambda: backend.assign(MOVE, u=u, eta=1.0, alpha=alpha),
         "operation_us": lambda: xp.add(A, A, out=out),
         "gemm_call_us": lambda: backend.gemm(A, A, out),
         "event_us": bench.clock.mark,
-        f"copyto_of_{nbytes}_bytes_us": lambda: np.copyto(target, source),
+        f"upload_of_{nbytes}_bytes_us": lambda: ring.upload(rows),
     }
-    return {name: _mean_us(backend, work, seconds) for name, work in works.items()}
+    try:
+        return {name: _mean_us(backend, work, seconds) for name, work in works.items()}
+    finally:
+        ring.close()
 
 
 def _mean_us(backend: Any, work: Callable[[], Any], seconds: float, at_once: int = 50) -> float:

@@ -23,6 +23,7 @@ import scipy.sparse
 
 from streamkern.backend import freed_arrays, lapack
 from streamkern.backend.dense import Array, DenseAlgebra, Workspaces, tiles
+from streamkern.backend.host_memory import PAGEABLE, HostMemory
 from streamkern.backend.lapack import one_thread
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus, available_memory
@@ -69,14 +70,15 @@ class Backend(DenseAlgebra):
     fills: Fills | None = None
     """Compiled fill functions for `basics.randomness`, if any."""
     staging = 0
-    """Number of staging buffers of an uploader; 0 on the CPU."""
+    """Number of device buffers of an uploader; 0 on the CPU."""
+    host_memory: HostMemory = PAGEABLE
+    """Memory for host arrays that are uploaded."""
     library_bytes = 0
     """Bytes of libraries that this backend loads in addition to those of streamkern."""
     float64_cost = 2.0
     """Time of a FLOP in float64, in units of the time of a FLOP in float32."""
     l1_entries = 1 << 15
-    """Entries of a tile of L1 distances. The tile and a buffer of differences of the same size fit
-    in the L1 cache."""
+    """Entries of a tile of L1 distances. It fits in the L1 cache with a buffer of differences."""
 
     def __init__(self, threads: int | None = None) -> None:
         if threads is not None and threads < 1:
@@ -162,7 +164,7 @@ class Backend(DenseAlgebra):
         return a
 
     def uploader(self, depth: int = 3) -> Uploader:
-        """Return a ring of `depth` staging buffers for host batches."""
+        """Return a ring of `depth` device buffers for host batches."""
         return Uploader(self, depth)
 
     def synchronize(self) -> None:
@@ -388,12 +390,11 @@ class Uploader:
     """Copies host arrays to the device. On the CPU, it returns them without a copy if it can."""
 
     def __init__(self, backend: Backend, depth: int) -> None:
-        self.backend = backend
-        self.depth = depth
+        self.backend, self.depth = backend, depth
 
     def upload(self, host: npt.NDArray[Any]) -> Array:
         """Return a host array on the device, in the same dtype."""
         return self.backend.asarray(host)
 
     def close(self) -> None:
-        """Release the staging buffers."""
+        """Wait for the copies, and release the device buffers."""

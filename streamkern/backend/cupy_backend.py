@@ -25,7 +25,7 @@ from streamkern.backend.device_algebra import DeviceAlgebra
 from streamkern.backend.epilogue import Epilogues
 from streamkern.backend.expression import DRAWS_CUDA, NOISE, NORMALS, WORDS
 from streamkern.backend.row_major import RowMajor
-from streamkern.backend.staging_ring import ByParts, Ring, Transfers
+from streamkern.backend.staging_ring import ByParts, PinnedMemory, Ring, Transfers
 from streamkern.basics.errors import BackendError, DeviceMemoryError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
@@ -70,7 +70,7 @@ class CupyBackend(DeviceAlgebra, Backend):
     def __init__(self, index: int) -> None:
         super().__init__(threads=1)
         self._workspaces = SharedWorkspaces()
-        cupy, cupyx = import_cupy(), on_demand("cupyx")
+        cupy = import_cupy()
         if os.environ.get("CUPY_TF32", "0") not in ("", "0"):
             raise BackendError(
                 f"CUPY_TF32={os.environ['CUPY_TF32']} rounds the operands of CuPy's own products "
@@ -78,11 +78,12 @@ class CupyBackend(DeviceAlgebra, Backend):
                 "unset it",
             )
         self.xp = cupy
-        self.cupyx = cupyx
         self.name = f"gpu:{index}"
         self.device = cupy.cuda.Device(index)
         with self.device:
             self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._transfers = self._new_transfers()
+        self.host_memory = PinnedMemory(self._transfers)
         self.tensor_cores = int(self.device.compute_capability) >= 70
         attributes = self.device.attributes
         self.float64_cost = float(attributes.get("SingleToDoublePrecisionPerfRatio", 2))
@@ -217,19 +218,40 @@ class CupyBackend(DeviceAlgebra, Backend):
         return ByParts(self, a) if isinstance(a, self.xp.ndarray) else a
 
     def uploader(self, depth: int = 3) -> Uploader:
-        """Return a ring of `depth` pinned staging buffers, with a stream of its own for copies."""
+        """Return a ring of `depth` device buffers, filled on the stream of copies."""
+        return Ring(self, self._transfers, depth)
+
+    def _new_transfers(self) -> Transfers:
+        """Return the streams and operations of uploads, with a new stream for their copies."""
         cuda_api = self.xp.cuda
+
+        def event() -> Any:
+            # Also for callers outside `active`. A thread that waits leaves its processor to others.
+            with self.device:
+                return cuda_api.Event(block=True, disable_timing=True)
+
+        def pin(nbytes: int) -> Any:
+            # Not from CuPy's pool, which takes a power of two bytes and keeps them.
+            runtime = cuda_api.runtime
+            try:
+                with self.device:
+                    memory = cuda_api.PinnedMemory(nbytes, runtime.hostAllocPortable)
+            except runtime.CUDARuntimeError as error:
+                if error.status != runtime.errorMemoryAllocation:
+                    raise
+                raise MemoryError(str(error)) from error
+            return cuda_api.PinnedMemoryPointer(memory, 0)
+
         with self.device:
             copying = cuda_api.Stream(non_blocking=True)
-        transfers = Transfers(
+        return Transfers(
             computing=self.stream,
             copying=copying,
-            event=lambda: cuda_api.Event(disable_timing=True),
-            empty_pinned=lambda nbytes: self.cupyx.empty_pinned(nbytes, np.uint8),
+            event=event,
+            pin=pin,
             empty=lambda nbytes: self.xp.empty(nbytes, np.uint8),
-            send=lambda pinned, device: device.set(pinned, stream=copying),
+            send=lambda host, device: device.set(host, stream=copying),
         )
-        return Ring(self, transfers, depth)
 
     def synchronize(self) -> None:
         """Wait for the compute stream."""

@@ -1,14 +1,18 @@
-"""Copies between host and device: a ring of staging buffers for batches, and arrays for files.
+"""Copies between host and device: a ring of device buffers for batches, and arrays for files.
 
 The consumer requests batch i + 1 after it has queued step i. At that moment an event is recorded on
 the compute stream; when the stream reaches it, the device buffer of batch i is free. The next copy
-to this buffer waits for the event on another stream, so copies run at the same time as steps. The
-host waits only before it writes to a pinned buffer, until the copy from it, `depth` batches ago,
-has ended.
+to this buffer waits for the event on another stream, so copies run at the same time as steps.
+
+The device copies a batch directly from the block buffer of the loader, which is in pinned memory,
+while the host goes on. The loader therefore overwrites a block buffer only after the event of the
+last copy from it, see `HostMemory.last_copy`, and the ring refers to the arrays of the copies in
+progress, so that a buffer is not freed either. The host is at most `depth` batches ahead.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,43 +21,82 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, Uploader
+from streamkern.backend.host_memory import HostMemory
+from streamkern.basics.text import size_text
+from streamkern.basics.warning import warn
 
 
 class Transfers(NamedTuple):
-    """The streams and operations of a device that a ring needs.
+    """The streams and operations of a device that uploads need.
 
     computing, copying : the streams of steps and of copies, as of CuPy. A wait for an event refers
         to its last recording, and returns at once if it was never recorded.
     event : function that returns a new event.
-    empty_pinned, empty : functions of a number of bytes that return an uninitialised uint8 array,
-        in pinned memory of the host and on the device.
-    send : function (pinned, device) that queues a copy on `copying`.
+    pin : function of a number of bytes that returns a buffer of pinned host memory; raises
+        MemoryError if the driver refuses it.
+    empty : function of a number of bytes that returns an uninitialised uint8 array on the device.
+    send : function (host, device) that queues a copy on `copying`.
     """
 
     computing: Any
     copying: Any
     event: Callable[[], Any]
-    empty_pinned: Callable[[int], npt.NDArray[np.uint8]]
+    pin: Callable[[int], Any]
     empty: Callable[[int], Array]
     send: Callable[[npt.NDArray[Any], Array], None]
 
 
+class PinnedMemory(HostMemory):
+    """Pinned memory, from which a device copies by itself while the host goes on."""
+
+    def __init__(self, transfers: Transfers) -> None:
+        self.transfers, self._is_full = transfers, False
+
+    @property
+    def empty(self) -> Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]:
+        return self._empty
+
+    def _empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return an uninitialised array, which is pageable once the driver refuses to pin memory.
+
+        The driver copies from pageable memory through its own pinned buffer, on the calling thread.
+        """
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if nbytes and not self._is_full:
+            try:
+                return np.ndarray(shape, dtype, self.transfers.pin(nbytes))
+            except MemoryError as error:
+                self._is_full = True
+                warn(
+                    f"the loader could not pin {size_text(nbytes)} of host memory, and copies its "
+                    f"rows to the GPU more slowly, from pageable memory ({error})",
+                    once="pinned memory",
+                )
+        return np.empty(shape, dtype)
+
+    def last_copy(self) -> Any:
+        event = self.transfers.event()
+        self.transfers.copying.record(event)
+        return event
+
+
 @dataclass
 class _Slot:
-    """The buffers of one batch.
+    """The device buffer of one batch.
 
     filled : the copy to the device has ended.
     free : the steps no longer read the device buffer.
+    host : array of the copy, whose memory must exist until the copy has ended
     """
 
     filled: Any
     free: Any
-    pinned: Any = None
+    host: Any = None
     device: Any = None
 
 
 class Ring(Uploader):
-    """Ring of staging buffers, which grow to the largest batch so far."""
+    """Ring of device buffers, which grow to the largest batch so far."""
 
     def __init__(self, backend: Backend, transfers: Transfers, depth: int) -> None:
         super().__init__(backend, depth)
@@ -63,7 +106,10 @@ class Ring(Uploader):
         self._slot_bytes = 0
 
     def upload(self, host: npt.NDArray[Any]) -> Array:
-        """Return the array on the device, valid until the `depth`-th next call."""
+        """Return the array on the device, valid until the `depth`-th next call.
+
+        The host array must not change before the event `last_copy` of the backend's host memory.
+        """
         computing, copying = self.transfers.computing, self.transfers.copying
         if self._n_uploads:
             computing.record(self._slots[(self._n_uploads - 1) % self.depth].free)
@@ -73,14 +119,11 @@ class Ring(Uploader):
             self._grow(host.nbytes)
         slot = self._slots[self._n_uploads % self.depth]
         self._n_uploads += 1
-        slot.filled.synchronize()
-        pinned, device = (
-            a[: host.nbytes].view(host.dtype).reshape(host.shape)
-            for a in (slot.pinned, slot.device)
-        )
-        np.copyto(pinned, host)
+        slot.filled.synchronize()  # before `slot.host` is released
+        slot.host = np.ascontiguousarray(host)
+        device = slot.device[: host.nbytes].view(host.dtype).reshape(host.shape)
         copying.wait_event(slot.free)
-        self.transfers.send(pinned, device)
+        self.transfers.send(slot.host, device)
         copying.record(slot.filled)
         computing.wait_event(slot.filled)
         return device
@@ -92,7 +135,6 @@ class Ring(Uploader):
         """
         self.transfers.computing.synchronize()
         for slot in self._slots:
-            slot.pinned = self.transfers.empty_pinned(nbytes)
             slot.device = self.transfers.empty(nbytes)
         self._slot_bytes = nbytes
 

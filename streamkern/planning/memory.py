@@ -13,12 +13,10 @@ from typing import NamedTuple
 
 from streamkern.basics.randomness import COUNTER_BYTES, DEVICE_TILE
 from streamkern.planning.problem import MiB, ProblemShape, Selection
-from streamkern.planning.sizes import Sizes
+from streamkern.planning.sizes import ROW_ID_BYTES, Sizes, loader_bytes
 
 PROCESS_OVERHEAD_BYTES = 64 * MiB
 """Bytes of Python objects, thread stacks, BLAS buffers and allocator slack."""
-ROW_ID_BYTES = 8
-"""Bytes of a row number, which is stored with each row."""
 PRODUCT_TILE = 512
 """Rows and columns of the part of a matrix product that a thread computes at once."""
 SAVED_CHUNK_BYTES = 64 * MiB
@@ -223,7 +221,10 @@ def _count_rows(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
     add(problem.host_phase("sample"), "units being read", _reading_bytes(problem))
     if problem.ranks > 1:
         add(problem.host_phase("always"), "all-reduce buffers", 3, RANK_SLAB_BYTES)
-    add(problem.host_phase("train"), "loader, its shuffle blocks", loader_bytes(problem, sizes))
+    loader, phase = loader_bytes(problem, sizes), problem.host_phase("train")
+    pinned = ", pinned" if problem.on_device else ""
+    add(phase, f"loader, its shuffle blocks{pinned}", loader.rows)
+    add(phase, "loader, positions of rows, and units being read", loader.others)
 
 
 def _count_batches(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
@@ -235,8 +236,7 @@ def _count_batches(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> Non
             counters = min(-(-rows * d // 4), DEVICE_TILE)
             add(phase, "random numbers of transforms", counters, COUNTER_BYTES)
     if problem.on_device:
-        for phase, name in (("train", "staging"), ("host", "staging, pinned")):
-            add(phase, name, problem.staging * m, problem.row_bytes + ROW_ID_BYTES)
+        add("train", "staging", problem.staging * m, problem.row_bytes + ROW_ID_BYTES)
     add("train", "batch, prepared", 2 * m, point_bytes + c * item)
     add("train", "batch, cast and transformed", problem.feed_arrays * m, d + c, itemsize=item)
     transformed_bytes = d * max(item, problem.transform_itemsize)
@@ -318,7 +318,9 @@ def _count_selection(
         buffers.add(phase, name, size)
     if not problem.on_device:
         single = replace(problem, ranks=1, center_ranks=1)  # rank 0 selects for all ranks
-        reading = loader_bytes(single, sizes) if selection.streamed else _reading_bytes(problem)
+        reading = (
+            sum(loader_bytes(single, sizes)) if selection.streamed else _reading_bytes(problem)
+        )
         buffers.add("centers", "units being read", reading)
 
 
@@ -354,26 +356,6 @@ def n_groups(c: int) -> int:
     tile is enough work for a thread.
     """
     return max(1, min(16, 1024 // max(c, 1)))
-
-
-def loader_bytes(problem: ProblemShape, sizes: Sizes) -> int:
-    """Return the bytes of two shuffle blocks of whole units, a partial batch and units being read.
-
-    Each row takes 16 additional bytes for its number and its position. A unit that is being read is
-    held in stored and in decoded form. Each of several ranks holds its share of the rows of a
-    block, and the positions of all rows.
-    """
-    row, unit = problem.row_bytes + 16, problem.unit_rows
-    units = max(1, sizes.loader_block_bytes // (unit * row))
-    block_rows = min(units * unit, problem.n_rows)
-    max_units = max(1, sizes.loader_in_flight_bytes // (unit * row))
-    reading = min(problem.readers or problem.threads, max_units)
-    held_rows, position_bytes = block_rows, 0
-    if problem.rows_per_rank(block_rows) < block_rows:
-        held_rows = min(block_rows, problem.rows_per_rank(block_rows) + unit)
-        position_bytes = 2 * 8 * block_rows
-    blocks = 2 * (held_rows * row + position_bytes)
-    return blocks + sizes.batch_size * row + 2 * reading * problem.read_bytes
 
 
 def keep_stores(buffers: Buffers, problem: ProblemShape, decoded: int, budget_bytes: int) -> int:

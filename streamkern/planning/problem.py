@@ -163,7 +163,7 @@ class ProblemShape:
     library_bytes : bytes of code that the backend loads.
     feed_arrays : number of copies of a batch in the feed: the cast rows, and the output of each
         transform.
-    staging : number of batches in the ring that feeds a device; 0 on the CPU.
+    staging : number of batches in the device's ring of uploads; 0 on the CPU.
 
     Several ranks:
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
@@ -20,6 +20,10 @@ MIN_BATCH, MAX_BATCH = 256, 4096
 LOADER_SIZES = ((128 * MiB, 68 * MiB), (64 * MiB, 32 * MiB), (32 * MiB, 16 * MiB))
 """Bytes of a shuffle block and of the reads in flight, in the order in which they are tried. 68 MiB
 hold 64 MiB of rows, in whole chunks of 4, 8 or 16 MiB, with their row numbers."""
+ROW_ID_BYTES = 8
+"""Bytes of a row number, which is stored with each row."""
+POSITION_BYTES = 8
+"""Bytes of the position of a row in its shuffle block."""
 
 
 @dataclass(frozen=True)
@@ -134,3 +138,36 @@ def check_epochs(problem: ProblemShape, solver: str) -> None:
             "whose first epoch takes no step",
             "set it to the number of steps plus 1, or leave it out",
         )
+
+
+class LoaderBytes(NamedTuple):
+    """The bytes of a loader.
+
+    rows : rows of two shuffle blocks and of a partial batch, with their numbers; a device copies
+        batches from this memory
+    others : positions of the rows in their blocks, and units being read
+    """
+
+    rows: int
+    others: int
+
+
+def loader_bytes(problem: ProblemShape, sizes: Sizes) -> LoaderBytes:
+    """Return the bytes of two shuffle blocks of whole units, a partial batch and units being read.
+
+    A unit that is being read is held in stored and in decoded form. Each of several ranks holds its
+    share of the rows of a block, and the positions of all rows.
+    """
+    row, unit = problem.row_bytes + ROW_ID_BYTES, problem.unit_rows
+    unit_bytes = unit * (row + POSITION_BYTES)
+    units = max(1, sizes.loader_block_bytes // unit_bytes)
+    block_rows = min(units * unit, problem.n_rows)
+    max_units = max(1, sizes.loader_in_flight_bytes // unit_bytes)
+    reading = min(problem.readers or problem.threads, max_units)
+    held_rows, n_positions = block_rows, 0
+    if problem.rows_per_rank(block_rows) < block_rows:
+        held_rows = min(block_rows, problem.rows_per_rank(block_rows) + unit)
+        n_positions = 4 * block_rows  # positions of all rows, and the rank's rows before each
+    n_rows = 2 * held_rows + sizes.batch_size
+    others = (n_rows + n_positions) * POSITION_BYTES + 2 * reading * problem.read_bytes
+    return LoaderBytes(n_rows * row, others)

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamkern.backend.host_memory import PAGEABLE, HostMemory
 from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.message import mention
@@ -122,6 +123,7 @@ class BatchReader:
         if client is not None:
             self._reader = ClusterReader(source, client, retry_s)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-prefetch")
+        self._memory: HostMemory = PAGEABLE
         self._buffers: list[Buffer] = []
         self._straddling_batch: Buffer | None = None
         self._iteration: _Iteration | None = None
@@ -142,6 +144,17 @@ class BatchReader:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._reader.close()
         self._buffers, self._straddling_batch = [], None
+
+    def use_memory(self, memory: HostMemory) -> None:
+        """Hold rows in the host memory of the device that they are copied to.
+
+        An iterator ends if its rows were in other memory.
+        """
+        if memory is self._memory:
+            return
+        if self._iteration is not None:
+            self._stop_reads(self._iteration)
+        self._buffers, self._straddling_batch, self._memory = [], None, memory
 
     def order_key(self) -> dict[str, int]:
         """Return the values that fix the order of samples for a source; a resume compares them."""
@@ -196,6 +209,8 @@ class BatchReader:
         iteration = self._iteration = _Iteration(
             self._blocks(first, stop, start), list(self._buffers)
         )
+        for buffer in self._buffers:
+            buffer.last_copy = self._memory.last_copy()
         try:
             self._start_reads(iteration)
             for _, index in self.positions(first, stop, start):
@@ -242,7 +257,8 @@ class BatchReader:
             rows = block.part(piece.start, piece.stop)
         else:
             if self._straddling_batch is None:
-                self._straddling_batch = Buffer(self.source, self.batch_size, 0)
+                self._straddling_batch = Buffer(self.source, self.batch_size, 0, self._memory)
+            self._memory.last_copy().synchronize()
             n_copied = 0
             for piece in pieces:
                 if n_copied:
@@ -275,7 +291,9 @@ class BatchReader:
 
     def _release_drained(self, iteration: _Iteration) -> None:
         """Give the drained block's buffer to the next block to be read."""
-        iteration.free_buffers.append(iteration.open_blocks.popleft().buffer)
+        buffer = iteration.open_blocks.popleft().buffer
+        buffer.last_copy = self._memory.last_copy()
+        iteration.free_buffers.append(buffer)
         self._start_reads(iteration)
 
     def _start_reads(self, iteration: _Iteration) -> None:
@@ -286,7 +304,7 @@ class BatchReader:
                 return
             if not iteration.free_buffers:
                 iteration.free_buffers.append(
-                    Buffer(self.source, self._buffer_rows, self._block_rows)
+                    Buffer(self.source, self._buffer_rows, self._block_rows, self._memory)
                 )
                 self._buffers.append(iteration.free_buffers[0])
             plan, index = following
@@ -298,13 +316,17 @@ class BatchReader:
             ]
 
     def _stop_reads(self, iteration: _Iteration) -> None:
-        """Stop the reads of an iteration; wait for those under way, which write to its buffers."""
+        """Stop the reads of an iteration; wait for those under way, which write to its buffers.
+
+        The iteration releases the buffers, so that they are freed when the reader drops them.
+        """
         iteration.stopped.set()
         futures = [future for block in iteration.open_blocks for future in block.futures]
         for future in futures:
             future.cancel()
         wait(futures)
         iteration.open_blocks.clear()
+        iteration.free_buffers.clear()
 
     # ----------------------------------------------------------------------- the pool's threads
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.backend.host_memory import NO_COPIES, HostMemory
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.base import BaseSource, check_unit, empty_rows
@@ -70,11 +72,16 @@ class Buffer:
     """Memory for the rows of a block, or of a share of it, and for their shuffled positions.
 
     n_positions : rows of the whole block
+    memory : memory of the rows
+    last_copy : event of the last copy from the rows to a device; until then they must not change
     """
 
-    def __init__(self, source: BaseSource, n_rows: int, n_positions: int) -> None:
-        self.rows = empty_rows(source, n_rows)
+    def __init__(
+        self, source: BaseSource, n_rows: int, n_positions: int, memory: HostMemory
+    ) -> None:
+        self.rows = empty_rows(source, n_rows, memory.empty)
         self.positions = np.empty(n_positions, np.int64)
+        self.last_copy: Any = NO_COPIES
 
     def part(self, start: int, stop: int) -> RowBlock:
         return self.rows.take(slice(start, stop))
@@ -137,6 +144,7 @@ class OpenBlock:
         if self._share_index is not None:
             is_own = self._share_index[positions + 1] > self._share_index[positions]
             positions, block = self._share_index[positions[is_own]], block.take(is_own)
+        self.buffer.last_copy.synchronize()
         for target, part in zip(target_rows.arrays, block.arrays, strict=True):
             _scatter(target, positions, part)
 

@@ -78,9 +78,9 @@ def prepare(
 class Feed:
     """The batches of a loader on the device, ready for a step. Use as a context manager.
 
-    On a GPU the copies run on their own stream from pinned memory, so batch i + 1 is uploaded while
-    step i computes, as long as the loop does not wait for the device. Intermediate arrays are
-    reused for the next batch.
+    On a GPU the block buffers of the loader are in pinned memory. The batches are copied from them
+    on a stream of its own, so batch i + 1 is uploaded while step i computes, as long as the loop
+    does not wait for the device. Intermediate arrays are reused for the next batch.
 
     Parameters
     ----------
@@ -110,6 +110,7 @@ class Feed:
                 "float64"
             )
         source = loader.source
+        loader.use_memory(backend.host_memory)
         self._arrays = _ReusableArrays(backend.xp)
         n_classes = None if source.classes is None else source.n_outputs
         self._pipeline = _BatchPipeline(
@@ -128,7 +129,7 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        """Release the staging buffers. The loader belongs to its owner and stays open."""
+        """Release the device buffers. The loader belongs to its owner and stays open."""
         for ring in self._rings.values():
             ring.close()
 
@@ -158,7 +159,8 @@ class Feed:
                 X, Y, w = self._pipeline.step_arrays(X, y, row_ids, epoch, uploaded.get("w"))
                 n_rows = min(loader.batch_size, loader.source.n_rows - index * loader.batch_size)
                 last = index + 1 == loader.n_batches
-                yield Batch(X, Y, block.row_ids, w, epoch, index, last, n_rows)
+                # A copy: whoever uploads the row numbers reads no memory of the loader.
+                yield Batch(X, Y, block.row_ids.copy(), w, epoch, index, last, n_rows)
         finally:
             blocks.close()  # type: ignore[attr-defined]  # at once, not when collected
 

@@ -371,7 +371,6 @@ def test_gpu_problem_describes_missing_cupy_and_driver_errors(
 
     fake = types.SimpleNamespace(cuda=types.SimpleNamespace(Device=no_driver))
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.setitem(sys.modules, "cupyx", fake)
     assert gpu_problem(2) == "no usable CUDA device 2 (OSError: driver too old)"
 
 

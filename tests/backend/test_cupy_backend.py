@@ -241,13 +241,14 @@ def test_cholesky_reports_failure_on_gpu(dtype: Any, gpu: Backend) -> None:
 
 
 def test_uploads_keep_their_order(gpu: Backend) -> None:
-    uploader = gpu.uploader(3)
+    uploader, memory = gpu.uploader(3), gpu.host_memory
     batches = [rows(i, 20 + i % 5, 7).astype(np.float32) for i in range(20)]
     totals = []
+    host = memory.empty((24, 7), np.float32)
     for batch in batches:
-        host = batch.copy()
-        totals.append(uploader.upload(host) * 2)
-        host[...] = np.nan  # the pinned copy was taken before upload returned
+        memory.last_copy().synchronize()
+        host[: len(batch)] = batch
+        totals.append(uploader.upload(host[: len(batch)]) * 2)
     for batch, total in zip(batches, totals, strict=True):
         np.testing.assert_array_equal(gpu.to_host(total), 2 * batch)
     uploader.close()
@@ -579,6 +580,27 @@ def test_full_device_memory_error_names_settings_to_lower(cupy: Any) -> None:
             raise fake_cupy.OutOfMemoryError("Out of memory allocating 1,000 bytes")
         with pytest.raises(KeyError), backend.active():
             raise KeyError
+
+
+@needs_compiler
+def test_host_memory_that_cannot_be_pinned_is_pageable(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that a warning says so, and that other errors of the driver pass unchanged."""
+    with get_backend("gpu") as backend:
+        pinned = backend.host_memory.empty((3, 5), np.dtype(np.uint16))
+        assert isinstance(pinned.base, bytearray)
+        assert (pinned.shape, pinned.dtype, pinned.flags.writeable) == ((3, 5), np.uint16, True)
+        assert backend.host_memory.empty((3, 0), np.uint8).shape == (3, 0)
+        monkeypatch.setattr(fake_cupy.PinnedMemory, "limit", 1 << 19)
+        monkeypatch.setattr(fake_cupy.PinnedMemory, "status", 999)
+        with pytest.raises(fake_cupy.CUDARuntimeError):
+            backend.host_memory.empty((1 << 20,), np.uint8)
+        monkeypatch.setattr(fake_cupy.PinnedMemory, "status", 2)
+        with pytest.warns(UserWarning, match=r"could not pin 1 MiB of host memory, .* pageable"):
+            pageable = backend.host_memory.empty((1 << 20,), np.uint8)
+        assert pageable.flags.owndata
+        assert len(pageable) == 1 << 20
 
 
 @needs_compiler

@@ -103,6 +103,8 @@ def test_untransformed_rows_are_not_copied(backend: Backend) -> None:
         feed = Feed(loader, backend, dtype=np.float32, seed=0)
         for b in feed.epoch(0):
             assert np.shares_memory(b.X, loader._buffers[0].rows.X)
+            # Others may upload these at any time, which no event of the loader would cover.
+            assert not np.shares_memory(b.row_ids, loader._buffers[0].rows.row_ids)
         assert b.index == 2
     with BatchReader(ArraySource(IMAGES, LABELS), batch_size=30, seed=0) as loader:
         feed = Feed(loader, backend, dtype=np.float32, seed=0)

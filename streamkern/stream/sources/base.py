@@ -290,13 +290,13 @@ def target_bytes(source: BaseSource) -> int:
     return math.prod(y_shape(source)) * source.y_dtype.itemsize + weight
 
 
-def empty_rows(source: BaseSource, n_rows: int) -> RowBlock:
-    """Return an uninitialised block of `n_rows` rows of `source`."""
+def empty_rows(source: BaseSource, n_rows: int, empty: Any = np.empty) -> RowBlock:
+    """Return an uninitialised block of `n_rows` rows of `source`, whose arrays `empty` creates."""
     return RowBlock(
-        np.empty((n_rows, *source.row_shape), source.dtype),
-        np.empty((n_rows, *y_shape(source)), source.y_dtype),
-        np.empty(n_rows, WEIGHT) if source.weighted else None,
-        np.empty(n_rows, np.int64),
+        empty((n_rows, *source.row_shape), source.dtype),
+        empty((n_rows, *y_shape(source)), source.y_dtype),
+        empty((n_rows,), WEIGHT) if source.weighted else None,
+        empty((n_rows,), np.dtype(np.int64)),
     )
 
 
