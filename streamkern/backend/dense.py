@@ -35,6 +35,9 @@ SINGLE_THREAD_COLUMNS = 2048
 ZEROED_ROWS = 64
 """Number of rows of a Cholesky factor whose upper part is set to zero at once."""
 ABOVE_DIAGONAL = ~np.tri(ZEROED_ROWS, dtype=np.bool_)
+MAX_VECTORS = 2
+"""Largest number of columns that are solved one by one. The BLAS copies the triangle to solve for
+several columns, and takes three to five times as long for the first one."""
 INVERTED_COLUMNS = 64
 """Number of columns of the inverse of a small triangle that are solved at once."""
 
@@ -169,7 +172,11 @@ class DenseAlgebra(ABC):
 
     def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
         """Compute B <- L^-1 B (or L^-T B) in place. L : (b, b) lower, B : (b, k), C-ordered."""
-        lapack.trsm(L, B, transposed=transposed)
+        if B.shape[1] <= MAX_VECTORS:
+            for b in B.T:
+                lapack.trsv(L, b, transposed=transposed)
+        else:
+            lapack.trsm(L, B, transposed=transposed)
         return B
 
     def solve_lower_triangular(self, L: Array, B: Array) -> Array:

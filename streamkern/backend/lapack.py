@@ -66,6 +66,19 @@ def trsm(L: Matrix, B: Matrix, *, transposed: bool = False, right: bool = False)
     )  # fmt: skip
 
 
+def trsv(L: Matrix, b: Matrix, *, transposed: bool = False) -> None:
+    """Compute b <- L^-1 b or L^-T b (`transposed`) in place.
+
+    L : (n, n) lower triangular, with contiguous rows; its upper part is not read.
+    b : (n,) of L's dtype, with any stride.
+    """
+    assert L.dtype == b.dtype, (L.dtype, b.dtype)
+    _call(
+        "blas", "trsv", b.dtype, b"U", b"N" if transposed else b"T", b"N",
+        len(L), L, _row_stride(L), b, max(1, b.strides[0] // b.itemsize),
+    )  # fmt: skip
+
+
 def syevr(A: Matrix, k: int) -> tuple[Matrix, Matrix]:
     """Return the k largest eigenvalues, ascending, and their eigenvectors, (n, k).
 

@@ -13,6 +13,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from streamkern.backend import lapack
+from streamkern.backend.base import Backend
 
 Array = npt.NDArray[Any]
 rng = np.random.default_rng(0)
@@ -51,6 +52,26 @@ def test_lapack_releases_interpreter_lock(work: str) -> None:
     under_way.clear()
     other.join()
     assert ended - start_time > 3
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_column_is_solved_in_place(dtype: npt.DTypeLike) -> None:
+    """Check a column of a wider array, and that the upper triangle is not read."""
+    L, B = positive(30, dtype), rng.standard_normal((30, 4)).astype(dtype)
+    for transposed in (False, True):
+        X, lower = B.copy(), np.tril(L).astype(np.float64)
+        lapack.trsv(L, X[:, 1], transposed=transposed)
+        truth = np.linalg.solve(lower.T if transposed else lower, B[:, 1])
+        np.testing.assert_allclose(X[:, 1], truth, atol=1e3 * np.finfo(dtype).eps)
+        np.testing.assert_array_equal(X[:, [0, 2, 3]], B[:, [0, 2, 3]])
+
+
+def test_few_columns_are_solved_without_trsm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`trsm` copies the triangle, which takes longer than the solution of a column."""
+    L, B = np.linalg.cholesky(positive(9, np.float64)), rng.standard_normal((9, 2))
+    truth = np.linalg.solve(L, B)
+    monkeypatch.setattr(lapack, "trsm", None)
+    np.testing.assert_allclose(Backend(1).solve_lower(L, B), truth, rtol=1e-12)
 
 
 def blas_threads() -> set[int]:
