@@ -59,15 +59,15 @@ def test_errors_are_small_multiples_of_rows() -> None:
     assert changes[1] > 10 * changes[0], changes
 
 
-def built(ranks: Communicator = SINGLE, ridge: float = 1e-4) -> BlockPreconditioner:
-    """Return two blocks in float16, with a sample and a probe that have no center."""
+def built(ranks: Communicator = SINGLE, halves: bool = True) -> BlockPreconditioner:
+    """Return two blocks, in float16 or not, with a sample and a probe that have no center."""
     op = operator(bandwidth=20.0, precision="exact")
     X, probe = rows(1, 900, 3), rows(2, 300, 3)
     Y = np.sin(X[:, :1]).astype(np.float32)
     return build_block(
         op, both(op, rows(0, 80, 3)), Sample(op.points(X, left=True), Y).shared(ranks),
         Sample(both(op, probe), np.sin(probe[:, :1]).astype(np.float32)), block_slices(80, 40),
-        noise=Noise(1e-4, 900), ridge=ridge, sweeps=4, halves=True,
+        noise=Noise(1e-4, 900), ridge=1e-4, sweeps=4, halves=halves,
     )  # fmt: skip
 
 
@@ -87,6 +87,7 @@ def test_the_step_is_that_of_the_rounded_factor() -> None:
         truth = H.T @ (H @ g)
         assert (np.abs(u - truth) <= ROUNDING * np.abs(H.T) @ (np.abs(H) @ np.abs(g))).all()
     assert pre.rules[0].mean == pytest.approx(leverage.mean(), rel=1e-4)
+    assert built(halves=False).mu / 1.5 < pre.mu < built(halves=False).mu  # that of the ridge
 
 
 @pytest.mark.parametrize("size", [2, 3])
