@@ -11,8 +11,8 @@ from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.backend.half_products import half_product
 from tests import fake_cupy
-from tests.hostcuda import COMPILER
-from tests.maths import rows
+from tests.host_cuda import COMPILER
+from tests.solver_problems import rows
 
 B = 60
 

@@ -18,11 +18,10 @@ from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.samples import Sample
 from tests import rank_runs
 from tests import reference as ref
-from tests.maths import Array, both, operator, rows
 from tests.plans import PLAIN
 from tests.rank_threads import on_threads
-from tests.runs import METHODS, array_source, finished, settings
-from tests.runs import assert_a_stop_leaves_no_trace as assert_no_trace
+from tests.runs import METHODS, array_source, assert_resume_gives_same_bits, finished, settings
+from tests.solver_problems import Array, both, operator, rows
 
 P, MU, JITTER = PANEL + 60, 1e-6, 1e-6
 ROUNDING = 3e-6
@@ -110,7 +109,7 @@ def test_ranks_have_rows_of_the_rounded_factor(size: int) -> None:
 
 def test_a_stop_leaves_no_trace(tmp_path: Path) -> None:
     """Check also that weights are nearly those of a run with factors in float32."""
-    result = assert_no_trace(tmp_path, [1, 7], HALVES, array_source())
+    result = assert_resume_gives_same_bits(tmp_path, [1, 7], HALVES, array_source())
     plain = finished(settings(**METHODS["blocks, ridge"]), source=array_source())
     weights = [np.asarray(each.model.weights) for each in (result, plain)]
     assert np.linalg.norm(weights[0] - weights[1]) < 1e-2 * np.linalg.norm(weights[1])
