@@ -67,7 +67,7 @@ FIT: Sizes = {"rows": 400_000, "p": 16_000, "b": 8000, "d": 128, "c": 10, "m": 4
               "sample": 48_000, "probe": 4096}  # fmt: skip
 TOY_FIT: Sizes = {"rows": 2000, "p": 120, "b": 60, "d": 12, "c": 3, "m": 100, "sample": 400,
                   "probe": 200}  # fmt: skip
-BLOCKS = (512, 1024, 2048, 4096)
+BLOCKS = (None, 512, 1024, 2048, 4096)
 
 PARTS: dict[str, Part] = {
     "ceilings": Part(ceilings, 10, {"copy_bytes": 1 << 30, "size": 8192},

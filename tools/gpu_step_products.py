@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend import device_algebra
+from streamkern.backend.half_products import half_product
 from streamkern.solver.precondition import block as block_module
 from streamkern.solver.precondition.block import block_slices
 from streamkern.solver.precondition.joint import Joint
@@ -25,7 +26,8 @@ def thin(
 ) -> None:  # fmt: skip
     """Time the products of a step with a triangular H, in float32 and with H in float16.
 
-    Those of float16 have operands [high low], twice as many columns, and float32 sums.
+    triangle_blocks : bounds of the rows of a diagonal block, see `RowMajor.lower`; None for the
+        bound that the solver uses.
     """
     backend = bench.backend
     on_gpu = hasattr(backend, "blas")
@@ -33,34 +35,31 @@ def thin(
         H = made_factor(backend, b)
         found = entry[f"b={b}"] = {}
         for kind in ("float32", "half"):
-            if kind == "half" and not on_gpu:
-                found[kind] = {"left_out": "products of halves are cuBLAS's"}
-                continue
             H = H.astype(np.float16) if kind == "half" else H
             for c in columns:
                 for block in triangle_blocks if on_gpu else triangle_blocks[:1]:
-                    name = f"{kind}, {c} columns, TRIANGLE_BLOCK {block}"
+                    name = f"{kind}, {c} columns, diagonal blocks {block or 'as in steps'}"
                     found[name] = LATE if bench.late() else _thin(bench, H, c, block)
         del H
         backend.release()
 
 
-def _thin(bench: Bench, H: Any, c: int, block: int) -> Figures:
+def _thin(bench: Bench, H: Any, c: int, block: int | None) -> Figures:
     backend, b, half = bench.backend, len(H), H.dtype == np.float16
-    width = 2 * c if half else c
-    g = backend.asarray(made_rows("exact", b, width, 7).astype(H.dtype))
-    u = backend.xp.empty((b, width), np.float32)
+    g = backend.asarray(made_rows("exact", b, c, 7))
+    u = backend.xp.empty((b, c), np.float32)
+    n_bytes = device_algebra.TRIANGLE_BYTES if block is None else block * b * H.itemsize
     floor = bench.bytes_ms(b * (b + 1) / 2 * H.itemsize)
     figures: Figures = {}
     for name, transposed in (("H_g", False), ("Ht_g", True)):
 
         def product(transposed: bool = transposed) -> None:
             if half:
-                backend.blas.lower(H, g, u, block, transposed=transposed)
+                half_product(backend, H, g, u, transposed=transposed, lower=True)
             else:
                 (backend.matmul_t if transposed else backend.matmul)(H, g, u, lower=True)
 
-        with replaced(device_algebra, "TRIANGLE_BLOCK", block):
+        with replaced(device_algebra, "TRIANGLE_BYTES", n_bytes):
             ms = bench.clock.median_ms(product)
         tb_per_s = b * (b + 1) / 2 * H.itemsize / ms / 1e9
         figures[name] = floored(ms, floor) | {"tb_per_s": tb_per_s}

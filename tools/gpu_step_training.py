@@ -122,28 +122,24 @@ def halves(
     bench: Bench, entry: Figures, *, rows: int, p: int, b: int, d: int, c: int, m: int, sample: int,
     probe: int, steps: int,
 ) -> None:  # fmt: skip
-    """Train with factors in float32, and with the same factors rounded to float16."""
+    """Train with factors in float32, and with factors in float16."""
     made = Made.of(bench, rows, p, d, c)
-    method, work, setup = _setup(made, b, m, sample, probe)
     points = made.op.points(made.held_out[0], left=True)
-    for name in ("float32", "float16"):
-        if name == "float16":
-            for key in setup.arrays:
-                if key.startswith("H."):
-                    _round(bench.backend.xp, setup.arrays[key])
-        figures = _spectrum(
-            made.op, setup.arrays["H.0"], made.z[: len(setup.arrays["H.0"])], points
-        )
+    for name, factor_dtype in (("float32", "auto"), ("float16", "float16")):
+        began = time.perf_counter()
+        options = SolverConfig(name="block", factor_dtype=factor_dtype)
+        method, work, setup = _setup(made, b, m, sample, probe, options)
+        bench.backend.synchronize()
+        figures = {"setup_s": time.perf_counter() - began}
+        scale = setup.meta.get("factor_scales", [1.0])[0]
+        H = setup.arrays["H.0"].astype(np.float32) / scale
+        figures |= _spectrum(made.op, H, made.z[: len(H)], points)
+        del H
         entry[name] = figures | made.train(method.assemble(work, setup), 0.0, steps)
+        del method, work, setup
+        bench.backend.release()
     for key in ("lambda_1", "mean_leverage", "test_mse"):
         entry[f"{key}_of_float16_over_float32"] = entry["float16"][key] / entry["float32"][key]
-
-
-def _round(xp: Any, H: Array) -> None:
-    """Round to float16 in place, times the power of two with which the largest number fits."""
-    scale = 2.0 ** (14 - np.ceil(np.log2(max(float(abs(H[k]).max()) for k in tiles(len(H), 1024)))))
-    for rows in tiles(len(H), 1024):
-        H[rows] = (H[rows] * scale).astype(np.float16).astype(np.float32) / scale
 
 
 def _spectrum(op: KernelOperator, H: Array, z: Points, rows: Points) -> Figures:

@@ -33,6 +33,7 @@ class Threads(Communicator):
     _broken = False
 
     def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        assert mine.dtype != np.float16, "XGBoost's collective cannot sum half-precision numbers"
         with self._changed:
             turn, self._turn = self._turn, self._turn + 1
             parts = self._board.setdefault(turn, {})

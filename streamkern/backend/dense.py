@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -49,6 +49,8 @@ class DenseAlgebra(ABC):
     """The array module, NumPy or CuPy."""
     chunk = PRODUCT_TILE
     """Number of rows, or rows and columns, of a result that one thread computes at once."""
+    half_operand: npt.DTypeLike = np.float32
+    """Dtype of the operand that is multiplied by a float16 matrix; its values fit in float16."""
     mirror_block = 256
     """Rows and columns of a block in `mirror_lower`."""
 
@@ -95,14 +97,15 @@ class DenseAlgebra(ABC):
     def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
         """Compute out = A @ B, with fixed chunks of rows on the threads, and return out.
 
-        A : (m, k).
+        A : (m, k), of B's dtype, or float16 if B has `half_operand`.
         B : (k, c).
         lower : whether A is lower triangular; the zeros above its diagonal are then not read.
         """
 
         def multiply(rows: slice) -> None:
             end = rows.stop if lower else A.shape[1]
-            self.xp.matmul(A[rows, :end], B[:end], out=out[rows])
+            with self._widened(A[rows, :end], B.dtype) as part:
+                self.xp.matmul(part, B[:end], out=out[rows])
 
         # In descending order of cost, so that threads finish at about the same time.
         self.run(multiply, tiles(len(A), self.chunk // 2 if lower else self.chunk)[::-1])
@@ -113,7 +116,7 @@ class DenseAlgebra(ABC):
     ) -> Array:
         """Compute out = scale * A.T @ B, with fixed chunks of A's columns on the threads.
 
-        A : (k, m).
+        A : (k, m), of B's dtype, or float16 if B has `half_operand`.
         B : (k, c).
         lower : whether A is lower triangular; the zeros above its diagonal are then not read.
         """
@@ -124,14 +127,36 @@ class DenseAlgebra(ABC):
 
             def multiply(cols: slice) -> None:
                 start, width = cols.start if lower else 0, cols.stop - cols.start
-                with self.workspace((len(Bt), width), B.dtype) as part:
-                    np.matmul(Bt[:, start:], A[start:, cols], out=part)
+                with (
+                    self.workspace((len(Bt), width), B.dtype) as part,
+                    self._widened(A[start:, cols], B.dtype) as right,
+                ):
+                    np.matmul(Bt[:, start:], right, out=part)
                     out[cols] = part.T
 
             self.run(multiply, tiles(A.shape[1], self.chunk))
         if scale != 1:
             out *= scale
         return out
+
+    def _widened(self, A: Array, dtype: np.dtype[Any]) -> AbstractContextManager[Array]:
+        """Return a context manager of A in this dtype; a copy is scratch memory."""
+        return nullcontext(A) if A.dtype == dtype else self._copied(A, dtype)
+
+    @contextmanager
+    def _copied(self, A: Array, dtype: np.dtype[Any]) -> Iterator[Array]:
+        with self.workspace(A.shape, dtype) as copy:
+            copy[...] = A
+            yield copy
+
+    def accumulate(self, C: Array, A: Array, B: Array) -> None:
+        """Add A @ B to C, with fixed chunks of rows on the threads. A : (m, k). B : (k, c)."""
+
+        def add(rows: slice) -> None:
+            with self.workspace((rows.stop - rows.start, C.shape[1]), C.dtype) as part:
+                C[rows] += np.matmul(A[rows], B, out=part)
+
+        self.run(add, tiles(len(C), self.chunk))
 
     def cholesky(self, A: Array) -> bool:
         """Replace A by its lower Cholesky factor, with zeros above the diagonal.

@@ -11,18 +11,26 @@ CHOLESKY_BLOCK = 4096
 """Number of columns that one call factors. cuSOLVER multiplies sizes as C ints, which could
 overflow."""
 TRIANGLE_BLOCK = 4096
-"""Number of rows up to which a triangular matrix is multiplied as a full one."""
+"""Number of columns of a triangle that one call solves for or multiplies in setup."""
+TRIANGLE_BYTES = 256_000_000
+"""Bytes of n rows, as many as a diagonal block of `RowMajor.lower` has at most.
+
+Halving the diagonal blocks of s rows once more saves reading n s / 2 entries, and takes one more
+launch, which takes the host 10 to 50 us. With this bound a halving saves at least 64 MB, which a
+GPU reads in about 30 us. Counted in docs/explanation/block-measured.md, "Zeros of the factor".
+"""
 
 
 class DeviceAlgebra(DenseAlgebra):
     """Linear algebra of CuPy arrays. `DenseAlgebra` documents the methods."""
 
     blas: RowMajor
+    half_operand = np.float16
 
     def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
         """Compute out = A @ B by one GEMM; for a triangle, by a few, see `RowMajor.lower`."""
         if lower:
-            self.blas.lower(A, B, out, TRIANGLE_BLOCK)
+            self.blas.lower(A, B, out, _block_rows(A))
         else:
             self.blas.gemm(A, B, out)
         return out
@@ -32,10 +40,14 @@ class DeviceAlgebra(DenseAlgebra):
     ) -> Array:
         """Compute out = scale * A.T @ B as `matmul` does."""
         if lower:
-            self.blas.lower(A, B, out, TRIANGLE_BLOCK, transposed=True, scale=scale)
+            self.blas.lower(A, B, out, _block_rows(A), transposed=True, scale=scale)
         else:
             self.blas.gemm(A, B, out, left_transposed=True, alpha=scale)
         return out
+
+    def accumulate(self, C: Array, A: Array, B: Array) -> None:
+        """Add A @ B to C by one GEMM."""
+        self.blas.gemm(A, B, C, beta=1)
 
     def cholesky(self, A: Array) -> bool:
         """Factor A as on the CPU, by blocks of columns, and wait for the device after each."""
@@ -102,3 +114,9 @@ class DeviceAlgebra(DenseAlgebra):
         """Return eigenpairs as on the CPU; cuSOLVER computes all of them."""
         w, v = self.xp.linalg.eigh(A)
         return w[::-1][:k].copy(), v[:, ::-1][:, :k]
+
+
+def _block_rows(A: Array) -> int:
+    """Return the bound of the rows of a diagonal block in products with a triangle (n, n)."""
+    row_bytes = int(A.shape[1] * A.itemsize)
+    return max(2, TRIANGLE_BYTES // max(1, row_bytes))

@@ -106,6 +106,8 @@ SETUP_MEANINGS: Final = {
     "of": "the kernel that the random Fourier features approximate",
     "n_features": "number of random Fourier features",
     "block_size": "largest number of centers in a block of the preconditioner",
+    "half_factors": "whether the factors of the preconditioner are stored in half precision",
+    "factor_scales": "powers of two by which the stored factors of the blocks are multiplied",
     "keep": "whether a step keeps the whole kernel matrix of its batch and the centers in memory",
     "n_sums": "number of sets of sums that the direct solver computes: one for all rows, and one "
     "for each held-out part",

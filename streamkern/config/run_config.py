@@ -85,7 +85,7 @@ NEUTRAL_VALUES: Final[Mapping[str, Any]] = MappingProxyType({
     "model.effort": "default", "model.target_transform": "auto", "model.patch_features": 0,
     "model.patch_size": "auto", "model.patch_grid": 2, "solver.projection_epochs": 1,
     "solver.projection_nystrom": "auto", "solver.projection_level": "auto",
-    "solver.projection_batch": "auto",
+    "solver.projection_batch": "auto", "solver.factor_dtype": "auto",
 })  # fmt: skip
 """Settings added after 0.1.0 -> the value with which a run equals one of a version without them.
 

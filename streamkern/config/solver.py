@@ -31,7 +31,7 @@ _OF_INNER_EIGENPRO = (
 _OF_PROJECTION = ("projection", *_OF_INNER_EIGENPRO)
 SOLVER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "block": ("block_size", "ridge", "damping", *_OF_STEPS, "warm_start"),
+        "block": ("block_size", "factor_dtype", "ridge", "damping", *_OF_STEPS, "warm_start"),
         "sgd": ("ridge", *_OF_STEPS),
         "eigenpro1": (*_OF_LOW_RANK, "ridge", "damping", *_OF_STEPS),
         "eigenpro2": (*_OF_LOW_RANK, *_OF_STEPS),
@@ -104,6 +104,9 @@ class SolverConfig(Table):
         "sgd", "eigenpro1" and "eigenpro2" take all rows as centers, unless features are explicit.
     block_size : centers in a block of the preconditioner, for "block"; "auto": as many as the
         memory and the length of the run justify.
+    factor_dtype : dtype of the factors of the preconditioner, for "block"; "auto": the dtype of the
+        run's arithmetic. "float16" takes half of the memory of float32. The setup rounds such that
+        steps are as accurate, and measures step sizes on the rounded factors. Not for float64.
     ridge : weight of the squared norm of f in the objective; "auto": estimated from the data. The
         objective is half the mean squared error plus ridge * tr(alpha^T K(Z, Z) alpha) / 2, with
         |w|^2 in place of the trace for Fourier features; 0 means no ridge. "direct" estimates it on
@@ -151,6 +154,7 @@ class SolverConfig(Table):
     table = "solver"
     name: SolverName = "auto"
     block_size: AutoCount = "auto"
+    factor_dtype: Literal["auto", "float16"] = "auto"
     ridge: AutoNotNegative = "auto"
     n_nystrom: AutoCount = "auto"
     level: AutoCount = "auto"

@@ -9,10 +9,11 @@ from dataclasses import asdict, replace
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
+from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig, set_value
 from streamkern.losses.scaled import ScaledLoss
-from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
+from streamkern.planning.memory import PRODUCT_TILE, Buffers, MemoryNeeds, count_products
 from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import check_between
@@ -59,8 +60,14 @@ class BlockMethod(Method[BlockSizes]):
     min_penalty = MIN_PENALTY
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
-        """Raise ConfigError as `Method.check`, and if the block size is out of range."""
+        """Raise ConfigError as `Method.check`, and for a wrong block size or dtype of factors."""
         super().check(problem, options)
+        if options.factor_dtype == "float16" and problem.itemsize == 8:
+            raise ConfigError(
+                f"{mention('solver.factor_dtype', 'float16')} is not defined for "
+                f"{mention('run.precision', 'float64')}, whose products are not of half precision",
+                "leave one of them at its default",
+            )
         check_between("block_size", options.block_size, 1, problem.p, "n_centers=")
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[BlockSizes]:
@@ -107,8 +114,9 @@ class BlockMethod(Method[BlockSizes]):
         b = -(-p // n_blocks)
         per_rank = problem.per_rank
         several_ranks, partitioned = problem.ranks > 1, problem.center_ranks > 1
-        add("setup", "block factors H", per_rank(p) + b * several_ranks, b, itemsize=item)
-        add("train", "block factors H", per_rank(p), b, itemsize=item)
+        factor_item = 2 if sizes.half_factors else item
+        add("setup", "block factors H", per_rank(p) + b * several_ranks, b, itemsize=factor_item)
+        add("train", "block factors H", per_rank(p), b, itemsize=factor_item)
         in_setup, in_training = problem.setup_centers_per_rank(p), problem.centers_per_rank(p)
         for phase, centers in (("setup", in_setup), ("train", in_training)):
             add(phase, "weights learned from the sample", centers, c, itemsize=item)
@@ -131,6 +139,15 @@ class BlockMethod(Method[BlockSizes]):
         q, m = problem.centers_per_rank(p), batch_room(problem, sizes.batch_size)
         add("train", "K(X, Z)", m, q if sizes.keep else problem.centers_per_rank(b), itemsize=item)
         add("train", "gradient and update of one block", 3 * b, c, itemsize=item)
+        if sizes.half_factors:
+            # In setup the factor in float32 as well. In a product, two halves of each entry, the
+            # sums of their products, and absolute values; a CPU copies tiles of H in float32.
+            add("setup", "block factor before it is rounded", b, b, itemsize=item)
+            for phase in ("setup", "train"):
+                add(phase, "gradient of one block in halves", 5 * b, c, itemsize=item)
+                if not problem.on_device:
+                    tiles = problem.threads * PRODUCT_TILE
+                    add(phase, "tiles of H in float32", tiles, b, itemsize=item)
         rows = q + m * n_blocks
         add("train", "alpha and sketches, side by side", rows, c + SKETCH, itemsize=item)
         add("train", "leverages of a batch", m, n_blocks + 2, itemsize=item)
@@ -169,7 +186,7 @@ class BlockMethod(Method[BlockSizes]):
             op, work.centers, S, probe, block_slices(problem.p, work.sizes.block_size),
             noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
             damping=set_value(options.damping), ridge=options.fixed_ridge, seed=work.seed,
-            report=report,
+            report=report, halves=options.factor_dtype == "float16",
             known=work.known, batch=m / variance_ratio if variance_ratio else math.inf, max_batch=m,
         )  # fmt: skip
         critical = min(rule.critical_batch for rule in pre.rules)
@@ -181,6 +198,8 @@ class BlockMethod(Method[BlockSizes]):
             "rules": [asdict(rule) for rule in pre.rules], "mu": pre.mu, "jitter": pre.jitter,
             "jitters": pre.jitters, "start_rows": pre.start_rows, "batch_size": batch,
         }  # fmt: skip
+        if pre.scales is not None:
+            meta["factor_scales"] = pre.scales
         return Setup(_setup_arrays(pre), ridge_from_noise | meta)
 
     def assemble(self, work: Work[BlockSizes], setup: Setup) -> Solver:
@@ -194,7 +213,7 @@ class BlockMethod(Method[BlockSizes]):
             blocks, [arrays.get(f"H.{b}") for b in range(len(blocks))],
             saved_rules(meta["rules"], options.step_scale), meta["mu"], meta["jitters"],
             arrays["start"], meta["start_rows"], sketches or None,
-            arrays.get("values"), arrays.get("L"),
+            arrays.get("values"), arrays.get("L"), scales=meta.get("factor_scales"),
         ).shared(work.ranks)  # fmt: skip
         shared = work.shared(setup)
         return BlockSolver(

@@ -20,7 +20,7 @@ rows, at most 4096; a GPU, whose products are fast relative to its memory, may u
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.op_counts import OpCounts
@@ -59,10 +59,12 @@ class BlockSizes(Sizes):
 
     block_size : largest number of centers of a block.
     keep : whether a step holds all of K(X, Z).
+    half_factors : whether the factors of the preconditioner are float16.
     """
 
     block_size: int
     keep: bool
+    half_factors: bool = False
 
 
 def candidates(problem: ProblemShape, options: SolverConfig) -> list[BlockSizes]:
@@ -74,8 +76,9 @@ def candidates(problem: ProblemShape, options: SolverConfig) -> list[BlockSizes]
     # batches. Evaluating K twice in a step is the last resort.
     n_first = 2 + sum(m > auto_batch(problem) for m in all_batches)
     groups = ((True, all_batches[:n_first]), (True, all_batches[n_first:]), (False, all_batches))
+    halves = options.factor_dtype == "float16"
     return [
-        block_sizes(problem, m, b, k, keep, loader)
+        replace(block_sizes(problem, m, b, k, keep, loader), half_factors=halves)
         for keep, batch_sizes in groups
         for b in blocks
         for k in _sample_blocks(problem, b, preferred)

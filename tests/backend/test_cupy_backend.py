@@ -724,6 +724,8 @@ def test_triangles_are_multiplied_blockwise(
     """Compare with NumPy, for operands with contiguous columns and blocks that do not divide the
     size."""
     monkeypatch.setattr("streamkern.backend.device_algebra.TRIANGLE_BLOCK", 16)
+    row_bytes = 60 * np.dtype(dtype).itemsize
+    monkeypatch.setattr("streamkern.backend.device_algebra.TRIANGLE_BYTES", 16 * row_bytes)
     L, B = np.tril(rows(0, 60, 60)).astype(dtype), rows(1, 7, 60).astype(dtype).T
     tolerance = 1e-5 if dtype == np.float32 else 1e-13
     for transposed in (False, True):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamkern.backend.device_algebra import _block_rows
 from streamkern.backend.row_major import RowMajor, triangle_parts
 from tests import numpy_cublas
 from tests.numpy_cublas import HANDLE, TYPES, addressed
@@ -193,3 +194,26 @@ def test_operands_may_have_contiguous_columns(transposed: bool, blas: RowMajor) 
     both = matrix(3, 4, 4, np.float64)
     blas.gemm(A, A if transposed else A.T, both, transposed=transposed)
     np.testing.assert_allclose(both, A @ A.T, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype", "launches", "share"),
+    [
+        (5000, np.float32, 1, 1.0), (8000, np.float32, 2, 0.75), (15_000, np.float32, 3, 0.625),
+        (15_000, np.float16, 2, 0.75), (60_000, np.float32, 8, 0.5078),
+    ],
+)  # fmt: skip
+def test_a_launch_more_saves_64_mb_of_zeros(
+    n: int, dtype: Any, launches: int, share: float
+) -> None:
+    """Check launches, and that another halving of the triangle would save less."""
+    A = np.broadcast_to(np.zeros((), dtype), (n, n))
+    block = _block_rows(A)
+    parts = triangle_parts(n, block, n, 10, 10, False)
+    n_bytes, finer = (
+        A.itemsize * sum(part.r * part.k * part.n_products for part in found)
+        for found in (parts, triangle_parts(n, block // 2, n, 10, 10, False))
+    )
+    assert len(parts) == launches
+    assert n_bytes / A.itemsize / n**2 == pytest.approx(share, rel=1e-3)
+    assert n_bytes - finer < 64.1e6

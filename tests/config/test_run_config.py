@@ -145,7 +145,8 @@ TRIED: dict[str, dict[str, Any]] = {
         "patch_features": 64, "patch_size": 5, "patch_grid": 3,
     },
     "solver": {
-        "name": "block", "block_size": 10, "ridge": 0.5, "n_nystrom": "auto", "level": "auto",
+        "name": "block", "block_size": 10, "factor_dtype": "auto", "ridge": 0.5,
+        "n_nystrom": "auto", "level": "auto",
         "period": "auto", "projection": "auto", "projection_epochs": 1,
         "projection_nystrom": "auto", "projection_level": "auto", "projection_batch": "auto",
         "average": False, "damping": 0.5, "step_scale": 0.5, "tolerance": None,
@@ -168,8 +169,8 @@ PLACES = {
 
 
 SOLVERS: list[dict[str, Any]] = [
-    {"name": "block", "block_size": 100, "ridge": 1e-6, "average": False, "damping": 1e-5,
-     "step_scale": 0.5, "warm_start": "runs/b"},
+    {"name": "block", "block_size": 100, "factor_dtype": "float16", "ridge": 1e-6,
+     "average": False, "damping": 1e-5, "step_scale": 0.5, "warm_start": "runs/b"},
     {"name": "eigenpro4", "n_nystrom": 500, "level": 50, "period": 10, "projection": "inexact",
      "projection_epochs": 3, "projection_nystrom": 400, "projection_level": 40,
      "projection_batch": 30, "average": False, "step_scale": 0.5, "warm_start": "runs/b"},

@@ -79,7 +79,7 @@ def test_device_parts_use_cupy_calls(tmp_path: Path, monkeypatch: pytest.MonkeyP
     check(entries)
     assert entries["steps"]["1 x 60"]["m=32"]["cublas_launches"] >= 5
     assert entries["steps"]["1 x 60"]["m=32"]["counted_launches"] >= 10
-    assert "half, 3 columns, TRIANGLE_BLOCK 8" in entries["thin"]["b=50"]
+    assert "half, 3 columns, diagonal blocks 8" in entries["thin"]["b=50"]
     assert entries["million"]["setup"]["peak_bytes"] == 1 << 20
     assert entries["epilogue"]["K @ W, 3 columns"]["largest_difference"] < 1e-5
 

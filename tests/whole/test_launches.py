@@ -24,8 +24,9 @@ from tests.solver_problems import RIDGED, SOLVERS, make_case, operator
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
-TRIANGLE_BLOCK = 3
-"""Blocks of 8 rows are halved twice with it, as those of 15 000 are with 4096."""
+TRIANGLE_BYTES = 3 * 8 * 4
+"""Blocks of 8 rows are halved twice with it, as those of 15 000 are with the bytes of a GPU, and a
+block of 32 five times, once less than one of 60 000."""
 LIMITS = {
     "blocks": 71, "blocks, recomputed": 85, "blocks, fourier": 67, "eigenpro3, resident": 66,
     "eigenpro3, inexact": 75, "eigenpro3": 31, "eigenpro4": 40,
@@ -37,13 +38,15 @@ ridge, and with a projection in every step."""
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cupy.install(monkeypatch)
-    monkeypatch.setattr("streamkern.backend.device_algebra.TRIANGLE_BLOCK", TRIANGLE_BLOCK)
+    monkeypatch.setattr("streamkern.backend.device_algebra.TRIANGLE_BYTES", TRIANGLE_BYTES)
 
 
-def launches(name: str, ridge: float = 0.0, **changes: Any) -> list[Counter[str]]:
+def launches(
+    name: str, ridge: float = 0.0, factor_dtype: str = "auto", **changes: Any
+) -> list[Counter[str]]:  # fmt: skip
     """Return the launches of three steps after the first."""
     precision = "exact" if "fourier" in name else "high"
-    options = solver_settings(damping=1e-3, ridge=ridge)
+    options = solver_settings(damping=1e-3, ridge=ridge, factor_dtype=factor_dtype)
     with get_backend("gpu") as backend, backend.active():
         case = make_case(
             operator(precision=precision, backend=backend), name, options=options, **changes
@@ -97,5 +100,10 @@ def test_four_blocks_need_60_launches() -> None:
 
 
 def test_one_block_needs_40_launches() -> None:
-    """Check also one block of 60 000 centers, whose triangles take four more."""
-    assert max(map(total, launches("block", block_size=32, p=32))) + 4 <= 40
+    """Check also that factors in float16 take eight more."""
+    plain, halves = (
+        max(map(total, launches("block", factor_dtype=dtype, block_size=32, p=32)))
+        for dtype in ("auto", "float16")
+    )
+    assert plain + 2 <= 40  # a halving more in both products
+    assert halves <= plain + 8

@@ -70,7 +70,8 @@ class BlockPreconditioner:
     a ridge, the jitter also enters the ridge term, see `solver.block_ridge`.
 
     blocks : slices of the centers.
-    H : factor of each block; None: the identity, for explicit features without a transform.
+    H : factor of each block; None: the identity, for explicit features without a transform. In
+        float16 it is multiplied by a scale.
     rules : step rule of each block.
     mu : smallest mu of a block.
     jitters : jitter of each block.
@@ -84,6 +85,7 @@ class BlockPreconditioner:
     ridge : coefficient of the kernel norm in the loss.
     damped : E (b, q) and D (q,): the step is H^T (I - E D E^T) H g, see `linear`.
     ranks : ranks that share the rows of every H and of L, see `shared`.
+    scales : scale of each H in float16; None if they are not in float16.
     """
 
     blocks: list[slice]
@@ -99,6 +101,7 @@ class BlockPreconditioner:
     ridge: float = 0.0
     damped: tuple[Array, Array] | None = None
     ranks: Communicator = SINGLE
+    scales: list[float] | None = None
 
     @property
     def jitter(self) -> float:
@@ -121,7 +124,8 @@ class BlockPreconditioner:
             out[...] = 0
             out[rows] = g[rows]
             return self._damp(out, backend)
-        return apply_root(H, g, out, self.ranks, backend, partial(self._damp, backend=backend))
+        damp, scale = partial(self._damp, backend=backend), self.scales[b] if self.scales else 1.0
+        return apply_root(H, g, out, self.ranks, backend, damp, scale)
 
     def _damp(self, half: Array, backend: Backend) -> Array:
         """Compute (I - E D E^T) half in place."""
@@ -150,7 +154,7 @@ def build_block(
     op: KernelOperator, Z: Points | Centers, S: Sample, probe: Sample, blocks: list[slice], *,
     noise: Noise = NO_NOISE, worth: float | None = None, sweeps: int = 0,
     damping: float | None = None, ridge: float = 0.0, max_batch: float = math.inf, seed: int = 0,
-    known: CenterTargets | None = None, batch: float = math.inf,
+    known: CenterTargets | None = None, batch: float = math.inf, halves: bool = False,
     report: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
 ) -> BlockPreconditioner:  # fmt: skip
     """Factor every block and measure its step on `probe`.
@@ -174,12 +178,14 @@ def build_block(
     known : targets of the rows that are centers, if there are any.
     batch : number of rows of a step, divided by the factor on their leverages in the weights of
         `block_step`; infinite for a full batch.
+    halves : whether the factors are rounded to float16, see `half_factor`.
     report : function that writes an entry of the log: "block" after each block, and "sweeps", with
         the seconds of their parts.
 
     Each rank keeps its rows of the factors and, if Z is partitioned, of arrays with one row per
     center. Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`setup_flops`); for
-    the first block 2/3 b^3 to 5/3 b^3 more, and more if mu has to grow. Memory besides H the larger
+    the first block 2/3 b^3 to 5/3 b^3 more, and more if mu has to grow; with `halves` b^3 / 3 more.
+    Memory besides H the larger
     of 2 b^2 + 2 h b and 3 b^2 elements (b^2 of them for L), (3 b + 2 h) c for c outputs, and on the
     CPU buffers of products (`planning.memory`).
 
@@ -194,12 +200,12 @@ def build_block(
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = Z.zeros(S.Y)
     values = None if op.kernel.explicit else Z.zeros(S.Y)
-    measured, sketches = list[dict[str, float]](), list[Array]()
+    measured, sketches, scales = list[dict[str, float]](), list[Array](), list[float]()
     mu, L, top, rows = math.inf, None, None, effective_rows(S, known)
     for i, block in enumerate(blocks):
         clock = _Clock(op.backend)
         least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
-        factor = BlockFactor(op, Z, block, S, values, known, seed, batch, least_jitter, top)
+        factor = BlockFactor(op, Z, block, S, values, known, seed, batch, least_jitter, top, halves)
         top = factor.top
         clock.stop("covariance")
         if i == 0:
@@ -214,21 +220,25 @@ def build_block(
         n_round = 1 if factor.norm.L is None else len(blocks)
         if i == 0:
             added_mu = _added_damping(factor, probe, mu, ridge, n_round, max_batch)
-        H_b, mu_b, leverage_b, lambda_1 = factor.damped(probe, mu + added_mu, ridge, n_round)
-        leverage += leverage_b
-        mu = mu_b - n_round * ridge - added_mu  # if mu had to grow, it grows for all blocks
-        measured.append({"lambda_1": lambda_1, "mu": mu_b, "jitter": factor.norm.jitter})
+        damped = factor.damped(probe, mu + added_mu, ridge, n_round)
+        leverage += damped.leverage
+        mu = damped.mu - n_round * ridge - added_mu  # if mu had to grow, it grows for all blocks
+        jitter = factor.norm.jitter
+        measured.append({"lambda_1": damped.lambda_1, "mu": damped.ridge_mu, "jitter": jitter})
         clock.stop("factor")
         report("block", {"block": i, "blocks": len(blocks)} | measured[-1] | clock.seconds)
         if ridge and len(blocks) == 1:
             L = triangle_rows(factor.norm.L, len(Z), ranks)
         del factor
         op.backend.release()
-        sketches.append(_sketch(op, H_b, seed, i, Z))
-        H.append(triangle_rows(H_b, len(H_b), ranks))
+        sketches.append(_sketch(op, damped.H, seed, i, Z))
+        H.append(triangle_rows(damped.kept, len(damped.H), ranks))
+        scales.append(damped.scale)
+        del damped
     mus, jitters, lambdas = ([m[name] for m in measured] for name in ("mu", "jitter", "lambda_1"))
     if len(blocks) > 1:
-        joint = Joint(op, Z, S, known, blocks, H, start, values, max(DAMPING * mu, ridge), jitters)
+        penalty = max(DAMPING * mu, ridge)
+        joint = Joint(op, Z, S, known, blocks, H, start, values, penalty, jitters, scales)
         # `DAMPING` does not apply to the ridge, as the steps converge to the solution with the
         # ridge. mu has a lower bound, which may be far above the penalty of the noise; if both
         # noise and ridge are 0, there is no second penalty to try.
@@ -239,7 +249,7 @@ def build_block(
     center_values = Z.held(values) if values is not None and ridge and len(blocks) > 1 else None
     return BlockPreconditioner(
         blocks, H, rules, min(mus), jitters, Z.held(start), S.n_rows, sketches, center_values, L,
-        ridge, ranks=ranks,
+        ridge, ranks=ranks, scales=scales if halves else None,
     )  # fmt: skip
 
 
@@ -275,14 +285,15 @@ def _added_damping(
     if n == 1 or not ridge or blocks_due(n, ridge / (mu + n * ridge)) <= most_blocks:
         return added  # even a step size of 1, the largest one, needs no larger mu
     while True:
-        H, mu_b, leverage, lambda_1 = factor.damped(probe, mu + added, ridge, n)
-        del H
+        damped = factor.damped(probe, mu + added, ridge, n)
+        leverage = damped.leverage
         (mean,) = factor.ranks.broadcast_scalars([n * float(leverage.sum()) / len(leverage)])
-        eta = StepRule(mean, lambda_1, 1.0, True, mean).eta(max_batch)
-        excess = blocks_due(n, eta * ridge / mu_b) / most_blocks
+        eta = StepRule(mean, damped.lambda_1, 1.0, True, mean).eta(max_batch)
+        excess = blocks_due(n, eta * ridge / damped.ridge_mu) / most_blocks
         if excess <= 1:
             return added
-        added = DAMPING_MARGIN * excess * mu_b - mu - n * ridge
+        added = DAMPING_MARGIN * excess * damped.mu - mu - n * ridge
+        del damped
 
 
 def _fit_block(

@@ -7,13 +7,14 @@ term is computed exactly, and all other rows, whose term is estimated from the s
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
 from streamkern.kernels.products import KernelOperator
+from streamkern.solver.precondition.half_factor import half_scale, round_factor
 from streamkern.solver.precondition.held_out import geometric_search, parabola_minimum
 from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.norm import check_overlap, inverse_root, weight_norm
@@ -33,6 +34,27 @@ LEVERAGE_FRACTION = 0.5
 """Factor on a row's leverage in its weight v when lambda_1 is measured; see `step_rule`."""
 
 
+class DampedFactor(NamedTuple):
+    """The factor of a block for a mu, and its measurements on the probe.
+
+    H : (b, b) factor, rounded to values of float16 if it is kept as such.
+    kept : (b, b) what steps multiply with: H, or `scale` times H in float16.
+    scale : 1 without rounding.
+    mu : damping of the covariance.
+    ridge_mu : such that H K_bb H^T <= 1 / ridge_mu, smaller than mu by the effect of rounding.
+    leverage : (h,) leverages.
+    lambda_1 : top eigenvalue of the covariance, with the ridge.
+    """
+
+    H: Array
+    kept: Array
+    scale: float
+    mu: float
+    ridge_mu: float
+    leverage: Array
+    lambda_1: float
+
+
 class BlockFactor:
     """The matrices of one block that do not depend on mu.
 
@@ -46,16 +68,17 @@ class BlockFactor:
     least_jitter : see `weight_norm`.
     top : top eigenvalue of the first block's covariance, the scale of the damping; None for the
         first block, which computes it.
+    halves : whether factors are rounded to float16.
     """
 
     def __init__(
         self, op: KernelOperator, centers: Centers, block: slice, S: Sample,
         values: Array | None, known: CenterTargets | None, seed: int, batch: float,
-        least_jitter: float, top: float | None,
+        least_jitter: float, top: float | None, halves: bool = False,
     ) -> None:  # fmt: skip
         self.op, self.backend, self.centers, self.block = op, op.backend, centers, block
         self.values, self.known = values, known
-        self.seed, self.ranks, self.batch = seed, S.ranks, batch
+        self.seed, self.ranks, self.batch, self.halves = seed, S.ranks, batch, halves
         self.Z = centers.block(block)
         self.norm = weight_norm(op, self.Z, least_jitter, self.ranks.agree)
         self.C, self.moment = self._covariance(S)
@@ -163,28 +186,33 @@ class BlockFactor:
             values = self.values
             values += self.centers.product(self.op, self.block, self.Z, weights)
 
-    def damped(
-        self, probe: Sample, damping: float, ridge: float, n_blocks: int
-    ) -> tuple[Array, float, Array, float]:
-        """Return H_b (b, b), its mu, and the leverages (h,) and lambda_1 measured on the probe.
+    def damped(self, probe: Sample, damping: float, ridge: float, n_blocks: int) -> DampedFactor:
+        """Return H_b with its mu, and the leverages and lambda_1 measured on the probe.
 
-        mu is at least damping + n_blocks * ridge, and larger if rounding requires it.
+        mu is at least damping + n_blocks * ridge, and larger if rounding requires it. A factor that
+        is kept in float16 is rounded before anything is measured.
         """
         agree, min_mu = self.ranks.agree, damping + n_blocks * ridge
         H, mu = inverse_root(self.op, self.norm, self.C, min_mu, self.top, agree)
+        kept, scale, growth = H, 1.0, 1.0
+        if self.halves:
+            scale = self.ranks.broadcast_scalars([half_scale(H)]).item()
+            H, kept, growth = round_factor(self.backend, H, scale)
+            growth = self.ranks.broadcast_scalars([growth]).item()
         leverage, lambda_1 = self._measure(H, probe)
         if self.known is not None:
             share = self.known.share(self.block) if self.known.whole else 0.0
-            lambda_1 = (1 - share) * lambda_1 + self._known_eigenvalue(H, self.known)
-        lambda_1 = self.ranks.broadcast_scalars([lambda_1 + n_blocks * ridge / mu]).item()
+            lambda_1 = (1 - share) * lambda_1 + self._known_eigenvalue(H, self.known, growth)
+        ridge_mu = mu / growth
+        lambda_1 = self.ranks.broadcast_scalars([lambda_1 + n_blocks * ridge / ridge_mu]).item()
         check_overlap(self.op, lambda_1, "covariance")
-        return H, mu, leverage, lambda_1
+        return DampedFactor(H, kept, scale, mu, ridge_mu, leverage, lambda_1)
 
-    def _known_eigenvalue(self, H: Array, known: CenterTargets) -> float:
+    def _known_eigenvalue(self, H: Array, known: CenterTargets, most: float) -> float:
         """Return the top eigenvalue of the term of the block's centers in the covariance.
 
         The features of these rows are H L L^T. The eigenvalue is at most 1, because their term is a
-        part of C.
+        part of C, or at most `most` after rounding.
         """
         L, w = self.norm.L, known.weights[self.block] / known.n_rows
         if L is None:
@@ -195,7 +223,7 @@ class BlockFactor:
 
         rng = np.random.default_rng([self.seed, 3])
         start = self.backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
-        return min(1.0, top_eigenvalue(self.backend, apply, start, KNOWN_STEPS))
+        return min(most, top_eigenvalue(self.backend, apply, start, KNOWN_STEPS))
 
     def _measure(self, H: Array, probe: Sample) -> tuple[Array, float]:
         """Return |phi|^2 of each row of the probe, (h,), and lambda_1; phi = H k(Z_b, x)."""

@@ -62,16 +62,18 @@ class Joint:
     penalty : penalty of |f|^2.
     jitters : jitter of each block.
     n_sweeps : number of sweeps so far, including those that were undone.
+    scales : see `BlockPreconditioner.scales`.
     """
 
     def __init__(
         self, op: KernelOperator, Z: Centers, S: Sample, known: CenterTargets | None,
         blocks: list[slice], H: list[Array | None], start: Array, values: Array | None,
-        penalty: float, jitters: list[float],
+        penalty: float, jitters: list[float], scales: list[float] | None = None,
     ) -> None:  # fmt: skip
         widths = [block.stop - block.start for block in blocks]
         self.ranks, self.own = S.ranks, Z.own
         self.jitters, self.n_sweeps = jitters, 0
+        self.scales = scales or [1.0] * len(blocks)
         jitter = op.backend.asarray(np.repeat(jitters, widths), op.dtype)
         self.jitter = jitter[self.own, None]
         self.op, self.Z, self.S, self.blocks = op, Z, S, blocks
@@ -141,7 +143,7 @@ class Joint:
         self._sum(g)
         H, u = self.H[b], xp.empty(g.shape, op.dtype)
         assert H is not None
-        self._sum(apply_root(H, g, u, self.ranks, op.backend))
+        self._sum(apply_root(H, g, u, self.ranks, op.backend, scale=self.scales[b]))
         u_stripe, Ku_sample = u[in_block], op.product(S.X, Z, u)
         curvature = (self.weights * Ku_sample**2).sum(axis=0)
         if values is None:  # explicit features: the norm of f is the norm of its weights

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
+from streamkern.backend.half_products import half_product
 from streamkern.backend.rank_grid import CenterPartition, RankGrid, length
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.kernels.points import Points
@@ -358,11 +359,12 @@ class Centers:
 
 def apply_root(
     H: Array, g: Array, out: Array, ranks: Communicator, backend: Backend,
-    damp: Callable[[Array], object] = lambda half: None,
+    damp: Callable[[Array], object] = lambda half: None, scale: float = 1.0,
 ) -> Array:  # fmt: skip
     """Write H^T H g to `out`, or the term of this rank's rows of H.
 
-    H : (b, b) lower triangular, or this rank's rows of it, without the columns that are 0.
+    H : (b, b) lower triangular, or this rank's rows of it, without the columns that are 0; if it is
+        float16, it is `scale` times as large as the factor.
     g, out : (b, c).
     damp : function that changes H g in place.
     """
@@ -372,9 +374,14 @@ def apply_root(
         out[rows.stop :] = 0
         g, out = g[: rows.stop], out[: rows.stop]
     with backend.workspace((len(H), g.shape[1]), g.dtype) as half:
-        backend.matmul(H, g, half, lower=lower)
-        damp(half)
-        backend.matmul_t(H, half, out, lower=lower)
+        if H.dtype == np.float16:
+            half_product(backend, H, g, half, lower=lower, scale=1 / scale)
+            damp(half)
+            half_product(backend, H, half, out, transposed=True, lower=lower, scale=1 / scale)
+        else:
+            backend.matmul(H, g, half, lower=lower)
+            damp(half)
+            backend.matmul_t(H, half, out, lower=lower)
     return result
 
 

@@ -239,7 +239,8 @@ def _exchange_rows(
     slab = xp.zeros((stop - start, stripe.width), stripe.rows.dtype)
     slab_rows, own_rows = overlap(slice(start, stop), stripe.own)
     slab[slab_rows, : stripe.rows.shape[1]] = xp.asarray(stripe.rows[own_rows])
-    return backend.to_host(ranks.sum(slab, backend))
+    gather_rows(slab, ranks, backend)
+    return backend.to_host(slab)
 
 
 class _RequestQueue:

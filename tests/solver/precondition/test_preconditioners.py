@@ -342,13 +342,14 @@ def test_duplicate_centers_are_factored_with_reported_jitter(precision: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=5)
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("n_outputs", [1, 300])
 @pytest.mark.parametrize("n_blocks", [1, 4])
 @pytest.mark.parametrize(
     ("b", "s", "h"), [(150, 450, 150), (300, 600, 512), (300, 1500, 150), (400, 800, 200)]
 )
 def test_setup_uses_at_most_counted_memory(
-    b: int, s: int, h: int, n_blocks: int, n_outputs: int
+    b: int, s: int, h: int, n_blocks: int, n_outputs: int, halves: bool
 ) -> None:
     """Check one and many outputs; memory that all runs need, and the input, are not included."""
     op = operator(precision="exact")
@@ -359,7 +360,7 @@ def test_setup_uses_at_most_counted_memory(
         n_rows=10**6, epochs=1, d=3, c=n_outputs, p=n_blocks * b, row_bytes=12, unit_rows=1,
         itemsize=4, threads=1, width=5, tile_bytes=0,
     )  # fmt: skip
-    sizes = BlockSizes("block", 1, s, h, 0, 0, block_size=b, keep=True)
+    sizes = BlockSizes("block", 1, s, h, 0, 0, block_size=b, keep=True, half_factors=halves)
     counted = {
         buffer_name: size for _, buffer_name, size in BlockMethod().count(problem, sizes).lines
     }
@@ -368,6 +369,8 @@ def test_setup_uses_at_most_counted_memory(
         "kernel products with targets, residuals", "partial sums of products",
         "tiles of matrix products",
         "sketches of the leverage", "sweeps over the blocks: values, directions",
+        "block factor before it is rounded", "gradient of one block in halves",
+        "tiles of H in float32",
     )  # fmt: skip
     held = np.zeros((len(Z), n_outputs), np.float32)
     known = by_center(op.backend, np.arange(len(Z)), held, None, p=len(Z), n_rows=10**6)
@@ -375,8 +378,9 @@ def test_setup_uses_at_most_counted_memory(
         blocks = block_slices(len(Z), b)
         noise = Noise(1e-9)  # little enough for a second penalty of the start
         build_block(
-            op, Z, Sample(S, Y), Sample(probe, Y_probe), blocks, sweeps=4, known=known, noise=noise
-        )
+            op, Z, Sample(S, Y), Sample(probe, Y_probe), blocks, sweeps=4, known=known, noise=noise,
+            halves=halves,
+        )  # fmt: skip
     peak = traced.peak
     small = 1 << 17  # tiles, vectors of the eigenvalue's iteration, Python
     assert peak <= sum(counted.get(name, 0) for name in names) + small
