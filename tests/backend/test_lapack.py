@@ -67,7 +67,7 @@ def test_a_column_is_solved_in_place(dtype: npt.DTypeLike) -> None:
 
 
 def test_few_columns_are_solved_without_trsm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`trsm` copies the triangle, which takes longer than the solution of a column."""
+    """Check this because `trsm` copies the triangle, which takes longer than the solution."""
     L, B = np.linalg.cholesky(positive(9, np.float64)), rng.standard_normal((9, 2))
     truth = np.linalg.solve(L, B)
     monkeypatch.setattr(lapack, "trsm", None)

@@ -42,13 +42,11 @@ from streamkern.stream.sources.random_transforms import RowLayout
 
 Transform = Callable[[AnyArray, AnyArray, RowRandom], tuple[AnyArray, AnyArray]]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+Moments = tuple[float | None, float | None, np.ndarray | None, np.ndarray | None]
 # Standard deviation, relative to the mean, up to which a feature counts as a rounded constant.
 CONSTANT_FEATURE = 16 * np.finfo(np.float64).eps
 SCALE_SLAB_ENTRIES = 1 << 18  # entries that `Scale` converts to float64 at a time
-Moments = tuple[float | None, float | None, np.ndarray | None, np.ndarray | None]
-
-# The epoch that keys random transforms of rows in the setup; no run reaches it.
-SETUP_EPOCH = 1 << 30
+SETUP_EPOCH = 1 << 30  # keys random transforms of rows in the setup; no run reaches it
 
 
 class BaseData(RowLayout, Protocol):
@@ -158,8 +156,7 @@ class Scale:
         mean, scale = np.asarray(mean, np.float64), np.asarray(scale, np.float64)
         if mean.size != np.prod(shape, dtype=int) or mean.size != scale.size:
             raise ConfigError(
-                f'scale mode="{self.mode}" got mean= {mean.shape} and {mention("scale=")} '
-                f"{scale.shape}",
+                f'scale mode="{self.mode}" got arrays of shapes {mean.shape} and {scale.shape}',
                 f"give {f'{shape} numbers' if shape else 'one number'} for each",
             )
         scale = np.where(scale == 0, 1.0, scale)
