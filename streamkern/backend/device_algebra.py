@@ -13,11 +13,11 @@ overflow."""
 TRIANGLE_BLOCK = 4096
 """Number of columns of a triangle that one call solves for or multiplies in setup."""
 TRIANGLE_BYTES = 256_000_000
-"""Bytes of n rows, as many as a diagonal block of `RowMajor.lower` has at most.
+"""Bytes of the rows of an (n, n) triangle from which on `RowMajor.lower` halves a diagonal block.
 
-Halving the diagonal blocks of s rows once more saves reading n s / 2 entries, and takes one more
-launch, which takes the host 10 to 50 us. With this bound a halving saves at least 64 MB, which a
-GPU reads in about 30 us. Counted in docs/explanation/block-measured.md, "Zeros of the factor".
+Halving all diagonal blocks of s rows saves reading n s / 4 entries, and takes one more launch,
+which takes the host 10 to 50 us. With this bound a halving saves at least 64 MB, which a GPU reads
+in about 30 us. Counted in docs/explanation/block-measured.md, "Zeros of the factor".
 """
 
 

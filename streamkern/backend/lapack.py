@@ -70,7 +70,7 @@ def trsv(L: Matrix, b: Matrix, *, transposed: bool = False) -> None:
     """Compute b <- L^-1 b or L^-T b (`transposed`) in place.
 
     L : (n, n) lower triangular, with contiguous rows; its upper part is not read.
-    b : (n,) of L's dtype, with any stride.
+    b : (n,) of L's dtype, with any positive stride.
     """
     assert L.dtype == b.dtype, (L.dtype, b.dtype)
     _call(

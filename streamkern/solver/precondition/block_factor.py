@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
+from streamkern.basics.message import mention
+from streamkern.basics.warning import warn
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.half_factor import half_scale, round_factor
 from streamkern.solver.precondition.held_out import geometric_search, parabola_minimum
@@ -30,6 +32,8 @@ from streamkern.solver.precondition.step_rule import (
 KNOWN_STEPS = 8
 """Lanczos steps for the term of the centers in lambda_1; as the smaller term it needs only a few.
 Measured in docs/explanation/solver-measured.md."""
+MAX_GROWTH = 10.0
+"""Growth of a factor by rounding to float16 above which a warning says so; see `half_factor`."""
 LEVERAGE_FRACTION = 0.5
 """Factor on a row's leverage in its weight v when lambda_1 is measured; see `step_rule`."""
 
@@ -199,6 +203,13 @@ class BlockFactor:
             scale = self.ranks.broadcast_scalars([half_scale(H)]).item()
             H, kept, growth = round_factor(self.backend, H, scale)
             growth = self.ranks.broadcast_scalars([growth]).item()
+            if growth > MAX_GROWTH:
+                warn(
+                    f"{mention('solver.factor_dtype', 'float16')} is too inaccurate for this "
+                    "kernel and these targets, so steps are short and the loss may be larger; "
+                    f"leave it out, or raise {mention('solver.damping')}",
+                    once="float16 factor",
+                )
         leverage, lambda_1 = self._measure(H, probe)
         if self.known is not None:
             share = self.known.share(self.block) if self.known.whole else 0.0

@@ -56,6 +56,13 @@ class RunInputs:
     ranks: Communicator = SINGLE
     rank_addresses: Mapping[str, Any] = field(default_factory=dict)
 
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Restore a pickled object; fields that its version lacked have their defaults.
+
+        An estimator that was pickled after `partial_fit` has the inputs of its first block.
+        """
+        self.__dict__.update(vars(RunInputs()) | dict(state))
+
     def settings(self, config: RunConfig) -> RunConfig:
         """Return the settings, in which arrays have replaced `model.centers` and `model.metric`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,6 +126,23 @@ def test_factors_travel_between_ranks_and_runs(tmp_path: Path) -> None:
         rank_runs.on_ranks(size, config)
     one, many = (rank_runs.alpha(tmp_path / name) for name in ("one", "many"))
     assert np.linalg.norm(many - one) < 1e-2 * np.linalg.norm(one)
+
+
+def test_inaccurate_factor_warns() -> None:
+    """Check the entries of a smooth kernel with hardly any noise, whose sizes differ widely."""
+    X, probe = rows(1, 900, 3), rows(2, 300, 3)
+    for damping, n_warnings in ((1e-2, 0), (1e-7, 1)):
+        op = operator("gaussian", bandwidth=10.0, precision="exact")
+        Y = np.sin(X[:, :1]).astype(np.float32)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            build_block(
+                op, both(op, rows(0, 80, 3)), Sample(op.points(X, left=True), Y),
+                Sample(both(op, probe), np.sin(probe[:, :1]).astype(np.float32)),
+                block_slices(80, 80), damping=damping, halves=True,
+            )  # fmt: skip
+        found = [w for w in caught if "is too inaccurate for this kernel" in str(w.message)]
+        assert len(found) == n_warnings, damping
 
 
 def test_half_of_the_memory_of_factors_is_planned() -> None:

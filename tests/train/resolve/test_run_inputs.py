@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ def test_arrays_replace_their_settings() -> None:
         recorded = given.recorded(learned)
         assert learned.identity()["model"].keys() - recorded["model"].keys() == gone
         assert recorded.keys() == config.identity().keys()
-    with pytest.raises(ConfigError, match=rf"n_centers={P} but centers holds {P + 1} rows"):
+    with pytest.raises(
+        ConfigError, match=rf"n_centers={P} differs from the {P + 1} rows in centers"
+    ):
         RunInputs(centers=np.zeros((P + 1, D))).settings(config)
     fourier = settings(**{"model.n_centers": "auto", "model.features": "fourier"})
     for given in (RunInputs(centers=Z), RunInputs(metric=np.ones(D))):
@@ -109,3 +112,11 @@ def test_patch_features_are_given_or_inherited(tmp_path: Path) -> None:
         assert found.describe() == drawn.describe()
     assert NO_INPUTS.known_patches(again) is None
     assert RunInputs(warm_start=parent(tmp_path / "run")).known_patches(plain) is None
+
+
+def test_pickle_without_newer_field_gets_its_default() -> None:
+    """Check a pickled estimator, which has the inputs of its first call of `partial_fit`."""
+    inputs = RunInputs(facts={"columns": ["a"]})
+    del inputs.__dict__["rank_addresses"]
+    restored = replace(pickle.loads(pickle.dumps(inputs)), warm_start="run")
+    assert (restored.rank_addresses, restored.facts) == ({}, {"columns": ["a"]})
