@@ -185,9 +185,8 @@ def build_block(
     Each rank keeps its rows of the factors and, if Z is partitioned, of arrays with one row per
     center. Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`setup_flops`); for
     the first block 2/3 b^3 to 5/3 b^3 more, and more if mu has to grow; with `halves` b^3 / 3 more.
-    Memory besides H the larger
-    of 2 b^2 + 2 h b and 3 b^2 elements (b^2 of them for L), (3 b + 2 h) c for c outputs, and on the
-    CPU buffers of products (`planning.memory`).
+    Memory besides H the larger of 2 b^2 + 2 h b and 3 b^2 elements (b^2 of them for L),
+    (3 b + 2 h) c for c outputs, and on the CPU buffers of products (`planning.memory`).
 
     Raises
     ------
@@ -237,13 +236,9 @@ def build_block(
         del damped
     mus, jitters, lambdas = ([m[name] for m in measured] for name in ("mu", "jitter", "lambda_1"))
     if len(blocks) > 1:
-        penalty = max(DAMPING * mu, ridge)
-        joint = Joint(op, Z, S, known, blocks, H, start, values, penalty, jitters, scales)
-        # `DAMPING` does not apply to the ridge, as the steps converge to the solution with the
-        # ridge. mu has a lower bound, which may be far above the penalty of the noise; if both
-        # noise and ridge are 0, there is no second penalty to try.
-        least = max(DAMPING * noise.penalty(rows), ridge) or math.inf
-        _timed_sweeps(joint, sweeps, seed, least, probe, report)
+        penalties = max(DAMPING * mu, ridge), max(DAMPING * noise.penalty(rows), ridge)
+        joint = Joint(op, Z, S, known, blocks, H, start, values, penalties[0], jitters, scales)
+        _timed_sweeps(joint, sweeps, seed, penalties[1], probe, report)
     _rescale_start(op, Z, start, values, probe)
     rules = _step_rules(op, leverage, lambdas, known, ranks)
     center_values = Z.held(values) if values is not None and ridge and len(blocks) > 1 else None
@@ -314,9 +309,15 @@ def _timed_sweeps(
     joint: Joint, sweeps: int, seed: int, least: float, probe: Sample,
     report: Callable[[str, dict[str, Any]], None],
 ) -> None:  # fmt: skip
-    """Make the sweeps of `Joint.learn`, and report their number and time."""
+    """Make the sweeps of `Joint.learn`, and report their number and time.
+
+    least : the penalty of the noise and the ridge. `DAMPING` does not apply to the ridge, as the
+        steps converge to the solution with the ridge. The joint penalty is based on mu, whose lower
+        bound may be far above that of the noise. If both noise and ridge are 0, there is no second
+        penalty to try.
+    """
     clock = _Clock(joint.op.backend)
-    joint.learn(sweeps, seed, least, probe)
+    joint.learn(sweeps, seed, least or math.inf, probe)
     if joint.n_sweeps:
         clock.stop("sweeps")
         report("sweeps", {"sweeps": joint.n_sweeps, "penalty": joint.penalty} | clock.seconds)
