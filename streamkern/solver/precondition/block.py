@@ -194,13 +194,11 @@ def build_block(
     ConfigError
         The kernel between the centers and the rows is zero or not finite.
     """
-    H: list[Array | None] = []
     probe, ranks = probe.of_no_center(op.backend), S.ranks
     Z = Z if isinstance(Z, Centers) else Centers.of(Z, op.backend, ranks)
-    leverage = op.backend.xp.zeros(len(probe), op.dtype)
-    start = Z.zeros(S.Y)
-    values = None if op.kernel.explicit else Z.zeros(S.Y)
-    measured, sketches, scales = list[dict[str, float]](), list[Array](), list[float]()
+    leverage, start = op.backend.xp.zeros(len(probe), op.dtype), Z.zeros(S.Y)
+    values, measured = None if op.kernel.explicit else Z.zeros(S.Y), list[dict[str, float]]()
+    H, sketches, scales = list[Array | None](), list[Array](), list[float]()
     mu, L, top, rows = math.inf, None, None, effective_rows(S, known)
     for i, block in enumerate(blocks):
         clock = _Clock(op.backend)
@@ -223,8 +221,7 @@ def build_block(
         damped = factor.damped(probe, mu + added_mu, ridge, n_round)
         leverage += damped.leverage
         mu = damped.mu - n_round * ridge - added_mu  # if mu had to grow, it grows for all blocks
-        jitter = factor.norm.jitter
-        measured.append({"lambda_1": damped.lambda_1, "mu": damped.ridge_mu, "jitter": jitter})
+        measured.append(damped.measured(factor.norm.jitter))
         clock.stop("factor")
         report("block", {"block": i, "blocks": len(blocks)} | measured[-1] | clock.seconds)
         if ridge and len(blocks) == 1:
@@ -237,13 +234,12 @@ def build_block(
         del damped
     mus, jitters, lambdas = ([m[name] for m in measured] for name in ("mu", "jitter", "lambda_1"))
     if len(blocks) > 1:
-        penalty = max(DAMPING * mu, ridge)
-        joint = Joint(op, Z, S, known, blocks, H, start, values, penalty, jitters, scales)
         # `DAMPING` does not apply to the ridge, as the steps converge to the solution with the
         # ridge. mu has a lower bound, which may be far above the penalty of the noise; if both
         # noise and ridge are 0, there is no second penalty to try.
-        least = max(DAMPING * noise.penalty(rows), ridge) or math.inf
-        _timed_sweeps(joint, sweeps, seed, least, probe, report)
+        penalty, least = (max(DAMPING * value, ridge) for value in (mu, noise.penalty(rows)))
+        joint = Joint(op, Z, S, known, blocks, H, start, values, penalty, jitters, scales)
+        _timed_sweeps(joint, sweeps, seed, least or math.inf, probe, report)
     _rescale_start(op, Z, start, values, probe)
     rules = _step_rules(op, leverage, lambdas, known, ranks)
     center_values = Z.held(values) if values is not None and ridge and len(blocks) > 1 else None
