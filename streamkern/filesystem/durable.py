@@ -223,6 +223,6 @@ def disk_full_hint(location: str) -> Iterator[None]:
         raise OSError(
             error.errno,
             f"{problem} while writing {redact(location)}; {remedy} and run the same command again, "
-            "which continues location it stopped",
+            "which continues where it stopped",
             error.filename,
         ) from error

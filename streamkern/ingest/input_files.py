@@ -246,7 +246,7 @@ class FileOpener:
             return ENDINGS.get(os.path.splitext(file.name)[1].lower())
 
     def _content(self, url: Url, kind: str | None = None) -> tuple[str | None, str] | None:
-        """Return `detect_content` a file, decompressed by its ending."""
+        """Return `detect_content` of a file, decompressed by its ending."""
         with explained_damage(url), self.open_once(url) as file:
             return detect_content(file.read(HEAD_BYTES), redact(url), kind)
 

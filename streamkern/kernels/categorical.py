@@ -50,8 +50,8 @@ def checked_categorical(
     features = [feature for feature, _ in pairs]
     if len(set(features)) < len(features) or any(feature < 0 for feature in features):
         raise ConfigError(
-            f"categorical={pairs} must not name a feature twice, and no negative number",
-            "name each feature once, counted from 0",
+            f"categorical={pairs} must name each feature once, by its number",
+            "count the features from 0, and leave repetitions out",
         )
     if not all(0 < weight < math.inf for _, weight in pairs):
         raise ConfigError(

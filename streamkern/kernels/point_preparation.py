@@ -48,8 +48,8 @@ class PointPreparation:
         check_precision(precision, kernel)
         if (precision == "integer") != (grid is not None):
             raise ConfigError(
-                f"{mention('precision', precision)} cannot be used with grid={grid!r}, because "
-                "only the precision 'integer' needs the grid of the features",
+                f"{mention('precision', precision)} cannot be used with grid={grid!r}: the "
+                "precision 'integer' needs the grid of the features, and no other precision does",
                 "give both or neither",
             )
         if kernel.is_open:

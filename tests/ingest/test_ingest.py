@@ -721,7 +721,10 @@ def test_full_disk_is_reported_and_ingest_resumes(
 
     real = writer.layout.chunk_digest
     monkeypatch.setattr(writer.layout, "chunk_digest", full)
-    with pytest.raises(OSError, match=r"no space left while writing .*s; .*same command again"):
+    with pytest.raises(
+        OSError,
+        match=r"no space left while writing .*s; .*same command again, which continues where it st",
+    ):
         ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6)
     monkeypatch.undo()
     ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6)

@@ -171,8 +171,8 @@ def test_categorical_kernel_roundtrips_through_description(name: str) -> None:
 @pytest.mark.parametrize(
     ("categorical", "message"),
     [
-        ([(0, 1.0), (0, 2.0)], "must not name a feature twice"),
-        ([(-1, 1.0)], "and no negative number"),
+        ([(0, 1.0), (0, 2.0)], "must name each feature once"),
+        ([(-1, 1.0)], "must name each feature once, by its number"),
         ([(0, 0.0)], "finite weights above 0"),
         ([(0, np.inf)], "finite weights above 0"),
         ([(0, np.nan)], "finite weights above 0"),

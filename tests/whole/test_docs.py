@@ -165,8 +165,9 @@ def test_every_block_of_a_page_runs(
         if block.why_not:
             continue
         if block.kind == "python":
+            text = block.text.replace("Prometheus(9464", "Prometheus(0")  # another run may serve it
             with contextlib.redirect_stdout(io.StringIO()) as printed:
-                exec(compile(block.text, str(page), "exec"), names)
+                exec(compile(text, str(page), "exec"), names)
             if block.output:
                 assert_same_output(printed.getvalue(), block.output)
         elif block.kind == "toml":

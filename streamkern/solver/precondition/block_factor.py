@@ -58,6 +58,10 @@ class DampedFactor(NamedTuple):
     leverage: Array
     lambda_1: float
 
+    def measured(self, jitter: float) -> dict[str, float]:
+        """Return the measurements of the block for the log. jitter : of its factor L"""
+        return {"lambda_1": self.lambda_1, "mu": self.ridge_mu, "jitter": jitter}
+
 
 class BlockFactor:
     """The matrices of one block that do not depend on mu.

@@ -168,7 +168,7 @@ def _check_stored(source: BaseSource, setting: str) -> None:
     """Raise ConfigError unless the source is the rows of one store or array."""
     if isinstance(source, GeneratorSource | UserSource):
         raise ConfigError(
-            f"{setting} cannot be used with rows that your own function or source generates: "
+            f"{setting} cannot be used with rows that your own function or source generates, "
             "because streamkern cannot detect copies of the same row among them",
             f"leave {setting} out, or write them to a store first",
         )
