@@ -153,7 +153,7 @@ class Collective(Communicator):
         except Exception as error:  # XGBoost's own type, for a lost peer or a timeout
             raise RankLostError(
                 f"another rank has ended or does not respond: {_summary(error)}",
-                "run the same command again to go on",
+                "run the same command again to continue",
             ) from error
 
 

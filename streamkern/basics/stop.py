@@ -163,7 +163,7 @@ def resumable(
 
     def outcome(stopped: Stopped) -> BaseException:
         sentence = f"{stopped} {position()}".rstrip()
-        return TrainingInterrupted(f"{sentence}", "run the same command again to go on")
+        return TrainingInterrupted(f"{sentence}", "run the same command again to continue")
 
     new_request = StopRequest(install=kept)
     try:

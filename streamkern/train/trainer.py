@@ -323,7 +323,7 @@ class Trainer:
         self.checkpoints.wait()
         raise TrainingInterrupted(
             f"{stopped} after {self.position.samples} samples and saved",
-            "run the same command again to go on",
+            "run the same command again to continue",
         ) from None
 
     def _finish(self) -> None:

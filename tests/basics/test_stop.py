@@ -279,7 +279,7 @@ def test_signal_in_setup_exits_75_and_command_resumes(store: Path, tmp_path: Pat
         assert out == ""
         assert err.splitlines()[-1] == (
             f"streamkern: stopped by {number.name} before the next step; run the same command "
-            "again to go on"
+            "again to continue"
         )
     process = command(*arguments)
     assert process.wait() == DONE, process.communicate()
@@ -309,7 +309,7 @@ def test_signal_in_ingest_exits_75_and_command_resumes(tmp_path: Path) -> None:
     process.send_signal(signal.SIGHUP)
     _, err = process.communicate(timeout=120)
     assert process.returncode == TRY_AGAIN, err
-    assert err == "streamkern: stopped by SIGHUP; run the same command again to go on\n"
+    assert err == "streamkern: stopped by SIGHUP; run the same command again to continue\n"
     process = command(*arguments)
     _, err = process.communicate(timeout=240)
     assert process.returncode == DONE, err
@@ -378,7 +378,7 @@ def stuck(inside: str) -> subprocess.Popen[str]:
 
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs signals as POSIX has them")
-AGAIN = "run the same command again to go on"
+AGAIN = "run the same command again to continue"
 
 
 @posix

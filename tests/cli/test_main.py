@@ -928,7 +928,7 @@ def test_run_survives_kill_stop_and_full_disk(run: Run, stores: Path, tmp_path: 
     err = end(process, TRY_AGAIN)
     assert re.fullmatch(
         "streamkern: stopped by SIGTERM after [0-9]+ samples and saved; run the same command "
-        "again to go on\n",
+        "again to continue\n",
         err,
     )
     stopped = newest(location).step

@@ -120,7 +120,7 @@ def machine_cases() -> list[Case]:
          lambda: sk.RowRandom(np, 0, 0, 0, np.arange(3), np.float32)),
         (r"spans 0 values; choose low and high so that they span 1 to 2\*\*32 values",
          lambda: rows.integers(3, 3), lambda: rows.integers(3, 4)),
-        ("stopped by SIGTERM before the next step; run the same command again to go on",
+        ("stopped by SIGTERM before the next step; run the same command again to continue",
          lambda: trained({"run.run_dir": "early"}, callbacks=[Early()]),
          lambda: trained({"run.run_dir": "early"})),
     ]  # fmt: skip

@@ -261,7 +261,7 @@ def run_cases() -> list[Case]:
          lambda: trained({}, callbacks=[sk.Callback()])),
         ("give objects of subclasses of streamkern.Callback",
          lambda: trained({}, callbacks=[print]), lambda: trained({}, callbacks=[sk.Callback()])),
-        ("stopped by SIGTERM after .* and saved; run the same command again to go on",
+        ("stopped by SIGTERM after .* and saved; run the same command again to continue",
          lambda: trained(block | {"run.run_dir": "ended"}, callbacks=[Ending()]),
          lambda: trained(block | {"run.run_dir": "ended"})),
         ("which is not saved with the model; predict in Python from the fitted estimator",

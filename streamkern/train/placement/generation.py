@@ -272,7 +272,8 @@ def _error_of(future: Any) -> BaseException:
     error: BaseException | None = future.exception()
     if error is None:
         return RankLostError(
-            f"Dask ended the task of a rank ({future.status}); run the same command again to go on"
+            f"Dask ended the task of a rank ({future.status})",
+            "run the same command again to continue",
         )
     if isinstance(error, RankFailed | RemoteError):
         return error.error()

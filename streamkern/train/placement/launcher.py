@@ -27,7 +27,7 @@ DRIVER_TIMEOUT_S = 60.0
 """Default time, in seconds, for which ranks continue without a message from the driver."""
 _POLL_S = 0.1
 """Seconds between two requests for the list of workers, while the driver waits for them."""
-_RESUME = "run the same command again to go on"
+_RESUME = "run the same command again to continue"
 
 
 def run_ranks(

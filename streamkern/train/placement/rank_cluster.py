@@ -150,7 +150,7 @@ class RankCluster:
             raise ClusterError(
                 f"{cluster_text(self.client)} is gone, or has not answered for "
                 f"{self.timeout_s:g} s",
-                "start it again, then run the same command again to go on",
+                "start it again, then run the same command again to continue",
             ) from error
         finally:
             reply.cancel()
