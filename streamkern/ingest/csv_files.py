@@ -106,7 +106,9 @@ class CsvReader(Reader):
         roles = [request.x, request.y, request.w, request.columns]
         requested = {str(k) for role in roles for k in as_list(role)}
         dropped = []
-        for position, name in enumerate(() if request.whole else self._layout.index_columns):
+        for position, name in enumerate(
+            () if request.reads_all_columns else self._layout.index_columns
+        ):
             if not requested & {name, str(position), str(position - len(self._names))}:
                 warn_of_index(name, self._location)
                 dropped.append(name)

@@ -181,7 +181,7 @@ def compute_setup(
     if n_eff is not None:
         options = options.with_ridge(setup.meta.setdefault("ridge", options.fixed_ridge))
     setup.meta |= facts | ({"learned_metric": learned.facts} if learned.facts else {})
-    scale_arrays, scale_meta = save_scaling(run.data.fixed)
+    scale_arrays, scale_meta = save_scaling(run.data.fixed_transforms)
     arrays = {"Z": centers.Z, "shift": centers.shift, "order": centers.order}
     arrays |= {"sample_rows": sample_rows} | _metric_array(op) | targets.arrays() | setup.arrays
     meta = _meta(run, op, setup.meta, scale_meta)
@@ -286,7 +286,7 @@ def _meta(
     source_facts = {name: value for name, value in described.items() if value is not None}
     return {
         "kernel": kernel.describe(),
-        "sizes": run.sizes.recorded(),
+        "sizes": run.sizes.as_record(),
         "setup": setup,
         "classes": _as_list(source.classes),
         "row_shape": list(source.row_shape),
@@ -303,8 +303,8 @@ def _meta(
         "backend": run.backend.describe(),
         "warm_start": None,
         "facts": source_facts | dict(run.inputs.facts),
-        "uncalibrated": data.uncalibrated,
-        "left_out": data.left_out,
+        "uncalibrated": data.why_no_calibration,
+        "left_out": data.allows_leave_one_out,
         "center_left_out": run.problem.left_out and run.method.reaches_minimum,
         "loss": recorded_loss(run.config.model.loss, run.problem.c),
     }
@@ -343,9 +343,9 @@ def compute_setup_part(run: ResolvedRun) -> dict[str, Array]:
     broadcasts."""
     ranks, own_centers = run.inputs.ranks, {}
     if run.problem.center_ranks > 1:
-        p, continued = run.problem.p, run.inputs.continued
+        p, continued = run.problem.p, run.inputs.continued_run
         if continued is not None and run.problem.reads_stripes:
-            own_centers = {"Z": continued.stored.read(ranks.stripe(p))}
+            own_centers = {"Z": continued.stored_centers.read(ranks.stripe(p))}
         else:
             own_centers = {"Z": receive_shard(p, ranks)}
         mean(own_centers["Z"], run.problem.p, ranks)  # rank 0 broadcasts the result in the setup

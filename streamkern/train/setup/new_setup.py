@@ -73,7 +73,7 @@ def new_setup(
     """
     learned = digest = None
     if warm is not None:
-        digest, config, continued = warm.digest, run.config, run.inputs.continued
+        digest, config, continued = warm.digest, run.config, run.inputs.continued_run
         if continued is None:
             learned = Learned(warm.metric_for(config), {}, kernel=warm.kernel_for(config))
         else:
