@@ -51,7 +51,7 @@ from streamkern.train.setup.broadcast import (
     receive_shard,
 )
 from streamkern.train.setup.choose_centers import ChosenCenters, choose_centers, scatter_all
-from streamkern.train.setup.choose_metric import Learned
+from streamkern.train.setup.choose_metric import LearnedMetric
 from streamkern.train.setup.kernel_and_metric import choose_kernel_and_metric
 from streamkern.train.setup.loss_start import LossFit, fit_loss, scale_start, setup_targets
 from streamkern.train.setup.setup_rows import (
@@ -110,7 +110,10 @@ class ComputedSetup:
 
 
 def start(
-    run: ResolvedRun, report: Report, warm: ParentRun | None = None, metric: Learned | None = None
+    run: ResolvedRun,
+    report: Report,
+    warm: ParentRun | None = None,
+    metric: LearnedMetric | None = None,
 ) -> Assembled:
     """Compute the setup, see `compute_setup`, and assemble the solver."""
     computed = compute_setup(run, report, warm, metric)
@@ -123,7 +126,10 @@ def start(
 
 
 def compute_setup(
-    run: ResolvedRun, report: Report, warm: ParentRun | None = None, metric: Learned | None = None
+    run: ResolvedRun,
+    report: Report,
+    warm: ParentRun | None = None,
+    metric: LearnedMetric | None = None,
 ) -> ComputedSetup:
     """Compute the centers, the kernel, the samples and the arrays of the solver.
 
