@@ -355,11 +355,8 @@ class CsvReader(Reader):
         try:
             if any(map(is_padded, cells)):
                 raise ValueError
-            cells = (
-                cells
-                if self._style.is_python_notation
-                else list(map(self._style.to_python_notation, cells))
-            )
+            if not self._style.is_python_notation:
+                cells = list(map(self._style.to_python_notation, cells))
             values = numbers(cells)
         except ValueError:
             self._raise_not_a_number(fields, location)

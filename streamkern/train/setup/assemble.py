@@ -110,11 +110,9 @@ class ComputedSetup:
 
 
 def start(
-    run: ResolvedRun,
-    report: Report,
-    warm: ParentRun | None = None,
+    run: ResolvedRun, report: Report, warm: ParentRun | None = None,
     metric: LearnedMetric | None = None,
-) -> Assembled:
+) -> Assembled:  # fmt: skip
     """Compute the setup, see `compute_setup`, and assemble the solver."""
     computed = compute_setup(run, report, warm, metric)
     op, arrays, meta = computed.work.op, computed.arrays, computed.meta
@@ -126,11 +124,9 @@ def start(
 
 
 def compute_setup(
-    run: ResolvedRun,
-    report: Report,
-    warm: ParentRun | None = None,
+    run: ResolvedRun, report: Report, warm: ParentRun | None = None,
     metric: LearnedMetric | None = None,
-) -> ComputedSetup:
+) -> ComputedSetup:  # fmt: skip
     """Compute the centers, the kernel, the samples and the arrays of the solver.
 
     The order is: target scale; kernel and metric, from a few rows; centers; noise and ridge; if the
