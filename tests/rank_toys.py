@@ -37,7 +37,7 @@ def totals(ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: 
     folder = Path(settings["folder"])
     done, total = ranks.broadcast_scalars(saved(folder))
     note(folder, f"{spec.generation} {spec.rank} {spec.size} {os.getpid()} {int(done)}")
-    spec.tell({"line": f"rank {ranks.rank} of {spec.addresses[spec.rank]}"})
+    spec.send_message({"line": f"rank {ranks.rank} of {spec.addresses[spec.rank]}"})
     warnings.warn("one that all ranks give", stacklevel=2)
     for step in range(int(done), settings["steps"]):
         _act(settings.get("acts", {}).get(f"{ranks.rank} {step}"), folder / f"{ranks.rank}-{step}")

@@ -36,6 +36,6 @@ class Batch:
     n_rows: int = 0
 
     @property
-    def whole(self) -> int:
+    def n_global_rows(self) -> int:
         """Number of rows of the batch on all ranks together."""
         return self.n_rows or len(self.X)

@@ -58,6 +58,7 @@ def trsm(L: Matrix, B: Matrix, *, transposed: bool = False, right: bool = False)
     B : (n, k), or (k, n) with `right`, of L's dtype. Both have contiguous rows.
     """
     assert L.dtype == B.dtype, (L.dtype, B.dtype)
+    # LAPACK sees B^T and L^T, so the sides and the triangle are exchanged.
     side, operation = (b"L", b"T") if right else (b"R", b"T" if transposed else b"N")
     n_rows, n_columns = B.shape
     _call(
@@ -94,11 +95,14 @@ def syevr(A: Matrix, k: int) -> tuple[Matrix, Matrix]:
     n, n_found, info = len(A), ctypes.c_int(), ctypes.c_int()
     values, vectors = np.empty(n, A.dtype), np.empty((k, n), A.dtype)
     zero, support = np.zeros(1, A.dtype), np.empty(2 * k, np.intc)
+    # Row i of `vectors` is eigenvector i, as a column of LAPACK. The zeros stand for the range of
+    # values, which is not used, and for the tolerance: LAPACK then takes its default.
     A = np.array(A, order="C")  # a copy, because LAPACK overwrites it
     work, iwork = np.empty(1, A.dtype), np.empty(1, np.intc)
     for sizes in ((-1, -1), None):  # the first call returns the workspace sizes
         lwork, liwork = sizes or (len(work), len(iwork))
         _call(
+            # vectors ("V") of the eigenvalues with the indices ("I") n - k + 1 to n
             "lapack", "syevr", A.dtype, b"V", b"I", b"L", n, A, n, zero, zero, n - k + 1, n,
             zero, n_found, values, vectors, n, support, work, lwork, iwork, liwork, info,
         )  # fmt: skip

@@ -105,7 +105,7 @@ class CenterPartition:
         return sum(map(length, self.local))
 
     @property
-    def whole(self) -> bool:
+    def is_replicated(self) -> bool:
         """True if every rank has all centers."""
         return self.grid.columns == 1
 

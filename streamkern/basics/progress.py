@@ -80,13 +80,13 @@ class Line:
         self.draw(f"{what} {done:,}{of_total} rows")
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """True if `draw` would draw now."""
         return self._stream is not None and time.monotonic() >= self._due
 
     def draw(self, text: str) -> None:
         """Replace the drawn text by `text`, or write it on a new line, if a period has passed."""
-        if not self.due:
+        if not self.is_due:
             return
         now, period = time.monotonic(), self.PERIODS_S[self._kind]
         if self._kind == PIPE:  # to keep the log of hours of work short

@@ -162,7 +162,7 @@ def evaluate_command(
     if n_left_out:
         row["left_out"] = n_left_out
     if as_json:
-        typer.echo(json_text(row | skipped_entry(model.skipped)))
+        typer.echo(json_text(row | skipped_entry(model.damaged_checkpoints)))
     else:
         typer.echo(text_table([row], list(row)))
 
@@ -262,7 +262,7 @@ def _warn_of_training_store(
     mean_columns = [column["name"] for column in columns if column["kind"] == TargetMeans.kind]
     if not mean_columns or not isinstance(rows, BaseSource):
         return
-    recorded = RunDirectory(run_dir, writable=False, storage_options=options).recorded() or {}
+    recorded = RunDirectory(run_dir, writable=False, storage_options=options).read_record() or {}
     trained_on = json.dumps(recorded.get("identity", {}).get("data", {}))
     for store in stores_in(rows):
         if store.spec.fingerprint in trained_on:

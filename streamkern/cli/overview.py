@@ -120,7 +120,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
 
 def _kernel(run: ResolvedRun) -> dict[str, Any]:
     """Return kernel and bandwidth as in the settings, or as in the run that is continued."""
-    model, continued = run.config.model, run.inputs.continued
+    model, continued = run.config.model, run.inputs.continued_run
     if continued is not None:
         return {"kernel": dict(continued.kernel), "bandwidth": continued.full_kernel().bandwidth}
     return {"kernel": model.kernel, "bandwidth": model.bandwidth}
@@ -186,7 +186,7 @@ def _phases_in_order(phases: list[str]) -> list[str]:
 
 def _sizes(run: ResolvedRun) -> dict[str, Any]:
     """Return the used sizes by their settings; "widened" is left out, as the plan has precision."""
-    recorded = run.sizes.recorded()
+    recorded = run.sizes.as_record()
     sizes = {k: v for k, v in recorded.items() if v or k not in ("n_sample", "n_probe")}
     sizes.pop("widened", None)
     renamed = {"n_sample": "n_nystrom"} if "n_nystrom" in solver_options(run.method.name) else {}

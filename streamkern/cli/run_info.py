@@ -118,7 +118,7 @@ def _recorded_config(directory: RunDirectory) -> tuple[dict[str, Any], str | Non
 
     The manifests of setup and checkpoints hold the configuration; run.json is a copy of it.
     """
-    recorded = directory.recorded()
+    recorded = directory.read_record()
     try:
         config = directory.read_config()
     except RunError as error:

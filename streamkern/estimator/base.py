@@ -133,7 +133,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
                 raise
             fitted = self._record_of(
                 result, schema, X, scaling=scaling or found_scaling(result, stream),
-                settings=RunInputs(centers=centers, metric=metric).recorded(config),
+                settings=RunInputs(centers=centers, metric=metric).recorded_settings(config),
             )  # fmt: skip
         if tasks is not None:
             tasks.fitted(fitted)
@@ -200,7 +200,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             new_scaling = found_scaling(result, stream)
             return self._record_of(
                 result, schema, X, scaling=[*scaling, *new_scaling],
-                settings=online.inputs.recorded(online.config),
+                settings=online.inputs.recorded_settings(online.config),
                 online=(online, [*transforms, *new_scaling]), begun=self._model_parameters(),
             )  # fmt: skip
 

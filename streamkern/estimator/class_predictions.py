@@ -94,7 +94,7 @@ class ClassPredictions(Predicting):
         # Raises if the level needs more calibration rows, before the rows are predicted.
         calibration.intervals.score_quantile(interval)
         F = self._values(X)
-        sets = self._trained_labels.sorted(calibration.intervals.sets(F, interval))
+        sets = self._trained_labels.sort_outputs(calibration.intervals.sets(F, interval))
         labels = self._in_container(self._labels(F), X, "_labels")
         return labels, self._in_container(sets, X, "_sets")
 
@@ -136,12 +136,12 @@ class ClassPredictions(Predicting):
     # `_predict` calls these methods by name, with the outputs F (n, c) of the model.
 
     def _probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        return self._trained_labels.sorted(_probabilities_of(self)(F))
+        return self._trained_labels.sort_outputs(_probabilities_of(self)(F))
 
     def _log_probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         probabilities = _probabilities_of(self)
         if isinstance(probabilities, Softmax):
-            return self._trained_labels.sorted(probabilities.log(F))
+            return self._trained_labels.sort_outputs(probabilities.log(F))
         with np.errstate(divide="ignore"):  # a class without calibration rows has probability 0
             return np.log(self._probabilities(F))
 
@@ -167,12 +167,12 @@ class ClassPredictions(Predicting):
         trained = self._trained_labels
         if trained.indicator is not None:
             return (F > HALF).astype(trained.indicator)
-        labels: npt.NDArray[Any] = trained.classes[trained.sorted(F).argmax(axis=1)]
+        labels: npt.NDArray[Any] = trained.classes[trained.sort_outputs(F).argmax(axis=1)]
         return labels
 
     def _sorted_values(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return F (n, c) with the columns in the order of `classes_`."""
-        return self._trained_labels.sorted(F)
+        return self._trained_labels.sort_outputs(F)
 
     def _decisions(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the decision function, (n,) for two classes, else (n, c)."""

@@ -238,9 +238,9 @@ def _equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> Cent
 
 def _prepared(model: KernelModel, rows: Any) -> Iterator[Any]:
     """Yield tiles of the rows on the device, transformed and scaled as in training."""
-    for block in model.checked(rows).blocks():
+    for block in model.align_source(rows).blocks():
         for tile in model._tiles(len(block.row_ids)):
-            yield model.prepared(block.take(tile))
+            yield model.transformed_rows(block.take(tile))
 
 
 def _select_size(

@@ -242,12 +242,12 @@ class FittedModel:
     wide: bool = False
 
     @functools.cached_property
-    def prepared(self) -> dict[tuple[Any, ...], Any]:
+    def center_cache(self) -> dict[tuple[Any, ...], Any]:
         """Cache of prepared centers for calls with few rows; see `OpeningModel._cached_centers`."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "prepared"}
+        return {name: value for name, value in vars(self).items() if name != "center_cache"}
 
     @property
     def levels(self) -> Sequence[float] | None:
@@ -291,7 +291,7 @@ class FittedModel:
         ridge = others.get("settings", {}).get("solver", {}).get("ridge")
         if ridge in (None, "auto"):  # it was estimated, or the solver has none
             ridge = result.ridge
-        arrays = model.targets.arrays() | save_scaling(model.fixed)[0]
+        arrays = model.targets.arrays() | save_scaling(model.fixed_transforms)[0]
         if kernel.metric is not None:
             arrays["metric"] = kernel.metric
         setup = Saved(0, arrays, meta)
@@ -315,8 +315,8 @@ class FittedModel:
         }
         return cls(
             schema, attributes, model.targets, warm, model.op.precision, model.op.grid,
-            model.fixed, meta, model.calibration, model.posterior, np.asarray(result.order),
-            model.op.origin,
+            model.fixed_transforms, meta, model.calibration, model.posterior,
+            np.asarray(result.order), model.op.origin,
             wide=may_be_wide(others.get("settings", {})) and rounding_shows(
                 KernelSum(model.op, model.Z, model.weights), np.asarray(result.Z)
             ),
@@ -333,7 +333,7 @@ class FittedModel:
         options : storage options of the run directory.
         """
         model = result.model
-        parameter, fixed = list(transforms or ()), list(model.fixed)
+        parameter, fixed = list(transforms or ()), list(model.fixed_transforms)
         # A scaling is one that the run has determined unless it is among the transforms.
         has_scale = any(isinstance(t, Scale) for t in parameter)
         scaling: list[Transform] = [t for t in fixed if isinstance(t, Scale) and not has_scale]
@@ -345,7 +345,7 @@ class FittedModel:
         return cls.of_result(
             result, Schema.of_model(model, run.facts, run.location), scaling=scaling,
             settings=run.record["identity"]["settings"],
-            online=(SavedRun(run.location, run.saved.step, options), bound),
+            online=(SavedRun(run.location, run.loaded_checkpoint.step, options), bound),
         )  # fmt: skip
 
     def to_predict(self) -> Self:
@@ -366,7 +366,7 @@ def _intercept(model: KernelModel) -> npt.NDArray[np.float64]:
 
 def found_scaling(result: Result, stream: BaseSource) -> list[Transform]:
     """Return the transforms, such as a scaling, that a run added to those of its source."""
-    return list(result.model.fixed[sum(map(is_deterministic, stream.feed_transforms)) :])
+    return list(result.model.fixed_transforms[sum(map(is_deterministic, stream.feed_transforms)) :])
 
 
 def _report(result: Result) -> dict[str, Any]:

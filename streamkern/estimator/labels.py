@@ -132,7 +132,7 @@ class Labels:
             return self.ids(y)
         return y.map_blocks(self.ids, dtype=np.int64)
 
-    def sorted(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def sort_outputs(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return F, (n, c) outputs of the model, with the columns in the order of `classes`."""
         return F if self.order is None else F[:, self.order]
 

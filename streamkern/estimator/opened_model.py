@@ -54,7 +54,7 @@ class OpeningModel(Parameters):
                     yield self._kernel_model(*cached)
                 return
             with get_backend(self.device, threads, self._accelerator) as backend:
-                yield self._kernel_model(*self._prepared(backend))
+                yield self._kernel_model(*self._prepare_centers(backend))
 
     @property
     def _accelerator(self) -> str:
@@ -74,18 +74,18 @@ class OpeningModel(Parameters):
         return small and size <= SMALL_CENTERS_SIZE
 
     def _cached_centers(self) -> tuple[KernelOperator, Points, Array] | None:
-        """Return the result of `_prepared` on one thread of the CPU, computed once; None on a GPU.
+        """Return the result of `_prepare_centers` on one thread, computed once; None on a GPU.
 
         The cache belongs to the fit, so a new fit has an empty one.
         """
-        cache, key = self._state.prepared, (self.device, self.threads, self.accelerator)
+        cache, key = self._state.center_cache, (self.device, self.threads, self.accelerator)
         if key not in cache:
             backend = get_backend(self.device, 1, self._accelerator)  # one thread: no pool to close
-            cache[key] = self._prepared(backend) if backend.name == "cpu" else None
+            cache[key] = self._prepare_centers(backend) if backend.name == "cpu" else None
         cached: tuple[KernelOperator, Points, Array] | None = cache[key]
         return cached
 
-    def _prepared(self, backend: Backend) -> tuple[KernelOperator, Points, Array]:
+    def _prepare_centers(self, backend: Backend) -> tuple[KernelOperator, Points, Array]:
         """Return the kernel operator, the prepared centers and the weights, on a device."""
         fitted = self._state
         attributes = fitted.attributes
@@ -98,7 +98,7 @@ class OpeningModel(Parameters):
         return op, points, backend.asarray(alpha, op.dtype)
 
     def _kernel_model(self, op: KernelOperator, points: Points, weights: Array) -> KernelModel:
-        """Return the model of the fit, from the results of `_prepared`."""
+        """Return the model of the fit, from the results of `_prepare_centers`."""
         fitted = self._state
         schema = fitted.schema
         return KernelModel(

@@ -262,7 +262,7 @@ def open_single_array(kind: str, url: Url, request: ReadRequest, opener: FileOpe
         opened.append(
             _array_beside(target, "y", opener, location, keep_missing=request.drop_missing)
         )
-    if request.weighted:
+    if request.reads_weights:
         opened.append(_array_beside(request.w, "sample_weight", opener, location))
     arrays, identities = zip(*opened, strict=True)
     chunks = getattr(arrays[0], "shards", None) or getattr(arrays[0], "chunks", None)

@@ -230,7 +230,7 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
         identity["ends"] = ends_digest(
             *(np.asarray(a[part]) for a in arrays[:2] for part in _END_SLICES)
         )
-        if request.weighted:
+        if request.reads_weights:
             identity["w"] = ends_digest(np.asarray(arrays[2]))
     chunks = getattr(X, "chunks", None)
     rows = np.ravel(chunks[0])[0] if chunks else 1  # zarr and h5py: (k, ...); dask: ((k, ...), ...)

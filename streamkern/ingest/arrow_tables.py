@@ -60,7 +60,7 @@ def _data_columns(schema: Any, request: ReadRequest, location: str) -> list[str]
     unnamed = index_columns(
         schema.names, lambda name: is_of_kind(schema.field(name).type, "integer")
     )
-    for name in () if request.whole else unnamed:
+    for name in () if request.reads_all_columns else unnamed:
         if name not in requested | index:
             warn_of_index(name, location)
             index.add(name)
@@ -85,7 +85,7 @@ class ArrowReader(Reader):
         columns = _data_columns(schema, request, location)
         split = split_columns(columns, request, location)
         if self._lists and is_default:
-            unused = [k for k in columns if k not in {*split.all, *request.dropped}]
+            unused = [k for k in columns if k not in {*split.all_columns, *request.dropped}]
             if unused:
                 warn(
                     f"the lists in column {name!r} of {location} are all of the features, and its "
@@ -96,7 +96,7 @@ class ArrowReader(Reader):
         self.target_columns = split.targets
         self.weight_column = next(iter(split.weights), None)
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
-        self._columns_read = split.all
+        self._columns_read = split.all_columns
         self._marks, self._drop_missing = request.marks, request.drop_missing
         self._warned_of_bytes: set[str] = set()  # columns that a warning was given for
         self._warned_of_rounding: set[str] = set()  # columns with a warning about rounding

@@ -31,7 +31,7 @@ class ReadRequest(NamedTuple):
         these texts mark a missing one
     marks : the user's markers of missing cells, also in targets
     drop_missing : whether rows that lack a target are left out
-    whole : whether all columns are read, including an index of the rows
+    reads_all_columns : whether all columns are read, including an index of the rows
     """
 
     x: Any = None
@@ -43,13 +43,13 @@ class ReadRequest(NamedTuple):
     cells: Sequence[str] | None = None
     marks: MissingMarkers | None = None
     drop_missing: bool = False
-    whole: bool = False
+    reads_all_columns: bool = False
 
     @property
     def arrays(self) -> list[Any]:
         """Names of X, y and w as arrays of one file, as far as they are read."""
         x, y = "X" if self.x is None else self.x, "y" if self.y is None else self.y
-        return [x, *([y] if self.targets else []), *([self.w] if self.weighted else [])]
+        return [x, *([y] if self.targets else []), *([self.w] if self.reads_weights else [])]
 
     @property
     def known_names(self) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ class ReadRequest(NamedTuple):
         )
 
     @property
-    def weighted(self) -> bool:
+    def reads_weights(self) -> bool:
         return self.targets and self.w is not None
 
     def keeps(self, i: int) -> bool:
@@ -105,7 +105,7 @@ class Split:
     weights: tuple[str, ...]
 
     @property
-    def all(self) -> list[str]:
+    def all_columns(self) -> list[str]:
         """All columns that are read."""
         return [*self.features, *self.targets, *self.weights]
 

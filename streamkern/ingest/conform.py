@@ -121,7 +121,7 @@ class FeatureConverter:
         can_widen: bool = True, packed: bool = False,
     ) -> None:  # fmt: skip
         self._source_shape = shape = first.X.shape[1:]
-        # (n, h, w) images get their one channel.
+        # A row of shape (h, w) is a gray image; transforms of images need the axis of channels.
         images = len(shape) == 2 and not packed
         self.row_shape: tuple[int, ...] = (*shape, 1) if images else shape
         self._dtype_inferred, self._can_widen = dtype is None, can_widen
@@ -168,26 +168,35 @@ class FeatureConverter:
                 X = widen_rows(X, self.row_shape)
             out = np.ascontiguousarray(X, dtype=self.dtype).reshape(len(X), *self.row_shape)
         if self.dtype.kind == "u" and X.dtype.newbyteorder("=") != self.dtype:
-            flat = X.reshape(len(X), -1)
-            changed = out.reshape(len(X), -1) != flat
-            if changed.any():
-                remedy = f"choose another {mention('dtype=')}"
-                if not self._can_widen:
-                    remedy = "ingest all rows to a new store, which can have another dtype"
-                row, column = (int(k) for k in np.argwhere(changed)[0])
-                raise DataError(
-                    f"{block.cell_location(row, column)} is {flat[row, column]}, which "
-                    f"{self.dtype} cannot hold exactly",
-                    remedy,
-                )
-        narrower = X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize
-        if (self.dtype.kind == "f" and narrower) or self.dtype == np.float16:
+            self._refuse_changed(X, out, block)
+        is_narrower = X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize
+        # Integers can overflow float16 only.
+        if (self.dtype.kind == "f" and is_narrower) or self.dtype == np.float16:
             wider = "" if self.dtype == np.float64 else f"pass {mention('dtype', 'float64')}, or "
             self._refuse_nonfinite(
                 out, block, f" as {self.dtype} (the value overflows it)",
                 f"{wider}divide the column by a constant",
             )  # fmt: skip
         return out
+
+    def _refuse_changed(self, X: NDArray[Any], out: NDArray[Any], block: RawBlock) -> None:
+        """Raise DataError for the first value of X (k, ...) that the conversion to `out` changed.
+
+        X, out : rows of a block before and after the conversion
+        """
+        flat = X.reshape(len(X), -1)
+        is_changed = out.reshape(len(X), -1) != flat
+        if not is_changed.any():
+            return
+        remedy = f"choose another {mention('dtype=')}"
+        if not self._can_widen:
+            remedy = "ingest all rows to a new store, which can have another dtype"
+        row, column = (int(k) for k in np.argwhere(is_changed)[0])
+        raise DataError(
+            f"{block.cell_location(row, column)} is {flat[row, column]}, which {self.dtype} "
+            "cannot hold exactly",
+            remedy,
+        )
 
     def fit_to(self, row_shape: tuple[int, ...]) -> None:
         """Store packed rows in the length of the rows of a store. DataError if they are longer."""
@@ -202,6 +211,7 @@ class FeatureConverter:
         self.row_shape = row_shape
 
     def _refuse_wider(self, block: RawBlock) -> None:
+        """Raise DataError if the dtype of the first rows cannot represent these rows."""
         wanted = _storage_dtype(block.X.dtype, block.location)
         if len(block.X) and not np.can_cast(wanted, self.dtype, "safe"):
             wider = np.promote_types(wanted, self.dtype) if self._can_widen else self.dtype
@@ -275,7 +285,8 @@ class RoundingTracker:
     def __init__(self, n_columns: int, dtype: np.dtype[Any], saved: Any = None) -> None:
         self._dtype = dtype
         self._n_rows = 0
-        # The first row, and sums and sums of squares of the differences of the others from it.
+        # The first row; sums and sums of squares of the differences of the others from it, because
+        # sums of the values themselves would cancel in columns with a large mean.
         self._first, self._sums, self._squares, self._max_errors = np.zeros((4, n_columns))
         if saved is not None:
             self._n_rows = saved["n_rows"]

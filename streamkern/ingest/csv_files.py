@@ -106,7 +106,9 @@ class CsvReader(Reader):
         roles = [request.x, request.y, request.w, request.columns]
         requested = {str(k) for role in roles for k in as_list(role)}
         dropped = []
-        for position, name in enumerate(() if request.whole else self._layout.index_columns):
+        for position, name in enumerate(
+            () if request.reads_all_columns else self._layout.index_columns
+        ):
             if not requested & {name, str(position), str(position - len(self._names))}:
                 warn_of_index(name, self._location)
                 dropped.append(name)
@@ -213,7 +215,7 @@ class CsvReader(Reader):
         """Return columns of an Arrow table as numbers (k, d); None if a cell is not a number."""
         X = np.empty((len(columns[0]), len(columns)))
         for j, column in enumerate(columns):
-            if self._style.thousands and (column := self._style.parsed(column)) is None:
+            if self._style.thousands and (column := self._style.parse_column(column)) is None:
                 return None
             X[:, j] = column.to_numpy()
         if not np.isfinite(X).all():
@@ -235,7 +237,7 @@ class CsvReader(Reader):
         cells = {}
         for k, column in zip(self._features, columns, strict=True):
             text, name = compute.utf8_trim_whitespace(column), self._names[k]
-            if not self._style.plain:
+            if not self._style.is_python_notation:
                 wrong = self._style.wrong_decimal_mask(text)
                 if wrong.any():
                     cell = str(text[int(np.argmax(wrong))])
@@ -265,7 +267,7 @@ class CsvReader(Reader):
         """Return the stripped texts (k,) of targets and weights, with points as decimal signs."""
         columns = {}
         for k, cells in texts.items():
-            if not self._style.plain:
+            if not self._style.is_python_notation:
                 for cell in filter(self._style.has_wrong_decimal, cells):
                     raise self._style.wrong_decimal_error(
                         cell, f"a target or weight of {self._location}"
@@ -347,13 +349,14 @@ class CsvReader(Reader):
     def _numbers(self, fields: Sequence[str], location: str) -> list[float]:
         """Return the features of a row; raise NotNumbersError if a cell is not a number."""
         cells = [fields[k] for k in self._features]
-        if not self._style.plain:
+        if not self._style.is_python_notation:
             for cell in filter(self._style.has_wrong_decimal, cells):
                 raise self._style.wrong_decimal_error(cell, location)
         try:
             if any(map(is_padded, cells)):
                 raise ValueError
-            cells = cells if self._style.plain else list(map(self._style.to_python_notation, cells))
+            if not self._style.is_python_notation:
+                cells = list(map(self._style.to_python_notation, cells))
             values = numbers(cells)
         except ValueError:
             self._raise_not_a_number(fields, location)

@@ -144,7 +144,7 @@ class EncodingOptions:
         """Columns that features must have if `like` is plain numbers with names; else None."""
         return None if self.like is None or self.encoder is not None else self.like.columns
 
-    def recorded(self, form: FileForm) -> FileForm:
+    def with_recorded_form(self, form: FileForm) -> FileForm:
         """Return the form of files, with the recorded form of the files of `like` as defaults."""
         return form if self.like is None else form._replace(recorded=recorded_form(self.like) or {})
 

@@ -201,7 +201,7 @@ def ingest(
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
     form = FileForm(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
-    form = options.recorded(form.checked())
+    form = options.with_recorded_form(form.checked())
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held while one is written
     inputs = expand_paths(inputs, input_options, out_url)
     inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)

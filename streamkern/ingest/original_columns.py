@@ -17,7 +17,7 @@ from streamkern.ingest.formats import TABLES
 from streamkern.ingest.input_files import FileOpener, Url, explained_damage
 from streamkern.ingest.tables.arrow import arrow, is_of_kind
 
-_ALL_COLUMNS = ReadRequest(y=(), targets=False, whole=True)
+_ALL_COLUMNS = ReadRequest(y=(), targets=False, reads_all_columns=True)
 
 
 class OriginalColumns:

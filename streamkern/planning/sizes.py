@@ -47,7 +47,7 @@ class Sizes:
     loader_in_flight_bytes: int
     widened: bool = field(default=False, kw_only=True)
 
-    def recorded(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, Any]:
         """Return the sizes as JSON values for the record of a run.
 
         Sizes with their default value are left out, because earlier versions do not have them.

@@ -41,7 +41,7 @@ class PredictionBuffer:
     ----------
     n_rows : number of rows added so far
     stage : the caller's stage at the last `save`
-    begun : whether an earlier call left a scratch folder
+    has_begun : whether an earlier call left a scratch folder
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PredictionBuffer:
         self._pending_bytes = 0
         self._last_save_s = time.monotonic()
         self._scratch = scratch
-        self.begun = scratch.folder.exists()
+        self.has_begun = scratch.folder.exists()
         work_digest = json_digest([identity, self._slab_rows, str(self._record.descr)])
         state = scratch.restore(work_digest) or {}
         self.n_rows, self.stage = int(state.get("n_rows", 0)), str(state.get("stage", ""))

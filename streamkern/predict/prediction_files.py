@@ -217,7 +217,7 @@ class PredictionGroup:
     def rows_done(self, buffer: PredictionBuffer) -> int | None:
         """Return the number of rows if the same call already wrote the output; else None."""
         # Without a scratch folder, another call wrote the output.
-        if not buffer.begun or mark_at(self._store, self._url) != self._complete:
+        if not buffer.has_begun or mark_at(self._store, self._url) != self._complete:
             return None
         values: Any = zarr.open_group(self._store, mode="r")["values"]
         return int(values.shape[0])

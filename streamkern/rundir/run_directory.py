@@ -123,7 +123,7 @@ class RunDirectory:
             lock = self._folder.acquire_lock(self._highest_writer())
             try:
                 self._retention.delete_unfinished(lock)
-                self._run, self._run_is_known = self.recorded(), True
+                self._run, self._run_is_known = self.read_record(), True
                 if self._run is not None:
                     file_names.repair_run_json(self._folder, self._run)
                 self._log = RunLog(None, file_names.n_logged_lines(self._folder))
@@ -187,7 +187,7 @@ class RunDirectory:
         """Return the content of ``run.json``, or None; RunError if it was damaged or edited."""
         return file_names.read_config(self._folder)
 
-    def recorded(self) -> dict[str, Any] | None:
+    def read_record(self) -> dict[str, Any] | None:
         """Return the configuration in the manifest of the setup, or of the newest intact
         checkpoint. None if there is no manifest, so that nothing has been computed yet."""
         setups, checkpoints = file_names.published_manifests(self._folder)

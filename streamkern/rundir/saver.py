@@ -18,11 +18,11 @@ class AsyncSaver:
     Each save runs in its own thread, which ends with it, so that a saver that was never closed does
     not keep the interpreter alive. An error is raised by the next `submit`, `wait` or `close`.
 
-    failed : whether an error was raised
+    has_failed : whether an error was raised
     """
 
     def __init__(self, run: RunDirectory) -> None:
-        self.failed = False
+        self.has_failed = False
         self._run = run
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -77,7 +77,7 @@ class AsyncSaver:
             self._thread = None
         error, self._error = self._error, None
         if error is not None:
-            self.failed = True
+            self.has_failed = True
             raise error
 
     def close(self) -> None:

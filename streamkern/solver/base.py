@@ -165,7 +165,7 @@ class Solver:
         """
         return {}
 
-    def finished(self, state: State) -> str | None:
+    def why_finished(self, state: State) -> str | None:
         """Return why no further epoch is needed, or None. The result depends on `state` only."""
         return None
 
@@ -213,7 +213,7 @@ class Solver:
         """
         losses, zero_errors, w = self.losses[state.steps % LOSS_BUFFER_STEPS], batch.Y, batch.w
         w = None if w is None else w[:, None]
-        scale = 1 / batch.whole
+        scale = 1 / batch.n_global_rows
         self.backend.sum_squares(r, losses[0], 0, squares, w, scale)
         if self.loss is not None:
             zero_errors = self.backend.xp.subtract(batch.Y, self.loss.of_zero, out=squares)
@@ -226,7 +226,7 @@ class Solver:
         Collective only if the centers are partitioned, because each rank then has only a part of
         the state. Otherwise all ranks have the same state, and compute the same condition.
         """
-        return condition if self.partition.whole else self.ranks.agree(condition)
+        return condition if self.partition.is_replicated else self.ranks.agree(condition)
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
         """Return the names of the pending arrays that are sums over the rows of this rank."""

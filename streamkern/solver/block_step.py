@@ -205,7 +205,7 @@ class BlockSolver(Solver):
         self.r, self.Ku = (xp.empty((m, c), dtype) for _ in range(2))
         self.products = xp.empty((n, m, c + self.sketch), dtype)
         self.w, self.leverages = xp.empty(m, dtype), xp.empty((n, m), dtype)
-        if self.sketch and not self.partition.whole:
+        if self.sketch and not self.partition.is_replicated:
             self.parts = xp.empty((m, c + self.sketch * n), dtype)
 
     def _views_of(self, m: int) -> _Views:
@@ -258,7 +258,7 @@ class BlockSolver(Solver):
         return self.preconditioner.rules
 
     def _step(self, state: State, batch: Batch) -> Array:
-        m, n, own = len(batch.X), batch.whole, self.partition.local
+        m, n, own = len(batch.X), batch.n_global_rows, self.partition.local
         self._make_room(m)
         self.partition.begin(m, n)
         rng = np.random.default_rng([self.seed, ORDER_STAGE, state.steps])
@@ -378,7 +378,7 @@ class BlockSolver(Solver):
         for blocks in self._block_groups:
             assignment = residual(blocks.start, blocks.stop, minus_targets)
             self.backend.assign(assignment, r=r, Y=Y, **views.values)
-        if self.partition.whole:
+        if self.partition.is_replicated:
             if self.sketch:
                 self.backend.sum_squares(views.sketched, views.leverages, 2, views.sketched)
             return r

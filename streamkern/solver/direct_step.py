@@ -145,7 +145,7 @@ class DirectSolver(EquationSolver):
                 measured[-1] += m if w is None else (w > 0).sum()
             for k, rows in held_out:
                 self._add_rows(state, k, K[rows], wide_Y[rows])
-        state.rows += batch.whole
+        state.rows += batch.n_global_rows
         return loss
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:

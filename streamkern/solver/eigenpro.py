@@ -299,7 +299,7 @@ def _assemble_projection(
     E, D = arrays["projection.E"], arrays["projection.D"]
     rule, resident = StepRule(**meta["projection_rule"]), work.sizes.projection == "resident"
     batch, epochs = meta["projection_batch"], work.sizes.projection_epochs
-    if share.whole:
+    if share.is_replicated:
         P = LowRankPreconditioner(Z[: len(E)], E, D, rule)
         return IterativeProjection(op, Z, P, batch=batch, resident=resident, epochs=epochs)
     return PartitionedProjection(

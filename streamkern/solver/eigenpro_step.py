@@ -119,7 +119,7 @@ class DelayedProjectionSolver(Solver):
         return [self.P.rule]
 
     def _step(self, state: State, batch: Batch) -> Array:
-        op, m, n, pending = self.op, len(batch.X), batch.whole, state.pending
+        op, m, n, pending = self.op, len(batch.X), batch.n_global_rows, state.pending
         self._make_room(m)
         self.partition.begin(m, n)
         x = op.points(batch.X, out=self.x[:m])

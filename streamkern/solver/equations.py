@@ -95,7 +95,7 @@ class EquationSolver(Solver):
             f"fit noise and be useless on other rows: give {mention('solver.ridge')}, such as 1e-4"
         )
 
-    def finished(self, state: State) -> str | None:
+    def why_finished(self, state: State) -> str | None:
         """Return a reason after the first epoch if every epoch has the same rows, else None."""
         if not (self.repeats and state.passes):
             return None

@@ -63,7 +63,7 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
             self._add(K, r, pending["gradient"])
             h *= values[:, c:]
             self._add(K, self._weigh(h, batch.w), pending["product"])
-        state.rows += batch.whole
+        state.rows += batch.n_global_rows
         return measured
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
@@ -103,6 +103,6 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         pending["direction"][...] = D
         return -float((g * D).sum())
 
-    def finished(self, state: State) -> str | None:
+    def why_finished(self, state: State) -> str | None:
         """Return a reason if the gradient of the final loss is within the tolerance, else None."""
-        return super().finished(state) if self._is_last_loss(state) else None
+        return super().why_finished(state) if self._is_last_loss(state) else None

@@ -141,7 +141,7 @@ class PreconditionedSolver(Solver):
             "check the data for outliers, or give a larger bandwidth",
         )
 
-    def finished(self, state: State) -> str | None:
+    def why_finished(self, state: State) -> str | None:
         """Return a reason if the residual is within the tolerance, else None."""
         if state.passes == 0:
             return None
@@ -186,7 +186,7 @@ class FalkonSolver(PreconditionedSolver):
         X, Y, w = batch.X, batch.Y, batch.w
         m, c, xp, pending = len(X), self.n_outputs, self.backend.xp, state.pending
         self._make_room(m)
-        self.partition.begin(m, batch.whole)
+        self.partition.begin(m, batch.n_global_rows)
         K, r, Kv = self.K[:m], self.r[:m], self.Kv[:m]
         with self.backend.single_threaded_blas():
             x = self.op.points(X, out=self.x[:m])
@@ -202,7 +202,7 @@ class FalkonSolver(PreconditionedSolver):
                 self._add(K, self._weigh(r, w), pending["sums"])
                 Kv[...] = Y
                 self._add(K, self._weigh(Kv, w), pending["b"])
-        state.rows += batch.whole
+        state.rows += batch.n_global_rows
         return loss
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ class Method(Generic[_S]):
     same_rows = False
     """Whether every epoch must have the same rows in the same batches, with the same random draws.
 
-    `Solver.finished` ends the run of such a method.
+    `Solver.why_finished` ends the run of such a method.
     """
     empty_epochs = 0
     """Number of epochs after which the model is still 0.

@@ -108,7 +108,7 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
                 self.backend.add_gram(pending["G"][k], self.weighted[:m], 1.0)
             wide_r = r.astype(np.float64)
             pending["gradient"] += self.backend.matmul_t(K, wide_r, self.gradient_part)
-        state.rows += batch.whole
+        state.rows += batch.n_global_rows
         return measured
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
     def end_epoch(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the epoch, and compute the next one.
 
-        If the run has stalled, the decrement is stored with a minus sign, for `finished`.
+        If the run has stalled, the decrement is stored with a minus sign, for `why_finished`.
         """
         a_before, length, first = self.backend.to_host(state.pending["slopes"]).tolist()
         same_loss = self._is_same_loss(state)
@@ -158,7 +158,7 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
             state.pending["slopes"][0] = -a
         return facts
 
-    def finished(self, state: State) -> str | None:
+    def why_finished(self, state: State) -> str | None:
         """Return a reason if the decrement is within the tolerance or stalled, else None."""
         a, _, first = self.backend.to_host(state.pending["slopes"]).tolist()
         if not self._is_last_loss(state) or a > DECREMENT_TOLERANCE * first:

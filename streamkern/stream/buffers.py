@@ -36,13 +36,13 @@ class Share:
     size: int = 1
 
     @property
-    def whole(self) -> bool:
+    def is_whole_block(self) -> bool:
         """True if the share is the whole block."""
         return self.size == 1
 
     def divides_units(self, mix_units: int) -> bool:
         """Return whether blocks of `mix_units` units are divided by units, not by rows."""
-        return not self.whole and mix_units >= MIN_UNITS_PER_RANK * self.size
+        return not self.is_whole_block and mix_units >= MIN_UNITS_PER_RANK * self.size
 
     def units(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the indices of the units of a block that this rank reads, in ascending order.
@@ -112,7 +112,7 @@ class OpenBlock:
 
     def part(self, start: int, stop: int) -> RowBlock:
         """Return the rows of this share in [start, stop) of the shuffled block."""
-        if not self.share.whole:
+        if not self.share.is_whole_block:
             self._shuffle()
             assert self._share_index is not None
             start, stop = int(self._share_index[start]), int(self._share_index[stop])
@@ -125,7 +125,7 @@ class OpenBlock:
                 return
             positions = self.buffer.positions[: self.n_rows]
             self.plan.shuffle(self.block, positions)
-            if not self.share.whole:
+            if not self.share.is_whole_block:
                 share_index = np.zeros(self.n_rows + 1, np.int64)
                 if self.share.divides_units(self.plan.mix_units):
                     for (_, start), stop in zip(self.units, self._ends, strict=True):

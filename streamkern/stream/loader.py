@@ -63,9 +63,9 @@ class Loader:
     batch_size : int
         Rows of a batch, of all ranks together; the last one of an epoch may have fewer.
     fields : str or sequence of str
-        The arrays of a batch, of "X" (m, *row_shape), "y", "w" (m,) and "row_ids" (m,). y is (m,)
-        int64 class ids, or (m, c) floats. One name gives the array itself, several give a tuple.
-        X of sparse rows is a CSR array of SciPy.
+        The arrays of a batch of m rows: "X" (m, *row_shape), "y", "w" (m,) sample weights, and
+        "row_ids" (m,). y is (m,) int64 class ids, or (m, c) floats for c targets. One name gives
+        the array itself, several give a tuple. X of sparse rows is a CSR array of SciPy.
     transforms : sequence of Transform
         Transforms of the rows of a store, as for `ZarrSource`.
     seed : int
@@ -166,6 +166,7 @@ class Loader:
             "threads": threads, "retry_s": checked_number("retry_s", retry_s),
             "share": Share(rank, n_ranks),
         }  # fmt: skip
+        # The number of the newest iterator: an older one ends, as both would move `position`.
         self.position, self._state_loaded, self._iteration = (0, 0), False, 0
         self._active: _ActiveReader | None = None
         order = self._activate().reader.order_key()

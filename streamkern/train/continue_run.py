@@ -86,7 +86,7 @@ def continuing(
     with checkpoint_errors(own_run.check().location):
         # There is no digest for Fourier features, which are read from the setup.
         digest = recorded["identity"].get("centers", {"sha256": ""})
-        centers = replace(own_run.stored, recorded=digest["sha256"])
+        centers = replace(own_run.stored_centers, recorded=digest["sha256"])
         parent = replace(own_run, ancestry=ancestry, centers=centers)
     return _with_model_of(recorded["identity"]["settings"], parent, parent_id, config, inputs)
 
@@ -149,7 +149,7 @@ def _ancestry(parent_path: str, parent: ParentRun) -> dict[str, Any]:
 
     It describes the parent run, and its ancestors in the list "before", the nearest first.
     """
-    saved, grandparent_entry = parent.saved, parent.record["identity"].get("continues")
+    saved, grandparent_entry = parent.loaded_checkpoint, parent.record["identity"].get("continues")
     position = saved.meta["position"]
     epochs = (
         position["epoch"]
@@ -209,15 +209,15 @@ def _with_model_of(
     if "loss" in recorded:
         overrides["model.loss"] = loss_of_run(recorded["loss"])
     if parent_id is not None:
-        parent = replace(parent, centers=replace(parent.stored, sha256=parent_id[1]))
-    centers = None if recorded.get("features") == "fourier" else parent.stored
+        parent = replace(parent, centers=replace(parent.stored_centers, sha256=parent_id[1]))
+    centers = None if recorded.get("features") == "fourier" else parent.stored_centers
     if centers is not None and overrides["model.n_centers"] != "auto":
         # If the parent had fewer rows than requested centers, it has as many centers as rows.
         overrides["model.n_centers"] = centers.shape[0]
-    if config.run.precision == "auto" and parent.stored.dtype == np.float64:
+    if config.run.precision == "auto" and parent.stored_centers.dtype == np.float64:
         overrides["run.precision"] = "float64"
     metric = None if "metric" in recorded else parent.metric
-    inputs = replace(inputs, continued=parent, centers=centers, metric=metric)
+    inputs = replace(inputs, continued_run=parent, centers=centers, metric=metric)
     return config.with_overrides(overrides), inputs
 
 

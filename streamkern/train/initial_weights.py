@@ -43,8 +43,8 @@ def load_warm_start(config: RunConfig) -> ParentRun | None:
     run.warn_of_damage()
     with checkpoint_errors(run.check().location):
         alpha = run.weights[np.argsort(run.order)]
-        samples = run.saved.meta["position"]["samples"]
-        without_arrays = replace(run.saved, arrays={})
+        samples = run.loaded_checkpoint.meta["position"]["samples"]
+        without_arrays = replace(run.loaded_checkpoint, arrays={})
         return replace(run, alpha=alpha, samples=samples, checkpoint=without_arrays)
 
 
@@ -57,8 +57,8 @@ def given_weights(run: ResolvedRun) -> ParentRun | None:
     warm = run.inputs.warm_start or load_warm_start(run.config)
     if warm is not None:
         warm.check_fits(run.config, run.data.source, run.metric)
-        if run.inputs.continued is not None:
-            warm.check_continued(run.inputs.continued.ancestry)
+        if run.inputs.continued_run is not None:
+            warm.check_continued(run.inputs.continued_run.ancestry)
     return warm
 
 
@@ -82,8 +82,10 @@ def initial_weights(
         if saved and run_dir is not None:
             options = storage_options_for(config, run_dir)
             own_run = RunSnapshot.find(run_dir, options, load_centers=False, load_weights=False)
-            if own_run is not None and (warm.has(own_run.stored) or not share.whole):
-                Z = own_run.stored
+            if own_run is not None and (
+                warm.has(own_run.stored_centers) or not share.is_replicated
+            ):
+                Z = own_run.stored_centers
         alpha = warm.weights_for(Z, assembled.meta)
         if (slope := assembled.meta["setup"].get("warm_slope")) is not None:
             alpha *= slope

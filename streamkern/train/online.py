@@ -141,7 +141,7 @@ class Online:
             steps.restore(arrays | {"good": arrays["good"].copy()}, meta)
             # No rows are set aside, and the calibration of the loaded run is for other weights.
             steps.calibration = native_calibration(run, setup.targets)
-            setup.meta["uncalibrated"] = run.data.uncalibrated
+            setup.meta["uncalibrated"] = run.data.why_no_calibration
         # Epoch numbers continue, so that each block has its own order and random transforms.
         first_epoch, epochs = steps.position.epoch, run.config.data.n_epochs
 
@@ -207,7 +207,7 @@ class SavedRun:
         """
         run = RunSnapshot.open(self.place, self._options, load_solver=True)
         with checkpoint_errors(run.location):
-            record, setup, saved = run.record, run.setup, run.saved
+            record, setup, saved = run.record, run.setup, run.loaded_checkpoint
             step = saved.meta["position"]["step"]
             if step != self._step:
                 raise RunError(

@@ -106,7 +106,7 @@ def train_over(
             check_versions(workers)
         result: dict[str, Any] = run_ranks(
             workers, work_as_rank, settings, ranks=ranks, min_ranks=config.run.min_ranks,
-            multiple=config.run.center_ranks, prepare=prepare_rank, reached=reached_step,
+            multiple=config.run.center_ranks, prepare=prepare_rank, read_progress=reached_step,
             stop=request, on_event=forward,
         )  # fmt: skip
     return result

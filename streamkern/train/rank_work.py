@@ -32,7 +32,7 @@ def prepare_rank(
     import_own_modules(settings["modules"])
     prepare_run(
         settings["config"], stop, pickle.loads(settings["given"]),
-        progress=_progress_setting(settings, spec.tell),
+        progress=_progress_setting(settings, spec.send_message),
     )  # fmt: skip
 
 
@@ -60,7 +60,8 @@ def work_as_rank(
             inputs = replace(pickle.loads(settings["given"]), rank_addresses=addresses)
             return train_rank(
                 config, ranks, stop, inputs,
-                progress=_progress_setting(settings, spec.tell), tell=spec.tell,
+                progress=_progress_setting(settings, spec.send_message),
+                send_message=spec.send_message,
             )  # fmt: skip
         except RunLockedError as error:  # the rank 0 before this one has not ended yet
             if isinstance(error, RunLostError) or time.monotonic() > give_up:
@@ -68,8 +69,8 @@ def work_as_rank(
         time.sleep(_LOCK_RETRY_S)
 
 
-def _progress_setting(settings: dict[str, Any], tell: SendMessage) -> ProgressSetting:
-    return Relay(lambda text: tell({"line": text})) if settings["progress"] else False
+def _progress_setting(settings: dict[str, Any], send_message: SendMessage) -> ProgressSetting:
+    return Relay(lambda text: send_message({"line": text})) if settings["progress"] else False
 
 
 def reached_step(settings: dict[str, Any]) -> int:
@@ -112,14 +113,14 @@ def train_rank(
     inputs: RunInputs = NO_INPUTS,
     *,
     progress: ProgressSetting = False,
-    tell: SendMessage = lambda said: None,
+    send_message: SendMessage = lambda message: None,
 ) -> dict[str, Any]:
     """Train a run to its end as one rank. Collective.
 
     Returns the figures of the run, and the times of this rank: "metrics", "history" and "samples"
     as in `Result`, and "timing" with the seconds "waited_s" spent waiting for other ranks.
 
-    tell : called with each evaluation on rank 0
+    send_message : called with each evaluation on rank 0
 
     Raises RankLostError if another rank is lost, and the errors of `train`.
     """
@@ -128,7 +129,7 @@ def train_rank(
         resumable(stop, kept=True, position=lambda: "before the next step") as request,
         started_trainer(
             config, replace(inputs, ranks=ranks), run_directory(config, writable=is_rank0), request,
-            progress if is_rank0 else False, lambda record: tell({"evaluation": record}),
+            progress if is_rank0 else False, lambda record: send_message({"evaluation": record}),
             callbacks=make_sinks(config.run) if is_rank0 else (),
         ) as trainer,
     ):  # fmt: skip

@@ -38,7 +38,7 @@ def run_record(run: ResolvedRun) -> dict[str, Any]:
     "sizes" : sizes of the plan
     "versions" : versions of libraries
     """
-    identity: dict[str, Any] = {"settings": run.inputs.recorded(run.config)}
+    identity: dict[str, Any] = {"settings": run.inputs.recorded_settings(run.config)}
     # The contents identify a store, since its address may change.
     identity["settings"]["data"].pop("train", None)
     identity["data"] = run.data.source.describe()
@@ -47,11 +47,11 @@ def run_record(run: ResolvedRun) -> dict[str, Any]:
             identity[name] = {"shape": list(array.shape), "sha256": array.recorded or array.sha256}
         elif array is not None:
             identity[name] = array_identity(array)
-    if run.inputs.continued is not None:
-        identity["continues"] = run.inputs.continued.ancestry
+    if run.inputs.continued_run is not None:
+        identity["continues"] = run.inputs.continued_run.ancestry
     return {
         "identity": checked_meta(identity, "identity"),  # tuples become lists, as after reading
-        "sizes": run.sizes.recorded(),
+        "sizes": run.sizes.as_record(),
         "versions": library_versions(),
     }
 
@@ -169,7 +169,7 @@ def check_same_model(directory: RunDirectory, config: RunConfig, inputs: RunInpu
     recorded = recorded_run(directory)
     if recorded is None or "continues" in recorded["identity"]:
         return
-    settings = checked_meta(inputs.recorded(inputs.settings(config)), "settings")
+    settings = checked_meta(inputs.recorded_settings(inputs.settings(config)), "settings")
     model_settings = (
         {"settings": {name: tables[name] for name in ("model", "solver")}}
         for tables in (recorded["identity"]["settings"], settings)

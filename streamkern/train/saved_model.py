@@ -89,7 +89,7 @@ def load_result(
 
 def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
     """Return the result of a run. records : records of its log"""
-    meta, saved = run.setup.meta, run.saved.meta
+    meta, saved = run.setup.meta, run.loaded_checkpoint.meta
     position = saved["position"]
     end_reasons = [record.get("why") for record in records if record.get("event") == "finished"]
     backend = get_backend("cpu", 1)
@@ -103,9 +103,9 @@ def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
             metrics=figures_from_json(saved["metrics"] or {}),
             history=evaluations_in(records),
             ended=end_reasons[-1] if end_reasons else None,
-            skipped=run.skipped,
+            skipped=run.damaged_checkpoints,
             ridge=saved["state"].get("ridge", 0.0) or meta["setup"].get("ridge", 0.0),
-            ridges=run.setup.arrays.get("ridges", run.saved.arrays.get("ridges")),
+            ridges=run.setup.arrays.get("ridges", run.loaded_checkpoint.arrays.get("ridges")),
             epochs=position["epoch"],
             losses=LossCurve(saved.get("losses", ())).losses(position["epoch"]),
             validation_scores=scores_from_json(saved.get("validation", ())),
@@ -120,12 +120,12 @@ def model_from_run(run: RunSnapshot, backend: Backend) -> KernelModel:
     op = operator(backend, run.setup.arrays, run.setup.meta)
     with backend.active():
         Z = op.points(backend.asarray(run.setup.arrays["Z"]), right=True)
-    arrays = run.saved.arrays
+    arrays = run.loaded_checkpoint.arrays
     settings = {} if run.setup.run is None else run.record["identity"]["settings"]
     return KernelModel(
-        op, Z, backend.asarray(run.weights), run.classes, run.row_shape, run.fixed, run.targets,
-        skipped=run.skipped, **column_names(run.setup.meta),
-        origin={"run": run.location, "step": run.saved.step},
+        op, Z, backend.asarray(run.weights), run.classes, run.row_shape, run.fixed_transforms,
+        run.targets, damaged_checkpoints=run.damaged_checkpoints, **column_names(run.setup.meta),
+        origin={"run": run.location, "step": run.loaded_checkpoint.step},
         calibration=Calibration.from_arrays(arrays), posterior=Posterior.from_arrays(arrays),
         lacking=no_calibration_text(run.setup.meta), loss=run.loss,
         centers=run.setup.arrays["Z"] if may_be_wide(settings) else None,
@@ -165,7 +165,7 @@ def without_solver(
     epochs, samples, ridge, ridges : as in `Result`
     """
     assert model.op.origin is not None
-    scale_arrays, scaling = save_scaling(model.fixed)
+    scale_arrays, scaling = save_scaling(model.fixed_transforms)
     arrays = {
         "Z": Z, "order": order, "shift": model.op.origin,
         "sample_rows": np.empty(0, np.int64), **model.targets.arrays(), **scale_arrays,
@@ -215,7 +215,7 @@ def save_model(
         "identity": identity, "sizes": setup[1]["sizes"], "versions": library_versions(),
     }  # fmt: skip
     with directory:
-        existing = directory.recorded() or directory.read_config()
+        existing = directory.read_record() or directory.read_config()
         if existing is not None and existing != record:
             raise RunError(
                 f"{directory.location} holds another model or run already",

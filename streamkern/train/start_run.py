@@ -169,13 +169,17 @@ def opened_run(
 def _broadcast_choices(run: ResolvedRun) -> None:
     """Broadcast choices of rank 0 that a machine with less memory, or rounding, might make
     differently."""
-    ranks, parent, patches = run.inputs.ranks, run.inputs.continued, patches_among(run.data.fixed)
-    parent_id = None if parent is None else (parent.ancestry, parent.stored.sha256)
-    scores = scores_among(run.data.fixed) is not None
+    ranks, parent, patches = (
+        run.inputs.ranks,
+        run.inputs.continued_run,
+        patches_among(run.data.fixed_transforms),
+    )
+    parent_id = None if parent is None else (parent.ancestry, parent.stored_centers.sha256)
+    scores = scores_among(run.data.fixed_transforms) is not None
     arrays = {} if patches is None else patches.arrays()
     numbers = {} if patches is None else patches.numbers()
     shapes = {name: array.shape for name, array in arrays.items()}
-    choices = [run.sizes.recorded(), run.config.model.features, parent_id, scores, shapes, numbers]
+    choices = [run.sizes.as_record(), run.config.model.features, parent_id, scores, shapes, numbers]
     ranks.broadcast_bytes(json.dumps(choices).encode())
     for array in arrays.values():
         ranks.broadcast(np.ascontiguousarray(array))

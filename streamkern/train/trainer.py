@@ -112,7 +112,7 @@ class Trainer:
         self.coordinator.check_step(self.position.step)
         self.feed = self.stack.enter_context(self.steps.feed(client))
         check_order(order, self.feed.loader.order_key())
-        if self.run.inputs.continued is not None and not has_checkpoint:
+        if self.run.inputs.continued_run is not None and not has_checkpoint:
             self._checkpoint()  # from here on the parent run is not needed
         run_dir = None if self.directory is None else redact(self.directory.location)
         with checkpoint_errors(str(run_dir)):
@@ -155,7 +155,7 @@ class Trainer:
             saves = self.directory is not None
             self.steps.begin(initial_weights(warm, self.steps, self.coordinator, saved=saves))
             self._report("start", {"setup": setup_decisions(self.steps.assembled.meta), **plan})
-            self._record_skipped(() if warm is None else warm.skipped)
+            self._record_skipped(() if warm is None else warm.damaged_checkpoints)
             return None
         with checkpoint_errors(self.directory.location):
             self.steps.restore(loader.arrays(saved), saved.meta)
@@ -179,7 +179,8 @@ class Trainer:
     def run_to_end(self) -> Result:
         """Process all remaining batches, evaluate, and write the last checkpoint."""
         if self.position.done:
-            owed = self.coordinator.from_rank0(self.evaluations.owed or self.steps.owes_calibration)
+            owed = self.evaluations.is_owed or self.steps.owes_calibration
+            owed = self.coordinator.from_rank0(owed)
             self._calibrate()
             self._evaluate()  # the test rows may have changed since the figures were saved
             if owed:
@@ -211,13 +212,12 @@ class Trainer:
         expected, n_empty = self.run.method.n_epochs(self.run.problem), empty_steps(self.run)
         n_rows, loss_text = self.run.data.source.n_rows, loss_note(self.steps.assembled.meta)
         self.progress.begin(meter, n_rows, expected, empty_steps=n_empty, loss_note=loss_text)
-        continued = self.run.inputs.continued
+        continued = self.run.inputs.continued_run
         epochs_before = 0 if continued is None else continued.epochs
-        batches = self._stoppable_reads(
-            self.feed.epochs(epochs_before + position.epoch, epochs_before + epochs, position.batch)
-        )
+        first_epoch, end = epochs_before + position.epoch, epochs_before + epochs
+        batches = self._stoppable_reads(self.feed.epochs(first_epoch, end, position.batch))
         try:
-            if self.evaluations.owed or self.stopping.lacks_score(position.epoch):
+            if self.evaluations.is_owed or self.stopping.lacks_score(position.epoch):
                 self._evaluate()
                 if position.batch == 0:
                     self._judge_epoch()
@@ -229,7 +229,7 @@ class Trainer:
         except Exception:
             # Bad data or a lost network at batch i + 1 must not lose batch i.
             can_save = self.steps.step_is_whole and self.coordinator.rank0_holds_state(self.steps)
-            if can_save and not self.checkpoints.failed:
+            if can_save and not self.checkpoints.has_failed:
                 self._checkpoint()
             raise
         self.run.backend.synchronize()
@@ -263,7 +263,7 @@ class Trainer:
         if position.batch == 0:
             self._end_after_epoch(self._why_finished())
         has_score = self.stopping.active and position.batch == 0
-        due = self.evaluations.due(position, samples_before)
+        due = self.evaluations.is_due(position, samples_before)
         now = due or self.checkpoints.is_set_for(position.step)
         if not self.coordinator.sync_if_due(self.steps, now=now):
             return False
@@ -271,7 +271,7 @@ class Trainer:
             self._evaluate()  # the end of the run evaluates again
         if position.batch == 0:
             self._judge_epoch()
-        due = self.checkpoints.due(position.step) and not self.stop.requested  # a stop saves too
+        due = self.checkpoints.is_due(position.step) and not self.stop.requested  # a stop saves too
         self.ended, saves = self.coordinator.agree_on_end(self.ended, saves=due)
         if saves:
             self._checkpoint()
@@ -283,7 +283,7 @@ class Trainer:
         if stopping.active and not is_other_rank:
             stopping.add_score(self.evaluations.metrics, self.steps.keep_best)
             self._end_after_epoch(stopping.reason())
-        if stopping.active and not self.steps.share.whole:  # each rank copies its part of them
+        if stopping.active and not self.steps.share.is_replicated:  # each rank copies its part
             is_best = self.coordinator.from_rank0(stopping.at_best)
             if is_best and is_other_rank:
                 self.steps.keep_best()
@@ -312,7 +312,7 @@ class Trainer:
     def _why_finished(self) -> str | None:
         """Return why the remaining epochs are not needed, or None."""
         has_epochs_left = self.position.epoch < self.run.config.data.n_epochs
-        return self.steps.solver.finished(self.steps.state) if has_epochs_left else None
+        return self.steps.solver.why_finished(self.steps.state) if has_epochs_left else None
 
     def _save_and_end(self, stopped: Stopped) -> NoReturn:
         """Save the run after a signal; raise TrainingInterrupted, or Stopped if it is not saved."""

@@ -159,7 +159,7 @@ def search_settings(
     ridge_list = numbers_or_auto("ridges", ridges, above=False)
     original, config = config, config.with_overrides(dict.fromkeys(_DISABLED_SETTINGS, False))
     data = open_data(config, source, scores=None if distances is None else False)
-    if scores_among(data.fixed):  # the kernel is chosen for features with scores
+    if scores_among(data.fixed_transforms):  # the kernel is chosen for features with scores
         scaled = {"data.scale": "quantiles"}
         original, config = original.with_overrides(scaled), config.with_overrides(scaled)
     deciding = find_metric(metric, data.source.classes is not None, _loss_class(config))

@@ -101,7 +101,7 @@ def test_array_parts_equal_partition(shape: tuple[int, int], widths: list[int], 
     assert found.keys() == arrays.keys() - {"H.0"}
     for name, a in found.items():
         np.testing.assert_array_equal(a, arrays[name][share.rows(name)])
-        assert share.whole <= (a is arrays[name])
+        assert share.is_replicated <= (a is arrays[name])
     assert all(share.parts(found, ("Z", "alpha", "G."))[name] is a for name, a in found.items())
 
 

@@ -210,7 +210,7 @@ def test_broken_terminal_raises_no_error() -> None:
     line = Line(terminal)
     line.draw("loss 1")
     with Line(terminal).ticking(lambda: "setup"):
-        assert not line.due
+        assert not line.is_due
     assert threading.active_count() == before
 
 

@@ -177,7 +177,7 @@ def test_predictions_equal_formula(place: Path, model_values: dict[str, Array]) 
         assert saved is not None
         Z, weights = np.float64(setup.arrays["Z"]), np.float64(model.weights)
         rows = np.float64(X)
-        for transform in model.fixed:
+        for transform in model.fixed_transforms:
             rows = (rows - transform.mean) / transform.scale  # type: ignore[attr-defined]
         values = ref.laplace(rows, Z, 3.0) @ weights
     offset = (

@@ -51,7 +51,7 @@ def saved(name: str, arrays: Any = ROWS, meta: Any = None, after: Callable[[], N
           steps: tuple[int, ...] = (1,), **given: Any) -> None:  # fmt: skip
     """Save checkpoints. after : what happens to the directory meanwhile."""
     with RunDirectory(name, **given) as directory:
-        if directory.recorded() is None:
+        if directory.read_record() is None:
             directory.write_config({"by": "a test"})
             directory.save_setup(ROWS, {})
         if after is not None:

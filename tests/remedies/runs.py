@@ -73,7 +73,7 @@ def continued_cases() -> list[Case]:
         assert first is not None
         shutil.rmtree("first")
         trained(run("first", **{"run.random_state": 2}))
-        first.stored.keys()
+        first.stored_centers.keys()
 
     def trained_on() -> None:
         stopped(run("parent"))
@@ -120,7 +120,7 @@ def resumed_cases() -> list[Case]:
     with RunDirectory("other_version") as directory:
         saved = directory.load_setup()
         assert saved is not None
-        record = directory.recorded()
+        record = directory.read_record()
         assert record is not None
         shutil.rmtree("other_version/checkpoints")
         directory.write_config(record | {"more": 1})

@@ -135,13 +135,13 @@ def test_older_checkpoint_is_never_used_silently(run: Path) -> None:
         model = load_model(run)
     model.backend.close()
     assert [w.filename for w in caught] == [__file__]  # whoever loads
-    assert len(model.skipped) == 1
-    assert f"{STEPS:012d}/alpha/c/0/0 does not match its checksum" in model.skipped[0]
+    assert len(model.damaged_checkpoints) == 1
+    assert f"{STEPS:012d}/alpha/c/0/0 does not match its checksum" in model.damaged_checkpoints[0]
     (shown,) = run_overview(run)["warnings"]
-    assert shown == model.skipped[0]
+    assert shown == model.damaged_checkpoints[0]
     warm = settings(**{"solver.warm_start": str(run), "data.epochs": 1})
     with pytest.warns(UserWarning, match=text) as caught:
-        assert finished(warm, source=stream()).skipped == model.skipped
+        assert finished(warm, source=stream()).skipped == model.damaged_checkpoints
     assert [w.filename for w in caught] == [runs.__file__]  # whoever trains
 
 

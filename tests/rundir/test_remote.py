@@ -357,7 +357,7 @@ def test_check_before_manifest_can_stop_save(place: Place) -> None:
         saver.submit(2, state(2), meta(2), changed)
         with pytest.raises(DataError, match="the data changed during the run"):
             saver.wait()
-        assert saver.failed
+        assert saver.has_failed
         assert place.published() == [1]
         saver.submit(2, state(2), meta(2), lambda: None)
     assert place.published() == [1, 2]

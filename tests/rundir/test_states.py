@@ -494,7 +494,7 @@ class Machine(RuleBasedStateMachine):
 
     def load(self, writer: Writer) -> None:
         run = writer.run
-        if run.recorded() is None:
+        if run.read_record() is None:
             run.write_config(RUN)
         setup = run.load_setup()
         if setup is None:

@@ -103,7 +103,7 @@ def converged(case: Case, passes: int = 60) -> tuple[Solver, State]:
     state = solver.init()
     for _ in range(passes):
         one_pass(case, solver, state)
-        if solver.finished(state):
+        if solver.why_finished(state):
             return solver, state
     raise AssertionError("it has not converged")
 
@@ -171,7 +171,7 @@ def test_zero_output_stays_zero() -> None:
     solver = case.solver()
     state = solver.init()
     one_pass(case, solver, state)
-    assert "converged in 0 iterations" in str(solver.finished(state))
+    assert "converged in 0 iterations" in str(solver.why_finished(state))
 
 
 def test_non_finite_values_are_named() -> None:

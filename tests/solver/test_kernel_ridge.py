@@ -66,7 +66,7 @@ def test_weights_solve_the_equations(precision: str, rtol: float) -> None:
     order = np.random.default_rng(0).permutation(240)
     solver_problems.one_pass(case, solver, state, order)
     solver_problems.close(state.alpha, truth(case, np.arange(240), np.ones(240), RIDGE), rtol)
-    assert solver.finished(state) is not None
+    assert solver.why_finished(state) is not None
 
 
 @given(seed=st.integers(0, 1000), n=st.integers(1, 240), ridge=st.floats(1e-8, 1))

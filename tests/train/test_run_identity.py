@@ -176,7 +176,7 @@ def test_patch_features_of_started_run_are_recorded(tmp_path: Path) -> None:
     source = ArraySource(images, rng.integers(0, 2, 130))
     with_patches = {"model.patch_features": 6, "data.scale": "auto"}
     path = tmp_path / "run"
-    found = finished(settings(path, **with_patches), source=source).model.fixed[-1]
+    found = finished(settings(path, **with_patches), source=source).model.fixed_transforms[-1]
     assert isinstance(found, PatchFeatures)
     known = recorded_patches(RunDirectory(path))
     assert known is not None

@@ -498,7 +498,7 @@ def test_resumed_run_reads_its_original_snapshot(tmp_path: Path, several: bool) 
         commit(each, 3.0)
     with RunDirectory(tmp_path / "run", writable=False) as run:
         pinned = pin_branches(config, run).data.train_urls
-        recorded = run.recorded()
+        recorded = run.read_record()
     assert pinned == tuple(
         url.replace("@branch=main", f"@snapshot={k}") for url, k in zip(urls, first, strict=True)
     )

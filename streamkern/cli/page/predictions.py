@@ -26,7 +26,7 @@ MAX_CHART_POINTS, MAX_TABLE_CLASSES = 500, 20
 
 def held_out_predictions(model: KernelModel, source: BaseSource) -> HeldOutPredictions | None:
     """Return predictions of a sample of rows; None if their targets are shares of classes."""
-    source = model.checked(source, targets=True)
+    source = model.align_source(source, with_targets=True)
     n = min(MAX_REPORT_ROWS, source.n_rows)
     block = sample_rows(source, n, 0, stage=PREDICTIONS_STAGE, max_units=MAX_REPORT_UNITS)
     F, y = model.values(block.X), np.asarray(block.y)

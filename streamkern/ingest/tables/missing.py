@@ -107,10 +107,10 @@ class MissingMarkers:
         for text, value in self._numbers.items():
             with np.errstate(over="ignore"):
                 comparable = values.dtype.type(value) if values.dtype.kind == "f" else value
-            matches = values == comparable
-            if matches.any():
+            is_equal = values == comparable
+            if is_equal.any():
                 self.unseen.discard(text)
-            equal |= matches
+            equal |= is_equal
         return equal
 
     def _equal_dates(self, column: Any, text: str) -> NDArray[np.bool_]:

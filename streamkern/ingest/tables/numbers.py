@@ -73,7 +73,7 @@ class NumberStyle(NamedTuple):
     thousands: str = ""
 
     @property
-    def plain(self) -> bool:
+    def is_python_notation(self) -> bool:
         """True if numbers are written in Python's notation."""
         return self == NumberStyle()
 
@@ -130,7 +130,7 @@ class NumberStyle(NamedTuple):
             remedy,
         )
 
-    def parsed(self, text: Any) -> Any:
+    def parse_column(self, text: Any) -> Any:
         """Return an Arrow text column as float64; None if a cell is not a number."""
         text = compute.utf8_trim_whitespace(text)
         if self.wrong_decimal_mask(text).any():
@@ -166,6 +166,7 @@ def style_remedy(text: str) -> str | None:
     return ", ".join(remedies) or None
 
 
+# Patterns of numbers that are recognised to be refused, so they also match some that are malformed.
 _LOOSE_NUMBER = (
     r"(?=[+-]?[.,]?[0-9])[+-]?"
     r"(?:[0-9]{1,3}(?:[.,' ][0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}|[0-9]+)?"
@@ -210,6 +211,7 @@ def other_notation(text: str) -> str | None:
     """
     if is_number(text):
         return None
+    # Full-width digits and invisible marks, as web pages and spreadsheets contain them.
     plain = unicodedata.normalize("NFKC", text)
     plain = "".join(c for c in plain if unicodedata.category(c) != "Cf").strip()
     if not re.search(r"\d", plain):

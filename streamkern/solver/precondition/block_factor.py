@@ -216,7 +216,7 @@ class BlockFactor:
                 )
         leverage, lambda_1 = self._measure(H, probe)
         if self.known is not None:
-            share = self.known.share(self.block) if self.known.whole else 0.0
+            share = self.known.share(self.block) if self.known.is_complete else 0.0
             lambda_1 = (1 - share) * lambda_1 + self._known_eigenvalue(H, self.known, growth)
         ridge_mu = mu / growth
         lambda_1 = self.ranks.broadcast_scalars([lambda_1 + n_blocks * ridge / ridge_mu]).item()

@@ -121,7 +121,7 @@ class Partition(CenterPartition):
 
     def sum_over_columns(self, a: Array) -> Array:
         """Sum `a`, equal on all ranks of a column, over the columns, for all ranks."""
-        if self.whole:
+        if self.is_replicated:
             return a
         if self.grid.row:
             a[...] = 0
@@ -132,7 +132,7 @@ class Partition(CenterPartition):
 
         The common array has R times as many elements, k for each row of the batch.
         """
-        if self.whole:
+        if self.is_replicated:
             return a
         if self.grid.rows == 1:
             return self.sum(a)
@@ -152,7 +152,7 @@ class Partition(CenterPartition):
         """
         if self.grid.rows == 1:
             return a
-        if self.whole:
+        if self.is_replicated:
             return self.sum(a)
         row_bytes = a.shape[1] * a.dtype.itemsize
         for part in tiles(self.p, max(1, RANK_SLAB_BYTES // row_bytes)):
@@ -182,7 +182,7 @@ class Partition(CenterPartition):
 
     def rows_before(self, m: int) -> int:
         """Return the index of this rank's first row in the batch; it has m rows. Collective."""
-        return self.ranks.exclusive_scan(m) if self.whole else self.first_row
+        return self.ranks.exclusive_scan(m) if self.is_replicated else self.first_row
 
     def gather_batch(self, a: Array, first: int, n: int, batch_rows: slice, out: Array) -> None:
         """Write the rows `batch_rows` of the batch on all ranks to `out`. Collective call.
@@ -194,12 +194,12 @@ class Partition(CenterPartition):
             out[...] = a[batch_rows]
             return
         workspace = self.backend.workspace((n, *a.shape[1:]), a.dtype)
-        with nullcontext(out) if self.whole else workspace as rows:
+        with nullcontext(out) if self.is_replicated else workspace as rows:
             rows[...] = 0
             if not self.grid.column:  # the other ranks of this row of the grid have the same rows
                 rows[first : first + len(a)] = a
             gather_rows(rows, self.ranks, self.backend)
-            if not self.whole:
+            if not self.is_replicated:
                 out[...] = rows[batch_rows]
 
     # -- centers ---------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Partition(CenterPartition):
             view.
         out : buffer for the result; None: a new array.
         """
-        if self.whole:
+        if self.is_replicated:
             return a[part]
         if out is None:
             out = self.backend.xp.empty((length(part), *a.shape[1:]), a.dtype)
@@ -230,7 +230,7 @@ class Partition(CenterPartition):
 
     def _gathered(self, a: Array, part: slice, workspaces: ExitStack) -> Array:
         """Return the result of `gather`, in a workspace that is added to `workspaces`."""
-        if self.whole:
+        if self.is_replicated:
             return a[part]
         workspace = self.backend.workspace((length(part), *a.shape[1:]), a.dtype)
         return self.gather(a, part, workspaces.enter_context(workspace))
@@ -248,7 +248,7 @@ class Partition(CenterPartition):
         a : array with one row for each center of this rank; if it has all centers, a view of it is
             yielded.
         """
-        if self.whole:
+        if self.is_replicated:
             yield a[part]
             return
         with self.backend.workspace((length(part), *a.shape[1:]), a.dtype) as rows:
@@ -285,7 +285,7 @@ class Partition(CenterPartition):
 
     def norm_product(self, op: KernelOperator, Z: Points, weights: Array, out: Array) -> Array:
         """Write K(Z, Z) weights to `out`, (q, c), at this rank's centers. Collective call."""
-        n = self.p if self.whole else BROADCAST_CENTERS
+        n = self.p if self.is_replicated else BROADCAST_CENTERS
         for turn, part in enumerate(tiles(self.p, n)):
             with self.replaced(out, part) as values:
                 self.product(op, Z, part, weights, values, turn)

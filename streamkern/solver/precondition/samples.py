@@ -231,14 +231,14 @@ class CenterTargets:
     weights : (p,) sums of the sample weights of these rows.
     Y : (p, c) weighted means of their targets.
     n_rows : number of rows of the stream.
-    whole : whether the stream is complete, so that no other rows will follow.
+    is_complete : whether the stream is complete, so that no other rows will follow.
     """
 
     counts: npt.NDArray[np.int64]
     weights: Array
     Y: Array
     n_rows: int
-    whole: bool = True
+    is_complete: bool = True
 
     def share(self, block: slice) -> float:
         """Return the fraction of the stream's rows that are centers of a block."""

@@ -189,7 +189,7 @@ def onnx_model(
         X = plain_rows(graph, model.row_shape, dtype, sparse=model.op.kernel.sparse)
     else:
         X = table_rows(graph, Encoder.from_json(model.encoder, "the model"))
-    X = scale_features(graph, X, model.fixed, centers.shape[1])
+    X = scale_features(graph, X, model.fixed_transforms, centers.shape[1])
     # Round features as in training, because categorical ones are compared for equality.
     X = X.astype(model.op.dtype).astype(dtype)
     F = _kernel_values(graph, model, X, centers) @ model.backend.to_host(model.weights)

@@ -47,7 +47,7 @@ class TrainStart:
         cls, run: ResolvedRun, meta: dict[str, Any], position: Position, run_dir: str | None
     ) -> Self:
         """Return the start of a run with this setup, at this position."""
-        settings, epochs = run.inputs.recorded(run.config), run.config.data.n_epochs
+        settings, epochs = run.inputs.recorded_settings(run.config), run.config.data.n_epochs
         return cls(settings, setup_decisions(meta), position.step, position.epoch, epochs, run_dir)
 
 

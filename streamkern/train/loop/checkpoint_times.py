@@ -43,11 +43,11 @@ class Checkpoints:
         return self._saver is not None
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """True if a save has failed."""
-        return self._saver is not None and self._saver.failed
+        return self._saver is not None and self._saver.has_failed
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due after `step` steps."""
         if self._interval_steps is not None:
             return self.is_set_for(step)

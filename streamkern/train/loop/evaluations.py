@@ -25,7 +25,7 @@ class EvaluationSchedule:
     validation : validation rows, or None
     metrics : figures of the newest evaluation
     history : all evaluations, oldest first
-    owed : whether an evaluation was interrupted, so that it has to be repeated
+    is_owed : whether an evaluation was interrupted, so that it has to be repeated
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class EvaluationSchedule:
         self._sources = {name: data for name, data in sources.items() if data is not None}
         self.metrics: dict[str, float] = {}
         self.history: list[dict[str, Any]] = []
-        self.owed = False
+        self.is_owed = False
 
-    def due(self, position: Position, samples_before: int) -> bool:
+    def is_due(self, position: Position, samples_before: int) -> bool:
         """Return whether the last step makes an evaluation due.
 
         That is, it has ended an epoch or a period of `evaluate_every` steps, or has reached a
@@ -70,7 +70,7 @@ class EvaluationSchedule:
 
         stoppable : context of the evaluation; if it raises Stopped, the evaluation is owed
         """
-        self.metrics, self.owed = {}, bool(self._sources)
+        self.metrics, self.is_owed = {}, bool(self._sources)
         if not self._sources:
             return
         metrics: dict[str, float] = {}
@@ -80,7 +80,7 @@ class EvaluationSchedule:
                 metrics |= with_data_prefix(name, evaluated.evaluate(data))
         record = {"step": position.step, "samples": position.samples, **metrics}
         report("evaluation", metrics)
-        self.metrics, self.owed = metrics, False
+        self.metrics, self.is_owed = metrics, False
         if self.history and self.history[-1]["step"] == position.step:
             self.history.pop()  # evaluated again at the end of the run, maybe with other weights
         self.history.append(record)
@@ -89,11 +89,11 @@ class EvaluationSchedule:
 
     def metrics_as_json(self) -> dict[str, float | None] | None:
         """Return the newest figures as JSON values; None if they are owed."""
-        return None if self.owed else figures_as_json(self.metrics)
+        return None if self.is_owed else figures_as_json(self.metrics)
 
     def restore_metrics(self, metrics_as_json: Mapping[str, float | None] | None) -> None:
         """Restore the figures that `metrics_as_json` returned."""
-        self.owed = metrics_as_json is None
+        self.is_owed = metrics_as_json is None
         self.metrics = figures_from_json(metrics_as_json or {})
 
 

@@ -144,7 +144,7 @@ class RunProgress:
         interval_s = MIN_LOG_INTERVAL_S if loss is not None else MAX_LOG_INTERVAL_S
         if time.monotonic() - self._logged_at >= interval_s:
             self._log_steps()
-        if self.line.due:
+        if self.line.is_due:
             self.line.draw(self._words())
 
     def _words(self) -> str:

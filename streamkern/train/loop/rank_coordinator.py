@@ -107,7 +107,7 @@ class RankCoordinator:
         """Return whether rank 0 alone holds everything that a checkpoint stores, after any step."""
         if self._ranks.is_single:
             return True
-        return steps.share.whole and not steps.solver.sums_of_rows(steps.state)
+        return steps.share.is_replicated and not steps.solver.sums_of_rows(steps.state)
 
     def from_rank0(self, decision: bool) -> bool:
         """Return the decision of rank 0. Collective."""

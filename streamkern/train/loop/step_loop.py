@@ -186,7 +186,7 @@ class StepLoop:
         """Return the host arrays and JSON values of a checkpoint, for `restore` and for models."""
         averaged = self.solver.weights(self.state) is self.state.average  # may update the average
         arrays = self._arrays()
-        if self.share.whole:
+        if self.share.is_replicated:
             snapshot = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
         else:
             snapshot = self._gather_on_rank0(arrays)
@@ -222,7 +222,7 @@ class StepLoop:
 
     def send_to_rank0(self) -> None:
         """Send this rank's arrays to rank 0, which calls `snapshot` at the same time."""
-        if not self.share.whole:
+        if not self.share.is_replicated:
             self._gather_on_rank0(self._arrays())
 
     def keep_best(self) -> None:
@@ -329,9 +329,9 @@ class StepLoop:
         self.step_is_whole = False
         with np.errstate(over="ignore", invalid="ignore"):  # the guard handles divergence
             self.solver.step(self.state, batch)
-        self._curve.record_step(position.epoch, batch.whole)
+        self._curve.record_step(position.epoch, batch.n_global_rows)
         position.step = self.state.steps
-        position.samples += batch.whole
+        position.samples += batch.n_global_rows
         self.rows += len(batch.X)
         position.batch = batch.index + 1
         if batch.last:
@@ -355,13 +355,13 @@ class StepLoop:
         """
         data, solver, meta = self.run.data, self.solver, self.assembled.meta
         model_class: Callable[..., KernelModel] = KernelModel
-        if not self.share.whole:
+        if not self.share.is_replicated:
             model_class = partial(SharedModel, ranks=self.ranks, grid=self.share.grid)
         return model_class(
             self.assembled.op, solver.Z, solver.weights(self.state), data.source.classes,
-            data.source.row_shape, data.fixed, self.assembled.targets, **column_names(meta),
-            calibration=self.calibration, posterior=self.posterior, loss=saved_loss(meta),
-            lacking=no_calibration_text(meta),
+            data.source.row_shape, data.fixed_transforms, self.assembled.targets,
+            **column_names(meta), calibration=self.calibration, posterior=self.posterior,
+            loss=saved_loss(meta), lacking=no_calibration_text(meta),
         )  # fmt: skip
 
     def serve_rank0(self) -> None:
@@ -370,7 +370,7 @@ class StepLoop:
         All ranks call it after each point where rank 0 may evaluate the model. It does nothing
         unless ranks partition the centers.
         """
-        if not self.share.whole:
+        if not self.share.is_replicated:
             model = self.model()
             assert isinstance(model, SharedModel)
             model.serve_rank0()

@@ -144,7 +144,7 @@ def _normalised(
     """
     weighted = np.arange(len(abs_residuals)) if w is None else np.flatnonzero(w > 0)
     distinct_rows = weighted[np.sort(np.unique(origins[weighted], return_index=True)[1])]
-    d, dtype = math.prod(shape_after(model.fixed, model.row_shape)), model.op.dtype
+    d, dtype = math.prod(shape_after(model.fixed_transforms, model.row_shape)), model.op.dtype
     order = np.random.default_rng(len(distinct_rows)).permutation(distinct_rows)
     count = max_points(len(distinct_rows), d, dtype.itemsize)
     scale_rows = np.sort(order[:count])
@@ -178,5 +178,5 @@ def _prepared(
             - first
         )
         for part in tiles(len(in_block), EVALUATED_ROWS):
-            yield model.prepared(block.take(in_block[part]))
+            yield model.transformed_rows(block.take(in_block[part]))
         first += len(block.row_ids)

@@ -59,10 +59,10 @@ class KernelModel(ShownFacts):
     weights : (p, c) on the device, in the dtype of `op`
     classes : names of the c classes, sorted; None for numeric targets
     row_shape : shape of a stored row, (d,) or (h, w, channels)
-    fixed : transforms that are applied to every row, in this order
+    fixed_transforms : transforms that are applied to every row, in this order
     targets : (c,) mean and scale of the targets: in the user's units, as float64, for numeric
         targets; in the dtype of the weights for classes
-    skipped : one sentence for each damaged checkpoint that is newer than the loaded one
+    damaged_checkpoints : a sentence for each damaged checkpoint newer than the loaded one
     columns, target_columns : names of the d encoded features and of the targets, or None
     encoder, file_form, label_dtype, weight_column : as in `StoreSpec`
     origin : description of the run that trained the model, as JSON values
@@ -79,9 +79,9 @@ class KernelModel(ShownFacts):
     weights: Array
     classes: tuple[str, ...] | None
     row_shape: tuple[int, ...]
-    fixed: tuple[Transform, ...]
+    fixed_transforms: tuple[Transform, ...]
     targets: TargetScale
-    skipped: tuple[str, ...] = ()
+    damaged_checkpoints: tuple[str, ...] = ()
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
     encoder: Mapping[str, Any] | None = None
@@ -151,7 +151,7 @@ class KernelModel(ShownFacts):
 
         f(X) and Y are (m, c) on the device, to be used inside `backend.active()`.
         """
-        aligned = self.checked(source, targets=True)
+        aligned = self.align_source(source, with_targets=True)
         classes = self.classes if aligned.classes is not None else None
         for block in aligned.blocks():
             for rows in self._tiles(len(block.row_ids)):
@@ -161,12 +161,12 @@ class KernelModel(ShownFacts):
                 F, Y = self._block_values(rows_part, classes, aligned.n_outputs)
                 yield rows_part, F, self.backend.xp.broadcast_to(Y, F.shape)
 
-    def checked(self, source: Any, *, targets: bool = False) -> Any:
-        """Return the source with columns (and, if `targets`, classes) in the order of training."""
+    def align_source(self, source: Any, *, with_targets: bool = False) -> Any:
+        """Return the source with its columns (and, `with_targets`, classes) in training order."""
         source = source if isinstance(source, FileRows) else as_source(source)
-        names = self.target_columns if targets else None
+        names = self.target_columns if with_targets else None
         source = align_columns(source, self.columns, "the data", names, self.encoder)
-        if targets:
+        if with_targets:
             source = align_classes(source, self.classes, self.label_dtype, "the data")
         check_evaluable(source, self, "the data")
         return source
@@ -176,7 +176,7 @@ class KernelModel(ShownFacts):
         self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
         with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
-            X, Y = self._prepared(block, classes, n_outputs)
+            X, Y = self._prepare_block(block, classes, n_outputs)
             self.warn_of_unseen(X)
             F = self.function(X)
         self._check_finite(F, block)
@@ -200,15 +200,15 @@ class KernelModel(ShownFacts):
         in_float64 = self.wide or rounding_shows(in_op_dtype, self.centers)
         return wide_sum(in_op_dtype, self.centers) if in_float64 else in_op_dtype
 
-    def _prepared(
+    def _prepare_block(
         self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
         # Transforms need the row shape of training; rows may be given flat.
         if not self.op.kernel.sparse:
             block = block._replace(X=block.X.reshape(len(block.X), *self.row_shape))
         return prepare(
-            self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
-            n_outputs=n_outputs, classes=classes,
+            self.backend, block, transforms=self.fixed_transforms, dtype=self.op.dtype,
+            seed=0, epoch=0, n_outputs=n_outputs, classes=classes,
         )[:2]  # fmt: skip
 
     def _check_finite(self, F: Array, block: RowBlock) -> None:
@@ -237,9 +237,9 @@ class KernelModel(ShownFacts):
     def _unseen_values(self) -> UnseenValues:
         return UnseenValues(self.op, self.Z, self.columns or ())
 
-    def prepared(self, block: RowBlock) -> Array:
+    def transformed_rows(self, block: RowBlock) -> Array:
         """Return the transformed rows (k, d) of a block, on the device, in the dtype of `op`."""
-        return self._prepared(block, None, 0)[0]
+        return self._prepare_block(block, None, 0)[0]
 
     @on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
@@ -248,7 +248,7 @@ class KernelModel(ShownFacts):
         These are `EvaluationMetrics` and `CalibratedFigures`. Sample weights of `source` count, but
         class weights of the run do not.
         """
-        source = self.checked(source, targets=True)
+        source = self.align_source(source, with_targets=True)
         if source.classes != self.classes or source.n_outputs != self.n_targets:
             data_targets = targets(source.classes, source.n_outputs)
             model_targets = targets(self.classes, self.n_targets)
@@ -260,8 +260,8 @@ class KernelModel(ShownFacts):
             figures.add(F, Y, block.w)
             if calibrated is not None:
                 arrays = self.backend.to_host(F), self.backend.to_host(Y), block.w
-                sigma = self._sigma(self.prepared(block)) if calibrated.needs_scale else None
-                calibrated.add(*arrays, sigma)
+                X = self.transformed_rows(block) if calibrated.needs_scale else None
+                calibrated.add(*arrays, None if X is None else self._sigma(X))
         return figures.result() | ({} if calibrated is None else calibrated.result())
 
     def predicted_tiles(
@@ -271,7 +271,7 @@ class KernelModel(ShownFacts):
 
         Begins at position `start`. std, spread : as in `values`
         """
-        for position, block in self.checked(source).numbered_blocks(start):
+        for position, block in self.align_source(source).numbered_blocks(start):
             for rows in self._tiles(len(block.row_ids)):
                 if position + rows.stop > start:
                     part = block.take(rows)
@@ -281,11 +281,11 @@ class KernelModel(ShownFacts):
     def _host_values(self, block: RowBlock, std: bool, spread: bool) -> npt.NDArray[Any]:
         F = np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
         if spread:
-            return np.concatenate((F, self._sigma(self.prepared(block))), axis=1)
+            return np.concatenate((F, self._sigma(self.transformed_rows(block))), axis=1)
         if not std:
             return F
         assert self.posterior is not None
-        deviations = self.posterior.deviations(self.op, self.Z, self.prepared(block))
+        deviations = self.posterior.deviations(self.op, self.Z, self.transformed_rows(block))
         slopes = self.targets.slopes(F)
         return np.concatenate((F, self.backend.to_host(deviations) * slopes), axis=1)
 
@@ -348,7 +348,7 @@ class KernelModel(ShownFacts):
         OSError
             The output cannot be written, for example because the disk is full.
         """
-        aligned = self.checked(source)
+        aligned = self.align_source(source)
         labels = None if self.classes is None else output_labels(self.classes, self.label_dtype)
         output_format = OutputFormat.of(
             self.calibration, self.classes, proba, interval, self.lacking, normalised, self.loss
@@ -388,7 +388,7 @@ class KernelModel(ShownFacts):
     @on_its_backend
     def digest(self) -> str:
         """Return the SHA-256 of everything that determines predictions, except the device."""
-        descriptions = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
+        descriptions = [self.op.kernel.describe(), *map(describe_transform, self.fixed_transforms)]
         descriptions += [] if self.encoder is None else [dict(self.encoder)]
         digest = hashlib.sha256(json.dumps([descriptions, self.op.precision], default=str).encode())
         arrays = [self.backend.to_host(self.weights), *self.targets.arrays().values()]

@@ -172,7 +172,7 @@ def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: Any) -> Row
     """Return at most `n_rows` random rows, drawn in one pass over all rows."""
     rng, keys = np.random.default_rng(seed), np.empty(0)
     sample: RowBlock | None = None
-    for block in model.checked(source, targets=True).blocks():
+    for block in model.align_source(source, with_targets=True).blocks():
         new_keys = rng.random(len(block.row_ids))
         candidates = block if sample is None else concatenate_blocks([sample, block])
         keys = np.concatenate([keys, new_keys])

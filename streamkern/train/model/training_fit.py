@@ -148,7 +148,7 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
     if not len(features):
         return None
     with model.backend.active():
-        X = model.backend.to_host(model.prepared(block)).astype(np.float64)
+        X = model.backend.to_host(model.transformed_rows(block)).astype(np.float64)
     low, high = np.quantile(X[:, features], SPAN_QUANTILES, axis=0)
     width = high - low
     varies = np.ptp(X[:, features], axis=0) >= 1  # rounding errors of a constant are smaller
@@ -169,14 +169,14 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
 
 def _separately_scaled(model: KernelModel) -> npt.NDArray[np.int64]:
     """Return the indices of numeric features that are scaled by their own standard deviation."""
-    if scores_among(model.fixed) or patches_among(model.fixed):
+    if scores_among(model.fixed_transforms) or patches_among(model.fixed_transforms):
         return np.empty(0, np.int64)
     if model.encoder is not None:
         encoder = Encoder.from_json(model.encoder, "the model")
         parts = zip(encoder.codes, encoder.groups, strict=True)
         numeric = [part.start for code, (_, part) in parts if code.kind == "number"]
         return np.array(numeric, np.int64)
-    by_feature = any(isinstance(t, Scale) and t.mode == "feature" for t in model.fixed)
+    by_feature = any(isinstance(t, Scale) and t.mode == "feature" for t in model.fixed_transforms)
     return np.arange(math.prod(model.row_shape) if by_feature else 0)
 
 
@@ -244,7 +244,7 @@ def _isolated_share(model: KernelModel, block: RowBlock) -> float:
     if kernel.geometry not in ("distance", "l1") or repeated or len(model.Z) != len(model.weights):
         return 0.0
     with backend.active(), backend.single_threaded_blas():
-        X, ones = model.prepared(block), backend.xp.ones((len(model.Z), 1), model.op.dtype)
+        X, ones = model.transformed_rows(block), backend.xp.ones((len(model.Z), 1), model.op.dtype)
         kernel_sums = model.op.product(model.op.points(X, left=True), model.Z, ones)
         sums = backend.to_host(kernel_sums).reshape(-1)
     only_equal_center = np.abs(sums - 1) < ISOLATED_KERNEL_SUM  # only a center equal to the row

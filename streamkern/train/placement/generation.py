@@ -71,14 +71,14 @@ class Generation:
     workers : worker of each rank
     on_event : called with the events of `run_ranks`
     earlier_ranks_s : see `RankSpec`
-    reached : progress from which the work continues, once rank 0 has reported it
+    progress : progress from which the work continues, once rank 0 has reported it
     """
 
     def __init__(
         self, cluster: RankCluster, number: int, workers: list[WorkerInfo], job: Job,
         stop: StopRequest, on_event: Callable[..., None], earlier_ranks_s: float,
     ) -> None:  # fmt: skip
-        self.reached: int | None = None
+        self.progress: int | None = None
         self._earlier_ranks_s = earlier_ranks_s
         self._cluster, self._number, self._workers, self._job = cluster, number, workers, job
         self._stop, self._on_event = stop, on_event
@@ -149,8 +149,8 @@ class Generation:
             if "message" in report:
                 self._messages.append(report)
                 self._cluster.message_arrived.set()
-            elif report["reached"] is not None:
-                self.reached = report["reached"]
+            elif report["progress"] is not None:
+                self.progress = report["progress"]
 
     def _pass_on_messages(self) -> None:
         """Pass on the ranks' messages, on the driver's thread."""

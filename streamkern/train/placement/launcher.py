@@ -39,7 +39,7 @@ def run_ranks(
     min_ranks: int = 1,
     multiple: int = 1,
     prepare: RankWork | None = None,
-    reached: ProgressFunction | None = None,
+    read_progress: ProgressFunction | None = None,
     timeout_s: float = 60.0,
     driver_timeout_s: float = DRIVER_TIMEOUT_S,
     stop: StopRequest,
@@ -50,8 +50,9 @@ def run_ranks(
     Parameters
     ----------
     client : a `distributed.Client` of workers with nannies and without limits on memory.
-    work, prepare, reached : functions of modules that workers can import. `prepare` runs first, on
-        a single rank. `reached` returns the progress from which a generation continues.
+    work, prepare, read_progress : functions of modules that workers can import. `prepare` runs
+        first, on a single rank. `read_progress` returns the progress from which a generation
+        continues.
     settings : argument of these functions; plain values.
     ranks : largest number of ranks, one per worker; None: as many as there are workers. Workers
         that join are used from the next generation on.
@@ -91,7 +92,7 @@ def run_ranks(
     with stop.later():  # signals only set `stop.requested`, which is checked between two waits
         if prepare is not None:
             driver.run(Job(prepare, settings, saves=False), 1)
-        return driver.run(Job(work, settings, reached), ranks, multiple)
+        return driver.run(Job(work, settings, read_progress), ranks, multiple)
 
 
 class RetryBudget:
@@ -150,7 +151,7 @@ class _Driver:
                 alive_s = self._cluster.driver_timeout_s + self._cluster.timeout_s
                 self._ranks_alive_until = time.monotonic() + alive_s
             self._check_stop()
-            fruitless = retries.fruitless(generation.reached)
+            fruitless = retries.fruitless(generation.progress)
             if fruitless == MAX_FRUITLESS_GENERATIONS:
                 raise _resumable_error(
                     f"{fruitless} times in a row ranks were lost before they got further, the last "

@@ -68,7 +68,7 @@ class RankSpec:
     earlier_ranks_s : seconds for which a rank of an earlier generation that could not be killed may
         still run
     job : pickled `Job`; its settings may hold secrets, which no repr may show
-    tell : sends JSON values to the driver, once the rank runs
+    send_message : sends JSON values to the driver, once the rank runs
     """
 
     name: str
@@ -80,7 +80,7 @@ class RankSpec:
     driver_timeout_s: float
     earlier_ranks_s: float
     job: bytes = field(repr=False)
-    tell: SendMessage = field(default=_ignore, repr=False)
+    send_message: SendMessage = field(default=_ignore, repr=False)
 
     @property
     def report_interval_s(self) -> float:
@@ -114,13 +114,13 @@ class Job:
     """Work of the ranks. The functions are pickled by name, so they must belong to modules.
 
     settings : argument of the functions, plain values
-    reached : called on rank 0 before the work
+    read_progress : called on rank 0 before the work
     saves : whether the work saves when it is asked to stop; the driver then waits for it
     """
 
     work: RankWork
     settings: dict[str, Any]
-    reached: ProgressFunction | None = None
+    read_progress: ProgressFunction | None = None
     saves: bool = True
 
 
@@ -195,9 +195,11 @@ def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
             "is needed, because the run continues there"
         )
     failure, result = None, None
-    with heartbeat, _warnings_sent_to(heartbeat.tell):
+    with heartbeat, _warnings_sent_to(heartbeat.send_message):
         try:
-            result = _do_work(replace(spec, tell=heartbeat.tell), tracker, stop, heartbeat)
+            result = _do_work(
+                replace(spec, send_message=heartbeat.send_message), tracker, stop, heartbeat
+            )
         except BaseException as error:
             failure = _picklable(error, spec)
     if failure is not None:
@@ -210,8 +212,8 @@ def _do_work(
 ) -> Any:  # fmt: skip
     """Connect the ranks, do the work of the job, and return its result."""
     job: Job = pickle.loads(spec.job)
-    if job.reached is not None and spec.rank == 0:
-        heartbeat.reached = job.reached(job.settings)
+    if job.read_progress is not None and spec.rank == 0:
+        heartbeat.progress = job.read_progress(job.settings)
     heartbeat.report()
     group: contextlib.AbstractContextManager[Communicator] = contextlib.nullcontext(SINGLE)
     if spec.size > 1:
@@ -221,10 +223,12 @@ def _do_work(
 
 
 @contextlib.contextmanager
-def _warnings_sent_to(tell: SendMessage) -> Iterator[None]:
+def _warnings_sent_to(send_message: SendMessage) -> Iterator[None]:
     """Send warnings to the driver, which decides whether its terminal shows them."""
     with warnings.catch_warnings():  # also forgets the warnings of earlier runs
-        warnings.showwarning = lambda message, *details: tell({"warning": redact(str(message))})
+        warnings.showwarning = lambda message, *details: send_message(
+            {"warning": redact(str(message))}
+        )
         yield
 
 
@@ -286,11 +290,11 @@ def _picklable(error: BaseException, spec: RankSpec) -> BaseException:
 class _Heartbeat:
     """Thread that sends reports of a rank to the driver, and reads the messages of the driver.
 
-    reached : progress from which the work continues, for the reports
+    progress : progress from which the work continues, for the reports
     """
 
     def __init__(self, worker: Any, spec: RankSpec, stop: StopRequest) -> None:
-        self.reached: int | None = None
+        self.progress: int | None = None
         self._worker, self._spec, self._stop = worker, spec, stop
         self._ended = threading.Event()
         self._last_message_at, self._beat = time.monotonic(), None
@@ -306,9 +310,9 @@ class _Heartbeat:
 
     def report(self) -> None:
         """Report that this rank is alive."""
-        self._send_report(reached=self.reached)
+        self._send_report(progress=self.progress)
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send_message(self, message: dict[str, Any]) -> None:
         """Send a message to the driver, which receives it before the end of this rank."""
         self._send_report(message=message)
 

@@ -62,16 +62,17 @@ class CalibrationSplit(NamedTuple):
     training_rows : rows to train on
     calibration_rows : rows to calibrate with, without augmentation, or None
     why_none : why there are no calibration rows, and the remedy, as part of a message
-    unused : whether rows are left out of the training rows although nothing is calibrated with them
-    left_out : whether leave-one-out predictions may replace the calibration rows, if the solver can
-        compute them; see `KernelRidgeSolver.left_out`
+    leaves_rows_unused : whether rows are left out of the training rows although nothing is
+        calibrated with them
+    allows_leave_one_out : whether leave-one-out predictions may replace the calibration rows, if
+        the solver can compute them; see `KernelRidgeSolver.left_out`
     """
 
     training_rows: BaseSource
     calibration_rows: BaseSource | None
     why_none: str | None = None
-    unused: bool = False
-    left_out: bool = False
+    leaves_rows_unused: bool = False
+    allows_leave_one_out: bool = False
 
 
 def check_calibrate(config: RunConfig, *, complete: bool, has_initial_weights: bool) -> str | None:
@@ -124,7 +125,7 @@ def calibration_split(
     elif reason is None and not config.run.calibrate:
         reason = f"as calibrate=False asks for; {CALIBRATE_TRUE_REMEDY}"
     if reason is not None:
-        return CalibrationSplit(source, None, why_none or reason, left_out=left_out)
+        return CalibrationSplit(source, None, why_none or reason, allows_leave_one_out=left_out)
 
     def split(share: float) -> tuple[BaseSource, BaseSource]:
         share = min(share, MAX_CALIBRATION_ROWS / n_rows)
@@ -142,13 +143,13 @@ def calibration_split(
             return CalibrationSplit(source, None, reason)
         reason = 'as calibrate="auto" found too few different rows to set aside'
         reason = f"{reason}; {CALIBRATE_TRUE_REMEDY}"
-        return CalibrationSplit(source, None, why_none or reason, left_out=left_out)
+        return CalibrationSplit(source, None, why_none or reason, allows_leave_one_out=left_out)
     if is_auto and _min_rows(config) > _n_without_copies(training):
         reason = 'because the settings need so many rows that calibrate="auto" sets none aside'
         reason = f"{reason}; lower n_centers and the like"
-        return CalibrationSplit(source, None, reason, left_out=left_out)
+        return CalibrationSplit(source, None, reason, allows_leave_one_out=left_out)
     if why_none is not None:
-        return CalibrationSplit(training, None, why_none, unused=True)
+        return CalibrationSplit(training, None, why_none, leaves_rows_unused=True)
     return CalibrationSplit(training, calibration)
 
 

@@ -52,7 +52,7 @@ def _scratch_bytes(
     itemsize : bytes of an entry in the transforms
     """
     prepared = backend.prepare_rows * scratch_bytes(data.d, precision, kernel)
-    patches, shape = patches_among(data.fixed), data.source.row_shape
+    patches, shape = patches_among(data.fixed_transforms), data.source.row_shape
     if patches is None:
         return prepared
     return max(prepared, patches.tile_bytes(shape, itemsize, on_host=backend.staging == 0))
@@ -65,7 +65,12 @@ def plans_left_out(config: RunConfig, data: Data, p: int) -> bool:
     centers are all rows need no memory for them.
     """
     has_few_rows = p <= data.source.n_rows < MIN_CALIBRATED_ROWS and config.run.n_ranks == 1
-    return data.left_out and has_few_rows and data.repeats and config.data.class_sampling is None
+    return (
+        data.allows_leave_one_out
+        and has_few_rows
+        and data.repeats
+        and config.data.class_sampling is None
+    )
 
 
 def problem_shape(
@@ -98,7 +103,7 @@ def problem_shape(
         threads=backend.threads,
         width=width,
         costs=backend.costs(precision),
-        draws=len(data.fixed) < len(source.feed_transforms),
+        draws=len(data.fixed_transforms) < len(source.feed_transforms),
         tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
         left_bytes=_left_bytes(data.d, p, precision, backend, kernel),
         library_bytes=backend.library_bytes,

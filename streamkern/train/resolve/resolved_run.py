@@ -163,7 +163,7 @@ def _open(
 
     no_memory : why no calibration rows can be set aside, or None
     """
-    warm_start, continued = inputs.warm_start, inputs.continued
+    warm_start, continued = inputs.warm_start, inputs.continued_run
     has_initial_weights = bool(warm_start or continued or config.solver.warm_start is not None)
     check_early_stopping(config, complete=complete, has_initial_weights=has_initial_weights)
     why_none = check_calibrate(config, complete=complete, has_initial_weights=has_initial_weights)
@@ -177,7 +177,7 @@ def _open(
         config, inputs.source, continued, why_none or no_memory,
         keeps_calibration_rows=keeps_rows, scores=scores, patches=inputs.known_patches(config),
     )  # fmt: skip
-    if data.calibration_rows is None and not data.unused:
+    if data.calibration_rows is None and not data.leaves_rows_unused:
         config = config.with_overrides({"run.calibrate": False})
     check_loss(config, data, complete=complete, has_initial_weights=has_initial_weights)
     mode = requested_metric_mode(config, data, has_initial_weights=has_initial_weights)
@@ -286,7 +286,7 @@ class _Opened:
             problem, complete=self.complete, widened=widened,
             rows_are_centers=self.complete and _are_centers(config, inputs, data, problem),
             metric_rows=metric_rows if mode.learns else 0,
-            reads_stripes=partitions_centers and inputs.continued is not None,
+            reads_stripes=partitions_centers and inputs.continued_run is not None,
         )  # fmt: skip
 
     def _method_and_sizes(
@@ -333,7 +333,7 @@ def _may_use_float64(run: ResolvedRun) -> bool:
     """
     if (run.config.run.precision, run.precision, run.backend.name) != ("auto", "exact", "cpu"):
         return False
-    if run.inputs.continued:
+    if run.inputs.continued_run:
         return False
     parent = run.inputs.weights_from(run.config)
     if parent is not None:
@@ -367,7 +367,7 @@ def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[An
     """Raise ConfigError if a method that takes all rows as centers cannot do so."""
     if not method.in_place:
         return
-    if data.augmented:
+    if data.is_augmented:
         raise ConfigError(
             f"{mention('solver', method.name)} takes the training rows themselves as centers and "
             "cannot be used with random transforms, copies, weights or class_sampling",

@@ -35,7 +35,7 @@ class RunInputs:
     warm_start : run that provides the initial weights, in place of solver.warm_start
     facts : JSON values of the caller, which are saved with the setup
     continues : path of the run directory that this run continues
-    continued : the run in `continues`, with its centers, weights and scaling, once it is loaded
+    continued_run : the run in `continues`, with its centers, weights and scaling, once it is loaded
     patches : patch features with which the run was started, or that rank 0 has drawn; None: they
         are drawn if the settings ask for them
     ranks : communicator of the ranks that train together
@@ -51,7 +51,7 @@ class RunInputs:
     warm_start: ParentRun | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     continues: str | None = None
-    continued: ParentRun | None = None
+    continued_run: ParentRun | None = None
     patches: PatchFeatures | None = None
     ranks: Communicator = SINGLE
     rank_addresses: Mapping[str, Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class RunInputs:
             replaced["model.metric"] = "none"
         return config.with_overrides(replaced) if replaced else config
 
-    def recorded(self, config: RunConfig) -> dict[str, dict[str, Any]]:
+    def recorded_settings(self, config: RunConfig) -> dict[str, dict[str, Any]]:
         """Return the settings that a resume must repeat, by table; without replaced ones."""
         settings = config.identity()
         for name, array in (("centers", self.centers), ("metric", self.metric)):
@@ -98,7 +98,7 @@ class RunInputs:
         complete : whether no other rows will follow, as they may in `partial_fit`
         """
         parent_path = config.solver.warm_start
-        if not complete or self.continued is not None or not (self.warm_start or parent_path):
+        if not complete or self.continued_run is not None or not (self.warm_start or parent_path):
             return False
         if config.model.loss == LogLoss.name:  # a run with the log loss sets no rows aside
             return self.warm_start is not None and self.warm_start.loss is None

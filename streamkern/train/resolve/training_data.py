@@ -62,8 +62,8 @@ class Data:
 
     source : stream of training rows, with copies and transforms
     base : the same rows without augmentation, each once
-    fixed : deterministic transforms (the scaling), in order; only these are applied to centers and
-        to evaluated rows
+    fixed_transforms : deterministic transforms (the scaling), in order; only these are applied to
+        centers and to evaluated rows
     scale : description of the scaling of the features
     cache : cache of the chunks of remote stores
     weight_factors : see `sample_weights.weight_factors`; None if rows have no sample weights
@@ -71,27 +71,27 @@ class Data:
     pixels : whether the automatic scaling took the features for pixels
     calibration_rows : rows set aside for calibration, which are neither training nor validation
         rows, or None
-    uncalibrated : why there are no calibration rows, see `CalibrationSplit.why_none`
-    unused, left_out : see `CalibrationSplit`
+    why_no_calibration : why there are no calibration rows, see `CalibrationSplit.why_none`
+    leaves_rows_unused, allows_leave_one_out : see `CalibrationSplit`
     """
 
     source: BaseSource
     base: BaseSource
-    fixed: tuple[Transform, ...]
+    fixed_transforms: tuple[Transform, ...]
     scale: str
     cache: Cache | None = None
     weight_factors: Floats | None = None
     validation_rows: BaseSource | None = None
     pixels: bool = False
     calibration_rows: BaseSource | None = None
-    uncalibrated: str | None = None
-    unused: bool = False
-    left_out: bool = False
+    why_no_calibration: str | None = None
+    leaves_rows_unused: bool = False
+    allows_leave_one_out: bool = False
 
     @property
     def d(self) -> int:
         """Number of features of a row for the kernel."""
-        return math.prod(shape_after(self.fixed, self.source.row_shape))
+        return math.prod(shape_after(self.fixed_transforms, self.source.row_shape))
 
     @property
     def sparse(self) -> bool:
@@ -106,27 +106,27 @@ class Data:
     @property
     def feature_names(self) -> list[str]:
         """Names of the features of a row for the kernel."""
-        if patches := patches_among(self.fixed):
+        if patches := patches_among(self.fixed_transforms):
             return patch_names(patches)
         d = math.prod(self.source.row_shape)
         names = list(self.source.columns or (f"feature {j}" for j in range(d)))
-        scores = scores_among(self.fixed)
+        scores = scores_among(self.fixed_transforms)
         return names if scores is None else scores.names(names)
 
     @property
-    def augmented(self) -> bool:
+    def is_augmented(self) -> bool:
         """True if stored rows are changed at random, or streamed more than once in an epoch."""
         without_augmentation = without_copies(self.source)
         is_repeated = (
             self.source.n_rows != self.base.n_rows or without_augmentation is not self.base
         )
-        has_random = len(self.fixed) < len(self.source.feed_transforms)
+        has_random = len(self.fixed_transforms) < len(self.source.feed_transforms)
         return is_repeated or has_random or bool(host_transforms(self.source))
 
     @property
     def repeats(self) -> bool:
         """True if every epoch is known to have the same rows, unchanged."""
-        return not self.augmented and same_rows(self.source)
+        return not self.is_augmented and same_rows(self.source)
 
 
 def open_data(
@@ -198,7 +198,8 @@ def open_data(
         _check_sparse(config, source)
     return Data(
         source, stored_rows(source), fixed, text, cache, factors, validation_rows, pixels,
-        split.calibration_rows, split.why_none, split.unused, split.left_out,
+        split.calibration_rows, split.why_none, split.leaves_rows_unused,
+        split.allows_leave_one_out,
     )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ class ParentRun(RunSnapshot):
 
         Raises ConfigError if the centers have another dtype.
         """
-        centers = self.stored
+        centers = self.stored_centers
         if centers.dtype != dtype:
             raise ConfigError(
                 f"{mention('run.precision')} gives {dtype.name} numbers, but the run that is "
@@ -112,7 +112,7 @@ class ParentRun(RunSnapshot):
 
         Raises ConfigError if their fixed transforms differ from the transforms of this run.
         """
-        unused = list(self.fixed)
+        unused = list(self.fixed_transforms)
         transforms: list[Transform] = []
         for transform in requested:
             if not is_deterministic(transform) or getattr(transform, "mode", "") == "none":
@@ -130,7 +130,7 @@ class ParentRun(RunSnapshot):
 
     def check_scale(self, scale: str) -> None:
         """Raise ConfigError if the setting data.scale contradicts the scaling of this run."""
-        modes = [t.mode for t in self.fixed if isinstance(t, Scale)] or ["none"]
+        modes = [t.mode for t in self.fixed_transforms if isinstance(t, Scale)] or ["none"]
         if scale not in ("auto", *modes):
             raise ConfigError(
                 f"{mention('data.scale', scale)} contradicts the run that is continued, which has "
@@ -261,7 +261,7 @@ class ParentRun(RunSnapshot):
 
         ancestry : record of the new run, see `ParentRun.ancestry`
         """
-        if (step := self.saved.step) != ancestry["step"]:
+        if (step := self.loaded_checkpoint.step) != ancestry["step"]:
             raise ConfigError(
                 f"{self.location} has been trained on, from step {ancestry['step']} to {step}, "
                 "since this run began to continue it",

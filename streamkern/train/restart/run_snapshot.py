@@ -53,7 +53,11 @@ def checked_record(recorded: Mapping[str, Any] | None, location: str) -> dict[st
             isinstance(record[name], dict) for name in ("identity", "sizes", "versions")
         )
         # Unknown sizes, and values that pydantic converts, are not equal to the recorded ones.
-        if are_tables and len(record) == 3 and recorded_sizes(record).recorded() == record["sizes"]:
+        if (
+            are_tables
+            and len(record) == 3
+            and recorded_sizes(record).as_record() == record["sizes"]
+        ):
             return record
     raise RunError(
         f"{location} holds a run of another version of streamkern",
@@ -66,7 +70,7 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
 
     A run whose setup has failed can therefore be started again with other settings.
     """
-    recorded = None if directory is None else directory.recorded()
+    recorded = None if directory is None else directory.read_record()
     if directory is None or recorded is None:
         return None
     return checked_record(recorded, directory.location)
@@ -188,19 +192,19 @@ class RunSnapshot:
         return checked_record(self.setup.run, self.location)
 
     @property
-    def saved(self) -> Saved:
+    def loaded_checkpoint(self) -> Saved:
         """The checkpoint, which must have been loaded."""
         assert self.checkpoint is not None
         return self.checkpoint
 
     @property
-    def stored(self) -> StoredCenters:
+    def stored_centers(self) -> StoredCenters:
         """The centers, which must have stayed in the run directory."""
         assert isinstance(self.centers, StoredCenters)
         return self.centers
 
     @property
-    def skipped(self) -> tuple[str, ...]:
+    def damaged_checkpoints(self) -> tuple[str, ...]:
         """A sentence for each damaged checkpoint that is newer than this one."""
         return () if self.checkpoint is None else self.checkpoint.skipped
 
@@ -214,13 +218,13 @@ class RunSnapshot:
 
     def warn_of_damage(self) -> None:
         """Warn of damaged newer checkpoints."""
-        for text in self.skipped:
+        for text in self.damaged_checkpoints:
             warn(text)
 
     @property
     def weights(self) -> HostArray:
         """Weights (p, c) in the order of the centers."""
-        weights: HostArray = self.saved.arrays[self.saved.meta["evaluated"]]
+        weights: HostArray = self.loaded_checkpoint.arrays[self.loaded_checkpoint.meta["evaluated"]]
         return weights
 
     @property
@@ -249,7 +253,7 @@ class RunSnapshot:
         return loss_for_figures(self.setup.meta)
 
     @property
-    def fixed(self) -> tuple[Transform, ...]:
+    def fixed_transforms(self) -> tuple[Transform, ...]:
         """Transforms that are applied to every row, including the scaling."""
         return load_scaling(self.setup.arrays, self.setup.meta["scaling"])
 
@@ -292,8 +296,8 @@ class RunSnapshot:
 
 
 _PROPERTIES = (
-    "order", "kernel", "metric", "targets", "loss", "fixed", "row_shape", "classes", "columns",
-    "target_columns", "facts", "encoder",
+    "order", "kernel", "metric", "targets", "loss", "fixed_transforms", "row_shape", "classes",
+    "columns", "target_columns", "facts", "encoder",
 )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ from streamkern.train.setup.broadcast import (
     receive_shard,
 )
 from streamkern.train.setup.choose_centers import ChosenCenters, choose_centers, scatter_all
-from streamkern.train.setup.choose_metric import Learned
+from streamkern.train.setup.choose_metric import LearnedMetric
 from streamkern.train.setup.kernel_and_metric import choose_kernel_and_metric
 from streamkern.train.setup.loss_start import LossFit, fit_loss, scale_start, setup_targets
 from streamkern.train.setup.setup_rows import (
@@ -110,8 +110,9 @@ class ComputedSetup:
 
 
 def start(
-    run: ResolvedRun, report: Report, warm: ParentRun | None = None, metric: Learned | None = None
-) -> Assembled:
+    run: ResolvedRun, report: Report, warm: ParentRun | None = None,
+    metric: LearnedMetric | None = None,
+) -> Assembled:  # fmt: skip
     """Compute the setup, see `compute_setup`, and assemble the solver."""
     computed = compute_setup(run, report, warm, metric)
     op, arrays, meta = computed.work.op, computed.arrays, computed.meta
@@ -123,8 +124,9 @@ def start(
 
 
 def compute_setup(
-    run: ResolvedRun, report: Report, warm: ParentRun | None = None, metric: Learned | None = None
-) -> ComputedSetup:
+    run: ResolvedRun, report: Report, warm: ParentRun | None = None,
+    metric: LearnedMetric | None = None,
+) -> ComputedSetup:  # fmt: skip
     """Compute the centers, the kernel, the samples and the arrays of the solver.
 
     The order is: target scale; kernel and metric, from a few rows; centers; noise and ridge; if the
@@ -181,7 +183,7 @@ def compute_setup(
     if n_eff is not None:
         options = options.with_ridge(setup.meta.setdefault("ridge", options.fixed_ridge))
     setup.meta |= facts | ({"learned_metric": learned.facts} if learned.facts else {})
-    scale_arrays, scale_meta = save_scaling(run.data.fixed)
+    scale_arrays, scale_meta = save_scaling(run.data.fixed_transforms)
     arrays = {"Z": centers.Z, "shift": centers.shift, "order": centers.order}
     arrays |= {"sample_rows": sample_rows} | _metric_array(op) | targets.arrays() | setup.arrays
     meta = _meta(run, op, setup.meta, scale_meta)
@@ -286,7 +288,7 @@ def _meta(
     source_facts = {name: value for name, value in described.items() if value is not None}
     return {
         "kernel": kernel.describe(),
-        "sizes": run.sizes.recorded(),
+        "sizes": run.sizes.as_record(),
         "setup": setup,
         "classes": _as_list(source.classes),
         "row_shape": list(source.row_shape),
@@ -303,8 +305,8 @@ def _meta(
         "backend": run.backend.describe(),
         "warm_start": None,
         "facts": source_facts | dict(run.inputs.facts),
-        "uncalibrated": data.uncalibrated,
-        "left_out": data.left_out,
+        "uncalibrated": data.why_no_calibration,
+        "left_out": data.allows_leave_one_out,
         "center_left_out": run.problem.left_out and run.method.reaches_minimum,
         "loss": recorded_loss(run.config.model.loss, run.problem.c),
     }
@@ -343,9 +345,9 @@ def compute_setup_part(run: ResolvedRun) -> dict[str, Array]:
     broadcasts."""
     ranks, own_centers = run.inputs.ranks, {}
     if run.problem.center_ranks > 1:
-        p, continued = run.problem.p, run.inputs.continued
+        p, continued = run.problem.p, run.inputs.continued_run
         if continued is not None and run.problem.reads_stripes:
-            own_centers = {"Z": continued.stored.read(ranks.stripe(p))}
+            own_centers = {"Z": continued.stored_centers.read(ranks.stripe(p))}
         else:
             own_centers = {"Z": receive_shard(p, ranks)}
         mean(own_centers["Z"], run.problem.p, ranks)  # rank 0 broadcasts the result in the setup

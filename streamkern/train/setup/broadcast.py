@@ -54,7 +54,7 @@ def broadcast_setup(
         meta_sent = dict(meta) | {
             "fresh": [sample.fresh, probe.fresh], "noise": asdict(replace(work.noise, tried=[])),
             "worth": work.worth, "ridge": work.options.ridge,
-            "known": None if known is None else [known.n_rows, known.whole],
+            "known": None if known is None else [known.n_rows, known.is_complete],
         }  # fmt: skip
         meta_sent["arrays"] = {
             name: [array.shape, array.dtype.str] for name, array in arrays_sent.items()

@@ -82,8 +82,8 @@ def choose_centers(
         here: the centers, or the rows from which `CenterSelector.refine` starts.
     metric : scales (d,) or matrix (d, r); None for no metric
     """
-    if run.inputs.continued is not None:
-        return _read_continued(run, run.inputs.continued, dtype, report)
+    if run.inputs.continued_run is not None:
+        return _read_continued(run, run.inputs.continued_run, dtype, report)
     report("setup", {"doing": "centers"})
     start = time.perf_counter()
     if run.problem.features == "fourier":
@@ -189,7 +189,7 @@ def transform_rows(run: ResolvedRun, rows: RowBlock, dtype: np.dtype[Any]) -> tu
     """Return the features (m, d) and the targets (m, c) of rows after the fixed transforms."""
     source = run.data.source
     return prepare(
-        run.backend, rows, transforms=run.data.fixed, dtype=dtype,
+        run.backend, rows, transforms=run.data.fixed_transforms, dtype=dtype,
         seed=run.config.run.random_state, epoch=0, n_outputs=source.n_outputs,
         classes=source.classes if rows.y.ndim == 1 else None,
     )[:2]  # fmt: skip

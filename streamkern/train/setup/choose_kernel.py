@@ -85,7 +85,7 @@ def must_choose_kernel(run: ResolvedRun) -> bool:
 
     A run that continues another one takes both from it.
     """
-    if run.inputs.continued is not None:
+    if run.inputs.continued_run is not None:
         return False
     return run.config.model.kernel == "auto" or must_choose_bandwidth(
         run, run.config.model.kernels[0]

@@ -1,9 +1,10 @@
 """Learn the metric of the kernel from the gradients of a fitted model.
 
 Recursive feature machines (Radhakrishnan, Beaglehole, Pandit and Belkin 2022, arXiv 2212.13881): a
-kernel model is fitted, its average gradient outer product G (`kernels.agop`) gives the directions
-along which it changes, and the next model has distances (x - z)^T M (x - z) with M = G^s:
-irrelevant features drop out of the distance, relevant ones dominate it.
+kernel model f is fitted to rows of d features. The mean G (d, d) of the outer products of its
+gradients (`kernels.agop`) gives the directions along which f changes. The next model measures the
+distance of points x and z by (x - z)^T M (x - z) with M = G^s: irrelevant features drop out of the
+distance, relevant ones dominate it.
 
 1. Rounds. A round is kernel ridge regression with the Laplace kernel, in which all fitted rows are
    centers. Its bandwidth and ridge are those with the lowest error on held-out rows. Gradients are
@@ -20,9 +21,9 @@ irrelevant features drop out of the distance, relevant ones dominate it.
    rows more than a model of many rows.
 
 M is scaled to trace d, so that distances keep about their size. The kernel takes the root of M: the
-scales (d,) of a diagonal M, or the matrix U sqrt(lam) of a full M = U lam U^T of a round, without
-the directions whose eigenvalue is below `NEGLIGIBLE_FEATURE` times the largest. The matrix of the
-gradient steps is not truncated.
+scales (d,) of a diagonal M, or, for a full M with the eigendecomposition M = U diag(lam) U^T, the
+matrix U diag(sqrt(lam)) (d, r). In a round, it lacks the directions whose eigenvalue lam is below
+`NEGLIGIBLE_FEATURE` times the largest. The matrix of the gradient steps has all of them.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ of one-hot targets may fall although the classes are separated less well. See th
 docs/explanation/metric-measured.md."""
 
 
-class Learned(NamedTuple):
+class LearnedMetric(NamedTuple):
     """The result of `learn_metric`.
 
     metric : scales (d,) or a matrix (d, r), as `Kernel` takes them; None for no metric
@@ -94,7 +95,7 @@ class Learned(NamedTuple):
     kernel: Kernel | None = None
 
 
-def split(n: int) -> tuple[int, int]:
+def metric_row_counts(n: int) -> tuple[int, int]:
     """Return the number of rows from which the metric is learned, and the number of held-out rows,
     if there are n rows."""
     n_pool = n // 3
@@ -103,8 +104,8 @@ def split(n: int) -> tuple[int, int]:
 
 def n_compared_rows(n: int) -> int:
     """Return the number of rows that are fitted by the compared models, if there are n rows."""
-    n_pool, n_held = split(n)
-    return min(n - n_held, max(n - n_pool - n_held, MAX_COMPARED_ROWS))
+    n_pool, n_held_out = metric_row_counts(n)
+    return min(n - n_held_out, max(n - n_pool - n_held_out, MAX_COMPARED_ROWS))
 
 
 def metric_flops(run: ResolvedRun) -> int:
@@ -112,21 +113,27 @@ def metric_flops(run: ResolvedRun) -> int:
     rows, d, c = run.problem.metric_rows, run.problem.d, run.problem.c
     if rows < MIN_ROWS_OF_METRIC:
         return 0
-    n_pool, n_held = split(rows)
-    n_others, n_few = rows - n_pool - n_held, min(ROUND_ROWS, n_pool)
-    n_more = min(METRIC_FIT_ROWS, n_pool)
+    n_pool, n_held_out = metric_row_counts(rows)
+    n_others, n_round = rows - n_pool - n_held_out, min(ROUND_ROWS, n_pool)
+    n_rerun = min(METRIC_FIT_ROWS, n_pool)
 
     def search(n: int, widths: int, factors: int) -> int:
-        return 2 * d * widths * n * (n + n_held) + factors * (n**3 // 3 + 2 * n * c * (n + n_held))
+        """Return the FLOPs of `widths` kernel matrices and `factors` Cholesky factors of n rows."""
+        return 2 * d * widths * n * (n + n_held_out) + factors * (
+            n**3 // 3 + 2 * n * c * (n + n_held_out)
+        )
 
     def gradients(n: int) -> int:
+        """Return the FLOPs of the gradients of a model with n centers."""
         row_flops = 2 * n * c * (d + 1)
         n_rows = max(MIN_GRADIENT_ROWS, int(GRADIENT_FLOPS) // row_flops)
-        return row_flops * min(n_others + n_held, MAX_GRADIENT_ROWS, n_rows)
+        return row_flops * min(n_others + n_held_out, MAX_GRADIENT_ROWS, n_rows)
 
     n_variants = sum(run.metric_mode.kind in ("", variant.kind) for variant in METRIC_VARIANTS)
-    rounds = n_variants * COMPARISON_ROUNDS * (search(n_few, 1, SEARCH_TRIALS) + gradients(n_few))
-    rounds += MAX_ROUNDS * (search(n_more, SEARCH_TRIALS, 2 * SEARCH_TRIALS) + gradients(n_more))
+    rounds = (
+        n_variants * COMPARISON_ROUNDS * (search(n_round, 1, SEARCH_TRIALS) + gradients(n_round))
+    )
+    rounds += MAX_ROUNDS * (search(n_rerun, SEARCH_TRIALS, 2 * SEARCH_TRIALS) + gradients(n_rerun))
     steps = 0
     if run.metric_mode.kind != "full" or d <= MAX_FULL_METRIC_FEATURES:
         for stage in stages(n_pool):
@@ -134,8 +141,8 @@ def metric_flops(run: ResolvedRun) -> int:
             steps += stage.steps * step_flops
     n_fitted = n_compared_rows(rows)
     p = min(METRIC_FIT_ROWS, n_fitted)
-    comparison = n_fitted * p**2 + 2 * p * d * (n_fitted + n_held) + SEARCH_TRIALS * p**3 // 3
-    comparison += len(candidate_kernels(run)) * search(n_few, SEARCH_TRIALS, SEARCH_TRIALS**2)
+    comparison = n_fitted * p**2 + 2 * p * d * (n_fitted + n_held_out) + SEARCH_TRIALS * p**3 // 3
+    comparison += len(candidate_kernels(run)) * search(n_round, SEARCH_TRIALS, SEARCH_TRIALS**2)
     n_candidates = 2 + len(stages(n_pool))
     return rounds + steps + n_candidates * comparison
 
@@ -143,26 +150,26 @@ def metric_flops(run: ResolvedRun) -> int:
 def learn_metric(
     run: ResolvedRun, rows: SampleRows, targets: TargetScale, report: Report,
     plain_kernel: Callable[[CategoricalFeatures], Kernel] | None = None,
-) -> Learned:  # fmt: skip
+) -> LearnedMetric:  # fmt: skip
     """Learn a metric from some of the rows, and return it if it is significantly better than none.
 
     rows : rows in random order, no two made from one stored row. The metric is learned from the
-        last ones, see `split`; they should not be used to judge anything else.
+        last ones, see `metric_row_counts`; they should not be used to judge anything else.
     targets : mean and scale of the targets of the run
     plain_kernel : returns the kernel that the run has without a metric, for given categorical
         features; None if the settings give the kernel and its categorical features
     """
     if len(rows.X) < MIN_ROWS_OF_METRIC:
         report("metric", {"kind": "none", "rows": len(rows.X)})
-        return Learned(None, {"kind": "none"})
+        return LearnedMetric(None, {"kind": "none"})
     with run.backend.single_threaded_blas():
         search = _MetricSearch(run, rows, targets, report)
         kernel, facts = search.kernel_and_facts(plain_kernel)
     report("metric", {"chosen": facts, "kernel": kernel.describe()})
     if kernel.metric is None:
-        return Learned(None, facts, search.categorical)
+        return LearnedMetric(None, facts, search.categorical)
     known_kernel = None if plain_kernel is None else kernel
-    return Learned(kernel.metric, facts, kernel.categorical, known_kernel)
+    return LearnedMetric(kernel.metric, facts, kernel.categorical, known_kernel)
 
 
 class _Candidate(NamedTuple):
@@ -187,13 +194,13 @@ class _MetricSearch:
     def __init__(
         self, run: ResolvedRun, rows: SampleRows, targets: TargetScale, report: Report
     ) -> None:
-        n_pool, n_held = split(len(rows.X))
+        n_pool, n_held_out = metric_row_counts(len(rows.X))
         n_not_pool = len(rows.X) - n_pool
         self.run, self.rows, self.report = run, rows, report
         self.classes = None if run.data.source.classes is None else targets
         self.held_out_rows, self.other_rows = (
-            rows.part(slice(n_held)),
-            rows.part(slice(n_held, n_not_pool)),
+            rows.part(slice(n_held_out)),
+            rows.part(slice(n_held_out, n_not_pool)),
         )
         self.rows_outside_pool, self.pool = (
             rows.part(slice(n_not_pool)),
@@ -226,7 +233,7 @@ class _MetricSearch:
         if plain_kernel is not None:
             op = self.small_problem.operator(plain_kernel(self.categorical))
             without_metric = without_metric._replace(op=op)
-        return self._compared(without_metric, candidates, finds_kernel=plain_kernel is not None)
+        return self._compare(without_metric, candidates, finds_kernel=plain_kernel is not None)
 
     def _candidates(self, categorical: CategoricalFeatures) -> list[_Candidate]:
         """Return models in the metrics, of the best round and of the steps, that lower the error.
@@ -274,14 +281,13 @@ class _MetricSearch:
         self.report("metric", origin | errors)
         return _Candidate(model, origin)
 
-    def _compared(
+    def _compare(
         self, without_metric: Fitted, candidates: Sequence[_Candidate], *, finds_kernel: bool
     ) -> tuple[Kernel, dict[str, Any]]:
-        """Return the kernel and the facts, by models of the rows that are not held out.
+        """Return the kernel, in a metric if that is significantly better, and the facts.
 
-        Only the candidate whose model has the lowest loss is compared with the model without a
-        metric: in its own kernel, or in the kernel that `find_kernel` finds from the others, if
-        that has a lower loss.
+        Compares models of the rows that are not held out. Only the candidate whose model has the
+        lowest loss is compared with the model without a metric.
 
         without_metric : model without a metric, in the kernel of the run
         candidates : models of a few rows in a metric
@@ -293,17 +299,10 @@ class _MetricSearch:
         best_index = min(range(len(models)), key=lambda k: models[k].losses.mean())
         (best, origin), metric_model = candidates[best_index], models[best_index]
         if finds_kernel and metric_model.losses.mean() < plain_model.losses.mean():
-            kernel = best.op.kernel
-            found = find_kernel(
-                self.run, self.other_rows, self.report, kernel.metric, kernel.categorical
-            )
-            in_found_kernel = best._replace(op=problem.operator(found.kernel))
-            model = problem.refit(in_found_kernel)
-            if model.losses.mean() < metric_model.losses.mean():
-                best, metric_model = in_found_kernel, model
+            best, metric_model = self._in_better_kernel(problem, best, metric_model)
         gain = _robust_gain(plain_model.losses, metric_model.losses)
         n, n_centers = len(problem.fit.X), min(self.run.problem.n_rows, self.run.problem.p)
-        if n_centers > EXTRAPOLATED_RATIO * n:
+        if n_centers > EXTRAPOLATED_RATIO * n:  # the run may gain less than these small models
             smaller_problem = self._comparison_problem(stride=2)
             plain_losses, metric_losses = (
                 _with_more_rows(smaller_problem.refit(small), large, n_centers / n).losses
@@ -313,6 +312,23 @@ class _MetricSearch:
         is_better = gain > METRIC_GAIN_SE
         facts = _metric_facts(plain_model, metric_model, gain, origin if is_better else {})
         return (metric_model if is_better else plain_model).op.kernel, facts
+
+    def _in_better_kernel(
+        self, problem: HeldOut, small: Fitted, model: Fitted
+    ) -> tuple[Fitted, Fitted]:
+        """Return both models in the kernel that `find_kernel` finds, if its loss is lower.
+
+        problem : problem of fitting all compared rows
+        small, model : models of a few and of all compared rows, in the same metric
+        """
+        kernel = small.op.kernel
+        found = find_kernel(
+            self.run, self.other_rows, self.report, kernel.metric, kernel.categorical
+        )
+        small_in_found = small._replace(op=problem.operator(found.kernel))
+        in_found = problem.refit(small_in_found)
+        is_better = in_found.losses.mean() < model.losses.mean()
+        return (small_in_found, in_found) if is_better else (small, model)
 
     def _comparison_problem(self, stride: int) -> HeldOut:
         """Return the problem of fitting every `stride`-th of the rows that are compared."""

@@ -153,7 +153,7 @@ def _is_considered(run: ResolvedRun) -> bool:
     data = run.data
     if not leaves_transform_open(run.config) or run.inputs.metric is not None:
         return False
-    if not run.problem.complete or run.inputs.continued is not None:
+    if not run.problem.complete or run.inputs.continued_run is not None:
         return False
     if data.source.classes is not None or run.problem.c > 1 or changes_targets(data.source):
         return False

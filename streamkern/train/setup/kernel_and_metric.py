@@ -39,7 +39,7 @@ from streamkern.train.setup.choose_kernel import (
     must_choose_kernel,
     search_operator,
 )
-from streamkern.train.setup.choose_metric import Learned, learn_metric, split
+from streamkern.train.setup.choose_metric import LearnedMetric, learn_metric, metric_row_counts
 from streamkern.train.setup.held_out_models import gain_in_standard_errors
 from streamkern.train.setup.log_link_start import FirstModel, first_model
 from streamkern.train.setup.loss_ridge import NewtonPath, fold_rows, held_out_losses
@@ -53,8 +53,8 @@ LOG_LINK_GAIN_SE = 1.0
 
 def choose_kernel_and_metric(
     run: ResolvedRun, dtype: np.dtype[Any], loss: Loss | None, targets: TargetScale,
-    report: Report, known: Learned | None,
-) -> tuple[FewRows, Learned]:  # fmt: skip
+    report: Report, known: LearnedMetric | None,
+) -> tuple[FewRows, LearnedMetric]:  # fmt: skip
     """Return the rows that the noise is estimated from, and the metric and kernel of the run.
 
     The kernel is None if the settings determine it.
@@ -83,8 +83,8 @@ def choose_kernel_and_metric(
 
 def _choose(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
-    known: Learned | None, squares: SquareTargets | None, *, again: bool = False,
-) -> tuple[FewRows, Learned]:  # fmt: skip
+    known: LearnedMetric | None, squares: SquareTargets | None, *, again: bool = False,
+) -> tuple[FewRows, LearnedMetric]:  # fmt: skip
     """Return the results of `choose_kernel_and_metric` for given targets and weights.
 
     squares : replaces targets and weights, such as those of outliers; None to keep them
@@ -101,14 +101,14 @@ def _choose(
         return find_kernel(run, few.read(), report, metric, categorical).kernel
 
     plain_kernel = cache(partial(found_kernel, None))
-    learned = known or Learned(run.metric, {})
+    learned = known or LearnedMetric(run.metric, {})
     if known is None and run.metric_mode.learns:
         report("setup", {"doing": "metric", "why": run.metric_mode.reason} | repeated)
         rows = read(run.problem.metric_rows, squares)
         learned = learn_metric(run, rows, targets, report, plain_kernel if kernel_is_open else None)
         if learned.metric is not None:  # take rows whose targets the metric was not learned from
-            n_pool, n_held = split(len(rows.X))
-            part = slice(n_held, min(n_held + n_noise_rows, len(rows.X) - n_pool))
+            n_pool, n_held_out = metric_row_counts(len(rows.X))
+            part = slice(n_held_out, min(n_held_out + n_noise_rows, len(rows.X) - n_pool))
             few_part = stored_part = _copied_part(rows, part)
             if squares is not None:
                 del rows  # before as many are read again
@@ -135,8 +135,8 @@ def _copied_part(rows: SampleRows, part: slice) -> SampleRows:
 
 def _choose_for_log_link(
     run: ResolvedRun, loss: LogLink, targets: TargetScale, report: Report,
-    choose: Callable[..., tuple[FewRows, Learned]],
-) -> tuple[FewRows, Learned]:  # fmt: skip
+    choose: Callable[..., tuple[FewRows, LearnedMetric]],
+) -> tuple[FewRows, LearnedMetric]:  # fmt: skip
     """Return the results of `choose_kernel_and_metric` for a loss with a log link.
 
     loss : loss with its unit
@@ -171,7 +171,7 @@ def _choose_for_log_link(
     return few, learned
 
 
-def _kernel(run: ResolvedRun, few: FewRows, learned: Learned) -> Kernel:
+def _kernel(run: ResolvedRun, few: FewRows, learned: LearnedMetric) -> Kernel:
     """Return the kernel of a choice; if the settings give it, this kernel in the metric.
 
     few : rows of the choice; a bandwidth that the settings leave open is their median distance

@@ -13,7 +13,7 @@ from streamkern.solver.method import Report
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.setup.assemble import Assembled, compute_setup, compute_setup_part, start
-from streamkern.train.setup.choose_metric import Learned
+from streamkern.train.setup.choose_metric import LearnedMetric
 from streamkern.train.setup.sharded_arrays import Stripe, gather_and_save, stripes_in
 
 VISIBILITY_TIMEOUT_S = 60.0
@@ -73,11 +73,11 @@ def new_setup(
     """
     learned = digest = None
     if warm is not None:
-        digest, config, continued = warm.digest, run.config, run.inputs.continued
+        digest, config, continued = warm.digest, run.config, run.inputs.continued_run
         if continued is None:
-            learned = Learned(warm.metric_for(config), {}, kernel=warm.kernel_for(config))
+            learned = LearnedMetric(warm.metric_for(config), {}, kernel=warm.kernel_for(config))
         else:
-            learned = Learned(continued.metric, {}, kernel=continued.full_kernel())
+            learned = LearnedMetric(continued.metric, {}, kernel=continued.full_kernel())
     if run.problem.center_ranks > 1:
         assert directory is not None
         computed = compute_setup(run, report, warm, learned)

@@ -32,7 +32,7 @@ PLANNED_RIDGES, PLANNED_BANDWIDTHS = 6, 6
 def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
     """Return the operation counts of each phase, in the order of a run."""
     problem, method, counts = run.problem, run.method, dict[str, OpCounts]()
-    if run.inputs.continued is None:  # else the kernel and the metric are taken over
+    if run.inputs.continued_run is None:  # else the kernel and the metric are taken over
         choices = 2 if isinstance(run.loss, LogLink) else 1  # see `kernel_and_metric`
         if problem.metric_rows:
             counts["metric"] = OpCounts(wide_factors=choices * metric_flops(run))
@@ -62,7 +62,7 @@ def planned_flops(run: ResolvedRun) -> dict[str, int]:
     In `expected_times`, the patch features are part of the measured time to prepare a row.
     """
     flops = {phase: counts.flops(run.problem) for phase, counts in planned_op_counts(run).items()}
-    if patches := patches_among(run.data.fixed):
+    if patches := patches_among(run.data.fixed_transforms):
         row_flops = patches.row_flops(run.data.source.row_shape)
         n_setup_rows = run.problem.p + run.sizes.n_sample + run.sizes.n_probe
         flops["setup"] += row_flops * n_setup_rows
@@ -142,7 +142,7 @@ def empty_steps(run: ResolvedRun) -> int:
     has_initial_weights = (
         inputs.warm_start is not None
         or run.config.solver.warm_start
-        or inputs.continued is not None
+        or inputs.continued_run is not None
     )
     return 0 if has_initial_weights else planned_batches(run)[0] * run.method.empty_epochs
 

@@ -187,7 +187,7 @@ def center_targets(
         run.backend, center_index, to_host(Y), None if w is None else to_host(w),
         p=run.problem.p, n_rows=run.data.source.n_rows,
     )  # fmt: skip
-    return replace(targets_by_center, whole=run.problem.complete)
+    return replace(targets_by_center, is_complete=run.problem.complete)
 
 
 def n_effective(

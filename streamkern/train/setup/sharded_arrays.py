@@ -33,7 +33,7 @@ def setup_loader(run: ResolvedRun) -> DeviceLoader:
     partition = method.share(run.problem, run.sizes, ranks)
 
     def rows(name: str, n: int) -> Ints | slice | None:
-        if not partition.whole:
+        if not partition.is_replicated:
             if name.startswith(("Z", *method.by_center)):
                 return partition.rows(name)
             if name.startswith(method.in_columns):
@@ -50,7 +50,7 @@ def state_loader(run: ResolvedRun) -> DeviceLoader:
     partition = run.method.share(run.problem, run.sizes, run.inputs.ranks)
 
     def rows(name: str, n: int) -> Ints | None:
-        is_sharded = _is_state_array(name) and not partition.whole
+        is_sharded = _is_state_array(name) and not partition.is_replicated
         return run.method.rows_of(name, n, partition) if is_sharded else None
 
     return DeviceLoader(run.backend, _is_state_array, rows)

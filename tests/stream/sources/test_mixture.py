@@ -255,12 +255,12 @@ def test_list_of_stores_is_a_mixture(stores: list[str]) -> None:
     assert weighted.weights == (1.0, 1.0)
     assert isinstance(data.base, MixtureSource)
     assert (data.base.weights, data.base.n_rows) == (None, 130)
-    assert data.augmented
+    assert data.is_augmented
     rows = sample_rows(data.base, 130, 0)  # all centers: no row twice
     assert len(np.unique(rows.X, axis=0)) == 130
     plain = open_data(RunConfig.from_tables({"data": {"train": stores, "scale": "none"}}))
     assert plain.base is plain.source
-    assert not plain.augmented
+    assert not plain.is_augmented
     assert isinstance(open_stores(stores[:1]), type(plain.source.parts[0]))  # type: ignore[attr-defined]
 
 

@@ -103,7 +103,7 @@ def test_residual_scale_rows_are_separate_from_calibration_rows() -> None:
         found = calibrated(model, X, Y)
         assert found is not None
         points = {tuple(row) for row in found.residual_scale.points}
-        rows = model.prepared(next(iter(ArraySource(X, Y).blocks())))
+        rows = model.transformed_rows(next(iter(ArraySource(X, Y).blocks())))
         scaled = model.backend.to_host(rows)
         judges = np.array([tuple(row) not in points for row in scaled])
         assert judges.sum() == len(found.normalised.scores) == 200

@@ -80,7 +80,7 @@ def placed(client: Any, folder: Path, events: Events | None = None, **more: Any)
     settings = {"folder": str(folder), "steps": STEPS, "pause_s": 0.02, **more}
     message = Events() if events is None else events
     return run_ranks(
-        client, toys.totals, settings, reached=toys.reached, on_event=message, **options
+        client, toys.totals, settings, read_progress=toys.reached, on_event=message, **options
     )
 
 

@@ -104,10 +104,10 @@ def test_copies_are_not_used_for_leave_one_out() -> None:
     probabilities."""
     assert calibration_split(
         RunConfig(), ArraySource(X[:300], y[:300], classes=("a", "b"))
-    ).left_out
+    ).allows_leave_one_out
     source = AugmentedSource(ArraySource(X[:300], y[:300], classes=("a", "b")), 3)
     found = calibration_split(RunConfig(), source)
-    assert not found.left_out
+    assert not found.allows_leave_one_out
     assert "rows without copies; train with calibrate=True" in str(found.why_none)
     rng = np.random.default_rng(0)
     rows, labels, new, caught = (
@@ -260,7 +260,7 @@ def test_runs_older_than_the_default_resume(
     uninterrupted = finished(config("whole", recorded is True), source=source)
     stopped(config("begun", recorded is True), 5, source=source, test=source)
     with RunDirectory(tmp_path / "begun", writable=False) as directory:
-        found = directory.recorded()
+        found = directory.read_record()
     assert found is not None
     assert found["identity"]["settings"]["run"].get("calibrate") is recorded
     again = finished(config("begun", "auto"), source=source)

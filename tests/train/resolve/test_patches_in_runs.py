@@ -152,14 +152,14 @@ def test_continued_run_keeps_patch_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = finished(settings(tmp_path / "first", **FILTERS), source=source())
-    before = patches_among(first.model.fixed)
+    before = patches_among(first.model.fixed_transforms)
     assert before is not None
     monkeypatch.setattr(PatchFeatures, "of_sample", not_drawn)
     for options in ({}, FILTERS):
         path = tmp_path / f"second{len(options)}"
         config = settings(path, **options | {"data.scale": "auto"})
         second = finished(config, source=source(), continues=tmp_path / "first")
-        after = patches_among(second.model.fixed)
+        after = patches_among(second.model.fixed_transforms)
         assert after is not None
         assert after.describe() == before.describe()
     other = settings(tmp_path / "third", **FILTERS | {"model.patch_features": 8})
@@ -231,7 +231,7 @@ def test_ranks_share_filters_of_rank_0(tmp_path: Path, monkeypatch: pytest.Monke
     rank_work.prepare_run(config)  # which counts bytes, and leaves the setup to the ranks
     on_threads(2, lambda ranks: rank_work.train_rank(config, ranks, quiet(), RunInputs()))
     assert len(calls) == 2
-    kept = patches_among(RunSnapshot.open(tmp_path / "ranks").fixed)
+    kept = patches_among(RunSnapshot.open(tmp_path / "ranks").fixed_transforms)
     monkeypatch.setattr(PatchFeatures, "of_sample", lambda *given: kept)
     alone = {"run.ranks": 1, "run.run_dir": str(tmp_path / "alone")}
     finished(config.with_overrides(alone))
@@ -277,7 +277,7 @@ def test_targets_are_not_read_again() -> None:
     """Check that the targets are known to be those of the rows; a function of the user might change
     them."""
     run = opened(settings(**FILTERS))
-    assert isinstance(run.data.fixed[-1], PatchFeatures)
+    assert isinstance(run.data.fixed_transforms[-1], PatchFeatures)
     assert not changes_targets(run.data.source)
 
 

@@ -23,7 +23,7 @@ Z = np.zeros((P, D), np.float32)
 def test_arrays_replace_their_settings() -> None:
     config = settings(**{"model.centers": "kmeans"})
     assert NO_INPUTS.settings(config) is config
-    assert NO_INPUTS.recorded(config) == config.identity()
+    assert NO_INPUTS.recorded_settings(config) == config.identity()
     for given, changed, gone in (
         (RunInputs(centers=Z), {"centers": "random"}, {"centers"}),
         (RunInputs(metric=np.ones(D)), {"metric": "none"}, {"metric"}),
@@ -35,7 +35,7 @@ def test_arrays_replace_their_settings() -> None:
         learned = config.with_overrides({"model.metric": "learn"})
         found = given.settings(learned).identity()["model"]
         assert found == learned.identity()["model"] | changed
-        recorded = given.recorded(learned)
+        recorded = given.recorded_settings(learned)
         assert learned.identity()["model"].keys() - recorded["model"].keys() == gone
         assert recorded.keys() == config.identity().keys()
     with pytest.raises(
@@ -86,7 +86,7 @@ def test_run_keeps_calibration_rows_of_its_initial_weights(runs: Path, calibrate
     assert leaves(RunInputs(warm_start=parent(location)))
     for given in (NO_INPUTS, RunInputs(warm_start=parent(location))):
         assert not leaves(given, complete=False, **by_path)
-        assert not leaves(replace(given, continued=parent(location)), **by_path)
+        assert not leaves(replace(given, continued_run=parent(location)), **by_path)
     # A run with the log loss sets no rows aside, so that only one of squares can have.
     log_loss = {"model.loss": "log_loss"}
     assert not leaves(**by_path, **log_loss)
@@ -98,7 +98,9 @@ def test_patch_features_are_given_or_inherited(tmp_path: Path) -> None:
     images = rng.integers(0, 255, (130, 9, 9, 1)).astype(np.uint8)
     filters = {"model.patch_features": 6, "data.scale": "auto"}
     first = settings(tmp_path / "run", **filters)
-    drawn = finished(first, source=ArraySource(images, np.arange(130) % 2)).model.fixed[-1]
+    drawn = finished(first, source=ArraySource(images, np.arange(130) % 2)).model.fixed_transforms[
+        -1
+    ]
     assert isinstance(drawn, PatchFeatures)
     plain, again = settings(), settings(**filters)
     path = str(tmp_path / "run")

@@ -96,7 +96,7 @@ def test_stopped_run_resumes_with_same_bits(tmp_path: Path) -> None:
     overrides = {"data.scale": "quantiles", "model.bandwidth": "auto", "model.n_centers": 64}
     uninterrupted, killed = (settings(tmp_path / name, **overrides) for name in ("whole", "killed"))
     result = finished(uninterrupted, source=source(), test=source())
-    assert scores_among(result.model.fixed) is not None
+    assert scores_among(result.model.fixed_transforms) is not None
     stopped(killed, 3, source=source(), test=source())
     finished(killed, source=source(), test=source())
     assert_same_bits(final(tmp_path / "killed"), final(tmp_path / "whole"))
@@ -118,7 +118,7 @@ def test_resumed_run_keeps_its_choice(
     stopped(config, 3, source=source, test=source)
     monkeypatch.setattr(sampled_features, "_are_better", lambda *_: not taken)
     result = finished(config, source=source, test=source)
-    assert (scores_among(result.model.fixed) is not None) == taken
+    assert (scores_among(result.model.fixed_transforms) is not None) == taken
 
 
 @pytest.mark.slow

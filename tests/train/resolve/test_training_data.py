@@ -56,8 +56,8 @@ def test_store_data_has_documented_properties(store: Path) -> None:
     )  # fmt: skip
     data = open_data(config)
     assert (data.source.n_rows, data.base.n_rows, data.d) == (3 * N, N, D)
-    assert [type(t) for t in data.fixed] == [Scale]
-    assert data.augmented
+    assert [type(t) for t in data.fixed_transforms] == [Scale]
+    assert data.is_augmented
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_store_data_has_documented_properties(store: Path) -> None:
 def test_sources_with_varying_rows_are_augmented(make: Any, augmented: bool) -> None:
     """Check rows that occur in more than one form, also if the read makes the forms."""
     auto = settings(**{"data.scale": "auto"})
-    assert open_data(auto, make()).augmented is augmented
+    assert open_data(auto, make()).is_augmented is augmented
 
 
 def images(**options: Any) -> ArraySource:

@@ -257,7 +257,7 @@ def test_run_records_its_scale(tmp_path: Path) -> None:
     model = load_model(tmp_path / "run")
     with model.backend:
         np.testing.assert_array_equal(model.values(X), result.model.values(X))
-    np.testing.assert_allclose(model.fixed[0].scale, X.std(axis=0), rtol=1e-10)
+    np.testing.assert_allclose(model.fixed_transforms[0].scale, X.std(axis=0), rtol=1e-10)
 
 
 def test_partial_fit_keeps_scale_of_first_block() -> None:

@@ -66,7 +66,7 @@ def saved(location: Path, centers: Any, **others: Any) -> StoredCenters:
 
 def centers_in(location: Path) -> StoredCenters | None:
     run = RunSnapshot.find(location, load_centers=False, load_weights=False)
-    return None if run is None else run.stored
+    return None if run is None else run.stored_centers
 
 
 def test_replaced_centers_are_refused(tmp_path: Path) -> None:

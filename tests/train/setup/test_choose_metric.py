@@ -19,7 +19,11 @@ from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
 from streamkern.train.setup import choose_metric
-from streamkern.train.setup.choose_metric import MAX_COMPARED_ROWS, n_compared_rows, split
+from streamkern.train.setup.choose_metric import (
+    MAX_COMPARED_ROWS,
+    metric_row_counts,
+    n_compared_rows,
+)
 from streamkern.train.setup.metric_rounds import (
     COMPARISON_ROUNDS,
     MAX_ROUNDS,
@@ -365,17 +369,17 @@ def test_vanishing_gradients_give_no_metric(G: Array) -> None:
 
 
 def test_second_stage_needs_more_rows() -> None:
-    assert stages(split(9218)[0]) == [STAGES[0]]
-    assert stages(split(9219)[0]) == list(STAGES[:2])
+    assert stages(metric_row_counts(9218)[0]) == [STAGES[0]]
+    assert stages(metric_row_counts(9219)[0]) == list(STAGES[:2])
     for effort, n in (("quick", 1), ("default", 2), ("best", 3)):
-        assert stages(split(EFFORT_LEVELS[effort].metric_rows)[0]) == list(STAGES[:n])
+        assert stages(metric_row_counts(EFFORT_LEVELS[effort].metric_rows)[0]) == list(STAGES[:n])
 
 
 @pytest.mark.parametrize(
     "n", [48, 300, 5000, *(level.metric_rows for level in EFFORT_LEVELS.values())]
 )
 def test_fitted_and_held_out_rows_are_disjoint(n: int) -> None:
-    pool, held = split(n)
+    pool, held = metric_row_counts(n)
     assert pool > 0
     assert pool <= n - pool - held  # others judge
     assert 0 < held <= n - 2 * pool
