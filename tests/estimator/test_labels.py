@@ -142,7 +142,9 @@ MISSING: dict[str, Any] = {
     "list with None": [None if k == 5 else "a" for k in range(N)],
     "list of numbers with None": [None if k == 5 else int(v) for k, v in enumerate(CLASS_IDS)],
     "NaT": np.where(np.arange(N) == 5, np.datetime64("NaT", "D"), array_of_labels(DAYS)),
-    "NaT timedelta": np.where(np.arange(N) == 5, np.timedelta64("NaT", "s"), CLASS_IDS.astype("m8[s]")),
+    "NaT timedelta": np.where(
+        np.arange(N) == 5, np.timedelta64("NaT", "s"), CLASS_IDS.astype("m8[s]")
+    ),
     "polars": polars.Series([None if k == 5 else "a" for k in range(N)]),
     "Arrow": pa.array([None if k == 5 else "a" for k in range(N)]),
 }  # fmt: skip
@@ -201,12 +203,14 @@ PERSONS = np.arange(240) % 60  # 60 classes of 4 rows each
 ROWS_OF_PERSONS = np.random.default_rng(3).normal(size=(240, 2))
 
 
+@pytest.mark.filterwarnings("ignore:The number of unique classes")
 @pytest.mark.parametrize("dtype", ["int64", "float64", "u1"])
 def test_integers_with_many_values_are_refused_as_classes(dtype: str) -> None:
     with pytest.raises(DataError, match=r"80 classes.*use KernelRegressor or, if they are cl"):
         KernelClassifier(**SETTINGS).fit(ROWS_OF_MANY, MANY_CLASSES.astype(dtype))
 
 
+@pytest.mark.filterwarnings("ignore:The number of unique classes")
 def test_dask_integers_with_many_values_are_refused_as_classes() -> None:
     rows, y = dask.array.from_array(ROWS_OF_MANY), dask.array.from_array(MANY_CLASSES)
     with pytest.raises(DataError, match=r"80 classes.*use KernelRegressor or, if they are cl"):
