@@ -1,4 +1,4 @@
-"""The lecture: features, Nystrom's error at fixed rank, averages, kernel k-means, verdicts."""
+"""Check the lecture's claims: features, Nystrom's error, averages, kernel k-means, verdicts."""
 
 from __future__ import annotations
 
