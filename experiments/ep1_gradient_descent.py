@@ -37,14 +37,14 @@ ROUGHLY = 0.33
 """Largest difference of an exponent from -1 that counts as roughly inverse."""
 
 
-def learned(eigenvalues: Array, eta: Array | float, t: int) -> Array:
+def learned_fraction(eigenvalues: Array, eta: Array | float, t: int) -> Array:
     """Return the part 1 - (1 - eta lambda)^t of each direction that t iterations learn."""
     x = np.maximum(eta * eigenvalues, 0)
     small = np.minimum(x, 0.5)
     return np.where(x < 0.5, -np.expm1(t * np.log1p(-small)), 1 - (1 - x) ** t)
 
 
-def steps(eigenvalues: Array, q: int) -> Array:
+def step_sizes(eigenvalues: Array, q: int) -> Array:
     """Return the step size of each direction; eigenvalues descend. q = 0 is gradient descent."""
     top = np.maximum(eigenvalues[:q], eigenvalues[q])
     lowered = np.concatenate([eigenvalues[q] / top, np.ones(len(eigenvalues) - q)])
@@ -66,9 +66,12 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
         values, V = np.maximum(values[::-1], 1e-300), V[:, ::-1]
         inner, outer = V.T @ split.targets, gaussian(X_test, X) @ V
         q = min(LEVEL, len(X) // 8)
-        for label, eta in ((DESCENT, steps(values, 0)), (f"(EigenPro, q = {q})", steps(values, q))):
+        for label, eta in (
+            (DESCENT, step_sizes(values, 0)),
+            (f"(EigenPro, q = {q})", step_sizes(values, q)),
+        ):
             for t in places(options):
-                part = learned(values, eta, t)[:, None]
+                part = learned_fraction(values, eta, t)[:, None]
                 f = outer @ (part / values[:, None] * inner)
                 left = float((((1 - part) * inner) ** 2).sum() / len(X))
                 yield Measurement(TRAIN, label, t, max(left, LEAST))
@@ -102,7 +105,7 @@ def judge(results: Results) -> Verdict:
         for k in ITERATIONS
     )
     falls = exponents([results.at(DESCENT, k, TRAIN).mean() for k in ITERATIONS])
-    inverse = "seen" if all(abs(b + 1) <= ROUGHLY for b in falls) else "not seen"
+    inverse = "seen" if all(map(is_roughly_inverse, falls)) else "not seen"
     return Verdict(
         f"the least test loss is reached at {ITERATIONS[3]} iterations or later",
         best >= ITERATIONS[3],
@@ -112,6 +115,11 @@ def judge(results: Results) -> Verdict:
         f"inverse to the iterations is {inverse}; {other[1:-1]} has the training "
         f"loss of {t[-1]:g} iterations after {fast:g}",
     )
+
+
+def is_roughly_inverse(exponent: float) -> bool:
+    """Return whether a loss that falls by this exponent is roughly inverse to the iterations."""
+    return abs(exponent + 1) <= ROUGHLY
 
 
 def exponents(losses: Sequence[float]) -> list[float]:

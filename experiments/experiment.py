@@ -36,20 +36,20 @@ class Point:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict says whether the claim was seen.
+    """A verdict says whether the claim was confirmed.
 
     criterion : the rule by which this run judges it.
-    seen : the outcome; None where the experiment shows numbers and judges nothing.
+    confirmed : the outcome; None where the experiment shows numbers and judges nothing.
     numbers : the numbers that decided.
     """
 
     criterion: str
-    seen: bool | None
+    confirmed: bool | None
     numbers: str
 
     def line(self, claim: str) -> str:
         """Return the verdict in one line."""
-        word = {True: "SEEN", False: "NOT SEEN", None: "MEASURED"}[self.seen]
+        word = {True: "CONFIRMED", False: "NOT CONFIRMED", None: "MEASURED"}[self.confirmed]
         return f"{word}: {claim}. Criterion: {self.criterion}. Here: {self.numbers}."
 
 

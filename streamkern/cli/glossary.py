@@ -23,10 +23,11 @@ RUN_MEANINGS: Final = {
     "time_left": "time until the last epoch ends, at the rate of the last ten seconds of training",
     "samples_per_s": "training rows per second, over the last ten seconds of training",
     "last_heard": "age of the newest line of the run's log",
-    "ranks": "the processes (ranks) that train the run together; the share of its time that a rank "
-    "waits for the other ranks, and for data (stall), as the smallest and the largest of all "
-    "ranks; samples per second that a rank would train without waiting for others; if the run is "
-    "not training, the ranks that trained it last, and whether they divided rows or centers",
+    "ranks": "(1) number of processes (ranks) that train the run together, or trained it last; (2) "
+    "whether they divide rows or centers; (3) share of its time that a rank waits for the other "
+    "ranks, smallest and largest of all ranks; (4) share of its time that a rank waits for data "
+    "(stall), smallest and largest; (5) samples per second that a rank would train if it never "
+    "waited for other ranks",
     "slowest_rank": "the rank that the others wait for",
     "dashboard": "address of the dashboard of the Dask cluster",
     "ended": "why the run ended before the last requested epoch",
@@ -38,11 +39,34 @@ RUN_MEANINGS: Final = {
     "continues": "the run from whose newest weights this run started, and the ancestors of that "
     "run",
 }
+_TEST_AND_VALIDATION_MEANINGS: Final = {
+    "log_loss": "mean of -log of the predicted probability of the true class",
+    "squared_hinge": "mean over the rows of the squared hinge loss, summed over the classes",
+    "mae": "mean absolute error, in units of the targets",
+    "huber_loss": "mean Huber loss, in squared units of the targets",
+    "pinball_loss": "mean pinball loss of the quantile, in units of the targets",
+    "poisson_deviance": "mean Poisson deviance, in units of the targets",
+    "gamma_deviance": "mean deviance of the gamma distribution, without a unit",
+    "expectile_loss": "mean asymmetric squared error, in squared units of the targets",
+    "loss": "mean of a custom loss, if its class has no `figure`",
+    "brier": "mean squared error of the probabilities; for two classes, half of it",
+    "ece": "expected calibration error: mean difference between the probability of the most "
+    "probable class and the share of rows in which this class is right",
+    "coverage": "share of the targets inside their 90 % intervals, or between the smallest and "
+    "the largest of several quantiles; for classes, share of the rows whose prediction set "
+    "contains the true class",
+    "width": "mean width of the intervals, in units of the targets",
+    "set_size": "mean number of classes in the prediction sets",
+    "normalised_coverage": "`coverage` of normalised intervals, which are wider where errors are "
+    "larger",
+    "normalised_width": "mean width of normalised intervals",
+}
+"""Meanings of the metrics that exist as test_NAME and as validation_NAME."""
 METRIC_MEANINGS: Final = {
-    "train_mse": "mean squared error on training rows, in squared units of the targets, or of "
-    "their logarithms on a log scale (target_transform); mean over the last 32 steps, or for a "
-    "saved model over the last epoch; each row is predicted before the step that learns from it; "
-    "with the solvers direct and falkon, the error of the finished model on up to 512 rows",
+    "train_mse": "mean squared error on training rows, each predicted before the step that learns "
+    "from it, over the last 32 steps or, for a saved model, the last epoch (for the solvers direct "
+    "and falkon: of the finished model on up to 512 rows); its unit is that of the squared "
+    "targets, or of their squared logarithms on a log scale (target_transform)",
     "test_mse": "mean squared error on the test data, over rows and outputs, in squared units of "
     "the targets",
     "test_r2": "R2 on the test data: 1 minus the mean squared error divided by the variance of "
@@ -58,39 +82,7 @@ METRIC_MEANINGS: Final = {
     **{
         f"{data}_{name}": text
         for data in ("test", "validation")
-        for name, text in (
-            ("log_loss", "mean of -log of the predicted probability of the true class"),
-            (
-                "squared_hinge",
-                "mean over the rows of the squared hinge loss, summed over the classes",
-            ),
-            ("mae", "mean absolute error, in units of the targets"),
-            ("huber_loss", "mean Huber loss, in squared units of the targets"),
-            ("pinball_loss", "mean pinball loss of the quantile, in units of the targets"),
-            ("poisson_deviance", "mean Poisson deviance, in units of the targets"),
-            ("gamma_deviance", "mean deviance of the gamma distribution, without a unit"),
-            ("expectile_loss", "mean asymmetric squared error, in squared units of the targets"),
-            ("loss", "mean of your own loss, if its class does not name its metric"),
-            ("brier", "mean squared error of the probabilities; for two classes, half of it"),
-            (
-                "ece",
-                "expected calibration error: mean difference between the probability of the most "
-                "probable class and the share of rows in which this class is right",
-            ),
-            (
-                "coverage",
-                "share of the targets inside their 90 % intervals, or between the smallest and "
-                "the largest of several quantiles; for classes, share of the rows whose "
-                "prediction set contains the true class",
-            ),
-            ("width", "mean width of the intervals, in units of the targets"),
-            ("set_size", "mean number of classes in the prediction sets"),
-            (
-                "normalised_coverage",
-                "`coverage` of normalised intervals, which are wider where errors are larger",
-            ),
-            ("normalised_width", "mean width of normalised intervals"),
-        )
+        for name, text in _TEST_AND_VALIDATION_MEANINGS.items()
     },
 }
 SETUP_MEANINGS: Final = {
@@ -128,8 +120,8 @@ SETUP_MEANINGS: Final = {
     "start_rows": "number of sampled rows from which the first weights were learned",
     "loss_age": "number of rows per center on which earlier runs have trained the weights with "
     "this loss",
-    "warm_slope": "factor that converted least-squares weights to the first weights of another "
-    "loss",
+    "warm_slope": "factor, in addition to the gain, by which least-squares weights of an earlier "
+    "run were multiplied to start training with another loss",
     "batch_size": "number of training rows in a step",
     "loss": "the loss that is minimised in place of the squared error, with the parameters that "
     "the setup found",
@@ -144,8 +136,8 @@ SETUP_MEANINGS: Final = {
     "that two different values add",
     "metric_shares": "the features with the largest shares of the metric, from mean squared "
     "gradients; info --importances measures how much a column lowers the error",
-    "spectrum": "largest shares of directions (eigenvectors) in the metric",
-    "direction": "the features with the largest weights in a main direction of the metric",
+    "spectrum": "shares of the top eigenvectors in the metric",
+    "direction": "the features with the largest weights in a top eigenvector of the metric",
 }
 SETTING_MEANINGS: Final = {
     f"{section}.{name}": meaning.partition(". ")[0].rstrip(".")
@@ -193,12 +185,24 @@ def with_meaning(name: str, line: str, meanings: Mapping[str, str]) -> str:
 
 _SECTIONS: Final = (
     ("A run", RUN_MEANINGS),
-    ("Metrics", METRIC_MEANINGS),
+    ("Evaluation metrics", METRIC_MEANINGS),
     ("Choices and measurements of the setup", SETUP_MEANINGS),
     ("Settings", SETTING_MEANINGS),
     ("With `--verify`", VERIFY_MEANINGS),
     ("A store", STORE_MEANINGS),
 )
+
+
+def _is_shared(name: str) -> bool:
+    """Return whether a metric exists with the same meaning as test_NAME and as validation_NAME."""
+    return name.partition("_")[2] in _TEST_AND_VALIDATION_MEANINGS
+
+
+def _names_of_row(name: str) -> str:
+    """Return the names in a row of the page: test_NAME and validation_NAME share a row."""
+    if name.startswith("test_") and _is_shared(name):
+        return f"`{name}`, `validation_{name.removeprefix('test_')}`"
+    return f"`{name}`"
 
 
 def glossary_page() -> str:
@@ -208,8 +212,13 @@ def glossary_page() -> str:
         "`streamkern info --explain` prints the\nmeaning below each entry. "
         "`python tools/glossary.py` generates the page. In the explanations, f is the\nfitted "
         "function and p the number of centers; [terms](terms.md) defines all terms.\n"
+        "[Precision](howto/centers.md#precision) has the rule of `run.precision`.\n"
     ]
     for head, meanings in _SECTIONS:
-        rows = "".join(f"| `{name}` | {text} |\n" for name, text in meanings.items())
+        rows = "".join(
+            f"| {_names_of_row(name)} | {text} |\n"
+            for name, text in meanings.items()
+            if not name.startswith("validation_") or not _is_shared(name)
+        )
         parts.append(f"## {head}\n\n| entry | meaning |\n|---|---|\n{rows}")
     return "\n".join(parts)

@@ -144,7 +144,7 @@ class DataConfig(Table):
         between 1 and 20. With early stopping, and with solvers that stop when they have converged,
         "auto" is at most 20; "direct" stops after the first epoch, unless transforms change every
         epoch.
-    batch_size : training rows of a step; "auto": chosen by the method and the memory.
+    batch_size : training rows of a step; "auto": chosen by the solver and the memory.
     prefetch_threads : threads that read ahead; "auto": as many as speed up reading from this
         storage. The batches do not depend on their number.
     dask : address of a Dask scheduler whose workers read and transform the rows.

@@ -134,18 +134,18 @@ class ModelConfig(Table):
         "absolute_error", whose minimum is the median; "huber", which is linear for large errors;
         "quantile" and "expectile", with the setting `quantile`. For counts and amounts, with the
         solver "block" or "direct": "poisson" for targets of at least 0, and "gamma" for targets
-        above 0; f is then the logarithm of the prediction. A loss of your own is "module:Class", or
+        above 0; f is then the logarithm of the prediction. A custom loss is "module:Class", or
         a table {kind = "module:Class", ...} with its parameters.
     quantile : the quantile of the loss "quantile", or the expectile of "expectile", in (0, 1); 0.5
         if it is left out. With an increasing list, such as [0.05, 0.5, 0.95], the model predicts
         all of these quantiles of a single target, and they do not cross. With a list of one number,
         predictions are a column, (n, 1).
     target_transform : the scale of the targets on which the squared error is minimised; predictions
-        and figures are in the units of the targets. "log" is log(1 + y / unit), for targets of at
-        least 0; each output has a unit of its own. "auto" means "log" if there is one target and
-        left-out rows are then predicted clearly better, else "none". It tries "log" for skewed
-        targets that are never below 0, in whole runs of at least 256 rows, if kernel and bandwidth
-        are "auto". "none" takes the targets as they are.
+        and evaluation metrics are in the units of the targets. "log" is log(1 + y / unit), for
+        targets of at least 0; each output has a unit of its own. "auto" means "log" if there is one
+        target and left-out rows are then predicted clearly better, else "none". It tries "log" for
+        skewed targets that are never below 0, in whole runs of at least 256 rows, if kernel and
+        bandwidth are "auto". "none" takes the targets as they are.
     patch_features : number of filters N whose responses replace the pixels of an image, such as
         512; 0: none. A filter is a whitened patch of a training image, drawn at random. Its
         response is computed for all patches of an image. The part of the responses above a

@@ -105,9 +105,10 @@ class ExecutionConfig(Table):
 
     run_dir : folder or URL of the checkpoints and the log, from which the same call resumes.
         Without it nothing is saved.
-    precision : precision of the arithmetic; "auto": the fastest that is as accurate as float32, and
-        float64 for values if all rows are centers and there are fewer than 4096 rows, or up to 16
-        384 rows with so little noise that the rounding of float32 would increase the error. "exact"
+    precision : precision of the arithmetic; "auto": the fastest that is as accurate as float32, or
+        float64 for some regressions with all rows as centers. These have fewer than 4096 rows, or
+        up to 16 384 rows with so little noise that the rounding of float32 would increase the
+        error. "exact"
         is float32, "float64" is float64; "high", "integer" and "fast" are modes of a GPU.
     device : device of the computation; "auto": a GPU that CuPy can use, else the CPU.
     accelerator : accelerator of the CPU; "auto": Numba if it is installed and the work outweighs

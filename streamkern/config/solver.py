@@ -100,7 +100,7 @@ SolverName = Annotated[
 class SolverConfig(Table):
     """[solver]: the training method and its options.
 
-    name : training method; "auto": "block", or "direct" if that is expected to finish sooner.
+    name : the solver; "auto": "block", or "direct" if that is expected to finish sooner.
         "sgd", "eigenpro1" and "eigenpro2" take all rows as centers, unless features are explicit.
     block_size : centers in a block of the preconditioner, for "block"; "auto": as many as the
         memory and the length of the run justify.
@@ -124,16 +124,16 @@ class SolverConfig(Table):
         number of centers.
     projection : projection onto the span of the centers, for "eigenpro3" and "eigenpro4"; "auto":
         chosen by the number of centers and the memory. "exact" uses a factor of K(Z, Z); "resident"
-        uses an inner EigenPro, and keeps K(Z, Z) in memory; "inexact" uses an inner EigenPro, and
+        projects by EigenPro 2, and keeps K(Z, Z) in memory; "inexact" projects by EigenPro 2, and
         does not keep it. "auto" is "exact" up to 20 000 centers and "resident" with more, or
         "inexact" if the memory does not suffice for it.
-    projection_epochs : passes of the inner EigenPro over the centers in a projection, for
+    projection_epochs : passes of EigenPro 2 over the centers in a projection, for
         projection "resident" and "inexact".
-    projection_nystrom : centers of the sample from which the inner EigenPro's preconditioner is
+    projection_nystrom : centers of the sample from which the preconditioner of the projection is
         made; "auto": 2000, or all if there are fewer.
-    projection_level : number of eigenvectors that the inner EigenPro's preconditioner damps;
+    projection_level : number of eigenvectors that the preconditioner of the projection damps;
         "auto": a tenth of the sample.
-    projection_batch : centers in a step of the inner EigenPro; "auto": its critical batch, and at
+    projection_batch : centers in a step of the projection; "auto": its critical batch, and at
         most the batch of the steps. Above the critical batch, a pass makes less progress.
     average : whether the model has the running average of the weights, or the last weights.
     damping : damping of the preconditioner; "auto": chosen by the noise of the targets. For "block"

@@ -1,3 +1,5 @@
+"""Check that warnings point to the line of the user's code, and are shown once."""
+
 from __future__ import annotations
 
 import contextlib
@@ -15,28 +17,29 @@ from streamkern.basics.warning import warn
 from streamkern.rundir.run_log import read_log
 
 
-def ours(function: Callable[..., Any]) -> FunctionType:
+def as_package_function(function: Callable[..., Any]) -> FunctionType:
     """Return the function as if it were defined in a module of the package."""
     return FunctionType(function.__code__, globals() | {"__name__": "streamkern.some.module"})
 
 
-def warning() -> Iterator[None]:
+def warn_and_yield() -> Iterator[None]:
     warn("now")
     yield
 
 
-def enter(manager: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+def enter_manager(manager: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
     with manager():
         pass
 
 
-# Between the two, contextlib.
-entry, manager = ours(enter), contextlib.contextmanager(ours(warning))
+# The stack is: package, contextlib, package. The warning must skip all three.
+package_enter = as_package_function(enter_manager)
+package_manager = contextlib.contextmanager(as_package_function(warn_and_yield))
 
 
 def test_warning_points_to_calling_line() -> None:
     with pytest.warns(UserWarning, match="now") as caught:
-        entry(manager)  # here
+        package_enter(package_manager)  # here
     assert [w.filename for w in caught] == [__file__]
     assert linecache.getline(__file__, caught[0].lineno).endswith("# here\n")
 
@@ -52,7 +55,7 @@ def test_warning_is_shown_once_per_line() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for _ in range(3):
-            entry(manager)
+            package_enter(package_manager)
     assert len(caught) == 1
 
 

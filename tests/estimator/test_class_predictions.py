@@ -25,7 +25,7 @@ X = rng.normal(size=(1500, 2))
 p = 1 / (1 + np.exp(-4 * X[:, 0] * X[:, 1]))
 y = np.where(rng.random(1500) < p, "yes", "no")
 t = np.sin(X[:, 0]) + 0.2 * rng.normal(size=1500)
-QUICK: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "threads": 1, "accelerator": "none", "n_centers": 80, "kernel": "laplace", "bandwidth": 2.0,
     "calibrate": True, "ridge": 1e-3, "metric": "none",
 }  # fmt: skip
@@ -34,12 +34,12 @@ FIT, NEW = slice(1000), slice(1000, 1500)
 
 @pytest.fixture(scope="module")
 def classifier() -> KernelClassifier:
-    return KernelClassifier(**QUICK).fit(X[FIT], y[FIT], test=(X[NEW], y[NEW]))
+    return KernelClassifier(**SETTINGS).fit(X[FIT], y[FIT], test=(X[NEW], y[NEW]))
 
 
 @pytest.fixture(scope="module")
 def regressor() -> KernelRegressor:
-    return KernelRegressor(**QUICK).fit(X[FIT], t[FIT], test=(X[NEW], t[NEW]))
+    return KernelRegressor(**SETTINGS).fit(X[FIT], t[FIT], test=(X[NEW], t[NEW]))
 
 
 def test_small_tables_have_probabilities_by_default(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_prediction_sets_and_intervals_have_coverage(
     assert 0.7 < inside.mean() < 0.9
     assert 0.8 < regressor.report_["test_coverage"] < 0.97
     assert regressor.report_["calibration"] == {"rows": 100}
-    two = KernelRegressor(**QUICK).fit(X, np.stack((t, 9 * t), axis=1))
+    two = KernelRegressor(**SETTINGS).fit(X, np.stack((t, 9 * t), axis=1))
     assert two.predict(X[:7], interval=0.9)[1].shape == (7, 2, 2)
     assert two.predict(X[:7], interval=0.9, normalised=True)[1].shape == (7, 2, 2)
 
@@ -139,7 +139,7 @@ def test_prediction_sets_and_intervals_have_coverage(
 def test_normalised_intervals_follow_residual_scale(tmp_path: Path) -> None:
     """Check normalised intervals in memory, from a saved model, in files, and by the command."""
     hard = np.sin(X[:, 0]) + 0.3 * np.exp(1.5 * X[:, 1]) * rng.normal(size=1500)
-    model = KernelRegressor(**QUICK).fit(X[FIT], hard[FIT], test=(X[NEW], hard[NEW]))
+    model = KernelRegressor(**SETTINGS).fit(X[FIT], hard[FIT], test=(X[NEW], hard[NEW]))
     values, ends = model.predict(X[NEW], interval=0.8, normalised=True)
     np.testing.assert_array_equal(values, model.predict(X[NEW]))
     width = ends[:, 1] - ends[:, 0]
@@ -189,13 +189,13 @@ def test_unavailable_intervals_are_refused(
         classifier.predict(X, interval=0.9, out="sets.csv")
     with pytest.raises(ConfigError, match="not available for Dask arrays"):
         regressor.predict(on_demand("dask.array").from_array(X), interval=0.9)
-    plain = KernelRegressor(**QUICK | {"calibrate": False}).fit(X[FIT], t[FIT])
+    plain = KernelRegressor(**SETTINGS | {"calibrate": False}).fit(X[FIT], t[FIT])
     with pytest.raises(ConfigError, match="has none, as calibrate=False asks for; train with"):
         plain.predict(X, interval=0.9)
     labels = np.stack((y == "yes", t > 0), axis=1).astype(int)
     with pytest.raises(ConfigError, match="calibrate=True needs rows of one class each"):
-        KernelClassifier(**QUICK | {"calibrate": True}).fit(X, labels)
-    several = KernelClassifier(**QUICK | {"calibrate": "auto"}).fit(X, labels)
+        KernelClassifier(**SETTINGS | {"calibrate": True}).fit(X, labels)
+    several = KernelClassifier(**SETTINGS | {"calibrate": "auto"}).fit(X, labels)
     assert not hasattr(several, "predict_proba")
     with pytest.raises(ConfigError, match="several labels"):
         several.predict(X, interval=0.9)
@@ -246,17 +246,17 @@ def test_classes_of_store_are_sorted(tmp_path: Path) -> None:
     """Check that columns of probabilities are sorted by class, as scikit-learn expects, for any
     order in the store."""
     names = np.array(["shoe", "coat", "bag"])
-    which = (X[:, 0] > 0) * 1 + (X[:, 0] > 1)
-    labels = names[which]
-    source = ArraySource(X.astype(np.float32), which, classes=tuple(names))
-    plain = KernelClassifier(**QUICK).fit(X.astype(np.float32), labels)
-    model = KernelClassifier(**QUICK).fit(source)
+    class_ids = (X[:, 0] > 0) * 1 + (X[:, 0] > 1)
+    labels = names[class_ids]
+    source = ArraySource(X.astype(np.float32), class_ids, classes=tuple(names))
+    plain = KernelClassifier(**SETTINGS).fit(X.astype(np.float32), labels)
+    model = KernelClassifier(**SETTINGS).fit(source)
     assert list(model.classes_) == sorted(names)
     assert model.score(source) == np.mean(model.predict(X) == labels) > 0.9
     assert model.score(on_demand("dask.array").from_array(X), labels) == model.score(source)
     for metric in ("neg_log_loss", "roc_auc_ovr"):
-        theirs, ours = (get_scorer(metric)(each, X, labels) for each in (plain, model))
-        assert ours == pytest.approx(theirs, abs=0.01)
+        from_labels, from_store = (get_scorer(metric)(each, X, labels) for each in (plain, model))
+        assert from_store == pytest.approx(from_labels, abs=0.01)
     for method in ("predict_values", "decision_function", "predict_log_proba"):
         largest = getattr(model, method)(X).argmax(axis=1)
         assert np.mean(model.classes_[largest] == labels) > 0.9
@@ -267,7 +267,7 @@ def test_classes_of_store_are_sorted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.classes_, model.classes_)
     for method in ("predict", "predict_proba", "predict_log_proba", "decision_function"):
         np.testing.assert_array_equal(getattr(again, method)(X), getattr(model, method)(X))
-    more = KernelClassifier(**QUICK | {"calibrate": False}).partial_fit(source)
+    more = KernelClassifier(**SETTINGS | {"calibrate": False}).partial_fit(source)
     assert np.mean(more.partial_fit(X, labels).predict(X) == labels) > 0.9
 
 
@@ -278,7 +278,7 @@ def test_numeric_text_labels_of_csv_are_sorted_classes(tmp_path: Path) -> None:
         lines = [f"{x:.6f},{labels[k]}" for (x,), k in zip(rows, which, strict=True)]
         (tmp_path / "t.csv").write_text("\n".join(["x,label", *lines]) + "\n")
         ingest(tmp_path / "t.csv", store := tmp_path / f"{len(labels)}.zarr", y="label")
-        model, truth = KernelClassifier(**QUICK).fit(str(store)), np.array(labels)[which]
+        model, truth = KernelClassifier(**SETTINGS).fit(str(store)), np.array(labels)[which]
         assert list(model.classes_) == sorted(labels)
         assert get_scorer("neg_log_loss")(model, rows, truth) > -0.1
         assert np.mean(model.predict(rows) == truth) > 0.98

@@ -20,7 +20,7 @@ from streamkern import DataError, KernelClassifier, load
 
 N = 60
 X = np.random.default_rng(0).normal(size=(N, 2))
-WHICH = (X[:, 0] > 0).astype(int) + (X[:, 0] > 0.8)
+CLASS_IDS = (X[:, 0] > 0).astype(int) + (X[:, 0] > 0.8)
 SETTINGS: dict[str, Any] = {
     "threads": 1, "solver": "direct", "epochs": 1, "n_centers": 20, "kernel": "gaussian",
     "bandwidth": 2.0, "metric": "none", "ridge": 1e-3, "accelerator": "none",
@@ -29,177 +29,229 @@ DAYS = np.array(["2020-01-01", "1969-12-31", "2021-06-30"], "M8[D]")
 WORDS = np.array(["b", "ä", "a b"])
 
 
-def spread(values: Any) -> np.ndarray:
-    return np.asarray(values)[WHICH]
+def array_of_labels(values: Any) -> np.ndarray:
+    """Return the value of each row's class, in the dtype of the values."""
+    return np.asarray(values)[CLASS_IDS]
 
 
-def listed(values: list[Any]) -> list[Any]:
-    return [values[k] for k in WHICH]
+def list_of_labels(values: list[Any]) -> list[Any]:
+    """Return the value of each row's class, as a list."""
+    return [values[k] for k in CLASS_IDS]
 
 
-def objects(values: list[Any]) -> np.ndarray:
-    return np.fromiter(listed(values), object, N)
+def object_array(values: list[Any]) -> np.ndarray:
+    """Return the value of each row's class, as an array of Python objects."""
+    return np.fromiter(list_of_labels(values), object, N)
 
 
 KEPT: dict[str, Any] = {
-    **{name: spread(np.array([0, 1, 100], name)) for name in ("i1", "i2", "i4", "i8", ">i4")},
-    **{name: spread(np.array([0, 1, 255], name)) for name in ("u1", "u2", "u4", "u8")},
-    "u8 at its end": spread(np.array([0, 1, 2**64 - 1], "u8")),
-    "i8 at its ends": spread(np.array([-(2**63), 0, 2**63 - 1])),
-    **{name: spread(np.array([-3, 0, 2048], name)) for name in ("f2", "f4", "f8")},
-    "bool": spread([False, True, True]),
-    "U": spread(WORDS),
-    "list of text": listed(["b", "ä", "a b"]),
-    "text as objects": objects(["b", "ä", "a b"]),
-    "NumPy's text as objects": objects([np.str_("b"), np.str_("ä"), np.str_("c")]),
-    "StringDType": spread(np.array(["b", "ä", "a b"], np.dtypes.StringDType())),
-    "text of numbers": spread(["01", "1", "10"]),
-    "text of truth": spread(["True", "False", "nan"]),
-    "numbers as objects": objects([3, 1, 2]),
-    "truth as objects": objects([False, True, True]),
-    "list of whole numbers": listed([3, 1, 2]),
-    **{f"M8[{unit}]": spread(DAYS.astype(f"M8[{unit}]")) for unit in ("D", "s", "us", "ns", "Y")},
     **{
-        f"m8[{unit}]": spread(np.array([1, -5, 3], f"m8[{unit}]"))
+        name: array_of_labels(np.array([0, 1, 100], name))
+        for name in ("i1", "i2", "i4", "i8", ">i4")
+    },
+    **{name: array_of_labels(np.array([0, 1, 255], name)) for name in ("u1", "u2", "u4", "u8")},
+    "u8 at its end": array_of_labels(np.array([0, 1, 2**64 - 1], "u8")),
+    "i8 at its ends": array_of_labels(np.array([-(2**63), 0, 2**63 - 1])),
+    **{name: array_of_labels(np.array([-3, 0, 2048], name)) for name in ("f2", "f4", "f8")},
+    "bool": array_of_labels([False, True, True]),
+    "U": array_of_labels(WORDS),
+    "list of text": list_of_labels(["b", "ä", "a b"]),
+    "text as objects": object_array(["b", "ä", "a b"]),
+    "NumPy's text as objects": object_array([np.str_("b"), np.str_("ä"), np.str_("c")]),
+    "StringDType": array_of_labels(np.array(["b", "ä", "a b"], np.dtypes.StringDType())),
+    "text of numbers": array_of_labels(["01", "1", "10"]),
+    "text of booleans": array_of_labels(["True", "False", "nan"]),
+    "numbers as objects": object_array([3, 1, 2]),
+    "booleans as objects": object_array([False, True, True]),
+    "list of whole numbers": list_of_labels([3, 1, 2]),
+    **{
+        f"M8[{unit}]": array_of_labels(DAYS.astype(f"M8[{unit}]"))
+        for unit in ("D", "s", "us", "ns", "Y")
+    },
+    **{
+        f"m8[{unit}]": array_of_labels(np.array([1, -5, 3], f"m8[{unit}]"))
         for unit in ("D", "h", "s", "ns", "Y")
     },
-    "pandas string": pd.Series(spread(WORDS), dtype="string"),
-    "pandas string[pyarrow]": pd.Series(spread(WORDS), dtype="string[pyarrow]"),
-    "pandas default": pd.Series(spread(WORDS)),
-    "pandas category": pd.Series(spread(WORDS), dtype="category"),
-    "pandas category of numbers": pd.Series(spread([3, 1, 2]), dtype="category"),
-    "pandas Int64": pd.Series(spread([3, 1, 2]), dtype="Int64"),
-    "pandas boolean": pd.Series(spread([True, False, True]), dtype="boolean"),
-    "pandas datetime": pd.Series(spread(DAYS.astype("M8[ns]"))),
-    "steps of ten seconds": spread(np.array([1, 2, 3], "m8[10s]")),
-    "pandas timedelta": pd.Series(spread(np.array([1, 2, 3], "m8[s]"))),
-    "polars": polars.Series(objects(["b", "ä", "a b"]).tolist(), dtype=polars.Categorical),
-    "Arrow": pa.array(spread(WORDS).tolist()),
+    "pandas string": pd.Series(array_of_labels(WORDS), dtype="string"),
+    "pandas string[pyarrow]": pd.Series(array_of_labels(WORDS), dtype="string[pyarrow]"),
+    "pandas default": pd.Series(array_of_labels(WORDS)),
+    "pandas category": pd.Series(array_of_labels(WORDS), dtype="category"),
+    "pandas category of numbers": pd.Series(array_of_labels([3, 1, 2]), dtype="category"),
+    "pandas Int64": pd.Series(array_of_labels([3, 1, 2]), dtype="Int64"),
+    "pandas boolean": pd.Series(array_of_labels([True, False, True]), dtype="boolean"),
+    "pandas datetime": pd.Series(array_of_labels(DAYS.astype("M8[ns]"))),
+    "steps of ten seconds": array_of_labels(np.array([1, 2, 3], "m8[10s]")),
+    "pandas timedelta": pd.Series(array_of_labels(np.array([1, 2, 3], "m8[s]"))),
+    "polars": polars.Series(object_array(["b", "ä", "a b"]).tolist(), dtype=polars.Categorical),
+    "Arrow": pa.array(array_of_labels(WORDS).tolist()),
 }
 
-NO_LABEL, OTHER, CHARACTER = (r" row 5\b", " is of type ", "files")
+MISSING_MESSAGE, TYPE_MESSAGE = r" row 5\b", " is of type "
+CHARACTER_MESSAGE = "files"  # of "cannot be stored in files": lone surrogates and NUL
 REFUSED: dict[str, tuple[Any, str]] = {
-    "surrogate": (objects(["\ud800", "a", "b"]), CHARACTER),
-    "surrogate in a list": (listed(["\ud800", "a", "b"]), CHARACTER),
-    "surrogate in U": (spread(["\udfff", "a", "b"]), CHARACTER),
-    "NUL": (objects(["a\0", "a", "b"]), CHARACTER),
-    "NUL in a list": (listed(["a\0", "a", "b"]), CHARACTER),
-    "NUL inside": (spread(["a\0b", "a", "b"]), CHARACTER),
-    "bytes that are not text": (objects([b"a", b"\xff", b"c"]), "is bytes, .*decode"),
-    "complex": (spread([1j, 2, 3]), OTHER),
-    "complex as objects": (objects([1j, 2j, 3j]), OTHER),
-    "nothing": (listed(["b", "ä", ""]), "row 3 of y is empty, which means missing"),
-    "decimals": (objects(list(map(decimal.Decimal, (1, 2, 3)))), OTHER),
-    "Python's dates": (objects([datetime.date(2020, 1, day) for day in (1, 2, 3)]), OTHER),
-    "whole numbers beyond 64 bits": (objects([1, 2, 2**70]), OTHER),
-    "tuples": (objects([(1,), (2,), (3,)]), OTHER),
-    "words and numbers": (objects(["a", 1, 2]), OTHER),
-    "words and numbers in a list": (listed(["a", 1, 2]), OTHER),
-    "truth and numbers": (objects([True, 2, 3]), OTHER),
-    "fractions": (spread([0.5, 1.25, 2]), "continuous"),
-    "Period": (pd.Series(pd.PeriodIndex(spread(DAYS), freq="D")), OTHER),
-    "tz": (pd.Series(spread(DAYS.astype("M8[ns]"))).dt.tz_localize("UTC"), "with a time zone"),
+    "surrogate": (object_array(["\ud800", "a", "b"]), CHARACTER_MESSAGE),
+    "surrogate in a list": (list_of_labels(["\ud800", "a", "b"]), CHARACTER_MESSAGE),
+    "surrogate in U": (array_of_labels(["\udfff", "a", "b"]), CHARACTER_MESSAGE),
+    "NUL": (object_array(["a\0", "a", "b"]), CHARACTER_MESSAGE),
+    "NUL in a list": (list_of_labels(["a\0", "a", "b"]), CHARACTER_MESSAGE),
+    "NUL inside": (array_of_labels(["a\0b", "a", "b"]), CHARACTER_MESSAGE),
+    "bytes that are not text": (object_array([b"a", b"\xff", b"c"]), "is bytes, .*decode"),
+    "complex": (array_of_labels([1j, 2, 3]), TYPE_MESSAGE),
+    "complex as objects": (object_array([1j, 2j, 3j]), TYPE_MESSAGE),
+    "empty text": (list_of_labels(["b", "ä", ""]), "row 3 of y is empty, which means missing"),
+    "decimals": (object_array(list(map(decimal.Decimal, (1, 2, 3)))), TYPE_MESSAGE),
+    "Python's dates": (
+        object_array([datetime.date(2020, 1, day) for day in (1, 2, 3)]),
+        TYPE_MESSAGE,
+    ),
+    "whole numbers beyond 64 bits": (object_array([1, 2, 2**70]), TYPE_MESSAGE),
+    "tuples": (object_array([(1,), (2,), (3,)]), TYPE_MESSAGE),
+    "words and numbers": (object_array(["a", 1, 2]), TYPE_MESSAGE),
+    "words and numbers in a list": (list_of_labels(["a", 1, 2]), TYPE_MESSAGE),
+    "booleans and numbers": (object_array([True, 2, 3]), TYPE_MESSAGE),
+    "fractions": (array_of_labels([0.5, 1.25, 2]), "continuous"),
+    "Period": (pd.Series(pd.PeriodIndex(array_of_labels(DAYS), freq="D")), TYPE_MESSAGE),
+    "time zone": (
+        pd.Series(array_of_labels(DAYS.astype("M8[ns]"))).dt.tz_localize("UTC"),
+        "with a time zone",
+    ),
 }
 
 
-def with_gap(values: Any, gap: Any, dtype: Any = object) -> Any:
-    holed = objects(list(values))
-    holed[5] = gap
-    return holed if dtype is object else pd.Series(holed.tolist()).astype(dtype)
+def with_missing_label(values: Any, missing: Any, dtype: Any = object) -> Any:
+    with_missing = object_array(list(values))
+    with_missing[5] = missing
+    return with_missing if dtype is object else pd.Series(with_missing.tolist()).astype(dtype)
 
 
 MISSING: dict[str, Any] = {
     **{
-        f"{gap!r} among {values[0]!r}": with_gap(values, gap)
-        for gap, values in itertools.product(
+        f"{missing!r} among {values[0]!r}": with_missing_label(values, missing)
+        for missing, values in itertools.product(
             (None, np.nan, pd.NA, pd.NaT, decimal.Decimal("NaN")), (("a", "b", "c"), (1, 2, 3))
         )
     },
     **{
-        f"{dtype} {values[0]!r}": with_gap(values, pd.NA, dtype)
+        f"{dtype} {values[0]!r}": with_missing_label(values, pd.NA, dtype)
         for dtype, values in [
             ("string", "abc"), ("string[pyarrow]", "abc"), ("category", "abc"),
             ("Int64", (1, 2, 3)), ("category", (1, 2, 3)), ("boolean", (True, False, True)),
         ]
     },
-    "NaN": np.where(np.arange(N) == 5, np.nan, WHICH),
+    "NaN": np.where(np.arange(N) == 5, np.nan, CLASS_IDS),
     "list with None": [None if k == 5 else "a" for k in range(N)],
-    "list of numbers with None": [None if k == 5 else int(v) for k, v in enumerate(WHICH)],
-    "NaT": np.where(np.arange(N) == 5, np.datetime64("NaT", "D"), spread(DAYS)),
-    "no time": np.where(np.arange(N) == 5, np.timedelta64("NaT", "s"), WHICH.astype("m8[s]")),
+    "list of numbers with None": [None if k == 5 else int(v) for k, v in enumerate(CLASS_IDS)],
+    "NaT": np.where(np.arange(N) == 5, np.datetime64("NaT", "D"), array_of_labels(DAYS)),
+    "NaT timedelta": np.where(
+        np.arange(N) == 5, np.timedelta64("NaT", "s"), CLASS_IDS.astype("m8[s]")
+    ),
     "polars": polars.Series([None if k == 5 else "a" for k in range(N)]),
     "Arrow": pa.array([None if k == 5 else "a" for k in range(N)]),
 }  # fmt: skip
 
 
+def expected_labels(name: str) -> np.ndarray:
+    """Return the labels of KEPT as `predict` returns them: text keeps its dtype, or is objects."""
+    given = np.asarray(KEPT[name])
+    if name in ("polars", "Arrow") or given.dtype.kind == "T":  # NumPy has no fixed dtype for these
+        return given.astype(object)
+    if given.dtype.kind == "O" and not isinstance(given[0], str):  # numbers or booleans as objects
+        return np.array(given.tolist())
+    return given
+
+
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
-@pytest.mark.parametrize("part", range(3))
-def test_labels_keep_their_dtype(part: int, tmp_path: Path) -> None:
-    """Check dtypes of every kind, in three parts."""
-    for number, (name, y) in enumerate(list(KEPT.items())[part::3]):
-        given = np.asarray(y)
-        expected = given.astype(object) if given.dtype.kind == "T" else given
-        if name in ("polars", "Arrow"):
-            expected = given.astype(object)
-        elif expected.dtype.kind == "O" and not isinstance(given[0], str):
-            expected = np.array(given.tolist())
-        model = KernelClassifier(**SETTINGS).fit(X, y)
-        model.save(tmp_path / str(number))
-        loaded = load(tmp_path / str(number))
-        block = KernelClassifier(**SETTINGS).partial_fit(X, y, classes=y)
-        for each in (model, loaded, block):
-            found = each.predict(X)
-            assert found.dtype == expected.dtype, name
-            assert each.classes_.dtype == found.dtype, name
-            assert set(each.classes_.tolist()) == set(expected.tolist()), name
-            assert all(type(a) is type(b) for a, b in zip(each.classes_, found, strict=False)), name
-            assert np.mean(found == expected) == each.score(X, y) > 0.5, name
-        np.testing.assert_array_equal(model.predict(X), loaded.predict(X))
+@pytest.mark.parametrize("name", KEPT)
+def test_labels_keep_their_dtype(name: str, tmp_path: Path) -> None:
+    y, expected = KEPT[name], expected_labels(name)
+    model = KernelClassifier(**SETTINGS).fit(X, y)
+    model.save(tmp_path / "saved")
+    loaded = load(tmp_path / "saved")
+    partial = KernelClassifier(**SETTINGS).partial_fit(X, y, classes=y)
+    for each in (model, loaded, partial):
+        predicted = each.predict(X)
+        assert predicted.dtype == expected.dtype
+        assert each.classes_.dtype == predicted.dtype
+        assert set(each.classes_.tolist()) == set(expected.tolist())
+        assert all(type(a) is type(b) for a, b in zip(each.classes_, predicted, strict=False))
+        assert np.mean(predicted == expected) == each.score(X, y) > 0.5
+    np.testing.assert_array_equal(model.predict(X), loaded.predict(X))
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning")
-def test_unsupported_labels_are_refused_with_row() -> None:
-    for name, (y, message) in REFUSED.items():
-        with pytest.raises(DataError, match=message) as refused:
-            KernelClassifier(**SETTINGS).fit(X, y)
-        assert message == "continuous" or "row " in str(refused.value), name
-        with pytest.raises(DataError, match=message):
-            KernelClassifier(**SETTINGS).partial_fit(X, y)
-    for name, y in MISSING.items():
-        with pytest.raises(DataError, match=NO_LABEL) as refused:
-            KernelClassifier(**SETTINGS).fit(X, y)
-        assert "leave such rows out" in str(refused.value), name
+@pytest.mark.parametrize("name", REFUSED)
+def test_error_for_unsupported_labels_names_row(name: str) -> None:
+    y, message = REFUSED[name]
+    with pytest.raises(DataError, match=message) as caught:
+        KernelClassifier(**SETTINGS).fit(X, y)
+    assert message == "continuous" or "row " in str(caught.value)
+    with pytest.raises(DataError, match=message):
+        KernelClassifier(**SETTINGS).partial_fit(X, y)
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_error_for_missing_label_names_row(name: str) -> None:
+    with pytest.raises(DataError, match=MISSING_MESSAGE) as caught:
+        KernelClassifier(**SETTINGS).fit(X, MISSING[name])
+    assert "leave such rows out" in str(caught.value)
+
+
+MANY_CLASSES = np.random.default_rng(1).permutation(120) % 80  # 80 classes of 1 or 2 rows
+ROWS_OF_MANY = np.random.default_rng(2).normal(size=(120, 2))
+PERSONS = np.arange(240) % 60  # 60 classes of 4 rows each
+ROWS_OF_PERSONS = np.random.default_rng(3).normal(size=(240, 2))
 
 
 @pytest.mark.filterwarnings("ignore:The number of unique classes")
-def test_integers_with_many_values_are_refused_as_classes() -> None:
-    values = np.random.default_rng(1).permutation(120) % 80  # 80 classes of 1 or 2 rows
-    rows = np.random.default_rng(2).normal(size=(120, 2))
-    for y in (values, values.astype(float), values.astype("u1"), dask.array.from_array(values)):
-        X = dask.array.from_array(rows) if isinstance(y, dask.array.Array) else rows
-        with pytest.raises(DataError, match=r"80 classes.*use KernelRegressor or, if they are cl"):
-            KernelClassifier(**SETTINGS).fit(X, y)
-    persons = np.arange(240) % 60  # of 4 rows each
-    many = np.random.default_rng(3).normal(size=(240, 2))
+@pytest.mark.parametrize("dtype", ["int64", "float64", "u1"])
+def test_integers_with_many_values_are_refused_as_classes(dtype: str) -> None:
+    with pytest.raises(DataError, match=r"80 classes.*use KernelRegressor or, if they are cl"):
+        KernelClassifier(**SETTINGS).fit(ROWS_OF_MANY, MANY_CLASSES.astype(dtype))
+
+
+@pytest.mark.filterwarnings("ignore:The number of unique classes")
+def test_dask_integers_with_many_values_are_refused_as_classes() -> None:
+    rows, y = dask.array.from_array(ROWS_OF_MANY), dask.array.from_array(MANY_CLASSES)
+    with pytest.raises(DataError, match=r"80 classes.*use KernelRegressor or, if they are cl"):
+        KernelClassifier(**SETTINGS).fit(rows, y)
+
+
+def test_floats_with_few_rows_per_value_are_refused_as_classes() -> None:
     with pytest.raises(DataError, match="fewer than 5 of the 240 rows"):
-        KernelClassifier(**SETTINGS).fit(many, persons.astype(float))
-    for X, y in ((rows, values.astype(str)), (many, persons), (rows[:30], values[:30])):
-        assert len(KernelClassifier(**SETTINGS).fit(X, y).classes_) == len(set(y.tolist()))
+        KernelClassifier(**SETTINGS).fit(ROWS_OF_PERSONS, PERSONS.astype(float))
 
 
-def test_remedy_for_labels_works() -> None:
-    fitted = KernelClassifier(**SETTINGS)
-    for name, (y, message) in REFUSED.items():
-        if message in (OTHER, "with a time zone"):
-            with pytest.raises(DataError) as refused:
-                fitted.fit(X, y)
-            remedy = str(refused.value).partition(" give y=")[2].partition(", for example")[0]
-            assert fitted.fit(X, eval(remedy, {"y": y})).score(X, eval(remedy, {"y": y})) > 0.5, (
-                name
-            )
+@pytest.mark.filterwarnings("ignore:The number of unique classes")
+@pytest.mark.parametrize(
+    ("rows", "y"),
+    [
+        (ROWS_OF_MANY, MANY_CLASSES.astype(str)), (ROWS_OF_PERSONS, PERSONS),
+        (ROWS_OF_MANY[:30], MANY_CLASSES[:30]),
+    ],
+    ids=["text", "integers of 4 rows each", "few rows"],
+)  # fmt: skip
+def test_many_classes_are_accepted_if_labels_are_plain(rows: np.ndarray, y: np.ndarray) -> None:
+    assert len(KernelClassifier(**SETTINGS).fit(rows, y).classes_) == len(set(y.tolist()))
+
+
+def converted_as_proposed(y: Any, error: DataError) -> Any:
+    """Return y converted by the remedy of an error, which has an expression in y: "give y=..."."""
+    expression = str(error).partition(" give y=")[2].partition(", for example")[0]
+    return eval(expression, {"y": y})
+
+
+@pytest.mark.parametrize(
+    "name", [k for k, (_, text) in REFUSED.items() if text in (TYPE_MESSAGE, "with a time zone")]
+)
+def test_remedy_for_labels_works(name: str) -> None:
+    y, model = REFUSED[name][0], KernelClassifier(**SETTINGS)
+    with pytest.raises(DataError) as caught:
+        model.fit(X, y)
+    converted = converted_as_proposed(y, caught.value)
+    assert model.fit(X, converted).score(X, converted) > 0.5
 
 
 def test_label_column_vector_gives_one_dimension() -> None:
     with pytest.warns(DataConversionWarning):
-        assert KernelClassifier(**SETTINGS).fit(X, WHICH[:, None]).predict(X).shape == (N,)
+        assert KernelClassifier(**SETTINGS).fit(X, CLASS_IDS[:, None]).predict(X).shape == (N,)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 4))
 Y = np.stack([X[:, 0] > 0, X[:, 1] + X[:, 2] > 0, X[:, 3] > 1], axis=1).astype(int)
-SMALL: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "threads": 1, "epochs": 3,
     "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
 }  # fmt: skip
@@ -29,13 +29,13 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def model() -> KernelClassifier:
-    return KernelClassifier(**SMALL).fit(X, Y)
+    return KernelClassifier(**SETTINGS).fit(X, Y)
 
 
 def test_each_label_equals_regression_of_its_column(
     model: KernelClassifier,
 ) -> None:
-    values = KernelRegressor(**SMALL).fit(X, Y.astype(float)).predict(X)
+    values = KernelRegressor(**SETTINGS).fit(X, Y.astype(float)).predict(X)
     np.testing.assert_array_equal(model.predict_values(X), values)
     np.testing.assert_array_equal(model.decision_function(X), values - 0.5)
     np.testing.assert_array_equal(model.predict(X), (values > 0.5).astype(int))
@@ -43,18 +43,19 @@ def test_each_label_equals_regression_of_its_column(
 
 
 def test_multilabel_output_equals_one_vs_rest(model: KernelClassifier) -> None:
-    theirs = OneVsRestClassifier(KernelClassifier(**SMALL)).fit(X, Y)
-    assert theirs.multilabel_
-    np.testing.assert_array_equal(model.classes_, theirs.classes_)
+    one_vs_rest = OneVsRestClassifier(KernelClassifier(**SETTINGS)).fit(X, Y)
+    assert one_vs_rest.multilabel_
+    np.testing.assert_array_equal(model.classes_, one_vs_rest.classes_)
     for method in ("predict", "decision_function"):
-        ours, other = getattr(model, method)(X), getattr(theirs, method)(X)
-        assert (ours.shape, ours.dtype.kind) == (other.shape, other.dtype.kind)
-    assert (model.predict(X) == theirs.predict(X)).mean() > 0.95
+        output, expected = getattr(model, method)(X), getattr(one_vs_rest, method)(X)
+        assert output.shape == expected.shape
+        assert output.dtype.kind == expected.dtype.kind
+    assert (model.predict(X) == one_vs_rest.predict(X)).mean() > 0.95
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int64, np.uint8, np.float32, object])
 def test_predictions_have_dtype_of_targets(dtype: Any, model: KernelClassifier) -> None:
-    answer = KernelClassifier(**SMALL).fit(X, Y.astype(dtype)).predict(X)
+    answer = KernelClassifier(**SETTINGS).fit(X, Y.astype(dtype)).predict(X)
     assert answer.dtype == (np.int64 if dtype is object else dtype)
     np.testing.assert_array_equal(answer, model.predict(X))
 
@@ -76,15 +77,15 @@ def test_multilabel_targets_of_any_dtype_are_scored(model: KernelClassifier) -> 
 def test_lazy_multilabel_targets_equal_arrays() -> None:
     rows, targets = da.from_array(X, chunks=(70, 4)), da.from_array(Y, chunks=(70, 2))
     # In float32, where the order in which moments are summed up changes no scaled feature.
-    model = KernelClassifier(**SMALL, precision="exact").fit(X, Y)
-    lazy = KernelClassifier(**SMALL, precision="exact").fit(rows, targets)
+    model = KernelClassifier(**SETTINGS, precision="exact").fit(X, Y)
+    lazy = KernelClassifier(**SETTINGS, precision="exact").fit(rows, targets)
     np.testing.assert_array_equal(lazy.dual_coef_, model.dual_coef_)
     assert lazy.score(rows, targets) == model.score(X, Y)
     answer = lazy.predict(rows)
     assert (answer.shape, answer.dtype) == (Y.shape, Y.dtype)
     np.testing.assert_array_equal(answer.compute(), model.predict(X))
     with pytest.raises(DataError, match=r"^y has a column for each of 3 labels and holds 2; give"):
-        KernelClassifier(**SMALL).fit(rows, targets * 2)
+        KernelClassifier(**SETTINGS).fit(rows, targets * 2)
 
 
 def test_partial_fit_accepts_multilabel_blocks() -> None:
@@ -105,7 +106,7 @@ def test_partial_fit_accepts_multilabel_blocks() -> None:
 
 def test_multilabel_model_is_saved_and_loaded(model: KernelClassifier, tmp_path: Path) -> None:
     model.save(tmp_path / "saved")
-    KernelClassifier(run_dir=tmp_path / "run", **SMALL).fit(X, Y.astype(bool))
+    KernelClassifier(run_dir=tmp_path / "run", **SETTINGS).fit(X, Y.astype(bool))
     for location, dtype in (("saved", int), ("run", bool)):
         loaded = streamkern.load(tmp_path / location)
         answer = loaded.predict(X)
@@ -116,7 +117,7 @@ def test_multilabel_model_is_saved_and_loaded(model: KernelClassifier, tmp_path:
 
 def test_multilabel_output_has_column_names() -> None:
     named = pd.DataFrame(Y, columns=["red", "green", "blue"])
-    model = KernelClassifier(**SMALL).fit(X, named).set_output(predict="pandas")
+    model = KernelClassifier(**SETTINGS).fit(X, named).set_output(predict="pandas")
     assert list(model.predict(X).columns) == ["red", "green", "blue"]
     assert list(model.decision_function(X).columns) == ["red", "green", "blue"]
 
@@ -125,15 +126,15 @@ def test_multilabel_targets_refuse_unsupported_options(
     model: KernelClassifier, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=r"^y has a column for each of 3 labels and holds 2; give"):
-        KernelClassifier(**SMALL).fit(X, 2 * Y)
+        KernelClassifier(**SETTINGS).fit(X, 2 * Y)
     with pytest.raises(ConfigError, match=r"^class_weight needs rows of one class each"):
-        KernelClassifier(class_weight="balanced", **SMALL).fit(X, Y)
+        KernelClassifier(class_weight="balanced", **SETTINGS).fit(X, Y)
     with pytest.raises(ConfigError, match=r"^out=.* cannot be used for several labels"):
         model.predict(X, out=tmp_path / "a.csv")
     with pytest.raises(DataError, match=r"^X has 300 rows, but y has 299"):
-        KernelClassifier(**SMALL).fit(X, Y[:299])
+        KernelClassifier(**SETTINGS).fit(X, Y[:299])
     with pytest.raises(ConfigError, match=r"balanced"):
-        KernelClassifier(centers="balanced", n_centers=50, **SMALL).fit(X, Y)
+        KernelClassifier(centers="balanced", n_centers=50, **SETTINGS).fit(X, Y)
 
 
 def test_labels_other_than_0_and_1_are_named() -> None:
@@ -145,4 +146,4 @@ def test_labels_other_than_0_and_1_are_named() -> None:
         wrong[3, 1] = value
         for targets in (wrong, [tuple(row) for row in wrong.tolist()]):
             with pytest.raises(DataError, match=message):
-                KernelClassifier(**SMALL).fit(X, targets)
+                KernelClassifier(**SETTINGS).fit(X, targets)

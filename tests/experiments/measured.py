@@ -8,11 +8,11 @@ from typing import Any
 from experiments.results import Measurement, Results
 
 Curves = Mapping[str, Mapping[Any, Sequence[float]]]
-"""Label -> place -> values of the repetitions."""
+"""Label -> x -> values of the repetitions."""
 
 
 def results(*measurements: tuple[str, str, float, float]) -> Results:
-    """Return results with one repetition of each (figure, label, place, value)."""
+    """Return results with one repetition of each (figure, label, x, value)."""
     found = Results()
     for each in measurements:
         found.add(Measurement(*each))
@@ -25,8 +25,8 @@ def results_of(figures: Mapping[str, Curves]) -> Results:
         *(
             (figure, label, x, value)
             for figure, curves in figures.items()
-            for label, by_place in curves.items()
-            for x, values in by_place.items()
+            for label, values_of in curves.items()
+            for x, values in values_of.items()
             for value in values
         )
     )

@@ -25,7 +25,7 @@ from tests.raw_files import write_idx
 
 pytest.importorskip("matplotlib")
 
-WORDS = {True: "SEEN", False: "NOT SEEN", None: "MEASURED"}
+WORDS = {True: "CONFIRMED", False: "NOT CONFIRMED", None: "MEASURED"}
 
 
 def quick(name: str, folder: Path, *more: str) -> int:
@@ -38,7 +38,7 @@ def outcome(name: str, folder: Path, text: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     verdict = found["verdict"]
-    word = WORDS[verdict["seen"]]
+    word = WORDS[verdict["confirmed"]]
     assert [s for s in text.splitlines() if s.startswith(f"{word}: ")] == [verdict["line"]]
     assert found["values"].keys() == found["tables"].keys() != set()
     for figure, curves in found["values"].items():

@@ -120,12 +120,13 @@ def nystrom_problem(split: Split) -> tuple[Array, Array, Array]:
 
 
 def test_nytro_verdict_uses_least_and_last_error() -> None:
-    names = falkon_nytro
+    experiment = falkon_nytro
 
     def verdict_for(best: float, end: float) -> bool | None:
-        curves = ((names.NYTRO, 1, 9.0), (names.NYTRO, 2, best), (names.NYTRO, 3, end),
-                  (names.RIDGE, 1, 3.0), (names.RIDGE, 2, 2.0), (names.RIDGE, 3, 4.0))  # fmt: skip
-        return names.judge(results(*(("error", *curve) for curve in curves))).seen
+        nytro, ridge = experiment.NYTRO, experiment.RIDGE
+        curves = ((nytro, 1, 9.0), (nytro, 2, best), (nytro, 3, end),
+                  (ridge, 1, 3.0), (ridge, 2, 2.0), (ridge, 3, 4.0))  # fmt: skip
+        return experiment.judge(results(*(("error", *curve) for curve in curves))).confirmed
 
     assert verdict_for(2.0, 5.0)
     assert not verdict_for(2.5, 5.0)  # worse than the ridge
@@ -133,29 +134,30 @@ def test_nytro_verdict_uses_least_and_last_error() -> None:
 
 
 def test_one_part_equals_model_of_all_rows() -> None:
-    names, data = falkon_divide, digits()
-    point = next(iter(names.points(data, options())))
+    experiment, data = falkon_divide, digits()
+    point = next(iter(experiment.points(data, options())))
     found = {label: value for _, label, _, value in point.measure()}
     split = split_of(data)
     X, X_test = split.scaled
-    alpha = ridge_weights(gaussian(X, X), split.targets, names.RIDGE)
+    alpha = ridge_weights(gaussian(X, X), split.targets, experiment.RIDGE)
     expected = split.error(gaussian(X_test, X) @ alpha)
-    assert found[names.AVERAGE] == found[names.ONE_PART] == pytest.approx(expected)
-    assert found[names.NYSTROM] == pytest.approx(expected, abs=1)
+    assert found[experiment.AVERAGE] == found[experiment.ONE_PART] == pytest.approx(expected)
+    assert found[experiment.NYSTROM] == pytest.approx(expected, abs=1)
 
 
 def test_divide_and_conquer_verdict_compares_part_and_nystrom() -> None:
-    names = falkon_divide
+    experiment = falkon_divide
 
     def verdict_for(part: float, nystrom: float) -> bool | None:
         rows = [
             ("error", label, float(m), value)
-            for m in names.PARTS
+            for m in experiment.PARTS
             for label, value in (
-                (names.AVERAGE, 3.0), (names.ONE_PART, part), (names.NYSTROM, nystrom)
+                (experiment.AVERAGE, 3.0), (experiment.ONE_PART, part),
+                (experiment.NYSTROM, nystrom),
             )
         ]  # fmt: skip
-        return names.judge(results(*rows)).seen
+        return experiment.judge(results(*rows)).confirmed
 
     assert verdict_for(4.0, 2.0)
     assert verdict_for(4.0, 3.0)
@@ -164,10 +166,10 @@ def test_divide_and_conquer_verdict_compares_part_and_nystrom() -> None:
 
 
 def test_least_number_of_centers_is_compared_with_theory() -> None:
-    names = falkon_centers_count
+    experiment = falkon_centers_count
 
     def verdict_for(M: float) -> bool | None:
-        return names.judge(results((names.LEAST, "measured", 100.0, M))).seen
+        return experiment.judge(results((experiment.LEAST, "measured", 100.0, M))).confirmed
 
     assert verdict_for(46)  # sqrt(100) log 100 = 46.05
     assert not verdict_for(47)
@@ -239,19 +241,24 @@ def test_area_under_curve_is_share_of_ordered_pairs() -> None:
 
 
 def test_table_verdict_uses_largest_number_of_rows() -> None:
-    names = falkon_tables
+    experiment = falkon_tables
 
     def verdict_for(falkon: float, other: float) -> bool | None:
         rows = [
             row
-            for label in (names.FALKON, names.DEFAULT, names.EIGENPRO, names.FOURIER)
+            for label in (
+                experiment.FALKON,
+                experiment.DEFAULT,
+                experiment.EIGENPRO,
+                experiment.FOURIER,
+            )
             for row in (
                 ("error", label, 10.0, 9.0),
-                ("error", label, 20.0, falkon if label == names.FALKON else other),
-                (names.SECONDS, label, 20.0, 1.0),
+                ("error", label, 20.0, falkon if label == experiment.FALKON else other),
+                (experiment.SECONDS, label, 20.0, 1.0),
             )
         ]
-        return names.judge(results(*rows)).seen
+        return experiment.judge(results(*rows)).confirmed
 
     assert verdict_for(3.0, 3.0)
     assert not verdict_for(3.0, 2.0)

@@ -19,9 +19,9 @@ def verdict(name: str, figures: Mapping[str, Curves]) -> Verdict:
     return experiment_named(name).judge(results_of(figures))
 
 
-def seen(name: str, curves: Curves) -> bool | None:
+def confirmed(name: str, curves: Curves) -> bool | None:
     """Return the verdict of an experiment with a single figure."""
-    return verdict(name, {ERROR: curves}).seen
+    return verdict(name, {ERROR: curves}).confirmed
 
 
 LOW, HIGH = [2.0, 2.1], [5.0, 5.2]
@@ -75,19 +75,19 @@ CASES: list[tuple[str, Curves, bool]] = [
 
 @pytest.mark.parametrize(("name", "curves", "expected"), CASES)
 def test_verdict_follows_its_criterion(name: str, curves: Curves, expected: bool) -> None:
-    assert seen(name, curves) is expected
+    assert confirmed(name, curves) is expected
 
 
 def test_colour_image_verdict_uses_mix_up_and_crops() -> None:
     none, better = {4: [5.0, 6.0]}, {4: [3.0, 4.1]}
     colour = "crop + flip of colour images"
-    assert seen("ep3_fig4", {"none": none, "noise": none, "mix-up": better, colour: better})
+    assert confirmed("ep3_fig4", {"none": none, "noise": none, "mix-up": better, colour: better})
     found = verdict(
         "ep3_fig4", {ERROR: {"none": none, "noise": better, "mix-up": none, colour: better}}
     )
-    assert found.seen is False
+    assert found.confirmed is False
     assert found.numbers.endswith(f"clearly better: noise, {colour}")
-    assert found.line("a claim").startswith("NOT SEEN: a claim. Criterion: ")
+    assert found.line("a claim").startswith("NOT CONFIRMED: a claim. Criterion: ")
 
 
 def test_unreached_epochs_count_as_more_than_all() -> None:
@@ -101,12 +101,12 @@ def test_unreached_epochs_count_as_more_than_all() -> None:
                   "Pegasos": {key: [slow] for key in range(3)}}  # fmt: skip
         return verdict("ep1_acceleration", {ERROR: errors, EPOCHS_NEEDED: curves})
 
-    assert verdict_for(3, 20).seen
-    assert not verdict_for(3, 9).seen
-    assert verdict_for(3, 128).seen
+    assert verdict_for(3, 20).confirmed
+    assert not verdict_for(3, 9).confirmed
+    assert verdict_for(3, 128).confirmed
     assert "more than 64" in verdict_for(3, 128).numbers
-    assert not verdict_for(20, 128).seen
-    assert not verdict_for(128, 128).seen
+    assert not verdict_for(20, 128).confirmed
+    assert not verdict_for(128, 128).confirmed
 
 
 def test_models_of_few_centers_saturate_at_more_rows() -> None:
@@ -119,15 +119,15 @@ def test_models_of_few_centers_saturate_at_more_rows() -> None:
         }
 
     grid = grid_of(lambda n: 1000 / n**2)
-    assert seen("ep3_fig1", grid)
+    assert confirmed("ep3_fig1", grid)
     gaining = grid_of(lambda n: 100 / n)  # by 6 % with the last rows
     found = verdict("ep3_fig1", {ERROR: gaining})
-    assert found.seen is False
+    assert found.confirmed is False
     assert "p = 10 still gains at n = 160" in found.numbers
     at_once = {label: {n: [values[0], values[0]] for n in by_place}
                for (label, by_place), values in zip(
                    grid.items(), ([9.0], [6.0], [3.0]), strict=True)}  # fmt: skip
-    assert seen("ep3_fig1", at_once) is False
+    assert confirmed("ep3_fig1", at_once) is False
 
 
 def test_rising_error_is_reported() -> None:
@@ -143,7 +143,7 @@ def test_falkon_steps_verdict_follows_its_criteria() -> None:
     def verdict_for(condition: float, falkon: float, plain: float) -> bool | None:
         conditions = {LEMMA: {4: [condition], 8: [1.1]}}
         curves = {FALKON: {4: [falkon], 16: [0.0]}, BABY: {8: [0.01]}, PLAIN: {8: [plain]}}
-        return verdict("falkon_steps", {CONDITION: conditions, EXCESS: curves}).seen
+        return verdict("falkon_steps", {CONDITION: conditions, EXCESS: curves}).confirmed
 
     assert verdict_for(2.0, 0.01, 0.5)
     assert not verdict_for(5.0, 0.01, 0.5)
@@ -161,7 +161,7 @@ def test_rates_are_compared_with_theory() -> None:
             f"problem {k}": {float(n): [float(n ** -(theory(s, r) + off))] for n in sizes}
             for k, (s, r) in enumerate(PROBLEMS)
         }
-        return verdict("falkon_rates", {RISK: curves}).seen
+        return verdict("falkon_rates", {RISK: curves}).confirmed
 
     assert theory(1, 0.5) == pytest.approx(2 / 3)
     assert verdict_for(0.0)

@@ -1,4 +1,4 @@
-"""The lecture: features, Nystrom's error at fixed rank, averages, kernel k-means, verdicts."""
+"""Check the lecture's claims: features, Nystrom's error, averages, kernel k-means, verdicts."""
 
 from __future__ import annotations
 
@@ -68,20 +68,20 @@ def test_features_of_polynomial_kernels_are_unbiased(label: str) -> None:
 
 def feature_errors(slope: float, fastfood: float, orthogonal: float = 0.5) -> bool | None:
     """Return the outcome for errors that fall by a power of D."""
-    return feature_verdict(slope, fastfood, orthogonal).seen
+    return feature_verdict(slope, fastfood, orthogonal).confirmed
 
 
 def feature_verdict(slope: float, fastfood: float, orthogonal: float = 0.5) -> Verdict:
     """Return the verdict for errors that fall by a power of D."""
-    names = random_features
+    experiment = random_features
     scale = {"independent": 1.0, "orthogonal": orthogonal, "Sobol": 1.0, "Fastfood": fastfood}
     rows = [
         (figure, label, float(D), scale[label] * float(D) ** slope)
-        for figure in (names.ERROR_OF_K, names.LARGEST)
-        for label in names.WAYS
-        for D in names.SIZES
+        for figure in (experiment.ERROR_OF_K, experiment.LARGEST)
+        for label in experiment.WAYS
+        for D in experiment.SIZES
     ]
-    return names.judge(results(*rows))
+    return experiment.judge(results(*rows))
 
 
 def test_random_feature_verdict_uses_all_its_parts() -> None:
@@ -137,7 +137,7 @@ def test_averaging_verdict_compares_with_one_shard() -> None:
                 (averaging.WHOLE, 1.0),
             )
         ]  # fmt: skip
-        return averaging.judge(results(*rows)).seen
+        return averaging.judge(results(*rows)).confirmed
 
     assert verdict_for(2.0, 2.0)
     assert not verdict_for(5.0, 2.0)
@@ -194,7 +194,7 @@ def test_k_means_verdict_uses_largest_number_of_rows() -> None:
             for figure in (clusters.OBJECTIVE, clusters.RAND)
             for label in (clusters.FEATURES, clusters.WHOLE, clusters.LINEAR)
         ]
-        return clusters.judge(results(*rows)).seen
+        return clusters.judge(results(*rows)).confirmed
 
     assert verdict_for(1.005)
     assert not verdict_for(1.02)
@@ -206,7 +206,9 @@ def test_k_means_verdict_uses_largest_number_of_rows() -> None:
 def test_svm_verdict_compares_with_dual_solution() -> None:
     def verdict_for(ours: float) -> bool | None:
         values = {machines.OURS: ours, machines.SQUARES: 9.0, machines.SVC: 2.0}
-        return machines.judge(results(*(("error", k, 10.0, v) for k, v in values.items()))).seen
+        return machines.judge(
+            results(*(("error", k, 10.0, v) for k, v in values.items()))
+        ).confirmed
 
     assert verdict_for(2.0)
     assert not verdict_for(3.0)
@@ -221,7 +223,7 @@ def test_streamed_components_verdict_compares_with_all_rows_and_linear_cca() -> 
                 (components.CORRELATION, components.KERNEL, 8.0, kernel),
                 (components.CORRELATION, components.LINEAR, 8.0, 0.7),
             )
-        ).seen
+        ).confirmed
 
     assert verdict_for(49.8, 0.9)
     assert not verdict_for(49.0, 0.9)
@@ -272,7 +274,7 @@ def test_given_matrix_verdict_uses_predictions_and_errors() -> None:
                 (strings.WRONG, strings.OURS, 50.0, ours),
                 (strings.WRONG, strings.LETTERS, 50.0, 50.0),
             )
-        ).seen
+        ).confirmed
 
     assert verdict_for(1e-6, 10.0)
     assert not verdict_for(1e-2, 10.0)

@@ -1,4 +1,4 @@
-"""The mathematics of the experiments against closed forms, brute force and other libraries."""
+"""Check the mathematics of experiments against closed forms, brute force and other libraries."""
 
 from __future__ import annotations
 
