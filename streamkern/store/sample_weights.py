@@ -29,7 +29,7 @@ WEIGHT_DTYPE = np.dtype(np.float32)
 NEGLIGIBLE_WEIGHT = 1e-12
 """Weights up to this multiple of the largest count as 0, because float32 cannot show their effect.
 """
-TINY = 1e-300
+TINY_TOTAL = 1e-300
 """Replaces a total weight of 0 as a divisor."""
 IMBALANCE_RATIO = 100
 """Rows of the largest class per row of the smallest, above which `class_notes` reports them."""
@@ -212,7 +212,8 @@ def _class_factors(
         return np.ones(len(totals))
     if class_weight == "balanced":
         present = totals > 0
-        shares = np.where(present, totals, 1) * max(1, present.sum()) / max(totals.sum(), TINY)
+        total = max(totals.sum(), TINY_TOTAL)
+        shares = np.where(present, totals, 1) * max(1, present.sum()) / total
         return np.asarray(present / shares)
     unknown = [name for name in class_weight if name not in classes]
     if unknown:
